@@ -64,6 +64,14 @@ def nonzero_gradients(run: SmallRun, initial: Any = None) -> tuple[float, Any]:
     if initial is None:
         initial = run.by_layer(run.step.residency.initial_state().master)
 
+    weights = run.by_row(moved_weights(initial))
+    loss, gradients = run.step.gradients(state_with(run.step, weights), run.place(documents))
+    return float(loss), run.by_layer(gradients)
+
+
+def moved_weights(initial: Any) -> Any:
+    """`initial` weights with biases that are not 0 and scales of norms that are not 1."""
+
     def moved(path: Any, value: np.ndarray) -> np.ndarray:
         name = jax.tree_util.keystr(path)
         if "bias" not in name and "norm" not in name:
@@ -71,6 +79,4 @@ def nonzero_gradients(run: SmallRun, initial: Any = None) -> tuple[float, Any]:
         draw = np.random.default_rng(zlib.crc32(name.encode()))
         return value + 0.3 * draw.standard_normal(value.shape).astype(np.float32)
 
-    weights = run.by_row(jax.tree_util.tree_map_with_path(moved, initial))
-    loss, gradients = run.step.gradients(state_with(run.step, weights), run.place(documents))
-    return float(loss), run.by_layer(gradients)
+    return jax.tree_util.tree_map_with_path(moved, initial)

@@ -80,14 +80,9 @@ class _Counted:
         self.operand = 1 if fast else case.item
         self.of_gradient = 4 if does.gradient_type == "float32" else 2
         self.drop, self.drop_back = (3.0, 5.0) if does.dropout else (0.0, 0.0)
-        self.widths = {
-            one.name: self.shape.width(one.dims) for one in self.shape.layer.activations if ROUTED not in one.dims
-        }
-        self.widths |= {
-            one.name: self.shape.numbers(one) / self.shape.tokens
-            for one in self.shape.layer.activations
-            if ROUTED in one.dims
-        }
+        made = self.shape.layer.activations
+        self.widths = {one.name: self.shape.width(one.dims) for one in made if ROUTED not in one.dims}
+        self.routed = {one.name: self.shape.numbers(one) for one in made if ROUTED in one.dims}
 
     def product(self, n: int, k: int, rows: int) -> float:
         """Seconds of rows [k] times a matrix [k, n]."""
@@ -153,6 +148,8 @@ class _Counted:
     def numbers(self, output: str) -> float:
         """Bytes of an activation; between the blocks, as the software splits it there."""
         one = next((one for one in self.shape.layer.activations if one.name == output), None)
+        if output in self.routed:
+            return float(self.routed[output])
         return self.case.between if one is None or one.between else float(self.case.tokens * self.widths[output])
 
     # ---- forward
@@ -173,8 +170,9 @@ class _Counted:
         rope, layout = self._rope(group), self._layout(group)
         turned = sum(self.widths[name] for name in group.rotated)
         works: dict[str, Work] = {}
+        whole = self.shape.inside(part, group)
         for name, weight in zip(group.outputs, group.weights, strict=True):
-            share = self.widths[name] / self.shape.inside(part, group)
+            share = 1 / len(group.outputs) if name in self.routed else self.widths[name] / whole
             rotation = rope * (self.widths[name] / turned) if name in group.rotated else 0.0
             added = self.low_rank_bytes(part, weight)
             other = self.device.bytes_seconds(rotation + (layout + cast) * share + added)

@@ -100,7 +100,9 @@ def activation_names(model: ModelConfig) -> tuple[str, ...]:
 
 
 def known_activations() -> dict[str, Activation]:
-    """Every activation that some layer has, by name, over all feed-forwards, experts and placements of norms. A name means the same in all of them."""
+    """Every activation that some layer has, by name, over all feed-forwards, experts and placements of norms.
+    A name means the same in all of them.
+    """
     return _known(tuple(FEED_FORWARDS))
 
 

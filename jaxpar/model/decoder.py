@@ -133,9 +133,9 @@ class DecoderStages:
         ids = vary(batch["tokens"]) if any(routed) else None
         found = {kind: plain._replace(ids=ids if own else None) for kind, own in zip(models, routed, strict=True)}
         for kind in self.order.stacks:
-            if models[kind].position != "rope":
+            if kind_model(self.model, kind).position != "rope":
                 continue
-            own = frequencies(models[kind], head_dim(self.model))
+            own = frequencies(kind_model(self.model, kind), head_dim(self.model))
             if own.tobytes() not in tables:
                 tables[own.tobytes()] = vary(rotary_tables(batch["positions"], own))
             cos, sin = tables[own.tobytes()]

@@ -92,6 +92,8 @@ class StepRecord:
     """The memory limit: what XLA may take of the device, or the machine's memory."""
     epochs: dict[str, float] | None = None
     """Data source to its epochs so far."""
+    experts: dict[str, float] | None = None
+    """Of a model with experts: `jaxpar.layers.experts.reports.expert_metrics`."""
     data_wait: float = 0.0
     """Share of the time since the previous record in which the devices of this process waited for a batch."""
     metrics: dict[str, float] | None = None

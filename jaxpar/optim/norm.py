@@ -23,8 +23,8 @@ def squares(tree: PyTree, layout: PyTree, specs: PyTree, own: Callable[[Any], An
 
     `tree` has local shards, `layout` their PartitionSpecs, `specs` their ParamSpecs. Each sum is added over exactly the
     axes that split what it sums: over more, copies would count twice; over fewer, shards would be left out. The result
-    lies as `squares_layout` says; that of a weight whose gradient only counts tokens is 0. One all-reduce for each distinct set of axes, of 4 bytes a row. `own` gives the local
-    sums of a leaf that is no array, and None of one that is.
+    lies as `squares_layout` says. A weight whose gradient counts tokens has 0. One all-reduce for each distinct
+    set of axes, of 4 bytes a row. `own` gives the local sums of a leaf that is no array, and None of one that is.
     """
     leaves, structure = jax.tree.flatten(tree)
     together: dict[tuple[frozenset[str], frozenset[str]], dict[int, Float[Array, "..."]]] = {}

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from jaxpar.compiler.compile import DEFAULT_CACHE
 from jaxpar.config import Config, UserError, load_config
+from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.spelling import quoted
 from jaxpar.cost.hardware_model import HardwareModel, borrowed, described
@@ -129,6 +130,11 @@ def planned_config(config: Config) -> Config:
     """`config` as the planner takes it: its own layout left out, and the vocabulary set. Raises `UserError`."""
     config = without_layout(config)
     validate(config)
+    if any(own.experts is not None for own in kind_models(config.model).values()):
+        raise UserError(
+            "model.experts: the planner does not know the time of exchanges between experts yet; expected null, or a "
+            "layout of your own in parallel"
+        )
     if config.model.vocab is None:
         config = with_vocab(config, open_data(config.data, vocab=None, seed=config.run.seed).vocab)
     return config

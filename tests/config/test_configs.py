@@ -31,10 +31,15 @@ GOLDEN = {
 
 
 def test_every_configuration_is_covered():
-    assert {path.stem for path in FOLDER.glob("*.yaml")} == {"quickstart", "long_context", *GOLDEN}
+    assert {path.stem for path in FOLDER.glob("*.yaml")} == {
+        "quickstart",
+        "quickstart_experts",
+        "long_context",
+        *GOLDEN,
+    }
 
 
-@pytest.mark.parametrize("name", [*GOLDEN, "quickstart", "long_context"])
+@pytest.mark.parametrize("name", [*GOLDEN, "quickstart", "quickstart_experts", "long_context"])
 def test_a_configuration_loads_and_validates(name):
     validate(load_config(FOLDER / f"{name}.yaml"))
 

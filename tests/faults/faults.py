@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.faults.catalogue.communication import COMMUNICATION
+from tests.faults.catalogue.experts import EXPERTS
 from tests.faults.catalogue.kinds import KINDS
 from tests.faults.catalogue.layers import LAYERS
 from tests.faults.catalogue.loss import LOSS
@@ -14,4 +15,17 @@ from tests.faults.catalogue.prepared import PREPARED
 from tests.faults.catalogue.tokens import TOKENS
 from tests.faults.catalogue.update import UPDATE
 
-FAULTS = (*COMMUNICATION, *LOSS, *TOKENS, *LAYERS, *UPDATE, *PREPARED, *PIPELINE, *MEMORY, *KINDS, *PLANNER, *PLAN)
+FAULTS = (
+    *COMMUNICATION,
+    *LOSS,
+    *TOKENS,
+    *LAYERS,
+    *UPDATE,
+    *PREPARED,
+    *PIPELINE,
+    *MEMORY,
+    *KINDS,
+    *EXPERTS,
+    *PLANNER,
+    *PLAN,
+)

@@ -119,3 +119,18 @@ def test_local_shapes_and_bytes_of_a_device():
     assert bytes_per_device(SPECS, found.compute, SIZES) == 2 * (whole + vector)
     assert bytes_per_device(SPECS, found.storage, SIZES) == 2 * (shard + vector)
     assert bytes_per_device(SPECS, found.optimizer, SIZES) == 4 * (shard + vector)
+
+
+def test_experts_lie_over_expert_and_their_rows_over_fsdp_at_rest():
+    specs = {
+        "up": ParamSpec((3, 4, 32, 48), ("layers", "experts", "embed", "mlp")),
+        "router": ParamSpec((3, 32, 4), ("layers", "embed", "router")),
+    }
+    found = placed(specs)
+    assert found.compute.layout == {"up": P("pipe", "expert", None, "tensor"), "router": P("pipe", None, None)}
+    assert found.storage.layout == {
+        "up": P("pipe", "expert", "fsdp", "tensor"),
+        "router": P("pipe", ("fsdp", "expert"), None),
+    }
+    assert unreduced_axes(found.compute.layout["up"]) == ("replica", "fsdp", "context")
+    assert "expert" in unreduced_axes(found.compute.layout["router"])

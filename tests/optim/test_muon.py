@@ -15,6 +15,10 @@ CONFIG = OptimizerConfig(
 )
 
 
+def experts(*shape):
+    return ParamSpec(shape, ("layers", "experts", "embed", "mlp"), matrix=True, decay=True)
+
+
 # on a mesh of pipe 2, fsdp 2, tensor 2: name -> (weight, layout)
 CASES = {
     "replicated": (matrix(4, 8, 12), P()),
@@ -30,6 +34,8 @@ CASES = {
     "heads": (matrix(4, 8, 4, 6), P("pipe", "fsdp", "tensor", None)),
     "heads_as_inputs": (matrix(4, 4, 2, 12, inputs=2), P("pipe", "tensor", None, "fsdp")),
     "head_dim": (matrix(3, 6, 2, 4), P(None, None, "tensor", "fsdp")),
+    "experts": (experts(2, 4, 6, 8), P("pipe", "fsdp", "tensor")),
+    "experts_over_two_axes": (experts(3, 4, 4, 8), P(None, ("fsdp", "pipe"), None, "tensor")),
 }
 SPECS = {name: spec for name, (spec, _) in CASES.items()} | {"scale": ParamSpec((4, 8), ("layers", "norm"))}
 LAYOUT = {name: layout for name, (_, layout) in CASES.items()} | {"scale": P("pipe")}
@@ -88,7 +94,10 @@ def test_a_sharded_weight_moves_as_a_whole_one(name, sharded, whole):
 @pytest.mark.parametrize("name", CASES)
 def test_three_steps_equal_muon_in_float64(name, trees, sharded):
     master, gradients = trees
-    weight, momentum = muon64([g[name] for g in gradients], master[name], CASES[name][0].inputs)
+    spec = CASES[name][0]
+    stacked = lambda tree: tree[name].reshape(-1, *spec.shape[spec.stack :])
+    of_each = muon64([stacked(g) for g in gradients], stacked(master), spec.inputs)
+    weight, momentum = (x.reshape(spec.shape) for x in of_each)
     assert distance(sharded[0][name], weight) <= 1e-5
     assert distance(sharded[1].mu[name], momentum) <= 1e-6
 

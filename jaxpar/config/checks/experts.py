@@ -118,5 +118,10 @@ def _check_combined(config: Config) -> None:
         raise UserError(
             "memory.remat: auto does not know the time of exchanges between experts yet; expected a preset or a map"
         )
+    if memory.weights_offload != "none":
+        raise UserError(
+            f"memory.weights_offload: {memory.weights_offload} was not tried with experts yet; expected none, or "
+            "memory.optimizer_offload alone"
+        )
     if config.parallel.auto:
         raise UserError("parallel: auto does not plan models with experts yet; expected the sizes of the axes")

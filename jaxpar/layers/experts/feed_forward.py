@@ -130,7 +130,7 @@ class Experts(nnx.Module):
         y = y.reshape(x.shape)
         if self.experts.shared:
             y = y + self._shared(x)
-        return y, self._report(logits, routing, counts.astype(jnp.float32)) | facts
+        return y, {**self._report(logits, routing, counts.astype(jnp.float32)), **facts}
 
     # ---- routing
 
@@ -219,7 +219,8 @@ class Experts(nnx.Module):
     def _activated(self, of: str, made: dict[str, jax.Array]) -> jax.Array:
         """The hidden activation, of the feed-forward's non-linearity."""
         named: dict[str, Any] = {name: self._named(value, f"{of}_{name}") for name, value in made.items()}
-        non_linear: Any = self.feed_forward.non_linear
+        feed_forward: Any = self.feed_forward
+        non_linear = feed_forward.non_linear
         if "gate" not in named:
             return self._named(non_linear(named["up"]), f"{of}_hidden")
         activated = self._named(non_linear(named["gate"]), f"{of}_activated")

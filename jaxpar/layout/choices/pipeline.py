@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 
 from jaxpar.config import Config, ModelConfig, UserError
-from jaxpar.config.kinds import layer_kinds
+from jaxpar.config.kinds import kind_models, layer_kinds
 from jaxpar.config.paths import user_path
 from jaxpar.config.plan import Plan
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
@@ -41,6 +41,11 @@ def choose_schedule(config: Config) -> Schedule:
         raise UserError(
             f"parallel.schedule: {name} fills the bubble with gradients of the layers' matrices, but {why}; expected a "
             "schedule that does not split the backward, as 1f1b, interleaved or breadth-first"
+        )
+    if schedule.splits_backward and any(own.experts is not None for own in kind_models(config.model).values()):
+        raise UserError(
+            f"parallel.schedule: {name} computes gradients of the layers' matrices apart, which experts cannot yet; "
+            "expected a schedule that does not split the backward, as 1f1b, interleaved or breadth-first"
         )
     return schedule
 

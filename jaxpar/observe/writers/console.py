@@ -180,7 +180,9 @@ def _columns(record: StepRecord, time: str, steps: int | None) -> list[tuple[str
         ("s/step", 9, three_digits(record.step_time_s)),
         ("tokens/s", 9, count(record.tokens_per_second)),
     ]
-    if not of_pairs:  # There is no room for both.
+    if record.experts is not None:
+        columns.append(("load", 5, f"{record.experts['load']:.2f}"))
+    elif not of_pairs:  # There is no room for both.
         columns.append(("/device", 8, count(record.tokens_per_second_per_device)))
     if record.mfu is not None:
         columns.append(("MFU", 6, percent(record.mfu)))

@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 from jaxpar.attention.balance import imbalance, kept_pairs_per_rank
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
-from jaxpar.layers.counting import factor_parameters, parameter_count
+from jaxpar.layers.counting import factor_parameters, matmul_parameters, parameter_count
+from jaxpar.layers.experts.exchange import exchange_of
 from jaxpar.layout.memory.estimate import chunk_bytes, offloaded_bytes
 from jaxpar.layout.memory.state_bytes import frozen_bytes, state_bytes
 from jaxpar.layout.memory.state_storage import offload_rows
@@ -20,6 +21,7 @@ from jaxpar.memory.remat import offloaded
 from jaxpar.mesh.axes import AXES, SHARD_AXES
 from jaxpar.mesh.parameters import Specs, map_specs, only
 from jaxpar.mesh.placements import Placement, added_dim, bytes_per_device, local_shape
+from jaxpar.mesh.rules import mesh_axes_of
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import simulate
 from jaxpar.training.step.batches import row_order
@@ -49,6 +51,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
             f"{_own_parameters(layout)} per device at rest",
         ),
         *_factors_row(layout),
+        *_expert_rows(layout),
         (
             "weights",
             _bytes(layout, layout.specs, roles.storage),
@@ -215,6 +218,33 @@ def _pipeline_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
     ]
 
 
+def _expert_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
+    """Experts of each kind of layers that has some, and how tokens reach them."""
+    model, parallel, axes = layout.config.model, layout.config.parallel, layout.plan.axes
+    rows = []
+    for kind, own in kind_models(model).items():
+        if (experts := own.experts) is None:
+            continue
+        of_kind = f" of kind {kind}" if kind else ""
+        shared = f" and {experts.shared} shared" if experts.shared else ""
+        active = matmul_parameters(model, model.vocab or 0)
+        rows.append(
+            (
+                f"experts{of_kind}",
+                f"{experts.count}, {experts.per_token} per token{shared}",
+                f"router {experts.router}; {experts.count // axes.expert} per device; a token is multiplied with "
+                f"{count(active)} weights of the model",
+            )
+        )
+        name, why = exchange_of(
+            parallel.expert_exchange, experts.per_token, parallel.expert_capacity, axes.expert, axes.tensor
+        )
+        if axes.expert > 1:
+            room = f"room for {parallel.expert_capacity:g} times an even share, and further rounds where it is exceeded"
+            rows.append((f"exchange{of_kind}", name, f"{why}; {room}"))
+    return rows
+
+
 def _crossings(mesh: Mesh) -> str:
     """Which axes have neighbours in different processes, in a job of several."""
     devices = mesh.devices
@@ -245,7 +275,8 @@ def _zero_words(layout: StepLayout) -> str:
     whole: list[str] = []
 
     def look(path: object, spec: object, outer: object, inner: object) -> None:
-        if getattr(spec, "decay", False) and added_dim(outer, inner) is None:  # pyright: ignore[reportArgumentType]
+        shards = {axis for axis in SHARD_AXES if axes[axis] > 1} - mesh_axes_of(outer)  # pyright: ignore
+        if shards and getattr(spec, "decay", False) and added_dim(outer, inner) is None:  # pyright: ignore
             whole.append("/".join(str(key.key) for key in path))  # pyright: ignore
 
     is_leaf = lambda x: hasattr(x, "decay")

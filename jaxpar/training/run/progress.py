@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
+from jaxpar.layers.experts.reports import expert_metrics
 from jaxpar.model.flops import Pairs, mfu
 from jaxpar.observe.events import StepRecord
 from jaxpar.observe.files import strict_json
@@ -100,6 +101,7 @@ class Progress:
             memory_peak_bytes=peak_bytes(),
             memory_limit_bytes=limit_bytes(),
             epochs=trainer.epochs(number),
+            experts=expert_metrics({name: float(value) for name, value in metrics.report.items()}) or None,
             data_wait=data_wait,
             metrics=self._metrics(number, metrics) or None,
         )

@@ -1,0 +1,102 @@
+"""Experts that do not fit: one sentence each, with the key, the value and what was expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxpar.config import load_config
+from jaxpar.layers.checks import validate
+from jaxpar.layers.counting import matmul_parameters, parameter_count
+from jaxpar.layout.choices.pipeline import choose_schedule
+from jaxpar.planner.planning import planned_config
+from tests.sentences import refused
+
+GOOD = "model.experts={count: 8, per_token: 2}"
+
+REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "no count": (["model.experts={per_token: 2}"], ("model.experts", "count")),
+    "unknown key": (["model.experts={count: 8, pertoken: 2}"], ("model.experts", "'pertoken'", " per_token?")),
+    "unknown router": (["model.experts={count: 8, router: sigmod}"], ("model.experts.router", "'sigmod'", " sigmoid?")),
+    "more than there are": (["model.experts={count: 2, per_token: 3}"], ("model.experts.per_token", "at most 2", "3")),
+    "noise needs one more": (
+        ["model.experts={count: 2, per_token: 2, router: noisy_top_k}"], ("model.experts.per_token", "at most 1", "2")
+    ),
+    "switch": (["model.experts={count: 8, per_token: 2, router: switch}"], ("model.experts.per_token", "switch", "1")),
+    "gshard": (["model.experts={count: 8, per_token: 1, router: gshard}"], ("model.experts.per_token", "gshard", "2")),
+    "prototypes": (
+        ["model.experts={count: 8, per_token: 3, router: k_top_1}"], ("model.experts.count", "8", "per_token (3)", "9")
+    ),
+    "groups that do not divide": (
+        ["model.experts={count: 8, groups: 3, groups_per_token: 1}"], ("model.experts.count", "groups (3)")
+    ),
+    "groups alone": (["model.experts={count: 8, groups: 4}"], ("model.experts.groups_per_token", "null", "both")),
+    "too few groups": (
+        ["model.experts={count: 8, per_token: 3, groups: 4, groups_per_token: 1}"],
+        ("model.experts.per_token", "at most 2"),
+    ),
+    "groups of a hash": (
+        ["model.experts={count: 8, router: hash, groups: 4, groups_per_token: 1}"], ("model.experts.groups", "hash")
+    ),
+    "an unused scale": (["model.experts={count: 8, scale: 2.0}"], ("model.experts.scale", "2.0", "sigmoid")),
+    "a negative loss": (["model.experts={count: 8, balance_loss: -1.0}"], ("model.experts.balance_loss", "0", "-1.0")),
+    "biases": ([GOOD, "model.mlp_bias=true"], ("model.experts", "model.mlp_bias", "false")),
+    "ranks": ([GOOD, "parallel.expert=3"], ("model.experts.count", "8", "parallel.expert (3)")),
+    "tensor ranks": (
+        ["model.experts={count: 8, width: 6}", "parallel.tensor=4"], ("model.experts.width", "6", "parallel.tensor (4)")
+    ),
+    "tiles": ([GOOD, "memory.mlp_tiles=2"], ("memory.mlp_tiles", "2", "1")),
+    "auto remat": ([GOOD, "memory.remat=auto"], ("memory.remat", "auto")),
+    "weights on the host": (
+        [GOOD, "memory.weights_offload=host", "memory.optimizer_offload=host"], ("memory.weights_offload", "host", "none")
+    ),
+    "an exchange without experts": (["parallel.expert_exchange=all_gather"], ("parallel.expert_exchange", "all_gather")),
+    "little room": ([GOOD, "parallel.expert_capacity=0.5"], ("parallel.expert_capacity", "at least 1", "0.5")),
+    "in a kind": (
+        [GOOD, "model.kinds={a: {experts: 4}}", "model.pattern={unit: [a]}"], ("model.kinds.a.experts", "mapping", "4")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_one_sentence(name: str):
+    overrides, parts = REFUSED[name]
+    with refused(*parts):
+        validate(load_config(None, overrides))
+
+
+def test_a_split_backward_and_the_planner_are_refused():
+    split = ["parallel.pipe=2", "parallel.microbatches=4", "parallel.schedule=zb-h1"]
+    with refused("parallel.schedule", "zb-h1", "experts", "1f1b"):
+        choose_schedule(load_config(None, [GOOD, *split]))
+    with refused("model.experts", "planner", "null"):
+        planned_config(load_config(None, [GOOD]))
+
+
+@pytest.mark.parametrize(
+    "experts",
+    [
+        {"count": 8, "per_token": 2, "shared": 1, "width": 64},
+        {"count": 8, "per_token": 8, "router": "sigmoid", "groups": 4, "groups_per_token": 4},
+    ],
+)
+def test_weights_are_counted_and_those_that_a_token_uses(experts: dict[str, Any]):
+    dense = load_config(None, ["model.vocab=256"]).model
+    model = load_config(None, ["model.vocab=256", f"model.experts={experts}".replace("'", "")]).model
+    width, count = experts.get("width", dense.mlp), experts["count"]
+    mlp, one = 3 * dense.embed * dense.mlp, 3 * dense.embed * width
+    router = dense.embed * count + (count if experts.get("router") == "sigmoid" else 0)
+    more = (count + experts.get("shared", 0)) * one + router - mlp
+    assert parameter_count(model, padded=False) - parameter_count(dense, padded=False) == dense.layers * more
+    active = (experts["per_token"] + experts.get("shared", 0)) * one + dense.embed * count - mlp
+    assert matmul_parameters(model, 256) - matmul_parameters(dense, 256) == dense.layers * active
+
+
+def test_some_layers_are_dense():
+    kinds = "model.kinds={dense: {experts: null}, routed: {}}"
+    config = load_config(None, [GOOD, kinds, "model.pattern={prefix: [dense], unit: [routed]}", "model.vocab=256"])
+    validate(config)
+    all_routed = load_config(None, [GOOD, "model.vocab=256"]).model
+    fewer = parameter_count(all_routed, padded=False) - parameter_count(config.model, padded=False)
+    assert fewer == 7 * 3 * config.model.embed * config.model.mlp + 8 * config.model.embed

@@ -1,0 +1,53 @@
+"""Faults of experts: what is multiplied, summed and counted where tokens are exchanged."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault
+
+FLOAT64 = "tests/training/parity/test_experts.py::test_loss_and_gradients_equal_float64"
+
+EXPERTS = (
+    Fault(
+        name="gate_weight_applied_twice",
+        description="The router's weight is a factor of an expert's output twice.",
+        file="jaxpar/layers/experts/feed_forward.py",
+        old="hidden.astype(jnp.float32) * gates[:, None])",
+        new="hidden.astype(jnp.float32) * gates[:, None] ** 2)",
+        caught_by=(f"{FLOAT64}[top_k_softmax]",),
+    ),
+    Fault(
+        name="results_combined_in_the_order_they_were_computed",
+        description="Rows are sent back in the order of the experts, and not in that in which they came.",
+        file="jaxpar/layers/experts/exchange.py",
+        old="scatter_sequence(collect(rows, take, back)[None])",
+        new="scatter_sequence(collect(rows, take, jnp.arange(len(rows))[:, None])[None])",
+        caught_by=(f"{FLOAT64}[top_k_softmax]",),
+    ),
+    Fault(
+        name="balance_loss_counted_per_rank",
+        description="Every rank reports the balance loss of the whole microbatch as its share.",
+        file="jaxpar/layers/experts/losses.py",
+        old="jnp.sum(slopes[name] * (part - lax.stop_gradient(part)))",
+        new='jnp.sum(slopes[name] * (part - lax.stop_gradient(part))) * lax.axis_size("expert")',
+        caught_by=(f"{FLOAT64}[top_k_softmax]",),
+    ),
+    Fault(
+        name="expert_gradients_summed_over_expert",
+        description="The gradients of different experts are added up over the expert axis.",
+        file="jaxpar/mesh/materialize.py",
+        old="rest = tuple(axis for axis in unreduced_axes(compute) if axis not in done)",
+        new="own = unreduced_axes(compute); "
+        'rest = tuple(axis for axis in (*own, *({"expert"} - set(own))) if axis not in done)',
+        caught_by=(f"{FLOAT64}[top_k_softmax]",),
+        found="trace",
+    ),
+    Fault(
+        name="bias_updated_from_local_counts",
+        description="The biases of a router count the tokens of one expert rank alone.",
+        file="jaxpar/layers/experts/feed_forward.py",
+        old="total += jnp.sum((bias - lax.stop_gradient(bias)) * own.counts)",
+        new="total += jnp.sum((bias - lax.stop_gradient(bias)) * jnp.where("
+        'lax.axis_index("expert") == 0, own.counts, 0 * own.counts))',
+        caught_by=(f"{FLOAT64}[sigmoid]",),
+    ),
+)

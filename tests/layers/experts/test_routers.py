@@ -1,0 +1,142 @@
+"""Each router against its paper's formula in float64: choices, weights, losses and the gradients of all."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpar.config.parts import ROUTERS as NAMES
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.layers.experts.losses import share, z_loss
+from jaxpar.layers.experts.routers import ROUTERS, entropy
+from jaxpar.layers.experts.routing import RouterState, Routing, Sums, ones_at
+from tests.reference import experts64
+
+TOKENS, COUNT = 12, 8
+CASES: dict[str, dict[str, Any]] = {
+    "softmax_top_k": {"per_token": 3},
+    "top_k_softmax": {"per_token": 2},
+    "switch": {"per_token": 1},
+    "gshard": {"per_token": 2},
+    "sigmoid": {"per_token": 2, "scale": 1.7},
+    "k_top_1": {"per_token": 2},
+    "groups": {"router": "sigmoid", "per_token": 3, "groups": 4, "groups_per_token": 2},
+}
+DRAW = np.random.default_rng(0)
+LOGITS = DRAW.standard_normal((TOKENS, COUNT))
+BIAS = 0.3 * DRAW.standard_normal(COUNT)
+IDS = DRAW.integers(0, 500, TOKENS)
+FACTORS = DRAW.standard_normal((TOKENS, COUNT))
+COUNTS = np.array([1.0] * 9 + [0.0] * 3)
+"""The last tokens only pad a row."""
+
+
+def options_of(name: str) -> ExpertsConfig:
+    return ExpertsConfig(**({"count": COUNT, "router": name} | CASES[name]))
+
+
+def dense(routing: Routing) -> jax.Array:
+    """The weight of each expert."""
+    return jnp.einsum("tk,tke->te", routing.weights, ones_at(routing.indices, COUNT))
+
+
+def sums_of(routing: Routing, counts: Any) -> Sums:
+    chosen = counts @ ones_at(routing.indices, COUNT).sum(1)
+    return Sums(counts.sum(), chosen, {name: counts @ value for name, value in routing.statistics.items()})
+
+
+def test_the_configuration_names_what_the_registry_has():
+    assert set(NAMES) == set(ROUTERS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_losses_and_gradients_are_those_of_the_paper(name: str):
+    options = options_of(name)
+    router = ROUTERS[options.router]
+
+    def found(logits: jax.Array) -> tuple[jax.Array, Any]:
+        routing = router.route(logits, RouterState(bias=jnp.float32(BIAS)), options)
+        sums = sums_of(routing, jnp.float32(COUNTS))
+        loss = share(router.loss, sums, sums, 1) if router.loss else 0.0
+        return (jnp.float32(FACTORS) * dense(routing)).sum() + loss, (dense(routing), loss)
+
+    def wanted(logits: Any) -> tuple[Any, Any]:
+        weights, statistics = experts64.route(logits, IDS, BIAS, asdict(options))
+        loss = experts64.balance(weights, statistics, jnp.asarray(COUNTS), asdict(options))
+        return (FACTORS * weights).sum() + loss, (weights, loss)
+
+    (_, ours), gradient = jax.value_and_grad(found, has_aux=True)(jnp.float32(LOGITS))
+    with jax.enable_x64(True):
+        (_, theirs), of_paper = jax.value_and_grad(wanted, has_aux=True)(jnp.asarray(LOGITS))
+        theirs, of_paper = jax.tree.map(np.asarray, (theirs, of_paper))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours, theirs)
+    np.testing.assert_allclose(gradient, of_paper, rtol=1e-4, atol=1e-6)
+
+
+def test_a_hash_chooses_by_the_token_alone():
+    options = ExpertsConfig(count=COUNT, per_token=2, router="hash")
+    routing = ROUTERS["hash"].route(jnp.zeros(()), RouterState(ids=jnp.asarray(IDS)), options)
+    weights, _ = experts64.route(jnp.zeros((TOKENS, COUNT)), jnp.asarray(IDS), None, asdict(options))
+    np.testing.assert_allclose(dense(routing), weights)
+    many = ROUTERS["hash"].route(jnp.zeros(()), RouterState(ids=jnp.arange(8000)), options)
+    counts = np.bincount(np.asarray(many.indices).ravel(), minlength=COUNT)
+    assert counts.min() > 0.9 * counts.mean()
+
+
+def test_noisy_top_k_and_its_losses_are_those_of_the_paper():
+    """arXiv:1701.06538, equations 3-11, with loops over tokens and experts."""
+    options = ExpertsConfig(count=COUNT, per_token=2, router="noisy_top_k")
+    noise, normal = DRAW.standard_normal((2, TOKENS, COUNT))
+    state = RouterState(noise=jnp.float32(noise), normal=jnp.float32(normal))
+    routing = ROUTERS["noisy_top_k"].route(jnp.float32(LOGITS), state, options)
+    deviation = np.log1p(np.exp(noise)) + 1e-2
+    h = LOGITS + normal * deviation
+    gates, load = np.zeros((2, TOKENS, COUNT))
+    for token in range(TOKENS):
+        best = np.argsort(-h[token])[:2]
+        gates[token, best] = np.exp(h[token, best]) / np.exp(h[token, best]).sum()
+        for expert in range(COUNT):
+            threshold = np.sort(np.delete(h[token], expert))[-2]
+            z = (LOGITS[token, expert] - threshold) / deviation[token, expert]
+            load[token, expert] = 0.5 * (1 + float(jax.scipy.special.erf(z / np.sqrt(2))))
+    np.testing.assert_allclose(dense(routing), gates, atol=1e-5)
+    np.testing.assert_allclose(routing.statistics["load"], load, atol=1e-5)
+    variation = lambda x: x.var() / x.mean() ** 2
+    wanted = variation(COUNTS @ gates) + variation(COUNTS @ load)
+    found = ROUTERS["noisy_top_k"].loss(sums_of(routing, jnp.float32(COUNTS)))
+    assert float(found) == pytest.approx(wanted, rel=1e-4)
+    still = ROUTERS["noisy_top_k"].route(jnp.float32(LOGITS), state._replace(normal=None), options)
+    np.testing.assert_array_equal(still.indices, jnp.argsort(-jnp.float32(LOGITS), axis=1)[:, :2])
+
+
+def test_shares_of_ranks_add_up_to_the_loss_and_its_gradient():
+    options = replace(options_of("softmax_top_k"), per_token=2)
+    router, ranks = ROUTERS["softmax_top_k"], 3
+    assert router.loss is not None
+
+    def split(logits: jax.Array) -> jax.Array:
+        parts = [
+            sums_of(router.route(own, RouterState(), options), jnp.float32(counts))
+            for own, counts in zip(jnp.split(logits, ranks), np.split(COUNTS, ranks), strict=True)
+        ]
+        whole = jax.lax.stop_gradient(jax.tree.map(lambda *each: sum(each), *parts))
+        return sum(share(router.loss, own, whole, ranks) for own in parts)
+
+    def together(logits: jax.Array) -> jax.Array:
+        sums = sums_of(router.route(logits, RouterState(), options), jnp.float32(COUNTS))
+        return router.loss(sums)
+
+    for one, other in zip(*(jax.value_and_grad(of)(jnp.float32(LOGITS)) for of in (split, together)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_z_loss_and_entropy():
+    total = np.log(np.exp(LOGITS).sum(1))
+    assert float(z_loss(jnp.float32(LOGITS), jnp.float32(COUNTS))) == pytest.approx((COUNTS * total**2).sum(), rel=1e-5)
+    p = np.exp(LOGITS - total[:, None])
+    np.testing.assert_allclose(entropy(jnp.float32(LOGITS)), -(p * np.log(p)).sum(1), rtol=1e-5)

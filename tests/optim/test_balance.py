@@ -1,0 +1,32 @@
+"""Biases that balance experts: moved by a fixed step against the sign of the load, and in no norm."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from jaxpar.config.schema import OptimizerConfig
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.optim.balance import balance
+from jaxpar.optim.optimizer import make_optimizer
+
+SPEC = ParamSpec((2, 4), ("layers", "router"), init="zeros", balance_rate=0.01)
+COUNTS = jnp.float32([[3, 1, 1, 3], [0, 0, 4, 0]])
+
+
+def test_experts_with_fewer_tokens_than_the_mean_become_likelier():
+    direction, mu, nu = balance(0.01).direction(COUNTS, jnp.zeros((2, 4)), None, None, jnp.int32(0))
+    np.testing.assert_array_equal(direction, [[1, -1, -1, 1], [-1, -1, 1, -1]])
+    assert mu is None and nu is None
+
+
+def test_the_step_is_the_same_throughout_the_schedule_whatever_the_optimizer():
+    for name in ("adamw", "muon", "lion", "adafactor"):
+        config = OptimizerConfig(name=name, warmup_steps=10, weight_decay=0.5)
+        layout = {"bias": P()}
+        optimizer = make_optimizer(config, steps=20, moments="float32", specs={"bias": SPEC}, layout=layout)
+        (one,) = optimizer.weights
+        for step in (0, 15):
+            weight, _ = one.update(7 * COUNTS, one.init(jnp.zeros((2, 4))), jnp.zeros((2, 4)), jnp.int32(step))
+            np.testing.assert_allclose(weight, -0.01 * jnp.sign(COUNTS - COUNTS.mean(1, keepdims=True)))

@@ -1,0 +1,123 @@
+"""Experts in float64, written from the papers: every expert computes every token, and nothing is exchanged.
+
+Weights as in `decoder64`, with those of a layer's feed-forward: `mlp.router [L, E, N]` of N experts, `bias [L, N]`,
+`up`/`gate [L, N, E, F]`, `down [L, N, F, E]`, and of the shared ones `shared_up`, `shared_gate`, `shared_down`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float64, Int
+
+from tests.reference import decoder64
+from tests.reference.options import Options, complete
+from tests.reference.tree import Tree
+
+PLAIN = {"xla_backend_optimization_level": 0}
+"""Compiling takes far longer than running what the tests ask."""
+
+
+def route(
+    logits: Float64[Array, "tokens experts"], ids: Int[Array, " tokens"], bias: Any, options: Mapping[str, Any]
+) -> tuple[Float64[Array, "tokens experts"], Any]:
+    """(the weight of each expert, 0 if it is not chosen; the statistics whose means the balance loss takes)."""
+    router, k, count = options["router"], options["per_token"], options["count"]
+    tokens = jnp.arange(len(logits))
+    if router == "hash":
+        x = jnp.asarray(ids).astype(jnp.uint32)
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+            x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+        picked = [
+            jnp.arange(count) == ((x % np.uint32(count)).astype(int)[:, None] + step) % count for step in range(k)
+        ]
+        return sum(one.astype(logits.dtype) for one in picked) / k, None
+    exponentials = jnp.exp(logits - logits.max(axis=1, keepdims=True))
+    softmax = exponentials / exponentials.sum(axis=1, keepdims=True)
+    if router == "k_top_1":
+        groups = exponentials.reshape(len(logits), k, -1)
+        within = (groups / groups.sum(axis=2, keepdims=True)).reshape(logits.shape)
+        best = within.reshape(groups.shape).argmax(axis=2)
+        picked = (jnp.arange(groups.shape[2]) == best[:, :, None]).reshape(logits.shape)
+        return jnp.where(picked, within, 0), within / k
+    scores = 1 / (1 + jnp.exp(-logits)) if router == "sigmoid" else softmax
+    ranked = scores + bias if router == "sigmoid" else logits
+    if options["groups"]:
+        best = jnp.sort(ranked.reshape(len(logits), options["groups"], -1), axis=2)[:, :, -2:].sum(axis=2)
+        kept = jnp.argsort(-best, axis=1)[:, : options["groups_per_token"]]
+        of_expert = jnp.arange(count) // (count // options["groups"])
+        ranked = jnp.where((of_expert[:, None] == kept[:, None, :]).any(axis=2), ranked, -jnp.inf)
+    order = jnp.argsort(-ranked, axis=1)[:, :k]
+    picked = jnp.zeros(logits.shape, bool).at[tokens[:, None], order].set(True)
+    if router in ("softmax_top_k", "switch"):
+        return jnp.where(picked, softmax, 0), softmax
+    chosen = jnp.where(picked, scores, 0)
+    weights = options["scale"] * chosen / chosen.sum(axis=1, keepdims=True)
+    if router == "gshard":
+        first = (jnp.arange(count) == order[:, :1]).astype(logits.dtype)
+        return weights, (first, softmax)
+    return weights, scores / scores.sum(axis=1, keepdims=True)
+
+
+def balance(weights: Array, statistics: Any, counts: Array, options: Mapping[str, Any]) -> Array:
+    """The loss that `balance_loss` weighs, over the tokens that count."""
+    if statistics is None:
+        return jnp.zeros(())
+    tokens = counts.sum()
+    if options["router"] == "gshard":
+        first, softmax = statistics
+        return jnp.mean((counts @ first) / tokens * (counts @ softmax) / tokens)
+    shares = counts @ (weights > 0) / (tokens * options["per_token"])
+    return options["count"] * jnp.sum(shares * (counts @ statistics) / tokens)
+
+
+def experts(x: Array, own: Tree, options: Options, batch: Mapping[str, Array]) -> tuple[Array, Array, Array]:
+    """(the output, the auxiliary losses times the tokens that count, the choices of each expert)."""
+    chosen: Mapping[str, Any] = dict(options["experts"])
+    flat, counts = x.reshape(-1, x.shape[-1]), (batch["segments"].ravel() > 0).astype(x.dtype)
+    logits = flat @ own["router"] if "router" in own else jnp.zeros((len(flat), chosen["count"]))
+    weights, statistics = route(logits, batch["tokens"].ravel(), own.get("bias"), chosen)
+    silu = lambda a: a / (1 + jnp.exp(-a))
+    hidden = silu(jnp.einsum("te,nef->tnf", flat, own["gate"])) * jnp.einsum("te,nef->tnf", flat, own["up"])
+    y = jnp.einsum("tn,tnf,nfe->te", weights * counts[:, None], hidden, own["down"])
+    if chosen["shared"]:
+        y += (silu(flat @ own["shared_gate"]) * (flat @ own["shared_up"])) @ own["shared_down"]
+    total = chosen["balance_loss"] * counts.sum() * balance(weights, statistics, counts, chosen)
+    total += chosen["z_loss"] * jnp.sum(counts * jax.nn.logsumexp(logits, axis=1) ** 2)
+    return y.reshape(x.shape), total, counts @ (weights > 0)
+
+
+def _objective(weights: Tree, options: Options, batch: Mapping[str, Array]) -> tuple[Array, Any]:
+    losses, chosen = [], []
+
+    def routed(h: Array, own: Tree, options: Options) -> Array:
+        y, loss, counts = experts(h, own, options, batch)
+        losses.append(loss)
+        chosen.append(counts)
+        return y
+
+    with mock.patch.object(decoder64, "feed_forward", routed):
+        likelihood = decoder64.mean_loss(weights, options, batch)
+    return likelihood + sum(losses) / batch["mask"].sum(), (likelihood, jnp.stack(chosen))
+
+
+def _call(weights: Tree, options: Options, batch: Mapping[str, Any]) -> Any:
+    full = complete(options) | {"experts": options["experts"]}
+    with jax.enable_x64(True):
+        doubles = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), weights)
+        types = dict.fromkeys(decoder64.BATCH_KEYS, np.int64) | {"mask": np.float64}
+        inputs = {name: np.asarray(batch[name], dtype) for name, dtype in types.items()}
+        objective = lambda weights, batch: _objective(weights, full, batch)
+        compiled = jax.jit(jax.value_and_grad(objective, has_aux=True), compiler_options=PLAIN)
+        return jax.tree.map(np.asarray, compiled(doubles, inputs))
+
+
+def loss_and_gradients(weights: Tree, options: Options, batch: Mapping[str, Any]) -> tuple[float, Tree, Any]:
+    """Mean likelihood, the gradients of it with the auxiliary losses, and the choices of each expert by layer."""
+    (_, (likelihood, chosen)), gradients = _call(weights, options, batch)
+    return float(likelihood), gradients, chosen
