@@ -49,9 +49,11 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "tiles": ([GOOD, "memory.mlp_tiles=2"], ("memory.mlp_tiles", "2", "1")),
     "auto remat": ([GOOD, "memory.remat=auto"], ("memory.remat", "auto")),
     "weights on the host": (
-        [GOOD, "memory.weights_offload=host", "memory.optimizer_offload=host"], ("memory.weights_offload", "host", "none")
+        [GOOD, "memory.weights_offload=host", "memory.optimizer_offload=host"], ("memory.weights_offload", "none")
     ),
-    "an exchange without experts": (["parallel.expert_exchange=all_gather"], ("parallel.expert_exchange", "all_gather")),
+    "an exchange without experts": (
+        ["parallel.expert_exchange=all_gather"], ("parallel.expert_exchange", "all_gather", "model.experts")
+    ),
     "little room": ([GOOD, "parallel.expert_capacity=0.5"], ("parallel.expert_capacity", "at least 1", "0.5")),
     "in a kind": (
         [GOOD, "model.kinds={a: {experts: 4}}", "model.pattern={unit: [a]}"], ("model.kinds.a.experts", "mapping", "4")

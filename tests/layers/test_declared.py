@@ -105,7 +105,8 @@ def test_a_layer_has_what_it_declares(options: dict[str, Any]):
 def test_the_names_of_attention_itself_are_those_that_its_kernels_keep():
     assert tuple(name for name in known_activations() if of_core(name)) == SAVED_NAMES
     assert {name for name in known_activations() if cheap(name)} == {
-        "attention_input", "mlp_input", "mlp_activated", "mlp_hidden",
+        "attention_input", "mlp_input", "mlp_activated", "mlp_hidden", "expert_activated", "expert_hidden",
+        "shared_activated", "shared_hidden",
     }  # fmt: skip
 
 

@@ -36,6 +36,9 @@ ALIASES: dict[str, str] = {
     "model.attention_scale": "query_pre_attn_scalar attention_multiplier softmax_scale attn_scale",
     "model.embedding_scale": "scale_embeddings embedding_multiplier embed_scale scale_emb normalize_embedding",
     "model.pattern": "layer_types layer_pattern sliding_window_pattern attention_pattern global_attn_every_n_layers",
+    "model.experts":
+        "num_experts n_routed_experts num_local_experts num_moe_experts num_experts_per_tok moe_intermediate_size "
+        "n_shared_experts moe_router_topk",
     "model.window": "sliding_window sliding_window_size window_size",
     "model.dropout": "resid_pdrop embd_pdrop hidden_dropout hidden_dropout_prob dropout_rate attention_dropout",
     "model.init_scale": "initializer_range init_method_std init_std",

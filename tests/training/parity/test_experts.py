@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import asdict, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from jaxpar.config import ParallelConfig
+from jaxpar.config import Config, ParallelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
+from jaxpar.layers.experts.reports import expert_metrics
 from tests.covering import covering_rows
 from tests.given_weights import state_with
 from tests.nonzero_gradients import moved_weights, nonzero_gradients
 from tests.reference import experts64
 from tests.short_documents import into_documents
 from tests.small_run import SmallRun, small, worst_difference
+from tests.training.runs import fit, folder_of, losses, run_config
 
 TOLERANCE = 1e-5
 """max|difference| / max|reference| in float32, for the loss and for every gradient."""
@@ -138,3 +142,42 @@ def test_loss_and_gradients_equal_float64(router: str):
         wanted["layers"]["mlp"]["bias"] = chosen / rows["mask"].sum()
     worst, leaf = worst_difference(found, wanted)
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+
+
+@pytest.mark.long(every=4)
+def test_no_token_is_dropped_when_all_go_to_one_expert():
+    """The same numbers as with room for all, in as many rounds as the fullest rank needs; and it is reported."""
+    model = {"layers": 1, "experts": ExpertsConfig(count=8, per_token=1, router="sigmoid", width=WIDTH)}
+    found = {}
+    for capacity in (1.0, 8.0):
+        parallel = {"expert": 4, "expert_capacity": capacity, "expert_exchange": "all_to_all"}
+        run = SmallRun(small(model=model, parallel=parallel))
+        weights = run.by_layer(run.step.residency.initial_state().master)
+        weights["layers"]["mlp"]["bias"][:, 3] = 100.0
+        state = state_with(run.step, run.by_row(weights))
+        found[capacity] = *jax.device_get(run.step.gradients(state, run.batch(0))), state, run
+    for one, other in zip(jax.tree.leaves(found[1.0][:2]), jax.tree.leaves(found[8.0][:2]), strict=True):
+        np.testing.assert_allclose(one, other, atol=TOLERANCE * max(1e-3, float(np.abs(other).max())))
+    *_, state, run = found[1.0]
+    _, metrics = run.step.train(state, run.batch(0))
+    report = expert_metrics({name: float(value) for name, value in metrics.report.items()})
+    assert report["dropped"] == 0 and report["overflows"] == 1 and report["load"] == pytest.approx(8)
+
+
+@pytest.mark.long(every=4)
+def test_a_run_goes_on_with_experts_on_fewer_ranks(tmp_path: Path):
+    """Muon, the norm that clips, biases, and a checkpoint on another size of the expert axis."""
+    model = {"layers": 2, "experts": ExpertsConfig(count=4, shared=1, router="sigmoid", width=WIDTH)}
+    optimizer = {"name": "muon", "muon_learning_rate": 0.01, "clip_norm": 0.1}
+
+    def config(name: str, steps: int, **parallel: int) -> Config:
+        sections = {"run": {"name": name}, "checkpoint": {"every": 2, "keep_last": 9}, "optimizer": optimizer}
+        return run_config(tmp_path, steps, model=model, parallel=parallel, **sections)
+
+    fit(config("whole", 4))
+    fit(config("parts", 2, expert=4))
+    fit(config("parts", 4, expert=2, fsdp=2))
+    whole, parts = losses(config("whole", 4)), losses(config("parts", 4))
+    assert whole.keys() == parts.keys()
+    assert all(parts[step] == pytest.approx(loss, rel=TOLERANCE) for step, loss in whole.items())
+    shutil.rmtree(folder_of(config("parts", 4)))
