@@ -110,6 +110,9 @@ def _check_combined(config: Config) -> None:
     memory = config.memory
     if config.lora.rank is not None:
         raise UserError(f"lora.rank: {config.lora.rank} adapts no experts yet, and model.experts is set; expected null")
+    if config.model.low_rank:
+        names = ", ".join(config.model.low_rank)
+        raise UserError(f"model.low_rank: {names}, and models with experts have no products of two yet; expected {{}}")
     if (memory.mlp_tiles or 1) > 1:
         raise UserError(
             f"memory.mlp_tiles: {memory.mlp_tiles}, and experts are not computed in tiles; expected 1 or null"

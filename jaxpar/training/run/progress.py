@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
-from jaxpar.layers.experts.reports import expert_metrics
+from jaxpar.layers.experts.reports import REPORTS, TOKENS, expert_metrics
 from jaxpar.model.flops import Pairs, mfu
 from jaxpar.observe.events import StepRecord
 from jaxpar.observe.files import strict_json
@@ -108,7 +108,8 @@ class Progress:
 
     def _metrics(self, number: int, metrics: StepMetrics) -> dict[str, float]:
         """What layers and the loss report of step `number`, and what the loss does of held-out data."""
-        found = {name: float(value) for name, value in metrics.report.items()}
+        of_experts = REPORTS if TOKENS in metrics.report else ()
+        found = {name: float(value) for name, value in metrics.report.items() if name not in of_experts}
         if self.heldout_loss(number) is None:
             return found
         return found | {f"eval_{name}": value for name, value in self._heldout_metrics.items()}
