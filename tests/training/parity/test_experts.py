@@ -110,7 +110,7 @@ def _name(row: dict[str, Any]) -> str:
     return f"{row['router']}-{axes or 'one'}{pipe}-{row['exchange']}-{row['capacity']:g}-{row['remat']}"
 
 
-@pytest.mark.matrix(quick=1, ci=2)
+@pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("row", ROWS, ids=_name)
 def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
     keys = ("router", "shared", "microbatches", "kinds", "pipe")
@@ -127,7 +127,7 @@ def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
 SPLIT = {"expert": 2, "tensor": 2, "context": 2, "expert_exchange": "all_to_all"}
 
 
-@pytest.mark.matrix(quick=1, ci=1)
+@pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("router", [name for name in ROUTERS if name != "noisy_top_k"])
 def test_loss_and_gradients_equal_float64(router: str):
     own = {"count": 8, "router": router, "shared": 1, "width": WIDTH} | ROUTERS[router]
