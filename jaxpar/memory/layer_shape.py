@@ -165,8 +165,15 @@ def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerS
     item_bytes = ITEM_BYTES[config.precision.compute]
     return {
         kind: LayerShape(
-            model, rows, config.data.sequence_length, axes.context, axes.tensor, item_bytes, config.lora,
-            axes.expert, config.parallel.expert_capacity,
+            model,
+            rows,
+            config.data.sequence_length,
+            axes.context,
+            axes.tensor,
+            item_bytes,
+            config.lora,
+            axes.expert,
+            config.parallel.expert_capacity,
         )  # fmt: skip
         for kind, model in kind_models(config.model).items()
     }

@@ -157,12 +157,13 @@ def _case(one: _Group, tokens: int, tiles: int) -> CollectiveMatmul:
 
 
 def _groups(config: Config, axes: AxisSizes, rows: int) -> dict[str, list[_Group]]:
-    """By name, the groups of each kind of layers."""
+    """By name, the groups of each kind of layers; experts exchange rows of their own, always plainly."""
     found: dict[str, list[_Group]] = {}
     counts = kind_counts(config.model)
     for kind, shape in layer_shapes(config, axes, rows).items():
         for part in shape.layer.parts:
-            for group in part.groups:
+            routed = part.name == "mlp" and shape.model.experts is not None
+            for group in () if routed else part.groups:
                 found.setdefault(group.name, []).append(_Group(shape, counts[kind], part, group))
     return found
 
