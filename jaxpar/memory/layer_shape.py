@@ -174,7 +174,7 @@ def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerS
             config.lora,
             axes.expert,
             config.parallel.expert_capacity,
-        )  # fmt: skip
+        )
         for kind, model in kind_models(config.model).items()
     }
 
