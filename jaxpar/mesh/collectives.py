@@ -106,7 +106,7 @@ def gather_tokens(x: Shaped[Array, "tokens ..."]) -> Shaped[Array, "more_tokens 
 
     The derivative is `scatter_tokens`. Sends `x * (n - 1)` bytes with n = expert * tensor.
     """
-    _must_vary(x, ("expert", "tensor"), "gather_tokens")
+    must_vary(x, ("expert", "tensor"), "gather_tokens")
     with jax.named_scope("gather_tokens"):
         return lax.all_gather(x, ("expert", "tensor"), axis=0, tiled=True)
 
@@ -116,7 +116,7 @@ def scatter_tokens(x: Shaped[Array, "more_tokens ..."]) -> Shaped[Array, "tokens
 
     The derivative is `gather_tokens`. Sends `x * (n - 1) / n` bytes with n = expert * tensor.
     """
-    _must_vary(x, ("expert", "tensor"), "scatter_tokens")
+    must_vary(x, ("expert", "tensor"), "scatter_tokens")
     with jax.named_scope("scatter_tokens"):
         return lax.psum_scatter(x, ("expert", "tensor"), scatter_dimension=0, tiled=True)
 
@@ -126,7 +126,7 @@ def exchange_tokens(x: Shaped[Array, "rows ..."]) -> Shaped[Array, "rows ..."]:
 
     It is its own inverse, and its own derivative. Sends `x * (n - 1) / n` bytes with n = expert.
     """
-    _must_vary(x, ("expert",), "exchange_tokens")
+    must_vary(x, ("expert",), "exchange_tokens")
     with jax.named_scope("exchange_tokens"):
         return lax.all_to_all(x, "expert", 0, 0, tiled=True)
 
