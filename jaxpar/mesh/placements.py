@@ -99,9 +99,8 @@ def place(
 
 def may_be_quantised(spec: ParamSpec) -> bool:
     """Whether a weight and its gradient may travel quantised: not norms and biases, which few elements would profit,
-    nor a router [embed, experts], whose small errors send tokens to other experts."""
-    is_router = "experts" in spec.axes and len(set(spec.axes) - {"layers"}) == 2
-    return (spec.matrix or spec.decay) and not is_router
+    nor a router of experts, whose small errors send tokens to other experts."""
+    return (spec.matrix or spec.decay) and "router" not in spec.axes
 
 
 def _shard(spec: ParamSpec, rules: Rules, sizes: AxisSizes) -> Rules:

@@ -46,6 +46,7 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "tensor ranks": (
         ["model.experts={count: 8, width: 6}", "parallel.tensor=4"], ("model.experts.width", "6", "parallel.tensor (4)")
     ),
+    "quantised weights": ([GOOD, "precision.weight_wire=int8"], ("precision.weight_wire", "int8", "null")),
     "products of two": ([GOOD, "model.low_rank={query: 8}"], ("model.low_rank", "query", "{}")),
     "tiles": ([GOOD, "memory.mlp_tiles=2"], ("memory.mlp_tiles", "2", "1")),
     "auto remat": ([GOOD, "memory.remat=auto"], ("memory.remat", "auto")),

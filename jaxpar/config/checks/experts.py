@@ -126,5 +126,15 @@ def _check_combined(config: Config) -> None:
             f"memory.weights_offload: {memory.weights_offload} was not tried with experts yet; expected none, or "
             "memory.optimizer_offload alone"
         )
+    wire = {
+        "parallel.secondary_shard": config.parallel.secondary_shard,
+        "parallel.collectives": None if config.parallel.collectives == "flat" else config.parallel.collectives,
+        "precision.weight_wire": config.precision.weight_wire,
+        "precision.gradient_wire": config.precision.gradient_wire,
+    }
+    for key, value in wire.items():
+        if value is not None:
+            usual = "flat" if key == "parallel.collectives" else "null"
+            raise UserError(f"{key}: {value} was not tried with experts, whose weights lie otherwise; expected {usual}")
     if config.parallel.auto:
         raise UserError("parallel: auto does not plan models with experts yet; expected the sizes of the axes")
