@@ -28,6 +28,8 @@ SPLIT = ("pipe", "replica", "fsdp", "context", "tensor")
 """Axes that a cluster is split over; for a dense model, expert is fsdp by another name."""
 VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8)
 """Chunks on a rank that are tried, where a schedule leaves it open."""
+PADDING = 0.05
+"""Most layers that virtual stages of unequal lengths may add, as a share of the model: 64 chunks add 2 to 126."""
 STRATEGIES = ("allgather", "ring", "ulysses", "usp")
 
 
@@ -138,14 +140,20 @@ class Space:
             for stages in VIRTUAL_STAGES if virtual is None else (virtual,):
                 if stages < low or (high is not None and stages > high):
                     continue
-                if self.config.model.layers % (pipe * stages) and (stages > 1 or self.config.model.layers < pipe):
-                    continue  # a chunk of fewer layers has the memory of the longest, and saves no time: all wait
+                if self._wasteful(pipe * stages) and (stages > 1 or self.config.model.layers < pipe):
+                    continue
                 try:
                     check_sizes(name, pipe, microbatches, stages)
                 except ScheduleError:
                     continue
                 found.append((name, stages))
         return found
+
+    def _wasteful(self, chunks: int) -> bool:
+        """Whether chunks of equal lengths, padded to the longest, would hold `PADDING` more layers than the model: a
+        shorter chunk has the memory of the longest, and saves no time where all wait."""
+        layers = self.config.model.layers
+        return chunks > layers or -(-layers // chunks) * chunks > (1 + PADDING) * layers
 
     def zeros(self, group: Group) -> list[int]:
         """The distinct ZeRO stages.
