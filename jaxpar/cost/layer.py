@@ -101,9 +101,9 @@ class _Counted:
 
     def low_rank(self, part: Part, name: str) -> tuple[float, float, float]:
         """Seconds of the products with the factors of a matrix: forward, and gradients of inputs and of the factors."""
-        sides = self.shape.factors(part, name)
-        forward = sum(self.product(n, k) for k, n in sides)
-        gradients = [self.gradients(n, k) for k, n in sides]
+        sides, rows = self.shape.factors(part, name), self.shape.rows_of(part.weights[name])
+        forward = sum(self.product(n, k, rows) for k, n in sides)
+        gradients = [self.gradients(n, k, rows) for k, n in sides]
         return forward, sum(inward for inward, _ in gradients), sum(weight for _, weight in gradients)
 
     def low_rank_bytes(self, part: Part, name: str) -> float:
