@@ -49,11 +49,11 @@ def test_rounded_gradients_are_right_on_average(wire: str):
     value = np.float32(0.3 * step)
     rows = np.full((draws, 64), value) * (1 + np.random.default_rng(1).uniform(0, 1e-3, (draws, 64)))
     rows[:, 0] = 1
-    found = np.asarray(decode(encode(rows.astype(np.float32), wire, stochastic=True), 64, wire))
+    found = np.asarray(decode(encode(jnp.asarray(rows, jnp.float32), wire, stochastic=True), 64, wire))
     error = (found[:, 1:] - rows[:, 1:]).mean() / step
     spread = np.sqrt(0.3 * 0.7 / (draws * 63))
     assert abs(error) < 4 * spread + 0.3 * 2.0**-7, "the second term is what the rounding of scales adds"
-    nearest = np.asarray(decode(encode(rows.astype(np.float32), wire), 64, wire))
+    nearest = np.asarray(decode(encode(jnp.asarray(rows, jnp.float32), wire), 64, wire))
     assert not nearest[:, 1:].any(), "which the nearest code would lose"
 
 

@@ -32,7 +32,7 @@ EXACT: dict[str, dict[str, dict[str, Any]]] = {
         "memory": {"remat": "full"},
         "model": {"tied": True},
     },
-    "secondary shard in a pipeline": {"parallel": {"pipe": 2, "fsdp": 4, "secondary_shard": 2, "microbatches": 4}},
+    "secondary shard in a pipeline": {"parallel": {"pipe": 2, "fsdp": 4, "secondary_shard": 2, "microbatches": 2}},
     "secondary shard, layers on the host": {
         "parallel": {"fsdp": 8, "secondary_shard": 2},
         "memory": {"optimizer_offload": "host", "weights_offload": "host"},

@@ -32,7 +32,7 @@ class Groups:
         """The axes of `mesh` (sizes, slowest first) that the members of a group differ in, slowest first.
 
         Raises `ProgramError` if the mesh has another number of devices, or if the groups are not all ranks along
-        these axes, nor equal shares of them.
+        these axes, nor equal shares of one, nor every n-th of several.
         """
         devices = int(np.prod(list(mesh.values())))
         found = np.array(self.rows)
@@ -43,10 +43,20 @@ class Groups:
         differs = (places != places[:, :1]).any(axis=(0, 1))
         axes = tuple(axis for axis, apart in zip(mesh, differs, strict=True) if apart)
         whole = int(np.prod([mesh[axis] for axis in axes]))
-        if not self.permutes and (whole % self.size or len(members) != devices):
-            what = f"the groups of {op.name} are neither whole axes of the mesh {dict(mesh)} nor shares of them"
+        splits_one = len(axes) == 1 and whole % self.size == 0
+        known = self.size == whole or splits_one or self._evenly_spaced(mesh, axes)
+        if not self.permutes and (not known or len(members) != devices):
+            what = f"the groups of {op.name} are neither whole axes of the mesh {dict(mesh)} nor shares of one"
             raise ProgramError(what, line=op.line)
         return axes
+
+    def _evenly_spaced(self, mesh: Mapping[str, int], axes: tuple[str, ...]) -> bool:
+        """Whether each group is every n-th rank along `axes` together, with the same n: those of a node, or between
+        nodes."""
+        places = np.unravel_index(np.array(self.rows), tuple(mesh.values()))
+        own = [place for axis, place in zip(mesh, places, strict=True) if axis in axes]
+        ranks = np.ravel_multi_index(own, [mesh[axis] for axis in axes])
+        return len(set(np.diff(ranks, axis=1).ravel().tolist())) == 1
 
     def crosses(self, gpus_per_host: int) -> bool:
         """Whether any group has devices on two hosts, devices being numbered host by host."""
