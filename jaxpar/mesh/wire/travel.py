@@ -21,8 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
-from jaxpar.mesh.axes import varying_axes
-from jaxpar.mesh.collectives import gather_weight, reduce_sum, scatter_gradient
+from jaxpar.mesh.collectives import gather_weight, must_vary, reduce_sum, scatter_gradient
 from jaxpar.mesh.wire.agreed import agreed
 from jaxpar.mesh.wire.codes import decode, encode
 from jaxpar.mesh.wire.levels import Levels, RankGroups, levels_of
@@ -79,7 +78,7 @@ def _around_secondary(axes: Sequence[str], wire: Wire) -> Levels:
 def _gather(x: Array, axes: Sequence[str], dim: int, levels: Levels, wire: WeightWire | None) -> Array:
     if wire is None and 1 in levels:
         return gather_weight(x, axes, dim)
-    _must_vary(x, axes, "gather_weight")
+    must_vary(x, axes, "gather_weight")
     between = x[None] if levels.nodes == 1 else _gathered(x, axes, levels.between, wire, keep=levels.ranks > 1)
     if levels.ranks == 1:
         return _joined(between, dim)
@@ -120,7 +119,7 @@ def scatter_shards(x: Float[Array, "..."], axes: Sequence[str], dim: int, wire: 
     levels = levels_of(axes, wire.node_devices if wire.hierarchical or wire.gradient else None)
     if wire.gradient is None and 1 in levels:
         return scatter_gradient(x, axes, dim)
-    _must_vary(x, axes, "scatter_gradient")
+    must_vary(x, axes, "scatter_gradient")
     parts = _split(x, dim, levels.nodes, levels.ranks)
     with jax.named_scope("scatter_gradient"):
         if wire.gradient is None:
@@ -138,7 +137,7 @@ def reduce_shards(x: Float[Array, "..."], axes: Sequence[str], wire: Wire) -> Fl
     levels = levels_of(axes, wire.node_devices if wire.hierarchical or wire.gradient else None)
     if levels == Levels(1, 1) or (wire.gradient is None and 1 in levels):
         return reduce_sum(x, axes)
-    _must_vary(x, axes, "reduce_sum")
+    must_vary(x, axes, "reduce_sum")
     n = levels.nodes * levels.ranks
     flat = x.reshape(-1)
     flat = jnp.pad(flat, (0, -x.size % n)).reshape(levels.ranks, levels.nodes, -1)
@@ -187,11 +186,6 @@ def _coded(rows: Array, wire: str) -> Array:
 
 def _uncoded(rows: Array, elements: int, wire: str) -> Array:
     return rows.astype(jnp.float32) if wire == "bfloat16" else decode(rows, elements, wire)
-
-
-def _must_vary(x: Array, axes: Sequence[str], collective: str) -> None:
-    if fixed := [axis for axis in axes if axis not in varying_axes(x)]:
-        raise ValueError(f"{collective} over {tuple(axes)}: the value is the same on all ranks of {fixed}")
 
 
 # ---- shapes
