@@ -35,7 +35,7 @@ def between_nodes(report: Report) -> float:
     )
 
 
-@pytest.mark.long(every=4)
+@pytest.mark.long
 def test_bytes_between_nodes_fall_to_a_quarter():
     """From 3M to at most 0.76M, of which two nodes exchange half: a node already has the other half of each weight."""
     config, plan, report = compiled(ALL)
@@ -48,7 +48,7 @@ def test_bytes_between_nodes_fall_to_a_quarter():
     assert crossing == {"u8"}
 
 
-@pytest.mark.long(every=4)
+@pytest.mark.long
 def test_two_levels_send_between_nodes_what_a_node_lacks():
     config, plan, report = compiled({"parallel": SHARDED | {"collectives": "hierarchical"}})
     assert sent(report) == dict(asked(config, plan))

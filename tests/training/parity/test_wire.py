@@ -99,7 +99,7 @@ def found(sections: dict[str, dict[str, Any]]) -> tuple[float, float, Any, Any]:
     return loss, found_loss, gradients, found_gradients
 
 
-@pytest.mark.matrix(quick=("secondary shard, accumulation, remat, tied",), ci=2)
+@pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("name", EXACT)
 def test_two_levels_and_secondary_shards_give_the_numbers_of_one_device(name: str):
     wanted_loss, loss, wanted, gradients = found(EXACT[name])
