@@ -101,7 +101,10 @@ class _Counted:
 
     def low_rank(self, part: Part, name: str) -> tuple[float, float, float]:
         """Seconds of the products with the factors of a matrix: forward, and gradients of inputs and of the factors."""
-        sides, rows = self.shape.factors(part, name), self.shape.rows_of(part.weights[name])
+        sides = self.shape.factors(part, name)
+        if not sides:
+            return 0.0, 0.0, 0.0
+        rows = self.shape.rows_of(part.weights[name])
         forward = sum(self.product(n, k, rows) for k, n in sides)
         gradients = [self.gradients(n, k, rows) for k, n in sides]
         return forward, sum(inward for inward, _ in gradients), sum(weight for _, weight in gradients)

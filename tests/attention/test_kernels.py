@@ -14,7 +14,7 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxpar.attention import ContextLayout, RowTokens, attend
 from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.collectives import gather_context
-from pallas_kernels.attention import Settings
+from pallas_kernels.attention import Settings, mosaic
 from pallas_kernels.masks import Mask
 
 PART = PartitionSpec(None, "context")
@@ -22,7 +22,10 @@ PART = PartitionSpec(None, "context")
 
 @pytest.mark.parametrize("backend", ["triton", "mosaic"])
 @pytest.mark.parametrize(("strategy", "ulysses", "steps"), [("allgather", 1, 1), ("ring", 1, 3), ("usp", 2, 2)])
-def test_strategies_call_the_kernels_on_parts_of_rows(backend: str, strategy: str, ulysses: int, steps: int) -> None:
+def test_strategies_call_the_kernels_on_parts_of_rows(
+    backend: str, strategy: str, ulysses: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mosaic, "multiprocessors", lambda: 132)
     mesh = jax.make_mesh((1, 1, 1, 1, 4, 1), AXES, axis_types=(AxisType.Auto,) * 6, devices=jax.devices()[:4])
     function = attend(backend, strategy, ContextLayout("zigzag", ulysses))
     settings = Settings(Mask(segmented=True), 0.125)

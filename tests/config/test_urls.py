@@ -13,7 +13,14 @@ from jaxpar.config.reading.typed import field_types
 from jaxpar.config.validate import validate
 from tests.sentences import refused, refused_by_command
 
-READ = {"run.init_from", "data.path", "data.heldout_path", "distributed.secret_file", "parallel.schedule"}
+READ = {
+    "run.init_from",
+    "loss.reference",
+    "data.path",
+    "data.heldout_path",
+    "distributed.secret_file",
+    "parallel.schedule",
+}
 WRITTEN = {"run.dir", "memory.offload_dir"}
 NO_PATHS = {"run.name", "run.profile", "run.wandb", "run.compile_cache", "model.preset", "distributed.coordinator"}
 """Other keys with text; JAX reads and writes its cache of programs at URLs itself."""

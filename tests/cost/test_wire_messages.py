@@ -27,9 +27,9 @@ def messages(wire: Wire, hosts: int = 4, *, latency: bool = False) -> WireMessag
 
 
 def links() -> tuple[float, float]:
-    """Bytes per second of a GPU inside its host, and over its card."""
+    """Bytes per second of a GPU inside its host, and over its card between four hosts."""
     network = messages(Wire()).network
-    return network.inside * network.model.node_share, network.outside * network.model.network_share
+    return network.inside * network.model.node_share, network.outside * network.share(4)
 
 
 def test_the_levels_take_their_bytes_over_their_links():

@@ -173,7 +173,7 @@ def test_names_of_presets_that_are_close_do_not_overlap(close: float):
         (["--diff", "other.yaml"], "--diff: expected no --remat-front with it"),
         (["--set", "memory.remat=everything"], "memory.remat"),
         (["--set", "memory.remat={mlp_upp: offload}"], "mlp_upp"),
-        (["--set", "memory.offload_fraction=1.0"], "memory.offload_fraction: 1"),
+        (["--cluster", "b200:1x8", "--set", "memory.offload_fraction=1.0"], "memory.offload_fraction: 1"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], expected: str, capfd: pytest.CaptureFixture[str]):

@@ -21,6 +21,7 @@ from jaxpar.config import (
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.sections import SECTIONS
 from jaxpar.config.reading.typed import field_types
+from jaxpar.config.schema.experts import ExpertsConfig
 
 _PLAIN: dict[Any, st.SearchStrategy] = {
     int: st.integers(-(10**12), 10**12),
@@ -45,23 +46,20 @@ def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
     if (section, key) == ("memory", "remat"):
         named = st.dictionaries(st.text(max_size=8), st.text(max_size=8) | _PLAIN[int], max_size=3)
         return st.sampled_from(["none", "full", "auto"]) | named | st.lists(named, max_size=3).map(tuple)
-    if (section, key) == ("model", "kinds"):
-        numbers = _PLAIN[int] | _PLAIN[float] | st.booleans() | _PLAIN[str | None]
-        return st.dictionaries(
-            st.text(max_size=8), st.dictionaries(st.text(max_size=8), numbers, max_size=3), max_size=3
-        )
+    if (section, key) == ("model", "low_rank"):
+        return st.dictionaries(st.text(max_size=8), _PLAIN[int], max_size=3)
+    if (section, key) == ("model", "experts"):
+        return st.none() | _records("experts", ExpertsConfig)
     if get_origin(annotation) is Annotated:
         return st.sampled_from(sorted(get_args(annotation)[1]))
     return _PLAIN[annotation] if annotation in _PLAIN else st.from_type(annotation)
 
 
-CONFIGS = st.builds(
-    Config,
-    **{
-        section: st.builds(record, **{key: _values(section, key, kind) for key, kind in field_types(record).items()})
-        for section, record in SECTIONS.items()
-    },
-)
+def _records(section: str, record: Any) -> st.SearchStrategy:
+    return st.builds(record, **{key: _values(section, key, kind) for key, kind in field_types(record).items()})
+
+
+CONFIGS = st.builds(Config, **{section: _records(section, record) for section, record in SECTIONS.items()})
 
 
 @given(config=CONFIGS)

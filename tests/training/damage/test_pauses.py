@@ -40,7 +40,7 @@ def places(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[tuple[s
 
 
 def test_evaluations_saves_and_profiles_are_pauses(tmp_path: Path, places: Callable[..., list[tuple[str, bool]]]):
-    steps, evaluations = places(Trainer, "step"), places(Trainer, "evaluate")
+    steps, evaluations = places(Trainer, "step"), places(Trainer, "evaluation")
     saves, profiles = places(Saves, "begin"), places(ProfileWindow, "close")
     config = run_config(
         tmp_path,
