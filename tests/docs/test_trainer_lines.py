@@ -18,7 +18,7 @@ SMALLER = (
 )  # fmt: skip
 
 
-@pytest.mark.long(every=4)
+@pytest.mark.long
 def test_the_lines_of_models_md(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     page = (ROOT / "docs/models.md").read_text(encoding="utf-8")
     block = max(re.findall(r"(?:^    .*\n)+", page, re.M), key=lambda text: text.count(">>>"))

@@ -148,7 +148,7 @@ def test_rows_end_by_themselves_and_lengths_in_a_bucket_share_programs():
     assert generator.programs.compiles == 5, "prompts of 128 tokens; rows have 128 as before"
 
 
-@pytest.mark.long(every=4)
+@pytest.mark.long
 def test_no_weights_of_layers_are_copied_for_a_token_on_a_gpu():
     assert in_child("tests.generation.gpu_decode:largest_written") < EMBED * EMBED, "the largest is a cache"
 

@@ -38,7 +38,7 @@ def not_beside_a_matmul(analysis: Analysis) -> tuple[int, list[str]]:
 SEQUENCE = ("gather_sequence", "scatter_sequence")
 
 
-@pytest.mark.long(every=4)
+@pytest.mark.long
 def test_a_matmul_runs_beside_the_sends_forward_and_backward():
     config = ring()
     analysis, report = inspected(config, CLUSTER)

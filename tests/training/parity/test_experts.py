@@ -144,7 +144,7 @@ def test_loss_and_gradients_equal_float64(router: str):
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
 
 
-@pytest.mark.long(every=4)
+@pytest.mark.long
 def test_no_token_is_dropped_when_all_go_to_one_expert():
     """The same numbers as with room for all, in as many rounds as the fullest rank needs; and it is reported."""
     model = {"layers": 1, "experts": ExpertsConfig(count=8, per_token=1, router="sigmoid", width=WIDTH)}
@@ -164,7 +164,7 @@ def test_no_token_is_dropped_when_all_go_to_one_expert():
     assert report["dropped"] == 0 and report["overflows"] == 1 and report["load"] == pytest.approx(8)
 
 
-@pytest.mark.long(every=4)
+@pytest.mark.long
 def test_a_run_goes_on_with_experts_on_fewer_ranks(tmp_path: Path):
     """Muon, the norm that clips, biases, and a checkpoint on another size of the expert axis."""
     model = {"layers": 2, "experts": ExpertsConfig(count=4, shared=1, router="sigmoid", width=WIDTH)}

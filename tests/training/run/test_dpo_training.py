@@ -95,7 +95,7 @@ def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path):
         Trainer(config_of(base, tokens, **{"loss.reference": other})).provide_reference()
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_run_learns_to_tell_answers_apart_goes_on_and_notices_another_reference(base: Path, tmp_path: Path):
     folder = prepared_pairs(tmp_path / "pairs", pairs() * 3, heldout_fraction=0.2)
     config = config_of(base, folder.path, **{"evaluation.every": 6, "checkpoint.every": 6})
@@ -118,7 +118,7 @@ def test_a_run_learns_to_tell_answers_apart_goes_on_and_notices_another_referenc
     assert not any("Computing" in text for text in other.messages)
 
 
-@pytest.mark.long(every=4)
+@pytest.mark.long
 def test_factors_are_trained_on_pairs_and_the_reference_is_the_model_below(base: Path, tmp_path: Path):
     tokens = prepared_pairs(tmp_path / "pairs").path
     config = replace(config_of(base, tokens, **{"evaluation.batches": 0}), lora=LoraConfig(rank=4))

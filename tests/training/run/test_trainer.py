@@ -28,7 +28,7 @@ def config_of(to: Path, steps: int, **sections: Any) -> Config:
     return run_config(to, steps, model=model, checkpoint={"every": 2, "keep_last": 9}, **sections)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_run_goes_on_from_each_of_its_checkpoints(tmp_path: Path):
     """With the same steps as if it had never stopped, on another layout too; then `fit` in its own folder."""
     config = config_of(tmp_path, 4, parallel={"fsdp": 2})
@@ -78,7 +78,7 @@ KINDS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.long(every=4)
+@pytest.mark.long
 def test_a_pipeline_has_the_weights_and_the_text_of_one_device(tmp_path: Path):
     """Its stages are uneven and its layers of two kinds; for text its devices are laid out anew."""
     alone = make_trainer(config_of(tmp_path, 2, model=KINDS))
@@ -92,7 +92,7 @@ def test_a_pipeline_has_the_weights_and_the_text_of_one_device(tmp_path: Path):
         np.testing.assert_allclose(one.log_probabilities, other.log_probabilities, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_text_is_the_generators_and_ends_before_a_stop_string(tmp_path: Path):
     folder = tmp_path / "tokens"
     prepared(folder, texts(40))
