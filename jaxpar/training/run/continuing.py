@@ -13,7 +13,8 @@ from jaxtyping import Int
 from jaxpar.config import UserError
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.spelling import quoted
-from jaxpar.generation.generator import Continuation, Generator, generation_layout
+from jaxpar.generation.generator import Continuation, Generator
+from jaxpar.generation.layout import generation_layout
 from jaxpar.generation.sampling import Sampling
 from jaxpar.generation.text import Stop
 from jaxpar.layout.step_layout import shardings

@@ -48,7 +48,6 @@ def test_a_line_is_shown_without_the_folder_of_the_clone_that_compiled_it(file: 
     assert where(Frame("f", file, 9)) == shown
 
 
-@pytest.mark.long
 def test_classes_add_up_to_the_compilers_peak():
     _, report = hsdp()
     assert set(report.classes) == set(CLASSES)
