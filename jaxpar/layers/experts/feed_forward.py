@@ -29,6 +29,7 @@ from jaxpar.layers.feed_forward.gated import Gated
 from jaxpar.layers.report import AUXILIARY_LOSS, Report
 from jaxpar.mesh.collectives import gather_sequence, reduce_max, reduce_sum, scatter_sequence
 from jaxpar.mesh.parameters import Arrays, ParamSpec
+from pallas_kernels.varying import vary_alike
 
 ROUTED = ("routed", "expert_mlp")
 """Dims of a hidden activation of the routed experts: rows for each token, hidden width."""
@@ -196,7 +197,8 @@ class Experts(nnx.Module):
         assignments = exchange.assign(routing.indices, counts)
         rounds = reduce_max(rounds_of(assignments, exchange.room), TOKEN_AXES)
         weights = {name: self._weight(name) for name in ("up", "gate", "down") if name in self.part.weights}
-        y, handled = exchanged(exchange, self._products, weights, x, routing.weights, assignments, rounds)
+        x, gates = vary_alike((x, routing.weights))  # those of a hash are constants
+        y, handled = exchanged(exchange, self._products, weights, x, gates, assignments, rounds)
         here = counts.sum().astype(jnp.float32)
         # After an all-gather, each tensor rank handles the rows of all of them.
         handled = handled if name == "all_to_all" else handled / lax.axis_size("tensor")

@@ -75,7 +75,7 @@ class StepFunctions:
         weights = self.residency.compute_weights(all_weights(state))
         accumulators = self.residency.accumulators(weights)
         tokens = reduce_sum(batch["mask"].sum(), TOKEN_AXES)
-        count = self._count(batch)
+        count = self._pairs(batch) if PAIRS in batch else tokens
         scale = state.loss_scale.value
         seed = scale / jnp.maximum(count, 1.0)
         seeds = Seeds(seed, scale / jnp.maximum(tokens, 1.0))
@@ -115,13 +115,13 @@ class StepFunctions:
         program = forward_program(self.layout.plan, self.layout.plan.microbatches)
         loss = lambda x, microbatch: stages.loss(weights, accumulators, x, microbatch)[1]
         totals = evaluate(program, stages, weights, batch, loss)
-        return {name: self._sum(total) for name, total in totals.items()}, self._count(batch)
+        count = self._pairs(batch) if PAIRS in batch else reduce_sum(batch["mask"].sum(), TOKEN_AXES)
+        return {name: self._sum(total) for name, total in totals.items()}, count
 
-    def _count(self, batch: Batch) -> Float[Array, ""]:
-        """What the loss of the global batch is the mean of: pairs of documents, or unmasked tokens."""
-        if PAIRS in batch:
-            return reduce_sum(batch[PAIRS].sum(), DATA_AXES).astype(jnp.float32)
-        return reduce_sum(batch["mask"].sum(), TOKEN_AXES)
+    @staticmethod
+    def _pairs(batch: Batch) -> Float[Array, ""]:
+        """The pairs of documents of the global batch, whose mean the loss is."""
+        return reduce_sum(batch[PAIRS].sum(), DATA_AXES).astype(jnp.float32)
 
     def _sum(self, own: Float[Array, ""]) -> Float[Array, ""]:
         """The sum over tokens and pipeline stages of all ranks; ranks that split the vocabulary hold equal values."""
