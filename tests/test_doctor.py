@@ -17,7 +17,7 @@ from jaxpar.doctor import main
 from tests.sentences import refused_by_command
 
 ROOT = Path(__file__).parents[1]
-CHECKS = ["python", "packages", "host", "devices", "layout", "collectives", "run.dir", "room", "step"]
+CHECKS = ["python", "packages", "ptxas", "host", "devices", "layout", "collectives", "run.dir", "room", "step"]
 
 
 def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
