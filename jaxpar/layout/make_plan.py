@@ -10,6 +10,7 @@ from itertools import groupby
 from jaxpar.config import Config, UserError
 from jaxpar.config.axes import axis_sizes, resolve_axes
 from jaxpar.config.plan import AxisSizes, Dtypes, LayerRun, Plan
+from jaxpar.config.schema import PrecisionConfig
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.distributed.devices import Device, cluster_of
 from jaxpar.hardware.cluster import Cluster, parse_cluster
@@ -66,7 +67,7 @@ def make_plan(
     `usable` is what a program may take of a device, in bytes; by default the processes of the job agree on it.
     Raises `UserError` for a choice that does not support it.
     """
-    parallel, precision, memory = config.parallel, config.precision, config.memory
+    parallel, memory = config.parallel, config.memory
     axes = AxisSizes(**axis_sizes(parallel))
     rows = config.data.batch_size // (axes.data * parallel.microbatches)
     schedule = choose_schedule(config)
@@ -88,15 +89,7 @@ def make_plan(
         loss=choose_loss(config, device),
         loss_tiles=loss_parts.number,
         loss_tiles_reason=loss_parts.why,
-        dtypes=Dtypes(
-            compute=precision.compute,
-            storage=precision.storage or precision.compute,
-            master=precision.master,
-            gradient=precision.gradient,
-            moments=precision.moments,
-            weight_wire=precision.weight_wire,
-            gradient_wire=precision.gradient_wire,
-        ),
+        dtypes=_dtypes(config.precision),
         secondary_shard=parallel.secondary_shard or 1,
         collectives=parallel.collectives,
         node_devices=check_wire(config, axes, node_devices),
@@ -126,6 +119,18 @@ def make_plan(
         usable = usable_bytes() if cluster is None else pool_bytes(cluster.device_bytes)
     tiled = {kind: _without_tiled(config, of_kind) for kind, of_kind in costs.items()}
     return keeping(auto_runs(config, keeping(layer_runs("full", names, len(kinds))), tiled, usable, host))
+
+
+def _dtypes(precision: PrecisionConfig) -> Dtypes:
+    return Dtypes(
+        compute=precision.compute,
+        storage=precision.storage or precision.compute,
+        master=precision.master,
+        gradient=precision.gradient,
+        moments=precision.moments,
+        weight_wire=precision.weight_wire,
+        gradient_wire=precision.gradient_wire,
+    )
 
 
 def _host_limit(config: Config, described: Cluster | None, *, alone: bool) -> int:

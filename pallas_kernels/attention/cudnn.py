@@ -65,7 +65,7 @@ def supports(request: Request) -> str | None:
 
 
 def _deterministic_operations() -> bool:
-    """Whether XLA is told to take deterministic operations; of a flag that is given twice the last one counts."""
+    """Whether XLA's flags ask for deterministic operations; of a flag that is given twice the last one counts."""
     given = re.findall(r"--xla_gpu_deterministic_ops(?:=(\w+))?(?:\s|$)", os.environ.get("XLA_FLAGS", ""))
     return bool(given) and given[-1].lower() in ("", "true", "1")
 

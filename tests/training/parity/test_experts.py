@@ -22,10 +22,8 @@ from tests.nonzero_gradients import moved_weights, nonzero_gradients
 from tests.reference import experts64
 from tests.short_documents import into_documents
 from tests.small_run import SmallRun, small, worst_difference
+from tests.training.parity.one_device import TOLERANCE, assert_equals_one_device
 from tests.training.runs import fit, folder_of, losses, run_config
-
-TOLERANCE = 1e-5
-"""max|difference| / max|reference| in float32, for the loss and for every gradient."""
 
 AXES = ("expert", "fsdp", "tensor", "context", "replica")
 DEVICES = 8
@@ -116,12 +114,7 @@ def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
     keys = ("router", "shared", "microbatches", "kinds", "pipe")
     loss, gradients, weights = reference(tuple((key, row[key]) for key in keys))
     run = SmallRun(config_of(row))
-    initial = run.by_layer(run.step.residency.initial_state().master)
-    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, initial, weights))), "initial weights differ in some bit"
-    found_loss, found = nonzero_gradients(run, initial)
-    assert abs(found_loss - loss) <= TOLERANCE * abs(loss)
-    worst, leaf = worst_difference(found, gradients)
-    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+    assert_equals_one_device(run, loss, gradients, weights)
 
 
 SPLIT = {"expert": 2, "tensor": 2, "context": 2, "expert_exchange": "all_to_all"}

@@ -23,10 +23,8 @@ from jaxpar.model import decoder
 from tests.nonzero_gradients import nonzero_gradients
 from tests.sentences import refused
 from tests.small_run import SmallRun, small, worst_difference
+from tests.training.parity.one_device import TOLERANCE, assert_close, assert_equals_one_device
 from tests.training.runs import fit, folder_of, losses, run_config
-
-TOLERANCE = 1e-5
-"""max|difference| / max|reference| in float32, for the loss and for every gradient."""
 
 MODEL: dict[str, Any] = {
     "layers": 8,
@@ -83,13 +81,7 @@ def reference() -> tuple[float, Any, Any]:
 def test_loss_and_gradients_equal_one_device(layout: str):
     loss, gradients, weights = reference()
     run = SmallRun(small(model=MODEL, **LAYOUTS[layout]))
-    initial = run.by_layer(run.step.residency.initial_state().master)
-    same = jax.tree.map(np.array_equal, initial, weights)
-    assert all(jax.tree.leaves(same)), "initial weights differ in some bit"
-    found_loss, found = nonzero_gradients(run, initial)
-    assert abs(found_loss - loss) <= TOLERANCE * abs(loss)
-    worst, leaf = worst_difference(found, gradients)
-    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+    assert_equals_one_device(run, loss, gradients, weights)
 
 
 @pytest.mark.long
@@ -164,9 +156,7 @@ def test_what_layers_report_is_counted_once(monkeypatch: pytest.MonkeyPatch, lay
     loss, gradients = alone.loss_and_gradients()
     found_loss, found = split.loss_and_gradients()
     assert loss == pytest.approx(quiet, rel=1e-6), "the loss that is reported is that of the tokens alone"
-    assert found_loss == pytest.approx(loss, rel=TOLERANCE)
-    worst, leaf = worst_difference(found, gradients)
-    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+    assert_close(found_loss, loss, found, gradients)
     _, one = alone.step.train(alone.step.residency.initial_state(), alone.batch(0))
     _, many = split.step.train(split.step.residency.initial_state(), split.batch(0))
     tokens = alone.config.data.batch_size * alone.config.data.sequence_length

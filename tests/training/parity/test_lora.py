@@ -11,17 +11,15 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config, LoraConfig
-from jaxpar.config.schema.model import Pattern
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import shardings
 from jaxpar.mesh.parameters import merge
 from tests.given_weights import state_with
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
-from tests.small_run import SmallRun, small, worst_difference
-
-TOLERANCE = 1e-5
-"""max|difference| / max|reference| in float32, for the loss and for every gradient."""
+from tests.small_run import SmallRun, small
+from tests.training.parity import factor_layouts
+from tests.training.parity.one_device import TOLERANCE, assert_close
 
 
 def adapted(lora: LoraConfig, **sections: dict[str, Any]) -> Config:
@@ -83,28 +81,13 @@ def test_gradients_are_those_of_full_fine_tuning_projected():
                 assert np.abs(got - wanted).max() <= TOLERANCE * np.abs(wanted).max(), (part, name, what)
 
 
-KINDS: dict[str, Any] = {
-    "layers": 4,
-    "kinds": {"local": {"window": 5}, "wide": {"mlp": 64, "activation": "gelu", "mlp_bias": True}},
-    "pattern": Pattern(unit=("local", "wide")),
-}
-LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
-    "fsdp, tensor and context": {"parallel": {"fsdp": 2, "tensor": 2, "context": 2}},
-    "key heads that tensor ranks share": {"parallel": {"tensor": 8}, "model": {"kv_heads": 2}},
-    "whole weights": {"parallel": {"fsdp": 4, "zero": 0, "microbatches": 2}, "model": {"tied": True}},
-    "sharded state, in tiles": {"parallel": {"fsdp": 4, "zero": 1}, "memory": {"mlp_tiles": 3, "loss_tiles": 2}},
-    "sharded gradients, all recomputed": {"parallel": {"fsdp": 4, "zero": 2}, "memory": {"remat": "full"}},
-    "stages": {"parallel": {"pipe": 2, "fsdp": 2, "tensor": 2, "microbatches": 4}},
+LAYOUTS = factor_layouts.LAYOUTS | {
     "stages that share the vocabulary": {
         "parallel": {"pipe": 2, "tensor": 2, "microbatches": 2, "pipe_ends": "shared"}, "model": {"tied": True}
     },
     "held chunks": {
         "parallel": {"pipe": 2, "fsdp": 2, "microbatches": 4, "schedule": "breadth-first", "virtual_stages": 2},
         "model": {"layers": 4},
-    },
-    "kinds, interleaved": {
-        "parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2, "schedule": "interleaved", "virtual_stages": 2},
-        "model": KINDS,
     },
 }  # fmt: skip
 
@@ -116,8 +99,7 @@ def test_a_layout_has_the_gradients_of_one_device(layout: str):
     wanted_loss, wanted = loss_and_gradients(SmallRun(adapted(lora, model=sections.get("model", {}))))
     run = SmallRun(adapted(lora, **sections))
     loss, gradients = loss_and_gradients(run)
-    assert loss == pytest.approx(wanted_loss, rel=TOLERANCE)
-    assert worst_difference(gradients, wanted)[0] <= TOLERANCE
+    assert_close(loss, wanted_loss, gradients, wanted)
 
 
 @pytest.mark.long

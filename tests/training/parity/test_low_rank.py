@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxpar.config.schema.model import Pattern
 from tests.given_weights import state_with
 from tests.nonzero_gradients import nonzero_gradients
 from tests.sentences import refused
-from tests.small_run import SmallRun, small, worst_difference
-
-TOLERANCE = 1e-5
-"""max|difference| / max|reference| in float32, for the loss and for every gradient."""
+from tests.small_run import SmallRun, small
+from tests.training.parity import factor_layouts
+from tests.training.parity.one_device import TOLERANCE, assert_close
 
 RANKS = {"query": 5, "key": 6, "value": 4, "output": 7, "gate": 9, "up": 8, "down": 10}
 MODEL: dict[str, Any] = {"layers": 2, "low_rank": RANKS}
@@ -55,26 +53,9 @@ def test_gradients_are_those_of_the_products_projected():
                 assert np.abs(got - factor).max() <= TOLERANCE * np.abs(factor).max(), (part, name, end)
 
 
-KINDS: dict[str, Any] = {
-    "layers": 4,
-    "kinds": {"local": {"window": 5}, "wide": {"mlp": 64, "activation": "gelu", "mlp_bias": True}},
-    "pattern": Pattern(unit=("local", "wide")),
-}
-LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
-    "fsdp, tensor and context": {"parallel": {"fsdp": 2, "tensor": 2, "context": 2}},
-    "key heads that tensor ranks share": {"parallel": {"tensor": 8}, "model": {"kv_heads": 2}},
-    "whole weights": {"parallel": {"fsdp": 4, "zero": 0, "microbatches": 2}, "model": {"tied": True}},
-    "sharded state, in tiles": {
-        "parallel": {"fsdp": 2, "tensor": 2, "zero": 1}, "memory": {"mlp_tiles": 3, "loss_tiles": 2}
-    },
-    "sharded gradients, all recomputed": {"parallel": {"fsdp": 4, "zero": 2}, "memory": {"remat": "full"}},
+LAYOUTS = factor_layouts.LAYOUTS | {
     "some matrices": {"parallel": {"tensor": 4, "context": 2}, "model": {"low_rank": {"up": 3, "value": 2}}},
-    "stages": {"parallel": {"pipe": 2, "fsdp": 2, "tensor": 2, "microbatches": 4}},
-    "kinds, interleaved": {
-        "parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2, "schedule": "interleaved", "virtual_stages": 2},
-        "model": KINDS,
-    },
-}  # fmt: skip
+}
 
 
 @cache
@@ -91,8 +72,7 @@ def test_a_layout_has_the_gradients_of_one_device(layout: str):
     wanted_loss, wanted, initial = _alone(layout)
     run = SmallRun(small(**{**sections, "model": MODEL | sections.get("model", {})}))
     loss, gradients = nonzero_gradients(run, initial)
-    assert loss == pytest.approx(wanted_loss, rel=TOLERANCE)
-    assert worst_difference(gradients, wanted)[0] <= TOLERANCE
+    assert_close(loss, wanted_loss, gradients, wanted)
 
 
 def test_a_schedule_that_splits_the_backward_is_refused():

@@ -10,13 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 from tests.covering import covering_rows, feasible_pairs
 from tests.nonzero_gradients import FAMILIES, gemma, nonzero_gradients
-from tests.small_run import SmallRun, small, worst_difference
+from tests.small_run import SmallRun, small
+from tests.training.parity.one_device import TOLERANCE, assert_equals_one_device
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "replica": (1, 2),
@@ -48,8 +48,6 @@ REMATS: dict[str, dict[str, Any]] = {
 """`memory` under the names that are no presets."""
 
 DEVICES = 8
-TOLERANCE = 1e-5
-"""max|difference| / max|reference| in float32, for the loss and for every gradient."""
 
 
 def _fits(row: dict[str, Any]) -> bool:
@@ -118,12 +116,7 @@ def _name(row: dict[str, Any]) -> str:
 def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
     loss, gradients, weights = reference(row)
     run = SmallRun(config_of(row))
-    initial = run.by_layer(run.step.residency.initial_state().master)
-    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, initial, weights))), "initial weights differ in some bit"
-    found_loss, found = nonzero_gradients(run, initial)
-    assert abs(found_loss - loss) <= TOLERANCE * abs(loss)
-    worst, leaf = worst_difference(found, gradients)
-    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+    assert_equals_one_device(run, loss, gradients, weights)
 
 
 TIERS: dict[str, dict[str, dict[str, Any]]] = {

@@ -17,7 +17,8 @@ from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules import SCHEDULES, make_schedule
 from tests.covering import Row, covering_rows, feasible_pairs
 from tests.nonzero_gradients import FAMILIES, gemma, nonzero_gradients
-from tests.small_run import SmallRun, small, worst_difference
+from tests.small_run import SmallRun, small
+from tests.training.parity.one_device import assert_close
 
 MODELS: dict[str, tuple[bool, dict[str, Any]]] = {
     "llama": (True, {"tied": False, "dropout": 0.0} | FAMILIES["llama"]),
@@ -53,8 +54,6 @@ MEMORIES: dict[str, dict[str, Any]] = {
 }
 
 LAYERS, BATCH, DEVICES = 8, 24, 8
-TOLERANCE = 1e-5
-"""max|difference| / max|reference| in float32, for the loss and for every gradient."""
 
 
 @cache
@@ -163,9 +162,7 @@ def test_loss_and_gradients_equal_one_device(row: Row):
     loss, gradients, weights = reference(row["model"])
     run = SmallRun(config_of(row))
     found_loss, found = nonzero_gradients(run, weights)
-    assert abs(found_loss - loss) <= TOLERANCE * abs(loss)
-    worst, leaf = worst_difference(found, gradients)
-    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+    assert_close(found_loss, loss, found, gradients)
 
 
 @pytest.mark.matrix(ci=1)
@@ -183,9 +180,7 @@ def test_context_strategies_inside_pipelines_equal_one_device(model: str, parall
     loss, gradients, weights = reference(model)
     run = SmallRun(model_of(model, parallel={"pipe": 2, "microbatches": 4} | parallel))
     found_loss, found = nonzero_gradients(run, weights)
-    assert abs(found_loss - loss) <= TOLERANCE * abs(loss)
-    worst, leaf = worst_difference(found, gradients)
-    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+    assert_close(found_loss, loss, found, gradients)
 
 
 @pytest.mark.matrix(quick=1, ci=1)

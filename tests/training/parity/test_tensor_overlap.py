@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from tests.nonzero_gradients import FAMILIES, nonzero_gradients
-from tests.small_run import SmallRun, small, worst_difference
-
-TOLERANCE = 1e-5
-"""max|difference| / max|reference| in float32, for the loss and for every gradient."""
+from tests.small_run import SmallRun, small
+from tests.training.parity.one_device import assert_close
 
 LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "fsdp, full remat": {"parallel": {"tensor": 2, "fsdp": 2, "zero": 3}, "memory": {"remat": "full"}},
@@ -58,6 +56,4 @@ def test_loss_and_gradients_equal_one_device(name: str, family: str):
     run = SmallRun(config_of(family, **layout | {"parallel": layout["parallel"] | {"tensor_overlap": "ring"}}))
     assert {own.algorithm for own in run.step.layout.plan.tensor_overlap.values()} == {"ring"}
     found_loss, found = nonzero_gradients(run)
-    assert abs(found_loss - loss) <= TOLERANCE * abs(loss)
-    worst, leaf = worst_difference(found, gradients)
-    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+    assert_close(found_loss, loss, found, gradients)
