@@ -26,6 +26,6 @@ def assert_close(
     found_loss: SupportsFloat, loss: float, found: Any, gradients: Any, tolerance: float = TOLERANCE
 ) -> None:
     """A loss and gradients, by layer, are the wanted ones within `tolerance`."""
-    assert abs(float(found_loss) - loss) <= tolerance * abs(loss)
+    assert abs(float(found_loss) - loss) <= TOLERANCE * abs(loss)
     worst, leaf = worst_difference(found, gradients)
-    assert worst <= tolerance, f"gradient of {leaf} differs by {worst:.1e}"
+    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
