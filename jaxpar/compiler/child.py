@@ -45,6 +45,7 @@ def compile_request(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     from jaxpar.config import config_from_dict
     from jaxpar.config.plan import Plan
     from jaxpar.config.reading.typed import record_from_plain
+    from jaxpar.layout.choices.joining import step_options
     from jaxpar.layout.step_layout import StepLayout
     from jaxpar.mesh.build import build_mesh
     from jaxpar.training.step.train_step import TrainStep
@@ -65,8 +66,8 @@ def compile_request(request: dict[str, Any], folder: Path) -> dict[str, Any]:
         places = layout.state_shardings()
         offloaded = [leaf.memory_kind == PINNED for leaf in jax.tree.leaves((places.master, places.optimizer))]
         _put_on_host(lowered, {number for number, there in enumerate(offloaded) if there})
-    without = options_without_machine_code(toolkit(cuda_release()), folder / "toolkit")
-    compiled = lowered.compile(compiler_options=without)
+    options = step_options(plan, step.mesh) | options_without_machine_code(toolkit(cuda_release()), folder / "toolkit")
+    compiled = lowered.compile(compiler_options=options)
     seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
     if memory is None:

@@ -166,6 +166,10 @@ class Plan:
     """Whether weights are gathered and gradients reduced in one message, or inside and between nodes apart."""
     node_devices: int | None = None
     """Devices of a node, where messages are cut at its border; null where none is."""
+    joined_gathers: int | None = None
+    """Bytes up to which XLA joins gathers of a layer's weights to one message; null where it takes its default."""
+    joined_scatters: int | None = None
+    """The same of reduce-scatters of a layer's gradients."""
     ulysses: int = 1
     """Neighbouring context ranks that exchange sequence for heads."""
     tensor_overlap: dict[str, TensorOverlap] = field(default_factory=dict, hash=False)

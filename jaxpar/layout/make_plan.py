@@ -20,6 +20,7 @@ from jaxpar.layers.declared import activation_names, hidden_names
 from jaxpar.layout.auto_remat import auto_runs
 from jaxpar.layout.choices.attention import attention_plan, strategy_on
 from jaxpar.layout.choices.head_loss import choose_loss
+from jaxpar.layout.choices.joining import with_joined_messages
 from jaxpar.layout.choices.overlap import tensor_overlap
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
 from jaxpar.layout.choices.tiles import loss_tiles, mlp_tiles, without_hidden
@@ -109,7 +110,7 @@ def make_plan(
         plan = settled(
             runs=kept, mlp_tiles=tiles.number, mlp_tiles_reason=tiles.why, tensor_overlap=overlap, **attention._asdict()
         )
-        return with_residency(config, plan)
+        return with_joined_messages(config, with_residency(config, plan))
 
     names = activation_names(config.model)
     if memory.remat != AUTO:

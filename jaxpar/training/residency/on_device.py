@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.sources.source import ReadPart
+from jaxpar.layout.choices.joining import step_options
 from jaxpar.layout.state import TrainState, join_weights, weight_states, without_frozen
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.disk_array import copied
@@ -111,7 +112,8 @@ class OnDevice:
             _train, self.mesh, layout.plan.dtypes.compute, (layout.state, layout.batch), (layout.state, metrics)
         )
         placed = layout.state_shardings(self.mesh), shardings(self.mesh, metrics)
-        return jax.jit(self.placing(step), donate_argnums=0, out_shardings=placed)
+        options = step_options(layout.plan, self.mesh)
+        return jax.jit(self.placing(step), donate_argnums=0, out_shardings=placed, compiler_options=options)
 
     def placing(self, step: Any) -> Any:
         """`step`, compiled for the memory kinds of the state's arrays."""

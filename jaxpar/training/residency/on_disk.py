@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxpar.interop.sources.source import ReadPart
+from jaxpar.layout.choices.joining import step_options
 from jaxpar.layout.state import TrainState, WeightState, weight_states
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.disk_array import DiskArray, check_whole, copied, offload_folder, remove_stale
@@ -144,7 +145,8 @@ class OnDisk(OnDevice):
             return tuple(measure(state, batch))
 
         step = self._mapped(_train, (reads, layout.batch), results)
-        return jax.jit(wraps(_train)(step), out_shardings=shardings(self.mesh, results))
+        options = step_options(layout.plan, self.mesh)
+        return jax.jit(wraps(_train)(step), out_shardings=shardings(self.mesh, results), compiler_options=options)
 
     def advance(self, train: Any, state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
         gradients, facts, following, metrics = train(self.lean(state), batch)

@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
+from jaxpar.layout.choices.joining import step_options
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import StepLayout
@@ -64,4 +65,5 @@ class TrainStep:
 
     def compiled(self, function: Any, in_layouts: Any, out_layouts: Any) -> Any:
         """`function` of each device's parts, jitted on this mesh."""
-        return jax.jit(mapped(function, self.mesh, self.layout.plan.dtypes.compute, in_layouts, out_layouts))
+        program = mapped(function, self.mesh, self.layout.plan.dtypes.compute, in_layouts, out_layouts)
+        return jax.jit(program, compiler_options=step_options(self.layout.plan, self.mesh))
