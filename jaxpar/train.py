@@ -44,7 +44,7 @@ def _train(file: Path | None, plan: Path | None, overrides: Sequence[str]) -> in
     chosen = None
     if given is not None:
         _check_given(given, config)
-        chosen = None if given.version is None else given.plan
+        chosen = None if given.older else given.plan
     elif config.parallel.auto:
         config, chosen = _plan_here(config)
     from jaxpar.training.errors import TrainingError
@@ -62,8 +62,9 @@ def _given(path: Path) -> PlanFile:
     from jaxpar.layout import plan_file
 
     given = plan_file.read(path)
-    if given.version is None:
-        print(f"{path} is of an earlier release and has no version: its plan is derived again from its configuration.")
+    if given.older:
+        has = "no version" if given.version is None else f"version {given.version}"
+        print(f"{path} is of an earlier release and has {has}: its plan is derived again from its configuration.")
     return given
 
 

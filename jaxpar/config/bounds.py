@@ -37,6 +37,7 @@ COUNT = 2**31 - 1
 """The largest 32-bit integer: steps, vocabulary ids and positions are 32-bit integers on devices."""
 BYTES = 2**62
 CHUNKS = 4
+CAPACITY = 1e6
 """Chunks of a tensor rank's part that pass round by themselves."""
 RANKS = 2**20
 """Limit for the devices of a mesh."""
@@ -105,7 +106,7 @@ BOUNDS: dict[str, Bound] = {
     "parallel.expert": _AXIS,
     "parallel.context": _AXIS,
     "parallel.tensor": _AXIS,
-    "parallel.expert_capacity": Bound("at least 1", lambda value: value >= 1, 1e6),
+    "parallel.expert_capacity": Bound("at least 1", lambda value: value >= 1, CAPACITY),
     "parallel.microbatches": _at_least(1, MICROBATCHES),
     "parallel.secondary_shard": _at_least(2, RANKS),
     "parallel.ulysses": _at_least(1, RANKS),

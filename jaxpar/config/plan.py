@@ -7,20 +7,21 @@ from math import prod
 from typing import Literal
 
 from jaxpar.config.axes import AXES
-from jaxpar.config.bounds import CHUNKS, COUNT, LAYERS, MICROBATCHES, RANKS, ROWS, spell_limit
+from jaxpar.config.bounds import CAPACITY, CHUNKS, COUNT, LAYERS, MICROBATCHES, RANKS, ROWS, spell_limit
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
-PLAN_VERSION = 1
-"""The version of `plan.json` that is written, and the only one that is read; older files have none."""
+PLAN_VERSION = 2
+"""The version of `plan.json` that is written. A new field of `Plan` raises it; one of a record inside has the value of
+before as its default, and does not. Plans of earlier versions are read, and derived again before they are run."""
 
 
 def check_plan_version(version: object, label: str) -> None:
     """Raise `UserError` for a `plan.json` (`label` is its name) of a version that this release does not read."""
-    if type(version) is not int or version != PLAN_VERSION:
+    if type(version) is not int or not 1 <= version <= PLAN_VERSION:
         raise UserError(
-            f"{label}: version {shown(version)} of plan.json; this release reads version {PLAN_VERSION}, and files of "
-            "before, which have no version"
+            f"{label}: version {shown(version)} of plan.json; this release reads versions 1 to {PLAN_VERSION}, and "
+            "files of before, which have no version"
         )
 
 
@@ -110,6 +111,22 @@ class TensorOverlap:
 
 
 @dataclass(frozen=True)
+class ExpertLayout:
+    """How the experts of a kind of layers get their tokens."""
+
+    exchange: Literal["all_to_all", "all_gather"] = "all_to_all"
+    """The algorithm of the exchange: `docs/experts.md`."""
+    capacity: float = 2.0
+    """Rows that a rank has room for in a round of it, as a multiple of an even share."""
+    reason: str = ""
+    """Why this algorithm."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.capacity <= CAPACITY:
+            raise UserError(f"plan.experts: capacity: must be from 1 to {CAPACITY:g}, got {self.capacity:g}")
+
+
+@dataclass(frozen=True)
 class LayerRun:
     """Neighbouring layers of a chunk that keep the same activations between forward and backward."""
 
@@ -175,6 +192,8 @@ class Plan:
     tensor_overlap: dict[str, TensorOverlap] = field(default_factory=dict, hash=False)
     """By group of a layer's matmuls, how it exchanges the sequence with the other tensor ranks; groups that are not
     named take `plain`."""
+    experts: dict[str, ExpertLayout] = field(default_factory=dict, hash=False)
+    """By kind of layers, of those that have experts, how these get their tokens."""
     loss: Choice = field(default_factory=lambda: Choice("xla", "by default"))
     """The implementation of head and loss."""
     loss_tiles: int = 1

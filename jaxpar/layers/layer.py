@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxpar.config.plan import TensorOverlap
+from jaxpar.config.plan import ExpertLayout, TensorOverlap
 from jaxpar.config.schema import Config
 from jaxpar.layers.attention import Attend, Attention
 from jaxpar.layers.context import TokenContext, sequence_part
@@ -27,12 +27,19 @@ from jaxpar.mesh.collective_matmul import PLAIN
 class DecoderLayer(nnx.Module):
     """Attention and feed-forward. Between them a rank holds its part of the sequence; inside, of heads and hidden."""
 
-    def __init__(self, config: Config, mlp_tiles: int = 1, overlap: Mapping[str, TensorOverlap] | None = None):
+    def __init__(
+        self,
+        config: Config,
+        mlp_tiles: int = 1,
+        overlap: Mapping[str, TensorOverlap] | None = None,
+        experts: ExpertLayout | None = None,
+    ):
         model = config.model
         self.activations = declare_layer(model).activations
         self.norms_before, self.norms_behind = PLACEMENTS[model.norm_placement]
         self.attention, feed_forward = Attention(model, config.lora), feed_forward_class(model)
-        self.mlp = feed_forward(model, config.lora) if model.experts is None else Experts(config, feed_forward)
+        dense = model.experts is None
+        self.mlp = feed_forward(model, config.lora) if dense else Experts(config, feed_forward, experts)
         norm = NORMS[model.norm]
         if self.norms_before:
             self.attention_norm, self.mlp_norm = norm(model), norm(model)

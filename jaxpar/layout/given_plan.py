@@ -13,6 +13,7 @@ from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.distributed.devices import Device
 from jaxpar.layers.declared import activation_names
 from jaxpar.layout.choices.attention import check_attention
+from jaxpar.layout.choices.experts import check_expert_layouts
 from jaxpar.layout.choices.head_loss import check_loss
 from jaxpar.layout.choices.overlap import check_overlap
 from jaxpar.layout.choices.pipeline import layer_order, schedule_of, whole_backward
@@ -69,6 +70,7 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
     _check_residency(plan, config)
     check_overlap(plan, config)
     try:
+        check_expert_layouts(plan, config)
         wanted = check_wire(config, plan.axes, node_devices)
         if plan.node_devices != wanted:
             raise UserError(f"plan.node_devices: {shown(plan.node_devices)}, and the nodes here have {shown(wanted)}")

@@ -19,6 +19,7 @@ from jaxpar.layers.checks import validate
 from jaxpar.layers.declared import activation_names, hidden_names
 from jaxpar.layout.auto_remat import auto_runs
 from jaxpar.layout.choices.attention import attention_plan, strategy_on
+from jaxpar.layout.choices.experts import expert_layouts
 from jaxpar.layout.choices.head_loss import choose_loss
 from jaxpar.layout.choices.joining import with_joined_messages
 from jaxpar.layout.choices.overlap import tensor_overlap
@@ -87,6 +88,7 @@ def make_plan(
         microbatches=parallel.microbatches,
         microbatch_rows=rows,
         remat=remat_name(memory.remat),
+        experts=expert_layouts(config, axes),
         loss=choose_loss(config, device),
         loss_tiles=loss_parts.number,
         loss_tiles_reason=loss_parts.why,

@@ -41,7 +41,12 @@ class PlanFile:
     """Nothing, or `NUMBERS` and `TABLES`, and `interval_s`, `host_bytes`, `usable_bytes`, `node_order` and
     `stages`."""
     version: int | None = PLAN_VERSION
-    """None for an older file: it may lack what a plan decides today, and is derived again before it is run."""
+    """That of the file; None for one of before there were versions."""
+
+    @property
+    def older(self) -> bool:
+        """Whether it may lack what a plan decides today: its plan is derived again before it is run."""
+        return self.version != PLAN_VERSION
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -67,7 +72,7 @@ def write(path: Path, file: PlanFile) -> None:
 
 
 def read(path: Path) -> PlanFile:
-    """Read `plan.json` of the planner or of a run, files without a version too; of a list (`--json`) the first.
+    """Read `plan.json` of the planner or of a run, older ones too; of a list (`--json`) the first.
 
     Raises:
         UserError: it cannot be read, is no plan, or is of a version that this release does not read.
@@ -140,7 +145,7 @@ def _check(label: str, plain: Mapping[str, Any]) -> None:
     for name in ("config", "plan", "predicted"):
         if not isinstance(plain[name], dict):
             raise UserError(f"{label}: {name}: expected names and values, got {shown(plain[name])}")
-    if plain["version"] is not None and (missing := [key for key in field_types(Plan) if key not in plain["plan"]]):
+    if plain["version"] == PLAN_VERSION and (missing := [key for key in field_types(Plan) if key not in plain["plan"]]):
         raise UserError(f"{label}: plan: the key {missing[0]} is missing")
     if plain["predicted"]:
         _check_predicted(label, plain["predicted"])

@@ -73,4 +73,5 @@ def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
         plan.mlp_tiles,
         plan.loss.name,
         plan.tensor_overlap,
+        plan.experts,
     )

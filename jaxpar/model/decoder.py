@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.config.counting import head_dim
 from jaxpar.config.kinds import kind_model
-from jaxpar.config.plan import TensorOverlap
+from jaxpar.config.plan import ExpertLayout, TensorOverlap
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.attention import Attend
 from jaxpar.layers.context import TokenContext, sequence_part
@@ -78,10 +78,14 @@ def decoder_specs(config: Config, order: LayerOrder) -> Specs:
 
 
 def layer_of_kind(
-    config: Config, kind: str, mlp_tiles: int = 1, overlap: Mapping[str, TensorOverlap] | None = None
+    config: Config,
+    kind: str,
+    mlp_tiles: int = 1,
+    overlap: Mapping[str, TensorOverlap] | None = None,
+    experts: ExpertLayout | None = None,
 ) -> DecoderLayer:
     """The prototype of the layers of a kind."""
-    return DecoderLayer(replace(config, model=kind_model(config.model, kind)), mlp_tiles, overlap)
+    return DecoderLayer(replace(config, model=kind_model(config.model, kind)), mlp_tiles, overlap, experts)
 
 
 def layer_specs(layer: DecoderLayer, config: Config) -> Nested[ParamSpec]:
@@ -116,6 +120,8 @@ class DecoderStages:
     """`xla` or `fused`: see `jaxpar.model.tiled_loss.head_loss`."""
     tensor_overlap: Mapping[str, TensorOverlap] = field(default_factory=dict)
     """How groups of a layer's matmuls exchange the sequence; others take `plain`."""
+    experts: Mapping[str, ExpertLayout] = field(default_factory=dict)
+    """How the experts of each kind of layers get their tokens."""
 
     @property
     def model(self) -> ModelConfig:
@@ -179,8 +185,12 @@ class DecoderStages:
         """The layers of this pipeline rank."""
         return LayerLoop({kind: self._kind(kind) for kind in self.order.stacks}, self.placements, self.order)
 
+    def prototype(self, kind: str) -> DecoderLayer:
+        """A layer of a kind, as the plan has it run."""
+        return layer_of_kind(self.config, kind, self.mlp_tiles, self.tensor_overlap, self.experts.get(kind))
+
     def _kind(self, kind: str) -> LayerKind:
-        prototype = layer_of_kind(self.config, kind, self.mlp_tiles, self.tensor_overlap)
+        prototype = self.prototype(kind)
         attend = self.attend[kind]
 
         def apply(w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap) -> Output:

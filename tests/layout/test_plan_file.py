@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def test_of_a_list_the_first_is_read(file: Path):
 def test_another_version_is_refused(file: Path, capsys: pytest.CaptureFixture[str], version: object):
     edit(file, version=version)
     expected = f"version {version}".lower() if not isinstance(version, str | None) else "version "
-    parts = (str(file), expected, f"this release reads version {PLAN_VERSION}", "no version")
+    parts = (str(file), expected, f"this release reads versions 1 to {PLAN_VERSION}", "no version")
     with refused(*parts):
         read(file)
     for command, arguments in ((train, ["--plan", file]), (plan_command, ["explain", "--plan", file])):
@@ -140,8 +140,22 @@ def test_what_a_run_wrote_before_has_its_configuration_beside_it(file: Path):
         read(file)
 
 
+def test_a_file_of_the_first_version_may_lack_what_was_decided_later(file: Path):
+    config, plan = planned()
+    plain = json.loads(file.read_text())["plan"]
+    edit(file, version=1, plan={key: value for key, value in plain.items() if key not in ("experts", "tensor_overlap")})
+    found = read(file)
+    assert (found.version, found.older, found.config) == (1, True, config)
+    assert asdict(found.plan) == asdict(plan) | {"experts": {}, "tensor_overlap": {}}
+
+
+def test_a_new_field_of_a_plan_raises_the_version():
+    """Older files lack it; readers tell by the version. The fields of each version, by number."""
+    assert {2: 32}.get(PLAN_VERSION) == len(fields(Plan))
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("wrote", ["the planner", "a run"])
+@pytest.mark.parametrize("wrote", ["the planner", "a run", "version 1"])
 def test_a_plan_without_a_version_is_derived_again_and_reported(
     file: Path, capsys: pytest.CaptureFixture[str], wrote: str
 ):
@@ -149,11 +163,14 @@ def test_a_plan_without_a_version_is_derived_again_and_reported(
     if wrote == "a run":
         file.write_text(json.dumps(asdict(with_attention(plan, "cudnn"))))
         file.with_name("config.yaml").write_text(config_to_yaml(config))
+    elif wrote == "version 1":
+        edit(file, version=1, config=config_to_dict(config), plan=asdict(with_attention(plan, "cudnn")))
     else:
         edit(file, config=config_to_dict(config))
         without_version(file)
     assert train(["--plan", str(file)]) == 0
-    expected = f"{file} is of an earlier release and has no version: its plan is derived again from its configuration."
+    has = "version 1" if wrote == "version 1" else "no version"
+    expected = f"{file} is of an earlier release and has {has}: its plan is derived again from its configuration."
     assert expected in capsys.readouterr().out.splitlines()
     assert read(file.parent / "old" / "plan.json") == PlanFile(config, plan)
 

@@ -11,6 +11,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jaxpar.config.plan import ExpertLayout
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.context import TokenContext, sequence_part
@@ -18,7 +19,7 @@ from jaxpar.layers.declaration.activations import Activation, Dims, name_activat
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Operation, Part, Traffic, Weights, matrix
 from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.layers.dropout import normals
-from jaxpar.layers.experts.exchange import EXCHANGES, exchange_of, exchanged, rounds_of
+from jaxpar.layers.experts.exchange import EXCHANGES, exchanged, rounds_of
 from jaxpar.layers.experts.grouped import grouped_matmul
 from jaxpar.layers.experts.losses import share, z_loss
 from jaxpar.layers.experts.reports import DROPPED, ENTROPY, LOAD, OVERFLOWS, REPORTS, TOKENS
@@ -112,10 +113,11 @@ class Experts(nnx.Module):
 
     reports = REPORTS
 
-    def __init__(self, config: Config, feed_forward: type[FeedForward]):
+    def __init__(self, config: Config, feed_forward: type[FeedForward], layout: ExpertLayout | None = None):
         model = config.model
         assert model.experts is not None, "a model with experts"
-        self.part, self.experts, self.parallel = declare(model, feed_forward), model.experts, config.parallel
+        self.part, self.experts = declare(model, feed_forward), model.experts
+        self.layout = layout or ExpertLayout()
         self.feed_forward, self.router_kind, self.seed = feed_forward, ROUTERS[model.experts.router], config.run.seed
         declare_weights(self, self.part.weights)
 
@@ -189,11 +191,8 @@ class Experts(nnx.Module):
     def _routed(
         self, x: Float[Array, "tokens embed"], routing: Routing, counts: jax.Array
     ) -> tuple[Float[Array, "tokens embed"], Report]:
-        experts, parallel, ranks = self.experts, self.parallel, lax.axis_size("expert")
-        name, _ = exchange_of(
-            parallel.expert_exchange, experts.per_token, parallel.expert_capacity, ranks, lax.axis_size("tensor")
-        )
-        exchange = EXCHANGES[name](experts.count, routing.indices.size, parallel.expert_capacity)
+        name = self.layout.exchange
+        exchange = EXCHANGES[name](self.experts.count, routing.indices.size, self.layout.capacity)
         assignments = exchange.assign(routing.indices, counts)
         rounds = reduce_max(rounds_of(assignments, exchange.room), TOKEN_AXES)
         weights = {name: self._weight(name) for name in ("up", "gate", "down") if name in self.part.weights}

@@ -12,7 +12,6 @@ from jaxpar.attention.balance import imbalance, kept_pairs_per_rank
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.layers.counting import factor_parameters, matmul_parameters, parameter_count
-from jaxpar.layers.experts.exchange import exchange_of
 from jaxpar.layout.memory.estimate import chunk_bytes, offloaded_bytes
 from jaxpar.layout.memory.state_bytes import frozen_bytes, state_bytes
 from jaxpar.layout.memory.state_storage import offload_rows
@@ -220,7 +219,7 @@ def _pipeline_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
 
 def _expert_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
     """Experts of each kind of layers that has some, and how tokens reach them."""
-    model, parallel, axes = layout.config.model, layout.config.parallel, layout.plan.axes
+    model, axes = layout.config.model, layout.plan.axes
     rows = []
     for kind, own in kind_models(model).items():
         if (experts := own.experts) is None:
@@ -236,12 +235,10 @@ def _expert_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
                 f"{count(active)} weights of the model",
             )
         )
-        name, why = exchange_of(
-            parallel.expert_exchange, experts.per_token, parallel.expert_capacity, axes.expert, axes.tensor
-        )
         if axes.expert > 1:
-            room = f"room for {parallel.expert_capacity:g} times an even share, and further rounds where it is exceeded"
-            rows.append((f"exchange{of_kind}", name, f"{why}; {room}"))
+            chosen = layout.plan.experts[kind]
+            room = f"room for {chosen.capacity:g} times an even share, and further rounds where it is exceeded"
+            rows.append((f"exchange{of_kind}", chosen.exchange, f"{chosen.reason}; {room}"))
     return rows
 
 

@@ -1,0 +1,79 @@
+"""How experts get their tokens is decided by the plan: what it takes, what runs, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+import pytest
+
+from jaxpar.config import Config
+from jaxpar.config.plan import ExpertLayout, Plan
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.model import Pattern
+from jaxpar.layout.given_plan import check_plan
+from jaxpar.layout.make_plan import make_plan, resolve_config
+from jaxpar.layout.stages import stages_of
+from jaxpar.layout.step_layout import StepLayout
+from tests.sentences import refused
+from tests.small_run import small
+
+KINDS = {
+    "kinds": {"dense": {"experts": None}, "routed": {}},
+    "pattern": Pattern(prefix=("dense",), unit=("routed",)),
+    "experts": ExpertsConfig(count=8, per_token=2, width=16),
+}
+
+
+@cache
+def planned(exchange: str = "auto") -> tuple[Config, Plan]:
+    """Layers of two kinds, one of them with experts."""
+    parallel = {"expert": 4, "tensor": 2, "expert_exchange": exchange, "expert_capacity": 1.5}
+    config = resolve_config(small(model=KINDS, parallel=parallel), 8)
+    return config, make_plan(config, jax.devices()[0], 8)
+
+
+def test_a_plan_decides_for_each_kind_of_layers_with_experts() -> None:
+    _, plan = planned()
+    assert list(plan.experts) == ["routed"]
+    assert (plan.experts["routed"].exchange, plan.experts["routed"].capacity) == ("all_to_all", 1.5)
+    assert "all_gather" in plan.experts["routed"].reason
+    assert planned("all_gather")[1].experts["routed"].exchange == "all_gather"
+    assert make_plan(resolve_config(small(parallel={"fsdp": 8}), 8), jax.devices()[0]).experts == {}
+
+
+@pytest.mark.parametrize("exchange", ["all_to_all", "all_gather"])
+def test_the_layers_run_what_the_plan_has(exchange: Any) -> None:
+    config, plan = planned()
+    layout = StepLayout(config, replace(plan, experts={"routed": ExpertLayout(exchange, 3.0)}))
+    layer = stages_of(layout, train=False).prototype("routed")
+    assert layer.mlp.layout == ExpertLayout(exchange, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("experts", "parts"),
+    [
+        ({}, ("plan.experts", "none", "routed")),
+        ({"dense": ExpertLayout(capacity=1.5)}, ("plan.experts", "dense", "routed")),
+        ({"routed": ExpertLayout("all", 1.5)}, ("plan.experts", "exchange", "all_to_all", "'all'")),  # pyright: ignore
+        ({"routed": ExpertLayout(capacity=2.5)}, ("plan.experts", "2.5", "parallel.expert_capacity", "1.5")),
+    ],
+)
+def test_a_plan_of_other_experts_is_refused(experts: dict[str, ExpertLayout], parts: tuple[str, ...]) -> None:
+    config, plan = planned()
+    with refused(*parts):
+        check_plan(replace(plan, experts=experts), config, jax.devices()[0], 8)
+
+
+def test_an_exchange_that_is_asked_for_is_that_of_the_plan() -> None:
+    config, plan = planned("all_to_all")
+    with refused("plan.experts", "expected all_to_all", "'all_gather'"):
+        changed = {"routed": replace(plan.experts["routed"], exchange="all_gather")}
+        check_plan(replace(plan, experts=changed), config, jax.devices()[0], 8)
+
+
+def test_no_room_for_an_even_share_is_refused() -> None:
+    with refused("plan.experts", "capacity", "0.5"):
+        ExpertLayout(capacity=0.5)
