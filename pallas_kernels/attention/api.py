@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from math import isfinite
 from numbers import Integral, Real
@@ -13,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention.registry import Chosen, choose, clauses
+from pallas_kernels.attention.registry import Chosen, choose
 from pallas_kernels.attention.registry import implementation as entry
 from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.settings import Settings, Tokens
+from pallas_kernels.choice import logged
 from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.masks import Mask
 
-_LOG = logging.getLogger("pallas_kernels")
 _INDICES = 2**31 - 1
 """Indices are int32, and the greatest one stands for padding."""
 
@@ -118,12 +117,7 @@ def flash_attention(
 @cache
 def _chosen(name: str, request: Request) -> Chosen:
     """`choose`, with a line of the log the first time."""
-    chosen = choose(name, request)
-    level = logging.INFO if chosen.verified else logging.WARNING
-    _LOG.log(
-        level, "attention by %s (%s) for %s; not %s", chosen.name, chosen.reason, request, clauses(chosen.rejected)
-    )
-    return chosen
+    return logged("attention", choose(name, request), request)
 
 
 def _shapes(q: Any, k: Any, v: Any) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import jax
 
+from pallas_kernels import choice
 from pallas_kernels.attention import cudnn, mosaic, reference, triton
 from pallas_kernels.attention.derivative import Kernels
 from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.settings import Settings, Tokens
+from pallas_kernels.choice import UNVERIFIED, Chosen, by_name
 from pallas_kernels.unsupported import Unsupported, clauses
 from pallas_kernels.verified import SOURCES, record_of
 
@@ -31,18 +34,15 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Implementation:
+class Implementation(choice.Implementation):
     """A way to compute attention on one device."""
 
-    name: str
-    supports: Callable[[Request], str | None]
-    """None if it computes what is asked for, else why not: a clause without a full stop."""
+    operation: ClassVar[str] = "attention"
+
     kernels: Kernels | None = None
     """None where it attends over whole rows alone, and so cannot be merged."""
     whole: Callable[..., jax.Array] | None = None
     """In place of `kernels`: called like `pallas_kernels.attention.attention`."""
-    recorded: bool = False
-    """Whether `auto` waits for a record that it was right on a device (`pallas_kernels.verified`)."""
     varies: str | None = None
     """Which of its results are not the same bits in every run, in a clause; None where all are."""
 
@@ -53,12 +53,6 @@ class Implementation:
         assert self.whole is not None, f"{self.name} has neither kernels nor a function"
         options = ("mask", "scale", "softcap", "query_block", "kv_block")
         return self.whole(q, k, v, **{name: getattr(settings, name) for name in options}, **tokens._asdict())
-
-    def verified(self, request: Request) -> bool:
-        """Whether nothing is left to verify on a device like that of the request."""
-        if not self.recorded:
-            return True
-        return record_of(f"attention/{self.name}", request.gpu, request.processors) is not None
 
 
 _VARIES = "the gradient of queries is not the same bits in every run"
@@ -81,19 +75,6 @@ gradient of queries in an order of chance, `mosaic_deterministic` is the same wi
 FAMILIES = {"flash": ("mosaic", "mosaic_deterministic", "triton")}
 """Names for several implementations: our kernels."""
 
-UNVERIFIED = "it has not been verified on such a device"
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """An implementation, and why not another."""
-
-    name: str
-    reason: str
-    rejected: dict[str, str] = field(default_factory=dict)
-    verified: bool = True
-    """False where it was named though no record states that it was right on such a device."""
-
 
 def names() -> tuple[str, ...]:
     """All that can be asked for."""
@@ -102,8 +83,7 @@ def names() -> tuple[str, ...]:
 
 def implementation(name: str) -> Implementation:
     """The entry called `name`."""
-    (entry,) = (entry for entry in IMPLEMENTATIONS if entry.name == name)
-    return entry
+    return by_name(IMPLEMENTATIONS, name)
 
 
 def preferred(request: Request) -> tuple[tuple[str, ...], str]:
@@ -141,30 +121,9 @@ def choose(name: str, request: Request, *, named_by: str = "the call names") -> 
         Unsupported: If what is named does not compute what is asked for.
         ValueError: If there is no such name.
     """
-    if name not in names():
-        raise ValueError(f"attention has no implementation {name!r}; expected one of {', '.join(names())}")
     order, why_first = preferred(request)
     entries = sorted(IMPLEMENTATIONS, key=lambda entry: order.index(entry.name))
-    reasons = {entry.name: entry.supports(request) for entry in entries}
-    refused = {other: reason for other, reason in reasons.items() if reason is not None}
-    if name == "auto":
-        refused |= {
-            entry.name: UNVERIFIED for entry in entries if entry.name not in refused and not entry.verified(request)
-        }
-        allowed, named = entries, ""
-    else:
-        among = FAMILIES.get(name, (name,))
-        allowed, named = [entry for entry in entries if entry.name in among], f"{named_by} {name}"
-        allowed.sort(key=lambda entry: not entry.verified(request))
-    found = [entry for entry in allowed if entry.name not in refused]
-    if not found:
-        raise Unsupported("attention", name, request, {entry.name: refused[entry.name] for entry in allowed})
-    chosen = found[0]
-    others = [entry.name for entry in entries if entry is not chosen]
-    rejected = {other: refused.get(other, named or f"{chosen.name} is preferred") for other in others}
-    first = "the first in order of preference that supports this"
-    reason = named or (why_first if chosen.name == order[0] else first)
-    if not chosen.verified(request):
-        reason += f", though {UNVERIFIED}"
-    reason += "" if chosen.varies is None else f"; {chosen.varies}"
-    return Chosen(chosen.name, reason, rejected, chosen.verified(request))
+    options = {"families": FAMILIES, "why_first": why_first, "named_by": named_by}
+    found = choice.choose("attention", name, request, entries, **options)
+    varies = implementation(found.name).varies
+    return found if varies is None else replace(found, reason=f"{found.reason}; {varies}")

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
+from pallas_kernels import choice
+from pallas_kernels.choice import Chosen, by_name, logged, refused_by_gpu
 from pallas_kernels.linear_cross_entropy import reference, triton
-from pallas_kernels.unsupported import Unsupported
-from pallas_kernels.verified import record_of
 
-KERNEL = "linear_cross_entropy"
-"""Its name in the record of kernels that were right on a device, before a slash and the implementation's."""
-
-UNVERIFIED = "it has not been verified on such a device"
-
-_LOG = logging.getLogger("pallas_kernels")
 _INDEXED = 2**31
 """Elements of an array that the kernels' indices reach."""
 
@@ -47,36 +40,25 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Implementation:
+class Implementation(choice.Implementation):
     """The two functions that differ between implementations (see `reference`)."""
 
-    name: str
-    supports: Callable[[Request], str | None]
-    """None if it computes what is asked for, else why not: a clause without a full stop."""
+    operation: ClassVar[str] = "linear_cross_entropy"
+
     statistics: Callable[..., Any]
     logit_gradients: Callable[..., Any]
-    multiple: int = 1
+    multiple: int = field(default=1, kw_only=True)
     """Columns of a chunk of the backward are a multiple of this."""
-    recorded: bool = False
-    """Whether `auto` waits for a record that it was right on a device (`pallas_kernels.verified`)."""
-
-    def verified(self, request: Request) -> bool:
-        """Whether nothing is left to verify on a device like that of the request."""
-        return not self.recorded or record_of(f"{KERNEL}/{self.name}", request.gpu, request.processors) is not None
 
 
 def _triton_supports(request: Request) -> str | None:
-    if request.platform not in ("gpu", "interpreter"):
-        return f"it runs on GPUs, not on a {request.platform}"
-    if request.dtype not in ("bfloat16", "float16"):
-        return f"its matmuls are of bfloat16 or float16, not {request.dtype}"
+    if (reason := refused_by_gpu(request, hopper=False)) is not None:
+        return reason
     if max(request.tokens, request.columns) * request.embed >= _INDEXED:
         return (
             f"x of {request.tokens} x {request.embed} or a table of {request.embed} x {request.columns} has 2^31 "
             "elements or more, which its indices do not reach"
         )
-    if request.platform == "gpu" and (request.compute_capability or 0.0) < 8.0:
-        return f"it needs compute capability 8.0, and this device has {request.compute_capability or 'none'}"
     return None
 
 
@@ -91,57 +73,15 @@ IMPLEMENTATIONS = (
 
 def implementation(name: str) -> Implementation:
     """The entry called `name`."""
-    (entry,) = (entry for entry in IMPLEMENTATIONS if entry.name == name)
-    return entry
+    return by_name(IMPLEMENTATIONS, name)
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """An implementation, and why not another."""
-
-    name: str
-    reason: str
-    rejected: dict[str, str] = field(default_factory=dict)
-    verified: bool = True
-    """False where it was named though no record states that it was right on such a device."""
-
-
-def choose(name: str, request: Request) -> Chosen:
-    """The implementation called `name`; for `auto` the first that supports the request and is verified.
-
-    Raises:
-        Unsupported: If what is named does not support the request.
-        ValueError: If there is no such implementation.
-    """
-    known = ("auto", *(entry.name for entry in IMPLEMENTATIONS))
-    if name not in known:
-        raise ValueError(f"linear cross-entropy has no implementation {name!r}; expected one of {', '.join(known)}")
-    refused = {entry.name: reason for entry in IMPLEMENTATIONS if (reason := entry.supports(request)) is not None}
-    if name in refused:
-        raise Unsupported("linear cross-entropy", name, request, {name: refused[name]})
-    if name == "auto":
-        refused |= {
-            entry.name: UNVERIFIED
-            for entry in IMPLEMENTATIONS
-            if entry.name not in refused and not entry.verified(request)
-        }
-        chosen = next(entry for entry in IMPLEMENTATIONS if entry.name not in refused)
-        reason = "the first in order of preference that supports this"
-    else:
-        chosen, reason = implementation(name), f"{name} was named"
-    verified = chosen.verified(request)
-    reason += "" if verified else f", though {UNVERIFIED}"
-    others = [entry.name for entry in IMPLEMENTATIONS if entry is not chosen]
-    rejected = {
-        other: refused.get(other, f"{chosen.name} is preferred" if name == "auto" else reason) for other in others
-    }
-    return Chosen(chosen.name, reason, rejected, verified)
+def choose(name: str, request: Request, *, named_by: str = "the call names") -> Chosen:
+    """See `pallas_kernels.choice.choose`."""
+    return choice.choose("linear cross-entropy", name, request, IMPLEMENTATIONS, named_by=named_by)
 
 
 @cache
 def chosen(name: str, request: Request) -> Chosen:
     """`choose`, with a line of the log the first time: as a warning where what was named is not verified."""
-    found = choose(name, request)
-    level = logging.INFO if found.verified else logging.WARNING
-    _LOG.log(level, "linear cross-entropy by %s (%s) for %s", found.name, found.reason, request)
-    return found
+    return logged("linear cross-entropy", choose(name, request), request)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxpar.attention import AttentionRequest, choose_backend, choose_context_strategy
-from pallas_kernels import flash_attention
+from pallas_kernels import choice, flash_attention
 from pallas_kernels.attention import registry
 from pallas_kernels.attention.registry import UNVERIFIED
 from pallas_kernels.attention.request import Request
@@ -27,7 +27,8 @@ def record(monkeypatch: pytest.MonkeyPatch, *recorded: str, gpu: str = "NVIDIA H
     """Let there be records of these kernels on this GPU alone."""
     known = {(f"attention/{name}", gpu) for name in recorded}
     found = lambda kernel, gpu, processors: SimpleNamespace(speeds=()) if (kernel, gpu) in known else None
-    monkeypatch.setattr(registry, "record_of", found)
+    for module in (choice, registry):
+        monkeypatch.setattr(module, "record_of", found)
 
 
 @pytest.mark.parametrize("change", [{"packed": True}, {"window": 512}, {"softcap": 30.0}, {"whole_rows": False}])

@@ -87,7 +87,10 @@ CHANGES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "attention": ({"attention": Choice("cudnn", "")}, ("plan.attention is 'cudnn'", "it needs an NVIDIA GPU")),
     "no attention": ({"attention": Choice("cudn", "")}, ("plan.attention is 'cudn'", "did you mean cudnn")),
     "strategy": ({"context_strategy": Choice("rin", "")}, ("plan.context_strategy is 'rin'", "did you mean ring")),
-    "loss": ({"loss": Choice("fused", "")}, ("plan.loss is 'fused'", "it runs on GPUs, not on a cpu")),
+    "loss": (
+        {"loss": Choice("fused", "")},
+        ("plan.loss is 'fused'", "it needs an NVIDIA GPU, and the platform is cpu"),
+    ),
     "no loss": ({"loss": Choice("fuse", "")}, ("plan.loss", "expected xla or fused", "'fuse'")),
     "offload": (
         {"optimizer_offload": "host"},

@@ -28,6 +28,7 @@ from pallas_kernels.attention.mosaic.tiles import tiles as table_tiles
 from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.settings import Settings, Tokens
 from pallas_kernels.attention.work import FORWARD, multiplies
+from pallas_kernels.choice import refused_by_gpu
 from pallas_kernels.device import multiprocessors
 from pallas_kernels.masks import Mask
 from pallas_kernels.toolchain import miscompiles_causal
@@ -38,12 +39,8 @@ __all__ = ["DETERMINISTIC_KERNELS", "KERNELS", "backward", "forward", "refusal"]
 
 def refusal(request: Request) -> str | None:
     """None if the kernels compute what is asked for, else why not."""
-    if request.platform not in ("gpu", "interpreter"):
-        return f"it needs an NVIDIA GPU, and the platform is {request.platform}"
-    if request.platform == "gpu" and request.compute_capability != 9.0:
-        return f"it needs compute capability 9.0 (Hopper), and the GPU has {request.compute_capability or 'none'}"
-    if request.dtype not in ("bfloat16", "float16"):
-        return f"it computes in bfloat16 or float16, not {request.dtype}"
+    if (reason := refused_by_gpu(request, hopper=True)) is not None:
+        return reason
     if (request.width, request.value_width) not in TABLE:
         listed = ", ".join(f"{wide}" if wide == value else f"{wide}/{value}" for wide, value in TABLE)
         return f"its heads have a width of {listed}, not {request.width}/{request.value_width}"

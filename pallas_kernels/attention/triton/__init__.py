@@ -12,6 +12,7 @@ from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.triton.backward import backward
 from pallas_kernels.attention.triton.forward import forward
 from pallas_kernels.attention.triton.tiles import widths
+from pallas_kernels.choice import refused_by_gpu
 
 __all__ = ["KERNELS", "backward", "forward", "refusal"]
 
@@ -23,13 +24,8 @@ MOST_ELEMENTS = 2**31 - 1
 
 def refusal(request: Request) -> str | None:
     """None if the kernels compute what is asked for, else why not."""
-    if request.platform not in ("gpu", "interpreter"):
-        return f"it needs an NVIDIA GPU, and the platform is {request.platform}"
-    capability = request.compute_capability
-    if request.platform == "gpu" and (capability is None or capability < 8.0):
-        return f"it needs compute capability 8.0 (Ampere), and the GPU has {capability or 'an unknown one'}"
-    if request.dtype not in ("bfloat16", "float16"):
-        return f"it computes in bfloat16 or float16, not {request.dtype}"
+    if (reason := refused_by_gpu(request, hopper=False)) is not None:
+        return reason
     if (request.width, request.value_width) not in widths():
         listed = ", ".join(f"{wide}" if wide == value else f"{wide}/{value}" for wide, value in widths())
         return f"its heads have a width of {listed}, not {request.width}/{request.value_width}"

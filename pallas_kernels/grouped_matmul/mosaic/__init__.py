@@ -9,6 +9,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.choice import refused_by_gpu
 from pallas_kernels.device import multiprocessors
 from pallas_kernels.grouped_matmul.blocks import row_blocks
 from pallas_kernels.grouped_matmul.mosaic.kernel import Tiles, Work, run
@@ -21,12 +22,8 @@ __all__ = ["of_weights", "refusal", "times_weights"]
 
 def refusal(request: Request) -> str | None:
     """None if the kernels compute what is asked for, else why not."""
-    if request.platform not in ("gpu", "interpreter"):
-        return f"it needs an NVIDIA GPU, and the platform is {request.platform}"
-    if request.platform == "gpu" and request.compute_capability != 9.0:
-        return f"it needs compute capability 9.0 (Hopper), and the GPU has {request.compute_capability or 'none'}"
-    if request.dtype not in ("bfloat16", "float16"):
-        return f"it computes in bfloat16 or float16, not {request.dtype}"
+    if (reason := refused_by_gpu(request, hopper=True)) is not None:
+        return reason
     if request.k % STEP or request.n % STEP:
         return f"its matrices have sides that are multiples of {STEP}, not {request.k} x {request.n}"
     if max(request.m * max(request.k, request.n), request.groups * request.k * request.n) > 2**31 - 1:

@@ -39,7 +39,7 @@ def test_auto_leaves_the_kernel_where_nobody_has_verified_it(monkeypatch: pytest
 @pytest.mark.usefixtures("recorded")
 def test_auto_takes_the_kernel_where_it_was_right():
     assert choose_loss(run(), H100).name == "fused"
-    assert choose_loss(run(), CPU).rejected == {"fused": "it runs on GPUs, not on a cpu"}
+    assert choose_loss(run(), CPU).rejected == {"fused": "it needs an NVIDIA GPU, and the platform is cpu"}
     assert "not float32" in choose_loss(run("float32"), H100).rejected["fused"]
     assert choose_loss(run(loss_tiles=2), H100).rejected == {"fused": "it has no tiles"}
     assert choose_loss(run(loss_backend="xla"), H100).name == "xla"
@@ -54,7 +54,7 @@ def test_a_kernel_that_is_named_runs_unverified_and_the_plan_states_it(monkeypat
 @pytest.mark.parametrize(
     ("memory", "device", "parts"),
     [
-        ({}, CPU, ("memory.loss_backend is 'fused'", "does not support", "not on a cpu")),
+        ({}, CPU, ("memory.loss_backend is 'fused'", "does not support", "platform is cpu")),
         ({"loss_tiles": 3}, H100, ("memory.loss_tiles", "expected null", "memory.loss_backend: fused", "got 3")),
     ],
 )

@@ -232,7 +232,7 @@ def test_auto_takes_a_kernel_only_where_a_record_states_that_it_was_right(monkey
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        ({"platform": "cpu", "compute_capability": None}, ("GPUs", "not on a cpu")),
+        ({"platform": "cpu", "compute_capability": None}, ("NVIDIA GPU", "platform is cpu")),
         ({"dtype": "float32"}, ("bfloat16 or float16", "not float32")),
         ({"compute_capability": 7.0}, ("compute capability 8.0", "has 7.0")),
         ({"columns": 2**31 // 4096}, ("2^31 elements",)),
