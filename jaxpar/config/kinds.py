@@ -16,8 +16,9 @@ from jaxpar.config.spelling import cut, did_you_mean, quoted
 
 OWN = (
     "norm_placement", "position", "rope_base", "rope_scaling", "rope_factor", "rope_original_length",
-    "rope_low_frequency", "rope_high_frequency", "qk_norm", "attention_bias", "attention_scale", "attention_softcap",
-    "window", "activation", "mlp", "mlp_bias", "experts",
+    "rope_low_frequency", "rope_high_frequency", "rope_beta_fast", "rope_beta_slow", "rope_truncate",
+    "rope_attention_factor", "rope_mscale", "rope_mscale_all_dim", "qk_norm", "attention_bias",
+    "attention_scale", "attention_softcap", "window", "activation", "mlp", "mlp_bias", "experts",
 )  # fmt: skip
 """Keys of `model` that a kind may set."""
 

@@ -14,7 +14,7 @@ from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.mapping.family import Family, tensors_of
 from jaxpar.interop.mapping.keys import Given
-from jaxpar.interop.mapping.layer_keys import SCALINGS
+from jaxpar.interop.mapping.layer_keys import OPTIONAL, SCALINGS
 from jaxpar.interop.mapping.layer_packing import layer_models, packed
 
 UNUSED = (
@@ -160,9 +160,9 @@ def _function(model: ModelConfig) -> dict[str, Any]:
     values["attention_scale"] = round(attention_scale(model), 12)
     if model.position != "learned":
         values["max_positions"] = None
-    rope = {"rope_base", "rope_scaling", "rope_factor", "rope_original_length"}
-    rope |= {"rope_low_frequency", "rope_high_frequency"}
-    used = {"rope_base", "rope_scaling", *(ours for _, ours in SCALINGS.get(model.rope_scaling, ()))}
+    rope = {key for key in values if key.startswith("rope_")}
+    pairs = (*SCALINGS.get(model.rope_scaling, ()), *OPTIONAL.get(model.rope_scaling, ()))
+    used = {"rope_base", "rope_scaling", *(ours for _, ours in pairs)}
     for key in rope - (used if model.position == "rope" else set()):
         values[key] = None
     return values

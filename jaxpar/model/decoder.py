@@ -26,7 +26,7 @@ from jaxpar.layers.linear import Tap
 from jaxpar.layers.lora import with_frozen
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.report import Output
-from jaxpar.layers.rope import frequencies, rotary_tables
+from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
 from jaxpar.mesh.collectives import gather_context
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder, with_own_layers
@@ -133,7 +133,7 @@ class DecoderStages:
         segments, indices = vary(batch["segments"]), vary(batch["indices"])
         row = gather_context(segments), gather_context(indices)
         plain = vary(TokenContext(segments, indices, *row, batch["examples"], None, None))
-        tables: dict[bytes, tuple[jax.Array, jax.Array]] = {}
+        tables: dict[tuple[bytes, float], tuple[jax.Array, jax.Array]] = {}
         models = {kind: kind_model(self.model, kind) for kind in self.order.stacks}
         routed = [own.experts is not None and ROUTERS[own.experts.router].ids for own in models.values()]
         ids = vary(batch["tokens"]) if any(routed) else None
@@ -142,9 +142,10 @@ class DecoderStages:
             if kind_model(self.model, kind).position != "rope":
                 continue
             own = frequencies(kind_model(self.model, kind), head_dim(self.model))
-            if own.tobytes() not in tables:
-                tables[own.tobytes()] = vary(rotary_tables(batch["positions"], own))
-            cos, sin = tables[own.tobytes()]
+            table = own.tobytes(), rotary_magnitude(models[kind])
+            if table not in tables:
+                tables[table] = vary(rotary_tables(batch["positions"], own, table[1]))
+            cos, sin = tables[table]
             found[kind] = found[kind]._replace(cos=cos, sin=sin)
         return found
 

@@ -75,6 +75,11 @@ def test_the_defaults_are_valid():
             ("model.rope_low_frequency:", "less than model.rope_high_frequency (4.0)", "got 4.0"),
         ),
         (
+            ["model.rope_scaling=yarn", "model.rope_beta_slow=32"],
+            ("model.rope_beta_slow:", "less than model.rope_beta_fast (32.0)", "got 32.0"),
+        ),
+        (["model.rope_scaling=yarn", "model.rope_base=1"], ("model.rope_base:", "yarn", "more than 1", "got 1.0")),
+        (
             ["model.position=learned", "model.max_positions=512"],
             ("data.sequence_length: 1024", "learned positions, model.max_positions (512)"),
         ),

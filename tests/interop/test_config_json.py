@@ -114,6 +114,20 @@ def test_the_config_json_of_transformers_5_goes_both_ways(name: str):
     assert again[0] is family and differences(again[1], model) == []
 
 
+def test_yarn_with_each_of_its_keys_goes_both_ways():
+    scaling = {
+        "rope_type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 16, "beta_slow": 2,
+        "mscale": 0.707, "mscale_all_dim": 0.5, "truncate": False, "attention_factor": 1.25,
+    }  # fmt: skip
+    keys = {"rope_parameters": None, "rope_theta": 1e4, "rope_scaling": scaling}
+    family, model = model_of(golden("llama", **keys))
+    assert config_of(family, model, {}, length=128)["rope_scaling"] == scaling
+    of_transformers = {"attention_factor": None, "mscale": None, "mscale_all_dim": None, "truncate": None}
+    family, plain = model_of(golden("llama", **keys | {"rope_scaling": scaling | of_transformers}))
+    written = config_of(family, plain, {}, length=128)["rope_scaling"]
+    assert written == {key: value for key, value in scaling.items() if key not in of_transformers} | {"truncate": True}
+
+
 REFUSED = {
     "a family": ("llama", {"model_type": "mixtral"}, ("model_type", "mixtral", "mistral")),
     "a class": ("llama", {"architectures": ["LlamaForTokenClassification"]}, ("architectures", "LlamaForCausalLM")),
@@ -121,8 +135,8 @@ REFUSED = {
     "a missing size": ("llama", {"hidden_size": None}, ("hidden_size", "null")),
     "a size that is text": ("llama", {"hidden_size": "32"}, ("hidden_size", "32")),
     "a scaling": (
-        "llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
-        ("rope_parameters.rope_type", "yarn", "linear", "llama3"),
+        "llama", {"rope_parameters": {"rope_type": "longrope", "factor": 4.0}},
+        ("rope_parameters.rope_type", "longrope", "linear", "yarn"),
     ),
     "the same in transformers 4": (
         "llama", {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 4.0}},

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config import ModelConfig
-from jaxpar.layers.rope import frequencies, rotary_tables, rotate
+from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables, rotate
 
 LLAMA3 = ModelConfig(
     rope_base=500000.0, rope_scaling="llama3", rope_factor=8.0, rope_original_length=8192,
@@ -43,6 +43,41 @@ def test_linear_scaling_divides_every_frequency():
     np.testing.assert_allclose(plain, [1, 100**-0.25, 0.1, 100**-0.75], rtol=1e-12)
     stretched = frequencies(ModelConfig(rope_base=100.0, rope_scaling="linear", rope_factor=4.0), 8)
     np.testing.assert_allclose(stretched, plain / 4, rtol=1e-12)
+
+
+YARN = {
+    "gpt-oss": (
+        {"rope_base": 150000.0, "rope_factor": 32.0, "rope_original_length": 4096, "rope_truncate": False}, 64,
+        1.3465735902799727, {0: 1.0, 8: 0.05081327, 9: 0.0317057, 14: 0.002093793, 17: 1.293187e-4, 18: 3.830881e-05},
+    ),
+    "DeepSeek": (
+        {"rope_factor": 40.0, "rope_original_length": 4096, "rope_mscale": 0.707, "rope_mscale_all_dim": 1.0}, 64,
+        0.9210423553163399, {10: 0.05623413, 11: 0.03900693, 16: 0.0055, 22: 1.778279e-4, 23: 3.333803e-05},
+    ),
+    "factor and betas": (
+        {
+            "rope_factor": 4.0, "rope_original_length": 32, "rope_attention_factor": 1.5, "rope_beta_fast": 3.0,
+            "rope_beta_slow": 0.5,
+        }, 16, 1.5, {0: 1.0, 1: 0.2371708, 2: 0.05, 3: 0.007905695, 7: 7.905695e-05},
+    ),
+    "ends below 0": (
+        {"rope_base": 100.0, "rope_factor": 4.0, "rope_original_length": 32}, 16, 1.138629436111989,
+        {0: 1.0, 1: 0.421756, 2: 0.1581139, 3: 0.04445698, 7: 0.004445699},
+    ),
+}  # fmt: skip
+"""Settings, width of a head, and what transformers 5.23 computes of them in float32: the factor of cosines and sines,
+and some frequencies by the number of their pair."""
+
+
+@pytest.mark.parametrize("name", YARN)
+def test_yarn_scaling_is_that_of_transformers(name: str):
+    options, width, magnitude, wanted = YARN[name]
+    model = ModelConfig(rope_scaling="yarn", **options)
+    found = frequencies(model, width)
+    np.testing.assert_allclose(found[list(wanted)], list(wanted.values()), rtol=1e-6)
+    assert rotary_magnitude(model) == pytest.approx(magnitude, rel=1e-12)
+    cos, _ = rotary_tables(jnp.zeros((1, 1), jnp.int32), found, rotary_magnitude(model))
+    np.testing.assert_allclose(cos, magnitude, rtol=1e-6)
 
 
 def rotated(x: np.ndarray, positions: list[int]) -> np.ndarray:

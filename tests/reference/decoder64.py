@@ -71,12 +71,23 @@ def rotary_frequencies(options: Options) -> np.ndarray:
     """Radians per position of each pair of a head, [D / 2] (Su et al. 2021, sec. 3.2.2), stretched as asked.
 
     `llama3`: a wavelength above original/low is stretched by the whole factor, one below original/high is kept, and
-    between them the frequency is interpolated linearly in original/wavelength.
+    between them the frequency is interpolated linearly in original/wavelength. `yarn`: the pair d that turns `beta`
+    times within the original length solves `original * base^(-2 d / D) = 2 pi beta` (Peng et al. 2023, sec. 3.2); pairs
+    before that of the fast one are kept, those behind that of the slow one are stretched.
     """
     half = options["head_dim"] // 2
     plain = [options["rope_base"] ** (-i / half) for i in range(half)]
     if options["rope_scaling"] == "linear":
         return np.array([frequency / options["rope_factor"] for frequency in plain])
+    if options["rope_scaling"] == "yarn":
+        turns = options["rope_original_length"] / (2 * math.pi)
+        fast = half * math.log(turns / options["rope_beta_fast"], options["rope_base"])
+        slow = half * math.log(turns / options["rope_beta_slow"], options["rope_base"])
+        if options["rope_truncate"]:
+            fast, slow = math.floor(fast), math.ceil(slow)
+        first, last = max(0, fast), min(2 * half - 1, slow)
+        parts = np.clip((np.arange(half) - first) / max(1e-3, last - first), 0.0, 1.0)
+        return np.array(plain) * (1 - parts + parts / options["rope_factor"])
     if options["rope_scaling"] != "llama3":
         return np.array(plain)
     low, high = options["rope_low_frequency"], options["rope_high_frequency"]
@@ -93,6 +104,9 @@ def rotate(
 ) -> Float64[Array, "batch seq heads width"]:
     """Rotary embedding of the pairs (i, i + D/2), Llama's split-half form."""
     angle = positions[:, :, None, None] * jnp.asarray(rotary_frequencies(options))
+    if options["rope_scaling"] == "yarn":
+        enlarged = options["rope_attention_factor"]
+        x = x * (0.1 * math.log(options["rope_factor"]) + 1 if enlarged is None else enlarged)
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate(
         [first * jnp.cos(angle) - second * jnp.sin(angle), second * jnp.cos(angle) + first * jnp.sin(angle)], axis=-1

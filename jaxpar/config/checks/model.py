@@ -33,6 +33,13 @@ def check_model(config: Config) -> None:
                 f"{key_of(kind, 'rope_low_frequency')}: expected less than model.rope_high_frequency "
                 f"({own.rope_high_frequency}), got {own.rope_low_frequency}"
             )
+        if own.rope_scaling == "yarn" and own.rope_beta_slow >= own.rope_beta_fast:
+            raise UserError(
+                f"{key_of(kind, 'rope_beta_slow')}: expected less than model.rope_beta_fast ({own.rope_beta_fast}), "
+                f"got {own.rope_beta_slow}"
+            )
+        if own.rope_scaling == "yarn" and own.rope_base <= 1:
+            raise UserError(f"{key_of(kind, 'rope_base')}: yarn scaling needs more than 1, got {own.rope_base}")
     if model.position == "learned" and config.data.sequence_length > model.max_positions:
         raise UserError(
             f"data.sequence_length: {config.data.sequence_length} is more than the learned positions, "

@@ -22,6 +22,11 @@ ALIASES: dict[str, str] = {
     "model.rope_base": "rope_theta rotary_base rope_max_timescale rope_local_base_freq local_rope_max_timescale",
     "model.rope_scaling": "rope_type rope_scaling_type",
     "model.rope_factor": "rope_scaling_factor scaling_factor",
+    "model.rope_original_length": "original_max_position_embeddings",
+    "model.rope_beta_fast": "beta_fast",
+    "model.rope_beta_slow": "beta_slow",
+    "model.rope_mscale": "mscale",
+    "model.rope_mscale_all_dim": "mscale_all_dim",
     "model.norm_epsilon":
         "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps layernorm_epsilon "
         "normalization_layer_epsilon",

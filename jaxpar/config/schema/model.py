@@ -64,16 +64,30 @@ class ModelConfig:
     """Rows of the learned position table; rotary embeddings do not use it."""
     rope_base: float = 10000.0
     """Base of the rotary frequencies."""
-    rope_scaling: Literal["none", "linear", "llama3"] = "none"
+    rope_scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
     """How rotary frequencies are stretched for contexts longer than the model was first trained on."""
     rope_factor: float = 8.0
-    """Stretch factor of `linear` and `llama3` scaling."""
+    """Stretch factor of `linear`, `llama3` and `yarn` scaling."""
     rope_original_length: int = 8192
-    """Context length before stretching (`llama3` scaling)."""
+    """Context length before stretching (`llama3` and `yarn` scaling)."""
     rope_low_frequency: float = 1.0
     """Wavelengths longer than `rope_original_length / rope_low_frequency` are stretched in full (`llama3`)."""
     rope_high_frequency: float = 4.0
     """Wavelengths shorter than `rope_original_length / rope_high_frequency` are kept (`llama3`)."""
+    rope_beta_fast: float = 32.0
+    """Pairs of dims that turn more often than this within `rope_original_length` are kept (`yarn`)."""
+    rope_beta_slow: float = 1.0
+    """Pairs of dims that turn less often than this within `rope_original_length` are stretched in full (`yarn`)."""
+    rope_truncate: bool = True
+    """Round the first and last pair of dims that are stretched in part to whole numbers (`yarn`)."""
+    rope_attention_factor: float | None = None
+    """Factor of rotated queries and of rotated keys (`yarn`); null means `0.1 ln(rope_factor) + 1`, or what the next
+    two keys make of it."""
+    rope_mscale: float | None = None
+    """With `rope_mscale_all_dim`, that factor is `0.1 rope_mscale ln(rope_factor) + 1`, divided by the same of
+    `rope_mscale_all_dim` (`yarn`: DeepSeek)."""
+    rope_mscale_all_dim: float | None = None
+    """See `rope_mscale`."""
     qk_norm: bool | Literal["projection"] = False
     """Normalise queries and keys before the rotation: per head (true: Qwen3, Gemma 3), or over all heads at once
     (`projection`: OLMo 2)."""

@@ -22,8 +22,20 @@ SCALINGS = {
         ("low_freq_factor", "rope_low_frequency"),
         ("high_freq_factor", "rope_high_frequency"),
     ),
+    "yarn": (("factor", "rope_factor"), ("original_max_position_embeddings", "rope_original_length")),
 }
 """The types of rotary scaling that our model has, and their keys with ours."""
+OPTIONAL = {
+    "yarn": (
+        ("beta_fast", "rope_beta_fast"),
+        ("beta_slow", "rope_beta_slow"),
+        ("truncate", "rope_truncate"),
+        ("attention_factor", "rope_attention_factor"),
+        ("mscale", "rope_mscale"),
+        ("mscale_all_dim", "rope_mscale_all_dim"),
+    ),
+}
+"""Keys that may be absent or null, with the same default in both."""
 _NEUTRAL = ("rope_type", "type", "rope_theta", "original_max_position_embeddings")
 """Other keys beside a scaling's type, which have no effect on it."""
 
@@ -198,19 +210,23 @@ def _scaled(given: Given, key: str, scaling: object, base: float) -> dict[str, A
     kind = scaling.get(spelling, "default")
     if not isinstance(kind, str) or kind not in SCALINGS:
         raise given.refusal(f"{key}.{spelling}", kind, f"one of {', '.join(SCALINGS)}")
-    known = {*_NEUTRAL, "partial_rotary_factor", *(theirs for theirs, _ in SCALINGS[kind])}
+    optional = dict(OPTIONAL.get(kind, ()))
+    known = {*_NEUTRAL, "partial_rotary_factor", *(theirs for theirs, _ in SCALINGS[kind]), *optional}
     for name in scaling.keys() - known:
         raise UserError(f"{given.file}: {key}.{name} is not supported with {spelling} {kind}")
     ours = {"rope_base": inside.typed(f"{key}.rope_theta", "rope_base", base)}
     ours["rope_scaling"] = "none" if kind == "default" else kind
-    return ours | {mine: inside.typed(f"{key}.{theirs}", mine, REQUIRED) for theirs, mine in SCALINGS[kind]}
+    ours |= {mine: inside.typed(f"{key}.{theirs}", mine, REQUIRED) for theirs, mine in SCALINGS[kind]}
+    given_ones = {theirs: mine for theirs, mine in optional.items() if scaling.get(theirs) is not None}
+    return ours | {mine: inside.typed(f"{key}.{theirs}", mine) for theirs, mine in given_ones.items()}
 
 
 def _scaling(model: ModelConfig) -> dict[str, Any] | None:
     """`rope_scaling` of our keys."""
     if model.rope_scaling == "none":
         return None
-    own = {theirs: getattr(model, ours) for theirs, ours in SCALINGS[model.rope_scaling]}
+    pairs = (*SCALINGS[model.rope_scaling], *OPTIONAL.get(model.rope_scaling, ()))
+    own = {theirs: value for theirs, ours in pairs if (value := getattr(model, ours)) is not None}
     return {"rope_type": model.rope_scaling, **own}
 
 

@@ -82,7 +82,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "capped_logits": {"logit_softcap": 2.0, "z_loss": 1e-2, "activation": "relu2", "norm_epsilon": 0.1, "tied": True},
     "gpt2": GPT2,
     "olmo2": {"norm_placement": "post", "qk_norm": "projection", "norm_epsilon": 0.1},
-    "qwen2": {"attention_bias": "qkv"},
+    "qwen2": {
+        "attention_bias": "qkv", "rope_scaling": "yarn", "rope_factor": 4.0, "rope_original_length": 40,
+        "rope_beta_fast": 3.0, "rope_base": 100.0, "head_dim": 8, "rope_truncate": False, "rope_attention_factor": 1.5,
+    },
     "gemma": {
         "norm_placement": "sandwich", "norm": "zero_centered_rmsnorm", "activation": "geglu", "embedding_scale": True,
         "attention_scale": 1.1, "attention_softcap": 3.0, "logit_softcap": 4.0, "qk_norm": True, "tied": True,
