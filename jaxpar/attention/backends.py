@@ -29,7 +29,7 @@ def kernel_request(request: AttentionRequest) -> Request:
         heads=request.heads,
         kv_heads=request.kv_heads,
         width=request.head_dim,
-        value_width=request.head_dim,
+        value_width=request.value_width,
         mask=Mask(causal=True, window=request.window, segmented=request.packed, prefix=request.prefix),
         batch=request.rows,
         queries=request.sequence // request.context,

@@ -70,7 +70,7 @@ def _supports_usp(request: AttentionRequest) -> str | None:
 
 
 def _of_allgather(request: AttentionRequest, layout: ContextLayout) -> Traffic:
-    forward = 2 * request.key_bytes * (request.context - 1)
+    forward = request.key_bytes * (request.context - 1)
     # Under full rematerialisation the backward recomputes output and log-sum-exp, from the gather that it does anyway.
     return Traffic(forward, 2 * forward)
 
@@ -79,12 +79,12 @@ def _of_exchange_and_ring(request: AttentionRequest, layout: ContextLayout) -> T
     """For all but the gather: nothing is exchanged in groups of one, and nothing is sent in a ring of one."""
     group = layout.ulysses
     key = request.key_bytes * repeats(request.kv_heads, group)
-    exchanged = (2 * request.query_bytes + 2 * key) * (group - 1) / group
+    exchanged = (request.query_bytes + key) * (group - 1) / group
     hops = ring_hops(request, layout)
-    around = 2 * key * hops
+    around = key * hops
     backward = around + around * 4 / request.itemsize
     if request.attends_again and hops:
-        backward += 2 * key * (hops - 1)  # the first hop serves the recomputed forward and the backward
+        backward += key * (hops - 1)  # the first hop serves the recomputed forward and the backward
     # The backward starts from what was kept under a name, and what ranks exchanged has none.
     return Traffic(exchanged + around, 2 * exchanged + backward)
 
@@ -126,7 +126,7 @@ def preference(request: AttentionRequest, backend: str) -> tuple[str, str]:
     whole = backend in ("auto", "cudnn") and cudnn.supports(alone) is None
     if whole and exchanges(request.heads, request.context) is None:
         return "ulysses", "each rank attends over whole rows, which cuDNN can"
-    gathered = 2 * request.key_bytes * request.context
+    gathered = request.key_bytes * request.context
     held = f"{size(gathered)} of gathered keys and values in a layer"
     if gathered < GATHERED_AT_MOST:
         return "allgather", f"there are only {held}"

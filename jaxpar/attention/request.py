@@ -18,7 +18,7 @@ class AttentionRequest:
     kv_heads: int
     """Key and value heads on the device."""
     head_dim: int
-    """Width of a head."""
+    """Width of a query and of a key."""
     packed: bool
     """Whether documents that share a row are kept apart."""
     window: int | None
@@ -31,6 +31,8 @@ class AttentionRequest:
     """Tokens per row, over all devices."""
     context: int
     """Devices that a row's sequence is split over."""
+    value_dim: int | None = None
+    """Width of a value and of the output; None means that of a query."""
     rows: int = 1
     """Rows of a microbatch on a device."""
     attends_again: bool = False
@@ -56,11 +58,20 @@ class AttentionRequest:
         return 4 if self.dtype == "float32" else 2
 
     @property
+    def value_width(self) -> int:
+        """`value_dim`, filled in."""
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
     def query_bytes(self) -> int:
-        """Bytes of the queries of a layer, or of the output, of a device's part of the rows."""
-        return self.rows * (self.sequence // self.context) * self.heads * self.head_dim * self.itemsize
+        """Bytes of the queries of a layer and of the output, of a device's part of the rows."""
+        return self._bytes(self.heads)
 
     @property
     def key_bytes(self) -> int:
-        """Bytes of the keys of a layer, or of the values, of a device's part of the rows."""
-        return self.rows * (self.sequence // self.context) * self.kv_heads * self.head_dim * self.itemsize
+        """Bytes of the keys of a layer and of the values, of a device's part of the rows."""
+        return self._bytes(self.kv_heads)
+
+    def _bytes(self, heads: int) -> int:
+        widths = self.head_dim + self.value_width
+        return self.rows * (self.sequence // self.context) * heads * widths * self.itemsize

@@ -92,13 +92,12 @@ class _Ring:
         return row.seen(self.settings.mask, (self.rank, self.stride), (source, self.stride))
 
     def shift(self, pair: Pair, by: int = 1, *, wrap: bool | None = None) -> Pair:
-        """Send two arrays of one shape to the rank `by` further along the ring, as one message.
+        """Send two arrays of one dtype to the rank `by` further along the ring, as one message.
 
         XLA has one permute in flight at a time, so the second of two could not overlap with the attention.
         """
         wrap = self.wraps if wrap is None else wrap
-        first, second = shift_context(jnp.stack(pair), by * self.stride, wrap=wrap)
-        return first, second
+        return _parted(shift_context(_joined(pair), by * self.stride, wrap=wrap), pair)
 
     def shift_both(self, kv: Pair, travelling: Pair, meanwhile: Callable[[], Any]) -> tuple[Pair, Pair, Any]:
         """`shift` of keys and values, and of their float32 gradients, while something is computed.
@@ -109,25 +108,41 @@ class _Ring:
             return self.shift(kv), self.shift(travelling, wrap=True), meanwhile()
         message = shift_context(_packed(kv, travelling), self.stride, wrap=True)
         message, result = lax.optimization_barrier((message, meanwhile()))
-        return *_unpacked(message, kv[0].dtype), result
+        return *_unpacked(message, kv), result
+
+
+def _joined(pair: Pair) -> jax.Array:
+    """Two arrays as one: stacked, or flat where values have another width than keys."""
+    first, second = pair
+    return jnp.stack(pair) if first.shape == second.shape else jnp.concatenate([first.ravel(), second.ravel()])
+
+
+def _parted(message: jax.Array, like: Pair) -> Pair:
+    """Undo `_joined`, for arrays of these shapes."""
+    if like[0].shape == like[1].shape:
+        return message[0], message[1]
+    first, second = jnp.split(message, [like[0].size])
+    return first.reshape(like[0].shape), second.reshape(like[1].shape)
 
 
 def _packed(kv: Pair, gradients: Pair) -> jax.Array:
     """Both pairs as one array: float32, or 16-bit words where keys and values have 16 bits."""
-    parts = [jnp.stack(pair) for pair in (kv, gradients)]
+    parts = [_joined(pair) for pair in (kv, gradients)]
     if parts[0].dtype != jnp.float32:
-        parts = [lax.bitcast_convert_type(part, jnp.uint16).reshape(*part.shape[:-1], -1) for part in parts]
+        parts = [lax.bitcast_convert_type(part, jnp.uint16) for part in parts]
+        parts[1] = parts[1].reshape(*parts[0].shape[:-1], -1)
     return jnp.concatenate(parts, -1)
 
 
-def _unpacked(message: jax.Array, dtype: Any) -> tuple[Pair, Pair]:
-    """Undo `_packed`, for keys and values of `dtype`."""
+def _unpacked(message: jax.Array, like: Pair) -> tuple[Pair, Pair]:
+    """Undo `_packed`, for keys and values like these."""
+    dtype = like[0].dtype
     width = message.shape[-1] // (2 if dtype == jnp.float32 else 3)
     kv, gradients = message[..., :width], message[..., width:]
     if dtype != jnp.float32:
         kv = lax.bitcast_convert_type(kv, dtype)
         gradients = lax.bitcast_convert_type(gradients.reshape(*gradients.shape[:-1], width, 2), jnp.float32)
-    return (kv[0], kv[1]), (gradients[0], gradients[1])
+    return _parted(kv, like), _parted(gradients, like)
 
 
 def _forward(ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> tuple[jax.Array, tuple]:

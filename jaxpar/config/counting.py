@@ -7,13 +7,25 @@ from jaxpar.config.schema import ModelConfig
 
 
 def kv_heads(model: ModelConfig) -> int:
-    """Key and value heads."""
+    """Key and value heads; latent attention has as many as query heads."""
     return model.heads if model.kv_heads is None else model.kv_heads
 
 
 def head_dim(model: ModelConfig) -> int:
-    """Width of one head."""
+    """Width of a query and of a key, in layers that are all alike."""
+    if (latent := model.latent_attention) is not None:
+        return latent.nope_dim + latent.rope_dim
     return model.embed // model.heads if model.head_dim is None else model.head_dim
+
+
+def value_dim(model: ModelConfig) -> int:
+    """Width of a value and of attention's output for a head."""
+    return head_dim(model) if model.latent_attention is None else model.latent_attention.value_dim
+
+
+def rotary_dim(model: ModelConfig) -> int:
+    """Width of the part of a query and of a key that rotary embeddings rotate."""
+    return head_dim(model) if model.latent_attention is None else model.latent_attention.rope_dim
 
 
 def attention_scale(model: ModelConfig) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from jaxpar.config.axes import AXES
 from jaxpar.config.checks.experts import check_expert_ranks, check_experts
+from jaxpar.config.checks.latent_attention import check_latent_attention
 from jaxpar.config.checks.layout import (
     check_auto,
     check_batch,
@@ -67,6 +68,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Config], None]], ...] = (
     ((), check_paths),
     ((), check_run),
     ((), check_model),
+    ((), check_latent_attention),
     ((), check_experts),
     ((), check_mesh_axes),
     ((VOCAB,), check_table),

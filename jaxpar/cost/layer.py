@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from jaxpar.config.counting import head_dim
+from jaxpar.config.counting import head_dim, value_dim
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.layer_messages import LayerMessages
 from jaxpar.cost.mechanisms import Mechanisms
@@ -95,16 +95,12 @@ class _Counted:
         inward = self.device.matmul(rows, k, n, 1, case.item, self.operand)
         return inward, self.device.matmul(k, n, rows, 1, accumulated, self.operand)
 
-    def rows(self, part: Part, group: Matmuls) -> int:
-        """Rows that a group multiplies: tokens, or for experts those that are sent to them."""
-        return self.shape.rows_of(part.weights[part.factors_of(group.weights[0])[0]])
-
-    def low_rank(self, part: Part, name: str) -> tuple[float, float, float]:
+    def low_rank(self, part: Part, group: Matmuls, name: str) -> tuple[float, float, float]:
         """Seconds of the products with the factors of a matrix: forward, and gradients of inputs and of the factors."""
         sides = self.shape.factors(part, name)
         if not sides:
             return 0.0, 0.0, 0.0
-        rows = self.shape.rows_of(part.weights[name])
+        rows = self.shape.rows_of(part, group)
         forward = sum(self.product(n, k, rows) for k, n in sides)
         gradients = [self.gradients(n, k, rows) for k, n in sides]
         return forward, sum(inward for inward, _ in gradients), sum(weight for _, weight in gradients)
@@ -132,12 +128,12 @@ class _Counted:
 
     def group_seconds(self, part: Part, group: Matmuls) -> float:
         """Seconds of the matmuls of a group."""
-        rows = self.rows(part, group)
+        rows = self.shape.rows_of(part, group)
         return sum(self.product(n, k, rows) for n, k in self.matmuls(part, group))
 
     def group_gradients(self, part: Part, group: Matmuls) -> tuple[float, float]:
         """`gradients` of all matmuls of a group, with the first products of factors, which are computed again."""
-        rows = self.rows(part, group)
+        rows = self.shape.rows_of(part, group)
         pairs = [self.gradients(n, k, rows) for n, k in self.matmuls(part, group)]
         firsts = [part.factors_of(name)[0] for name in group.weights if part.is_factored(name)]
         again = sum(self.product(n, k, rows) for k, n in (self.shape.matrix(part.weights[name]) for name in firsts))
@@ -169,20 +165,24 @@ class _Counted:
     def products(self, part: Part, group: Matmuls) -> dict[str, Work]:
         """One matmul with all matrices of a group and the work on its outputs, divided among these by width."""
         joined, (cast, _) = self.group_seconds(part, group), self.casts(part, group)
-        sent = self.messages.gather(joined)
+        sent = self.messages.gather(joined, self.shape.gathered(part, group))
         rope, layout = self._rope(group), self._layout(group)
         turned = sum(self.widths[name] for name in group.rotated)
         works: dict[str, Work] = {}
-        whole = self.shape.inside(part, group)
         for name, weight in zip(group.outputs, group.weights, strict=True):
-            share = 1 / len(group.outputs) if name in self.routed else self.widths[name] / whole
+            share = self.share(part, group, weight)
             rotation = rope * (self.widths[name] / turned) if name in group.rotated else 0.0
             added = self.low_rank_bytes(part, weight)
             other = self.device.bytes_seconds(rotation + (layout + cast) * share + added)
             kernels = (2 * self.unfused if group.by_head else 1) + 3 * bool(added)
-            matmul = joined * share + self.low_rank(part, weight)[0]
+            matmul = joined * share + self.low_rank(part, group, weight)[0]
             works[name] = Work(matmul, 0.0, other, sent * share, kernels=kernels)
         return works
+
+    def share(self, part: Part, group: Matmuls, weight: str) -> float:
+        """Of the outputs of a group, those of one of its matrices."""
+        widths = {name: self.shape.matrix(part.weights[part.factors_of(name)[-1]])[1] for name in group.weights}
+        return widths[weight] / sum(widths.values())
 
     def back(self, part: Part, group: Matmuls) -> Work:
         """The matmul back into the residual stream."""
@@ -191,7 +191,7 @@ class _Counted:
         low_rank = sum(self.low_rank_bytes(part, name) for name in group.weights)
         kernels = (2 * self.unfused if group.adds else 1) + 3 * bool(low_rank)
         other = self.device.bytes_seconds(added + cast + low_rank)
-        out += sum(self.low_rank(part, name)[0] for name in group.weights)
+        out += sum(self.low_rank(part, group, name)[0] for name in group.weights)
         return Work(out, 0.0, other, self.messages.scatter(out), kernels=kernels)
 
     def core(self) -> Work:
@@ -207,7 +207,8 @@ class _Counted:
     def attention(self) -> tuple[float, float]:
         """Seconds of attention itself, forward and backward."""
         case, does, shape = self.case, self.does, self.shape
-        heads, width = shape.model.heads // shape.tensor, head_dim(shape.model)
+        # One matmul of scores has the width of a query, the other that of a value.
+        heads, width = shape.model.heads // shape.tensor, (head_dim(shape.model) + value_dim(shape.model)) // 2
         if does.attention == "scores":
             return self.device.scores(
                 shape.rows, heads, case.part, shape.sequence, width, does.dropout, self.fused, case.item
@@ -265,7 +266,8 @@ class _Counted:
         if not self.does.fused_accumulation:
             moved += (2.0 + 2 * self.of_gradient) * case.trained
         weight, inward = sum(pair[1] for pair in backs), sum(pair[0] for pair in backs)
-        columns = [one.inward for _, one in layer.operations if isinstance(one, Matmuls)]
+        groups = [(part, one) for part, one in layer.operations if isinstance(one, Matmuls)]
+        columns = [(one.inward, self.shape.gathered(part, one)) for part, one in groups]
         sent = self.messages.backward(list(zip(columns, backs, strict=True)))
         other = self.device.bytes_seconds(moved)
         return Work(inward + weight, self.attention[1], other, sent, self.context[1], kernels), weight
@@ -275,7 +277,7 @@ class _Counted:
         inward, weight = self.group_gradients(part, group)
         if not self.case.frozen:
             return inward, weight
-        factors = [self.low_rank(part, name) for name in group.weights]
+        factors = [self.low_rank(part, group, name) for name in group.weights]
         return inward + sum(one[1] for one in factors), sum(one[2] for one in factors)
 
     def _matmuls_back(self, part: Part, group: Matmuls) -> float:

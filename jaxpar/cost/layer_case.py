@@ -53,8 +53,8 @@ class LayerCase:
     @property
     def parameters(self) -> int:
         """Weights of the layer's matrices, on this device before any sharding over data ranks."""
-        # Of the two factors of a matrix, one is whole on every tensor rank.
-        whole = sum(spec.size for spec in self.shape.layer.matrices if set(spec.axes) <= {"embed", "rank"})
+        # Of the two factors of a matrix, one is whole on every tensor rank, as are matrices to latent vectors.
+        whole = sum(spec.size for spec in self.shape.layer.matrices if set(spec.axes) <= {"embed", "rank", "latent"})
         return whole + (layer_matmul_parameters(self.shape.model) - whole) // self.tensor + self.factors
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jaxpar.attention.context import neighbours
 from jaxpar.attention.ulysses import repeats
-from jaxpar.config.counting import head_dim
+from jaxpar.config.counting import head_dim, value_dim
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.messages import Network, interleaved, overlapped
@@ -18,7 +18,9 @@ class LayerMessages:
     def __init__(self, case: LayerCase, network: Network, does: Mechanisms):
         self.case, self.does = case, does
         self.slowdown = network.model.overlap_slowdown
-        self.ranks, self.heads, self.head_dim = case.shape.context, case.shape.model.heads, head_dim(case.shape.model)
+        self.ranks, self.heads = case.shape.context, case.shape.model.heads
+        self.widths = head_dim(case.shape.model) + value_dim(case.shape.model)
+        """Of a key and a value, or of a query and its output."""
         ring = network.ring(case.tensor, 1)
         whole = float(case.tokens * case.embed * case.item)
         self.parallel = case.sequence_parallel
@@ -40,16 +42,18 @@ class LayerMessages:
             return max(0.0, interleaved(matmul, message, self.slowdown, self.case.tensor) - matmul)
         return message
 
-    def gather(self, matmul: float) -> float:
-        """Before a matmul that is split by columns: nothing without sequence parallelism."""
-        return self._exposed(matmul, self.half) if self.parallel else 0.0
+    def gather(self, matmul: float, width: float) -> float:
+        """Before a matmul that is split by columns, of inputs of a `width` in those of the residual stream: nothing
+        without sequence parallelism."""
+        return self._exposed(matmul, width * self.half) if self.parallel else 0.0
 
     def scatter(self, matmul: float) -> float:
         """After a matmul that is split by rows: the sum over the ranks."""
         return self._exposed(matmul, self.half if self.parallel else self.full)
 
-    def backward(self, groups: Sequence[tuple[bool, tuple[float, float]]]) -> float:
-        """Of the backward of groups of matmuls: (inward, (gradient of the input, of the weights)).
+    def backward(self, groups: Sequence[tuple[tuple[bool, float], tuple[float, float]]]) -> float:
+        """Of the backward of groups of matmuls: ((inward, width), (gradient of the input, of the weights)), where the
+        width is that of what ranks exchange in those of the residual stream.
 
         Inward, split by columns: the gradient of the input is summed, beside the gradient of the weight where the
         software can; with sequence parallelism the input is gathered again beside the gradient of the input. Outward,
@@ -58,13 +62,14 @@ class LayerMessages:
         if self.case.tensor == 1:
             return 0.0
         exposed = 0.0
-        for columns, (inward, weight) in groups:
+        for (columns, width), (inward, weight) in groups:
+            half, full = width * self.half, width * self.full
             if not self.parallel:
-                exposed += self._beside(weight, self.full) if columns else 0.0
+                exposed += self._beside(weight, full) if columns else 0.0
             elif columns:
-                exposed += self._beside(inward, self.half, always=True) + self._beside(weight, self.half)
+                exposed += self._beside(inward, half, always=True) + self._beside(weight, half)
             else:
-                exposed += self._exposed(inward, self.half)
+                exposed += self._exposed(inward, half)
         return exposed
 
     def _beside(self, compute: float, message: float, always: bool = False) -> float:
@@ -78,12 +83,12 @@ class LayerMessages:
         if self.ranks == 1:
             return 0.0, 0.0
         heads = case.shape.kv_heads
-        part = float(2 * case.tokens * heads * self.head_dim * case.item)
+        part = float(case.tokens * heads * self.widths * case.item)
         if case.context_strategy == "allgather":
             forward = self.over_context.gather(part * self.ranks)
             return self._beside_core(core, forward), self._beside_core(core_back, 2 * forward)
         part *= repeats(heads, self.group)
-        query = float(case.tokens * self.heads * self.head_dim // case.tensor * case.item)
+        query = float(case.tokens * self.heads * self.widths // case.tensor * case.item) / 2
         exchanged = 2 * self.over_group.exchange(query) + self.over_group.exchange(part)
         # Backward, keys and values are sent round the ring again, and the gradients of both in float32.
         steps, ring = self.ranks // self.group - 1, self.between_groups

@@ -78,15 +78,17 @@ def operation_flops(shape: LayerShape) -> dict[str, float]:
     found: dict[str, float] = {}
     for part, one in shape.layer.operations:
         if isinstance(one, Core):
-            query = next(each for each in shape.layer.activations if each.name == one.query)
-            found[one.outputs[0]] = 4.0 * shape.tokens * shape.keys_per_query * shape.width(query.dims)
+            dims = {each.name: each.dims for each in shape.layer.activations}
+            widths = shape.width(dims[one.query]) + shape.width(dims[one.outputs[0]])
+            found[one.outputs[0]] = 2.0 * shape.tokens * shape.keys_per_query * widths
         elif isinstance(one, Matmuls):
             for place, weight in enumerate(one.weights):
                 sides = [shape.matrix(part.weights[factor]) for factor in part.factors_of(weight)]
                 name = one.outputs[place] if one.outputs else f"{part.name}_{weight}"
                 factors = shape.factors(part, weight)
-                rows = shape.rows_of(part.weights[part.factors_of(weight)[0]])
-                found[name] = 2.0 * rows * sum(inputs * outputs for inputs, outputs in (*sides, *factors))
+                found[name] = (
+                    2.0 * shape.rows_of(part, one) * sum(inputs * outputs for inputs, outputs in (*sides, *factors))
+                )
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from flax import nnx
@@ -25,8 +26,13 @@ from jaxpar.layers.rope import rotate
 type Attend = Callable[[jax.Array, jax.Array, jax.Array, TokenContext], jax.Array]
 """Attention of this rank's queries over the whole sequence: (query, key, value, tokens) -> output like query."""
 
+type Multiply = Callable[[str, jax.Array], Any]
+"""The layer's matmuls by the name of their group: (name, input) -> outputs."""
+
 QUERY, KEY = ("heads", "head_dim"), ("kv_heads", "head_dim")
-"""Dims of a query, and of a key or a value."""
+"""Dims of a query, and of a key."""
+VALUE, OUTPUT = ("kv_heads", "value_dim"), ("heads", "value_dim")
+"""Dims of a value, and of attention's output."""
 
 
 class Attention(nnx.Module):
@@ -52,8 +58,8 @@ class Attention(nnx.Module):
             activations=(
                 Activation("query", QUERY),
                 Activation("key", KEY),
-                Activation("value", KEY),
-                Activation("attention_output", QUERY, core=True),
+                Activation("value", VALUE),
+                Activation("attention_output", OUTPUT, core=True),
                 Activation("attention_lse", ("heads",), float32=True, core=True),
             ),
             operations=(
@@ -63,6 +69,14 @@ class Attention(nnx.Module):
                 Matmuls("attention_out", ("output",), inward=False, input="attention_output"),
             ),
         )
+
+    def __call__(
+        self, x: Float[Array, "batch part embed"], tokens: TokenContext, attend: Attend, multiply: Multiply
+    ) -> Float[Array, "batch part embed"]:
+        """Projections, attention and the output, with the output's bias."""
+        q, k, v = multiply("attention_in", x)
+        h = multiply("attention_out", self.mix(q, k, v, tokens, attend))
+        return self.add_bias(h)
 
     def project_in(self, x: Float[Array, "batch part embed"], overlap: TensorOverlap) -> tuple[jax.Array, ...]:
         """Matmuls of the joined sequence with this rank's heads: query, key and value, without biases."""

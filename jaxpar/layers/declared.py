@@ -11,11 +11,13 @@ from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.parts import FEED_FORWARDS
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.layers.attention import Attention
 from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
 from jaxpar.layers.declaration.part import RESIDUAL, Elementwise, Layer, Matmuls, Norm, Operation, Part, Traffic
 from jaxpar.layers.experts.feed_forward import declare as declare_experts
 from jaxpar.layers.feed_forward.base import FeedForward
+from jaxpar.layers.latent_attention import LatentAttention
 from jaxpar.layers.norm import NORMS
 
 PLACEMENTS = {"pre": (True, False), "post": (False, True), "sandwich": (True, True)}
@@ -31,6 +33,11 @@ def _found(place: str) -> type[FeedForward]:
 def feed_forward_class(model: ModelConfig) -> type[FeedForward]:
     """The feed-forward of a model whose layers are all alike, or that of each of its experts."""
     return _found(FEED_FORWARDS[model.activation])
+
+
+def attention_class(model: ModelConfig) -> type[Attention] | type[LatentAttention]:
+    """The attention of a model whose layers are all alike."""
+    return Attention if model.latent_attention is None else LatentAttention
 
 
 def declare_feed_forward(model: ModelConfig) -> Part:
@@ -49,7 +56,7 @@ def declare_layer(model: ModelConfig) -> Layer:
     """
     norm = NORMS[model.norm].declare(model)
     before, behind = PLACEMENTS[model.norm_placement]
-    parts = (Attention.declare(model), declare_feed_forward(model))
+    parts = (attention_class(model).declare(model), declare_feed_forward(model))
     norms: dict[str, Norm] = {}
     activations = [Activation(LAYER_INPUT, ("embed",), between=True)]
     operations: list[tuple[Part, Operation]] = []
@@ -100,7 +107,8 @@ def activation_names(model: ModelConfig) -> tuple[str, ...]:
 
 
 def known_activations() -> dict[str, Activation]:
-    """Every activation that some layer has, by name, over all feed-forwards, experts and placements of norms.
+    """Every activation that some layer has, by name, over all feed-forwards, experts, forms of attention and
+    placements of norms.
     A name means the same in all of them.
     """
     return _known(tuple(FEED_FORWARDS))
@@ -113,9 +121,15 @@ def _known(feed_forwards: tuple[str, ...]) -> dict[str, Activation]:
     for placement in PLACEMENTS:
         for activation, experts in product(feed_forwards, (None, every_expert)):
             model = ModelConfig(activation=activation, norm_placement=placement, experts=experts)  # pyright: ignore
-            for one in declare_layer(model).activations:
-                assert found.setdefault(one.name, one) == one, f"{one.name} is not the same in all layers"
+            _add(found, model)
+        for latent in (LatentAttentionConfig(kv_rank=1), LatentAttentionConfig(kv_rank=1, query_rank=1)):
+            _add(found, ModelConfig(latent_attention=latent, norm_placement=placement))  # pyright: ignore
     return found
+
+
+def _add(found: dict[str, Activation], model: ModelConfig) -> None:
+    for one in declare_layer(model).activations:
+        assert found.setdefault(one.name, one) == one, f"{one.name} is not the same in all layers"
 
 
 def hidden_names() -> frozenset[str]:

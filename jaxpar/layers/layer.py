@@ -12,12 +12,13 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.config.plan import ExpertLayout, TensorOverlap
 from jaxpar.config.schema import Config
-from jaxpar.layers.attention import Attend, Attention
+from jaxpar.layers.attention import Attend
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.activations import name_activation
-from jaxpar.layers.declared import PLACEMENTS, declare_layer, feed_forward_class
+from jaxpar.layers.declared import PLACEMENTS, attention_class, declare_layer, feed_forward_class
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.experts.feed_forward import Experts
+from jaxpar.layers.latent_attention import LatentAttention
 from jaxpar.layers.linear import Tap, untapped
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.report import Output, Report
@@ -37,7 +38,7 @@ class DecoderLayer(nnx.Module):
         model = config.model
         self.activations = declare_layer(model).activations
         self.norms_before, self.norms_behind = PLACEMENTS[model.norm_placement]
-        self.attention, feed_forward = Attention(model, config.lora), feed_forward_class(model)
+        self.attention, feed_forward = attention_class(model)(model, config.lora), feed_forward_class(model)
         dense = model.experts is None
         self.mlp = feed_forward(model, config.lora) if dense else Experts(config, feed_forward, experts)
         norm = NORMS[model.norm]
@@ -54,11 +55,14 @@ class DecoderLayer(nnx.Module):
         """A group of matmuls with the collectives around it: linear in the layer's matrices, and in `x`."""
         for part in (self.attention, self.mlp):
             assert not isinstance(part, Experts), "experts run in tokens' own order, outside a split backward"
-            inward, outward = part.part.groups
+            inward, *inside, outward = part.part.groups
             if name == inward.name:
                 return part.project_in(x, self.overlap.get(name, PLAIN))
             if name == outward.name:
                 return part.project_out(x, self.overlap.get(name, PLAIN))
+            if name in [group.name for group in inside]:
+                assert isinstance(part, LatentAttention), "other parts have matmuls in and out alone"
+                return part.project_inside(name, x, self.overlap.get(name, PLAIN))
         raise AssertionError(f"a decoder layer has no matmuls named {name!r}")
 
     def __call__(
@@ -72,10 +76,7 @@ class DecoderLayer(nnx.Module):
     ) -> Output:
         """`index` is the layer's number in the whole model; `part` is sequence length / (context * tensor)."""
         h = self._named(self.attention_norm(x), "attention_input") if self.norms_before else x
-        q, k, v = tap("attention_in", self.linear, h)
-        h = self.attention.mix(q, k, v, tokens, attend)
-        h = tap("attention_out", self.linear, h)
-        h = self.attention.add_bias(h)
+        h = self.attention(h, tokens, attend, lambda name, x: tap(name, self.linear, x))
         if self.norms_behind:
             # The norm's derivative needs its input, and from that elementwise work recomputes the residual stream.
             h = self.post_attention_norm(self._named(h, "attention_projected"))

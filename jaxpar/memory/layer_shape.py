@@ -8,7 +8,7 @@ from functools import cached_property
 from math import ceil, prod
 from types import MappingProxyType
 
-from jaxpar.config.counting import head_dim, kv_heads
+from jaxpar.config.counting import head_dim, kv_heads, value_dim
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import Config, LoraConfig, ModelConfig
@@ -85,8 +85,15 @@ class LayerShape:
         model = self.model
         return {
             "embed": model.embed, "heads": model.heads, "kv_heads": self.kv_heads, "head_dim": head_dim(model),
-            "mlp": model.mlp,
-        } | self._expert_dims  # fmt: skip
+            "value_dim": value_dim(model), "mlp": model.mlp,
+        } | self._latent_dims | self._expert_dims  # fmt: skip
+
+    @property
+    def _latent_dims(self) -> dict[str, int]:
+        latent = self.model.latent_attention
+        if latent is None:
+            return {}
+        return {"kv_rank": latent.kv_rank, "query_rank": latent.query_rank or 0, "rope_dim": latent.rope_dim}
 
     @property
     def _expert_dims(self) -> dict[str, int]:
@@ -131,9 +138,21 @@ class LayerShape:
         inputs, outputs = self.matrix(part.weights[name])
         return (inputs, self.lora.rank), (self.lora.rank, outputs)
 
-    def rows_of(self, spec: ParamSpec) -> int:
-        """Rows that are multiplied with a matrix on a device."""
-        return self.routed_rows if "experts" in spec.axes else self.tokens
+    def rows_of(self, part: Part, group: Matmuls) -> int:
+        """Rows that a group of matmuls multiplies on a device: tokens, a tensor rank's part of them, or for experts those
+        that are sent to them."""
+        if group.between:
+            return self.part_tokens
+        first = part.weights[part.factors_of(group.weights[0])[0]]
+        return self.routed_rows if "experts" in first.axes else self.tokens
+
+    def gathered(self, part: Part, group: Matmuls) -> float:
+        """Width of what tensor ranks gather before a group inward, or scatter after one outward, over that of the
+        residual stream."""
+        if group.between:
+            return 0.0
+        first = part.weights[part.factors_of(group.weights[0])[0]]
+        return self.matrix(first)[0] / self.embed if first.axes[0] == "latent" else 1.0
 
     def numbers(self, activation: Activation) -> int:
         """Of an activation."""
@@ -201,7 +220,10 @@ def matmul_bytes(shape: LayerShape) -> int:
 
 def _around(shape: LayerShape, part: Part, group: Matmuls) -> int:
     """Bytes of a group's input, as tensor ranks split it between the blocks or inside, and of its outputs."""
-    return between_bytes(shape) + shape.tokens * shape.inside(part, group) * shape.item_bytes
+    first = part.weights[part.factors_of(group.weights[0])[0]]
+    inward = shape.matrix(first)[0] / shape.embed if first.axes[0] == "latent" else 1
+    made = shape.part_tokens if group.between else shape.tokens
+    return round(between_bytes(shape) * inward) + made * shape.inside(part, group) * shape.item_bytes
 
 
 def inside_numbers(shape: LayerShape, part: Part) -> int:

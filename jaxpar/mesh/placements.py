@@ -38,7 +38,7 @@ from jaxpar.mesh.parameters import Nested, ParamSpec, Partitions, Specs, map_spe
 from jaxpar.mesh.rules import Rules, axes_of_dim, compute_rules, mesh_axes_of, partition
 from jaxpar.mesh.wire.wire import EXACT, Wire
 
-SHARD_ORDER = ("embed", "mlp", "vocab", "positions", "heads", "kv_heads", "head_dim")
+SHARD_ORDER = ("embed", "mlp", "vocab", "positions", "latent", "heads", "kv_heads", "head_dim")
 """Logical axes that fsdp may split, in order of preference."""
 
 

@@ -23,6 +23,8 @@ class Rules:
     heads: MeshAxes = ()
     kv_heads: MeshAxes = ()
     head_dim: MeshAxes = ()
+    latent: MeshAxes = ()
+    """What latent attention expands queries, keys and values from: whole on every tensor rank."""
     mlp: MeshAxes = ()
     norm: MeshAxes = ()
     experts: MeshAxes = ()

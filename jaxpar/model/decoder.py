@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxpar.config.counting import head_dim
+from jaxpar.config.counting import rotary_dim
 from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import ExpertLayout, TensorOverlap
 from jaxpar.config.schema import Config, ModelConfig
@@ -139,9 +139,9 @@ class DecoderStages:
         ids = vary(batch["tokens"]) if any(routed) else None
         found = {kind: plain._replace(ids=ids if own else None) for kind, own in zip(models, routed, strict=True)}
         for kind in self.order.stacks:
-            if kind_model(self.model, kind).position != "rope":
+            if models[kind].position != "rope":
                 continue
-            own = frequencies(kind_model(self.model, kind), head_dim(self.model))
+            own = frequencies(models[kind], rotary_dim(models[kind]))
             table = own.tobytes(), rotary_magnitude(models[kind])
             if table not in tables:
                 tables[table] = vary(rotary_tables(batch["positions"], own, table[1]))

@@ -7,7 +7,7 @@ appendix B; the mask as in Megatron-LM's causal count):
   Matmul weights are the matrices of the layers, of experts those that a token uses, and the output head. The embedding
   lookup multiplies nothing; a tied table counts once, as the head;
 - attention multiplies Q with K and the probabilities with V over the (query, key) pairs that the mask keeps:
-  4 * heads * head_dim FLOPs per pair and layer forward, three times that with backward.
+  2 * heads * (width of a query + width of a value) FLOPs per pair and layer forward, three times that with backward.
 
 With low-rank factors (`lora`) the other weights are frozen, and their own gradients are not asked for: 2 FLOPs per
 weight forward and 2 backward, and 6 per weight of the factors.
@@ -19,8 +19,8 @@ pairs, norms, softmax, the optimizer. So MFU goes up only when a step gets faste
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 
+from jaxpar.config.counting import head_dim, value_dim
 from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.counting import factor_parameters, matmul_parameters
@@ -64,11 +64,8 @@ def flops_per_step(model: ModelConfig, tokens: int, pairs: Pairs, vocab: int, lo
 
 def pair_flops(model: ModelConfig) -> int:
     """FLOPs of a (query, key) pair in one layer forward, over all heads; of a model whose layers are all alike."""
-    layer = declare_layer(model)
-    sizes = {name: size for spec in layer.matrices for name, size in zip(spec.axes, spec.shape, strict=True)}
-    dims = {one.name: one.dims for one in layer.activations}
-    queries = [dims[one.query] for _, one in layer.operations if isinstance(one, Core)]
-    return sum(4 * prod(sizes[dim] for dim in query) for query in queries)
+    cores = sum(isinstance(one, Core) for _, one in declare_layer(model).operations)
+    return cores * 2 * model.heads * (head_dim(model) + value_dim(model))
 
 
 def mfu(flops: float, seconds: float, devices: int, peak: float) -> float:

@@ -84,7 +84,7 @@ def blocks_of(spec: ParamSpec) -> Blocks:
     """
     name = max((axis for axis in spec.axes if axis in SHARD_ORDER), key=SHARD_ORDER.index)
     dim = spec.axes.index(name)
-    parts = 1 if name == "head_dim" else TENSOR_RANKS
+    parts = 1 if name in ("head_dim", "latent") else TENSOR_RANKS
     whole = spec.shape[dim] // parts if spec.shape[dim] % parts == 0 else spec.shape[dim]
     return Blocks(dim, gcd(whole, LONGEST_BLOCK))
 

@@ -13,12 +13,13 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import load_config
-from jaxpar.config.counting import head_dim
+from jaxpar.config.counting import rotary_dim
 from jaxpar.config.kinds import ALIKE, kind_model
 from jaxpar.config.parts import FEED_FORWARDS
 from jaxpar.config.plan import LayerRun
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.layer import layer_time
@@ -51,6 +52,7 @@ ROWS, SEQUENCE = 2, 4
 OPTIONS = [{"activation": activation, "norm_placement": place} for activation in FEED_FORWARDS for place in PLACEMENTS]
 OPTIONS += [{"norm": norm, "mlp_bias": True} for norm in NORMS]
 OPTIONS += [{"qk_norm": qk, "attention_bias": bias} for qk, bias in ((True, "qkv"), ("projection", True))]
+OPTIONS += [{"latent_attention": LatentAttentionConfig(6, rank, 2, 4, 3)} for rank in (None, 5)]
 
 
 def model_of(**options: Any) -> ModelConfig:
@@ -64,12 +66,11 @@ def traced(model: ModelConfig) -> tuple[set[str], dict[str, Any]]:
 
     def program(weights: Any, x: jax.Array) -> jax.Array:
         indices = jnp.broadcast_to(jnp.arange(SEQUENCE), (ROWS, SEQUENCE))
-        cos, sin = rotary_tables(indices, frequencies(model, head_dim(model)))
+        cos, sin = rotary_tables(indices, frequencies(model, rotary_dim(model)))
         tokens = vary(TokenContext(indices, indices, indices, indices, indices[:, 0], cos, sin))
         layer: Any = with_weights(prototype, vary(weights))
-        return layer(
-            vary(x), jnp.int32(0), tokens, lambda q, k, v, tokens: q * (k.sum() + v.sum()), True, recording(groups)
-        )
+        attend = lambda q, k, v, tokens: q[..., : v.shape[-1]] * (k.sum() + v.sum())
+        return layer(vary(x), jnp.int32(0), tokens, attend, True, recording(groups))
 
     one = lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.float32)
     weights = jax.tree.map(one, specs_of(prototype), is_leaf=lambda leaf: hasattr(leaf, "axes"))
@@ -95,18 +96,18 @@ def test_a_layer_has_what_it_declares(options: dict[str, Any]):
     assert found == made - {"layer_input"}
     assert list(groups) == [group.name for part in layer.parts for group in part.groups]
     for part in layer.parts:
-        inward, _ = part.groups
-        x, outputs = groups[inward.name]
-        assert x.shape == (ROWS, SEQUENCE, model.embed)
-        for name, y in zip(inward.weights, outputs, strict=True):
-            assert y.shape[2:] == part.weights[name].shape[1:], name
+        *inward, _ = part.groups
+        assert groups[inward[0].name][0].shape == (ROWS, SEQUENCE, model.embed)
+        for group in inward:
+            for name, y in zip(group.weights, groups[group.name][1], strict=True):
+                assert y.shape[2:] == part.weights[name].shape[1:], name
 
 
 def test_the_names_of_attention_itself_are_those_that_its_kernels_keep():
     assert tuple(name for name in known_activations() if of_core(name)) == SAVED_NAMES
     assert {name for name in known_activations() if cheap(name)} == {
         "attention_input", "mlp_input", "mlp_activated", "mlp_hidden", "expert_activated", "expert_hidden",
-        "shared_activated", "shared_hidden",
+        "shared_activated", "shared_hidden", "expanded_query", "expanded_key", "expanded_value",
     }  # fmt: skip
 
 

@@ -6,7 +6,10 @@ jaxpar: it is written from the papers and from the shapes of the weight tree alo
 
 Weights, a nested dict (L layers, E embed, H query heads, K key/value heads, D head width, F mlp width, V padded
 vocabulary): `embedding.tokens [V, E]`, `embedding.positions [P, E]`, `layers.attention.query [L, E, H, D]`,
-`key`/`value [L, E, K, D]`, `output [L, H, D, E]`, their biases, `query_norm`/`key_norm [L, D]` (over a whole projection
+`key`/`value [L, E, K, D]`, `output [L, H, D, E]`, their biases (of latent attention with ranks R and Q, widths N + P of
+queries and W of values, `kv_down [L, E, R]`, `kv_norm [L, R]`, `rotary_key [L, E, P]`, `key_up [L, R, H, N]`,
+`value_up [L, R, H, W]`, and `query [L, E, H, N + P]` or `query_down [L, E, Q]`, `query_norm [L, Q]` and
+`query_up [L, Q, H, N + P]`), `query_norm`/`key_norm [L, D]` (over a whole projection
 [L, H, D] and [L, K, D]), `layers.mlp.gate`/`up [L, E, F]`, `down [L, F, E]`, the norms' `scale` and `bias`,
 `head.weight [E, V]`. Layers of several kinds stand in one stack, in the order of the model. Model options have the
 names of the configuration's `model` section. Dropout is not part of the reference.
@@ -131,6 +134,8 @@ def attention(
     x: Float64[Array, "batch seq embed"], weights: Tree, options: Options, batch: Mapping[str, Array]
 ) -> Float64[Array, "batch seq embed"]:
     """Grouped-query attention (Vaswani et al. 2017, sec. 3.2; Ainslie et al. 2023); capped scores are capped scaled."""
+    if options["latent_attention"]:
+        return latent_attention(x, weights, options, batch)
     query = jnp.einsum("bse,ehd->bshd", x, weights["query"])
     key = jnp.einsum("bse,ekd->bskd", x, weights["key"])
     value = jnp.einsum("bse,ekd->bskd", x, weights["value"])
@@ -143,14 +148,39 @@ def attention(
         query, key = rotate(query, batch["positions"], options), rotate(key, batch["positions"], options)
     group = options["heads"] // options["kv_heads"]  # consecutive query heads share a key/value head
     key, value = jnp.repeat(key, group, axis=2), jnp.repeat(value, group, axis=2)
+    out = jnp.einsum("bhqk,bkhd,hde->bqe", probabilities_of(query, key, options, batch), value, weights["output"])
+    return out + weights["output_bias"] if options["attention_bias"] is True else out
+
+
+def probabilities_of(query: Array, key: Array, options: Options, batch: Mapping[str, Array]) -> Array:
+    """The weight of each key for each query, [batch, heads, queries, keys]."""
     scale = options["attention_scale"]
     if scale is None:
-        scale = 1 / math.sqrt(options["head_dim"])
+        scale = 1 / math.sqrt(query.shape[-1])
     scores = softcap(jnp.einsum("bqhd,bkhd->bhqk", query, key) * scale, options["attention_softcap"])
     allowed = visible(batch["indices"], batch["segments"], options["window"])
-    probabilities = jax.nn.softmax(jnp.where(allowed[:, None], scores, -jnp.inf), axis=-1)
-    out = jnp.einsum("bhqk,bkhd,hde->bqe", probabilities, value, weights["output"])
-    return out + weights["output_bias"] if options["attention_bias"] is True else out
+    return jax.nn.softmax(jnp.where(allowed[:, None], scores, -jnp.inf), axis=-1)
+
+
+def latent_attention(
+    x: Float64[Array, "batch seq embed"], weights: Tree, options: Options, batch: Mapping[str, Array]
+) -> Float64[Array, "batch seq embed"]:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, appendix C, equations 37 to 47)."""
+    sizes = dict(options["latent_attention"])
+    turned = {**options, "head_dim": sizes["rope_dim"]}
+    rotated = lambda vectors: rotate(vectors, batch["positions"], turned) if options["position"] == "rope" else vectors
+    of_latent = lambda latent, name: rms_norm(latent, factors(weights[name], options), options["norm_epsilon"])
+    if sizes["query_rank"] is None:
+        query = jnp.einsum("bse,ehd->bshd", x, weights["query"])
+    else:
+        query = jnp.einsum("bsr,rhd->bshd", of_latent(x @ weights["query_down"], "query_norm"), weights["query_up"])
+    latent = of_latent(x @ weights["kv_down"], "kv_norm")
+    key, value = (jnp.einsum("bsr,rhd->bshd", latent, weights[name]) for name in ("key_up", "value_up"))
+    shared = rotated((x @ weights["rotary_key"])[:, :, None])
+    key = jnp.concatenate([key, jnp.repeat(shared, options["heads"], axis=2)], axis=-1)
+    still = sizes["nope_dim"]
+    query = jnp.concatenate([query[..., :still], rotated(query[..., still:])], axis=-1)
+    return jnp.einsum("bhqk,bkhd,hde->bqe", probabilities_of(query, key, options, batch), value, weights["output"])
 
 
 def feed_forward(

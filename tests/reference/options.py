@@ -27,6 +27,7 @@ DEFAULTS: Options = {
     "qk_norm": False,
     "attention_bias": False,
     "attention_scale": None,
+    "latent_attention": None,
     "mlp_bias": False,
     "activation": "swiglu",
     "tied": False,
@@ -50,6 +51,8 @@ def complete(options: Options) -> dict[str, Any]:
     full |= {name: options.get(name, default) for name, default in DEFAULTS.items()}
     full["kv_heads"] = full["kv_heads"] or full["heads"]
     full["head_dim"] = full["head_dim"] or full["embed"] // full["heads"]
+    if full["latent_attention"]:
+        full["latent_attention"] = tuple(sorted(dict(full["latent_attention"]).items()))
     full[OF_LAYERS] = options.get(OF_LAYERS) or tuple(
         tuple(sorted((options["kinds"][kind] if kind else {}).items())) for kind in kinds_of_layers(options)
     )

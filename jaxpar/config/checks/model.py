@@ -18,11 +18,12 @@ def check_model(config: Config) -> None:
     check_kinds(model)
     check_overrides(config)
     divides("model.heads", model.heads, "model.kv_heads", kv_heads(model))
-    if model.head_dim is None:
+    own_width = any(own.latent_attention is None for own in kind_models(model).values())
+    if model.head_dim is None and own_width:
         divides("model.embed", model.embed, "model.heads", model.heads, "; or set model.head_dim")
     for kind, own in kind_models(model).items():
-        if own.position == "rope" and head_dim(model) % 2:
-            raise UserError(f"model.head_dim: rotary embeddings need an even width, got {head_dim(model)}")
+        if own.position == "rope" and own.latent_attention is None and head_dim(own) % 2:
+            raise UserError(f"model.head_dim: rotary embeddings need an even width, got {head_dim(own)}")
         if "learned" in (own.position, model.position) and own.position != model.position:
             raise UserError(
                 f"{key_of(kind, 'position')}: {own.position}, and model.position is {model.position}; learned "

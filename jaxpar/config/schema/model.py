@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from jaxpar.config.parts import FEED_FORWARDS
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,9 @@ class ModelConfig:
     attention_bias: bool | Literal["qkv"] = False
     """Biases on the four projections of attention, or on those of queries, keys and values alone (`qkv`: Qwen 2.5)."""
     attention_scale: float | None = None
-    """Factor of the attention scores; null means `head_dim ** -0.5`."""
+    """Factor of the attention scores; null means one over the root of the width of queries and keys."""
+    latent_attention: LatentAttentionConfig | None = None
+    """Multi-head latent attention in place of `kv_heads` and `head_dim` (`docs/models.md`)."""
     mlp_bias: bool = False
     """Biases on the projections of the feed-forward layer."""
     activation: Annotated[str, FEED_FORWARDS] = "swiglu"

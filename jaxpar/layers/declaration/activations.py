@@ -13,7 +13,7 @@ LAYER_INPUT = "layer_input"
 
 
 type Dims = tuple[str, ...]
-"""Logical axes, as `ParamSpec` has them: `embed`, `heads`, `kv_heads`, `head_dim`, `mlp`."""
+"""Logical axes, as `ParamSpec` has them: `embed`, `heads`, `kv_heads`, `head_dim`, `value_dim`, `mlp`."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Activation:
     float32: bool = False
     """It is float32 whatever the compute dtype is."""
     cheap: bool = False
-    """Elementwise work recomputes it from what `gemm_last` keeps: that preset drops it."""
+    """Elementwise work recomputes it from what `gemm_last` keeps, or the expansion of a latent vector: that preset
+    drops it."""
     core: bool = False
     """Attention itself makes it from queries, keys and values: `selective` drops it."""
 

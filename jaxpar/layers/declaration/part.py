@@ -55,6 +55,8 @@ class Matmuls:
     """Inward, the activation that each matrix makes; outward, the layer sets it, if there is one."""
     rotated: tuple[str, ...] = ()
     """Those of `outputs` that rotary embeddings rotate."""
+    between: bool = False
+    """Inward, each tensor rank multiplies its part of the sequence with whole matrices, and nothing is gathered."""
     by_head: bool = False
     """Whether `outputs` are laid out for an attention kernel."""
     adds: bool = False

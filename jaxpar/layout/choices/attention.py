@@ -19,7 +19,7 @@ from jaxpar.attention.balance import sequence_order
 from jaxpar.attention.context import neighbours
 from jaxpar.config import AttentionConfig, Config, UserError
 from jaxpar.config.axes import axis_sizes
-from jaxpar.config.counting import head_dim, kv_heads
+from jaxpar.config.counting import head_dim, kv_heads, value_dim
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, Choice, LayerRun, Plan
 from jaxpar.distributed.devices import Device
@@ -154,6 +154,7 @@ def attention_request(
         heads=model.heads // tensor,
         kv_heads=max(1, kv_heads(model) // tensor),
         head_dim=head_dim(model),
+        value_dim=value_dim(model),
         packed=config.data.packed,
         window=model.window,
         softcap=model.attention_softcap,

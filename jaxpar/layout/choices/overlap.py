@@ -152,8 +152,9 @@ def _case(one: _Group, tokens: int, tiles: int) -> CollectiveMatmul:
     each = [one.part.factors_of(name) for name in one.group.weights]
     sides = [one.shape.matrix(one.part.weights[own[factor if len(own) > 1 else 0]]) for own in each]
     inside = sum(outputs for _, outputs in sides) if one.group.inward else sides[0][0]
+    between = round(one.shape.embed * one.shape.gathered(one.part, one.group))
     tokens *= one.shape.rows if tiles == 1 else 1
-    return CollectiveMatmul(tokens, one.shape.embed, inside, one.group.inward, one.shape.item_bytes, one.shape.tensor)
+    return CollectiveMatmul(tokens, between, inside, one.group.inward, one.shape.item_bytes, one.shape.tensor)
 
 
 def _groups(config: Config, axes: AxisSizes, rows: int) -> dict[str, list[_Group]]:
@@ -164,6 +165,8 @@ def _groups(config: Config, axes: AxisSizes, rows: int) -> dict[str, list[_Group
         for part in shape.layer.parts:
             routed = part.name == "mlp" and shape.model.experts is not None
             for group in () if routed else part.groups:
+                if group.between:
+                    continue
                 found.setdefault(group.name, []).append(_Group(shape, counts[kind], part, group))
     return found
 

@@ -1,0 +1,66 @@
+"""Checks of latent attention: its widths, and what it is not combined with."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from jaxpar.config.bounds import WIDTH, spell_limit
+from jaxpar.config.checks.sizes import key_of
+from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import kind_models
+from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.schema.latent_attention import LatentAttentionConfig
+
+
+def check_latent_attention(config: Config) -> None:
+    """Refuse widths that latent attention cannot have, and settings that it would not use or does not support."""
+    model = config.model
+    models = kind_models(model)
+    latent = {kind: own.latent_attention for kind, own in models.items() if own.latent_attention is not None}
+    for kind, own in latent.items():
+        key = key_of(kind, "latent_attention") if "latent_attention" in model.kinds.get(kind, {}) else _KEY
+        _check_widths(key, own)
+        _check_alone(kind, models[kind])
+    if not latent:
+        return
+    if model.kv_heads is not None:
+        raise UserError(
+            f"model.kv_heads: {model.kv_heads} would not be used, because {_KEY} makes keys and values for every query "
+            "head; expected null"
+        )
+    if model.head_dim is not None and len(latent) == len(models):
+        raise UserError(
+            f"model.head_dim: {model.head_dim} would not be used, because {_KEY} has widths of its own; expected null"
+        )
+    if config.lora.rank is not None:
+        raise UserError(f"lora.rank: {config.lora.rank} adapts no latent attention yet ({_KEY}); expected null")
+    for name in ("query", "output"):
+        if name in model.low_rank:
+            raise UserError(
+                f"model.low_rank.{name}: latent attention ({_KEY}) has no products of two yet; expected matrices of the "
+                "feed-forward alone"
+            )
+
+
+_KEY = "model.latent_attention"
+
+
+def _check_widths(key: str, latent: LatentAttentionConfig) -> None:
+    for field in fields(latent):
+        value = getattr(latent, field.name)
+        if value is not None and not 1 <= value <= WIDTH:
+            limit = f" and at most {spell_limit(WIDTH)}" if value > WIDTH else ""
+            raise UserError(f"{key}.{field.name}: must be at least 1{limit}, got {value}")
+    if latent.rope_dim % 2:
+        raise UserError(f"{key}.rope_dim: rotary embeddings need an even width, got {latent.rope_dim}")
+
+
+def _check_alone(kind: str, model: ModelConfig) -> None:
+    """Options of other attention."""
+    for name, why in (
+        ("qk_norm", "its latent vectors have norms instead"),
+        ("attention_bias", "its projections have no biases"),
+    ):
+        if value := getattr(model, name):
+            shown = str(value).lower()
+            raise UserError(f"{key_of(kind, name)}: {shown}, beside {_KEY}: {why}; expected false")

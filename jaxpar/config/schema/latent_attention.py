@@ -1,0 +1,22 @@
+"""The mapping `model.latent_attention`: keys and values that are expanded from a few numbers for each token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LatentAttentionConfig:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): keys and values of all heads come from one latent
+    vector for each token, which is what a cache holds, and from a rotary key that all heads share."""
+
+    kv_rank: int
+    """Width of the latent vector of keys and values."""
+    query_rank: int | None = None
+    """Width of a latent vector of queries; null projects them from the residual stream."""
+    rope_dim: int = 64
+    """Width of the part of a query that rotates, and of the shared rotary key."""
+    nope_dim: int = 128
+    """Width of the part of a query and of a key that does not rotate."""
+    value_dim: int = 128
+    """Width of a value."""

@@ -1,0 +1,213 @@
+"""Multi-head latent attention: keys and values of all heads are expanded from one latent vector for each token."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jaxpar.config import counting
+from jaxpar.config.plan import TensorOverlap
+from jaxpar.config.schema import LoraConfig, ModelConfig
+from jaxpar.config.schema.latent_attention import LatentAttentionConfig
+from jaxpar.layers.attention import OUTPUT, QUERY, Attend, Multiply
+from jaxpar.layers.context import TokenContext
+from jaxpar.layers.declaration.activations import Activation, name_activation
+from jaxpar.layers.declaration.part import Core, Matmuls, Part, Weights, matrix, vector
+from jaxpar.layers.declaration.weights import declare_weights
+from jaxpar.layers.lora import OFF
+from jaxpar.layers.norm import NORMS, rms_normalize
+from jaxpar.layers.projections import Matrix, project_in, project_out
+from jaxpar.layers.rope import rotate
+from jaxpar.mesh.collective_matmul import product
+from jaxpar.mesh.collectives import gather_sequence
+
+DOWN, QUERIES, UP, OUT = "attention_down", "attention_in", "attention_up", "attention_out"
+"""The groups of matmuls, in order."""
+
+
+def shape_of(model: ModelConfig) -> LatentAttentionConfig:
+    """The widths of a model with latent attention."""
+    assert model.latent_attention is not None, "a model with latent attention"
+    return model.latent_attention
+
+
+@dataclass(frozen=True)
+class LatentHeads:
+    """What attention gets: queries of this rank's heads, and what keys and values of all heads are expanded from."""
+
+    query: Float[Array, "batch seq heads width"]
+    latent: Float[Array, "batch part kv_rank"]
+    """After its norm; of this tensor rank's part of the sequence."""
+    rotary_key: Float[Array, "batch seq one rope_dim"]
+    expand: Callable[[], tuple[jax.Array, jax.Array]]
+    """Makes keys [batch, seq, heads, width] and values [batch, seq, heads, value_dim]."""
+    key_up: Float[Array, "kv_rank heads nope_dim"]
+    value_up: Float[Array, "kv_rank heads value_dim"]
+
+    def cached(self) -> Float[Array, "batch seq one cached"]:
+        """The latent vector and the rotary key of each token: all that later queries need of it."""
+        return jnp.concatenate([gather_sequence(self.latent)[:, :, None], self.rotary_key], axis=-1)
+
+    def absorbed(
+        self, attend: Callable[[jax.Array], Float[Array, "batch seq heads kv_rank"]]
+    ) -> Float[Array, "batch seq heads value_dim"]:
+        """The output from cached vectors that are never expanded (arXiv:2405.04434, section 2.1.2).
+
+        A query times an expanded key is the query times `key_up`, times the latent vector; and a sum of expanded values
+        is the sum of latent vectors times `value_up`. `attend` gets queries as wide as the cached vectors, and gives
+        sums of their latent part.
+        """
+        unrotated, rotated = jnp.split(self.query, [self.key_up.shape[-1]], axis=-1)
+        query = jnp.einsum("bshn,rhn->bshr", unrotated, self.key_up.astype(unrotated.dtype))
+        out = attend(jnp.concatenate([query, rotated], axis=-1))
+        return jnp.einsum("bshr,rhv->bshv", out, self.value_up.astype(out.dtype))
+
+
+class LatentAttend(ABC):
+    """An `Attend` that caches what keys and values are expanded from."""
+
+    @abstractmethod
+    def of_latents(self, heads: LatentHeads, tokens: TokenContext) -> Float[Array, "batch seq heads value_dim"]:
+        """Attention's output."""
+
+
+class LatentAttention(nnx.Module):
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+
+    A token's latent vector is projected from the residual stream and normalised; from it come the keys and values of
+    each head. A rotary key of few numbers, the same for all heads, is appended to each key. Tensor ranks split the heads
+    and hold the projections to latent vectors whole: each projects its part of the sequence, and the latent vectors
+    are gathered, which are much narrower than the residual stream.
+    """
+
+    def __init__(self, model: ModelConfig, lora: LoraConfig = OFF):
+        assert lora.rank is None, "latent attention has no LoRA factors"
+        self.part, self.shape, self.epsilon = self.declare(model), shape_of(model), model.norm_epsilon
+        self.factors = NORMS[model.norm].factors
+        declare_weights(self, self.part.weights)
+
+    @staticmethod
+    def declare(model: ModelConfig) -> Part:
+        """What is projected from the residual stream is kept; what is expanded from latent vectors is wide, and
+        `gemm_last` recomputes it. Norms of latent vectors count as part of the matmuls behind them.
+        """
+        latent = shape_of(model)
+        down, made = ("kv_down", "rotary_key"), ("kv_latent", "rotary_key")
+        activations = [Activation("kv_latent", ("kv_rank",), between=True)]
+        activations += [Activation("rotary_key", ("rope_dim",), between=True)]
+        query, source, of_query = "query", "", "query"
+        if latent.query_rank is not None:
+            down, made = ("query_down", *down), ("query_latent", *made)
+            activations = [Activation("query_latent", ("query_rank",), between=True), *activations]
+            query, source, of_query = "expanded_query", "query_latent", "query_up"
+        expanded = ("expanded_key", "expanded_value")
+        rotates = model.position == "rope"
+        return Part(
+            name="attention",
+            weights=_weights(model, latent),
+            activations=(
+                *activations,
+                Activation(query, QUERY, cheap=latent.query_rank is not None),
+                Activation("expanded_key", QUERY, cheap=True),
+                Activation("expanded_value", OUTPUT, cheap=True),
+                Activation("attention_output", OUTPUT, core=True),
+                Activation("attention_lse", ("heads",), float32=True, core=True),
+            ),
+            operations=(
+                Matmuls(DOWN, down, inward=True, outputs=made, between=True),
+                Matmuls(
+                    QUERIES, (of_query,), inward=True, input=source, outputs=(query,),
+                    rotated=(query,) if rotates else (), by_head=True,
+                ),
+                Matmuls(UP, ("key_up", "value_up"), inward=True, input="kv_latent", outputs=expanded, by_head=True),
+                Core(query, keys=expanded, outputs=("attention_output", "attention_lse")),
+                Matmuls(OUT, ("output",), inward=False, input="attention_output"),
+            ),
+        )  # fmt: skip
+
+    def project_in(self, x: Float[Array, "batch part embed"], overlap: TensorOverlap) -> tuple[jax.Array, ...]:
+        """Latent vectors and rotary key of this tensor rank's part of the sequence."""
+        del overlap  # nothing is exchanged
+        return tuple(product(x, self._weight(name)) for name in self.part.groups[0].weights)
+
+    def project_inside(self, name: str, x: Float[Array, "batch part inputs"], overlap: TensorOverlap) -> tuple:
+        """The other matmuls inward: the joined sequence with this rank's heads."""
+        (group,) = (group for group in self.part.groups if group.name == name)
+        return project_in(x, [Matrix(self._weight(name)) for name in group.weights], overlap)
+
+    def project_out(
+        self, x: Float[Array, "batch seq heads value_dim"], overlap: TensorOverlap
+    ) -> Float[Array, "batch part embed"]:
+        """Sums over the tensor ranks."""
+        return project_out(x, Matrix(self._weight("output")), overlap)
+
+    def __call__(
+        self, x: Float[Array, "batch part embed"], tokens: TokenContext, attend: Attend, multiply: Multiply
+    ) -> Float[Array, "batch part embed"]:
+        """Latent vectors, queries, attention over what is expanded, and the output."""
+        made = dict(zip(self.part.groups[0].outputs, multiply(DOWN, x), strict=True))
+        made = {name: self._named(one, name) for name, one in made.items()}
+        latent = self._normalized(made["kv_latent"], "kv_norm")
+        compressed = "query_latent" in made
+        source = self._normalized(made["query_latent"], "query_norm") if compressed else x
+        (query,) = multiply(QUERIES, source)
+        query = self._rotated(query, tokens)
+        query = self._named(query, "expanded_query" if compressed else "query")
+        rotary_key = self._rotated(gather_sequence(made["rotary_key"])[:, :, None], tokens)
+
+        def expand() -> tuple[jax.Array, jax.Array]:
+            key, value = multiply(UP, latent)
+            shared = jnp.broadcast_to(rotary_key, (*key.shape[:-1], rotary_key.shape[-1]))
+            key = jnp.concatenate([key, shared], axis=-1)
+            return self._named(key, "expanded_key"), self._named(value, "expanded_value")
+
+        if isinstance(attend, LatentAttend):
+            up = self._weight("key_up"), self._weight("value_up")
+            return multiply(OUT, attend.of_latents(LatentHeads(query, latent, rotary_key, expand, *up), tokens))
+        return multiply(OUT, attend(query, *expand(), tokens))
+
+    def _rotated(self, x: Float[Array, "batch seq heads width"], tokens: TokenContext) -> jax.Array:
+        """`x` with its last `rope_dim` dims rotated."""
+        if tokens.cos is None or tokens.sin is None:
+            return x
+        still, turning = jnp.split(x, [x.shape[-1] - self.shape.rope_dim], axis=-1)
+        return jnp.concatenate([still, rotate(turning, tokens.cos, tokens.sin)], axis=-1)
+
+    def _normalized(self, x: Float[Array, "batch part rank"], norm: str) -> Float[Array, "batch part rank"]:
+        return rms_normalize(x, self.factors(self._weight(norm)), self.epsilon)
+
+    def _weight(self, name: str) -> jax.Array:
+        return getattr(self, name)[...]
+
+    def _named(self, x: jax.Array, name: str) -> jax.Array:
+        return name_activation(x, name, self.part.activations)
+
+
+def _weights(model: ModelConfig, latent: LatentAttentionConfig) -> Weights:
+    """Matrices down to latent vectors, their norms, and matrices up to each head."""
+    embed, heads, scale = model.embed, model.heads, model.init_scale
+    neutral = NORMS[model.norm].neutral
+    down = lambda width: matrix((embed, width), ("embed", "latent"), scale=scale)
+    up = lambda rank, width: matrix((rank, heads, width), ("latent", *QUERY), scale=scale)
+    width = counting.head_dim(model)
+    if latent.query_rank is None:
+        weights = {"query": matrix((embed, heads, width), ("embed", *QUERY), scale=scale)}
+    else:
+        norm = vector((latent.query_rank,), ("norm",), neutral)
+        weights = {"query_down": down(latent.query_rank), "query_norm": norm, "query_up": up(latent.query_rank, width)}
+    back = scale / (2 * model.layers) ** 0.5
+    return Weights(
+        weights,
+        kv_down=down(latent.kv_rank),
+        rotary_key=down(latent.rope_dim),
+        kv_norm=vector((latent.kv_rank,), ("norm",), neutral),
+        key_up=up(latent.kv_rank, latent.nope_dim),
+        value_up=up(latent.kv_rank, latent.value_dim),
+        output=matrix((heads, latent.value_dim, embed), (*QUERY, "embed"), inputs=2, scale=back),
+    )
