@@ -9,7 +9,7 @@ prefix.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -31,11 +31,29 @@ class KeyValues(NamedTuple):
     value: Float[Array, "batch kv_heads places head_dim"]
 
 
-type Cache = Mapping[str, Sequence[KeyValues]]
+class LatentKeys(NamedTuple):
+    """The cache of a layer with latent attention; on a device its own rows and places.
+
+    Keys and values of all heads come from it, so every tensor rank has all of it: `tensor` is the number of ranks.
+    """
+
+    latent: Float[Array, "batch tensor places cached"]
+    """The latent vector of each token and, behind it, its rotary key."""
+
+
+type LayerCache = KeyValues | LatentKeys
+"""Of a layer."""
+type Cache = Mapping[str, Sequence[LayerCache]]
 """Of each layer of each kind."""
 
 PARTITION = PartitionSpec(("pipe", *DATA_AXES), "tensor", "context")
 """Of keys and values. There is one pipeline stage, whose axis has size 1."""
+
+
+def partition_of(model: ModelConfig) -> LayerCache:
+    """The partitions of the cache of a layer, of a model whose layers are all alike."""
+    kind: Any = KeyValues if model.latent_attention is None else LatentKeys
+    return kind(*[PARTITION] * len(kind._fields))
 
 
 def capacities(model: ModelConfig, tokens: int, context: int) -> dict[str, int]:

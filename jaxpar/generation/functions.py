@@ -7,7 +7,7 @@ token is whose, and attention takes the tokens apart again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxpar.attention.decode import tree_attention
-from jaxpar.config.counting import attention_scale, padded_vocab
+from jaxpar.config.counting import padded_vocab
 from jaxpar.config.kinds import kind_model
-from jaxpar.generation.cache import Cache, KeyValues, capacities, fill, indices_at, own_places, store
+from jaxpar.generation.attending import Attending, Decoding, Prefilling
+from jaxpar.generation.cache import Cache, capacities
 from jaxpar.generation.sampling import Drawn, Sampling, draw
 from jaxpar.layers.attention import Attend
-from jaxpar.layers.context import TokenContext, sequence_part
+from jaxpar.layers.context import sequence_part
 from jaxpar.layers.linear import untapped
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
@@ -32,7 +32,6 @@ from jaxpar.mesh.collectives import gather_context, reduce_max, reduce_sum
 from jaxpar.mesh.layer_order import LAYERS, own_layers
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, DecoderStages
-from pallas_kernels.masks import Mask
 
 SAME_AXES = ("pipe", "context", "tensor")
 """Axes whose ranks draw the same token."""
@@ -50,22 +49,6 @@ class Rows(NamedTuple):
     """A number for each row, which its draws depend on."""
     seen: Bool[Array, "batch vocab"] | None
     """Which tokens each row has; None without a repetition penalty."""
-
-
-type Visit = Callable[[jax.Array, jax.Array, jax.Array, TokenContext, Any], tuple[jax.Array, KeyValues]]
-"""Attention that also writes: (query, key, value, tokens, cache of the layer) -> (output, cache)."""
-
-
-class _Attending:
-    """An `Attend` that passes the cache of a layer by its side."""
-
-    def __init__(self, visit: Visit) -> None:
-        self.visit = visit
-        self.cache: Any = None
-
-    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext) -> jax.Array:
-        out, self.cache = self.visit(q, k, v, tokens, self.cache)
-        return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,17 +89,12 @@ class GenerationFunctions:
         """
         batch, lengths, numbers = vary((batch, lengths, numbers))
 
-        def visit(kind: str) -> Visit:
-            attend, capacity = self.stages.attend[kind], self.capacities[kind]
-
-            def attention(q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, _: None) -> Any:
-                held = (fill(gather_context(own), capacity, lengths).astype(self.dtype) for own in (k, v))
-                return attend(q, k, v, tokens), KeyValues(*held)
-
-            return attention
-
+        attending = {
+            kind: Prefilling(capacity, lengths, self.stages.attend[kind], self.dtype)
+            for kind, capacity in self.capacities.items()
+        }
         x = self.stages.embed(weights, batch)
-        x, cache = self._layers(weights, x, batch, visit, None)
+        x, cache = self._layers(weights, x, batch, attending, None)
         last = sequence_part(batch["indices"]) == lengths[:, None] - 1
         x = vary(reduce_sum(jnp.where(last[..., None], x, 0).sum(axis=1), ("context", "tensor")))
         seen = None
@@ -135,30 +113,17 @@ class GenerationFunctions:
             "examples": jnp.zeros(1, jnp.int32),
         }
 
-        def visit(kind: str) -> Visit:
-            model, capacity = kind_model(self.layout.config.model, kind), self.capacities[kind]
-            places = indices_at(own_places(capacity), capacity, rows.lengths)
-
-            def attention(q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, cache: KeyValues) -> Any:
-                new = (store(own, x[0], capacity, rows.lengths) for own, x in zip(cache, (k, v), strict=True))
-                cache = KeyValues(*new)
-                out = tree_attention(
-                    q[0], cache.key.swapaxes(1, 2), cache.value.swapaxes(1, 2),
-                    mask=Mask(causal=True, window=model.window), q_indices=index, kv_indices=places,
-                    scale=attention_scale(model), softcap=model.attention_softcap,
-                )  # fmt: skip
-                return vary(out)[None], cache
-
-            return attention
-
-        x, cache = self._layers(weights, self.stages.embed(weights, batch), batch, visit, rows.cache)
+        attending = {
+            kind: Decoding(capacity, rows.lengths, kind_model(self.layout.config.model, kind))
+            for kind, capacity in self.capacities.items()
+        }
+        x, cache = self._layers(weights, self.stages.embed(weights, batch), batch, attending, rows.cache)
         return self._next(weights, x, rows._replace(cache=cache))
 
     def _layers(
-        self, weights: Weights, x: jax.Array, batch: Batch, visit: Callable[[str], Visit], cache: Cache | None
+        self, weights: Weights, x: jax.Array, batch: Batch, attending: Mapping[str, Attending], cache: Cache | None
     ) -> tuple[jax.Array, Cache]:
         """`x` and the cache after all layers."""
-        attending = {kind: _Attending(visit(kind)) for kind in self.stages.order.stacks}
         attends: dict[str, Attend] = dict(attending)
         stages = replace(self.stages, attend=attends)
         tokens, x = stages.token_context(batch), vary(x)

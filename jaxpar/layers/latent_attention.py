@@ -81,9 +81,9 @@ class LatentAttention(nnx.Module):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
     A token's latent vector is projected from the residual stream and normalised; from it come the keys and values of
-    each head. A rotary key of few numbers, the same for all heads, is appended to each key. Tensor ranks split the heads
-    and hold the projections to latent vectors whole: each projects its part of the sequence, and the latent vectors
-    are gathered, which are much narrower than the residual stream.
+    each head. A rotary key of few numbers, the same for all heads, is appended to each key. Tensor ranks split the
+    heads and hold the projections to latent vectors whole: each projects its part of the sequence, and the latent
+    vectors are gathered, which are much narrower than the residual stream.
     """
 
     def __init__(self, model: ModelConfig, lora: LoraConfig = OFF):

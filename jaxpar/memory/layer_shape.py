@@ -139,8 +139,8 @@ class LayerShape:
         return (inputs, self.lora.rank), (self.lora.rank, outputs)
 
     def rows_of(self, part: Part, group: Matmuls) -> int:
-        """Rows that a group of matmuls multiplies on a device: tokens, a tensor rank's part of them, or for experts those
-        that are sent to them."""
+        """Rows that a group of matmuls multiplies on a device: tokens, a tensor rank's part of them, or those that are
+        sent to experts."""
         if group.between:
             return self.part_tokens
         first = part.weights[part.factors_of(group.weights[0])[0]]

@@ -37,8 +37,8 @@ def check_latent_attention(config: Config) -> None:
     for name in ("query", "output"):
         if name in model.low_rank:
             raise UserError(
-                f"model.low_rank.{name}: latent attention ({_KEY}) has no products of two yet; expected matrices of the "
-                "feed-forward alone"
+                f"model.low_rank.{name}: latent attention ({_KEY}) has no products of two yet; expected those of "
+                "the feed-forward alone"
             )
 
 

@@ -17,8 +17,8 @@ from tests.given_weights import state_with
 from tests.nonzero_gradients import moved_weights, nonzero_gradients
 from tests.reference import decoder64
 from tests.short_documents import into_documents
-from tests.small_run import SmallRun, small, worst_difference
-from tests.training.parity.one_device import TOLERANCE, assert_close, assert_equals_one_device
+from tests.small_run import SmallRun, small
+from tests.training.parity.one_device import assert_close, assert_equals_one_device
 
 DEVICES = 8
 WIDTHS = {"kv_rank": 12, "rope_dim": 4, "nope_dim": 6, "value_dim": 5}

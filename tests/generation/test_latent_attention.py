@@ -1,0 +1,71 @@
+"""Generation with multi-head latent attention: latent vectors are cached, and never expanded for a token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpar.config.schema.latent_attention import LatentAttentionConfig
+from jaxpar.config.schema.model import Pattern
+from jaxpar.generation.generator import Generator
+from jaxpar.generation.layout import generation_layout
+from jaxpar.generation.programs import Programs
+from jaxpar.generation.sampling import Sampling
+from jaxpar.generation.unstacked import unstacked
+from tests.generation.test_generator import LAYOUTS, NEW, TOLERANCE, log_probabilities, prompts, run_of
+from tests.small_run import SmallRun
+from tests.traced import operations
+
+WIDTHS = {"kv_rank": 12, "rope_dim": 4, "nope_dim": 6, "value_dim": 5}
+MODELS: dict[str, dict[str, Any]] = {
+    "queries": {"latent_attention": LatentAttentionConfig(**WIDTHS)},
+    "compressed queries": {
+        "latent_attention": LatentAttentionConfig(query_rank=10, **WIDTHS),
+        "attention_softcap": 3.0,
+        "kinds": {"window": {"window": 11}, "latent": {}, "plain": {"latent_attention": None}},
+        "pattern": Pattern(("window", "latent", "plain")),
+    },
+}
+
+
+def model_of(name: str) -> dict[str, Any]:
+    return {"layers": 3, "kv_heads": None, "vocab": 61} | MODELS[name]
+
+
+def run_with_weights(name: str, layout: dict[str, Any]) -> tuple[SmallRun, Any]:
+    run = run_of(model_of(name), layout)
+    return run, run.step.residency.initial_state().master
+
+
+@pytest.mark.matrix(quick=("compressed queries-split",), ci=1)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_tokens_are_the_likeliest_of_the_training_forward(name: str, layout: str):
+    run, weights = run_with_weights(name, LAYOUTS[layout])
+    given = prompts(61)
+    found = Generator(run.config, run.step.mesh, weights).continued(given, NEW)
+    rows = [[*a, *b.tokens.tolist()] for a, b in zip(given, found, strict=True)]
+    after = log_probabilities(*run_with_weights(name, {}), rows)
+    for row, (prompt, own) in enumerate(zip(given, found, strict=True)):
+        wanted = after[row, len(prompt) - 1 : len(prompt) - 1 + NEW]
+        assert wanted.argmax(axis=-1).tolist() == own.tokens.tolist()
+        np.testing.assert_allclose(own.log_probabilities, wanted.max(axis=-1), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_the_cache_has_latent_vectors_and_rotary_keys_and_a_token_expands_none():
+    run, weights = run_with_weights("queries", {})
+    programs, places, rows = Programs(run.config, run.step.mesh, Sampling(), zero=0, seed=0), 64, 8
+    own = unstacked(weights, generation_layout(run.config, run.step.mesh).order)
+    number = jax.ShapeDtypeStruct((rows,), np.int32)
+    tokens = jax.ShapeDtypeStruct((rows, places), np.int32)
+    batch = dict.fromkeys(("tokens", "positions", "indices", "segments"), tokens) | {"examples": number}
+    state, _ = jax.eval_shape(programs.prefill(rows, places, places), own, batch, number, number)
+    width = WIDTHS["kv_rank"] + WIDTHS["rope_dim"]
+    assert [leaf.shape for leaf in jax.tree.leaves(state.cache)] == [(rows, 1, places, width)] * 3
+    decode = programs.decode(rows, places).__wrapped__
+    made = [value.aval for equation, _ in operations(decode, own, state) for value in equation.outvars]
+    expanded = rows * places * run.config.model.heads * WIDTHS["value_dim"]
+    assert max(value.size for value in made) < expanded
