@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
 
@@ -29,8 +31,19 @@ def rotary_dim(model: ModelConfig) -> int:
 
 
 def attention_scale(model: ModelConfig) -> float:
-    """Factor of the attention scores."""
-    return head_dim(model) ** -0.5 if model.attention_scale is None else model.attention_scale
+    """Factor of the attention scores. Under latent attention YaRN enlarges the scores by it, as in DeepSeek's models,
+    and not queries and keys, of which a part alone rotates."""
+    if model.attention_scale is not None:
+        return model.attention_scale
+    enlarged = 1.0
+    if model.latent_attention is not None and model.rope_scaling == "yarn" and model.rope_mscale_all_dim:
+        enlarged = yarn_magnitude(model.rope_factor, model.rope_mscale_all_dim)
+    return head_dim(model) ** -0.5 * enlarged**2
+
+
+def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    """How much YaRN enlarges queries and keys for a stretch factor (arXiv:2309.00071, equation 22)."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def padded_vocab(model: ModelConfig) -> int:

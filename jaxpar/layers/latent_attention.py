@@ -94,17 +94,16 @@ class LatentAttention(nnx.Module):
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:
-        """What is projected from the residual stream is kept; what is expanded from latent vectors is wide, and
-        `gemm_last` recomputes it. Norms of latent vectors count as part of the matmuls behind them.
+        """What is projected from the residual stream is kept, `kv_latent` with the rotary key behind the latent vector;
+        what is expanded is wide, and `gemm_last` recomputes it. Norms of latent vectors count as part of the matmuls
+        behind them.
         """
         latent = shape_of(model)
-        down, made = ("kv_down", "rotary_key"), ("kv_latent", "rotary_key")
-        activations = [Activation("kv_latent", ("kv_rank",), between=True)]
-        activations += [Activation("rotary_key", ("rope_dim",), between=True)]
-        query, source, of_query = "query", "", "query"
+        down, made, query, source, of_query = ("kv_down",), ("kv_latent",), "query", "", "query"
+        activations = [Activation("kv_latent", ("kv_latent",), between=True)]
         if latent.query_rank is not None:
             down, made = ("query_down", *down), ("query_latent", *made)
-            activations = [Activation("query_latent", ("query_rank",), between=True), *activations]
+            activations = [Activation("query_latent", ("query_latent",), between=True), *activations]
             query, source, of_query = "expanded_query", "query_latent", "query_up"
         expanded = ("expanded_key", "expanded_value")
         rotates = model.position == "rope"
@@ -132,7 +131,7 @@ class LatentAttention(nnx.Module):
         )  # fmt: skip
 
     def project_in(self, x: Float[Array, "batch part embed"], overlap: TensorOverlap) -> tuple[jax.Array, ...]:
-        """Latent vectors and rotary key of this tensor rank's part of the sequence."""
+        """Latent vectors of this tensor rank's part of the sequence, that of keys with the rotary key behind it."""
         del overlap  # nothing is exchanged
         return tuple(product(x, self._weight(name)) for name in self.part.groups[0].weights)
 
@@ -153,13 +152,13 @@ class LatentAttention(nnx.Module):
         """Latent vectors, queries, attention over what is expanded, and the output."""
         made = dict(zip(self.part.groups[0].outputs, multiply(DOWN, x), strict=True))
         made = {name: self._named(one, name) for name, one in made.items()}
-        latent = self._normalized(made["kv_latent"], "kv_norm")
-        compressed = "query_latent" in made
+        latent, rotary_key = jnp.split(made["kv_latent"], [self.shape.kv_rank], axis=-1)
+        latent, compressed = self._normalized(latent, "kv_norm"), "query_latent" in made
         source = self._normalized(made["query_latent"], "query_norm") if compressed else x
         (query,) = multiply(QUERIES, source)
         query = self._rotated(query, tokens)
         query = self._named(query, "expanded_query" if compressed else "query")
-        rotary_key = self._rotated(gather_sequence(made["rotary_key"])[:, :, None], tokens)
+        rotary_key = self._rotated(gather_sequence(rotary_key)[:, :, None], tokens)
 
         def expand() -> tuple[jax.Array, jax.Array]:
             key, value = multiply(UP, latent)
@@ -204,8 +203,7 @@ def _weights(model: ModelConfig, latent: LatentAttentionConfig) -> Weights:
     back = scale / (2 * model.layers) ** 0.5
     return Weights(
         weights,
-        kv_down=down(latent.kv_rank),
-        rotary_key=down(latent.rope_dim),
+        kv_down=down(latent.kv_rank + latent.rope_dim),
         kv_norm=vector((latent.kv_rank,), ("norm",), neutral),
         key_up=up(latent.kv_rank, latent.nope_dim),
         value_up=up(latent.kv_rank, latent.value_dim),

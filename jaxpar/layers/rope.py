@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxpar.config.counting import yarn_magnitude
 from jaxpar.config.schema import ModelConfig
 
 
@@ -44,11 +45,6 @@ def _yarn(model: ModelConfig, base: np.ndarray) -> np.ndarray:
     first, last = max(first, 0), min(last, 2 * pairs - 1)
     stretched = np.clip((np.arange(pairs) - first) / (last - first if last != first else 1e-3), 0.0, 1.0)
     return base * (1 - stretched + stretched / model.rope_factor)
-
-
-def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """How much YaRN enlarges queries and keys for a stretch factor (arXiv:2309.00071, equation 22)."""
-    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def rotary_magnitude(model: ModelConfig) -> float:

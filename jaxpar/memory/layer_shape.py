@@ -93,7 +93,7 @@ class LayerShape:
         latent = self.model.latent_attention
         if latent is None:
             return {}
-        return {"kv_rank": latent.kv_rank, "query_rank": latent.query_rank or 0, "rope_dim": latent.rope_dim}
+        return {"kv_latent": latent.kv_rank + latent.rope_dim, "query_latent": latent.query_rank or 0}
 
     @property
     def _expert_dims(self) -> dict[str, int]:

@@ -7,7 +7,7 @@ jaxpar: it is written from the papers and from the shapes of the weight tree alo
 Weights, a nested dict (L layers, E embed, H query heads, K key/value heads, D head width, F mlp width, V padded
 vocabulary): `embedding.tokens [V, E]`, `embedding.positions [P, E]`, `layers.attention.query [L, E, H, D]`,
 `key`/`value [L, E, K, D]`, `output [L, H, D, E]`, their biases (of latent attention with ranks R and Q, widths N + P of
-queries and W of values, `kv_down [L, E, R]`, `kv_norm [L, R]`, `rotary_key [L, E, P]`, `key_up [L, R, H, N]`,
+queries and W of values, `kv_down [L, E, R + P]`, `kv_norm [L, R]`, `key_up [L, R, H, N]`,
 `value_up [L, R, H, W]`, and `query [L, E, H, N + P]` or `query_down [L, E, Q]`, `query_norm [L, Q]` and
 `query_up [L, Q, H, N + P]`), `query_norm`/`key_norm [L, D]` (over a whole projection
 [L, H, D] and [L, K, D]), `layers.mlp.gate`/`up [L, E, F]`, `down [L, F, E]`, the norms' `scale` and `bias`,
@@ -174,9 +174,9 @@ def latent_attention(
         query = jnp.einsum("bse,ehd->bshd", x, weights["query"])
     else:
         query = jnp.einsum("bsr,rhd->bshd", of_latent(x @ weights["query_down"], "query_norm"), weights["query_up"])
-    latent = of_latent(x @ weights["kv_down"], "kv_norm")
+    latent, shared = jnp.split(x @ weights["kv_down"], [sizes["kv_rank"]], axis=-1)
+    latent, shared = of_latent(latent, "kv_norm"), rotated(shared[:, :, None])
     key, value = (jnp.einsum("bsr,rhd->bshd", latent, weights[name]) for name in ("key_up", "value_up"))
-    shared = rotated((x @ weights["rotary_key"])[:, :, None])
     key = jnp.concatenate([key, jnp.repeat(shared, options["heads"], axis=2)], axis=-1)
     still = sizes["nope_dim"]
     query = jnp.concatenate([query[..., :still], rotated(query[..., still:])], axis=-1)

@@ -120,7 +120,8 @@ class MemoryConfig:
     `attention_output`, `attention_lse`, `attention_residual`, `mlp_input`, `mlp_gate`, `mlp_up`, `mlp_activated`,
     `mlp_hidden`; with norms after the blocks `attention_projected`, `mlp_projected`; with experts `router_logits`,
     `noise_logits`, `expert_input`, `expert_gate`, `expert_up`, `expert_activated`, `expert_hidden`, `shared_gate`,
-    `shared_up`, `shared_activated`, `shared_hidden`. `docs/memory.md` describes this section."""
+    `shared_up`, `shared_activated`, `shared_hidden`; with latent attention `query_latent`, `kv_latent`,
+    `expanded_query`, `expanded_key`, `expanded_value`. `docs/memory.md` describes this section."""
     offload_fraction: float = 0.0
     """Share of what a chunk of layers keeps of a microbatch that is offloaded to pinned host memory."""
     offload_smallest: int = 1048576

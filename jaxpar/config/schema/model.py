@@ -95,7 +95,8 @@ class ModelConfig:
     attention_bias: bool | Literal["qkv"] = False
     """Biases on the four projections of attention, or on those of queries, keys and values alone (`qkv`: Qwen 2.5)."""
     attention_scale: float | None = None
-    """Factor of the attention scores; null means one over the root of the width of queries and keys."""
+    """Factor of the attention scores; null means one over the root of the width of queries and keys, with latent
+    attention times the square of what `rope_mscale_all_dim` makes of `rope_factor` (`yarn`)."""
     latent_attention: LatentAttentionConfig | None = None
     """Multi-head latent attention in place of `kv_heads` and `head_dim` (`docs/models.md`)."""
     mlp_bias: bool = False

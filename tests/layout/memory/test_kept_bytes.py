@@ -14,12 +14,14 @@ from tests.memory.shapes import layer_shape
 from tests.traced_bytes import traced_bytes
 
 CONFIGS = Path(__file__).parents[3] / "configs"
+LATENT = "model.latent_attention={kv_rank: 48, query_rank: 96, rope_dim: 8, nope_dim: 16, value_dim: 24}"
 LAYOUTS = {
     "gated, sequence and heads split": ("quickstart", "h100:1x8", ("parallel.tensor=2", "parallel.context=2")),
     "not gated": ("gpt2_124m", "h100:1x8", ()),
     "wide heads": ("qwen3_0p6b", "h100:1x8", ("parallel.tensor=2",)),
     "norms behind": ("quickstart", "h100:1x8", ("model.norm_placement=post", "model.qk_norm=projection")),
     "norms on both sides": ("quickstart", "h100:1x8", ("model.norm_placement=sandwich", "model.activation=geglu")),
+    "latent attention": ("quickstart", "h100:1x8", ("parallel.tensor=2", "model.kv_heads=null", LATENT)),
     "pipeline": ("llama3_8b", "h100:1x8", ("parallel.pipe=4", "parallel.fsdp=2")),
 }
 

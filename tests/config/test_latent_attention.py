@@ -1,0 +1,61 @@
+"""Latent attention: what is refused in one sentence, and numbers of weights and FLOPs from the paper's formulas."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxpar.config import load_config
+from jaxpar.config.counting import attention_scale
+from jaxpar.config.schema.latent_attention import LatentAttentionConfig
+from jaxpar.layers.checks import validate
+from jaxpar.layers.counting import matmul_parameters, parameter_count
+from jaxpar.model.flops import pair_flops
+from tests.sentences import refused
+from tests.small_run import small
+
+GOOD = ["model.kv_heads=null", "model.latent_attention={kv_rank: 16}"]
+KEY = "model.latent_attention"
+
+REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "no rank": ([f"{KEY}={{query_rank: 8}}"], (KEY, "kv_rank")),
+    "unknown key": ([f"{KEY}={{kv_rank: 8, rope_dims: 8}}"], (KEY, "'rope_dims'", " rope_dim?")),
+    "of DeepSeek's names": (["model.kv_lora_rank=512"], ("model.kv_lora_rank", "latent_attention")),
+    "a rank of 0": ([f"{KEY}={{kv_rank: 0}}"], (f"{KEY}.kv_rank", "at least 1", "0")),
+    "a rank beyond all": ([f"{KEY}={{kv_rank: 8, query_rank: 1000000000000}}"], (f"{KEY}.query_rank", "at most")),
+    "an odd rotation": ([f"{KEY}={{kv_rank: 8, rope_dim: 7}}"], (f"{KEY}.rope_dim", "even", "7")),
+    "key heads": (["model.kv_heads=2", f"{KEY}={{kv_rank: 8}}"], ("model.kv_heads", "2", KEY, "null")),
+    "a width": ([*GOOD, "model.head_dim=64"], ("model.head_dim", "64", KEY, "null")),
+    "norms": ([*GOOD, "model.qk_norm=true"], ("model.qk_norm", "true", KEY, "false")),
+    "biases": ([*GOOD, "model.attention_bias=qkv"], ("model.attention_bias", "qkv", KEY, "false")),
+    "low rank": ([*GOOD, "model.low_rank={output: 4}"], ("model.low_rank.output", KEY)),
+    "LoRA": ([*GOOD, "lora.rank=4", "run.init_from=a"], ("lora.rank: 4", KEY, "null")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_latent_attention_does_not_have_is_refused(case: str):
+    overrides, parts = REFUSED[case]
+    with refused(*parts):
+        validate(load_config(None, overrides))
+
+
+def test_layers_beside_it_may_have_other_attention():
+    kinds = "model.kinds={latent: {}, plain: {latent_attention: null}}"
+    more = ["model.head_dim=32", "model.layers=4", kinds, "model.pattern={unit: [latent, plain]}"]
+    validate(load_config(None, [*GOOD, *more]))
+
+
+@pytest.mark.parametrize("query_rank", [None, 24])
+def test_weights_and_flops_are_those_of_the_paper(query_rank: int | None):
+    """arXiv:2405.04434, section 2.1: W^DKV, W^UK, W^UV, W^KR and W^O, and W^Q or W^DQ, W^UQ and W^QR."""
+    latent = LatentAttentionConfig(kv_rank=40, query_rank=query_rank, rope_dim=6, nope_dim=10, value_dim=12)
+    model = small(model={"layers": 1, "kv_heads": None, "latent_attention": latent}).model
+    embed, heads = model.embed, model.heads
+    matrices = embed * 40 + 40 * heads * 10 + 40 * heads * 12 + embed * 6 + heads * 12 * embed
+    matrices += embed * heads * 16 if query_rank is None else embed * 24 + 24 * heads * 16
+    feed_forward, ends = 3 * embed * model.mlp, 2 * 64 * embed
+    norms = 3 * embed + 40 + (query_rank or 0)
+    assert parameter_count(model, padded=False) == matrices + feed_forward + ends + norms
+    assert matmul_parameters(model, 64) == matrices + feed_forward + 64 * embed
+    assert pair_flops(model) == 2 * heads * (16 + 12)
+    assert attention_scale(model) == 16**-0.5
