@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import ModelConfig, Pattern
 
 _GPT = ModelConfig(
@@ -49,6 +50,43 @@ PRESETS: dict[str, ModelConfig] = {
     "qwen3-0.6b": replace(_QWEN3, preset="qwen3-0.6b", layers=28, embed=1024, heads=16, mlp=3072, tied=True),
     # Qwen/Qwen3-8B-Base
     "qwen3-8b": replace(_QWEN3, preset="qwen3-8b", layers=36, embed=4096, heads=32, mlp=12288),
+    # Qwen/Qwen3-30B-A3B-Base
+    "qwen3-30b-a3b": replace(
+        _QWEN3,
+        preset="qwen3-30b-a3b",
+        layers=48,
+        embed=2048,
+        heads=32,
+        kv_heads=4,
+        mlp=6144,
+        experts=ExpertsConfig(count=128, per_token=8, width=768),
+    ),
+    # Qwen/Qwen3-235B-A22B
+    "qwen3-235b-a22b": replace(
+        _QWEN3,
+        preset="qwen3-235b-a22b",
+        layers=94,
+        embed=4096,
+        heads=64,
+        kv_heads=4,
+        mlp=12288,
+        experts=ExpertsConfig(count=128, per_token=8, width=1536),
+    ),
+    # allenai/OLMoE-1B-7B-0924
+    "olmoe-1b-7b": replace(
+        _LLAMA,
+        preset="olmoe-1b-7b",
+        layers=16,
+        embed=2048,
+        heads=16,
+        kv_heads=16,
+        head_dim=128,
+        mlp=1024,
+        vocab=50304,
+        rope_base=10000.0,
+        qk_norm="projection",
+        experts=ExpertsConfig(count=64, per_token=8, router="softmax_top_k"),
+    ),
     # mistralai/Mistral-7B-v0.1
     "mistral-7b": ModelConfig(
         preset="mistral-7b",
@@ -65,6 +103,20 @@ PRESETS: dict[str, ModelConfig] = {
         rope_base=10000.0,
         activation="swiglu",
         window=4096,
+    ),
+    # mistralai/Mixtral-8x7B-v0.1
+    "mixtral-8x7b": replace(
+        _LLAMA,
+        preset="mixtral-8x7b",
+        layers=32,
+        embed=4096,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        mlp=14336,
+        vocab=32000,
+        rope_base=1000000.0,
+        experts=ExpertsConfig(count=8, per_token=2),
     ),
     # Qwen/Qwen2.5-0.5B
     "qwen2.5-0.5b": replace(

@@ -10,8 +10,10 @@ from jaxpar.config.counting import attention_scale, head_dim, kv_heads
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import ModelConfig
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.interop.families.registry import FAMILIES
+from jaxpar.interop.mapping.expert_keys import SAME
 from jaxpar.interop.mapping.family import Family, tensors_of
 from jaxpar.interop.mapping.keys import Given
 from jaxpar.interop.mapping.layer_keys import OPTIONAL, SCALINGS
@@ -153,6 +155,14 @@ def _known(family: Family) -> set[str]:
     return owned | set(family.unused) | set(UNUSED)
 
 
+def _experts(model: ModelConfig, experts: ExpertsConfig) -> ExpertsConfig:
+    """Those of the keys of experts that say what they compute."""
+    width = model.mlp if experts.width is None else experts.width
+    router = SAME.get(experts.router, experts.router)
+    trained = {name: getattr(ExpertsConfig(1), name) for name in ("balance_loss", "z_loss", "bias_rate")}
+    return replace(experts, width=width, router=router, **trained)
+
+
 def _function(model: ModelConfig) -> dict[str, Any]:
     """The keys that say what a model computes whose layers are all alike; null where another one makes them unused."""
     values = {key: value for key, value in vars(model).items() if key not in TRAINING}
@@ -160,6 +170,8 @@ def _function(model: ModelConfig) -> dict[str, Any]:
     values["attention_scale"] = round(attention_scale(model), 12)
     if model.position != "learned":
         values["max_positions"] = None
+    if model.experts is not None:
+        values["experts"], values["mlp"] = _experts(model, model.experts), None
     rope = {key for key in values if key.startswith("rope_")}
     pairs = (*SCALINGS.get(model.rope_scaling, ()), *OPTIONAL.get(model.rope_scaling, ()))
     used = {"rope_base", "rope_scaling", *(ours for _, ours in pairs)}

@@ -11,7 +11,7 @@ from jaxpar.config.kinds import kind_model, layer_kinds
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.checks import validate
-from jaxpar.layers.counting import parameter_count
+from jaxpar.layers.counting import matmul_parameters, parameter_count
 from tests.sentences import refused
 
 PUBLISHED = {
@@ -23,6 +23,10 @@ PUBLISHED = {
     "qwen3-0.6b": 596_049_920,
     "qwen3-8b": 8_190_735_360,
     "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "olmoe-1b-7b": 6_919_161_856,
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-7b": 7_615_616_512,
     "olmo2-1b": 1_484_916_736,
@@ -37,6 +41,18 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_preset_has_as_many_parameters_as_the_released_checkpoint(name):
     assert parameter_count(PRESETS[name], padded=False) == PUBLISHED[name]
+
+
+ACTIVE = {"mixtral-8x7b": 12.9, "qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22, "olmoe-1b-7b": 1.3}
+"""Billions of weights that a token uses, as published, with those of the embedding."""
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_a_token_uses_as_many_weights_of_a_model_with_experts_as_published(name):
+    model = PRESETS[name]
+    assert model.vocab is not None
+    active = matmul_parameters(model, model.vocab) + model.vocab * model.embed
+    assert active / 1e9 == pytest.approx(ACTIVE[name], rel=0.02)
 
 
 def test_gpt3_has_the_175_billion_of_its_paper():

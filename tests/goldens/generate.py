@@ -14,6 +14,7 @@ The weights are drawn by NumPy, norms and biases included. The model runs in flo
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 FOLDER = Path(__file__).parent
 ROWS, LENGTH = 2, 40
@@ -41,6 +43,10 @@ def rope(base: float, **scaling: object) -> dict:
     """The rotary embeddings of a configuration, without scaling unless it is given."""
     return {"rope_type": "default", "rope_theta": base} | scaling
 
+
+YARN = rope(
+    1e3, rope_type="yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=4.0, beta_slow=1.0, truncate=False
+)
 
 CASES: dict[str, tuple[str, dict]] = {
     "gpt2": (
@@ -76,6 +82,30 @@ CASES: dict[str, tuple[str, dict]] = {
         },
     ),
     "mistral": ("Mistral", SMALL | {"rms_norm_eps": 1e-5, "sliding_window": 7, "rope_parameters": rope(1e4)}),
+    "mixtral": (
+        "Mixtral", SMALL | {"num_local_experts": 6, "num_experts_per_tok": 2, "rope_parameters": rope(1e4)}
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        SMALL | {
+            "num_hidden_layers": 3, "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True,
+            "moe_intermediate_size": 20, "mlp_only_layers": [0], "rope_parameters": rope(1e3),
+        },
+    ),
+    "olmoe": (
+        "Olmoe",
+        SMALL | {
+            "num_experts": 6, "num_experts_per_tok": 3, "rope_parameters": rope(1e4), "pad_token_id": None,
+            "bos_token_id": None, "eos_token_id": None,
+        },
+    ),
+    "gpt_oss": (
+        "GptOss",
+        SMALL | {
+            "head_dim": 8, "intermediate_size": 20, "num_local_experts": 6, "num_experts_per_tok": 2,
+            "sliding_window": 7, "rope_parameters": YARN,
+        },
+    ),
     "qwen2": ("Qwen2", SMALL | {"tie_word_embeddings": True, "rope_parameters": rope(1e3)}),
     "qwen3": ("Qwen3", SMALL | {"head_dim": 12, "tie_word_embeddings": True, "rope_parameters": rope(1e3)}),
     "olmo2": (
@@ -111,6 +141,9 @@ CASES: dict[str, tuple[str, dict]] = {
 """The class of transformers and the options of its configuration, by the name of the golden."""
 BFLOAT16 = ("mistral", "phi3")
 """Goldens whose weights are stored in bfloat16; the others are in float32."""
+LARGER = {"experts.gate_up_proj": 3.0, "sinks": 5.0}
+"""Factors of weights of gpt-oss by their name, so that its limits and sinks matter."""
+QUANTIZED = FOLDER / "quantized"
 
 
 def model_of(name: str) -> transformers.PreTrainedModel:
@@ -124,14 +157,17 @@ def model_of(name: str) -> transformers.PreTrainedModel:
         for path, weight in sorted(model.named_parameters()):
             scale = "norm" in path or "ln_" in path
             neutral = float(scale and path.endswith("weight") and not kind.startswith("Gemma"))
-            weight.copy_(torch.from_numpy(neutral + 0.3 * generator.standard_normal(tuple(weight.shape))))
+            spread = 0.3 * next((LARGER[end] for end in LARGER if kind == "GptOss" and path.endswith(end)), 1.0)
+            weight.copy_(torch.from_numpy(neutral + spread * generator.standard_normal(tuple(weight.shape))))
     return model.to(torch.bfloat16 if name in BFLOAT16 else torch.float32).eval()
 
 
 def logits_of(folder: Path, tokens: np.ndarray) -> np.ndarray:
     """Logits in float64 [batch, seq, vocab] of the model in a folder."""
     load = transformers.AutoModelForCausalLM.from_pretrained
-    model = load(folder, dtype=torch.float64, attn_implementation="eager").eval()
+    # Grouped products of experts are not implemented in float64.
+    options = {"experts_implementation": "eager"} if "expert" in (folder / "config.json").read_text() else {}
+    model = load(folder, dtype=torch.float64, attn_implementation="eager", **options).eval()
     with torch.no_grad():
         return model(torch.from_numpy(tokens.astype(np.int64))).logits.numpy()
 
@@ -147,7 +183,35 @@ def write(name: str) -> Path:
     return folder
 
 
+def write_mxfp4() -> Path:
+    """`quantized/gpt_oss`, a model of one layer whose experts are in MXFP4 with every code and many scales, and
+    `quantized/gpt_oss_bfloat16`, what transformers makes and saves of it."""
+    folder, plain = QUANTIZED / "gpt_oss", QUANTIZED / "gpt_oss_bfloat16"
+    for one in (folder, plain):
+        shutil.rmtree(one, ignore_errors=True)
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "num_local_experts": 4}
+    CASES["quantized"] = "GptOss", CASES["gpt_oss"][1] | sizes
+    model_of("quantized").to(torch.bfloat16).save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    generator = np.random.default_rng(4)
+    for name in [name for name in tensors if name.endswith("_proj") and "experts" in name]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        codes = generator.integers(0, 256, (experts, outputs, inputs // 32, 16), np.uint8)
+        scales = generator.integers(110, 126, (experts, outputs, inputs // 32), np.uint8)
+        tensors |= {f"{name}_blocks": torch.from_numpy(codes), f"{name}_scales": torch.from_numpy(scales)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    left = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config["quantization_config"] = {"modules_to_not_convert": left, "quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    read = load(folder, dtype=torch.bfloat16, quantization_config=transformers.Mxfp4Config(dequantize=True))
+    read.save_pretrained(plain)
+    return folder
+
+
 if __name__ == "__main__":
-    for case in sys.argv[1:] or CASES:
-        written = write(case)
+    names = sys.argv[1:] or [*CASES, "mxfp4"]
+    for case in names:
+        written = write_mxfp4() if case == "mxfp4" else write(case)
         print(f"{written} ({sum(file.stat().st_size for file in written.iterdir())} bytes)")

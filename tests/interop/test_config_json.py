@@ -34,6 +34,29 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "intermediate_size": 11008, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
         "rms_norm_eps": 1e-05, "rope_scaling": None, "tie_word_embeddings": False, "vocab_size": 32000,
     },
+    "mixtral-8x7b": {
+        "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096,
+        "intermediate_size": 14336, "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "num_local_experts": 8, "output_router_logits": False, "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02, "sliding_window": None, "tie_word_embeddings": False,
+        "vocab_size": 32000,
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False,
+        "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144,
+        "max_window_layers": 48, "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True,
+        "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+        "num_key_value_heads": 4, "output_router_logits": False, "rms_norm_eps": 1e-06, "rope_scaling": None,
+        "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "sliding_window": None, "tie_word_embeddings": False,
+        "use_sliding_window": False, "vocab_size": 151936,
+    },
+    "olmoe-1b-7b": {
+        "model_type": "olmoe", "architectures": ["OlmoeForCausalLM"], "attention_bias": False, "clip_qkv": None,
+        "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 1024, "norm_topk_prob": False,
+        "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16,
+        "num_key_value_heads": 16, "output_router_logits": False, "rms_norm_eps": 1e-05, "rope_scaling": None,
+        "rope_theta": 10000.0, "router_aux_loss_coef": 0.01, "tie_word_embeddings": False, "vocab_size": 50304,
+    },
     "mistral-7b": {
         "model_type": "mistral", "architectures": ["MistralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096,
         "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
@@ -129,7 +152,7 @@ def test_yarn_with_each_of_its_keys_goes_both_ways():
 
 
 REFUSED = {
-    "a family": ("llama", {"model_type": "mixtral"}, ("model_type", "mixtral", "mistral")),
+    "a family": ("llama", {"model_type": "mistrall"}, ("model_type", "mistrall", "mistral")),
     "a class": ("llama", {"architectures": ["LlamaForTokenClassification"]}, ("architectures", "LlamaForCausalLM")),
     "an activation": ("llama", {"hidden_act": "gelu"}, ("hidden_act", "gelu", "silu")),
     "a missing size": ("llama", {"hidden_size": None}, ("hidden_size", "null")),
@@ -159,6 +182,10 @@ REFUSED = {
         "gpt2", {"scale_attn_by_inverse_layer_idx": True}, ("scale_attn_by_inverse_layer_idx", "False")
     ),
     "a window of every layer without positions": ("smollm3", {"use_sliding_window": True}, ("use_sliding_window",)),
+    "more experts for a token than there are": (
+        "mixtral", {"num_experts_per_tok": 9}, ("num_experts_per_tok", "9", "at most 6")
+    ),
+    "a number of experts that is none": ("mixtral", {"num_local_experts": 0}, ("num_local_experts", "0", "at least 1")),
     "a key that nobody knows": ("qwen3", {"quantization_config": {"bits": 4}}, ("quantization_config", "qwen3")),
 }  # fmt: skip
 

@@ -13,6 +13,9 @@ KEY = ParamSpec((6, 2, 2), ("embed", "kv_heads", "head_dim"))
 OUTPUT = ParamSpec((4, 2, 6), ("heads", "head_dim", "embed"), inputs=2)
 BIAS = ParamSpec((4, 2), ("heads", "head_dim"))
 TABLE = ParamSpec((9, 6), ("vocab", "embed"))
+UP = ParamSpec((3, 6, 4), ("experts", "embed", "mlp"))
+DOWN = ParamSpec((3, 4, 6), ("experts", "mlp", "embed"))
+UP_BIAS = ParamSpec((3, 4), ("experts", "mlp"))
 
 CASES = {
     "linear": (Laid(Form.LINEAR, (QUERY,)), (8, 6)),
@@ -22,6 +25,10 @@ CASES = {
     "back of Conv1D": (Laid(Form.TABLE, (OUTPUT,)), (8, 6)),
     "bias": (Laid(Form.VECTOR, (BIAS, BIAS)), (16,)),
     "table": (Laid(Form.TABLE, (TABLE,)), (9, 6)),
+    "experts": (Laid(Form.LINEAR, (DOWN,)), (3, 6, 4)),
+    "two of experts": (Laid(Form.LINEAR, (UP, UP)), (3, 8, 6)),
+    "two of experts in turn": (Laid(Form.TABLE, (UP, UP), interleaved=True), (3, 6, 8)),
+    "two biases of experts in turn": (Laid(Form.VECTOR, (UP_BIAS, UP_BIAS), interleaved=True), (3, 8)),
 }
 
 
@@ -54,3 +61,9 @@ def test_queries_are_transposed_and_stand_before_keys():
     tensor = Laid(Form.LINEAR, (QUERY, KEY)).join([query, key])
     assert tensor[3].tolist() == query[:, 1, 1].tolist()  # row 3 is head 1, dim 1
     assert tensor[8 + 2].tolist() == key[:, 1, 0].tolist()
+
+
+def test_columns_of_gate_and_up_take_turns():
+    gate = np.arange(3 * 6 * 4).reshape(UP.shape)
+    tensor = Laid(Form.TABLE, (UP, UP), interleaved=True).join([gate, 100 + gate])
+    assert tensor[2, 5, 2:4].tolist() == [gate[2, 5, 1], 100 + gate[2, 5, 1]]

@@ -117,6 +117,18 @@ def _call(weights: Tree, options: Options, batch: Mapping[str, Any]) -> Any:
         return jax.tree.map(np.asarray, compiled(doubles, inputs))
 
 
+def logits(weights: Tree, options: Options, batch: Mapping[str, Any]) -> np.ndarray:
+    """Logits of a batch [row, seq, vocab]."""
+    full = complete(options) | {"experts": options["experts"]}
+    with jax.enable_x64(True):
+        doubles = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), weights)
+        inputs = {name: jnp.asarray(batch[name]) for name in decoder64.BATCH_KEYS}
+        routed = lambda h, own, options: experts(h, own, options, inputs)[0]
+        with mock.patch.object(decoder64, "feed_forward", routed):
+            compiled = jax.jit(lambda weights: decoder64.forward(weights, full, inputs), compiler_options=PLAIN)
+            return np.asarray(compiled(doubles))
+
+
 def loss_and_gradients(weights: Tree, options: Options, batch: Mapping[str, Any]) -> tuple[float, Tree, Any]:
     """Mean likelihood, the gradients of it with the auxiliary losses, and the choices of each expert by layer."""
     (_, (likelihood, chosen)), gradients = _call(weights, options, batch)

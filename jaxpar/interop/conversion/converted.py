@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.model.decoder import decoder_specs
 
 PIECE_BYTES = 64 * 2**20
-"""Of a piece of a table; a piece of stacked weights is a layer's."""
+"""Of a piece of a table, or of experts; a piece of other stacked weights is a layer's."""
 
 
 def write_checkpoint(source: HFFolder, folder: Path, report: Callable[[str], None]) -> None:
@@ -84,15 +85,19 @@ class _ReadPieces(Pieces):
     @property
     def piece_shape(self) -> tuple[int, ...]:
         rows, *others = self.shape
+        if self.spec.axes[:2] == (LAYERS, "experts"):
+            experts, *of_one = others
+            return (1, max(1, min(experts, PIECE_BYTES // (4 * prod(of_one)))), *of_one)
         if self.spec.axes[0] == LAYERS:
             return (1, *others)
         return (max(1, min(rows, PIECE_BYTES // max(1, 4 * prod(others)))), *others)
 
     def pieces(self) -> Iterator[tuple[Region, np.ndarray]]:
-        step = self.piece_shape[0]
-        for first in range(0, self.shape[0], step):
-            rows = slice(first, min(first + step, self.shape[0]))
-            region = (rows, *(slice(0, size) for size in self.shape[1:]))
+        parts = [
+            [slice(first, min(first + step, size)) for first in range(0, size, max(1, step))]
+            for size, step in zip(self.shape, self.piece_shape, strict=True)
+        ]
+        for region in product(*parts):
             yield region, self.read(region)
 
     def restored(self, read: Callable[[Region], np.ndarray], rows: int) -> Any:

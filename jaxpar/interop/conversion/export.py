@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.config_json import config_of, differences, family_for, model_of
 from jaxpar.interop.conversion.new_folder import copy_beside
 from jaxpar.interop.conversion.tokenizer_files import TokenizerFiles, tokenizer_files
 from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
 from jaxpar.interop.mapping.keys import Given
+from jaxpar.interop.mapping.weight_names import own_specs
 from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder, read_config
 from jaxpar.interop.sources.open_source import Model, origin_of
 from jaxpar.interop.sources.tensor_files import DTYPES, INDEX, WHOLE
@@ -45,6 +47,7 @@ class Export:
     beside: Path | None
     """A folder whose `generation_config.json` is copied."""
     tokenizer: TokenizerFiles
+    _last: dict[tuple[str, int | None], np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def parameters(self) -> int:
@@ -53,13 +56,23 @@ class Export:
 
     def values(self, tensor: StoredTensor) -> np.ndarray:
         """A tensor, in its dtype here."""
-        weights = []
-        for weight, spec in zip(tensor.weights, tensor.laid.specs, strict=True):
-            whole = tuple(slice(0, size) for size in spec.shape)
-            layers = None if tensor.layer is None else [tensor.layer]
-            read = read_whole(self.source, weight, layers, whole)
-            weights.append(read if layers is None else read[0])
-        return tensor.laid.join(weights).astype(self.dtypes[tensor.name])
+        return tensor.laid.join(self.weights(tensor)).astype(self.dtypes[tensor.name])
+
+    def weights(self, tensor: StoredTensor) -> list[np.ndarray]:
+        """The weights that a tensor holds."""
+        whole = [self._whole(weight, tensor.layer) for weight in tensor.weights]
+        return whole if tensor.expert is None else [weight[tensor.expert] for weight in whole]
+
+    def _whole(self, weight: str, layer: int | None) -> np.ndarray:
+        """A weight, of a layer or outside them. The last one is kept: its experts are asked for one after the other."""
+        if (weight, layer) not in self._last:
+            model = whole_model(self.source.model)
+            spec = own_specs(model, layer_kinds(model)[layer or 0])[weight]
+            region = tuple(slice(0, size) for size in spec.shape)
+            read = read_whole(self.source, weight, None if layer is None else [layer], region)
+            self._last.clear()
+            self._last[weight, layer] = read if layer is None else read[0]
+        return self._last[weight, layer]
 
     def write(self, folder: Path, shard_bytes: int) -> list[Path]:
         """Write everything into an empty folder; returns the files of the weights."""

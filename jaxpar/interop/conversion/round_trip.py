@@ -8,7 +8,6 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import named, quoted
 from jaxpar.interop.conversion.export import Export
 from jaxpar.interop.sources.hf_folder import HFFolder
-from jaxpar.interop.sources.whole import read_whole
 
 
 def check_import(source: HFFolder, export: Export) -> None:
@@ -31,12 +30,10 @@ def check_export(export: Export) -> None:
     """
     for tensor in export.tensors:
         written = export.values(tensor)
-        for place, (weight, spec) in enumerate(zip(tensor.weights, tensor.laid.specs, strict=True)):
-            whole = tuple(slice(0, size) for size in spec.shape)
-            layers = None if tensor.layer is None else [tensor.layer]
-            found = read_whole(export.source, weight, layers, whole).astype(np.float32)
+        for place, (weight, found) in enumerate(zip(tensor.weights, export.weights(tensor), strict=True)):
+            whole = tuple(slice(0, size) for size in found.shape)
             again = tensor.laid.read(place, whole, lambda lines, written=written: written[lines]).astype(np.float32)
-            if (found if layers is None else found[0]).tobytes() != again.tobytes():
+            if found.astype(np.float32).tobytes() != again.tobytes():
                 raise UserError(
                     f"{named(export.source.path)}: the weight {weight} comes back with other bits from the tensor "
                     f"{tensor.name} in {written.dtype.name}; expected --dtype float32, or a loss of precision"

@@ -47,6 +47,13 @@ FEED_FORWARD = (
     Tensor("model.layers.{layer}.mlp.down_proj.weight", "layers.mlp.down"),
     Tensor("model.layers.{layer}.mlp.down_proj.bias", "layers.mlp.down_bias", Form.VECTOR),
 )
+EXPERTS = (
+    Tensor("model.layers.{layer}.mlp.gate.weight", "layers.mlp.router"),
+    Tensor("model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight", "layers.mlp.gate"),
+    Tensor("model.layers.{layer}.mlp.experts.{expert}.up_proj.weight", "layers.mlp.up"),
+    Tensor("model.layers.{layer}.mlp.experts.{expert}.down_proj.weight", "layers.mlp.down"),
+)
+"""A router and experts with tensors of their own, as most families have them."""
 NORMS = (
     Tensor("model.layers.{layer}.input_layernorm.weight", "layers.attention_norm.scale", Form.VECTOR),
     Tensor("model.layers.{layer}.post_attention_layernorm.weight", "layers.mlp_norm.scale", Form.VECTOR),

@@ -1,4 +1,4 @@
-"""OLMo 2."""
+"""OLMo 2 and OLMoE."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from jaxpar.interop.families.llama import (
     ATTENTION,
     ATTENTION_BIAS,
     EMBEDDING,
+    EXPERTS,
     FEED_FORWARD,
     HEAD,
     NORM,
+    NORMS,
     QK_NORMS,
     SILU,
     SIZES,
     TIED,
 )
+from jaxpar.interop.mapping.expert_keys import UNUSED, RoutedExperts
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
-from jaxpar.interop.mapping.keys import Same
+from jaxpar.interop.mapping.keys import Only, Same
 from jaxpar.interop.mapping.layer_keys import Rope
 
 OLMO2 = Family(
@@ -43,4 +46,23 @@ OLMO2 = Family(
         TIED,
     ),
     layer_entries=(Rope(),),
+)
+
+OLMOE = Family(
+    name="olmoe",
+    model_type="olmoe",
+    architecture="OlmoeForCausalLM",
+    presets="OLMoE 1B-7B",
+    tensors=(EMBEDDING, *ATTENTION, *QK_NORMS, *EXPERTS, *NORMS, NORM, HEAD),
+    model={"norm": "rmsnorm", "activation": "swiglu", "qk_norm": "projection"},
+    entries=(
+        *SIZES,
+        SILU,
+        Same("rms_norm_eps", "norm_epsilon", default=1e-5),
+        ATTENTION_BIAS,
+        TIED,
+        Only("clip_qkv", (None,)),
+    ),
+    layer_entries=(Rope(), RoutedExperts(("num_experts", "num_local_experts"), normalised="norm_topk_prob")),
+    unused=UNUSED,
 )

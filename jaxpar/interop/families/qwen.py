@@ -6,6 +6,7 @@ from jaxpar.interop.families.llama import (
     ATTENTION,
     ATTENTION_BIAS,
     EMBEDDING,
+    EXPERTS,
     FEED_FORWARD,
     HEAD,
     NORM,
@@ -17,9 +18,10 @@ from jaxpar.interop.families.llama import (
     TENSORS,
     TIED,
 )
+from jaxpar.interop.mapping.expert_keys import UNUSED, RoutedExperts
 from jaxpar.interop.mapping.family import Family
 from jaxpar.interop.mapping.keys import Only, Same
-from jaxpar.interop.mapping.layer_keys import Rope, Windows, from_max_window_layers
+from jaxpar.interop.mapping.layer_keys import Rope, Windows, all_local, from_max_window_layers
 
 WINDOWS = Windows(from_max_window_layers, switch="use_sliding_window", beside=("max_window_layers",), absent=4096)
 
@@ -56,4 +58,29 @@ QWEN3 = Family(
         TIED,
     ),
     layer_entries=(Rope(), WINDOWS),
+)
+
+QWEN3_MOE = Family(
+    name="qwen3_moe",
+    model_type="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    presets="Qwen3 with experts: 30B-A3B, 235B-A22B and Coder",
+    tensors=(EMBEDDING, *ATTENTION, *QK_NORMS, *FEED_FORWARD, *EXPERTS, *NORMS, NORM, HEAD),
+    model={"norm": "rmsnorm", "activation": "swiglu", "qk_norm": True},
+    entries=(
+        *SIZES,
+        Same("head_dim", "head_dim", default=None),
+        SILU,
+        NORM_EPSILON,
+        ATTENTION_BIAS,
+        TIED,
+    ),
+    layer_entries=(
+        Rope(),
+        Windows(all_local, switch="use_sliding_window", typed=False, beside=("max_window_layers",), absent=4096),
+        RoutedExperts(
+            ("num_experts", "num_local_experts"), width="moe_intermediate_size", normalised="norm_topk_prob", dense=True
+        ),
+    ),
+    unused=UNUSED,
 )

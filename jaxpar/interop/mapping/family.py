@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from jaxpar.config.errors import UserError
@@ -12,22 +12,33 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.mapping.form import Form, Laid
 from jaxpar.interop.mapping.keys import Entry, LayerEntry
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, own_specs
+from jaxpar.mesh.parameters import ParamSpec
 
-LAYER = "{layer}"
+LAYER, EXPERT = "{layer}", "{expert}"
 
 
 @dataclass(frozen=True)
 class Tensor:
     """A line of a table: a tensor of Hugging Face's, and the weights that it holds.
 
-    A line counts where the model has its weights.
+    A line counts where the model has its weights: a line about experts where a layer has experts, and others where it
+    has none.
     """
 
     name: str
-    """Hugging Face's name, with `{layer}` for the number of the layer."""
+    """Hugging Face's name, with `{layer}` for the number of the layer, and `{expert}` for that of the expert."""
     weights: str
     """Our name, as `layers.mlp.up`; several, with blanks between, stand one after the other in the tensor."""
     form: Form = Form.LINEAR
+    all_experts: bool = False
+    """It has the matrices, or biases, of all experts, numbered by its first dim."""
+    interleaved: bool = False
+    """The outputs of its weights take turns."""
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether its weights are those of experts."""
+        return self.all_experts or EXPERT in self.name
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,8 @@ class StoredTensor:
     """Our names."""
     layer: int | None
     laid: Laid
+    expert: int | None = None
+    """The expert whose matrix it is; None if it is not one of several."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +109,19 @@ def _tensors(family: Family, model: ModelConfig) -> Iterator[StoredTensor]:
             own = specs[kinds[layer or 0]]
             for line in table:
                 weights = tuple(line.weights.split())
-                if weights[0] in own:
-                    name = line.name if layer is None else line.name.format(layer=layer)
-                    yield StoredTensor(name, weights, layer, Laid(line.form, tuple(own[weight] for weight in weights)))
+                if weights[0] in own and ("experts" in own[weights[0]].axes) == line.of_experts:
+                    yield from _of_line(line, weights, layer, tuple(own[weight] for weight in weights))
+
+
+def _of_line(
+    line: Tensor, weights: tuple[str, ...], layer: int | None, specs: tuple[ParamSpec, ...]
+) -> Iterator[StoredTensor]:
+    """The tensor of a line in a layer, or one for each expert."""
+    if EXPERT not in line.name:
+        name = line.name if layer is None else line.name.format(layer=layer)
+        yield StoredTensor(name, weights, layer, Laid(line.form, specs, line.interleaved))
+        return
+    one = tuple(replace(spec, shape=spec.shape[1:], axes=spec.axes[1:]) for spec in specs)
+    laid = Laid(line.form, one, line.interleaved)
+    for expert in range(specs[0].shape[0]):
+        yield StoredTensor(line.name.format(layer=layer, expert=expert), weights, layer, laid, expert)

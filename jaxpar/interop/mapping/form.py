@@ -2,7 +2,8 @@
 
 A weight's dims are its *inputs*, which a matmul sums over (`ParamSpec.inputs` of them), and its *outputs*. A form joins
 each of the two groups into one dim, and orders the two; several weights of one input may stand one after the other in
-a tensor, along the outputs. The rotary halves of queries and keys have the same order in both formats.
+a tensor, along the outputs, or take turns there. Matrices of all experts that are one tensor are numbered by its first
+dim, as in ours. The rotary halves of queries and keys have the same order in both formats.
 """
 
 from __future__ import annotations
@@ -41,34 +42,55 @@ class Laid:
 
     form: Form
     specs: tuple[ParamSpec, ...]
+    interleaved: bool = False
+    """Outputs of several weights take turns: the first of each, then the second of each."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the tensor."""
         outputs = sum(prod(self._outputs(spec)) for spec in self.specs)
-        return tuple(outputs if group == "outputs" else prod(self._inputs(self.specs[0])) for group in self._order)
+        sizes = [outputs if group == "outputs" else prod(self._inputs(self.specs[0])) for group in self._order]
+        return (*self.specs[0].shape[: self._stack], *sizes)
 
     def read(self, place: int, region: Region, read: ReadTensor) -> np.ndarray:
         """Part `region` of the weight at `place`; only the lines of the tensor are read in which it lies."""
-        spec = self.specs[place]
+        spec, turns = self.specs[place], len(self.specs) if self.interleaved else 1
+        numbers, region = region[: self._stack], region[self._stack :]
         parts = {"inputs": region[: len(self._inputs(spec))], "outputs": region[len(self._inputs(spec)) :]}
         sizes = {"inputs": self._inputs(spec), "outputs": self._outputs(spec)}
         first = list(accumulate((prod(self._outputs(one)) for one in self.specs), initial=0))[place]
-        starts = {"inputs": 0, "outputs": first}
-        asked = tuple(_lines(parts[group], sizes[group], starts[group]) for group in self._order)
-        found = read(asked)
+        starts = {"inputs": 0, "outputs": 0 if self.interleaved else first}
+        asked = {group: _lines(parts[group], sizes[group], starts[group]) for group in self._order}
+        if turns > 1:
+            asked["outputs"] = slice(asked["outputs"].start * turns, asked["outputs"].stop * turns)
+        found = read((*numbers, *asked.values()))
+        if turns > 1:
+            own = [slice(None)] * found.ndim
+            own[self._stack + self._order.index("outputs")] = slice(place, None, turns)
+            found = found[tuple(own)]
+        stack = found.shape[: self._stack]
         shape = [size for group in self._order for size in _read_shape(parts[group], sizes[group])]
-        found = found.reshape(shape)[tuple(own for group in self._order for own in _rest(parts[group]))]
+        rest = [own for group in self._order for own in _rest(parts[group])]
+        found = found.reshape(*stack, *shape)[(..., *rest) if rest else ...]
         return self._turned(found, len(parts["inputs"]))
 
     def join(self, weights: Sequence[np.ndarray]) -> np.ndarray:
         """The tensor of whole weights."""
         flat = []
         for spec, weight in zip(self.specs, weights, strict=True):
-            groups = {"inputs": prod(self._inputs(spec)), "outputs": prod(self._outputs(spec))}
-            two = weight.reshape(groups["inputs"], groups["outputs"])
-            flat.append({Form.LINEAR: two.T, Form.TABLE: two, Form.VECTOR: two[0]}[self.form])
-        return np.ascontiguousarray(np.concatenate(flat, axis=self._order.index("outputs")))
+            stack, inputs, outputs = spec.shape[: self._stack], prod(self._inputs(spec)), prod(self._outputs(spec))
+            two = weight.reshape(*stack, inputs, outputs)
+            forms = {Form.LINEAR: two.swapaxes(-1, -2), Form.TABLE: two, Form.VECTOR: two[..., 0, :]}
+            flat.append(forms[self.form])
+        axis = self._stack + self._order.index("outputs")
+        if not self.interleaved:
+            return np.ascontiguousarray(np.concatenate(flat, axis=axis))
+        return np.ascontiguousarray(np.stack(flat, axis=axis + 1).reshape(self.shape))
+
+    @property
+    def _stack(self) -> int:
+        """Dims before the two groups, which number experts."""
+        return self.specs[0].stack
 
     @property
     def _order(self) -> tuple[str, ...]:
@@ -77,17 +99,17 @@ class Laid:
         }[self.form]  # fmt: skip
 
     def _inputs(self, spec: ParamSpec) -> tuple[int, ...]:
-        return () if self.form is Form.VECTOR else spec.shape[: spec.inputs]
+        return () if self.form is Form.VECTOR else spec.shape[spec.stack : spec.stack + spec.inputs]
 
     def _outputs(self, spec: ParamSpec) -> tuple[int, ...]:
-        return spec.shape if self.form is Form.VECTOR else spec.shape[spec.inputs :]
+        return spec.shape[spec.stack + len(self._inputs(spec)) :]
 
     def _turned(self, found: np.ndarray, inputs: int) -> np.ndarray:
         """`found`, whose dims have the order of the tensor, with the dims of the weight."""
         if self.form is not Form.LINEAR:
             return found
-        outputs = found.ndim - inputs
-        return found.transpose(*range(outputs, found.ndim), *range(outputs))
+        first = found.ndim - inputs
+        return found.transpose(*range(self._stack), *range(first, found.ndim), *range(self._stack, first))
 
 
 def _lines(region: Region, sizes: Sequence[int], start: int) -> slice:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jaxpar.config.bounds import BOUNDS
+from jaxpar.config.bounds import BOUNDS, COUNT
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import checked, field_types
 from jaxpar.config.schema import ModelConfig
@@ -42,6 +42,28 @@ class Given:
         bound = BOUNDS.get(f"model.{ours}")
         if bound is not None and value is not None and (refusal := bound.refusal(value)):
             raise UserError(f"{self.file}: {key} {refusal}, got {value}")
+        return value
+
+    def whole_number(self, key: str, default: Any = REQUIRED) -> int:
+        """The value of a key that counts something, at least 1.
+
+        Raises:
+            UserError: it is absent and required, or something else.
+        """
+        value = self.get(key, default)
+        if type(value) is not int or not 1 <= value <= COUNT:
+            raise self.refusal(key, value, "a whole number, at least 1")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """The value of a key that is true or false.
+
+        Raises:
+            UserError: it is something else.
+        """
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self.refusal(key, value, "true or false")
         return value
 
     def refusal(self, key: str, value: object, expected: str) -> UserError:

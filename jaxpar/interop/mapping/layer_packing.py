@@ -16,7 +16,8 @@ def packed(layers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(distinct) <= 1:
         return distinct[0] if distinct else {}
     names = _names(distinct)
-    base = distinct[names.index("global")] if "global" in names else distinct[0]
+    whole = next((place for place, own in enumerate(distinct) if own.get("experts") is not None), 0)
+    base = distinct[names.index("global") if "global" in names else whole]
     kinds = {
         name: {key: value for key, value in own.items() if key not in base or value != base[key]}
         for name, own in zip(names, distinct, strict=True)
@@ -49,12 +50,20 @@ def pattern_of(kinds: Sequence[str]) -> Pattern:
     return found
 
 
+_WORDS = (
+    ("window", None, ("local", "global")),
+    ("position", "none", ("rotary", "plain")),
+    ("experts", None, ("routed", "dense")),
+)
+"""A key, its value in one of two kinds, and their names, that one's last."""
+
+
 def _names(distinct: Sequence[dict[str, Any]]) -> list[str]:
     """A name for each kind: `local` and `global` where one of two has a window, `rotary` and `plain` where one of two
-    has no positions."""
+    has no positions, `routed` and `dense` where one of two has no experts."""
     assert all(key in OWN for own in distinct for key in own), "keys that a kind may set"
     if len(distinct) == 2:
-        for key, without, words in (("window", None, ("local", "global")), ("position", "none", ("rotary", "plain"))):
+        for key, without, words in _WORDS:
             values = [own.get(key) for own in distinct]
             if values[0] != values[1] and without in values:
                 return [words[value == without] for value in values]

@@ -54,7 +54,7 @@ class HFFolder:
         self._files = TensorFiles(folder)
         self._names = self._checked()
         self._place = {
-            (weight, tensor.layer): (tensor, place)
+            (weight, tensor.layer, tensor.expert): (tensor, place)
             for tensor in self.tensors
             for place, weight in enumerate(tensor.weights)
         }
@@ -93,7 +93,13 @@ class HFFolder:
         return np.stack([self._part(weight, layer, region) for layer in layers])
 
     def _part(self, weight: str, layer: int | None, region: Region) -> np.ndarray:
-        tensor, place = self._place[weight, layer]
+        if (weight, layer, 0) not in self._place:
+            return self._part_of_tensor((weight, layer, None), region)
+        experts = range(region[0].start, region[0].stop)
+        return np.stack([self._part_of_tensor((weight, layer, expert), region[1:]) for expert in experts])
+
+    def _part_of_tensor(self, key: tuple[str, int | None, int | None], region: Region) -> np.ndarray:
+        tensor, place = self._place[key]
         return tensor.laid.read(place, region, lambda lines: self._files.read(self._names[tensor.name], lines))
 
     def _checked(self) -> dict[str, str]:

@@ -1,0 +1,47 @@
+"""Mixtral: experts in every layer, each with tensors of its own."""
+
+from __future__ import annotations
+
+from jaxpar.interop.families.llama import (
+    ATTENTION,
+    EMBEDDING,
+    HEAD,
+    HEAD_DIM,
+    NORM,
+    NORM_EPSILON,
+    NORMS,
+    SILU,
+    SIZES,
+    TIED,
+)
+from jaxpar.interop.mapping.expert_keys import UNUSED, RoutedExperts
+from jaxpar.interop.mapping.family import Family, Tensor
+from jaxpar.interop.mapping.layer_keys import Rope, Windows, all_local
+
+_EXPERTS = "model.layers.{layer}.block_sparse_moe"
+
+MIXTRAL = Family(
+    name="mixtral",
+    model_type="mixtral",
+    architecture="MixtralForCausalLM",
+    presets="Mixtral 8x7B and 8x22B",
+    tensors=(
+        EMBEDDING,
+        *ATTENTION,
+        Tensor(f"{_EXPERTS}.gate.weight", "layers.mlp.router"),
+        Tensor(f"{_EXPERTS}.experts.{{expert}}.w1.weight", "layers.mlp.gate"),
+        Tensor(f"{_EXPERTS}.experts.{{expert}}.w2.weight", "layers.mlp.down"),
+        Tensor(f"{_EXPERTS}.experts.{{expert}}.w3.weight", "layers.mlp.up"),
+        *NORMS,
+        NORM,
+        HEAD,
+    ),
+    model={"norm": "rmsnorm", "activation": "swiglu"},
+    entries=(*SIZES, HEAD_DIM, SILU, NORM_EPSILON, TIED),
+    layer_entries=(
+        Rope(base=1000000.0),
+        Windows(all_local, typed=False),
+        RoutedExperts(("num_local_experts", "num_experts")),
+    ),
+    unused=(*UNUSED, "router_jitter_noise"),
+)

@@ -1,0 +1,82 @@
+"""The lines of a family's table about experts: which layers have them, how many, and how a router weights them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxpar.config.schema import ModelConfig
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.interop.mapping.keys import Given
+
+NORMALISED, PLAIN = "top_k_softmax", "softmax_top_k"
+"""Routers of a softmax: with weights that add up to 1 or, for `norm_topk_prob: false`, as they are."""
+SAME = {"gshard": NORMALISED, "switch": PLAIN}
+"""Routers that differ from another in training alone."""
+UNUSED = ("output_router_logits", "router_aux_loss_coef")
+"""Keys of losses, which have other weights here."""
+
+
+@dataclass(frozen=True)
+class RoutedExperts:
+    """Experts with a router of a softmax."""
+
+    count: tuple[str, ...]
+    """Spellings of the number of experts; the first one is written, as is that of `per_token`."""
+    per_token: tuple[str, ...] = ("num_experts_per_tok",)
+    width: str | None = None
+    """The key of an expert's width; without one it is that of a feed-forward."""
+    normalised: str | None = None
+    """The key for whether the weights of a token are divided by their sum; without one they are."""
+    dense: bool = False
+    """Whether layers may have none: those of `mlp_only_layers`, and all but each `decoder_sparse_step`-th."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        more = [key for key in (self.width, self.normalised) if key is not None]
+        return (*self.count, *self.per_token, *more, *(_DENSE if self.dense else ()))
+
+    def read(self, given: Given, layers: int) -> list[dict[str, Any]]:
+        count, per_token = (given.whole_number(_spelling(given, keys)) for keys in (self.count, self.per_token))
+        if per_token > count:
+            raise given.refusal(_spelling(given, self.per_token), per_token, f"at most {count} experts")
+        router = NORMALISED
+        if self.normalised is not None and not given.flag(self.normalised, default=False):
+            router = PLAIN
+        width = None if self.width is None else given.whole_number(self.width)
+        experts = ExpertsConfig(count, per_token, width, router=router)
+        dense = self._dense_layers(given, layers)
+        return [{"experts": None if layer in dense else experts} for layer in range(layers)]
+
+    def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
+        model = next((one for one in models if one.experts is not None), models[0])
+        experts = model.experts or ExpertsConfig(0)
+        written: dict[str, Any] = {self.count[0]: experts.count, self.per_token[0]: experts.per_token}
+        if self.width is not None:
+            written[self.width] = model.mlp if experts.width is None else experts.width
+        if self.normalised is not None:
+            written[self.normalised] = SAME.get(experts.router, experts.router) == NORMALISED
+        if self.dense:
+            written["mlp_only_layers"] = [layer for layer, one in enumerate(models) if one.experts is None]
+            written["decoder_sparse_step"] = 1
+        return written
+
+    def _dense_layers(self, given: Given, layers: int) -> set[int]:
+        if not self.dense:
+            return set()
+        step, named = given.whole_number("decoder_sparse_step", 1), given.get("mlp_only_layers") or []
+        if not isinstance(named, list) or not all(type(one) is int and 0 <= one < layers for one in named):
+            raise given.refusal("mlp_only_layers", named, f"a list of numbers from 0 to {layers - 1}")
+        found = {*named, *(layer for layer in range(layers) if (layer + 1) % step)}
+        if len(found) == layers:
+            raise given.refusal("mlp_only_layers", named, "at least one layer with experts")
+        return found
+
+
+_DENSE = ("mlp_only_layers", "decoder_sparse_step")
+
+
+def _spelling(given: Given, keys: tuple[str, ...]) -> str:
+    """The one that `config.json` has; the first if it has none."""
+    return next((key for key in keys if given.get(key) is not None), keys[0])
