@@ -19,6 +19,10 @@ ESTIMATED = 0.92
 """Share of the memory that may be planned for: XLA begins to recompute by itself at 0.95 of what it may use, and the
 estimate of everything but activations is not exact."""
 
+OVERLAPPED = 0.96
+"""Share of that which `auto` fills, if it can, where weights are gathered a layer ahead: XLA gives up overlap before the
+memory is full. Llama 3 70B on 256 H100s waited for 10% of a step at 68.8 GiB of 69.1, and for 1.7% at 66.1."""
+
 PARTS = (1, 2, 4, 8, 16, 32)
 """Divisors that are tried: at most 1/n of what a layer keeps is offloaded to the host."""
 
@@ -36,19 +40,21 @@ def auto_runs(
     Raises:
         UserError: nothing fits.
     """
-    room = memory_room(config, plan, int(ESTIMATED * usable_bytes))
+    gathered = plan.zero == 3 and plan.axes.fsdp * plan.axes.expert * plan.axes.context > 1
     kinds, least = [slot.kind for slot in layer_order(plan, config.model).slots], 0
     found: list[tuple[LayerRun, ...]] = []
-    for host_bytes in (0, room.host_unit_bytes(host_limit)):
-        try:
-            found.append(cheapest_runs(room, costs, kinds, host_bytes, activation_names(config.model)))
-        except NothingFits as error:
-            least = error.least_bytes
-            continue
-        if config.memory.host_limit is None:
-            break
-    if found:
-        return min(found, key=lambda runs: _seconds(costs, kinds, runs))
+    for share in (OVERLAPPED, 1.0) if gathered else (1.0,):
+        room = memory_room(config, plan, int(ESTIMATED * share * usable_bytes))
+        for host_bytes in (0, room.host_unit_bytes(host_limit)):
+            try:
+                found.append(cheapest_runs(room, costs, kinds, host_bytes, activation_names(config.model)))
+            except NothingFits as error:
+                least = error.least_bytes
+                continue
+            if config.memory.host_limit is None:
+                break
+        if found:
+            return min(found, key=lambda runs: _seconds(costs, kinds, runs))
     ways = [
         "raise parallel.microbatches" if plan.microbatch_rows > 1 else "split the sequence (parallel.context)",
         *(["choose parallel.zero: 3"] if plan.zero < 3 else []),

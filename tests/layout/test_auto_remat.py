@@ -12,7 +12,7 @@ from jaxpar.config.plan import Plan
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layers.declared import hidden_names
-from jaxpar.layout.auto_remat import ESTIMATED
+from jaxpar.layout.auto_remat import ESTIMATED, OVERLAPPED
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.layer_shape import activation_bytes
@@ -50,9 +50,9 @@ def test_nothing_that_takes_time_is_made_again_where_everything_fits():
 def test_what_costs_least_goes_first_and_the_memory_is_used():
     plan, layout = planned(*TWO_ROWS)
     most_layers = max(plan.runs, key=lambda run: run.layers)
-    assert most_layers.layers >= 31
+    assert most_layers.layers >= 23
     assert {name for name, own in most_layers.activations.items() if own == "recompute" and not cheap(name)} <= BEHIND
-    most = ESTIMATED * pool_bytes(ON.device_bytes)
+    most = OVERLAPPED * ESTIMATED * pool_bytes(ON.device_bytes)
     layer = sum(activation_bytes(layer_shape(layout.config, plan.axes, plan.microbatch_rows)).values())
     assert most - layer < estimate_memory(layout.config, layout.plan).device <= most
 
