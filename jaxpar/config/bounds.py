@@ -111,6 +111,7 @@ BOUNDS: dict[str, Bound] = {
     "parallel.expert": _AXIS,
     "parallel.context": _AXIS,
     "parallel.tensor": _AXIS,
+    "parallel.expert_imbalance": Bound("at least 1", lambda value: value >= 1, CAPACITY),
     "parallel.expert_capacity": Bound("at least 1", lambda value: value >= 1, CAPACITY),
     "parallel.microbatches": _at_least(1, MICROBATCHES),
     "parallel.secondary_shard": _at_least(2, RANKS),

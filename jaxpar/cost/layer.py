@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from jaxpar.config.counting import head_dim, value_dim
+from jaxpar.cost.experts import ExpertTimes
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.layer_messages import LayerMessages
 from jaxpar.cost.mechanisms import Mechanisms
@@ -73,7 +74,7 @@ class _Counted:
 
     def __init__(self, case: LayerCase, device: Device, network: Network, does: Mechanisms):
         self.case, self.device, self.does, self.shape = case, device, does, case.shape
-        self.messages = LayerMessages(case, network, does)
+        self.messages, self.experts = LayerMessages(case, network, does), ExpertTimes(case, device, network)
         self.fused, self.half = does.fused_elementwise, case.item / 2
         self.unfused, self.launches = (1, 2) if self.fused else (3, 6)
         fast = case.float8 and does.float8_scales == "tensor"  # with a scale for each row no faster than 16 bits
@@ -128,16 +129,37 @@ class _Counted:
 
     def group_seconds(self, part: Part, group: Matmuls) -> float:
         """Seconds of the matmuls of a group."""
+        if self.experts.of(part, group):
+            return sum(self.experts.forward(n, k) for n, k in self.sides(part, group))
+        if self.experts.routes(part, group):
+            return sum(self.experts.router(n, k) for n, k in self.sides(part, group))
         rows = self.shape.rows_of(part, group)
         return sum(self.product(n, k, rows) for n, k in self.matmuls(part, group))
 
     def group_gradients(self, part: Part, group: Matmuls) -> tuple[float, float]:
         """`gradients` of all matmuls of a group, with the first products of factors, which are computed again."""
+        if self.experts.of(part, group) or self.experts.routes(part, group):
+            each = [self._of_experts(part, group, n, k) for n, k in self.sides(part, group)]
+            return sum(inward for inward, _ in each), sum(weight for _, weight in each)
         rows = self.shape.rows_of(part, group)
         pairs = [self.gradients(n, k, rows) for n, k in self.matmuls(part, group)]
         firsts = [part.factors_of(name)[0] for name in group.weights if part.is_factored(name)]
         again = sum(self.product(n, k, rows) for k, n in (self.shape.matrix(part.weights[name]) for name in firsts))
         return again + sum(inward for inward, _ in pairs), sum(weight for _, weight in pairs)
+
+    def sides(self, part: Part, group: Matmuls) -> list[tuple[int, int]]:
+        """Outputs and inputs of each matrix of a group."""
+        return [(n, k) for k, n in (self.shape.matrix(part.weights[name]) for name in group.weights)]
+
+    def _of_experts(self, part: Part, group: Matmuls, n: int, k: int) -> tuple[float, float]:
+        """`gradients` of a matrix of each expert, or of a router."""
+        if self.experts.routes(part, group):
+            return self.experts.router_gradients(n, k)
+        return self.experts.gradients(n, k, 2 * self.of_gradient if self.does.fused_accumulation else self.case.item)
+
+    def exchanges_sequence(self, part: Part, group: Matmuls) -> bool:
+        """Whether tensor ranks gather the sequence before a group of matmuls, or scatter sums after it."""
+        return not (self.experts.of(part, group) or self.experts.routes(part, group))
 
     def moved(self, traffic: Traffic, numbers: float, back: bool = False) -> float:
         """Bytes of elementwise work on so many numbers."""
@@ -148,7 +170,7 @@ class _Counted:
         """Bytes of an activation; between the blocks, as the software splits it there."""
         one = next((one for one in self.shape.layer.activations if one.name == output), None)
         if output in self.routed:
-            return float(self.routed[output])
+            return float(self.routed[output]) * self.shape.rounds
         return self.case.between if one is None or one.between else float(self.case.tokens * self.widths[output])
 
     # ---- forward
@@ -160,12 +182,15 @@ class _Counted:
         numbers = self.numbers(one.output)
         moved = self.moved(one.traffic, numbers) + (self.drop * numbers if one.adds else 0.0)
         kernels = self.launches * one.norms + 2 * self.unfused * one.adds if one.norms else self.unfused
-        return Work(other=self.device.bytes_seconds(moved), kernels=kernels)
+        sent = self.experts.exchange if one.sends_rows else 0.0
+        return Work(other=self.device.bytes_seconds(moved), kernels=kernels, exchange=sent)
 
     def products(self, part: Part, group: Matmuls) -> dict[str, Work]:
         """One matmul with all matrices of a group and the work on its outputs, divided among these by width."""
         joined, (cast, _) = self.group_seconds(part, group), self.casts(part, group)
-        sent = self.messages.gather(joined, self.shape.gathered(part, group))
+        exchanges = self.exchanges_sequence(part, group)
+        sent = self.messages.gather(joined, self.shape.gathered(part, group)) if exchanges else 0.0
+        chosen = self.experts.choice_bytes if self.experts.routes(part, group) else 0.0
         rope, layout = self._rope(group), self._layout(group)
         turned = sum(self.widths[name] for name in group.rotated)
         works: dict[str, Work] = {}
@@ -173,7 +198,7 @@ class _Counted:
             share = self.share(part, group, weight)
             rotation = rope * (self.widths[name] / turned) if name in group.rotated else 0.0
             added = self.low_rank_bytes(part, weight)
-            other = self.device.bytes_seconds(rotation + (layout + cast) * share + added)
+            other = self.device.bytes_seconds(rotation + (layout + cast + chosen) * share + added)
             kernels = (2 * self.unfused if group.by_head else 1) + 3 * bool(added)
             matmul = joined * share + self.low_rank(part, group, weight)[0]
             works[name] = Work(matmul, 0.0, other, sent * share, kernels=kernels)
@@ -190,6 +215,9 @@ class _Counted:
         added = self.moved(RESIDUAL, self.case.between) + self.drop * self.case.between if group.adds else 0.0
         low_rank = sum(self.low_rank_bytes(part, name) for name in group.weights)
         kernels = (2 * self.unfused if group.adds else 1) + 3 * bool(low_rank)
+        if self.experts.of(part, group):
+            other = self.device.bytes_seconds(added + self.experts.combined_bytes)
+            return Work(out, 0.0, other, kernels=kernels, exchange=self.experts.exchange)
         other = self.device.bytes_seconds(added + cast + low_rank)
         out += sum(self.low_rank(part, group, name)[0] for name in group.weights)
         return Work(out, 0.0, other, self.messages.scatter(out), kernels=kernels)
@@ -247,10 +275,18 @@ class _Counted:
         """(the backward, seconds of it that are spent on gradients of weights)."""
         case, layer = self.case, self.shape.layer
         backs: list[tuple[float, float]] = []
-        moved, kernels = 0.0, 0
+        beside: list[tuple[tuple[bool, float], tuple[float, float]]] = []
+        moved, kernels, exchanged = 0.0, 0, 0.0
         for part, one in layer.operations:
             if isinstance(one, Matmuls):
                 backs.append(self._gradients(part, one))
+                if self.exchanges_sequence(part, one):
+                    beside.append(((one.inward, self.shape.gathered(part, one)), backs[-1]))
+                elif not one.inward:
+                    moved += self.experts.combined_bytes
+                    exchanged += 2 * self.experts.exchange
+                elif self.experts.routes(part, one):
+                    moved += self.experts.choice_bytes
                 moved += self._matmuls_back(part, one) + self.casts(part, one)[1]
                 kernels += (2 - case.frozen) * len(self.matmuls(part, one))
                 kernels += 5 * sum(bool(self.shape.factors(part, name)) for name in one.weights)
@@ -266,11 +302,8 @@ class _Counted:
         if not self.does.fused_accumulation:
             moved += (2.0 + 2 * self.of_gradient) * case.trained
         weight, inward = sum(pair[1] for pair in backs), sum(pair[0] for pair in backs)
-        groups = [(part, one) for part, one in layer.operations if isinstance(one, Matmuls)]
-        columns = [(one.inward, self.shape.gathered(part, one)) for part, one in groups]
-        sent = self.messages.backward(list(zip(columns, backs, strict=True)))
-        other = self.device.bytes_seconds(moved)
-        return Work(inward + weight, self.attention[1], other, sent, self.context[1], kernels), weight
+        sent, other = self.messages.backward(beside), self.device.bytes_seconds(moved)
+        return Work(inward + weight, self.attention[1], other, sent, self.context[1], kernels, exchanged), weight
 
     def _gradients(self, part: Part, group: Matmuls) -> tuple[float, float]:
         """`group_gradients`; of frozen matrices that of the input, and those of their factors."""
@@ -289,6 +322,6 @@ class _Counted:
             if sides := self.shape.factors(part, name):
                 moved += 3.0 * self.case.item * self.case.tokens * sides[0][0]  # the gradients of the input are added
             if f"{name}_bias" in part.weights and not self.case.frozen:
-                numbers = self.case.tokens * self.widths[group.outputs[place]] if group.inward else self.case.between
+                numbers = self.numbers(group.outputs[place]) if group.inward else self.case.between
                 moved += 2.0 * self.half * numbers
         return moved

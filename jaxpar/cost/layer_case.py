@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxpar.config.schema import LoraConfig, ModelConfig
-from jaxpar.layers.counting import layer_matmul_parameters
 from jaxpar.layers.lora import OFF
-from jaxpar.memory.layer_shape import LayerShape
+from jaxpar.memory.layer_shape import LayerShape, exchange_by
 
 
 @dataclass(frozen=True)
@@ -52,10 +51,17 @@ class LayerCase:
 
     @property
     def parameters(self) -> int:
-        """Weights of the layer's matrices, on this device before any sharding over data ranks."""
-        # Of the two factors of a matrix, one is whole on every tensor rank, as are matrices to latent vectors.
-        whole = sum(spec.size for spec in self.shape.layer.matrices if set(spec.axes) <= {"embed", "rank", "latent"})
-        return whole + (layer_matmul_parameters(self.shape.model) - whole) // self.tensor + self.factors
+        """Weights of the layer's matrices, on this device before any sharding over data ranks; without experts."""
+        # Of the two factors of a matrix, one is whole on every tensor rank, as are routers and matrices to latent vectors.
+        dense = [spec for spec in self.shape.layer.matrices if "experts" not in spec.axes]
+        whole = sum(spec.size for spec in dense if set(spec.axes) <= {"embed", "rank", "router", "latent"})
+        return whole + (sum(spec.size for spec in dense) - whole) // self.tensor + self.factors
+
+    @property
+    def experts(self) -> int:
+        """Weights of its experts on this device likewise: of those that the expert rank has."""
+        size = sum(spec.size for spec in self.shape.layer.matrices if "experts" in spec.axes)
+        return size // (self.tensor * self.shape.expert)
 
     @property
     def frozen(self) -> bool:
@@ -71,14 +77,19 @@ class LayerCase:
 
     @property
     def trained(self) -> int:
-        """Those of `parameters` that have gradients and are updated."""
+        """Those of `parameters` that have gradients and are updated. Those of `experts` all are."""
         return self.factors if self.frozen else self.parameters
 
 
 def layer_case(
     model: ModelConfig, sequence: int, rows: int, tensor: int, context: int, strategy: str, parallel: bool,
-    precision: str, lora: LoraConfig = OFF,
+    precision: str, lora: LoraConfig = OFF, expert: int = 1, exchange: str = "auto", capacity: float = 1.0,
+    imbalance: float = 1.0,
 ) -> LayerCase:  # fmt: skip
     """The case of a layer of `model`, whose layers are all alike."""
-    shape = LayerShape(model, rows, sequence, context, tensor, 4 if precision == "float32" else 2, lora)
+    item = 4 if precision == "float32" else 2
+    exchange = exchange_by(model, exchange, capacity, expert, tensor)
+    shape = LayerShape(
+        model, rows, sequence, context, tensor, item, lora, expert, capacity, exchange, imbalance
+    )  # fmt: skip
     return LayerCase(shape, strategy, parallel and tensor > 1, precision == "float8")

@@ -18,11 +18,13 @@ class Work(NamedTuple):
     """The same, over the context ranks."""
     kernels: float = 0.0
     """Number of kernels that the host launches."""
+    exchange: float = 0.0
+    """Messages of tokens to the ranks of their experts and back, that are not hidden."""
 
     @property
     def seconds(self) -> float:
         """The total, if the host launches fast enough."""
-        return self.matmul + self.attention + self.other + self.tensor + self.context
+        return self.matmul + self.attention + self.other + self.tensor + self.context + self.exchange
 
     def times(self, factor: float) -> Work:
         """This many times the same."""

@@ -15,6 +15,7 @@ from jaxpar.config.schema import Config, LoraConfig, ModelConfig
 from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
 from jaxpar.layers.declaration.part import Layer, Matmuls, Part
 from jaxpar.layers.declared import declare_layer
+from jaxpar.layers.experts.exchange import exchange_of
 from jaxpar.layers.lora import OFF, targets_of
 from jaxpar.mesh.parameters import ParamSpec
 
@@ -53,6 +54,10 @@ class LayerShape:
     """Ranks that experts are split over."""
     capacity: float = 1.0
     """Rows that such a rank has room for, as a multiple of an even share: `parallel.expert_capacity`."""
+    exchange: str = "all_to_all"
+    """How tokens reach the ranks of their experts: `jaxpar.layers.experts.messages.MESSAGES`."""
+    imbalance: float = 1.0
+    """Rows of the rank with the most, relative to the mean: `parallel.expert_imbalance`."""
 
     @cached_property
     def layer(self) -> Layer:
@@ -109,6 +114,16 @@ class LayerShape:
         if self.model.experts is None:
             return 0
         return ceil(self.tokens * self.model.experts.per_token * min(self.capacity, self.expert))
+
+    @property
+    def fullest(self) -> float:
+        """Rows of the fullest rank, relative to the mean; 1 where experts are not split."""
+        return min(self.imbalance, self.expert)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of an exchange that the fullest rank needs."""
+        return ceil(self.fullest / min(self.capacity, self.expert))
 
     def width(self, dims: Iterable[str]) -> int:
         """Numbers of an array of `dims` on a device."""
@@ -182,6 +197,9 @@ def mean_keys(sequence: int, window: int | None) -> float:
 def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerShape]:
     """The shape of a layer of each kind on a mesh of `axes`, with so many rows per device and microbatch."""
     item_bytes = ITEM_BYTES[config.precision.compute]
+    asked, capacity, imbalance = (
+        config.parallel.expert_exchange, config.parallel.expert_capacity, config.parallel.expert_imbalance,
+    )  # fmt: skip
     return {
         kind: LayerShape(
             model,
@@ -192,10 +210,19 @@ def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerS
             item_bytes,
             config.lora,
             axes.expert,
-            config.parallel.expert_capacity,
+            capacity,
+            exchange_by(model, asked, capacity, axes.expert, axes.tensor),
+            imbalance,
         )
         for kind, model in kind_models(config.model).items()
     }
+
+
+def exchange_by(model: ModelConfig, asked: str, capacity: float, expert: int, tensor: int) -> str:
+    """The exchange of the layers of `model`, on so many ranks; any name for a model without experts."""
+    if model.experts is None:
+        return "all_to_all"
+    return exchange_of(asked, model.experts, capacity, expert, tensor)[0]
 
 
 def activation_bytes(shape: LayerShape) -> dict[str, int]:

@@ -34,6 +34,12 @@ class Layout:
     virtual_stages: int = 1
     zero: int = 0
     """ZeRO stage: 0 nothing is sharded, 1 optimizer state, 2 gradients too, 3 weights too."""
+    expert_exchange: str = "auto"
+    """As `parallel.expert_exchange`."""
+    expert_capacity: float = 2.0
+    """Room of an exchange, as a multiple of an even share."""
+    imbalance: float = 1.0
+    """Rows of the fullest rank, relative to the mean."""
     context_strategy: str = "allgather"
     """`allgather`, `ring`, `ulysses` or `usp`."""
     remat: Remat = "none"

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from jaxpar.compiler.compile import DEFAULT_CACHE
 from jaxpar.config import Config, UserError, load_config
-from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ParallelConfig
+from jaxpar.config.schema.layout import EXCHANGE_KEYS
 from jaxpar.config.spelling import quoted
 from jaxpar.cost.hardware_model import HardwareModel, borrowed, described
 from jaxpar.data import open_data
@@ -130,23 +130,19 @@ def planned_config(config: Config) -> Config:
     """`config` as the planner takes it: its own layout left out, and the vocabulary set. Raises `UserError`."""
     config = without_layout(config)
     validate(config)
-    if any(own.experts is not None for own in kind_models(config.model).values()):
-        raise UserError(
-            "model.experts: the planner does not know the time of exchanges between experts yet; expected null, or a "
-            "layout of your own in parallel"
-        )
     if config.model.vocab is None:
         config = with_vocab(config, open_data(config.data, vocab=None, seed=config.run.seed).vocab)
     return config
 
 
 def without_layout(config: Config) -> Config:
-    """`config` on one device, whose layers keep what the presets name."""
+    """`config` on one device, whose layers keep what the presets name; how tokens reach experts stays."""
+    kept = {name: getattr(config.parallel, name) for name in EXCHANGE_KEYS}
     memory = replace(
         config.memory, remat="gemm_last", offload_fraction=0.0, optimizer_offload="none", optimizer_resident=0,
         weights_offload="none", weights_resident=0, offload_dir=None, mlp_tiles=None,
     )  # fmt: skip
-    return replace(config, parallel=ParallelConfig(), memory=memory)
+    return replace(config, parallel=ParallelConfig(**kept), memory=memory)
 
 
 def best_plan(config: Config, cluster: Cluster) -> Planned:

@@ -9,6 +9,7 @@ from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config
 from jaxpar.config.plan import LayerRun, Plan
 from jaxpar.config.schema import MemoryConfig, ParallelConfig
+from jaxpar.config.schema.layout import EXCHANGE_KEYS
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.memory.remat import BASE, LAYERS, TREATMENTS, Treatment, layer_runs, nearest_preset
 from jaxpar.planner.layout import Layout, Remat
@@ -33,6 +34,7 @@ def config_of(config: Config, layout: Layout) -> Config:
         fsdp=layout.fsdp,
         expert=layout.expert,
         context=layout.context,
+        **{name: getattr(config.parallel, name) for name in EXCHANGE_KEYS},
         tensor=layout.tensor,
         zero=layout.zero,  # pyright: ignore[reportArgumentType]
         microbatches=layout.microbatches(config.data.batch_size),

@@ -49,13 +49,14 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "quantised weights": ([GOOD, "precision.weight_wire=int8"], ("precision.weight_wire", "int8", "null")),
     "products of two": ([GOOD, "model.low_rank={query: 8}"], ("model.low_rank", "query", "{}")),
     "tiles": ([GOOD, "memory.mlp_tiles=2"], ("memory.mlp_tiles", "2", "1")),
-    "auto remat": ([GOOD, "memory.remat=auto"], ("memory.remat", "auto")),
     "weights on the host": (
         [GOOD, "memory.weights_offload=host", "memory.optimizer_offload=host"], ("memory.weights_offload", "none")
     ),
     "an exchange without experts": (
         ["parallel.expert_exchange=all_gather"], ("parallel.expert_exchange", "all_gather", "model.experts")
     ),
+    "an imbalance without experts": (["parallel.expert_imbalance=1.5"], ("parallel.expert_imbalance", "1.5", "1.0")),
+    "less than the mean": ([GOOD, "parallel.expert_imbalance=0.9"], ("parallel.expert_imbalance", "at least 1", "0.9")),
     "little room": ([GOOD, "parallel.expert_capacity=0.5"], ("parallel.expert_capacity", "at least 1", "0.5")),
     "in a kind": (
         [GOOD, "model.kinds={a: {experts: 4}}", "model.pattern={unit: [a]}"], ("model.kinds.a.experts", "mapping", "4")
@@ -70,12 +71,17 @@ def test_what_does_not_fit_is_one_sentence(name: str):
         validate(load_config(None, overrides))
 
 
-def test_a_split_backward_and_the_planner_are_refused():
+def test_a_split_backward_is_refused():
     split = ["parallel.pipe=2", "parallel.microbatches=4", "parallel.schedule=zb-h1"]
     with refused("parallel.schedule", "zb-h1", "experts", "1f1b"):
         choose_schedule(load_config(None, [GOOD, *split]))
-    with refused("model.experts", "planner", "null"):
-        planned_config(load_config(None, [GOOD]))
+
+
+def test_a_plan_keeps_what_is_asked_of_the_exchange():
+    asked = ["parallel.expert_exchange=all_gather", "parallel.expert_capacity=1.5", "parallel.expert_imbalance=1.2"]
+    found = planned_config(load_config(None, [GOOD, "model.vocab=256", *asked, "parallel.auto=true"])).parallel
+    assert (found.expert_exchange, found.expert_capacity, found.expert_imbalance) == ("all_gather", 1.5, 1.2)
+    assert not found.auto and found.expert == 1
 
 
 @pytest.mark.parametrize(

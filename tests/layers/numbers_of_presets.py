@@ -22,6 +22,7 @@ from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.recomputation import layer_costs, operation_flops
+from jaxpar.cost.work import Work
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import layer_matmul_parameters, matmul_parameters, parameter_count
 from jaxpar.memory.closed_forms import CLOSED_FORMS
@@ -126,16 +127,21 @@ def _times(
     time = layer_time(case, device, network, does)
     kept = [kept_bytes(case, remat) for remat in (*REMATS, KEPT_BY_NAME)]
     return {
-        "operations": {name: list(work) for name, work in time.operations.items()},
-        "backward": [list(time.backward), time.weight],
-        "head": [list(work) for work in head_time(case, 50304, device, network, does)],
+        "operations": {name: _own(work) for name, work in time.operations.items()},
+        "backward": [_own(time.backward), time.weight],
+        "head": [_own(work) for work in head_time(case, 50304, device, network, does)],
         "case": [case.parameters, case.shape.keys_per_query, *kept, orthogonal_seconds(case, device, 5)],
     }
 
 
+def _own(work: Work) -> list[float]:
+    """Without exchanges, which models without experts do not have."""
+    return [value for name, value in work._asdict().items() if name != "exchange" or value]
+
+
 def _step(name: str, cluster: str, generation: str, layout: Layout) -> list[float]:
     step = step_time(MODELS[name], 8192, 64, layout, parse_cluster(cluster), GENERATIONS[generation])
-    return [step.seconds, step.mfu, *step.breakdown.values()]
+    return [step.seconds, step.mfu, *(value for name, value in step.breakdown.items() if name != "exchange" or value)]
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def check_experts(config: Config) -> None:
     if some:
         _check_combined(config)
         return
-    for key, usual in (("expert_exchange", "auto"), ("expert_capacity", 2.0)):
+    for key, usual in (("expert_exchange", "auto"), ("expert_capacity", 2.0), ("expert_imbalance", 1.0)):
         if (value := getattr(config.parallel, key)) != usual:
             raise UserError(
                 f"parallel.{key}: {value} would not be used, because model.experts is null; expected experts with it, "
@@ -117,10 +117,6 @@ def _check_combined(config: Config) -> None:
         raise UserError(
             f"memory.mlp_tiles: {memory.mlp_tiles}, and experts are not computed in tiles; expected 1 or null"
         )
-    if memory.remat == "auto":
-        raise UserError(
-            "memory.remat: auto does not know the time of exchanges between experts yet; expected a preset or a map"
-        )
     if memory.weights_offload != "none":
         raise UserError(
             f"memory.weights_offload: {memory.weights_offload} was not tried with experts yet; expected none, or "
@@ -136,5 +132,3 @@ def _check_combined(config: Config) -> None:
         if value is not None:
             usual = "flat" if key == "parallel.collectives" else "null"
             raise UserError(f"{key}: {value} was not tried with experts, whose weights lie otherwise; expected {usual}")
-    if config.parallel.auto:
-        raise UserError("parallel: auto does not plan models with experts yet; expected the sizes of the axes")

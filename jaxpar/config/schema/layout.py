@@ -25,6 +25,9 @@ class ParallelConfig:
     expert_capacity: float = 2.0
     """Rows that a rank has room for in an exchange, as a multiple of an even share. What is more is exchanged and
     computed afterwards: no token is dropped, and a step only takes longer."""
+    expert_imbalance: float = 1.0
+    """Rows of the rank with the most, relative to the mean: what the metric `experts/rank_load` of a run measures. The
+    planner predicts times with it, of layouts that split experts; no run depends on it."""
     context: int = 1
     """Context parallelism: the sequence is split, inside attention too."""
     tensor: int = 1
@@ -72,6 +75,10 @@ class ParallelConfig:
     auto: bool = False
     """Plan the layout, and the activations that layers keep, for this machine when training starts; `parallel: auto`
     means the same. `python -m jaxpar.plan` plans for any cluster that is described."""
+
+
+EXCHANGE_KEYS = ("expert_exchange", "expert_capacity", "expert_imbalance")
+"""Keys of `parallel` that the planner takes as they are, where it searches the others."""
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,8 @@ class Elementwise:
     """Norms of the residual stream in it."""
     adds: bool = False
     """Whether it adds to the residual stream."""
+    sends_rows: bool = False
+    """Whether rows are sent to the ranks of their experts in it."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.layers.experts.messages import rows_sent
 from jaxpar.layers.experts.rows import collect, spread
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import (
@@ -153,15 +155,12 @@ def room_of(assignments: int, lists: int, capacity: float) -> int:
     return min(assignments, ceil(capacity * assignments / lists)) if lists > 1 else assignments
 
 
-def exchange_of(asked: str, per_token: int, capacity: float, expert: int, tensor: int) -> tuple[str, str]:
+def exchange_of(asked: str, experts: ExpertsConfig, capacity: float, expert: int, tensor: int) -> tuple[str, str]:
     """(the algorithm, why). Both count what a rank sends one way, in tokens of its own."""
-    spreads = min(capacity, expert)
-    rows = per_token * spreads * ((expert - 1) / expert + tensor - 1)
-    whole = float(expert * tensor - 1)
-    sent = f"of each token a rank sends {rows:.3g} rows by all_to_all, {whole:.3g} by all_gather"
-    if asked != "auto":
-        return asked, f"asked for; {sent}"
-    return ("all_gather" if whole <= rows else "all_to_all"), sent
+    rows = {name: rows_sent(name, experts, capacity, expert, tensor) for name in ("all_gather", "all_to_all")}
+    each = (f"{rows[name]:.3g} {what}by {name}" for name, what in (("all_to_all", "rows "), ("all_gather", "")))
+    sent = f"of each token a rank sends {', '.join(each)}"
+    return (min(rows, key=lambda name: rows[name]), sent) if asked == "auto" else (asked, f"asked for; {sent}")
 
 
 def exchanged(

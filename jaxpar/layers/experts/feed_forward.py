@@ -22,7 +22,7 @@ from jaxpar.layers.dropout import normals
 from jaxpar.layers.experts.exchange import EXCHANGES, exchanged, rounds_of
 from jaxpar.layers.experts.grouped import grouped_matmul
 from jaxpar.layers.experts.losses import share, z_loss
-from jaxpar.layers.experts.reports import DROPPED, ENTROPY, LOAD, OVERFLOWS, REPORTS, TOKENS
+from jaxpar.layers.experts.reports import DROPPED, ENTROPY, LOAD, OVERFLOWS, RANK_LOAD, REPORTS, TOKENS
 from jaxpar.layers.experts.routers import ROUTERS, entropy
 from jaxpar.layers.experts.routing import RouterState, Routing, Sums, ones_at
 from jaxpar.layers.feed_forward.base import FeedForward
@@ -56,7 +56,7 @@ def declare(model: ModelConfig, feed_forward: type[FeedForward]) -> Part:
     inward = ("up", "gate") if gated else ("up",)
     routers = tuple(name for name in ("router", "noise") if name in (weights := _weights(model, experts, inward)))
     # Rows are read and written when they are sent, and again when they are sorted by expert.
-    sent = Elementwise("expert_input", traffic=Traffic(4, 4, unfused=4, unfused_backward=4))
+    sent = Elementwise("expert_input", traffic=Traffic(4, 4, unfused=4, unfused_backward=4), sends_rows=True)
     hidden = Matmuls("experts_in", inward, inward=True, outputs=tuple(f"expert_{name}" for name in inward))
     activations = [Activation("expert_input", ("routed", "embed")), *_hidden("expert", ROUTED, inward)]
     operations: list[Operation] = [hidden, sent, *_non_linear("expert", gated)]
@@ -178,11 +178,13 @@ class Experts(nnx.Module):
             # Zero, with the counts as its derivative: they are summed over ranks and microbatches like any gradient.
             bias = self._weight("bias").astype(jnp.float32)
             total += jnp.sum((bias - lax.stop_gradient(bias)) * own.counts)
-        load = whole.counts.max() / jnp.maximum(whole.counts.mean(), 1e-20)
+        fullest = lambda counts: counts.max() / jnp.maximum(counts.mean(), 1e-20)
+        of_rank = whole.counts.reshape(lax.axis_size("expert"), -1).sum(axis=1)
         return {
             AUXILIARY_LOSS: total,
             TOKENS: own.tokens,
-            LOAD: load * own.tokens,
+            LOAD: fullest(whole.counts) * own.tokens,
+            RANK_LOAD: fullest(of_rank) * own.tokens,
             ENTROPY: jnp.sum(counts * entropy(lax.stop_gradient(logits))) if logits.ndim else 0 * own.tokens,
         }
 

@@ -15,7 +15,7 @@ def expert_layouts(config: Config, axes: AxisSizes) -> dict[str, ExpertLayout]:
     asked, capacity, found = config.parallel.expert_exchange, config.parallel.expert_capacity, {}
     for kind, model in kind_models(config.model).items():
         if model.experts is not None:
-            name, why = exchange_of(asked, model.experts.per_token, capacity, axes.expert, axes.tensor)
+            name, why = exchange_of(asked, model.experts, capacity, axes.expert, axes.tensor)
             found[kind] = ExpertLayout(exchange=name, capacity=capacity, reason=why)
     return found
 

@@ -42,11 +42,6 @@ def choose_schedule(config: Config) -> Schedule:
             f"parallel.schedule: {name} fills the bubble with gradients of the layers' matrices, but {why}; expected a "
             "schedule that does not split the backward, as 1f1b, interleaved or breadth-first"
         )
-    if schedule.splits_backward and any(own.experts is not None for own in kind_models(config.model).values()):
-        raise UserError(
-            f"parallel.schedule: {name} computes gradients of the layers' matrices apart, which experts cannot yet; "
-            "expected a schedule that does not split the backward, as 1f1b, interleaved or breadth-first"
-        )
     return schedule
 
 
@@ -57,6 +52,8 @@ def whole_backward(config: Config) -> str | None:
     if config.model.low_rank:
         names = ", ".join(config.model.low_rank)
         return f"under model.low_rank: {names} the gradient of one factor needs the other"
+    if any(own.experts is not None for own in kind_models(config.model).values()):
+        return "those of experts (model.experts) cannot be computed apart yet"
     return None
 
 

@@ -78,13 +78,15 @@ class ActivationPlanner:
     def layout(self, remat: Remat, share: float = 0.0) -> Layout:
         """The layout in which layers keep what `remat` names."""
         group, choice, precision = self.group, self.choice, self.model.config.precision
+        asked = self.model.config.parallel
         return Layout(
             pipe=group.pipe, replica=group.replica, fsdp=group.fsdp, expert=group.expert, context=group.context,
             tensor=group.tensor, microbatch=group.microbatch, schedule=choice.schedule,
             virtual_stages=choice.virtual_stages, zero=choice.zero, context_strategy=choice.context_strategy,
             remat=remat, offload_fraction=share, optimizer_offload=choice.optimizer_offload,
             precision=precision.compute, wire=Wire(precision.weight_wire, precision.gradient_wire),
-            stage_layers=choice.stage_layers,
+            stage_layers=choice.stage_layers, expert_exchange=asked.expert_exchange,
+            expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,
         )  # fmt: skip
 
     def least(self) -> MemoryEstimate:
@@ -116,7 +118,7 @@ class ActivationPlanner:
         group, choice = self.group, self.choice
         case = Case(
             group.pipe, group.shards, group.context, group.tensor, group.microbatch, self._microbatches, choice.zero,
-            self.kinds, choice.virtual_stages, "host" if choice.optimizer_offload else "none",
+            self.kinds, choice.virtual_stages, "host" if choice.optimizer_offload else "none", expert=group.expert,
         )  # fmt: skip
         budget = self.model.config.memory.optimizer_resident
         return (
@@ -126,7 +128,7 @@ class ActivationPlanner:
     def _units(self, remat: Remat) -> Units:
         """What a chunk's layers keep of a microbatch."""
         group = self.group
-        key = "units", group.microbatch, group.context, group.tensor, self.kinds, self._splits, remat
+        key = "units", group.microbatch, group.expert, group.context, group.tensor, self.kinds, self._splits, remat
         if key not in self.known:
             config, runs = self.model.alike(self.case), runs_of(remat, len(self.kinds), self._names)
             tiles = mlp_tiles(config, runs, self._splits).number
@@ -182,9 +184,9 @@ class ActivationPlanner:
     def costs(self) -> dict[str, LayerCosts]:
         """Of a layer of each kind."""
         group, strategy = self.group, self.choice.context_strategy
-        key = "costs", group.microbatch, group.context, group.tensor, strategy
+        key = "costs", group.microbatch, group.expert, group.context, group.tensor, strategy
         if key not in self.known:
-            axes = AxisSizes(context=group.context, tensor=group.tensor)
+            axes = AxisSizes(expert=group.expert, context=group.context, tensor=group.tensor)
             self.known[key] = {
                 kind: layer_costs(shape, self.cluster, strategy, self.hardware)
                 for kind, shape in layer_shapes(self.model.config, axes, group.microbatch).items()
@@ -204,7 +206,7 @@ class ActivationPlanner:
         """The largest share of what is kept whose copies hide behind the layers."""
         group = self.group
         strategy = self.choice.context_strategy
-        key = "hidden", group.microbatch, group.context, group.tensor, strategy, self.kinds, preset
+        key = "hidden", group.microbatch, group.expert, group.context, group.tensor, strategy, self.kinds, preset
         if key not in self.known:
             runs = runs_by_kind(runs_of(preset, len(self.kinds), self._names), self.kinds)
             own = [(self.kinds.count(kind), self.costs[kind]) for kind in runs]

@@ -32,7 +32,7 @@ class Candidate:
     def key(self) -> tuple[Any, ...]:
         """What distinguishes layouts for a user; how data ranks split into fsdp and replica is a detail."""
         own = self.layout
-        return own.pipe, own.data, own.context, own.tensor, own.microbatch, own.schedule
+        return own.pipe, own.data, own.expert, own.context, own.tensor, own.microbatch, own.schedule
 
     def slower(self, factor: float) -> Candidate:
         """The same layout on a system that takes so many times the predicted seconds."""

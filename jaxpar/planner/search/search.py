@@ -4,7 +4,8 @@ Best first (A*): a queue of nodes by what they take at least. A node is a group 
 choice within it (ZeRO stage, context strategy, where the optimizer's state is stored), then a schedule for that, then a
 layout whose step is timed in full. Each node has a lower bound for everything under it:
 
-1. **Group**: matmuls, attention, elementwise work and the tensor ranks' messages of a step that recomputes nothing, on
+1. **Group**: matmuls, attention, elementwise work the messages of tensor
+   ranks and of tokens to experts of a step that recomputes nothing, on
    a pipeline that never waits. No choice reduces them.
 2. **Choice**: adds the messages of its data and context ranks, and its optimizer.
 3. **Schedule**: adds the shortest bubble that its number of chunks allows, then the simulated one. Recomputation only
@@ -46,7 +47,7 @@ from jaxpar.planner.step_time.interval import KNOWN
 from jaxpar.planner.step_time.model import StepTime
 from jaxpar.planner.step_time.update import Update, update_of
 
-GROUP_PARTS = ("matmuls", "attention", "other", "tensor")
+GROUP_PARTS = ("matmuls", "attention", "other", "tensor", "exchange")
 """Parts of a step's time that no choice within a group reduces."""
 SPLIT_SHARE = 0.6
 """Least share of a layer's forward and backward that is not W, which is one of three matmuls and no attention."""

@@ -14,11 +14,12 @@ from jaxpar.config.counting import kv_heads, padded_vocab
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.layers.experts.feed_forward import width_of
 from jaxpar.layout.choices.pipeline import whole_backward
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules import SCHEDULES, schedule_name
 from jaxpar.pipeline.schedules.registry import check_sizes
-from jaxpar.planner.search.avoid import OPTIMIZER
+from jaxpar.planner.search.avoid import EXPERT, OPTIMIZER
 from jaxpar.planner.settings import ONE_STAGE
 
 FIXABLE = (*AXES, "microbatch", "schedule", "virtual_stages", "zero", "context_strategy", "remat", "offload")
@@ -26,6 +27,8 @@ FIXABLE = (*AXES, "microbatch", "schedule", "virtual_stages", "zero", "context_s
 
 SPLIT = ("pipe", "replica", "fsdp", "context", "tensor")
 """Axes that a cluster is split over; for a dense model, expert is fsdp by another name."""
+SPLIT_OF_EXPERTS = ("pipe", "replica", "fsdp", "expert", "context", "tensor")
+"""Those of a model with experts."""
 VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8)
 """Chunks on a rank that are tried, where a schedule leaves it open."""
 PADDING = 0.05
@@ -82,17 +85,23 @@ class Space:
     avoided: frozenset[str] = frozenset()
     """Mechanisms that are left out (`search.avoid`)."""
 
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """Axes that the cluster is split over."""
+        routed = any(own.experts is not None for own in kind_models(self.config.model).values())
+        return SPLIT_OF_EXPERTS if routed else SPLIT
+
     def groups(self) -> tuple[list[Group], Counter[str]]:
         """Every group that the rules of a configuration allow, and how many each rule has ruled out."""
         found: list[Group] = []
         refused: Counter[str] = Counter()
-        for sizes in splits(self.cluster.devices, len(SPLIT)):
-            named: dict[str, int] = dict(zip(SPLIT, sizes, strict=True))
+        for sizes in splits(self.cluster.devices, len(self.axes)):
+            named: dict[str, int] = dict(zip(self.axes, sizes, strict=True))
             why = next(self._broken(named), None)
             if why is not None:
                 refused[why] += 1
                 continue
-            rows = self.config.data.batch_size // (named["replica"] * named["fsdp"])
+            rows = self.config.data.batch_size // _data(named)
             for microbatch in divisors(rows):
                 group = Group(**named, microbatch=microbatch)
                 why = next(self._microbatch_broken(group, rows // microbatch), None)
@@ -106,10 +115,10 @@ class Space:
         """The smallest sets of rules that groups break, and how many groups each set alone excludes."""
         found: Counter[frozenset[str]] = Counter()
         batch = self.config.data.batch_size
-        for sizes in splits(self.cluster.devices, len(SPLIT)):
-            named: dict[str, int] = dict(zip(SPLIT, sizes, strict=True))
+        for sizes in splits(self.cluster.devices, len(self.axes)):
+            named: dict[str, int] = dict(zip(self.axes, sizes, strict=True))
             broken = frozenset(self._broken(named))
-            rows = max(1, batch // (named["replica"] * named["fsdp"]))
+            rows = max(1, batch // _data(named))
             for microbatch in divisors(rows):
                 group = Group(**named, microbatch=microbatch)
                 found[broken.union(self._microbatch_broken(group, rows // microbatch))] += 1
@@ -203,19 +212,29 @@ class Space:
         for name in sizes:
             if name in self.fixed and sizes[name] != self._number(name):
                 yield f"--fix {name}={self.fixed[name]}"
+        if EXPERT in self.avoided and sizes.get("expert", 1) > 1:
+            yield f"--avoid {EXPERT}"
         if model.heads % tensor or (kv % tensor and tensor % kv):
             yield f"model.heads ({model.heads}, {kv} of keys) over tensor"
         for kind, own in kind_models(model).items():
-            if own.mlp % tensor:
-                yield f"{f'model.kinds.{kind}' if kind else 'model'}.mlp ({own.mlp}) over tensor"
+            where = f"model.kinds.{kind}" if kind else "model"
+            if own.experts is None:
+                if own.mlp % tensor:
+                    yield f"{where}.mlp ({own.mlp}) over tensor"
+                continue
+            if own.experts.count % sizes["expert"]:
+                yield f"{where}.experts.count ({own.experts.count}) over expert"
+            if (width := width_of(own)) % tensor:
+                yield f"{where}.experts.width ({width}) over tensor"
         if padded_vocab(model) % tensor:
             yield f"the padded vocabulary ({padded_vocab(model)}) over tensor"
         if data.sequence_length % (2 * context * tensor if context > 1 else tensor):
             yield f"data.sequence_length ({data.sequence_length}) over context and tensor"
         if pipe > model.layers:
             yield f"model.layers ({model.layers}) over pipe"
-        if data.batch_size % (sizes["replica"] * sizes["fsdp"]):
-            yield f"data.batch_size ({data.batch_size}) over replica and fsdp"
+        if data.batch_size % _data(sizes):
+            split = "replica, fsdp and expert" if "expert" in sizes else "replica and fsdp"
+            yield f"data.batch_size ({data.batch_size}) over {split}"
         crosses = self._crosses_kinds(sizes)
         if crosses is not None:
             yield crosses
@@ -246,6 +265,11 @@ class Space:
             yield f"--fix zero={self.fixed['zero']}"
         if model.heads % group.tensor == 0 and not self.strategies(group):
             yield f"--fix context_strategy={self.fixed['context_strategy']}"
+
+
+def _data(sizes: Mapping[str, int]) -> int:
+    """Data ranks of axis sizes."""
+    return sizes["replica"] * sizes["fsdp"] * sizes.get("expert", 1)
 
 
 def parse_fixed(given: list[str]) -> dict[str, str]:

@@ -57,7 +57,8 @@ class Layers:
         self.cases: dict[str, LayerCase] = {
             kind: layer_case(
                 own, sequence, layout.microbatch, layout.tensor, layout.context, layout.context_strategy,
-                layout.sequence_parallel, layout.precision, lora,
+                layout.sequence_parallel, layout.precision, lora, layout.expert, layout.expert_exchange,
+                layout.expert_capacity, layout.imbalance,
             )
             for kind, own in kind_models(model).items()
         }  # fmt: skip
@@ -67,7 +68,9 @@ class Layers:
         self.forward = self.mean({kind: time.forward for kind, time in self.times.items()})
         self.backward = self.mean({kind: time.backward for kind, time in self.times.items()})
         self.trained = self.average({kind: case.trained for kind, case in self.cases.items()})
-        """Weights of an average layer on a device that are trained, of its matrices or factors."""
+        """Weights of an average layer on a device that are trained, of its matrices or factors; without experts."""
+        self.experts = self.average({kind: case.experts for kind, case in self.cases.items()})
+        """Those of its experts."""
         both = head_time(self.case, model.vocab, device, network, does)
         self.head, self.head_seconds = total(both), both[0].seconds + both[1].seconds
         self._again: dict[tuple[Remat, Kinds], dict[str, Work]] = {}

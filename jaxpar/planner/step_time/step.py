@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 
+from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.mechanisms import Mechanisms
@@ -47,12 +48,13 @@ class Steps:
         self.hardware = hardware_of(cluster.gpu) if hardware is None else hardware
         self.device = device_of(cluster.gpu, self.hardware)
         self.network = network_of(cluster, self.hardware) if network is None else network
-        self._layers: dict[tuple[int, int, int, str, bool, str], Layers] = {}
+        self._layers: dict[tuple[object, ...], Layers] = {}
         self._rings: dict[tuple[int, int, bool], Ring] = {}
         self._steps: dict[tuple[object, ...], Step] = {}
         tokens = batch * sequence
         self._flops = flops_per_step(model, tokens, causal_pairs(model, tokens, sequence), self.vocab, update.lora)
         self._peak = cluster.training_peak
+        self._routes = any(own.experts is not None for own in kind_models(model).values())
         self._per_host, self._host_bandwidth = cluster.gpus_per_host, cluster.host_bandwidth
 
     def time(self, layout: Layout, *, waits: bool = True) -> StepTime:
@@ -73,6 +75,7 @@ class Steps:
             layout.pipe, layout.replica, layout.fsdp, layout.expert, layout.context, layout.tensor, layout.microbatch,
             layout.zero, layout.context_strategy, layout.remat, layout.offload_fraction, layout.optimizer_offload,
             layout.sequence_parallel, layout.precision, layout.wire, kinds_of_slots(self.model, layout),
+            layout.expert_exchange, layout.expert_capacity, layout.imbalance,
         )  # fmt: skip
         if key not in self._steps:
             self._steps[key] = Step(self, layout)
@@ -82,13 +85,23 @@ class Steps:
         """The layers of a layout, and its head."""
         key = (
             layout.microbatch, layout.tensor, layout.context, layout.context_strategy, layout.sequence_parallel,
-            layout.precision,
+            layout.precision, self.expert_of(layout), layout.expert_exchange, layout.expert_capacity, layout.imbalance,
         )  # fmt: skip
         if key not in self._layers:
             self._layers[key] = Layers(
-                self.model, self.sequence, layout, self.device, self.network, self.does, self.update.lora
+                self.model,
+                self.sequence,
+                replace(layout, expert=self.expert_of(layout)),
+                self.device,
+                self.network,
+                self.does,
+                self.update.lora,
             )
         return self._layers[key]
+
+    def expert_of(self, layout: Layout) -> int:
+        """Ranks that share the experts; for a model without experts the axis is data parallelism."""
+        return layout.expert if self._routes else 1
 
     def ring(self, ranks: int, stride: int, shared: bool = True) -> Ring:
         """Like `Network.ring`."""
@@ -125,6 +138,10 @@ class Step:
         self.shards = self._messages(shards, layout.tensor)
         self.data = self._messages(layout.data * layout.context, layout.tensor)
         self.replicas = self._messages(layout.replica, shards * layout.tensor)
+        # Experts lie over `expert`, and their gradients are summed over the other data ranks only.
+        apart = layout.expert * layout.tensor
+        self.expert_shards = self._messages(layout.fsdp * layout.context, apart)
+        self.expert_data = self._messages(layout.replica * layout.fsdp * layout.context, apart)
         self.jitter = where.jitter(layout.devices)
         self.spent: dict[str, float] = {}
         """Seconds by part, without the bubble and the wait for the slowest host."""
@@ -207,7 +224,8 @@ class Step:
         spent["matmuls"] = count * (forward.matmul + backward.matmul) + share * self.layers.head.matmul
         spent["attention"] = count * (forward.attention + backward.attention)
         spent["other"] = count * (forward.other + backward.other) + share * self.layers.head.other
-        spent["recomputation"] = count * (again.seconds - again.tensor - again.context)
+        spent["recomputation"] = count * (again.seconds - again.tensor - again.context - again.exchange)
+        spent["exchange"] = count * (forward.exchange + backward.exchange + again.exchange)
         spent["tensor"] = count * (forward.tensor + backward.tensor + again.tensor) + share * self.layers.head.tensor
         spent["context"] = count * (forward.context + backward.context + again.context)
         waiting = f - forward.seconds + b - backward.seconds + b_again - again.seconds
@@ -221,7 +239,8 @@ class Step:
         layout, case = self.layout, self.layers.cases[kind]
         if layout.zero < 3:
             return 0.0, 0.0
-        gather, scatter = self.shards.gather(case.parameters), self.shards.scatter(case.trained)
+        gather = self.shards.gather(case.parameters) + self.expert_shards.gather(case.experts)
+        scatter = self.shards.scatter(case.trained) + self.expert_shards.scatter(case.experts)
         again = 2 if self.does.gather_again and layout.remat != "none" else 1
         return gather, again * gather + scatter
 
@@ -233,14 +252,15 @@ class Step:
         copy = self.layout.offload_fraction * kept / self.where.host_bandwidth
         return max(0.0, copy - forward), max(0.0, copy - backward)
 
-    def _own_layers(self) -> float:
-        """Trained parameters of the layers' matrices, or of their factors, on a device, padding rows of the stacks
-        included, since these take part in what comes once a step. Stages of layers that are alike are counted as
-        equal."""
+    def _own_layers(self) -> tuple[float, float]:
+        """Trained parameters of the layers' matrices, or of their factors, on a device, and those of experts; padding
+        rows of the stacks included, since these take part in what comes once a step. Stages of layers that are alike
+        are counted as equal."""
         if self.layout.pipe == 1 or not self.slots:
-            return self.model.layers / self.layout.pipe * self.layers.trained
-        rows = self.layout.virtual_stages
-        return rows * sum(self.layers.cases[kind].trained for kind in self.slots)
+            own = self.model.layers / self.layout.pipe
+            return own * self.layers.trained, own * self.layers.experts
+        rows, cases = self.layout.virtual_stages, [self.layers.cases[kind] for kind in self.slots]
+        return rows * sum(case.trained for case in cases), rows * sum(case.experts for case in cases)
 
     def _transfer(self) -> float:
         """From a stage to the next: the residual stream of a microbatch, of which each tensor rank sends its share."""
@@ -260,25 +280,29 @@ class Step:
         table = self.vocab * self.model.embed // layout.tensor
         tables = 1 if self.model.tied or layout.pipe > 1 else 2
         trained = 0 if self.case.frozen else tables
-        own = self._own_layers() + trained * table
+        dense, experts = self._own_layers()
+        own = dense + trained * table
         sharded = self.shards.ranks
         exposed = 0.0
         held = own / sharded if layout.zero else own
+        held_experts = experts / self.expert_shards.ranks if layout.zero else experts
         if layout.zero == 3:
             exposed += tables * 2 * self.shards.gather(table) + trained * self.shards.scatter(table)
             exposed *= self.microbatches if self.does.prefetch_weights else 1
-            exposed += self.replicas.reduce(held) + self.shards.gather_once(own)
+            exposed += self.replicas.reduce(held + held_experts) + self.shards.gather_once(own)
         elif layout.zero == 0:
-            reduce = self.data.reduce(own)
+            reduce = self.data.reduce(own) + self.expert_data.reduce(experts)
             exposed += self._left(reduce, backward=True) if self.does.overlap_data != "none" else reduce
         else:
             # Stage 2 holds no whole gradient between microbatches, unless a pipeline takes many through the weights.
             times = self.microbatches if layout.zero == 2 and layout.pipe == 1 else 1
-            scatter, gather = self.shards.scatter(own), self.shards.gather_whole(own)
+            scatter = self.shards.scatter(own) + self.expert_shards.scatter(experts)
+            gather = self.shards.gather_whole(own) + self.expert_shards.gather_whole(experts)
             left = self._left(scatter, backward=True) if self.does.overlap_data != "none" else scatter
-            exposed += times * left + self.replicas.reduce(held)
+            exposed += times * left + self.replicas.reduce(held + held_experts)
             exposed += self._left(gather, backward=False) if self.does.overlap_data == "both" else gather
         moved = self.update.moved * (0.5 if self.does.pure_16bit else 1.0)
+        held += held_experts
         update = self.device.bytes_seconds(moved * held)
         if layout.optimizer_offload:
             update = max(update, 12.0 * held / self.where.host_bandwidth)
@@ -293,7 +317,7 @@ class Step:
         layout = self.layout
         layers = self.model.layers / layout.pipe
         ring = self.where.ring(sharded * layout.tensor, 1)
-        exchanged = ring.exchange(4.0 * layers * self.layers.trained / sharded)
+        exchanged = ring.exchange(4.0 * layers * (self.layers.trained + self.layers.experts) / sharded)
         share = ceil(layers / ring.ranks)  # whole layers: some ranks may have none
         return 2 * exchanged + share * self.layers.orthogonal(self.device, self.update.iterations)
 

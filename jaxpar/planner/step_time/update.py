@@ -57,8 +57,9 @@ def orthogonal_seconds(case: LayerCase, device: Device, iterations: int) -> floa
     layer, lora = case.shape.layer, case.shape.lora
     matrices = [spec for part in layer.parts for spec in factors_of(part, lora)] if case.frozen else layer.matrices
     for spec in matrices:
-        small, large = sorted((prod(spec.shape[: spec.inputs]), prod(spec.shape[spec.inputs :])))
-        seconds += (
+        shape = spec.shape[spec.stack :]
+        small, large = sorted((prod(shape[: spec.inputs]), prod(shape[spec.inputs :])))
+        seconds += (prod(spec.shape[: spec.stack]) // (case.shape.expert if spec.stack else 1)) * (
             device.matmul(small, small, large, 1, 4, 4)
             + device.matmul(small, small, small, 1, 4, 4)
             + device.matmul(small, large, small, 1, 4, 4)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts.exchange import _sorted, by_expert, exchange_of, room_of, rounds_of, window_of
 from jaxpar.layers.experts.rows import collect, spread
 
@@ -68,9 +69,13 @@ def test_derivatives_are_gathers():
     assert "scatter" not in str(jax.make_jaxpr(jax.grad(both))(x))
 
 
+def of(per_token: int) -> ExpertsConfig:
+    return ExpertsConfig(count=16, per_token=per_token)
+
+
 def test_room_is_bounded_and_auto_sends_less():
     assert room_of(1000, 8, 2.0) == 250 and room_of(1000, 8, 100.0) == 1000 and room_of(1000, 1, 1.0) == 1000
-    assert exchange_of("auto", 2, 1.0, expert=8, tensor=1)[0] == "all_to_all"
-    assert exchange_of("auto", 8, 2.0, expert=8, tensor=1)[0] == "all_gather"
-    assert exchange_of("auto", 2, 1.0, expert=1, tensor=4)[0] == "all_gather"
-    assert exchange_of("all_gather", 2, 1.0, expert=8, tensor=1)[0] == "all_gather"
+    assert exchange_of("auto", of(2), 1.0, expert=8, tensor=1)[0] == "all_to_all"
+    assert exchange_of("auto", of(8), 2.0, expert=8, tensor=1)[0] == "all_gather"
+    assert exchange_of("auto", of(2), 1.0, expert=1, tensor=4)[0] == "all_gather"
+    assert exchange_of("all_gather", of(2), 1.0, expert=8, tensor=1)[0] == "all_gather"

@@ -8,6 +8,7 @@ from itertools import islice
 import pytest
 
 from jaxpar.config import UserError
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.planner.search.activation_planner import ActivationPlanner
 from jaxpar.planner.search.candidate import Candidate
@@ -23,10 +24,16 @@ FEW = {"model": {"activation": "gelu", "layers": 4}, "data": {"batch_size": 8}}
 KINDS = {
     "kinds": {"local": {"window": 128, "mlp": 1024}, "global": {}}, "pattern": Pattern(("local",), suffix=("global",)),
 }  # fmt: skip
+EXPERTS = {"experts": ExpertsConfig(count=4, per_token=2, width=1024)}
+ROUTED = {"kinds": {"dense": {"experts": None}, "routed": {}}, "pattern": Pattern(("routed",), prefix=("dense",))}
 SPACES = {
     "room for all": search_of(model_of(**FEW), "h100:1x4", limit=60 * GIB),
     "tight": search_of(model_of(**FEW), "h100:1x4", limit=int(1.5 * GIB)),
     "tight, two kinds of layers": search_of(model_of(**FEW | {"model": FEW["model"] | KINDS}), "h100:1x4", limit=GIB),
+    "tight, experts": search_of(model_of(**FEW | {"model": FEW["model"] | EXPERTS}), "h100:1x4", limit=int(1.5 * GIB)),
+    "experts behind a dense layer": search_of(
+        model_of(**FEW | {"model": FEW["model"] | EXPERTS | ROUTED}), "h100:2x2", limit=60 * GIB
+    ),
     "tight, and nothing on the host": search_of(model_of(**FEW), "h100:1x4", limit=int(1.4 * GIB), offload="none"),
 }
 
@@ -51,7 +58,7 @@ def test_best_first_finds_what_timing_every_layout_finds(name: str):
     assert all(one.memory.device <= search.usable for one in found)
 
 
-@pytest.mark.parametrize("name", ["tight", "tight, two kinds of layers"])
+@pytest.mark.parametrize("name", ["tight", "tight, two kinds of layers", "tight, experts"])
 def test_no_bound_is_above_a_layout_under_it(name: str):
     search = SPACES[name]
     chosen = random.Random(0)

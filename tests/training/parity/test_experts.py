@@ -155,6 +155,7 @@ def test_no_token_is_dropped_when_all_go_to_one_expert():
     _, metrics = run.step.train(state, run.batch(0))
     report = expert_metrics({name: float(value) for name, value in metrics.report.items()})
     assert report["dropped"] == 0 and report["overflows"] == 1 and report["load"] == pytest.approx(8)
+    assert report["rank_load"] == pytest.approx(4)
 
 
 @pytest.mark.long

@@ -1,0 +1,63 @@
+"""The messages of each exchange of tokens, by formula: what a plan compares, a step is timed by, and `inspect` checks.
+
+Sizes are rows for each token that a rank has of its own (a tensor rank: those of its part of the sequence).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from jaxpar.config.schema.experts import ExpertsConfig
+
+
+class Message(NamedTuple):
+    """One collective on the way of the tokens to their experts. The way back has its mirror image."""
+
+    name: str
+    """Of the function in `mesh.collectives`."""
+    kind: Literal["exchange", "gather"]
+    """An all-to-all, or an all-gather, whose mirror image is a reduce-scatter."""
+    axes: tuple[str, ...]
+    """Of the ranks that take part, the outermost first."""
+    ranks: int
+    rows: float
+    """Rows that a rank holds whole: what it splits among the others, or has in the end."""
+
+    @property
+    def sent(self) -> float:
+        """Rows that a rank sends."""
+        return self.rows * (self.ranks - 1) / self.ranks
+
+
+def _all_to_all(experts: ExpertsConfig, capacity: float, expert: int, tensor: int) -> tuple[Message, ...]:
+    rows = experts.per_token * min(capacity, expert)
+    return (
+        Message("exchange_tokens", "exchange", ("expert",), expert, rows),
+        Message("gather_sequence", "gather", ("tensor",), tensor, rows * tensor),
+    )
+
+
+def _all_gather(experts: ExpertsConfig, capacity: float, expert: int, tensor: int) -> tuple[Message, ...]:
+    del experts, capacity  # all tokens go everywhere
+    ranks = expert * tensor
+    return (Message("gather_tokens", "gather", ("expert", "tensor"), ranks, float(ranks)),)
+
+
+MESSAGES: dict[str, Callable[[ExpertsConfig, float, int, int], tuple[Message, ...]]] = {
+    "all_to_all": _all_to_all, "all_gather": _all_gather,
+}  # fmt: skip
+"""By `parallel.expert_exchange`: (experts, capacity, expert ranks, tensor ranks) -> one way of the rows, of
+those to other ranks. The router's weights take the same way, with one number for each row or each choice."""
+
+
+def messages_of(
+    exchange: str, experts: ExpertsConfig, capacity: float, expert: int, tensor: int
+) -> tuple[Message, ...]:
+    """Those of an exchange that send something."""
+    return tuple(one for one in MESSAGES[exchange](experts, capacity, expert, tensor) if one.ranks > 1)
+
+
+def rows_sent(exchange: str, experts: ExpertsConfig, capacity: float, expert: int, tensor: int) -> float:
+    """Rows that a rank sends one way."""
+    return sum(one.sent for one in messages_of(exchange, experts, capacity, expert, tensor))

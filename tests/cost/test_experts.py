@@ -1,0 +1,156 @@
+"""Seconds of layers with experts: grouped products against measurements, messages by formula, what slows them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp, log
+from typing import Any
+
+import pytest
+
+from jaxpar.config.schema import ModelConfig
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.cost.experts import ExpertTimes
+from jaxpar.cost.grouped import grouped_gradient, grouped_matmul, share_of
+from jaxpar.cost.hardware_model import hardware_of
+from jaxpar.cost.layer_case import LayerCase, layer_case
+from jaxpar.cost.messages import network_of
+from jaxpar.cost.operations import Device, device_of
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layers.experts.exchange import exchange_of
+from jaxpar.layers.experts.messages import MESSAGES, messages_of, rows_sent
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.machine import named_cluster
+from jaxpar.planner.step_time.model import step_time
+
+CLUSTER = named_cluster("h100:2x8")
+MODEL = ModelConfig(
+    layers=4, embed=2048, heads=16, kv_heads=4, mlp=4096, vocab=32000,
+    experts=ExpertsConfig(count=64, per_token=4, width=1024, shared=1),
+)  # fmt: skip
+
+
+def h100() -> Device:
+    cluster = parse_cluster("h100:1x8")
+    return device_of(cluster.gpu, hardware_of(cluster.gpu))
+
+
+def case_of(expert: int, exchange: str = "all_to_all", capacity: float = 1.0, **other: Any) -> LayerCase:
+    return layer_case(
+        MODEL, 4096, 2, other.pop("tensor", 1), other.pop("context", 1), "allgather", True, "bfloat16", expert=expert,
+        exchange=exchange, capacity=capacity, **other,
+    )  # fmt: skip
+
+
+def times_of(case: LayerCase, cluster: str = "h100:2x8") -> ExpertTimes:
+    there = parse_cluster(cluster)
+    model = hardware_of(there.gpu)
+    return ExpertTimes(case, device_of(there.gpu, model), network_of(there, model))
+
+
+# rows, k, n, groups, milliseconds: tokamax, data/autotuning/nvidia_h100_80gb_hbm3/pallas_mosaic_gpu_ragged_dot.json at
+# 478d7b6 (medians of five): products with matrices, and with transposed ones.
+MEASURED = [
+    (262144, 7168, 2048, 256, 23.317), (327680, 2880, 2880, 128, 16.212), (393216, 2048, 768, 128, 2.737),
+    (393216, 768, 2048, 128, 3.142), (327680, 2880, 2880, 128, 17.996), (393216, 768, 2048, 128, 3.381),
+    (393216, 2048, 768, 128, 3.017), (524288, 1536, 4096, 128, 15.439), (524288, 4096, 1536, 128, 16.127),
+]  # fmt: skip
+
+
+def test_products_of_many_groups_take_what_was_measured_on_average():
+    ratios = [
+        1e3 * grouped_matmul(h100(), rows, groups, n, k, 2) / measured for rows, k, n, groups, measured in MEASURED
+    ]
+    assert exp(sum(map(log, ratios)) / len(ratios)) == pytest.approx(1.0, abs=0.05)
+    assert all(0.6 < ratio < 1.45 for ratio in ratios), ratios
+
+
+def test_products_of_few_large_groups_are_dense_matmuls():
+    device, rows, n, k = h100(), 8 * 16384, 14336, 4096
+    assert grouped_matmul(device, rows, 8, n, k, 2) == pytest.approx(device.matmul(rows, n, k), rel=0.05)
+    gradient = grouped_gradient(device, rows, 8, n, k, 8, 2)
+    assert gradient == pytest.approx(device.matmul(k, n, rows // 8, 8, 8), rel=0.05)
+
+
+def test_smaller_groups_are_slower_and_empty_ones_read_their_matrix():
+    device, same = h100(), dict(n=1024, k=2048, item=2)
+    seconds = [grouped_matmul(device, 65536, groups, **same) for groups in (1, 8, 32, 128, 1024, 4096)]
+    assert seconds == sorted(seconds) and seconds[0] < seconds[-1]
+    assert grouped_matmul(device, 0, 4096, **same) >= device.bytes_seconds(4096 * 2048 * 1024 * 2)
+    assert [share_of(groups) for groups in (1, 8, 128, 256)] == [1.0, 1.0, 0.73, 0.73]
+
+
+@pytest.mark.parametrize("exchange", MESSAGES)
+@pytest.mark.parametrize(("tensor", "context"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_an_exchange_takes_the_bytes_of_its_formula_over_the_link_of_its_ranks(
+    exchange: str, tensor: int, context: int
+):
+    """On links so slow that nothing else counts: bytes of the formula at the share of the link that is reached."""
+    case = case_of(4, exchange, 1.5, tensor=tensor, context=context)
+    there = parse_cluster("h100:1x16")
+    network = network_of(there, hardware_of(there.gpu))
+    slow = replace(network, inside=1e3, inside_latency=0.0)
+    assert MODEL.experts is not None
+    sent = rows_sent(exchange, MODEL.experts, 1.5, 4, tensor)
+    own = case.shape.part_tokens * case.embed * case.item
+    rate = 1e3 * slow.model.node_share
+    assert ExpertTimes(case, h100(), slow).exchange == pytest.approx(sent * own / rate, rel=1e-6)
+
+
+def test_nothing_is_sent_where_experts_are_not_split():
+    for exchange in MESSAGES:
+        assert messages_of(exchange, ExpertsConfig(count=8), 2.0, 1, 1) == ()
+    assert times_of(case_of(1)).exchange == 0.0
+    assert exchange_of("auto", ExpertsConfig(count=8), 2.0, 1, 1)[0] in MESSAGES
+
+
+def test_the_fullest_rank_decides_and_further_rounds_send_again():
+    even, fuller, twice = (times_of(case_of(8, capacity=1.5, imbalance=factor)) for factor in (1.0, 1.5, 1.6))
+    assert fuller.rows == 1.5 * even.rows
+    assert fuller.exchange == even.exchange
+    assert (twice.exchange, twice.combined_bytes) == (2 * even.exchange, 2 * even.combined_bytes)
+    alone = times_of(case_of(1, imbalance=3.0))
+    assert alone.rows == times_of(case_of(1)).rows
+    assert times_of(case_of(2, imbalance=64.0)).rows == 2 * times_of(case_of(2)).rows
+
+
+def step(cluster: str = "h100:2x8", model: ModelConfig = MODEL, **layout: Any) -> Any:
+    layout = {"expert": 8, "fsdp": 2, "zero": 3, "remat": "gemm_last", "expert_capacity": 1.0} | layout
+    return step_time(model, 4096, 64, Layout(**layout), named_cluster(cluster))
+
+
+def test_a_step_is_slower_with_less_balance_and_more_room():
+    least = step().seconds
+    assert least < step(imbalance=1.2).seconds < step(imbalance=2.0).seconds
+    assert least < step(expert_capacity=2.0).seconds
+    assert step(expert_capacity=2.0, imbalance=2.0).seconds < step(imbalance=2.0).seconds, "one round, not two"
+
+
+def test_a_faster_link_inside_a_node_or_between_nodes_is_never_slower():
+    for layout in ({}, {"expert": 16, "fsdp": 1}, {"tensor": 2, "expert": 4}, {"expert": 1, "fsdp": 16}):
+        assert step("h200:2x8", **layout).seconds <= step("h800:2x8", **layout).seconds
+    across, inside = step(expert=16, fsdp=1), step()
+    assert across.breakdown["exchange"] > 2 * inside.breakdown["exchange"], "half of the rows leave the node"
+
+
+def test_dense_models_have_experts_axis_as_data_parallelism():
+    dense = replace(MODEL, experts=None)
+    one, other = step(model=dense), step(model=dense, expert=1, fsdp=16, imbalance=3.0)
+    assert one.seconds == other.seconds
+    assert one.breakdown["exchange"] == 0.0
+
+
+def test_gradients_of_experts_are_summed_over_the_other_data_ranks_alone():
+    """All of 64 GPUs hold other experts: what their gradients cost is not counted."""
+    model = replace(MODEL, layers=2)
+    split, shared = (step("h100:8x8", model, zero=0, expert=n, fsdp=1, replica=64 // n) for n in (64, 8))
+    assert split.breakdown["data"] < 0.25 * shared.breakdown["data"]
+    assert split.breakdown["optimizer"] < 0.75 * shared.breakdown["optimizer"]
+
+
+def test_mfu_counts_the_experts_that_a_token_uses():
+    experts = MODEL.experts
+    assert experts is not None
+    more = replace(MODEL, experts=replace(experts, count=128))
+    one, other = step(), step(model=more)
+    assert one.mfu * one.seconds == pytest.approx(other.mfu * other.seconds, rel=0.01)

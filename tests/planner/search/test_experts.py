@@ -1,0 +1,108 @@
+"""Layouts of models with experts: the axis that splits them is searched, and what comes first is what it should be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from jaxpar.config import Config
+from jaxpar.config.plan import ExpertLayout
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.search.avoid import parse_avoided
+from jaxpar.planner.search.candidate import Planned
+from jaxpar.planner.search.search import Search
+from tests.planner.spaces import model_of, search_of
+
+MIXTRAL = {
+    "layers": 32, "embed": 4096, "heads": 32, "kv_heads": 8, "mlp": 14336, "vocab": 32000,
+    "experts": ExpertsConfig(count=8, per_token=2),
+}  # fmt: skip
+QWEN = {
+    "layers": 48, "embed": 2048, "heads": 32, "kv_heads": 4, "head_dim": 128, "mlp": 6144, "vocab": 151936,
+    "qk_norm": True, "experts": ExpertsConfig(count=128, per_token=8, width=768),
+}  # fmt: skip
+SMALL = {"layers": 4, "experts": ExpertsConfig(count=8, per_token=2, width=1024)}
+
+
+def config_of(model: dict[str, Any], rows: int, **parallel: object) -> Config:
+    return model_of(model=model, data={"sequence_length": 4096, "batch_size": rows}, parallel=parallel)
+
+
+@cache
+def first(name: str, cluster: str, rows: int) -> Planned:
+    """The best layout of Mixtral-8x7B's or Qwen3-30B-A3B's shape."""
+    model = {"mixtral": MIXTRAL, "qwen3": QWEN}[name]
+    return search_of(config_of(model, rows), cluster).best(1)[0]
+
+
+MANY = [(name, cluster) for cluster in ("h100:2x8", "h100:8x8") for name in ("qwen3", "mixtral")]
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(("name", "cluster"), [MANY[0], *(pytest.param(*row, marks=LONG) for row in MANY[1:])])
+def test_with_many_tokens_on_a_gpu_weights_travel_and_tokens_stay(name: str, cluster: str):
+    """16k tokens or more in a microbatch: gathers of a layer's experts hide behind its products, and two all-to-alls of
+    its tokens would not."""
+    best = first(name, cluster, 256)
+    layout = best.candidate.layout
+    assert (layout.expert, layout.tensor, layout.pipe, layout.zero) == (1, 1, 1, 3)
+    assert best.candidate.time.breakdown["exchange"] == 0.0
+    least, most = {"mixtral": (0.40, 0.50), "qwen3": (0.24, 0.32)}[name]
+    assert least < best.candidate.time.mfu < most
+
+
+@pytest.mark.parametrize("name", ["qwen3", pytest.param("mixtral", marks=LONG)])
+def test_with_few_tokens_on_a_gpu_experts_are_split(name: str):
+    """4k tokens a GPU and step: a gather of all experts takes longer than their products."""
+    best = first(name, "h100:8x8", 64)
+    layout, time = best.candidate.layout, best.candidate.time
+    assert layout.expert >= 8 and layout.tensor == 1
+    assert 0 < time.breakdown["exchange"] < 0.4 * time.seconds
+    assert best.plan.experts[""].capacity == 2.0
+
+
+def search(rows: int = 16, cluster: str = "h100:1x8", avoided: str = "", **fixed: object) -> Search:
+    found = search_of(config_of(SMALL, rows), cluster, **fixed)
+    return Search(replace(found.space, avoided=parse_avoided([avoided] if avoided else [])))
+
+
+def test_experts_divide_among_their_ranks():
+    groups, refused = search(cluster="h100:2x8").space.groups()
+    assert {group.expert for group in groups} == {1, 2, 4, 8}
+    assert any("model.experts.count (8) over expert" in why for why in refused)
+    assert all(16 % (group.data * group.microbatch) == 0 for group in groups)
+
+
+def test_the_axis_can_be_fixed_and_left_out():
+    assert search(expert=4).best(1)[0].plan.axes.expert == 4
+    assert {group.expert for group in search(avoided="expert").space.groups()[0]} == {1}
+    assert {group.expert for group in search_of(model_of()).space.groups()[0]} == {1}, "dense: fsdp by another name"
+
+
+def test_what_is_asked_of_the_exchange_is_planned_and_timed():
+    """A plan has the exchange that its time was predicted for; less balance takes longer."""
+    asked = {"expert_capacity": 1.25, "expert_exchange": "all_to_all"}
+    even, uneven = (
+        search_of(config_of(SMALL, 16, **asked, expert_imbalance=factor), expert=8).best(1)[0] for factor in (1.0, 1.2)
+    )
+    chosen = even.plan.experts[""]
+    assert isinstance(chosen, ExpertLayout) and (chosen.exchange, chosen.capacity) == ("all_to_all", 1.25)
+    assert even.config.parallel.expert_capacity == 1.25
+    assert even.candidate.seconds < uneven.candidate.seconds
+    assert uneven.candidate.layout.imbalance == uneven.config.parallel.expert_imbalance == 1.2
+
+
+def test_schedules_that_split_the_backward_are_left_out():
+    names = {name for name, _ in search().space.schedules(2, 8)}
+    assert {"1f1b", "interleaved"} <= names and not names & {"zb-h1", "zb-v", "zb-uniform"}
+
+
+def test_a_layout_is_its_expert_axis_for_a_user():
+    one, other = Layout(fsdp=8), Layout(expert=8)
+    assert one.data == other.data and one != other
+    found = search().best(4)
+    assert len({one.candidate.key for one in found}) == 4
