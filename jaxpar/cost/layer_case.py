@@ -52,7 +52,7 @@ class LayerCase:
     @property
     def parameters(self) -> int:
         """Weights of the layer's matrices, on this device before any sharding over data ranks; without experts."""
-        # Of the two factors of a matrix, one is whole on every tensor rank, as are routers and matrices to latent vectors.
+        # Whole on every tensor rank are one of the two factors of a matrix, routers, and matrices to latent vectors.
         dense = [spec for spec in self.shape.layer.matrices if "experts" not in spec.axes]
         whole = sum(spec.size for spec in dense if set(spec.axes) <= {"embed", "rank", "router", "latent"})
         return whole + (sum(spec.size for spec in dense) - whole) // self.tensor + self.factors
