@@ -112,7 +112,7 @@ class TensorOverlap:
 
 @dataclass(frozen=True)
 class ExpertLayout:
-    """How the experts of a kind of layers get their tokens."""
+    """How the experts of a kind of layers get their tokens and multiply them."""
 
     exchange: Literal["all_to_all", "all_gather"] = "all_to_all"
     """The algorithm of the exchange: `docs/experts.md`."""
@@ -120,6 +120,8 @@ class ExpertLayout:
     """Rows that a rank has room for in a round of it, as a multiple of an even share."""
     reason: str = ""
     """Why this algorithm."""
+    products: Choice = field(default_factory=lambda: Choice("xla", "by default"))
+    """The implementation of the products of experts."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.capacity <= CAPACITY:

@@ -88,7 +88,7 @@ def make_plan(
         microbatches=parallel.microbatches,
         microbatch_rows=rows,
         remat=remat_name(memory.remat),
-        experts=expert_layouts(config, axes),
+        experts=expert_layouts(config, axes, device),
         loss=choose_loss(config, device),
         loss_tiles=loss_parts.number,
         loss_tiles_reason=loss_parts.why,

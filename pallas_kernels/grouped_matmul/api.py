@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -9,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.grouped_matmul.registry import Request, chosen
 from pallas_kernels.grouped_matmul.registry import implementation as entry
+from pallas_kernels.grouped_matmul.work import expecting
 from pallas_kernels.varying import vary_alike
 
 _DTYPES = ("bfloat16", "float16", "float32")
@@ -20,6 +23,7 @@ def grouped_matmul(
     group_sizes: Int[Array, " groups"],
     *,
     implementation: str = "auto",
+    expected: int | None = None,
     interpret: bool = False,
 ) -> Float[Array, "m n"]:
     """Each row times the matrix of its group, with gradients for rows and weights.
@@ -34,6 +38,8 @@ def grouped_matmul(
         group_sizes: Rows of each group, integers from 0; where they add up to more than there are rows, the last
             groups are cut off.
         implementation: `auto`, or by name: see `registry.IMPLEMENTATIONS`.
+        expected: Rows of all groups together, as far as is known when compiling, for those who count the work of a
+            program (`work.expected_rows`); None means all of `rows`.
         interpret: Run the kernels in Pallas' interpreter, for tests.
 
     Raises:
@@ -46,25 +52,36 @@ def grouped_matmul(
         device.platform, str(rows.dtype), rows.shape[0], groups, k, n, device.compute_capability, device.gpu,
         device.processors,
     )  # fmt: skip
-    name = chosen(implementation, request).name
-    return _product((name, interpret), *vary_alike((rows, weights, group_sizes)))
+    static = _Static(chosen(implementation, request).name, rows.shape[0] if expected is None else expected, interpret)
+    return _product(static, *vary_alike((rows, weights, group_sizes)))
 
 
-type _Static = tuple[str, bool]
+class _Static(NamedTuple):
+    """What is known when compiling."""
+
+    name: str
+    expected: int
+    interpret: bool
+
+    def times_weights(self, *arrays: jax.Array, transposed: bool) -> jax.Array:
+        options = {"interpret": True} if self.interpret else {}
+        with expecting(self.expected):
+            return entry(self.name).times_weights(*arrays, transposed=transposed, **options)
+
+    def of_weights(self, *arrays: jax.Array) -> jax.Array:
+        options = {"interpret": True} if self.interpret else {}
+        with expecting(self.expected):
+            return entry(self.name).of_weights(*arrays, **options)
 
 
 def _forward(static: _Static, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> tuple[jax.Array, tuple]:
-    name, interpret = static
-    options = {"interpret": True} if interpret else {}
-    return entry(name).times_weights(rows, weights, sizes, transposed=False, **options), (rows, weights, sizes)
+    return static.times_weights(rows, weights, sizes, transposed=False), (rows, weights, sizes)
 
 
 def _backward(static: _Static, kept: tuple[jax.Array, ...], d_out: jax.Array) -> tuple:
-    name, interpret = static
     rows, weights, sizes = kept
-    options = {"interpret": True} if interpret else {}
-    d_rows = entry(name).times_weights(d_out, weights, sizes, transposed=True, **options)
-    return d_rows, entry(name).of_weights(rows, d_out, sizes, **options), None
+    d_rows = static.times_weights(d_out, weights, sizes, transposed=True)
+    return d_rows, static.of_weights(rows, d_out, sizes), None
 
 
 def _whole(static: _Static, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:

@@ -1,7 +1,8 @@
 """Grouped products in plain JAX, on any platform and in any dtype: the reference of the kernels.
 
-Rows are gone through in blocks that each lie in one group, so that the work is that of the groups: `rows` plus at most
-a block for each group. `jax.lax.ragged_dot` is a dense product over all groups on CPUs and older GPU versions.
+A loop goes through blocks of rows that each lie in one group, and runs as often as there are such blocks: the work is
+that of the groups, each rounded up to whole blocks, and nothing is computed for rows behind the last group.
+`jax.lax.ragged_dot` is a dense product over all groups on CPUs and on GPUs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.grouped_matmul.blocks import row_blocks
+from pallas_kernels.grouped_matmul.blocks import RowBlocks, row_blocks
 from pallas_kernels.varying import vary_over, varying_axes
 
 _LARGEST = 512
@@ -26,18 +27,17 @@ def times_weights(
     found = row_blocks(sizes, m, block)
     padded = jnp.pad(rows, ((0, block), (0, 0)))
     n = weights.shape[1 if transposed else 2]
-    out = vary_over(jnp.zeros((m + block, n), rows.dtype), varying_axes(rows))
 
-    def step(out: jax.Array, at: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-        group, start, _, count = at
+    def step(index: jax.Array, out: jax.Array) -> jax.Array:
+        group, start, _, count = _at(found, index)
         x = lax.dynamic_slice_in_dim(padded, start, block)
         w = lax.dynamic_index_in_dim(weights, group, keepdims=False)
         made = jnp.matmul(x, w.T if transposed else w, preferred_element_type=jnp.float32).astype(out.dtype)
         # Rows of the next group are written by its own blocks, which come later.
         kept = jnp.where(jnp.arange(block)[:, None] < count, made, 0)
-        return lax.dynamic_update_slice_in_dim(out, kept, start, 0), None
+        return lax.dynamic_update_slice_in_dim(out, kept, start, 0)
 
-    return lax.scan(step, out, tuple(found))[0][:m]
+    return _loop(step, found, jnp.zeros((m + block, n), rows.dtype), rows)[:m]
 
 
 def of_weights(
@@ -45,17 +45,30 @@ def of_weights(
 ) -> Float[Array, "groups k n"]:
     """The sum over each group's rows of `row^T d_out`, in rows' dtype, summed in float32; 0 for empty groups."""
     block, m = _block(rows, sizes), rows.shape[0]
+    found = row_blocks(sizes, m, block)
     x, d_out = (jnp.pad(each, ((0, block), (0, 0))) for each in (rows, d_out))
-    total = jnp.zeros((sizes.shape[0], rows.shape[1], d_out.shape[1]), jnp.float32)
+    zeros = jnp.zeros((sizes.shape[0], rows.shape[1], d_out.shape[1]), jnp.float32)
 
-    def step(total: jax.Array, at: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-        group, start, _, count = at
+    def step(index: jax.Array, total: jax.Array) -> jax.Array:
+        group, start, _, count = _at(found, index)
         kept = jnp.arange(block)[:, None] < count
         a, b = (jnp.where(kept, lax.dynamic_slice_in_dim(each, start, block), 0) for each in (x, d_out))
-        return total.at[group].add(jnp.matmul(a.T, b, preferred_element_type=jnp.float32)), None
+        own = lax.dynamic_index_in_dim(total, group, keepdims=False)
+        own = own + jnp.matmul(a.T, b, preferred_element_type=jnp.float32)
+        return lax.dynamic_update_index_in_dim(total, own, group, 0)
 
-    found = row_blocks(sizes, m, block)
-    return lax.scan(step, vary_over(total, varying_axes(rows)), tuple(found))[0].astype(rows.dtype)
+    return _loop(step, found, zeros, rows).astype(rows.dtype)
+
+
+def _at(found: RowBlocks, index: jax.Array) -> tuple[jax.Array, ...]:
+    return tuple(lax.dynamic_index_in_dim(each, index, keepdims=False) for each in found)
+
+
+def _loop(step, found: RowBlocks, zeros: jax.Array, rows: jax.Array) -> jax.Array:
+    """`step` for each block that has rows; such blocks come first."""
+    axes = varying_axes(rows)
+    used = jnp.sum(found.high > 0, dtype=jnp.int32)
+    return lax.fori_loop(vary_over(jnp.int32(0), axes), vary_over(used, axes), step, vary_over(zeros, axes))
 
 
 def _block(rows: jax.Array, sizes: jax.Array) -> int:

@@ -57,6 +57,10 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     ),
     "an imbalance without experts": (["parallel.expert_imbalance=1.5"], ("parallel.expert_imbalance", "1.5", "1.0")),
     "less than the mean": ([GOOD, "parallel.expert_imbalance=0.9"], ("parallel.expert_imbalance", "at least 1", "0.9")),
+    "products without experts": (
+        ["parallel.expert_backend=mosaic"], ("parallel.expert_backend", "mosaic", "model.experts")
+    ),
+    "another kernel": ([GOOD, "parallel.expert_backend=mosiac"], ("parallel.expert_backend", "mosiac", "mosaic")),
     "little room": ([GOOD, "parallel.expert_capacity=0.5"], ("parallel.expert_capacity", "at least 1", "0.5")),
     "in a kind": (
         [GOOD, "model.kinds={a: {experts: 4}}", "model.pattern={unit: [a]}"], ("model.kinds.a.experts", "mapping", "4")

@@ -35,7 +35,8 @@ def check_experts(config: Config) -> None:
     if some:
         _check_combined(config)
         return
-    for key, usual in (("expert_exchange", "auto"), ("expert_capacity", 2.0), ("expert_imbalance", 1.0)):
+    unused = {"expert_exchange": "auto", "expert_backend": "auto", "expert_capacity": 2.0, "expert_imbalance": 1.0}
+    for key, usual in unused.items():
         if (value := getattr(config.parallel, key)) != usual:
             raise UserError(
                 f"parallel.{key}: {value} would not be used, because model.experts is null; expected experts with it, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,7 +21,6 @@ from jaxpar.layers.declaration.part import Elementwise, Matmuls, Operation, Part
 from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.layers.dropout import normals
 from jaxpar.layers.experts.exchange import EXCHANGES, exchanged, rounds_of
-from jaxpar.layers.experts.grouped import grouped_matmul
 from jaxpar.layers.experts.losses import share, z_loss
 from jaxpar.layers.experts.reports import DROPPED, ENTROPY, LOAD, OVERFLOWS, RANK_LOAD, REPORTS, TOKENS
 from jaxpar.layers.experts.routers import ROUTERS, entropy
@@ -30,6 +30,7 @@ from jaxpar.layers.feed_forward.gated import Gated
 from jaxpar.layers.report import AUXILIARY_LOSS, Report
 from jaxpar.mesh.collectives import gather_sequence, reduce_max, reduce_sum, scatter_sequence
 from jaxpar.mesh.parameters import Arrays, ParamSpec
+from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.varying import vary_alike
 
 ROUTED = ("routed", "expert_mlp")
@@ -208,10 +209,13 @@ class Experts(nnx.Module):
     def _products(self, w: Arrays, rows: jax.Array, gates: jax.Array, sizes: jax.Array) -> jax.Array:
         """The experts of this rank for the rows of each, times the routers' weights."""
         rows = self._named(rows, "expert_input")
-        hidden = self._activated("expert", {name: grouped_matmul(rows, w[name], sizes) for name in w if name != "down"})
+        even = 1 / min(self.layout.capacity, lax.axis_size("expert"))  # the share of the room that is used
+        options = {"implementation": self.layout.products.name, "expected": round(len(rows) * even)}
+        product = partial(grouped_matmul, group_sizes=sizes, **options)
+        hidden = self._activated("expert", {name: product(rows, w[name]) for name in w if name != "down"})
         # The weight is a factor of the hidden activation, so that no backward needs the output of `down`.
         weighted = (hidden.astype(jnp.float32) * gates[:, None]).astype(rows.dtype)
-        return grouped_matmul(weighted, w["down"], sizes)
+        return product(weighted, w["down"])
 
     def _shared(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:
         joined = gather_sequence(x)

@@ -235,8 +235,10 @@ def _expert_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
                 f"{count(active)} weights of the model",
             )
         )
+        chosen = layout.plan.experts[kind]
+        products = chosen.products
+        rows.append((f"products{of_kind}", products.name, _why(products.reason, products.rejected)))
         if axes.expert > 1:
-            chosen = layout.plan.experts[kind]
             room = f"room for {chosen.capacity:g} times an even share, and further rounds where it is exceeded"
             rows.append((f"exchange{of_kind}", chosen.exchange, f"{chosen.reason}; {room}"))
     return rows

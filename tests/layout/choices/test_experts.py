@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from jaxpar.config import Config
-from jaxpar.config.plan import ExpertLayout, Plan
+from jaxpar.config.plan import Choice, ExpertLayout, Plan
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layout.given_plan import check_plan
@@ -58,6 +58,14 @@ def test_the_layers_run_what_the_plan_has(exchange: Any) -> None:
         ({}, ("plan.experts", "none", "routed")),
         ({"dense": ExpertLayout(capacity=1.5)}, ("plan.experts", "dense", "routed")),
         ({"routed": ExpertLayout("all", 1.5)}, ("plan.experts", "exchange", "all_to_all", "'all'")),  # pyright: ignore
+        (
+            {"routed": ExpertLayout(capacity=1.5, products=Choice("mosiac", ""))},
+            ("plan.experts: products", "'mosiac'", "did you mean mosaic"),
+        ),
+        (
+            {"routed": ExpertLayout(capacity=1.5, products=Choice("mosaic", ""))},
+            ("plan.experts: products", "'mosaic'", "kind routed", "platform is cpu"),
+        ),
         ({"routed": ExpertLayout(capacity=2.5)}, ("plan.experts", "2.5", "parallel.expert_capacity", "1.5")),
     ],
 )

@@ -73,27 +73,29 @@ def test_every_row_of_a_group_is_in_one_block_of_that_group(
     assert (covered[: len(wanted)] == wanted).all() and (covered[len(wanted) :] == -1).all()
 
 
-def test_the_work_of_the_plain_form_is_that_of_the_groups() -> None:
-    """Not that of a dense product, which is `groups` times as much."""
-    m, groups, k, n = 4096, 16, 64, 128
+@pytest.mark.parametrize("sizes", [[256] * 16, [0] * 15 + [4096], [1] * 16, [0] * 16, [700, 3, *[0] * 14]], ids=str)
+def test_the_work_of_the_plain_form_is_that_of_the_groups(sizes: list[int]) -> None:
+    """Not that of a dense product, which is `groups` times as much; and nothing for rows behind the last group."""
+    m, groups, k, n, block = 4096, 16, 64, 128, 256
     shapes = [jax.ShapeDtypeStruct(size, jnp.float32) for size in ((m, k), (groups, k, n), (m, n))]
     traced = jax.make_jaxpr(partial(by, "xla"))(*shapes, jax.ShapeDtypeStruct((groups,), jnp.int32))
-    assert 3 * m * k * n <= _multiplies(traced.jaxpr) <= 2 * 3 * m * k * n
+    assert _multiplies(traced.jaxpr) == 3 * block * k * n, "each loop multiplies one block"
+    times = int((row_blocks(jnp.asarray(sizes, jnp.int32), m, block).high > 0).sum())
+    assert times == sum(-(-size // block) for size in sizes)
 
 
-def _multiplies(jaxpr: Any, times: int = 1) -> int:
-    """Multiplications of the matmuls of a program, those of loops as often as they run."""
+def _multiplies(jaxpr: Any) -> int:
+    """Multiplications of the matmuls of a program, those of loops once."""
     total = 0
     for equation in jaxpr.eqns:
-        inside = times * equation.params.get("length", 1)
         if equation.primitive.name == "dot_general":
             ((contracted, _), _) = equation.params["dimension_numbers"]
             left = equation.invars[0].aval.shape
-            total += times * int(np.prod(equation.outvars[0].aval.shape)) * int(np.prod([left[i] for i in contracted]))
+            total += int(np.prod(equation.outvars[0].aval.shape)) * int(np.prod([left[i] for i in contracted]))
         for parameter in equation.params.values():
             for each in parameter if isinstance(parameter, tuple | list) else (parameter,):
                 inner = getattr(each, "jaxpr", each)
-                total += _multiplies(inner, inside) if hasattr(inner, "eqns") else 0
+                total += _multiplies(inner) if hasattr(inner, "eqns") else 0
     return total
 
 

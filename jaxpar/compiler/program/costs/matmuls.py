@@ -12,6 +12,7 @@ from jaxpar.compiler.program.hlo.records import ArrayShape, Module, Op, ProgramE
 from jaxpar.compiler.program.recomputation import recomputed
 from jaxpar.compiler.program.scopes import innermost, segments
 from pallas_kernels.attention.work import Work
+from pallas_kernels.grouped_matmul.work import expected_rows
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ _OURS = re.compile(r"__gpu\$xla\.gpu\.triton|mosaic_gpu\w*")
 """Custom calls of Pallas kernels, through Triton and by Mosaic GPU."""
 _HEAD_LOSS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
 """Names of the kernels of `pallas_kernels.linear_cross_entropy`, forward and backward."""
+_GROUPED = ("grouped_matmul_of_rows", "grouped_matmul_of_weights")
+"""Names of the kernels of `pallas_kernels.grouped_matmul`."""
 
 
 def products(module: Module, op: Op, *, one_backward: bool = False) -> Iterator[Product]:
@@ -93,6 +96,8 @@ def _product_of(op: Op, one_backward: bool) -> Product | None:
         return _attention_kernel(op, work, one_backward)
     if _OURS.fullmatch(op.target) and any(name in op.op_name for name in _HEAD_LOSS):
         return _head_loss(op)
+    if _OURS.fullmatch(op.target) and any(name in op.op_name for name in _GROUPED):
+        return _grouped(op)
     raise ProgramError(f"the work of custom call {op.target} ({op.name}) is not known", line=op.line)
 
 
@@ -153,6 +158,15 @@ def _head_loss(op: Op) -> Product:
     flops = 2.0 * prod(x.dims) * columns
     again = backward or recomputed(op.op_name)
     return Product(flops, flops if again else 0.0, arithmetic(op, x, table, "", []))
+
+
+def _grouped(op: Op) -> Product:
+    """Rows times the matrices of their groups, or the gradients of these: of as many rows as are expected."""
+    left, right, out = _array(op, 0), _array(op, 1), next(leaves(op.shape))
+    stated = (expected_rows(innermost(name)) for name in segments(op.op_name))
+    rows = next((rows for rows in stated if rows is not None), left.dims[0])
+    columns = out.dims[-1]
+    return _product(op, 2.0 * rows * left.dims[1] * columns, arithmetic(op, left, right, "", []))
 
 
 def _kept_pairs(op: Op, config: Mapping[str, Any], queries: int, keys: int) -> int:

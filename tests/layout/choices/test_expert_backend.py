@@ -1,0 +1,82 @@
+"""Which implementation a plan takes for the products of experts, and why."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxpar.config import Config
+from jaxpar.config.axes import axis_sizes
+from jaxpar.config.plan import AxisSizes, Choice
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.model import Pattern
+from jaxpar.hardware.described import DescribedGPU
+from jaxpar.layout.choices.experts import expert_layouts
+from pallas_kernels.choice import UNVERIFIED
+from pallas_kernels.toolchain import versions
+from pallas_kernels.verified import Record, digest
+from tests.sentences import refused
+from tests.small_run import small
+
+CPU: Any = SimpleNamespace(platform="cpu")
+H100: Any = DescribedGPU("NVIDIA H100 80GB HBM3", "9.0", 132)
+OTHER = {"count": 4, "width": 96}
+KINDS = {
+    "kinds": {"dense": {"experts": None}, "routed": {}, "other": {"experts": OTHER}},
+    "pattern": Pattern(unit=("dense", "routed", "other")),
+}
+
+
+def products(config: Config, device: Any, kind: str = "") -> Choice:
+    return expert_layouts(config, AxisSizes(**axis_sizes(config.parallel)), device)[kind].products
+
+
+def run(backend: str = "auto", compute: str = "bfloat16", **model: Any) -> Config:
+    model = {"embed": 128, "heads": 8, "experts": ExpertsConfig(8, width=256)} | model
+    parallel = {"expert": 2, "tensor": 2, "expert_backend": backend}
+    return small(model=model, parallel=parallel, precision={"compute": compute})
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = "grouped_matmul/mosaic"
+    record = Record(kernel, H100.device_kind, 132, "2026-11-23", tuple(versions().items()), digest(kernel))
+    monkeypatch.setattr("pallas_kernels.verified.records", lambda: (record,))
+
+
+def test_auto_leaves_the_kernels_where_nobody_has_verified_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pallas_kernels.verified.records", lambda: ())
+    found = products(run(), H100)
+    assert found.name == "xla" and found.rejected["mosaic"] == UNVERIFIED
+
+
+@pytest.mark.usefixtures("recorded")
+def test_auto_takes_the_kernel_that_was_right_where_layers_can_run_it():
+    assert products(run(), H100).name == "mosaic"
+    assert products(run(backend="xla"), H100).rejected["mosaic"] == "parallel.expert_backend names xla"
+    assert "platform is cpu" in products(run(), CPU).rejected["mosaic"]
+    assert "not float32" in products(run(compute="float32"), H100).rejected["mosaic"]
+    assert products(run(**KINDS), H100, "routed").name == "mosaic"
+    assert "128 x 48" in products(run(**KINDS), H100, "other").rejected["mosaic"]
+
+
+def test_a_kernel_that_is_named_runs_unverified_and_the_plan_states_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pallas_kernels.verified.records", lambda: ())
+    found = products(run(backend="mosaic"), H100)
+    assert found.name == "mosaic" and found.reason == f"parallel.expert_backend names mosaic, though {UNVERIFIED}"
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "parts"),
+    [
+        (run("mosaic"), CPU, ("platform is cpu",)),
+        (run("mosaic", **KINDS), H100, ("layers of kind other", "multiples of 64", "128 x 48")),
+        (run("mosiac"), H100, ("expected auto, mosaic", "did you mean mosaic")),
+    ],
+    ids=["no GPU", "a kind", "misspelt"],
+)
+def test_what_a_kernel_cannot_do_is_refused(config: Config, device: Any, parts: tuple[str, ...]):
+    with refused("parallel.expert_backend", repr(config.parallel.expert_backend), *parts):
+        products(config, device)
