@@ -33,7 +33,8 @@ SOURCES = {
         "grouped_matmul/mosaic", "grouped_matmul/blocks.py", "attention/mosaic/memory.py",
         "attention/mosaic/schedule.py", "varying.py",
     ),
-    "linear_cross_entropy/triton": ("linear_cross_entropy", "varying.py"),
+    "grouped_matmul/triton": ("grouped_matmul/triton.py", "grouped_matmul/blocks.py", "ranges.py", "varying.py"),
+    "linear_cross_entropy/triton": ("linear_cross_entropy", "ranges.py", "varying.py"),
 }
 # fmt: on
 """By kernel, the folders and files that say what it computes. cuDNN needs no record to be chosen, but one of its speed.

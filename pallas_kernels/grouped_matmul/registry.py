@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pallas_kernels import choice
 from pallas_kernels.choice import UNVERIFIED, Chosen, by_name, logged
-from pallas_kernels.grouped_matmul import mosaic, reference
+from pallas_kernels.grouped_matmul import mosaic, reference, triton
 from pallas_kernels.grouped_matmul.request import Request
 
 __all__ = ["IMPLEMENTATIONS", "UNVERIFIED", "Chosen", "Implementation", "Request", "choose", "chosen", "implementation"]
@@ -27,9 +27,10 @@ class Implementation(choice.Implementation):
 
 IMPLEMENTATIONS = (
     Implementation("mosaic", mosaic.refusal, mosaic.times_weights, mosaic.of_weights, recorded=True),
+    Implementation("triton", triton.refusal, triton.times_weights, triton.of_weights, recorded=True),
     Implementation("xla", lambda request: None, reference.times_weights, reference.of_weights),
 )
-"""In order of preference; `xla` is the plain JAX form, the reference of the other."""
+"""In order of preference; `xla` is the plain JAX form, the reference of the others."""
 
 
 def implementation(name: str) -> Implementation:

@@ -16,8 +16,7 @@ cache.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,6 +27,7 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.linear_cross_entropy.head import Head, Statistics, Tile, merge
+from pallas_kernels.ranges import Range, both, load
 from pallas_kernels.varying import vary_alike
 
 TILES = {
@@ -122,13 +122,13 @@ def _statistics_kernel(
     tokens, vocab = x_ref.shape[0], head.local_vocab(table_ref)
     tiles = pl.cdiv(vocab, tile.vocab)
     row, part = _place(pl.program_id(0), pl.cdiv(tokens, tile.tokens), parts)
-    rows = _Range(row * tile.tokens, tile.tokens, tokens, tokens % tile.tokens == 0)
+    rows = Range(row * tile.tokens, tile.tokens, tokens, tokens % tile.tokens == 0)
     labels = rows.load(labels_ref, other=-1)
     columns = columns_ref[0]
 
     def of_tile(index: jax.Array, carry: tuple) -> tuple:
         peak, total, label = carry
-        here = _Range(index * tile.vocab, tile.vocab, vocab, vocab % tile.vocab == 0)
+        here = Range(index * tile.vocab, tile.vocab, vocab, vocab % tile.vocab == 0)
         logits = head.cap(_logits(head, tile.embed, x_ref, table_ref, rows, here))
         label = label + jnp.sum(jnp.where(labels[:, None] == here.indices[None, :], logits, 0.0), axis=1)
         logits = jnp.where((here.indices < columns)[None, :], logits, -jnp.inf)
@@ -150,10 +150,10 @@ def _gradients_kernel(
 ):  # fmt: skip
     tokens, width = out_ref.shape
     row, part = _place(pl.program_id(0), pl.cdiv(tokens, tile.tokens), pl.cdiv(width, tile.vocab))
-    rows = _Range(row * tile.tokens, tile.tokens, tokens, tokens % tile.tokens == 0)
-    there = _Range(part * tile.vocab, tile.vocab, width, width % tile.vocab == 0)
+    rows = Range(row * tile.tokens, tile.tokens, tokens, tokens % tile.tokens == 0)
+    there = Range(part * tile.vocab, tile.vocab, width, width % tile.vocab == 0)
     first = chunk_ref[0] * stride  # a known factor lets the compiler load several neighbours at once
-    here = _Range(first + there.start, tile.vocab, first + width, there.whole)
+    here = Range(first + there.start, tile.vocab, first + width, there.whole)
     logits = head.cap(_logits(head, tile.embed, x_ref, table_ref, rows, here))
     labels = rows.load(labels_ref, other=-1)
     lse, of_lse, of_label = (rows.load(ref, other=0.0)[:, None] for ref in (lse_ref, of_lse_ref, of_label_ref))
@@ -162,62 +162,18 @@ def _gradients_kernel(
     if head.softcap is not None:
         gradients = gradients * (1.0 - jnp.square(logits / head.softcap))
     gradients = jnp.where((here.indices < columns_ref[0])[None, :], gradients, 0.0)
-    plgpu.store(out_ref.at[rows.slice, there.slice], gradients.astype(out_ref.dtype), mask=_both(rows, there))
+    plgpu.store(out_ref.at[rows.slice, there.slice], gradients.astype(out_ref.dtype), mask=both(rows, there))
 
 
-@dataclass(frozen=True)
-class _Range:
-    """Neighbouring indices of one dimension that a program takes at a time."""
-
-    start: Any
-    size: int
-    end: Any
-    """What lies from there on is not to be read or written."""
-    whole: bool
-    """Whether it is known when compiling that none does."""
-
-    @property
-    def slice(self) -> Any:
-        return pl.ds(self.start, self.size)
-
-    @property
-    def indices(self) -> jax.Array:
-        return self.start + jnp.arange(self.size)
-
-    @property
-    def inside(self) -> jax.Array | None:
-        """None where nothing has to be masked."""
-        return None if self.whole else self.indices < self.end
-
-    def load(self, ref: Any, other: float) -> jax.Array:
-        """Of an array of one dimension."""
-        return plgpu.load(ref.at[self.slice], mask=self.inside, other=None if self.whole else other)
-
-
-def _both(rows: _Range, columns: _Range) -> jax.Array | None:
-    """The mask of a tile."""
-    masks = []
-    if rows.inside is not None:
-        masks.append(rows.inside[:, None])
-    if columns.inside is not None:
-        masks.append(columns.inside[None, :])
-    return jnp.broadcast_to(reduce(jnp.logical_and, masks), (rows.size, columns.size)) if masks else None
-
-
-def _load(ref: Any, rows: _Range, columns: _Range) -> jax.Array:
-    mask = _both(rows, columns)
-    return plgpu.load(ref.at[rows.slice, columns.slice], mask=mask, other=None if mask is None else 0.0)
-
-
-def _logits(head: Head, block: int, x_ref: Any, table_ref: Any, rows: _Range, columns: _Range) -> jax.Array:
+def _logits(head: Head, block: int, x_ref: Any, table_ref: Any, rows: Range, columns: Range) -> jax.Array:
     """A tile of logits before the cap, float32; zeros past the ends. `block` is of the contraction, at a time."""
     embed = x_ref.shape[1]
 
     def step(index: jax.Array, logits: jax.Array) -> jax.Array:
-        depth = _Range(index * block, block, embed, embed % block == 0)
-        x = _load(x_ref, rows, depth)
+        depth = Range(index * block, block, embed, embed % block == 0)
+        x = load(x_ref, rows, depth)
         if head.vocab_first:
-            return logits + plgpu.dot(x, _load(table_ref, columns, depth).T)
-        return logits + plgpu.dot(x, _load(table_ref, depth, columns))
+            return logits + plgpu.dot(x, load(table_ref, columns, depth).T)
+        return logits + plgpu.dot(x, load(table_ref, depth, columns))
 
     return lax.fori_loop(0, pl.cdiv(embed, block), step, jnp.zeros((rows.size, columns.size), jnp.float32))

@@ -22,9 +22,10 @@ class ParallelConfig:
     expert_exchange: Literal["auto", "all_to_all", "all_gather"] = "auto"
     """How tokens reach the ranks of their experts: each to the ranks of its own (`all_to_all`), or all to all ranks
     (`all_gather`); `auto` is the one that sends less."""
-    expert_backend: Literal["auto", "mosaic", "xla"] = "auto"
-    """Products of the rows of each expert with its matrices: `mosaic` is our kernel for Hopper GPUs, `xla` a loop over
-    blocks of rows on any device. `auto` takes a kernel on GPUs for which a record shows that it was verified."""
+    expert_backend: Literal["auto", "mosaic", "triton", "xla"] = "auto"
+    """Products of the rows of each expert with its matrices: `mosaic` is our kernel for Hopper GPUs, `triton` the one
+    for Ampere and later, `xla` a loop over blocks of rows on any device. `auto` takes the first of the kernels that a
+    record shows to be verified on such GPUs."""
     expert_capacity: float = 2.0
     """Rows that a rank has room for in an exchange, as a multiple of an even share. What is more is exchanged and
     computed afterwards: no token is dropped, and a step only takes longer."""

@@ -130,7 +130,22 @@ GPU = Request(
 def test_what_the_kernel_does_not_compute_is_refused_with_the_reason(change: dict, parts: tuple[str, ...]) -> None:
     with refused("'mosaic'", *parts, error=Unsupported):
         choose("mosaic", replace(GPU, **change))
-    assert choose("auto", replace(GPU, **change)).name == "xla"
+    assert choose("auto", replace(GPU, **change)).rejected["mosaic"]
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ({"platform": "cpu", "compute_capability": None}, ("NVIDIA GPU", "cpu")),
+        ({"compute_capability": 7.5}, ("8.0 (Ampere)", "7.5")),
+        ({"dtype": "float32"}, ("bfloat16 or float16", "float32")),
+        ({"m": 2**22}, ("2^31 - 1", "4,194,304")),
+    ],
+)
+def test_what_the_kernel_for_ampere_does_not_compute_is_refused(change: dict, parts: tuple[str, ...]) -> None:
+    with refused("'triton'", *parts, error=Unsupported):
+        choose("triton", replace(GPU, **change))
+    assert choose("triton", replace(GPU, compute_capability=8.0, k=2056)).name == "triton", "any sides"
 
 
 def test_auto_takes_the_kernel_only_where_a_record_states_that_it_was_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +155,7 @@ def test_auto_takes_the_kernel_only_where_a_record_states_that_it_was_right(monk
     kernel = "grouped_matmul/mosaic"
     record = Record(kernel, "NVIDIA H200", 132, "2026-11-23", tuple(versions().items()), digest(kernel))
     monkeypatch.setattr("pallas_kernels.verified.records", lambda: (record,))
-    assert choose("auto", GPU).name == "mosaic" and choose("auto", GPU).rejected == {"xla": "mosaic is preferred"}
+    assert choose("auto", GPU).name == "mosaic" and choose("auto", GPU).rejected["xla"] == "mosaic is preferred"
 
 
 @pytest.mark.parametrize(("wide", "tile"), [(1536, 256), (1408, 128), (2880, 192), (64, 128), (2048, 256), (960, 192)])
@@ -157,7 +172,7 @@ def test_a_tile_is_the_widest_that_leaves_the_fewest_columns_unused(wide: int, t
         ({"rows": (0, 16)}, ("of nothing", "(0, 16)")),
         ({"dtype": "int32"}, ("bfloat16, float16, float32", "int32")),
         ({"of_sizes": "float32"}, ("integers", "float32")),
-        ({"implementation": "cublas"}, ("'cublas'", "auto, mosaic, xla")),
+        ({"implementation": "cublas"}, ("'cublas'", "auto, mosaic, triton, xla")),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(change: dict[str, Any], parts: tuple[str, ...]) -> None:

@@ -65,10 +65,11 @@ def of_form(gpu: str, width: int, value_width: int, form: str) -> dict[str, dict
     with TemporaryDirectory() as folder:
         options = QUICKLY | {"xla_dump_to": folder, "xla_dump_emitter_re": ".*"}
         jax.jit(mapped).trace(*arguments).lower(lowering_platforms=("cuda",)).compile(compiler_options=options)
-        return dict(_described(file, gpu) for file in Path(folder).glob("*.ptx") if "attention_" in file.read_text())
+        return dict(described(file, gpu) for file in Path(folder).glob("*.ptx") if "attention_" in file.read_text())
 
 
-def _described(ptx: Path, gpu: str) -> tuple[str, dict[str, int]]:
+def described(ptx: Path, gpu: str) -> tuple[str, dict[str, int]]:
+    """The name of a kernel, and what ptxas says of it."""
     command = [ptxas(), f"-arch={ARCHITECTURES[gpu]}", "-v", str(ptx), "-o", "/dev/null"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     number = lambda pattern, text: int(re.search(pattern, text)[1])  # pyright: ignore[reportOptionalSubscript]

@@ -1,0 +1,177 @@
+"""Grouped matmul kernels for NVIDIA GPUs since Ampere, through Pallas' Triton lowering.
+
+A program computes one tile of the result. In products with weights every tile of rows lies in one group: the first
+begins where the group begins, the others where the one before ends. In the gradient of weights a program goes through
+the rows of its group. What lies beside the group is masked in loads and stores, and nothing is added up by atomics:
+results are the same bits in every run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.choice import refused_by_gpu
+from pallas_kernels.device import target
+from pallas_kernels.grouped_matmul.blocks import row_blocks
+from pallas_kernels.grouped_matmul.request import Request
+from pallas_kernels.ranges import Range, both, load
+from pallas_kernels.varying import vary_alike
+
+__all__ = ["TILES", "Tile", "of_weights", "refusal", "times_weights"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a program computes."""
+
+    rows: int
+    """Of the result: rows of a group, or of the gradient of its matrix."""
+    columns: int
+    step: int
+    """Of the side that is summed over."""
+    warps: int
+    stages: int
+
+
+TILES = {
+    (9.0, "rows"): Tile(128, 256, 64, warps=8, stages=4),
+    (9.0, "weights"): Tile(128, 256, 64, warps=8, stages=4),
+    (8.0, "rows"): Tile(128, 128, 64, warps=8, stages=4),
+    (8.0, "weights"): Tile(128, 128, 64, warps=8, stages=4),
+}
+"""By the least compute capability, and what the result has: the largest that compile without spills, within the shared
+memory of such GPUs (of 8.6 and 8.9 too: 99 KiB)."""
+
+INTERPRETED = Tile(32, 32, 16, warps=4, stages=1)
+
+SECTION = 8
+"""Tiles of rows that are gone through together, column by column, so that what they read stays in L2."""
+
+
+def refusal(request: Request) -> str | None:
+    """None if the kernels compute what is asked for, else why not."""
+    if (reason := refused_by_gpu(request, hopper=False)) is not None:
+        return reason
+    if max(request.m * max(request.k, request.n), request.groups * request.k * request.n) > 2**31 - 1:
+        return f"its arrays have at most 2^31 - 1 elements, which {request.m:,} rows or the weights exceed"
+    return None
+
+
+def times_weights(
+    rows: Float[Array, "m k"],
+    weights: Float[Array, "groups k n"],
+    sizes: Int[Array, " groups"],
+    *,
+    transposed: bool,
+    interpret: bool = False,
+) -> Float[Array, "m n"]:
+    """Like `reference.times_weights`."""
+    (m, k), groups, n = rows.shape, sizes.shape[0], weights.shape[1 if transposed else 2]
+    tile = _tile("rows", interpret)
+    # Rows behind the last group are a group without a matrix: nothing is summed up, and zeros are written.
+    rest = m - jnp.minimum(jnp.maximum(sizes, 0).sum(), m)
+    found = row_blocks(jnp.concatenate([sizes, rest[None].astype(sizes.dtype)]), m, tile.rows)
+    steps = jnp.where(found.group < groups, pl.cdiv(k, tile.step), 0)
+    given = rows, weights, jnp.minimum(found.group, groups - 1), found.start, found.high, steps
+    kernel = partial(_rows_kernel, tile, transposed, len(found.group))
+    return _call(kernel, "rows", len(found.group) * pl.cdiv(n, tile.columns), tile, (m, n), given, interpret)
+
+
+def of_weights(
+    rows: Float[Array, "m k"], d_out: Float[Array, "m n"], sizes: Int[Array, " groups"], *, interpret: bool = False
+) -> Float[Array, "groups k n"]:
+    """Like `reference.of_weights`."""
+    (m, k), groups, n = rows.shape, sizes.shape[0], d_out.shape[1]
+    tile = _tile("weights", interpret)
+    end = jnp.minimum(jnp.cumsum(jnp.maximum(sizes, 0).astype(jnp.int32)), m)
+    start = jnp.concatenate([jnp.zeros_like(end[:1]), end[:-1]])
+    order = jnp.argsort(start - end, stable=True).astype(jnp.int32)  # the longest first
+    sides = pl.cdiv(k, tile.rows), pl.cdiv(n, tile.columns)
+    given = rows, d_out, order, start[order], end[order]
+    kernel = partial(_weights_kernel, tile, sides)
+    return _call(kernel, "weights", groups * sides[0] * sides[1], tile, (groups, k, n), given, interpret)
+
+
+def _tile(of: str, interpret: bool) -> Tile:
+    if interpret:
+        return INTERPRETED
+    capability = target().compute_capability or 0.0
+    return next(tile for (least, what), tile in TILES.items() if what == of and capability >= least)
+
+
+def _call(
+    kernel: Any, of: str, programs: int, tile: Tile, shape: tuple[int, ...], given: tuple[Any, ...], interpret: bool
+) -> jax.Array:
+    given = vary_alike(given)
+    return pl.pallas_call(
+        kernel,
+        grid=(programs,),
+        out_shape=jax.ShapeDtypeStruct(shape, given[0].dtype, manual_axis_type=jax.typeof(given[0]).manual_axis_type),
+        compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
+        interpret=interpret,
+        name=f"grouped_matmul_of_{of}",
+    )(*given)
+
+
+def _rows_kernel(
+    tile: Tile, transposed: bool, blocks: int, rows_ref, weights_ref, group_ref, start_ref, high_ref, steps_ref, out_ref
+):  # fmt: skip
+    """A tile of rows of one group times the columns of its matrix."""
+    k, n = rows_ref.shape[1], out_ref.shape[1]
+    block, column = _place(pl.program_id(0), blocks, pl.cdiv(n, tile.columns))
+    group, start, high = group_ref[block], start_ref[block], high_ref[block]
+    rows = Range(start, tile.rows, start + high, whole=False)
+    columns = Range(column * tile.columns, tile.columns, n, n % tile.columns == 0)
+
+    @pl.when(high > 0)
+    def _() -> None:
+        def step(index: jax.Array, total: jax.Array) -> jax.Array:
+            depth = Range(index * tile.step, tile.step, k, k % tile.step == 0)
+            x = load(rows_ref, rows, depth)
+            if transposed:
+                return total + plgpu.dot(x, load(weights_ref, columns, depth, group).T)
+            return total + plgpu.dot(x, load(weights_ref, depth, columns, group))
+
+        total = lax.fori_loop(0, steps_ref[block], step, jnp.zeros((tile.rows, tile.columns), jnp.float32))
+        place = out_ref.at[rows.slice, columns.slice]
+        plgpu.store(place, total.astype(out_ref.dtype), mask=both(rows, columns))
+
+
+def _weights_kernel(
+    tile: Tile, sides: tuple[int, int], rows_ref, d_out_ref, group_ref, start_ref, end_ref, out_ref
+):  # fmt: skip
+    """A tile of the gradient of a matrix: the sum over the rows of its group."""
+    k, n = rows_ref.shape[1], d_out_ref.shape[1]
+    each = sides[0] * sides[1]
+    program = pl.program_id(0)
+    index, within = program // each, program % each
+    side, column = within // sides[1], within % sides[1]
+    start, end = start_ref[index], end_ref[index]
+    inner = Range(side * tile.rows, tile.rows, k, k % tile.rows == 0)
+    columns = Range(column * tile.columns, tile.columns, n, n % tile.columns == 0)
+
+    def step(number: jax.Array, total: jax.Array) -> jax.Array:
+        rows = Range(start + number * tile.step, tile.step, end, whole=False)
+        return total + plgpu.dot(load(rows_ref, rows, inner).T, load(d_out_ref, rows, columns))
+
+    zeros = jnp.zeros((tile.rows, tile.columns), jnp.float32)
+    total = lax.fori_loop(0, pl.cdiv(end - start, tile.step), step, zeros)
+    place = out_ref.at[group_ref[index], inner.slice, columns.slice]
+    plgpu.store(place, total.astype(out_ref.dtype), mask=both(inner, columns))
+
+
+def _place(program: jax.Array, blocks: int, columns: int) -> tuple[jax.Array, jax.Array]:
+    """(tile of rows, tile of columns): in sections of tiles of rows, column by column."""
+    section = program // (SECTION * columns)
+    height = jnp.minimum(blocks - section * SECTION, SECTION)
+    within = program - section * (SECTION * columns)
+    return section * SECTION + within % height, within // height
