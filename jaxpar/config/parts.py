@@ -14,5 +14,8 @@ FEED_FORWARDS: dict[str, str] = {
 }
 """What `model.activation` can be."""
 
-ROUTERS = ("top_k_softmax", "softmax_top_k", "switch", "gshard", "noisy_top_k", "sigmoid", "k_top_1", "hash")
+ROUTERS = (
+    "top_k_softmax", "softmax_top_k", "switch", "gshard", "noisy_top_k", "sigmoid", "k_top_1", "hash", "sam", "cosine",
+    "dense_to_sparse", "base", "expert_choice",
+)  # fmt: skip
 """What `model.experts.router` can be: the keys of `jaxpar.layers.experts.routers.ROUTERS`."""

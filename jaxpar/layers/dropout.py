@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -28,12 +30,18 @@ def dropout(
     return jnp.where(keep, x / (1.0 - rate), 0).astype(x.dtype)
 
 
-def normals(
-    width: int, seed: int, site: int | Int[Array, ""], examples: Int[Array, "batch"], indices: Int[Array, "batch seq"]
+def draws(
+    draw: Callable[..., Array],
+    width: int,
+    seed: int,
+    site: int | Int[Array, ""],
+    examples: Int[Array, "batch"],
+    indices: Int[Array, "batch seq"],
 ) -> Float[Array, "batch seq width"]:
-    """Standard normal numbers, a function of the same things as the mask of `dropout`."""
+    """Random numbers of `draw` (`jax.random.normal` and the like), a function of the same things as the mask of
+    `dropout`."""
     keys = _keys(seed, site, examples, indices)
-    return jax.vmap(jax.vmap(lambda k: jax.random.normal(k, (width,), jnp.float32)))(keys)
+    return jax.vmap(jax.vmap(lambda k: draw(k, (width,), jnp.float32)))(keys)
 
 
 def _keys(

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import ceil, prod
 from types import MappingProxyType
 
-from jaxpar.config.counting import head_dim, kv_heads, value_dim
+from jaxpar.config.counting import head_dim, kv_heads, projection_of, value_dim
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import Config, LoraConfig, ModelConfig
@@ -106,7 +106,10 @@ class LayerShape:
         if experts is None:
             return {}
         width = self.model.mlp if experts.width is None else experts.width
-        return {"experts": experts.count, "expert_mlp": width, "shared_mlp": experts.shared * width}
+        return {
+            "experts": experts.count, "projection": projection_of(experts), "expert_mlp": width,
+            "shared_mlp": experts.shared * width,
+        }  # fmt: skip
 
     @property
     def routed_rows(self) -> int:

@@ -131,6 +131,16 @@ def exchange_tokens(x: Shaped[Array, "rows ..."]) -> Shaped[Array, "rows ..."]:
         return lax.all_to_all(x, "expert", 0, 0, tiled=True)
 
 
+def join_ranks(x: Shaped[Array, "rows ..."], axes: Sequence[str]) -> Shaped[Array, "more_rows ..."]:
+    """Join the rows of all ranks of `axes`, for what each rank decides from all of them; without a derivative.
+
+    Sends `x * (n - 1)` bytes with n = product of the sizes of `axes`.
+    """
+    must_vary(x, axes, "join_ranks")
+    with jax.named_scope("join_ranks"):
+        return lax.all_gather(lax.stop_gradient(x), tuple(axes), axis=0, tiled=True)
+
+
 def gather_weight(x: Shaped[Array, "..."], axes: Sequence[str], dim: int) -> Shaped[Array, "..."]:
     """Join the shards of a weight along `dim`. Sends `x * (n - 1)` bytes with n = product of the sizes of `axes`."""
     must_vary(x, axes, "gather_weight")

@@ -39,6 +39,19 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "groups of a hash": (
         ["model.experts={count: 8, router: hash, groups: 4, groups_per_token: 1}"], ("model.experts.groups", "hash")
     ),
+    "expert choice": (
+        ["model.experts={count: 8, router: expert_choice}"], ("model.experts.router", "expert_choice", "force: true")
+    ),
+    "an unused force": (["model.experts={count: 8, force: true}"], ("model.experts.force", "expert_choice")),
+    "base": (["model.experts={count: 8, per_token: 2, router: base}"], ("model.experts.per_token", "base", "1")),
+    "sam without groups": (["model.experts={count: 8, router: sam}"], ("model.experts.groups", "null", "sam")),
+    "sam of two groups": (
+        ["model.experts={count: 8, router: sam, groups: 4, groups_per_token: 2}"],
+        ("model.experts.groups_per_token", "sam", "1", "2"),
+    ),
+    "an unused temperature": (
+        ["model.experts={count: 8, anneal_steps: 5}"], ("model.experts.anneal_steps", "5", "dense_to_sparse")
+    ),
     "an unused scale": (["model.experts={count: 8, scale: 2.0}"], ("model.experts.scale", "2.0", "sigmoid")),
     "a negative loss": (["model.experts={count: 8, balance_loss: -1.0}"], ("model.experts.balance_loss", "0", "-1.0")),
     "biases": ([GOOD, "model.mlp_bias=true"], ("model.experts", "model.mlp_bias", "false")),

@@ -45,6 +45,21 @@ def route(
         best = within.reshape(groups.shape).argmax(axis=2)
         picked = (jnp.arange(groups.shape[2]) == best[:, :, None]).reshape(logits.shape)
         return jnp.where(picked, within, 0), within / k
+    if router == "expert_choice":
+        real = options["counts"]
+        ranked = -jax.lax.reduce_precision(softmax, 8, 12)
+        best = jnp.argsort(jnp.where(real[:, None] > 0, ranked, jnp.inf), axis=0)
+        rank = jnp.argsort(best, axis=0)
+        return jnp.where((rank < k * real.sum() // count) & (real[:, None] > 0), softmax, 0), None
+    if router == "sam":
+        of_groups = softmax.reshape(len(logits), options["groups"], -1).sum(axis=2)
+        best = of_groups.argmax(axis=1)
+        inside = jnp.arange(count) // (count // options["groups"]) == best[:, None]
+        order = jnp.argsort(jnp.where(inside, -softmax, jnp.inf), axis=1)[:, :k]
+        picked = jnp.zeros(logits.shape, bool).at[tokens[:, None], order].set(True)
+        least = jnp.where(picked, softmax, jnp.inf).min(axis=1, keepdims=True)
+        above = jnp.where(inside, 0, jnp.maximum(softmax - least, 0)).sum(axis=1)
+        return jnp.where(picked, softmax, 0), (jnp.arange(options["groups"]) == best[:, None], of_groups, above)
     scores = 1 / (1 + jnp.exp(-logits)) if router == "sigmoid" else softmax
     ranked = scores + bias if router == "sigmoid" else logits
     if options["groups"]:
@@ -54,7 +69,7 @@ def route(
         ranked = jnp.where((of_expert[:, None] == kept[:, None, :]).any(axis=2), ranked, -jnp.inf)
     order = jnp.argsort(-ranked, axis=1)[:, :k]
     picked = jnp.zeros(logits.shape, bool).at[tokens[:, None], order].set(True)
-    if router in ("softmax_top_k", "switch"):
+    if router in ("softmax_top_k", "switch", "cosine"):
         return jnp.where(picked, softmax, 0), softmax
     chosen = jnp.where(picked, scores, 0)
     weights = options["scale"] * chosen / chosen.sum(axis=1, keepdims=True)
@@ -72,15 +87,19 @@ def balance(weights: Array, statistics: Any, counts: Array, options: Mapping[str
     if options["router"] == "gshard":
         first, softmax = statistics
         return jnp.mean((counts @ first) / tokens * (counts @ softmax) / tokens)
+    if options["router"] == "sam":
+        group, of_groups, above = statistics
+        even = options["groups"] * jnp.sum((counts @ group) / tokens * (counts @ of_groups) / tokens)
+        return even + counts @ above / tokens
     shares = counts @ (weights > 0) / (tokens * options["per_token"])
     return options["count"] * jnp.sum(shares * (counts @ statistics) / tokens)
 
 
 def experts(x: Array, own: Tree, options: Options, batch: Mapping[str, Array]) -> tuple[Array, Array, Array]:
     """(the output, the auxiliary losses times the tokens that count, the choices of each expert)."""
-    chosen: Mapping[str, Any] = dict(options["experts"])
     flat, counts = x.reshape(-1, x.shape[-1]), (batch["segments"].ravel() > 0).astype(x.dtype)
-    logits = flat @ own["router"] if "router" in own else jnp.zeros((len(flat), chosen["count"]))
+    chosen: Mapping[str, Any] = dict(options["experts"]) | {"counts": counts}
+    logits = flat @ own["router"] if "projection" not in own and "router" in own else _cosines(flat, own, chosen)
     weights, statistics = route(logits, batch["tokens"].ravel(), own.get("bias"), chosen)
     silu = lambda a: a / (1 + jnp.exp(-a))
     hidden = silu(jnp.einsum("te,nef->tnf", flat, own["gate"])) * jnp.einsum("te,nef->tnf", flat, own["up"])
@@ -90,6 +109,15 @@ def experts(x: Array, own: Tree, options: Options, batch: Mapping[str, Array]) -
     total = chosen["balance_loss"] * counts.sum() * balance(weights, statistics, counts, chosen)
     total += chosen["z_loss"] * jnp.sum(counts * jax.nn.logsumexp(logits, axis=1) ** 2)
     return y.reshape(x.shape), total, counts @ (weights > 0)
+
+
+def _cosines(flat: Array, own: Tree, chosen: Mapping[str, Any]) -> Array:
+    """Logits of the router `cosine`; of one that learns nothing, zeros."""
+    if "projection" not in own:
+        return jnp.zeros((len(flat), chosen["count"]))
+    projected, vectors = flat @ own["projection"], own["router"]
+    lengths = jnp.linalg.norm(projected, axis=1)[:, None] * jnp.linalg.norm(vectors, axis=0)
+    return projected @ vectors / lengths / (0.07 * jnp.exp(own["temperature"]))
 
 
 def _objective(weights: Tree, options: Options, batch: Mapping[str, Array]) -> tuple[Array, Any]:

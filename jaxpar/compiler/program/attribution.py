@@ -22,6 +22,7 @@ DUALS = {
     "exchange_tokens": "exchange_tokens",
     "gather_tokens": "scatter_tokens",
     "scatter_tokens": "gather_tokens",
+    "join_ranks": "join_ranks",
     "exchange_heads": "exchange_sequence",
     "exchange_sequence": "exchange_heads",
     "gather_weight": "scatter_gradient",

@@ -9,19 +9,24 @@ from jaxpar.config.bounds import COUNT, WIDTH, spell_limit
 from jaxpar.config.checks.sizes import divides, key_of, known
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
+from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 
 _RANGES: dict[str, tuple[float, float]] = {
     "count": (1, COUNT), "per_token": (1, COUNT), "width": (1, WIDTH), "shared": (0, COUNT), "groups": (1, COUNT),
     "groups_per_token": (1, COUNT), "scale": (0, inf), "balance_loss": (0, inf), "z_loss": (0, inf),
-    "bias_rate": (0, inf),
+    "bias_rate": (0, inf), "projection": (1, WIDTH), "temperature": (1e-6, inf), "last_temperature": (1e-6, inf),
+    "anneal_steps": (1, inf), "threshold": (0, 1),
 }  # fmt: skip
-_PER_TOKEN = {"switch": 1, "gshard": 2}
+_PER_TOKEN = {"switch": 1, "gshard": 2, "base": 1}
 """Routers that choose a fixed number of experts."""
-_IN_GROUPS = ("softmax_top_k", "top_k_softmax", "sigmoid")
+_IN_GROUPS = ("softmax_top_k", "top_k_softmax", "sigmoid", "sam")
 """Routers that can be limited to groups."""
-_ONLY = {"scale": ("sigmoid",), "bias_rate": ("sigmoid",)}
+_ANNEALED = ("temperature", "last_temperature", "anneal_steps", "threshold")
+_ONLY = {
+    "scale": ("sigmoid",), "bias_rate": ("sigmoid",), "projection": ("cosine",), "force": ("expert_choice",),
+} | dict.fromkeys(_ANNEALED, ("dense_to_sparse",))  # fmt: skip
 """Keys that only some routers use."""
 
 
@@ -65,9 +70,14 @@ def _check(key: str, model: ModelConfig, experts: ExpertsConfig) -> None:
                 raise UserError(f"{key}.{field.name}: must be at least {low:g}{limit}, got {value}")
         if field.name in _ONLY and value != field.default and experts.router not in _ONLY[field.name]:
             raise UserError(
-                f"{key}.{field.name}: {value} would not be used, because {key}.router is {experts.router}; expected "
-                f"{' or '.join(_ONLY[field.name])}, or the default, {field.default}"
+                f"{key}.{field.name}: {spell(value)} would not be used, because {key}.router is {experts.router}; "
+                f"expected {' or '.join(_ONLY[field.name])}, or the default, {spell(field.default)}"
             )
+    if experts.router == "expert_choice" and not experts.force:
+        raise UserError(
+            f"{key}.router: with expert_choice a token's experts depend on later tokens, which a causal model does not "
+            f"have when it generates; expected another router, or {key}.force: true"
+        )
     count, chosen, router = experts.count, experts.per_token, experts.router
     most = count - 1 if router == "noisy_top_k" else count
     if chosen > most:
@@ -86,6 +96,12 @@ def _check(key: str, model: ModelConfig, experts: ExpertsConfig) -> None:
 
 def _check_groups(key: str, experts: ExpertsConfig) -> None:
     groups, some = experts.groups, experts.groups_per_token
+    if experts.router == "sam":
+        if groups is None:
+            raise UserError(f"{key}.groups: null, and the router sam chooses one of them; expected their number")
+        if some not in (None, 1):
+            raise UserError(f"{key}.groups_per_token: the router sam chooses 1, got {some}")
+        some = 1
     if groups is None and some is None:
         return
     if groups is None or some is None:

@@ -26,6 +26,18 @@ class ExpertsConfig:
     """Groups of neighbouring experts, of which a token uses `groups_per_token`; null means that it may use any."""
     groups_per_token: int | None = None
     """Groups among which a token's experts are chosen."""
+    projection: int | None = None
+    """Width in which the router `cosine` compares tokens and experts; null means half of `count`."""
+    temperature: float = 2.0
+    """Temperature of the router `dense_to_sparse` at the first step."""
+    last_temperature: float = 0.3
+    """That after `anneal_steps`, and of evaluations."""
+    anneal_steps: int = 1000
+    """Steps over which the temperature of `dense_to_sparse` falls."""
+    threshold: float = 0.001
+    """Share of the weights from which `dense_to_sparse` uses an expert."""
+    force: bool = False
+    """Allow the router `expert_choice`, with which a token's experts depend on later tokens."""
     scale: float = 1.0
     """Factor of the weights of the router `sigmoid`."""
     balance_loss: float = 0.01

@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts.messages import rows_sent
+from jaxpar.layers.experts.routing import NO_EXPERT
 from jaxpar.layers.experts.rows import collect, spread
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import (
@@ -104,7 +105,7 @@ class AllToAll:
 
     def assign(self, indices: Int[Array, "tokens chosen"], counts: Bool[Array, " tokens"]) -> Assignments:
         """A list for each rank, of this rank's own tokens."""
-        experts = jnp.where(counts[:, None], indices, self.ranks * self.experts)
+        experts = jnp.where(counts[:, None] & (indices != NO_EXPERT), indices, self.ranks * self.experts)
         return _sorted(experts, self.ranks, self.experts)
 
     def run(self, window: Window, products: Products, w: Arrays, x: jax.Array, gates: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jaxpar.config.counting import projection_of
 from jaxpar.config.plan import ExpertLayout
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
@@ -19,12 +20,13 @@ from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.activations import Activation, Dims, name_activation
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Operation, Part, Traffic, Weights, matrix
 from jaxpar.layers.declaration.weights import declare_weights
-from jaxpar.layers.dropout import normals
+from jaxpar.layers.dropout import draws
 from jaxpar.layers.experts.exchange import EXCHANGES, exchanged, rounds_of
 from jaxpar.layers.experts.losses import share, z_loss
 from jaxpar.layers.experts.reports import DROPPED, ENTROPY, LOAD, OVERFLOWS, RANK_LOAD, REPORTS, TOKENS
 from jaxpar.layers.experts.routers import ROUTERS, entropy
-from jaxpar.layers.experts.routing import RouterState, Routing, Sums, ones_at
+from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums
+from jaxpar.layers.experts.token_order import TOKEN_AXES, TokenOrder
 from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.layers.feed_forward.gated import Gated
 from jaxpar.layers.report import AUXILIARY_LOSS, Report
@@ -37,10 +39,10 @@ ROUTED = ("routed", "expert_mlp")
 """Dims of a hidden activation of the routed experts: rows for each token, hidden width."""
 SHARED = ("shared_mlp",)
 """Dims of a hidden activation of the shared ones."""
-TOKEN_AXES = ("replica", "fsdp", "expert", "context", "tensor")
-"""Axes whose ranks route different tokens of a microbatch."""
 NOISE_SITE = 1 << 20
 """What the noise of a router is drawn for, above all sites of dropout."""
+FIRST_TEMPERATURE = 0.07
+"""By which cosines are divided before training (X-MoE); its factor is learned."""
 
 
 def width_of(model: ModelConfig) -> int:
@@ -63,9 +65,14 @@ def declare(model: ModelConfig, feed_forward: type[FeedForward]) -> Part:
     operations: list[Operation] = [hidden, sent, *_non_linear("expert", gated)]
     if routers:
         logits = tuple(f"{name}_logits" for name in routers)
-        activations = [*(Activation(name, ("experts",), between=True, float32=True) for name in logits), *activations]
-        first = Matmuls("routers", routers, inward=True, outputs=logits)
-        operations = [first, sent, replace(hidden, input="expert_input"), *_non_linear("expert", gated)]
+        of_logits = [Activation(name, ("experts",), between=True, float32=True) for name in logits]
+        first = [Matmuls("routers", routers, inward=True, outputs=logits)]
+        if ROUTERS[experts.router].cosine:
+            of_logits = [Activation("router_projected", ("projection",), between=True, float32=True), *of_logits]
+            project = Matmuls("router_projection", ("projection",), inward=True, outputs=("router_projected",))
+            first = [project, replace(first[0], input="router_projected")]
+        activations = [*of_logits, *activations]
+        operations = [*first, sent, replace(hidden, input="expert_input"), *_non_linear("expert", gated)]
     if experts.shared:
         names = tuple(f"shared_{name}" for name in inward)
         activations += _hidden("shared", SHARED, inward)
@@ -93,7 +100,12 @@ def _weights(model: ModelConfig, experts: ExpertsConfig, inward: tuple[str, ...]
     count, embed, width = experts.count, model.embed, width_of(model)
     back = model.init_scale / (2 * model.layers) ** 0.5
     kind, found = ROUTERS[experts.router], {}
-    if kind.learned:
+    if kind.cosine:
+        width_of_cosine = projection_of(experts)
+        found["projection"] = ParamSpec((embed, width_of_cosine), ("embed", "rank"), scale=embed**-0.5, decay=True)
+        found["router"] = ParamSpec((width_of_cosine, count), ("rank", "router"), scale=model.init_scale, decay=True)
+        found["temperature"] = ParamSpec((1,), ("router",), init="zeros")
+    elif kind.learned:
         found["router"] = ParamSpec((embed, count), ("embed", "router"), scale=model.init_scale, decay=True)
     if kind.noise:
         found["noise"] = ParamSpec((embed, count), ("embed", "router"), init="zeros", decay=True)
@@ -119,7 +131,8 @@ class Experts(nnx.Module):
         assert model.experts is not None, "a model with experts"
         self.part, self.experts = declare(model, feed_forward), model.experts
         self.layout = layout or ExpertLayout()
-        self.feed_forward, self.router_kind, self.seed = feed_forward, ROUTERS[model.experts.router], config.run.seed
+        self.feed_forward, self.router_kind = feed_forward, ROUTERS[model.experts.router]
+        self.seed, self.batch_size = config.run.seed, config.data.batch_size
         declare_weights(self, self.part.weights)
 
     def __call__(
@@ -128,8 +141,9 @@ class Experts(nnx.Module):
         """The sum, and the report. Tokens that pad rows are sent to no expert and count in no statistic."""
         flat = x.reshape(-1, x.shape[-1])
         counts = sequence_part(tokens.segments).ravel() > 0
-        logits = self._logits(flat, "router") if self.router_kind.learned else jnp.zeros(())
-        routing = self.router_kind.route(logits, self._state(flat, number, tokens, train), self.experts)
+        logits = self._router_logits(flat)
+        state = self._state(flat, number, tokens, train)._replace(train=train, counts=counts)
+        routing = self.router_kind.route(logits, state, self.experts)
         y, facts = self._routed(flat, routing, counts)
         y = y.reshape(x.shape)
         if self.experts.shared:
@@ -143,17 +157,38 @@ class Experts(nnx.Module):
         x, w = x.astype(jnp.float32), self._weight(name).astype(jnp.float32)
         return self._named(jnp.matmul(x, w, precision="highest"), f"{name}_logits")
 
+    def _router_logits(self, x: Float[Array, "tokens embed"]) -> Float[Array, "tokens experts"]:
+        """The logits; of a router that learns nothing, a scalar."""
+        if not self.router_kind.learned:
+            return jnp.zeros(())
+        if not self.router_kind.cosine:
+            return self._logits(x, "router")
+        projected = jnp.matmul(
+            x.astype(jnp.float32), self._weight("projection").astype(jnp.float32), precision="highest"
+        )
+        unit = lambda a, axis: a * lax.rsqrt(jnp.sum(jnp.square(a), axis, keepdims=True) + 1e-12)
+        tokens = unit(self._named(projected, "router_projected"), 1)
+        experts = unit(self._weight("router").astype(jnp.float32), 0)
+        temperature = FIRST_TEMPERATURE * jnp.exp(self._weight("temperature").astype(jnp.float32))
+        return self._named(jnp.matmul(tokens, experts, precision="highest") / temperature, "router_logits")
+
     def _state(self, x: jax.Array, number: jax.Array, tokens: TokenContext, train: bool) -> RouterState:
         kind, state = self.router_kind, RouterState()
         if kind.bias:
             state = state._replace(bias=lax.stop_gradient(self._weight("bias").astype(jnp.float32)))
         if kind.noise:
-            indices = sequence_part(tokens.indices)
-            draws = None
-            if train:
-                draws = normals(self.experts.count, self.seed, NOISE_SITE + number, tokens.examples, indices)
-                draws = draws.reshape(-1, self.experts.count)
-            state = state._replace(noise=self._logits(x, "noise"), normal=draws)
+            state = state._replace(noise=self._logits(x, "noise"))
+        if kind.draw is not None and train:
+            site, indices = NOISE_SITE + number, sequence_part(tokens.indices)
+            drawn = draws(kind.draw, self.experts.count, self.seed, site, tokens.examples, indices)
+            state = state._replace(drawn=drawn.reshape(-1, self.experts.count))
+        if kind.anneals and train:
+            part = sequence_part(tokens.indices)
+            # Examples are numbered from the first step on.
+            step = jnp.broadcast_to(tokens.examples[:, None] // self.batch_size, part.shape)
+            state = state._replace(step=step.ravel().astype(jnp.float32))
+        if kind.ordered:
+            state = state._replace(order=TokenOrder.of(tokens))
         if kind.ids:
             assert tokens.ids is not None, "a hash of tokens needs them"
             state = state._replace(ids=sequence_part(tokens.ids).ravel())
@@ -161,7 +196,8 @@ class Experts(nnx.Module):
 
     def _report(self, logits: jax.Array, routing: Routing, counts: Float[Array, " tokens"]) -> Report:
         """This rank's share of the losses and of the statistics over the microbatch."""
-        of_expert = jnp.einsum("tke,t->e", ones_at(routing.indices, self.experts.count), counts)
+        chosen = routing.indices[:, :, None] == jnp.arange(self.experts.count)
+        of_expert = jnp.sum(jnp.where(chosen, counts[:, None, None], 0.0), axis=(0, 1))
         own = Sums(
             counts.sum(),
             lax.stop_gradient(of_expert),
@@ -195,16 +231,17 @@ class Experts(nnx.Module):
         self, x: Float[Array, "tokens embed"], routing: Routing, counts: jax.Array
     ) -> tuple[Float[Array, "tokens embed"], Report]:
         name = self.layout.exchange
-        exchange = EXCHANGES[name](self.experts.count, routing.indices.size, self.layout.capacity)
+        exchange = EXCHANGES[name](self.experts.count, len(x) * self.experts.per_token, self.layout.capacity)
         assignments = exchange.assign(routing.indices, counts)
         rounds = reduce_max(rounds_of(assignments, exchange.room), TOKEN_AXES)
         weights = {name: self._weight(name) for name in ("up", "gate", "down") if name in self.part.weights}
         x, gates = vary_alike((x, routing.weights))  # those of a hash are constants
         y, handled = exchanged(exchange, self._products, weights, x, gates, assignments, rounds)
         here = counts.sum().astype(jnp.float32)
+        chosen = jnp.sum(counts[:, None] & (routing.indices != NO_EXPERT)).astype(jnp.float32)
         # After an all-gather, each tensor rank handles the rows of all of them.
         handled = handled if name == "all_to_all" else handled / lax.axis_size("tensor")
-        return y, {DROPPED: here * routing.indices.shape[1] - handled, OVERFLOWS: here * (rounds > 1)}
+        return y, {DROPPED: chosen - handled, OVERFLOWS: here * (rounds > 1)}
 
     def _products(self, w: Arrays, rows: jax.Array, gates: jax.Array, sizes: jax.Array) -> jax.Array:
         """The experts of this rank for the rows of each, times the routers' weights."""

@@ -36,6 +36,15 @@ def importance_and_load_loss(sums: Sums) -> Float[Array, ""]:
     return _variation(sums.statistics["gates"]) + _variation(sums.statistics["load"])
 
 
+def sam_loss(sums: Sums) -> Float[Array, ""]:
+    """`G * sum_g f_g P_g` of the share f of the tokens of each of G groups, and its mean probability P, plus the mean
+    of the probabilities outside a token's group above the least that was chosen (arXiv:2110.07431)."""
+    tokens = jnp.maximum(sums.tokens, 1.0)
+    shares = lax.stop_gradient(sums.statistics["group"]) / tokens
+    means = sums.statistics["of_groups"] / tokens
+    return len(shares) * jnp.sum(shares * means) + sums.statistics["misaligned"][0] / tokens
+
+
 def _variation(x: Float[Array, " experts"]) -> Float[Array, ""]:
     mean = jnp.mean(x)
     return jnp.mean(jnp.square(x - mean)) / jnp.maximum(jnp.square(mean), 1e-20)

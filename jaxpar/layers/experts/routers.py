@@ -9,8 +9,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.layers.experts.losses import balance_loss, gshard_loss, importance_and_load_loss
-from jaxpar.layers.experts.routing import Logits, Router, RouterState, Routing, chosen, largest, ones_at
+from jaxpar.layers.experts.assignment import balanced, chosen_by_experts
+from jaxpar.layers.experts.losses import balance_loss, gshard_loss, importance_and_load_loss, sam_loss
+from jaxpar.layers.experts.routing import NO_EXPERT, Logits, Router, RouterState, Routing, chosen, largest, ones_at
 
 HIDDEN = -1e30
 """Stands for minus infinity, without NaN in derivatives."""
@@ -48,7 +49,7 @@ def noisy_top_k(logits: Logits, state: RouterState, options: ExpertsConfig) -> R
     """
     assert state.noise is not None, "a router with noise needs the logits of its deviation"
     deviation = jax.nn.softplus(state.noise) + 1e-2
-    noisy = logits if state.normal is None else logits + state.normal * deviation
+    noisy = logits if state.drawn is None else logits + state.drawn * deviation
     # One more than are chosen: what an expert has to exceed to be among the k largest of all but itself.
     best = largest(noisy, options.per_token + 1)
     indices = best[:, : options.per_token]
@@ -95,6 +96,64 @@ def hashed(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routin
     return Routing(indices, weights, {})
 
 
+def sam(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+    """Switch and mixture (arXiv:2110.07431): the group with the largest sum of probabilities is chosen, and within it
+    the k largest, which are the weights. Probabilities of other groups above the least of those are `misaligned`."""
+    assert options.groups is not None, "groups to switch between"
+    probabilities = jax.nn.softmax(logits)
+    of_groups = probabilities.reshape(len(logits), options.groups, -1).sum(-1)
+    group = ones_at(largest(of_groups, 1), options.groups)[:, 0]
+    inside = jnp.repeat(group, options.count // options.groups, axis=1) > 0
+    indices = largest(jnp.where(inside, logits, HIDDEN), options.per_token)
+    weights = chosen(probabilities, indices)
+    above = jnp.where(inside, 0.0, jax.nn.relu(probabilities - weights[:, -1:]))
+    statistics = {"group": group, "of_groups": of_groups, "misaligned": above.sum(-1, keepdims=True)}
+    return Routing(indices, weights, statistics)
+
+
+def dense_to_sparse(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+    """A softmax with Gumbel noise whose temperature falls with the step, so that fewer and fewer experts have more than
+    `threshold` of it (EvoMoE, arXiv:2112.14397, section 4.2). Those are used, and in any case the k largest; without
+    noise, as in an evaluation, the k largest at the last temperature."""
+    if state.drawn is None or state.step is None:
+        indices = largest(logits, options.per_token)
+        probabilities = jax.nn.softmax(logits / options.last_temperature)
+        weights = jax.nn.softmax(chosen(logits, indices) / options.last_temperature)
+        return Routing(indices, weights, {"probabilities": probabilities})
+    done = jnp.minimum(state.step / max(1, options.anneal_steps), 1.0)[:, None]
+    temperature = options.temperature + done * (options.last_temperature - options.temperature)
+    gates = jax.nn.softmax((logits + state.drawn) / temperature)
+    best = ones_at(largest(gates, options.per_token), options.count).sum(1) > 0
+    used = best | (lax.stop_gradient(gates) >= options.threshold)
+    return Routing(_used(used), gates, {"probabilities": gates})
+
+
+def base(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+    """In training every expert gets equally many tokens of the microbatch, such that the sum of their logits is the
+    largest; else a token's largest logit is chosen. The weight is its sigmoid (BASE layers, arXiv:2103.16716)."""
+    if state.train:
+        assert state.order is not None and state.counts is not None, "an assignment is one of all tokens"
+        indices = state.order.own(balanced(state.order.whole(logits), state.order.whole(state.counts)))[:, None]
+    else:
+        indices = largest(logits, 1)
+    return Routing(indices, jax.nn.sigmoid(chosen(logits, indices)), {})
+
+
+def expert_choice(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+    """Each expert takes the tokens of the microbatch with its largest probabilities, k/E of them, and the probabilities
+    are the weights (arXiv:2202.09368, section 3.2)."""
+    assert state.order is not None and state.counts is not None, "a choice is one among all tokens"
+    probabilities = jax.nn.softmax(logits)
+    all_counts = state.order.whole(state.counts)
+    used = state.order.own(chosen_by_experts(state.order.whole(probabilities), all_counts, options.per_token))
+    return Routing(_used(used), probabilities, {})
+
+
+def _used(experts: Bool[Array, "tokens experts"]) -> Int[Array, "tokens experts"]:
+    """Indices of routers for which `Router.all_experts` holds."""
+    return jnp.where(experts, jnp.arange(experts.shape[1]), NO_EXPERT)
+
+
 def _mixed(ids: Int[Array, " tokens"]) -> Array:
     """The finaliser of MurmurHash3, in 32 bits."""
     x = ids.astype(jnp.uint32)
@@ -126,10 +185,15 @@ ROUTERS: dict[str, Router] = {
     "top_k_softmax": Router(top_k_softmax, balance_loss),
     "switch": Router(softmax_top_k, balance_loss),
     "gshard": Router(gshard, gshard_loss),
-    "noisy_top_k": Router(noisy_top_k, importance_and_load_loss, noise=True),
+    "noisy_top_k": Router(noisy_top_k, importance_and_load_loss, noise=True, draw=jax.random.normal),
     "sigmoid": Router(sigmoid, balance_loss, bias=True),
     "k_top_1": Router(k_top_1, balance_loss),
     "hash": Router(hashed, None, ids=True, learned=False),
+    "sam": Router(sam, sam_loss),
+    "cosine": Router(softmax_top_k, balance_loss, cosine=True),
+    "dense_to_sparse": Router(dense_to_sparse, balance_loss, draw=jax.random.gumbel, anneals=True, all_experts=True),
+    "base": Router(base, None, ordered=True),
+    "expert_choice": Router(expert_choice, None, ordered=True, all_experts=True),
 }
 """By name; `jaxpar.config.parts.ROUTERS` lists the names.
-`switch` is `softmax_top_k` of one expert (arXiv:2101.03961)."""
+`switch` is `softmax_top_k` of one expert (arXiv:2101.03961), and `cosine` of other logits (X-MoE, arXiv:2204.09179)."""

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxpar.config.schema.experts import ExpertsConfig
 
 type Logits = Float[Array, "tokens experts"]
+
+NO_EXPERT = -1
+"""Stands for an expert in `Routing.indices` where a token uses fewer than there is room for."""
+
+
+class Order(Protocol):
+    """The order of the tokens of all ranks: `jaxpar.layers.experts.token_order.TokenOrder`."""
+
+    def whole(self, x: Shaped[Array, "tokens *rest"]) -> Shaped[Array, "all_tokens *rest"]:
+        """`x` of the tokens of all ranks, in order."""
+        ...
+
+    def own(self, x: Shaped[Array, "all_tokens *rest"]) -> Shaped[Array, "tokens *rest"]:
+        """This rank's part of `x`."""
+        ...
 
 
 class RouterState(NamedTuple):
@@ -22,18 +37,27 @@ class RouterState(NamedTuple):
     """Added to scores when experts are chosen, and to no weight."""
     noise: Logits | None = None
     """Logits of the noise's standard deviation."""
-    normal: Logits | None = None
-    """Standard normal draws; None where nothing is drawn, as in an evaluation."""
+    drawn: Logits | None = None
+    """Random numbers of `Router.draw`; None where nothing is drawn, as in an evaluation."""
     ids: Int[Array, " tokens"] | None = None
     """The token at each place."""
+    train: bool = True
+    """Whether this is training."""
+    counts: Bool[Array, " tokens"] | None = None
+    """Which tokens count; the others pad rows."""
+    order: Order | None = None
+    """The tokens of all ranks."""
+    step: Float[Array, " tokens"] | None = None
+    """Number of the step that a token is trained in, from 0."""
 
 
 class Routing(NamedTuple):
     """The experts of each token."""
 
     indices: Int[Array, "tokens chosen"]
+    """Each expert at most once, or `NO_EXPERT`."""
     weights: Float[Array, "tokens chosen"]
-    statistics: Mapping[str, Logits]
+    statistics: Mapping[str, Float[Array, "tokens numbers"]]
     """What each token adds to the sums over the batch from which the losses are computed."""
 
 
@@ -43,7 +67,7 @@ class Sums(NamedTuple):
     tokens: Float[Array, ""]
     counts: Float[Array, " experts"]
     """Choices of each expert."""
-    statistics: Mapping[str, Float[Array, " experts"]]
+    statistics: Mapping[str, Float[Array, " numbers"]]
 
 
 type Loss = Callable[[Sums], Float[Array, ""]]
@@ -59,9 +83,19 @@ class Router:
     bias: bool = False
     """Whether it needs `RouterState.bias`, which is updated from the counts of the batch."""
     noise: bool = False
-    """Whether it needs `RouterState.noise` and `normal`."""
+    """Whether it needs `RouterState.noise`."""
+    draw: Callable[..., Array] | None = None
+    """The distribution of `RouterState.drawn`: `jax.random.normal` and the like."""
     ids: bool = False
     """Whether it needs `RouterState.ids`."""
+    anneals: bool = False
+    """Whether it needs `RouterState.step`."""
+    ordered: bool = False
+    """Whether it needs `RouterState.order` in training, because it decides about all tokens of a microbatch."""
+    cosine: bool = False
+    """Whether its logits are cosines."""
+    all_experts: bool = False
+    """Whether a token may use all experts, so that `Routing.indices` has a column for each."""
     learned: bool = True
     """Whether it uses its logits."""
 

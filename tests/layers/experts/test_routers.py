@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.optimize import linear_sum_assignment
 
 from jaxpar.config.parts import ROUTERS as NAMES
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.layers.experts.assignment import balanced, within_capacity
 from jaxpar.layers.experts.losses import share, z_loss
 from jaxpar.layers.experts.routers import ROUTERS, entropy
-from jaxpar.layers.experts.routing import RouterState, Routing, Sums, ones_at
+from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums, ones_at
 from tests.reference import experts64
 
 TOKENS, COUNT = 12, 8
@@ -25,6 +27,9 @@ CASES: dict[str, dict[str, Any]] = {
     "gshard": {"per_token": 2},
     "sigmoid": {"per_token": 2, "scale": 1.7},
     "k_top_1": {"per_token": 2},
+    "cosine": {"per_token": 2},
+    "sam": {"per_token": 2, "groups": 2},
+    "expert_choice": {"per_token": 2, "force": True},
     "groups": {"router": "sigmoid", "per_token": 3, "groups": 4, "groups_per_token": 2},
 }
 DRAW = np.random.default_rng(0)
@@ -34,6 +39,18 @@ IDS = DRAW.integers(0, 500, TOKENS)
 FACTORS = DRAW.standard_normal((TOKENS, COUNT))
 COUNTS = np.array([1.0] * 9 + [0.0] * 3)
 """The last tokens only pad a row."""
+
+
+class OneRank:
+    """The order of the tokens of a rank that is alone."""
+
+    def whole(self, x: Any) -> Any:
+        return x
+
+    own = whole
+
+
+ALONE = RouterState(bias=jnp.float32(BIAS), counts=jnp.asarray(COUNTS > 0), order=OneRank())
 
 
 def options_of(name: str) -> ExpertsConfig:
@@ -60,13 +77,13 @@ def test_weights_losses_and_gradients_are_those_of_the_paper(name: str):
     router = ROUTERS[options.router]
 
     def found(logits: jax.Array) -> tuple[jax.Array, Any]:
-        routing = router.route(logits, RouterState(bias=jnp.float32(BIAS)), options)
+        routing = router.route(logits, ALONE, options)
         sums = sums_of(routing, jnp.float32(COUNTS))
         loss = share(router.loss, sums, sums, 1) if router.loss else 0.0
         return (jnp.float32(FACTORS) * dense(routing)).sum() + loss, (dense(routing), loss)
 
     def wanted(logits: Any) -> tuple[Any, Any]:
-        weights, statistics = experts64.route(logits, IDS, BIAS, asdict(options))
+        weights, statistics = experts64.route(logits, IDS, BIAS, asdict(options) | {"counts": jnp.asarray(COUNTS)})
         loss = experts64.balance(weights, statistics, jnp.asarray(COUNTS), asdict(options))
         return (FACTORS * weights).sum() + loss, (weights, loss)
 
@@ -92,7 +109,7 @@ def test_noisy_top_k_and_its_losses_are_those_of_the_paper():
     """arXiv:1701.06538, equations 3-11, with loops over tokens and experts."""
     options = ExpertsConfig(count=COUNT, per_token=2, router="noisy_top_k")
     noise, normal = DRAW.standard_normal((2, TOKENS, COUNT))
-    state = RouterState(noise=jnp.float32(noise), normal=jnp.float32(normal))
+    state = RouterState(noise=jnp.float32(noise), drawn=jnp.float32(normal))
     routing = ROUTERS["noisy_top_k"].route(jnp.float32(LOGITS), state, options)
     deviation = np.log1p(np.exp(noise)) + 1e-2
     h = LOGITS + normal * deviation
@@ -110,8 +127,79 @@ def test_noisy_top_k_and_its_losses_are_those_of_the_paper():
     wanted = variation(COUNTS @ gates) + variation(COUNTS @ load)
     found = ROUTERS["noisy_top_k"].loss(sums_of(routing, jnp.float32(COUNTS)))
     assert float(found) == pytest.approx(wanted, rel=1e-4)
-    still = ROUTERS["noisy_top_k"].route(jnp.float32(LOGITS), state._replace(normal=None), options)
+    still = ROUTERS["noisy_top_k"].route(jnp.float32(LOGITS), state._replace(drawn=None), options)
     np.testing.assert_array_equal(still.indices, jnp.argsort(-jnp.float32(LOGITS), axis=1)[:, :2])
+
+
+def test_a_dense_gate_becomes_sparse_with_the_step():
+    """arXiv:2112.14397: softmax of logits and Gumbel noise at a temperature that falls."""
+    options = ExpertsConfig(count=COUNT, router="dense_to_sparse", per_token=2, anneal_steps=100, threshold=0.05)
+    noise = DRAW.gumbel(size=(TOKENS, COUNT))
+    route, used = ROUTERS["dense_to_sparse"].route, []
+    for step, temperature in ((0, 2.0), (50, 1.15), (300, 0.3)):
+        state = RouterState(drawn=jnp.float32(noise), step=jnp.full(TOKENS, float(step)))
+        routing = route(jnp.float32(LOGITS), state, options)
+        heat = np.exp((LOGITS + noise) / temperature)
+        gates = heat / heat.sum(1, keepdims=True)
+        kept = (gates >= 0.05) | (gates >= np.sort(gates, axis=1)[:, -2:-1])
+        np.testing.assert_allclose(dense(routing), np.where(kept, gates, 0), rtol=1e-5)
+        used.append(kept.sum())
+    assert used[0] > used[1] > used[2] >= 2 * TOKENS
+    still = route(jnp.float32(LOGITS), RouterState(), options)
+    best = np.sort(LOGITS, axis=1)[:, :-3:-1]
+    np.testing.assert_array_equal(still.indices, np.argsort(-LOGITS, axis=1)[:, :2])
+    heat = np.exp((best - best[:, :1]) / 0.3)
+    np.testing.assert_allclose(still.weights, heat / heat.sum(1, keepdims=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["drawn", "all alike", "one is best for all", "ties"])
+def test_an_auction_gives_each_expert_as_many_tokens_with_almost_the_best_sum(kind: str):
+    """Against the Hungarian algorithm on as many copies of each expert as it has places."""
+    draw, tokens = np.random.default_rng(3), 90
+    scores = draw.standard_normal((tokens, COUNT))
+    if kind == "all alike":
+        scores = np.ones((tokens, COUNT))
+    if kind == "one is best for all":
+        scores = 0.01 * scores + 5 * (np.arange(COUNT) == 3)
+    if kind == "ties":
+        scores = np.round(scores)
+    counts = np.arange(tokens) < 85
+    owner = np.asarray(jax.jit(balanced)(jnp.float32(scores), jnp.asarray(counts)))
+    room = -(-85 // COUNT)
+    assert (owner[~counts] == NO_EXPERT).all() and (owner[counts] >= 0).all()
+    assert np.bincount(owner[counts], minlength=COUNT).max() <= room
+    rows, columns = linear_sum_assignment(-np.repeat(scores[counts], room, axis=1))
+    best, found = (
+        np.repeat(scores[counts], room, axis=1)[rows, columns].mean(),
+        scores[np.arange(85), owner[:85]].mean(),
+    )
+    assert best - found <= np.ptp(scores[counts]) / 256 + 1e-6
+
+
+def test_base_is_greedy_outside_training_and_weights_by_a_sigmoid():
+    options = ExpertsConfig(count=COUNT, router="base", per_token=1)
+    for train in (True, False):
+        routing = ROUTERS["base"].route(jnp.float32(LOGITS), ALONE._replace(train=train), options)
+        real = np.asarray(routing.indices)[COUNTS > 0, 0]
+        chosen = LOGITS[COUNTS > 0][np.arange(9), real]
+        np.testing.assert_allclose(routing.weights[COUNTS > 0, 0], 1 / (1 + np.exp(-chosen)), rtol=1e-5)
+        if train:
+            assert np.bincount(real).max() <= 2
+        else:
+            np.testing.assert_array_equal(real, LOGITS[COUNTS > 0].argmax(1))
+
+
+def test_assignments_beyond_the_capacity_of_an_expert_are_the_last_ones():
+    indices = np.random.default_rng(1).integers(0, 4, (20, 1))
+    indices[3] = NO_EXPERT
+    counts = np.arange(20) != 5
+    kept = np.asarray(within_capacity(jnp.asarray(indices), jnp.asarray(counts), 4, 0.8))
+    seen = dict.fromkeys(range(4), 0)
+    for token, (expert,) in enumerate(indices):
+        real = bool(counts[token]) and expert != NO_EXPERT
+        assert kept[token, 0] == (real and seen[expert] < np.ceil(0.8 * 19 / 4))
+        if real:
+            seen[expert] += 1
 
 
 def test_shares_of_ranks_add_up_to_the_loss_and_its_gradient():
