@@ -27,7 +27,7 @@ _ATTENTION = ("attention/derivative.py", "attention/settings.py", "masks.py", "v
 SOURCES = {
     "attention/mosaic": ("attention/mosaic", *_ATTENTION),
     "attention/mosaic_deterministic": ("attention/mosaic", *_ATTENTION),
-    "attention/cudnn": ("attention/cudnn.py", "masks.py"),
+    "attention/cudnn": ("attention/cudnn.py", "attention/cudnn_packed.py", "masks.py"),
     "attention/triton": ("attention/triton", "attention/blocks.py", *_ATTENTION),
     "grouped_matmul/mosaic": (
         "grouped_matmul/mosaic", "grouped_matmul/blocks.py", "attention/mosaic/memory.py",

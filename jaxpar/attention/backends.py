@@ -6,7 +6,7 @@ from jaxpar.attention.request import AttentionRequest
 from jaxpar.config.errors import UserError
 from jaxpar.config.plan import Choice
 from jaxpar.config.spelling import did_you_mean, one_of
-from pallas_kernels.attention import Kernels
+from pallas_kernels.attention import Kernels, cudnn, cudnn_packed
 from pallas_kernels.attention.registry import Implementation, Unsupported, choose, clauses, names
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
@@ -36,6 +36,8 @@ def kernel_request(request: AttentionRequest) -> Request:
         keys=request.sequence,
         softcap=request.softcap,
         whole_rows=request.whole_rows,
+        runs=True,
+        compares=True,
         deterministic=request.deterministic,
         compute_capability=request.compute_capability,
         gpu=request.gpu,
@@ -60,3 +62,17 @@ def choose_backend(name: str, request: AttentionRequest, key: str = "attention.b
         asked = f"the layers of kind {kind}" if kind else "this run"
         raise UserError(f"{key} is {name!r}, which does not support {asked}: {why}") from None
     return Choice(chosen.name, chosen.reason, chosen.rejected)
+
+
+def takes_cudnn(backend: str, request: AttentionRequest) -> bool:
+    """Whether `attention.backend: backend` becomes cuDNN's for this request."""
+    asked = kernel_request(request)
+    return backend in ("auto", "cudnn") and cudnn.supports(asked) is None and choose(backend, asked).name == "cudnn"
+
+
+def scratch_bytes(backend: str, request: AttentionRequest) -> int:
+    """Scratch memory of a layer's attention by `attention.backend: backend`: that of cuDNN for packed documents."""
+    if not request.packed or not takes_cudnn(backend, request):
+        return 0
+    asked = kernel_request(request)
+    return cudnn_packed.scratch_bytes(asked.batch, asked.queries, asked.heads, asked.width)

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import jax
 
 from jaxpar.attention.allgather import allgather
-from jaxpar.attention.backends import kernel_request
+from jaxpar.attention.backends import takes_cudnn
 from jaxpar.attention.balance import pieces
 from jaxpar.attention.choosing import choose
 from jaxpar.attention.request import AttentionRequest
@@ -18,7 +18,6 @@ from jaxpar.attention.row import ContextLayout, Order
 from jaxpar.attention.ulysses import exchanges, repeats, usp
 from jaxpar.config.plan import Choice
 from jaxpar.units import GIB, size
-from pallas_kernels.attention import cudnn
 from pallas_kernels.masks import Mask
 
 GATHERED_AT_MOST = GIB
@@ -122,9 +121,7 @@ def preference(request: AttentionRequest, backend: str) -> tuple[str, str]:
         return "allgather", "nothing to gather: context is 1"
     if request.window is not None and request.window <= request.sequence // request.context:
         return "ring", "within the window only neighbouring ranks need to send"
-    alone = kernel_request(replace(request, whole_rows=True))
-    whole = backend in ("auto", "cudnn") and cudnn.supports(alone) is None
-    if whole and exchanges(request.heads, request.context) is None:
+    if takes_cudnn(backend, replace(request, whole_rows=True)) and exchanges(request.heads, request.context) is None:
         return "ulysses", "each rank attends over whole rows, which cuDNN can"
     gathered = request.key_bytes * request.context
     held = f"{size(gathered)} of gathered keys and values in a layer"

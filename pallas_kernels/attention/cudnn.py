@@ -1,11 +1,12 @@
-"""cuDNN's fused attention through `jax.nn.dot_product_attention`.
+"""cuDNN's fused attention through `jax.nn.dot_product_attention`, and of packed documents through `cudnn_packed`.
 
 The limits of that function, which are tighter than cuDNN's: queries and keys of whole rows; one width of heads; no
 segment ids (it turns the mask that they make into a dense bias, of batch x heads x queries x keys); no prefix, no
 soft-cap; and no derivative through its log-sum-exp, which JAX drops without a word. So it is never part of a ring, and
 where the log-sum-exp is asked for it refuses. cuDNN itself takes documents by their offsets, from Hopper on, through a
-function inside jax that is no public one: `benchmarks.gpu` measures it beside ours. A scale of 0 or below turns the
-order of the scores around, and whether its kernels then still subtract the greatest is written nowhere: it is refused.
+function inside jax that is no public one, so that layout is used only where it is compared with plain XLA on the
+device at hand first (`comparison`). A scale of 0 or below turns the order of the scores around, and whether its kernels
+then still subtract the greatest is written nowhere: it is refused.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.attention import comparison, cudnn_packed
 from pallas_kernels.attention.derivative import SAVED_NAMES
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
@@ -42,11 +44,6 @@ def supports(request: Request) -> str | None:
         return f"jax.nn.dot_product_attention has heads of one width, not {request.width} and {request.value_width}"
     if request.width > widest or request.width % 8:
         return f"its heads have a width that is a multiple of 8 up to {widest} on this GPU, not {request.width}"
-    if request.mask.segmented:
-        return (
-            "jax.nn.dot_product_attention hands it no segment ids, and makes a dense bias of a mask that keeps packed "
-            "documents apart"
-        )
     if request.mask.prefix:
         return "jax.nn.dot_product_attention hands it no prefix mask"
     if request.mask.window is not None and not request.mask.causal:
@@ -61,7 +58,22 @@ def supports(request: Request) -> str | None:
         return VARIES
     if request.lse:
         return "jax.nn.dot_product_attention drops the derivative through its log-sum-exp"
+    if request.mask.segmented:
+        return cudnn_packed.refusal(request) or comparison.verdict(request)
     return None
+
+
+def note(request: Request) -> str | None:
+    """What a plan reports of packed documents; None where there are none."""
+    if not request.mask.segmented:
+        return None
+    shape = request.batch, request.queries, request.heads, request.width
+    room, scratch = cudnn_packed.documents_per_call(*shape), cudnn_packed.scratch_bytes(*shape)
+    return (
+        f"documents by their offsets, up to {room} of a row in a call, compared with plain XLA on the device when the "
+        f"run starts; its backward takes {scratch / 2**30:.1f} GiB of scratch memory, and about "
+        f"{scratch / 3e12 * 1e3:.1f} ms a layer to clear it"
+    )
 
 
 def _deterministic_operations() -> bool:
@@ -93,12 +105,17 @@ def attend(
     query_block: int = 512,
     kv_block: int = 512,
 ) -> Float[Array, "batch seq heads width"]:
-    """Attention of whole rows whose indices are 0, 1, ...: indices, segments and block sizes are not read.
+    """Attention of whole rows whose indices are 0, 1, ...: indices and block sizes are not read.
 
     Raises:
         ValueError: If the mask or the shapes are not what cuDNN computes (see `supports`).
     """
-    if mask.segmented or mask.prefix or softcap is not None or (mask.window is not None and not mask.causal):
+    if (
+        (mask.segmented and not mask.causal)
+        or mask.prefix
+        or softcap is not None
+        or (mask.window is not None and not mask.causal)
+    ):
         raise ValueError(f"cuDNN attention does not compute {mask} with softcap {softcap}")
     if scale is not None and scale <= 0.0:
         raise ValueError(f"cuDNN attention needs a scale of the scores above 0, got {scale:g}")
@@ -106,6 +123,11 @@ def attend(
         raise ValueError(
             f"cuDNN attention needs queries and keys of the same indices, got {q.shape[1]} and {k.shape[1]}"
         )
+    if mask.segmented:
+        if q_segments is None:
+            raise ValueError("this mask needs q_segments")
+        factor = q.shape[-1] ** -0.5 if scale is None else scale
+        return cudnn_packed.attend(q, k, v, q_segments, scale=factor, window=mask.window)
     return _attention(_Settings(mask.causal, mask.window, scale), *vary_alike((q, k, v)))
 
 

@@ -46,6 +46,9 @@ class Implementation(choice.Implementation):
     varies: str | None = None
     """Which of its results are not the same bits in every run, in a clause; None where all are."""
 
+    note: Callable[[Request], str | None] = lambda request: None
+    """What else a plan reports of it, in a clause."""
+
     def attend(self, settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: Tokens) -> jax.Array:
         """The output, in q's dtype, differentiable."""
         if self.kernels is not None:
@@ -66,7 +69,7 @@ IMPLEMENTATIONS = (
     Implementation("mosaic", _fused, mosaic.KERNELS, recorded=True, varies=_VARIES),
     Implementation("mosaic_deterministic", mosaic.refusal, mosaic.DETERMINISTIC_KERNELS, recorded=True),
     Implementation("triton", triton.refusal, triton.KERNELS, recorded=True),
-    Implementation("cudnn", cudnn.supports, whole=cudnn.attend, varies=cudnn.VARIES),
+    Implementation("cudnn", cudnn.supports, whole=cudnn.attend, varies=cudnn.VARIES, note=cudnn.note),
     Implementation("xla", lambda request: None, reference.KERNELS),
 )  # fmt: skip
 """`xla` is the plain JAX form: every mask, dtype and platform, and the reference of the others. `mosaic` adds up the
@@ -125,5 +128,6 @@ def choose(name: str, request: Request, *, named_by: str = "the call names") -> 
     entries = sorted(IMPLEMENTATIONS, key=lambda entry: order.index(entry.name))
     options = {"families": FAMILIES, "why_first": why_first, "named_by": named_by}
     found = choice.choose("attention", name, request, entries, **options)
-    varies = implementation(found.name).varies
-    return found if varies is None else replace(found, reason=f"{found.reason}; {varies}")
+    entry = implementation(found.name)
+    clauses = [clause for clause in (entry.note(request), entry.varies) if clause is not None]
+    return replace(found, reason="; ".join([found.reason, *clauses]))

@@ -34,6 +34,10 @@ class Request:
     """Whether the log-sum-exp is wanted too, with its derivative."""
     whole_rows: bool = True
     """Whether queries and keys have the same indices, in their order."""
+    runs: bool = False
+    """Whether the tokens of each document are neighbours."""
+    compares: bool = False
+    """Whether the caller compares with plain XLA, on the device at hand, what asks for it (`comparison`)."""
     deterministic: bool = False
     """Whether output and gradients have to be the same bits in every run."""
     compute_capability: float | None = None

@@ -43,7 +43,8 @@ def test_cudnn_is_preferred_where_it_computes_what_is_asked_for(change: dict) ->
         ({"head_dim": 100}, "not 100"),
         ({"head_dim": 264}, "up to 256"),
         ({"head_dim": 256, "compute_capability": 8.0}, "up to 128"),
-        ({"packed": True}, "segment ids"),
+        ({"packed": True, "sequence": 2**18}, "packed layout"),
+        ({"packed": True, "compute_capability": 8.0}, "packed layout"),
         ({"prefix": True}, "prefix"),
         ({"softcap": 30.0}, "soft-cap"),
         ({"whole_rows": False}, "parts of a row"),
@@ -109,14 +110,15 @@ LONG = replace(HOPPER, sequence=2**20, context=8, rows=1)
     ("request_", "name", "reason"),
     [
         (HOPPER, "allgather", "context is 1"),
-        (replace(HOPPER, context=4, packed=True), "allgather", "4.0 MiB of gathered keys and values"),
+        (replace(HOPPER, context=4, packed=True, softcap=9.0), "allgather", "4.0 MiB of gathered keys and values"),
+        (replace(HOPPER, context=4, packed=True), "ulysses", "which cuDNN can"),
         (replace(LONG, packed=True), "ring", "instead of 1.0 GiB of gathered"),
         (LONG, "ulysses", "which cuDNN can"),
         (replace(LONG, heads=12), "ring", "instead of 1.0 GiB of gathered"),
         (replace(LONG, window=4096), "ring", "only neighbouring ranks"),
         (replace(LONG, packed=True, permutes=False), "allgather", "supports this run"),
     ],
-    ids=["one device", "short", "long", "whole rows", "few heads", "window", "branching"],
+    ids=["one device", "short", "packed", "long", "whole rows", "few heads", "window", "branching"],
 )
 def test_the_context_strategy_and_its_reason(request_: AttentionRequest, name: str, reason: str) -> None:
     choice = choose_context_strategy("auto", request_)

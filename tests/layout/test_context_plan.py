@@ -74,9 +74,10 @@ HOPPER = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3", co
         ("ring", False, "ring", "xla"),
         ("usp", False, "usp", "xla"),
         ("ulysses", False, "ulysses", "cudnn"),
-        ("ulysses", True, "ulysses", "xla"),
+        ("ulysses", True, "ulysses", "cudnn"),
         ("auto", False, "ulysses", "cudnn"),
-        ("auto", True, "allgather", "xla"),
+        ("auto", True, "ulysses", "cudnn"),
+        ("allgather", True, "allgather", "xla"),
     ],
 )
 def test_only_ranks_that_see_whole_rows_in_order_have_cudnn(

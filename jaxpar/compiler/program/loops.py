@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from jaxpar.compiler.program.hlo.opcodes import wrapped_opcode
 from jaxpar.compiler.program.hlo.records import Computation, Module, Op, ProgramError
 from jaxpar.compiler.program.recomputation import runs_again
+from pallas_kernels.attention.cudnn_packed import CALLS
 
 type Shares = Callable[[Op], Sequence[float]]
 """The share of a conditional's executions that each branch gets, in the order of `branches`."""
@@ -34,10 +35,13 @@ class Executions:
 
 
 def trip_count(op: Op) -> int:
-    """Iterations of a `while`. Raises `ProgramError` if XLA does not know them."""
+    """Iterations of a `while`: one of the calls of packed attention, whose number the documents decide. Raises
+    `ProgramError` if XLA does not know them."""
     try:
         return int(op.config["known_trip_count"]["n"])
     except KeyError:
+        if CALLS in op.op_name:
+            return 1
         place = f", made at {op.source.file}:{op.source.line}" if op.source else ""
         raise ProgramError(f"XLA does not know how often {op.name} loops{place}", line=op.line) from None
 

@@ -15,6 +15,7 @@ from jaxpar.attention import (
     choose_context_strategy,
     context_layout,
 )
+from jaxpar.attention.backends import scratch_bytes
 from jaxpar.attention.balance import sequence_order
 from jaxpar.attention.context import neighbours
 from jaxpar.config import AttentionConfig, Config, UserError
@@ -23,6 +24,7 @@ from jaxpar.config.counting import head_dim, kv_heads, value_dim
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, Choice, LayerRun, Plan
 from jaxpar.distributed.devices import Device
+from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.memory.remat import recomputed
@@ -68,6 +70,15 @@ def strategy_on(config: Config, cluster: Cluster) -> str:
     """The context strategy on the GPUs of a cluster."""
     request = widest(attention_requests(config, DescribedGPU.of(cluster.gpu), (), cluster.gpus_per_host))
     return choose_context_strategy(config.parallel.context_strategy, request, config.attention.backend).name
+
+
+def scratch_on(config: Config, gpu: GPU, strategy: str) -> int:
+    """Scratch memory of a layer's attention under a context strategy on GPUs of a cluster."""
+    if not config.data.packed:
+        return 0
+    whole_rows = config.parallel.context == 1 or strategy == "ulysses"
+    requests = attention_requests(config, DescribedGPU.of(gpu), ()).values()
+    return max(scratch_bytes(config.attention.backend, replace(one, whole_rows=whole_rows)) for one in requests)
 
 
 def check_attention(plan: Plan, config: Config, device: Device, node_devices: int | None = None) -> None:

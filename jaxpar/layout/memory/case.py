@@ -34,6 +34,8 @@ class Case(NamedTuple):
     """Tiles of a microbatch's tokens in the head; None for the number that the configuration gives."""
     expert: int = 1
     """Ranks among `shards` that share the experts."""
+    scratch: int = 0
+    """Bytes that a layer's attention takes besides its arguments and results."""
 
     @property
     def rows_of(self) -> Counter[str]:

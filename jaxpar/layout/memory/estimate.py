@@ -14,6 +14,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from jaxpar.config import Config
+from jaxpar.config.counting import head_dim
+from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, LayerRun, Plan
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.layers.declared import hidden_names
@@ -26,6 +28,7 @@ from jaxpar.layout.memory.weights import Weights
 from jaxpar.memory.fraction import kept_bytes
 from jaxpar.memory.layer_shape import LayerShape, activation_bytes, layer_shapes
 from jaxpar.memory.remat import offloaded, runs_by_kind
+from pallas_kernels.attention.cudnn_packed import scratch_bytes
 
 TWICE = 0.5
 """Share of a unit that waits for W, as found in programs of three split schedules (0.2, 0.5 and 0.9)."""
@@ -120,8 +123,25 @@ def case_of(config: Config, plan: Plan) -> Case:
         plan.microbatches, plan.zero, tuple(slot.kind for slot in layer_order(plan, config.model).slots),
         plan.virtual_stages, plan.optimizer_offload, plan.resident_weights,
         plan.pipe_ends == "shared" and axes.pipe > 1, plan.host_layers,
-        plan.secondary_shard, plan.loss_tiles, axes.expert,
+        plan.secondary_shard, plan.loss_tiles, axes.expert, _attention_scratch(config, plan),
     )  # fmt: skip
+
+
+def _attention_scratch(config: Config, plan: Plan) -> int:
+    """Scratch memory of a layer's attention: that of cuDNN for packed documents."""
+    if not config.data.packed:
+        return 0
+    sizes = [
+        scratch_bytes(
+            plan.microbatch_rows,
+            config.data.sequence_length,  # cuDNN attends over whole rows
+            model.heads // (plan.axes.tensor * plan.axes.context),
+            head_dim(model),
+        )
+        for kind, model in kind_models(config.model).items()
+        if plan.attention_of(kind).name == "cudnn"
+    ]
+    return max(sizes, default=0)
 
 
 def plan_slots(plan: Plan) -> Slots:

@@ -294,7 +294,7 @@ class _Counted:
         return Work(
             weights.all + self._frozen + self._gathered_layers,
             gradients.all + own,
-            (4 * whole if case.tensor > 1 else 0) + self._codes(),
+            (4 * whole if case.tensor > 1 else 0) + self._codes() + case.scratch,
         )
 
     def _turned(self) -> int:

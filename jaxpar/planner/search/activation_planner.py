@@ -13,6 +13,7 @@ from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.declared import activation_names
+from jaxpar.layout.choices.attention import scratch_on
 from jaxpar.layout.choices.tiles import mlp_tiles, without_hidden
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.estimate import IN_TRANSIT, MemoryEstimate, MemoryModel, Units
@@ -118,12 +119,24 @@ class ActivationPlanner:
         group, choice = self.group, self.choice
         case = Case(
             group.pipe, group.shards, group.context, group.tensor, group.microbatch, self._microbatches, choice.zero,
-            self.kinds, choice.virtual_stages, "host" if choice.optimizer_offload else "none", expert=group.expert,
+            self.kinds, choice.virtual_stages, "host" if choice.optimizer_offload else "none",
+            scratch=self._scratch, expert=group.expert,
         )  # fmt: skip
         budget = self.model.config.memory.optimizer_resident
         return (
             case._replace(resident=self.model.resident(case, budget)) if choice.optimizer_offload and budget else case
         )
+
+    @property
+    def _scratch(self) -> int:
+        """Scratch memory of a layer's attention."""
+        group, strategy = self.group, self.choice.context_strategy
+        key = "scratch", group.microbatch, group.context, group.tensor, strategy
+        if key not in self.known:
+            sizes = group.pipe, group.shards, group.context, group.tensor, group.microbatch
+            case = Case(*sizes, self._microbatches, 0, self.kinds)
+            self.known[key] = scratch_on(self.model.alike(case), self.cluster.gpu, strategy)
+        return self.known[key]
 
     def _units(self, remat: Remat) -> Units:
         """What a chunk's layers keep of a microbatch."""

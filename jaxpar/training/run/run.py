@@ -42,6 +42,7 @@ from jaxpar.observe.holdings import name_arrays
 from jaxpar.observe.timer import StepTimer
 from jaxpar.training.residency.given_weights import INIT_FROM, begun_from, frozen_weights
 from jaxpar.training.residency.saved_state import SavedState
+from jaxpar.training.run.compared import compared_plan
 from jaxpar.training.run.out_of_memory import (
     check_batch_fits,
     check_estimate_fits,
@@ -103,11 +104,7 @@ class Run:
         self.data: Data = open_data(config.data, vocab=config.model.vocab, seed=config.run.seed)
         check_pairs(config, self.data)
         self.config = with_vocab(config, self.data.vocab)
-        if plan is None:
-            plan = make_plan(self.config, devices[0], devices_per_node(devices))
-        else:
-            check_plan(plan, self.config, devices[0], devices_per_node(devices))
-        self.plan = plan
+        self.plan = compared_plan(lambda: self._planned(plan, devices), self.config, devices)
         self.mesh = build_mesh(self.plan.axes, devices)
         self.layout = StepLayout(self.config, self.plan)
         checks = check_state_fits, check_batch_fits, check_offload, check_offloaded_state, check_estimate_fits
@@ -132,6 +129,13 @@ class Run:
         """Numbers of batches that no step uses, ascending (`watch.on_spike`)."""
         name_arrays(self, Run._arrays)
         liveness.at("ready to train")
+
+    def _planned(self, given: Plan | None, devices: Sequence[Device]) -> Plan:
+        """The layout for the devices: the one that is given, checked, or one that is made."""
+        if given is None:
+            return make_plan(self.config, devices[0], devices_per_node(devices))
+        check_plan(given, self.config, devices[0], devices_per_node(devices))
+        return given
 
     @property
     def state(self) -> TrainState:

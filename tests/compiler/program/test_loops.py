@@ -6,6 +6,7 @@ import pytest
 
 from jaxpar.compiler.program.hlo.records import Module, ProgramError
 from jaxpar.compiler.program.loops import branches, executions, trip_count
+from pallas_kernels.attention.cudnn_packed import CALLS
 from tests.compiler.program.programs import TINY, compiled, computation, condition, loop, module, only
 from tests.sentences import refused
 
@@ -39,6 +40,13 @@ def test_a_loop_without_a_known_trip_count_is_an_error_that_names_its_line():
     made = f"{START}\n%w = f32[] while(%start), condition=%b_condition, body=%b"
     with refused("line ", "w loops", error=ProgramError):
         executions(module(made, computation("b", "%x = f32[] parameter(0)"), condition("b")))
+
+
+def test_the_calls_of_packed_attention_count_once():
+    scope = f'metadata={{op_name="jit(step)/{CALLS}/while"}}'
+    made = f"{START}\n%w = f32[] while(%start), condition=%b_condition, body=%b, {scope}"
+    found = executions(module(made, computation("b", "%x = f32[] parameter(0)"), condition("b")))
+    assert found.counts["b"] == 1.0, "documents decide how many there are, nearly always one"
 
 
 CHOICE = (

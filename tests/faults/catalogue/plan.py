@@ -17,8 +17,8 @@ PLAN = (
         name="the_given_plan_is_derived_again",
         description="A run makes its plan from the configuration though one is given.",
         file="jaxpar/training/run/run.py",
-        old="self.plan = plan\n",
-        new="self.plan = make_plan(self.config, devices[0], devices_per_node(devices))\n",
+        old="self._planned(plan, devices)",
+        new="self._planned(None, devices)",
         caught_by=("tests/layout/test_given_plan.py::test_a_plan_of_another_machine_gives_the_same_bits",),
     ),
     Fault(

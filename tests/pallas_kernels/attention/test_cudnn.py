@@ -82,7 +82,12 @@ def test_a_policy_that_saves_the_named_results_does_not_run_cudnn_again(traceabl
 
 @pytest.mark.parametrize(
     ("mask", "softcap"),
-    [(Mask(segmented=True), None), (Mask(prefix=True), None), (Mask(), 5.0), (Mask(causal=False, window=3), None)],
+    [
+        (Mask(causal=False, segmented=True), None),
+        (Mask(prefix=True), None),
+        (Mask(), 5.0),
+        (Mask(causal=False, window=3), None),
+    ],
     ids=["packed", "prefix", "softcap", "window-both-ways"],
 )
 def test_what_cudnn_does_not_compute_is_refused(mask: Mask, softcap: float | None) -> None:

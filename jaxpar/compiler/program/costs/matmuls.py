@@ -170,11 +170,11 @@ def _grouped(op: Op) -> Product:
 
 
 def _kept_pairs(op: Op, config: Mapping[str, Any], queries: int, keys: int) -> int:
-    """(query, key) pairs of one row and head that cuDNN's mask keeps."""
+    """(query, key) pairs of one row and head that cuDNN's mask keeps, documents not counted: they come with a batch."""
     mask, window = config.get("mask_type", "NO_MASK"), int(config.get("sliding_window_length", 0))
     if mask == "NO_MASK" and not window:
         return queries * keys
-    if mask != "CAUSAL":
+    if mask not in ("CAUSAL", "PADDING_CAUSAL"):
         raise ProgramError(f"attention mask {mask} of {op.name} is not known", line=op.line)
     seen = (min(query + 1, keys) - max(0, query + 1 - window if window else 0) for query in range(queries))
     return sum(max(0, count) for count in seen)

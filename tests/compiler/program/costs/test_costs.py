@@ -139,6 +139,7 @@ def attention(backward: bool, mask: str = "CAUSAL", window: int = 0) -> Cost:
     [
         ("NO_MASK", 0, 1024 * 1024),
         ("CAUSAL", 0, 1024 * 1025 // 2),
+        ("PADDING_CAUSAL", 0, 1024 * 1025 // 2),
         ("CAUSAL", 256, 256 * 257 // 2 + (1024 - 256) * 256),
     ],
 )

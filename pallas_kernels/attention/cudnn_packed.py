@@ -1,0 +1,236 @@
+"""cuDNN's attention over packed documents, which it takes by their lengths and offsets, from Hopper on.
+
+JAX has this layout in a private function alone, `jax._src.cudnn.fused_attention_stablehlo` (the test of this module
+states what it relies on). A call has room for a number of documents of each row, `documents_per_call`: XLA gives
+cuDNN scratch memory for the gradient of that many rows of queries, in float32, though the documents together are one
+row. Rows with more documents take as many calls as they need, so that any packing is computed exactly.
+
+The log-sum-exp comes back by document; what is kept for the backward is that of each token, as of any attention. It is
+not given out, because cuDNN's backward has no derivative through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.attention.derivative import name_results
+from pallas_kernels.attention.request import Request
+from pallas_kernels.varying import vary_alike, vary_over, varying_axes
+
+MODULE = "jax._src.cudnn.fused_attention_stablehlo"
+CALLS = "calls_of_packed_attention"
+"""The scope of the loop whose iterations only the documents decide: nearly always one."""
+SCRATCH = 2**30
+"""Bytes of scratch memory that `documents_per_call` aims at."""
+FEWEST = 4
+"""Documents of a row in a call below which calls would be too many: rows of so many heads and tokens are refused."""
+_SHORT = 256
+"""Tokens of a document: rows of documents of this mean length, or a longer one, take one call."""
+
+
+def documents_per_call(batch: int, queries: int, heads: int, width: int) -> int:
+    """Documents of each row that one call has room for."""
+    return min(max(FEWEST, queries // _SHORT), SCRATCH // _row_bytes(batch, queries, heads, width))
+
+
+def scratch_bytes(batch: int, queries: int, heads: int, width: int) -> int:
+    """Memory of a backward besides its arguments and results; the softmax statistics of the documents included."""
+    documents = documents_per_call(batch, queries, heads, width)
+    return documents * (_row_bytes(batch, queries, heads, width) + 4 * batch * queries * heads)
+
+
+def _row_bytes(batch: int, queries: int, heads: int, width: int) -> int:
+    """Of the float32 gradient of the queries, and of a sum of each."""
+    return 4 * batch * queries * heads * (width + 1)
+
+
+def refusal(request: Request) -> str | None:
+    """Why the packed layout does not compute what is asked for; None if it does, or if that depends on the device."""
+    if (request.compute_capability or 0.0) < 9.0:
+        return f"its packed layout needs compute capability 9.0 (Hopper), and the GPU has {request.compute_capability}"
+    if not request.runs:
+        return "its packed layout takes documents whose tokens are neighbours, which is not known of this request"
+    if not request.mask.causal:
+        return "its packed layout is used for causal masks alone"
+    if request.elements > 2**31 - 1:
+        return f"its packed layout has 32-bit offsets, and an array has {request.elements:,} elements"
+    shape = request.batch, request.queries, request.heads, request.width
+    if (room := documents_per_call(*shape)) < FEWEST:
+        return (
+            f"its packed layout takes scratch memory for each document of a call, and {SCRATCH >> 30} GiB are enough "
+            f"for {room}, fewer than {FEWEST}"
+        )
+    return missing()
+
+
+def missing() -> str | None:
+    """What this version of jax lacks of what is used here, in a clause; None if it has all."""
+    try:
+        inside = import_module(MODULE)
+    except ImportError:
+        return f"this jax has no {MODULE}"
+    needed = ("dot_product_attention", "MaskType", "AttentionLayout", "_dot_product_attention_bwd_rule")
+    absent = [name for name in needed if not hasattr(inside, name)]
+    return f"{MODULE} of this jax has no {absent[0]}" if absent else None
+
+
+class Documents(NamedTuple):
+    """The documents of rows: neighbouring tokens of one segment. Padding is a document too."""
+
+    number: Int[Array, "batch seq"]
+    """Of each token's document in its row, from 0."""
+    start: Int[Array, "batch seq"]
+    """Place of the first token of each token's document."""
+
+    @classmethod
+    def of(cls, segments: Int[Array, "batch seq"]) -> Documents:
+        first = jnp.pad(segments[:, 1:] != segments[:, :-1], [(0, 0), (1, 0)], constant_values=True)
+        places = lax.broadcasted_iota(jnp.int32, segments.shape, 1)
+        start = lax.cummax(jnp.where(first, places, 0), axis=1)
+        return cls(jnp.cumsum(first, 1, dtype=jnp.int32) - 1, start)
+
+    def part(self, step: Any, room: int) -> Part:
+        """Those that call number `step` attends, `room` of each row."""
+        batch, length = self.number.shape
+        number = self.number - step * room
+        inside = (number >= 0) & (number < room)
+        row = jnp.arange(batch)[:, None]
+        at = row, jnp.where(inside, number, room)
+        lengths = jnp.zeros((batch, room + 1), jnp.int32).at[at].add(1)[:, :room]
+        starts = jnp.full((batch, room + 1), -1, jnp.int32).at[at].max(self.start).at[:, room].set(-1)
+        there = lengths > 0
+        before = jnp.cumsum(there.sum(1, dtype=jnp.int32)) - there.sum(1, dtype=jnp.int32)
+        places = lax.broadcasted_iota(jnp.int32, (batch, length), 1) - self.start
+        return Part(
+            jnp.where(there, lengths, -1), starts, inside, jnp.where(inside, before[:, None] + number, 0), places
+        )
+
+
+class Part(NamedTuple):
+    """The documents of one call, as jax's function takes them."""
+
+    lengths: Int[Array, "batch room"]
+    """-1 where a row has no more."""
+    offsets: Int[Array, "batch room_and_one"]
+    inside: Bool[Array, "batch seq"]
+    """The tokens that the call attends."""
+    document: Int[Array, "batch seq"]
+    """Of each token of `inside`: the number of its document among those of all rows."""
+    place: Int[Array, "batch seq"]
+    """Of each token in its document."""
+
+
+@dataclass(frozen=True)
+class Static:
+    """What a call does, apart from its arrays."""
+
+    scale: float
+    window: int | None
+    room: int
+
+
+def attend(
+    q: Float[Array, "batch seq heads width"],
+    k: Float[Array, "batch seq kv_heads width"],
+    v: Float[Array, "batch seq kv_heads width"],
+    segments: Int[Array, "batch seq"],
+    *,
+    scale: float,
+    window: int | None,
+    room: int | None = None,
+) -> Float[Array, "batch seq heads width"]:
+    """Causal attention within documents; padding (segment 0) has output 0.
+
+    The tokens of a document are neighbours: a segment that comes back behind another one is another document. `room`
+    is the number of documents of each row in a call, `documents_per_call` where none is given, and at least 2: a
+    single one would be a row that is not packed.
+    """
+    room = documents_per_call(*q.shape) if room is None else room
+    return _attend(Static(scale, window, room), *vary_alike((q, k, v, segments.astype(jnp.int32))))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(static: Static, q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
+    return _forward(static, q, k, v, segments)[0]
+
+
+def _forward(static: Static, q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> tuple[jax.Array, tuple]:
+    documents = Documents.of(segments)
+    inside, options = _inside(static)
+
+    def call(part: Part, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        seen = {"q_seqlen": part.lengths, "kv_seqlen": part.lengths}
+        seen |= {"q_offsets": part.offsets, "kv_offsets": part.offsets}
+        out, statistics = inside.dot_product_attention(q, k, v, **seen, **options, return_residual=True)
+        lse = statistics[part.document, :, part.place]
+        return _merged(part, found, (out, lse))
+
+    start = jnp.zeros(q.shape, q.dtype), jnp.zeros(q.shape[:3], jnp.float32)
+    out, lse = _calls(documents, static.room, call, vary_over(start, varying_axes(q)))
+    out, lse = name_results(_without_padding(segments, out), lse)
+    return out, (q, k, v, segments, out, lse)
+
+
+def _backward(static: Static, kept: tuple, d_out: jax.Array) -> tuple:
+    q, k, v, segments, out, lse = kept
+    d_out = _without_padding(segments, d_out.astype(q.dtype))
+    documents = Documents.of(segments)
+    inside, options = _inside(static)
+    layout, nothing = inside.AttentionLayout.BTNH.value, jnp.zeros(0, q.dtype)
+
+    def call(part: Part, found: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        shape = (q.shape[0] * static.room, q.shape[2], q.shape[1])
+        outside = jnp.where(part.inside, part.document, shape[0])  # dropped
+        statistics = vary_over(jnp.zeros(shape, jnp.float32), varying_axes(q))
+        statistics = statistics.at[outside, :, part.place].set(lse, mode="drop")
+        of_documents = part.lengths, part.lengths, part.offsets, part.offsets
+        residuals = (q, k, v, nothing, *of_documents, nothing, nothing, statistics, out)
+        gradients = inside._dot_product_attention_bwd_rule(
+            options["scale"], 42, 0.0, (False, False), options["mask_type"], layout, options["sliding_window_length"],
+            True, False, residuals, d_out,
+        )  # fmt: skip
+        return _merged(part, found, gradients[:3])
+
+    start = vary_over(jax.tree.map(jnp.zeros_like, (q, k, v)), varying_axes(q))
+    return *_calls(documents, static.room, call, start), None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _inside(static: Static) -> tuple[Any, dict[str, Any]]:
+    """jax's module, and what all its calls have in common."""
+    inside: Any = import_module(MODULE)
+    options = {"scale": static.scale, "mask_type": inside.MaskType.PADDING_CAUSAL}
+    return inside, options | {"sliding_window_length": static.window}
+
+
+def _calls[Found](documents: Documents, room: int, call: Callable[[Part, Found], Found], found: Found) -> Found:
+    """As many calls as the row with the most documents needs, nearly always one."""
+    most = documents.number.max() // room
+    with jax.named_scope(CALLS):
+        _, found = lax.while_loop(
+            lambda state: state[0] <= most,
+            lambda state: (state[0] + 1, call(documents.part(state[0], room), state[1])),
+            (vary_over(jnp.int32(0), varying_axes(most)), found),
+        )
+    return found
+
+
+def _merged(part: Part, found: tuple[jax.Array, ...], new: tuple[jax.Array, ...]) -> Any:
+    """`new` for the tokens that were attended: of others cuDNN writes nothing."""
+    inside = lambda x: part.inside.reshape(part.inside.shape + (1,) * (x.ndim - 2))
+    return tuple(jnp.where(inside(x), y, x) for x, y in zip(found, new, strict=True))
+
+
+def _without_padding(segments: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.where((segments > 0)[:, :, None, None], x, jnp.zeros((), x.dtype))

@@ -1,0 +1,201 @@
+"""Packed documents as cuDNN takes them: what it is called with, on a machine without it, and when it is allowed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from pallas_kernels.attention import attention, comparison, cudnn, cudnn_packed
+from pallas_kernels.attention.registry import Unsupported, choose
+from pallas_kernels.attention.request import Request
+from pallas_kernels.masks import Mask, allowed
+from tests.sentences import refused
+
+HOPPER = Request(
+    "gpu", "bfloat16", 8, 2, 128, 128, Mask(segmented=True), batch=1, queries=8192, keys=8192, runs=True,
+    compares=True, compute_capability=9.0, gpu="NVIDIA H200", processors=132,
+)  # fmt: skip
+SEGMENTS = jnp.asarray([[1, 1, 1, 2, 3, 3, 4, 5, 5, 5, 0, 0], [1] * 7 + [2] * 5, [0] * 12], jnp.int32)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "_found", {})
+
+
+@pytest.fixture
+def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """jax's module with plain formulas in place of cuDNN, which write no number for tokens outside of documents."""
+    module: Any = import_module(cudnn_packed.MODULE)
+    monkeypatch.setattr(module, "dot_product_attention", _Stand.forward)
+    monkeypatch.setattr(module, "_dot_product_attention_bwd_rule", _Stand.backward)
+    return module
+
+
+class _Stand:
+    """In float32, from the lengths and offsets that cuDNN would get."""
+
+    @staticmethod
+    def documents(lengths: Any, offsets: Any, length: int) -> tuple[Any, Any, Any]:
+        """Of the tokens: the document's number among those of all rows, its first place, and whether there is one."""
+        number = jnp.cumsum((lengths >= 0).reshape(-1)).reshape(lengths.shape) - 1
+        places = jnp.arange(length)
+        within = (places >= offsets[:, :-1, None]) & (places < (offsets[:, :-1] + lengths)[..., None])
+        within &= (lengths > 0)[..., None] & (offsets[:, :-1, None] >= 0)
+        pick = lambda x: (within * x[..., None]).sum(1)
+        return pick(number), pick(offsets[:, :-1]), within.any(1)
+
+    @staticmethod
+    def formula(q: Any, k: Any, v: Any, keep: Any, scale: Any) -> tuple[Any, Any]:
+        group = q.shape[2] // k.shape[2]
+        k, v = (jnp.repeat(x, group, 2) for x in (k, v))
+        scores = jnp.where(keep[:, None], scale * jnp.einsum("bqhd,bkhd->bhqk", q, k), -1e30)
+        lse = jax.nn.logsumexp(scores, -1)
+        return jnp.einsum("bhqk,bkhd->bqhd", jnp.exp(scores - lse[..., None]), v), lse
+
+    @classmethod
+    def keep(cls, number: Any, there: Any, window: int | None) -> Any:
+        slots = jnp.broadcast_to(jnp.arange(number.shape[1]), number.shape)
+        segments = jnp.where(there, number + 1, 0)
+        return allowed(Mask(window=window, segmented=True), slots, slots, segments, segments)
+
+    @staticmethod
+    def forward(q: Any, k: Any, v: Any, *, q_seqlen: Any, kv_seqlen: Any, q_offsets: Any, kv_offsets: Any, scale: float,
+                mask_type: Any, sliding_window_length: int | None, return_residual: bool) -> Any:  # fmt: skip
+        assert mask_type.name == "PADDING_CAUSAL" and return_residual
+        assert q_seqlen.dtype == q_offsets.dtype == jnp.int32 and kv_seqlen is q_seqlen and kv_offsets is q_offsets
+        assert q_offsets.shape[1] == q_seqlen.shape[1] + 1
+        number, start, there = _Stand.documents(q_seqlen, q_offsets, q.shape[1])
+        out, lse = _Stand.formula(q, k, v, _Stand.keep(number, there, sliding_window_length), scale)
+        room = q_seqlen.size
+        statistics = jnp.full((room, q.shape[2], q.shape[1]), jnp.nan)
+        at = jnp.where(there, number, room), slice(None), jnp.arange(q.shape[1]) - start
+        statistics = statistics.at[at].set(lse.swapaxes(1, 2), mode="drop")
+        return jnp.where(there[:, :, None, None], out, jnp.nan).astype(q.dtype), statistics
+
+    @staticmethod
+    def backward(scale: float, seed: int, dropout: float, variadic: Any, mask_type: Any, layout: int,
+                 window: int | None, training: bool, return_residual: bool, residuals: tuple,
+                 d_out: Any) -> tuple:  # fmt: skip
+        q, k, v, _, lengths, _, offsets, _, _, _, statistics, _ = residuals
+        number, start, there = _Stand.documents(lengths, offsets, q.shape[1])
+        keep = _Stand.keep(number, there, window)
+        _, lse = _Stand.formula(q, k, v, keep, scale)
+        given = statistics[number, :, jnp.arange(q.shape[1]) - start]
+        wrong = jnp.where(there[..., None], jnp.abs(given - lse.swapaxes(1, 2)), 0.0).max() > 1e-4
+        _, pull = jax.vjp(lambda q, k, v: _Stand.formula(q, k, v, keep, scale)[0], q, k, v)
+        gradients = pull(jnp.where(there[:, :, None, None], d_out, 0.0))
+        hidden = lambda x: jnp.where(there[:, :, None, None] & ~wrong, x, jnp.nan)
+        return *map(hidden, gradients), *(None,) * 7
+
+
+def arrays(batch: int = 3, length: int = 12) -> list[jax.Array]:
+    rng = np.random.default_rng(1)
+    return [jnp.asarray(rng.normal(size=(batch, length, heads, 8)), jnp.float32) for heads in (4, 2, 2, 4)]
+
+
+def results(attend: Any, *x: jax.Array) -> tuple[jax.Array, ...]:
+    out, pull = jax.vjp(attend, *x[:3])
+    return out, *pull(x[3])
+
+
+@pytest.mark.parametrize(("room", "window"), [(2, None), (3, 2), (6, None)])
+def test_documents_are_those_of_the_mask_in_as_many_calls_as_they_need(inside: Any, room: int, window: int | None):
+    indices = jnp.broadcast_to(jnp.arange(12), (3, 12))
+    plain = partial(
+        attention, mask=Mask(window=window, segmented=True), q_indices=indices, kv_indices=indices,
+        q_segments=SEGMENTS, kv_segments=SEGMENTS, scale=0.3,
+    )  # fmt: skip
+    packed = partial(cudnn_packed.attend, segments=SEGMENTS, scale=0.3, window=window, room=room)
+    found, wanted = (jax.jit(partial(results, attend))(*arrays()) for attend in (packed, plain))
+    for have, want in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(have, want, atol=1e-5)
+
+
+def test_calls_are_what_jax_lowers_inside_a_checked_map(monkeypatch: pytest.MonkeyPatch):
+    """A contract with a private function: its names, the arguments of its backward, and the shape of the statistics."""
+    module: Any = import_module(cudnn_packed.MODULE)
+    assert cudnn_packed.missing() is None
+    assert list(inspect.signature(module._dot_product_attention_bwd_rule).parameters) == [
+        "scale", "seed", "dropout_rate", "variadic_args", "mask_type", "layout", "sliding_window_length",
+        "is_training", "return_residual", "res", "grad_output",
+    ]  # fmt: skip
+    monkeypatch.setattr(module, "check_compute_capability", lambda capability: True)
+    monkeypatch.setattr(module, "is_cuda_compute_capability_equal", lambda capability: False)
+    monkeypatch.setattr(module, "check_cudnn_version", lambda: 91900)
+    mesh = jax.make_mesh((2, 2), ("rows", "heads"), axis_types=(AxisType.Auto,) * 2)
+    by_heads, rows = PartitionSpec("rows", None, "heads"), PartitionSpec("rows")
+
+    def local(segments: jax.Array, *x: jax.Array) -> Any:
+        tokens = {"q_indices": segments, "kv_indices": segments, "q_segments": segments, "kv_segments": segments}
+        attend = partial(cudnn.attend, mask=Mask(window=5, segmented=True), **tokens)
+        return results(attend, *x)
+
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(rows,) + (by_heads,) * 4, out_specs=(by_heads,) * 4)
+    x = [jax.ShapeDtypeStruct((2, 64, heads, 8), jnp.bfloat16) for heads in (4, 2, 2, 4)]
+    text = str(jax.make_jaxpr(mapped)(jax.ShapeDtypeStruct((2, 64), jnp.int32), *x))
+    assert text.count("dot_product_attention_fwd_wrapper[") == text.count("dot_product_attention_bwd_wrapper[") == 1
+    assert text.count("MaskType.PADDING_CAUSAL") == 2 and text.count("sliding_window_length=5") == 2
+    assert "f32[4,2,64]" in text, "of each device the statistics of 4 documents of its row, of 2 heads"
+
+
+def test_plans_take_the_packed_layout_where_the_run_compares_it_and_state_what_it_costs():
+    chosen = choose("auto", HOPPER)
+    assert chosen.name == "cudnn" and "up to 31 of a row in a call" in chosen.reason
+    assert "compared with plain XLA" in chosen.reason and "1.0 GiB of scratch memory" in chosen.reason
+    assert choose("auto", replace(HOPPER, compares=False)).rejected["cudnn"] == comparison.NOT_COMPARED
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"compute_capability": 8.0}, "Hopper"),
+        ({"runs": False}, "neighbours"),
+        ({"lse": True}, "log-sum-exp"),
+        ({"whole_rows": False}, "parts of a row"),
+        ({"mask": Mask(causal=False, segmented=True)}, "causal"),
+        ({"queries": 2**18, "keys": 2**18}, "fewer than 4"),
+        ({"queries": 2**22, "keys": 2**22}, "32-bit"),
+        ({"softcap": 30.0}, "soft-cap"),
+    ],
+)
+def test_what_the_packed_layout_does_not_compute_is_refused_with_the_reason(change: dict, part: str):
+    request = replace(HOPPER, **change)
+    assert part in choose("auto", request).rejected["cudnn"] and choose("auto", request).name == "xla"
+    with refused("cudnn", part, error=Unsupported):
+        choose("cudnn", request)
+
+
+def test_a_comparison_decides(inside: Any, monkeypatch: pytest.MonkeyPatch):
+    small = replace(HOPPER, queries=36, keys=36, width=8, value_width=8, heads=4, dtype="float32")
+    assert comparison.compare(small) is None
+    comparison.settle(HOPPER, comparison.compare(small))
+    assert comparison.verdict(replace(HOPPER, compares=False)) is None
+    assert choose("auto", replace(HOPPER, compares=False)).name == "cudnn"
+
+    def of_rows_without_documents(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        lengths, offsets = (jnp.full_like(options[name], -1) for name in ("q_seqlen", "q_offsets"))
+        whole = lengths.at[:, 0].set(q.shape[1]), offsets.at[:, 0].set(0)
+        options |= {"q_seqlen": whole[0], "kv_seqlen": whole[0], "q_offsets": whole[1], "kv_offsets": whole[1]}
+        return _Stand.forward(q, k, v, **options)
+
+    monkeypatch.setattr(inside, "dot_product_attention", of_rows_without_documents)
+    comparison.settle(HOPPER, comparison.compare(small))
+    chosen = choose("auto", HOPPER)
+    assert chosen.name == "xla" and "output errs by" in chosen.rejected["cudnn"]
+    with refused("cudnn", "differs from plain XLA", error=Unsupported):
+        choose("cudnn", HOPPER)
+
+
+def test_a_call_that_cannot_be_made_is_a_reason():
+    assert "its packed layout does not run on this device: cuDNN" in (comparison.compare(HOPPER) or "")
