@@ -118,6 +118,8 @@ BOUNDS: dict[str, Bound] = {
     "parallel.ulysses": _at_least(1, RANKS),
     "parallel.tensor_chunks": _at_least(1, CHUNKS),
     "parallel.virtual_stages": _at_least(1, LAYERS),
+    "precision.matmul_history": _at_least(1, 1024),
+    "precision.matmul_margin": Bound("from 0 to 7", lambda value: 0 <= value <= 7, UNLIMITED),
     "precision.loss_scale": _POSITIVE,
     "precision.loss_scale_interval": _at_least(1),
     "memory.offload_fraction": _SHARE,

@@ -80,6 +80,8 @@ class Dtypes:
     """Matrices while they are gathered; null for that of `storage`."""
     gradient_wire: str | None = None
     """Gradients of matrices while they are exchanged; null for that of `gradient`."""
+    matmul: str | None = None
+    """The FP8 recipe of the layers' matmuls; null for `compute`."""
 
 
 @dataclass(frozen=True)

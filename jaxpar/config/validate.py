@@ -23,6 +23,7 @@ from jaxpar.config.checks.layout import (
 )
 from jaxpar.config.checks.lora import check_lora
 from jaxpar.config.checks.loss import check_loss
+from jaxpar.config.checks.matmul import check_matmul
 from jaxpar.config.checks.memory import check_offload, check_tiles, check_weights_offload
 from jaxpar.config.checks.model import check_model, check_table
 from jaxpar.config.checks.paths import check_paths
@@ -88,6 +89,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Config], None]], ...] = (
     (("pipe", "fsdp", "expert", "context"), check_weights_offload),
     ((), check_unused),
     ((), check_lora),
+    ((), check_matmul),
     ((), check_optimizer),
     ((), check_data),
     ((), check_loss),

@@ -11,6 +11,7 @@ from jaxpar.distributed.devices import devices_per_node
 from jaxpar.layout.make_plan import make_plan
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import DATA_AXES
+from jaxpar.precision.recipe import in_compute_dtype
 
 SMALLEST_BUCKET = 64
 """Rows are padded to this many tokens, or to the next power of two above."""
@@ -39,7 +40,7 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
         weights_offload="none", weights_resident=0, offload_dir=None, mlp_tiles=1, loss_tiles=1,
     )  # fmt: skip
     data = replace(config.data, sequence_length=tokens, batch_size=rows, packed=False)
-    precision = replace(config.precision, weight_wire=None, gradient_wire=None)
+    precision = in_compute_dtype(replace(config.precision, weight_wire=None, gradient_wire=None))
     return replace(config, parallel=parallel, precision=precision, memory=memory, data=data, loss=LossConfig())
 
 

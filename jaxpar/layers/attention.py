@@ -22,6 +22,7 @@ from jaxpar.layers.low_rank import factored
 from jaxpar.layers.norm import NORMS, rms_normalize, rms_normalize_heads
 from jaxpar.layers.projections import Matrix, matrix_of, project_in, project_out
 from jaxpar.layers.rope import rotate
+from jaxpar.precision.matmul import GroupScaling
 
 type Attend = Callable[[jax.Array, jax.Array, jax.Array, TokenContext], jax.Array]
 """Attention of this rank's queries over the whole sequence: (query, key, value, tokens) -> output like query."""
@@ -78,15 +79,20 @@ class Attention(nnx.Module):
         h = multiply("attention_out", self.mix(q, k, v, tokens, attend))
         return self.add_bias(h)
 
-    def project_in(self, x: Float[Array, "batch part embed"], overlap: TensorOverlap) -> tuple[jax.Array, ...]:
+    def project_in(
+        self, x: Float[Array, "batch part embed"], overlap: TensorOverlap, scaling: GroupScaling | None = None
+    ) -> tuple[jax.Array, ...]:
         """Matmuls of the joined sequence with this rank's heads: query, key and value, without biases."""
-        return project_in(x, [self._matrix(name) for name in ("query", "key", "value")], overlap)
+        return project_in(x, [self._matrix(name) for name in ("query", "key", "value")], overlap, scaling)
 
     def project_out(
-        self, x: Float[Array, "batch seq heads head_dim"], overlap: TensorOverlap
+        self,
+        x: Float[Array, "batch seq heads head_dim"],
+        overlap: TensorOverlap,
+        scaling: GroupScaling | None = None,
     ) -> Float[Array, "batch part embed"]:
         """Sums over the tensor ranks; the output bias is added by `add_bias`."""
-        return project_out(x, self._matrix("output"), overlap)
+        return project_out(x, self._matrix("output"), overlap, scaling)
 
     def _matrix(self, name: str) -> Matrix:
         """A matrix or its factors, with those of `lora` if it has any; of key heads, those of this rank's queries."""

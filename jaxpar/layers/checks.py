@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from jaxpar.config.axes import AXES
 from jaxpar.config.bounds import PARAMETERS, WIDTH
+from jaxpar.config.checks.sizes import known
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import Config, ModelConfig
@@ -14,6 +16,10 @@ from jaxpar.config.validate import VOCAB, became_known
 from jaxpar.config.validate import validate as validate_keys
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layers.declared import declare_layer
+from jaxpar.layers.matmul_formats import NEVER, dense_groups, group_names, quantised, tensor_names
+
+MULTIPLE = 16
+"""What the sizes of an FP8 matmul are multiples of: 16 bytes of a row (cuBLAS documentation, cublasLtMatmul)."""
 
 
 def validate(config: Config, since: Config | None = None) -> None:
@@ -29,6 +35,9 @@ def validate(config: Config, since: Config | None = None) -> None:
         check_parameters(config.model)
     if since is None:
         check_targets(config)
+        check_exceptions(config)
+    if since is None or not became_known(since, config).isdisjoint(AXES):
+        check_multiples(config)
 
 
 def check_low_rank(model: ModelConfig) -> None:
@@ -69,6 +78,62 @@ def check_targets(config: Config) -> None:
                 f"lora.targets: {quoted(name, 80)} is no matrix of this model's layers"
                 f"{did_you_mean(name, known) or f'; there are {one_of(known)}'}"
             )
+
+
+def check_exceptions(config: Config) -> None:
+    """Refuse `precision.matmul_except.parts` that are no group of matmuls of the model's layers.
+
+    Raises:
+        UserError: see above.
+    """
+    known = (*group_names(config.model), *NEVER)
+    parts = config.precision.matmul_except.parts
+    for name in parts:
+        if name not in known:
+            raise UserError(
+                f"precision.matmul_except.parts: {quoted(name, 80)} is no group of matmuls of this model's layers"
+                f"{did_you_mean(name, known) or f'; there are {one_of(known)}'}"
+            )
+    recipe = config.precision.matmul
+    if recipe and not tensor_names(config):
+        raise UserError(
+            f"precision.matmul_except.parts: {', '.join(parts)} leave no matmul to precision.matmul: {recipe}; "
+            "expected fewer, or precision.matmul: null"
+        )
+
+
+def check_multiples(config: Config) -> None:
+    """Refuse matmuls that FP8 units cannot run: the three sizes of each are multiples of 16 on every rank.
+
+    Raises:
+        UserError: see above.
+    """
+    recipe, parallel = config.precision.matmul, config.parallel
+    if recipe is None:
+        return
+    ranks = known(parallel, "replica", "fsdp", "expert", "context")
+    tokens = config.data.batch_size * config.data.sequence_length // (ranks * parallel.microbatches)
+    otherwise = f"or precision.matmul: null instead of {recipe}"
+    if tokens % MULTIPLE:
+        raise UserError(
+            f"data.batch_size x data.sequence_length: {tokens} tokens on each rank in a microbatch are no multiple of "
+            f"{MULTIPLE}, which matmuls in FP8 need; expected longer sequences or fewer ranks, {otherwise}"
+        )
+    tensor = known(parallel, "tensor")
+    for model in kind_models(config.model).values():
+        groups = quantised(config, model)
+        for part, group in dense_groups(model):
+            for name in groups.get(group.name, ()):
+                spec = part.weights[name]
+                sides = [prod(spec.shape[: spec.inputs]), prod(spec.shape[spec.inputs :])]
+                heads = spec.shape[spec.axes.index("kv_heads")] if "kv_heads" in spec.axes else tensor
+                sides[group.inward] //= min(tensor, heads)
+                if any(side % MULTIPLE for side in sides):
+                    raise UserError(
+                        f"precision.matmul: {recipe} needs sizes that are multiples of {MULTIPLE} on each rank, and "
+                        f"matrix {name} is {sides[0]} x {sides[1]} with parallel.tensor: {tensor}; expected less of "
+                        f"it, {group.name} in precision.matmul_except.parts, {otherwise}"
+                    )
 
 
 def check_parameters(model: ModelConfig) -> None:

@@ -23,6 +23,8 @@ from jaxpar.layers.linear import Tap, untapped
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.report import Output, Report
 from jaxpar.mesh.collective_matmul import PLAIN
+from jaxpar.precision.matmul import scaling_of
+from jaxpar.precision.recipe import QuantisedGroups
 
 
 class DecoderLayer(nnx.Module):
@@ -34,6 +36,7 @@ class DecoderLayer(nnx.Module):
         mlp_tiles: int = 1,
         overlap: Mapping[str, TensorOverlap] | None = None,
         experts: ExpertLayout | None = None,
+        fp8: QuantisedGroups | None = None,
     ):
         model = config.model
         self.activations = declare_layer(model).activations
@@ -46,20 +49,31 @@ class DecoderLayer(nnx.Module):
             self.attention_norm, self.mlp_norm = norm(model), norm(model)
         if self.norms_behind:
             self.post_attention_norm, self.post_mlp_norm = norm(model), norm(model)
-        self.mlp_tiles, self.overlap = mlp_tiles, dict(overlap or {})
+        self.mlp_tiles, self.overlap, self.fp8 = mlp_tiles, dict(overlap or {}), fp8
         self.dropout = model.dropout
         self.seed = config.run.seed
         self.reports: tuple[str, ...] = self.mlp.reports if isinstance(self.mlp, Experts) else ()
 
-    def linear(self, name: str, x: jax.Array) -> Any:
-        """A group of matmuls with the collectives around it: linear in the layer's matrices, and in `x`."""
+    def linear(
+        self,
+        name: str,
+        x: jax.Array,
+        index: Int[Array, ""],
+        scales: Float[Array, "layers tensors"] | None = None,
+        observed: Float[Array, "tensors"] | None = None,
+    ) -> Any:
+        """A group of matmuls with the collectives around it: linear in the layer's matrices, and in `x`.
+
+        `index`, `scales` and `observed` are as in `__call__`, for groups that are quantised.
+        """
+        scaling = None if self.fp8 is None else scaling_of(self.fp8, name, index, scales, observed)
         for part in (self.attention, self.mlp):
             assert not isinstance(part, Experts), "experts run in tokens' own order, outside a split backward"
             inward, *inside, outward = part.part.groups
             if name == inward.name:
-                return part.project_in(x, self.overlap.get(name, PLAIN))
+                return part.project_in(x, self.overlap.get(name, PLAIN), scaling)
             if name == outward.name:
-                return part.project_out(x, self.overlap.get(name, PLAIN))
+                return part.project_out(x, self.overlap.get(name, PLAIN), scaling)
             if name in [group.name for group in inside]:
                 assert isinstance(part, LatentAttention), "other parts have matmuls in and out alone"
                 return part.project_inside(name, x, self.overlap.get(name, PLAIN))
@@ -73,10 +87,15 @@ class DecoderLayer(nnx.Module):
         attend: Attend,
         train: bool,
         tap: Tap = untapped,
+        observed: Float[Array, "tensors"] | None = None,
     ) -> Output:
-        """`index` is the layer's number in the whole model; `part` is sequence length / (context * tensor)."""
+        """`index` is the layer's number in the whole model; `part` is sequence length / (context * tensor).
+
+        `observed` are zeros, whose cotangent is the largest magnitude of each tensor that a quantised matmul has.
+        """
+        linear = lambda name, x: self.linear(name, x, index, tokens.scales, observed)
         h = self._named(self.attention_norm(x), "attention_input") if self.norms_before else x
-        h = self.attention(h, tokens, attend, lambda name, x: tap(name, self.linear, x))
+        h = self.attention(h, tokens, attend, lambda name, x: tap(name, linear, x))
         if self.norms_behind:
             # The norm's derivative needs its input, and from that elementwise work recomputes the residual stream.
             h = self.post_attention_norm(self._named(h, "attention_projected"))
@@ -88,9 +107,10 @@ class DecoderLayer(nnx.Module):
         if isinstance(self.mlp, Experts):
             h, report = self.mlp(h, index, tokens, train)
         elif self.mlp_tiles == 1:
-            h = self.mlp.add_bias(tap("mlp_out", self.linear, self.mlp.activate(*tap("mlp_in", self.linear, h))))
+            h = self.mlp.add_bias(tap("mlp_out", linear, self.mlp.activate(*tap("mlp_in", linear, h))))
         else:
             assert tap is untapped, "a backward that is split keeps the hidden activations of all tokens"
+            assert self.fp8 is None, "a tile would have scales of its own"
             h = self.mlp.add_bias(self.mlp.in_tiles(h, self.mlp_tiles, self.overlap))
         if self.norms_behind:
             h = self.post_mlp_norm(self._named(h, "mlp_projected"))

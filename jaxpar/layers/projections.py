@@ -13,6 +13,8 @@ from jaxpar.config.schema import LoraConfig
 from jaxpar.layers.declaration.part import Part, factor_names
 from jaxpar.layers.lora import FACTORS
 from jaxpar.mesh.collective_matmul import gather_matmul, matmul_scatter, product
+from jaxpar.mesh.collectives import scatter_sequence
+from jaxpar.precision.matmul import GroupScaling, products
 
 
 class Matrix(NamedTuple):
@@ -41,14 +43,25 @@ def matrix_of(part: Part, name: str, weight: Callable[[str], jax.Array], lora: L
 
 
 def project_in(
-    x: Float[Array, "batch part embed"], matrices: Sequence[Matrix], overlap: TensorOverlap
+    x: Float[Array, "batch part embed"],
+    matrices: Sequence[Matrix],
+    overlap: TensorOverlap,
+    scaling: GroupScaling | None = None,
 ) -> tuple[Float[Array, "batch seq ..."], ...]:
-    """The joined sequence times each matrix: columns of this rank."""
-    first = [w for own in matrices for w in (own.whole, own.factors and own.factors[0]) if w is not None]
-    made = iter(gather_matmul(x, first, overlap))
+    """The joined sequence times each matrix: columns of this rank. With `scaling` whole matrices multiply in FP8."""
+    first = [
+        w
+        for own in matrices
+        for w in (own.whole if scaling is None else None, own.factors and own.factors[0])
+        if w is not None
+    ]
+    made = iter(gather_matmul(x, first, overlap) if first else ())
+    whole = made
+    if scaling is not None:
+        whole = iter(products(x, [own.whole for own in matrices if own.whole is not None], scaling, gathers=True))
     found: list[jax.Array] = []
     for own in matrices:
-        terms = [] if own.whole is None else [next(made)]
+        terms = [] if own.whole is None else [next(whole)]
         if own.factors is not None:
             terms.append(product(own.inside(next(made)), own.factors[1]))
         found.append(sum(terms[1:], terms[0]))
@@ -56,9 +69,18 @@ def project_in(
 
 
 def project_out(
-    x: Float[Array, "batch seq ..."], matrix: Matrix, overlap: TensorOverlap
+    x: Float[Array, "batch seq ..."], matrix: Matrix, overlap: TensorOverlap, scaling: GroupScaling | None = None
 ) -> Float[Array, "batch part embed"]:
-    """This rank's part of the sequence of `x` times the matrix, of which this rank has some rows: summed over ranks."""
+    """This rank's part of the sequence of `x` times the matrix, of which this rank has some rows: summed over ranks.
+
+    With `scaling` a whole matrix multiplies in FP8.
+    """
+    if scaling is not None:
+        assert matrix.whole is not None, "products of two are not quantised"
+        (y,) = products(x, [matrix.whole], scaling, gathers=False)
+        if matrix.factors is not None:
+            y = y + product(matrix.inside(product(x, matrix.factors[0])), matrix.factors[1])
+        return scatter_sequence(y)
     pairs = [] if matrix.whole is None else [(x, matrix.whole)]
     if matrix.factors is not None:
         pairs.append((matrix.inside(product(x, matrix.factors[0])), matrix.factors[1]))

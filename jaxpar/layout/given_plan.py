@@ -127,5 +127,5 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
     ]
 
 
-DTYPES = ("compute", "master", "gradient", "moments", "weight_wire", "gradient_wire")
+DTYPES = ("compute", "master", "gradient", "moments", "weight_wire", "gradient_wire", "matmul")
 """Roles whose dtype is in `precision` under the same name."""

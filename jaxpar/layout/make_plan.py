@@ -22,6 +22,7 @@ from jaxpar.layout.choices.attention import attention_plan, strategy_on
 from jaxpar.layout.choices.experts import expert_layouts
 from jaxpar.layout.choices.head_loss import choose_loss
 from jaxpar.layout.choices.joining import with_joined_messages
+from jaxpar.layout.choices.matmul import check_matmul_units
 from jaxpar.layout.choices.overlap import tensor_overlap
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
 from jaxpar.layout.choices.tiles import loss_tiles, mlp_tiles, without_hidden
@@ -100,6 +101,7 @@ def make_plan(
         weights_offload=memory.weights_offload,
     )
     at_hand = cluster or cluster_of(device, axes.devices, node_devices)
+    check_matmul_units(config, device, at_hand)
     costs = _layer_costs(config, axes, rows, at_hand)
 
     def keeping(asked: Sequence[LayerRun]) -> Plan:
@@ -133,6 +135,7 @@ def _dtypes(precision: PrecisionConfig) -> Dtypes:
         moments=precision.moments,
         weight_wire=precision.weight_wire,
         gradient_wire=precision.gradient_wire,
+        matmul=precision.matmul,
     )
 
 

@@ -14,10 +14,12 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.layers.attention import Attend
 from jaxpar.layers.context import TokenContext
+from jaxpar.layers.matmul_formats import is_exact
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.remat import LAYER_INPUT, remat_policy
+from jaxpar.mesh.layer_order import PADDING, StackOrder
 from jaxpar.model.decoder import DecoderStages
-from jaxpar.model.loop.layer_kind import Keep, keeps_by_kind, split_keeps
+from jaxpar.model.loop.layer_kind import Keep, keeps_by_kind, split_exact, split_keeps
 from pallas_kernels.attention import Settings
 from pallas_kernels.masks import Mask
 
@@ -53,6 +55,15 @@ def _attend(config: Config, plan: Plan, model: ModelConfig, backend: str) -> Att
     return attention
 
 
+def exact_rows(config: Config, stack: StackOrder) -> list[bool | None]:
+    """Of each row of a chunk, whether the matmuls of its layers are not quantised; None if only in some chunks."""
+    rows = [
+        {is_exact(config, layer) for layer in stack.numbers[:, :, row].ravel().tolist() if layer != PADDING}
+        for row in range(stack.rows_per_chunk)
+    ]
+    return [None if len(found) > 1 else found != {False} for found in rows]
+
+
 def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
     """The parts of the model of a plan; without `train` there is no dropout."""
     config, plan = layout.config, layout.plan
@@ -61,11 +72,12 @@ def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
         Keep(run.layers, policy(tuple(run.activations.items())), run.activations[LAYER_INPUT] == "offload")
         for run in plan.runs
     ]
+    by_kind = keeps_by_kind(layout.order.slots, split_keeps(keeps, plan.host_layers))
     return DecoderStages(
         config,
         layout.placements,
         make_attend(config, plan),
-        keeps_by_kind(layout.order.slots, split_keeps(keeps, plan.host_layers)),
+        {kind: split_exact(own, exact_rows(config, layout.order.stacks[kind])) for kind, own in by_kind.items()},
         train,
         layout.order,
         layout.schedule.splits_backward,

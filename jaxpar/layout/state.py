@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.mesh.parameters import Partitions, Weights, merge
 from jaxpar.optim.optimizer import Optimizer, OptimizerState
+from jaxpar.precision.history import History
 from jaxpar.precision.loss_scale import LossScale
 
 FORMER_NAMES = {"optimizer/mu": "optimizer/first", "optimizer/nu": "optimizer/second"}
@@ -33,18 +34,26 @@ class TrainState(NamedTuple):
     skipped_in_row: Int[Array, ""]
     """Steps skipped since the last applied one, because loss or gradient was not finite."""
     loss_scale: LossScale
+    matmul_history: History | None = None
+    """Largest magnitudes of tensors of quantised matmuls, under delayed scaling."""
 
 
-def state_layout(weights: Partitions, frozen: Partitions, optimizer: Optimizer) -> TrainState:
-    """The partition of every part of the state, given those of the master weights and of the frozen ones."""
+def state_layout(weights: Partitions, frozen: Partitions, optimizer: Optimizer, *, history: bool) -> TrainState:
+    """The partition of every part of the state, given those of the master weights and of the frozen ones.
+
+    `history` is whether matmuls are scaled by earlier steps.
+    """
     whole: Any = PartitionSpec()
-    return TrainState(weights, frozen, optimizer.state_layout(weights), whole, whole, whole, LossScale(whole, whole))
+    scale, own = LossScale(whole, whole), whole if history else None
+    return TrainState(weights, frozen, optimizer.state_layout(weights), whole, whole, whole, scale, own)
 
 
-def initial_state(master: Weights, frozen: Weights, optimizer: Optimizer, loss_scale: LossScale) -> TrainState:
+def initial_state(
+    master: Weights, frozen: Weights, optimizer: Optimizer, loss_scale: LossScale, history: History | None
+) -> TrainState:
     """The state before the first step."""
     zero = jnp.int32(0)
-    return TrainState(master, frozen, optimizer.init(master), zero, zero, zero, loss_scale)
+    return TrainState(master, frozen, optimizer.init(master), zero, zero, zero, loss_scale, history)
 
 
 def all_weights(state: TrainState) -> Weights:

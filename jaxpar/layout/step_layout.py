@@ -16,6 +16,7 @@ from jaxpar.config.plan import Plan
 from jaxpar.hardware.host import PINNED
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
 from jaxpar.layout.choices.wire import wire_of
+from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.layout.state import TrainState, initial_state, join_weights, state_layout, weight_states
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.build import abstract_mesh
@@ -30,7 +31,9 @@ from jaxpar.optim.optimizer import Optimizer, make_optimizer
 from jaxpar.optim.schedule import Schedule, learning_rate, muon_learning_rate
 from jaxpar.pipeline.execution.program import PipelineProgram
 from jaxpar.pipeline.schedules import Schedule as PipelineSchedule
+from jaxpar.precision.history import no_history
 from jaxpar.precision.loss_scale import initial_loss_scale
+from jaxpar.precision.recipe import recipe_of
 
 type AnyMesh = Mesh | AbstractMesh
 
@@ -115,7 +118,14 @@ class StepLayout:
     @cached_property
     def state(self) -> TrainState:
         """Partitions of the state."""
-        return state_layout(self.master, only(self.placements.storage.layout, self.frozen), self.optimizer)
+        frozen = only(self.placements.storage.layout, self.frozen)
+        return state_layout(self.master, frozen, self.optimizer, history=bool(self.delayed_tensors))
+
+    @cached_property
+    def delayed_tensors(self) -> tuple[str, ...]:
+        """The tensors of a layer that are scaled by earlier steps."""
+        recipe = recipe_of(self.config.precision)
+        return tensor_names(self.config) if recipe is not None and recipe.delayed else ()
 
     @cached_property
     def squares(self) -> Partitions:
@@ -181,7 +191,11 @@ class StepLayout:
             initial_weights(specs, self.config.run.seed, self.order) for specs in (self.trained, self.frozen)
         )
         frozen = jax.tree.map(lambda weight: weight.astype(self.plan.dtypes.storage), frozen)
-        return initial_state(master, frozen, self.optimizer, initial_loss_scale(self.config.precision))
+        history, tensors = None, len(self.delayed_tensors)
+        if tensors:
+            history = no_history(self.config.precision.matmul_history, self.config.model.layers, tensors)
+        scale = initial_loss_scale(self.config.precision)
+        return initial_state(master, frozen, self.optimizer, scale, history)
 
     @cached_property
     def state_shapes(self) -> TrainState:

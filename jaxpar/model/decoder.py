@@ -24,6 +24,7 @@ from jaxpar.layers.experts.routers import ROUTERS
 from jaxpar.layers.layer import DecoderLayer
 from jaxpar.layers.linear import Tap
 from jaxpar.layers.lora import with_frozen
+from jaxpar.layers.matmul_formats import quantised_groups, tensor_names
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.report import Output
 from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables
@@ -48,10 +49,13 @@ from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.preference_loss import PAIRS, REFERENCE, REWARDS, preference_loss
 from jaxpar.model.tiled_loss import head_loss, label_log_probabilities, tiled_scores
+from jaxpar.precision.matmul import SCALES
+from jaxpar.precision.recipe import QuantisedGroups
 
 type Batch = dict[str, jax.Array]
 """One rank's part of a microbatch: tokens, labels, mask, segments, positions, indices `[batch, seq]`, and examples
-`[batch]`. Under a loss of preferences also `PAIRS` and `REFERENCE` of `jaxpar.model.preference_loss`."""
+`[batch]`. Under a loss of preferences also `PAIRS` and `REFERENCE` of `jaxpar.model.preference_loss`. Under delayed
+scaling also `SCALES` of `jaxpar.precision.matmul`, [layers, tensors], the same in all microbatches."""
 
 
 class Decoder(nnx.Module):
@@ -83,9 +87,10 @@ def layer_of_kind(
     mlp_tiles: int = 1,
     overlap: Mapping[str, TensorOverlap] | None = None,
     experts: ExpertLayout | None = None,
+    fp8: QuantisedGroups | None = None,
 ) -> DecoderLayer:
     """The prototype of the layers of a kind."""
-    return DecoderLayer(replace(config, model=kind_model(config.model, kind)), mlp_tiles, overlap, experts)
+    return DecoderLayer(replace(config, model=kind_model(config.model, kind)), mlp_tiles, overlap, experts, fp8)
 
 
 def layer_specs(layer: DecoderLayer, config: Config) -> Nested[ParamSpec]:
@@ -133,6 +138,8 @@ class DecoderStages:
         segments, indices = vary(batch["segments"]), vary(batch["indices"])
         row = gather_context(segments), gather_context(indices)
         plain = vary(TokenContext(segments, indices, *row, batch["examples"], None, None))
+        if SCALES in batch:
+            plain = plain._replace(scales=vary(batch[SCALES]))
         tables: dict[tuple[bytes, float], tuple[jax.Array, jax.Array]] = {}
         models = {kind: kind_model(self.model, kind) for kind in self.order.stacks}
         routed = [own.experts is not None and ROUTERS[own.experts.router].ids for own in models.values()]
@@ -186,26 +193,39 @@ class DecoderStages:
         """The layers of this pipeline rank."""
         return LayerLoop({kind: self._kind(kind) for kind in self.order.stacks}, self.placements, self.order)
 
-    def prototype(self, kind: str) -> DecoderLayer:
-        """A layer of a kind, as the plan has it run."""
-        return layer_of_kind(self.config, kind, self.mlp_tiles, self.tensor_overlap, self.experts.get(kind))
+    def prototype(self, kind: str, fp8: QuantisedGroups | None = None) -> DecoderLayer:
+        """A layer of a kind, as the plan has it run, with `fp8` in place of some of its matmuls."""
+        return layer_of_kind(self.config, kind, self.mlp_tiles, self.tensor_overlap, self.experts.get(kind), fp8)
 
     def _kind(self, kind: str) -> LayerKind:
-        prototype = self.prototype(kind)
+        """Layers whose matmuls are exact, and below it those of which some or all are quantised."""
+        programs: dict[bool | None, LayerKind] = {}
+        for exact in (False, None):
+            if any(keep.exact is exact for keep in self.keeps[kind]):
+                own = quantised_groups(self.config, kind_model(self.model, kind), exact)
+                if own is not None:
+                    programs[exact] = self._program(kind, own)
+        return replace(self._program(kind, None), quantised=programs)
+
+    def _program(self, kind: str, fp8: QuantisedGroups | None) -> LayerKind:
+        prototype = self.prototype(kind, fp8)
         attend = self.attend[kind]
 
-        def apply(w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap) -> Output:
+        def apply(
+            w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap, observed: Any = None
+        ) -> Output:
             layer: Any = with_weights(prototype, w)
-            return layer(x, number, tokens, attend, self.train, tap)
+            return layer(x, number, tokens, attend, self.train, tap, observed)
 
-        def linear(w: Arrays, name: str, x: jax.Array) -> Any:
-            return with_weights(prototype, w).linear(name, x)
+        def linear(w: Arrays, name: str, x: jax.Array, number: jax.Array, tokens: TokenContext) -> Any:
+            return with_weights(prototype, w).linear(name, x, number, tokens.scales)
 
         specs = layer_specs(prototype, self.config)
         matrices = map_specs(lambda spec: spec.matrix, specs) if self.split_backward else None
         frozen = map_specs(lambda spec: not spec.trained, specs)
         frozen = frozen if any(jax.tree.leaves(frozen)) else None
-        return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen)
+        tensors = len(tensor_names(self.config)) if fp8 is not None and fp8.recipe.delayed and self.train else 0
+        return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen, tensors)
 
     def over_held_chunks(self) -> LayerLoop:
         """`loop`, over chunks that are gathered whole."""

@@ -99,5 +99,5 @@ def layer(
     loop, tokens, chunk = stages.loop, stages.token_context(batch), Chunk(weights["layers"], 0, 0)
     y, stash, _ = loop.forward(chunk, x, tokens, loop.stash(chunk.stack, x, tokens, 1), 0)
     dy = (number * y).astype(y.dtype)
-    dx, found, _ = loop.backward(chunk, dy, tokens, stash, 0, Chunk(accumulators["layers"], 0, 0))
+    dx, found, *_ = loop.backward(chunk, dy, tokens, stash, 0, Chunk(accumulators["layers"], 0, 0))
     return {"layers": found}, dx

@@ -80,11 +80,11 @@ def halves(run: SmallRun, *, split: bool, backward: bool = True, weights: bool =
         if not backward:
             return jax.tree.map(lambda a: reduce_sum(vary(jnp.sum(a)), AXES), (y, stash))
         kept = loop.kept(storage["layers"], x, tokens, 1) if split else None
-        dx, gradients, kept = loop.backward(
+        dx, gradients, kept, _ = loop.backward(
             chunk, 2 * y, tokens, stash, 0, Chunk(accumulators["layers"], 0, 0), kept=kept
         )
         if split and weights:
-            gradients = loop.weight_gradients(chunk.stack, kept, 0, Chunk(gradients, 0, 0))
+            gradients = loop.weight_gradients(chunk.stack, kept, 0, Chunk(gradients, 0, 0), tokens)
         total = reduce_sum(vary(jnp.sum(dx)), AXES)
         return to_optimizer(accumulators | {"layers": gradients}, step.layout.placements), total
 

@@ -37,7 +37,7 @@ FLOAT32 = Dtypes(compute="float32", storage="float32", master="float32", gradien
 MATRICES = {"up": True, "down": True, "scale": False}
 
 
-def linear(w: Any, name: str, x: jax.Array) -> jax.Array:
+def linear(w: Any, name: str, x: jax.Array, *_: Any) -> jax.Array:
     return x @ w[name]
 
 

@@ -56,7 +56,7 @@ def spell(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{spell(name)}: {spell(entry)}" for name, entry in value.items()) + "}"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return "[" + ", ".join(map(spell, value)) + "]"
     return str(value)
 

@@ -86,11 +86,37 @@ EXCHANGE_KEYS = ("expert_exchange", "expert_capacity", "expert_imbalance")
 
 
 @dataclass(frozen=True)
+class MatmulExcept:
+    """The mapping `precision.matmul_except`: products that stay in the compute dtype."""
+
+    parts: tuple[str, ...] = ("head", "router", "attention_out")
+    """Groups of a layer's matmuls (`attention_in`, `attention_out`, `mlp_in`, `mlp_out`). `head`, `router` and
+    `experts` may be named, and are exceptions in any case."""
+    first_layers: int = 1
+    """Number of layers at the beginning of the model."""
+    last_layers: int = 1
+    """Number of layers at its end."""
+
+
+@dataclass(frozen=True)
 class PrecisionConfig:
     """A dtype per role."""
 
     compute: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Matmuls and activations; float16 turns on dynamic loss scaling."""
+    matmul: Literal["fp8_current", "fp8_delayed", "fp8_block", "mxfp8"] | None = None
+    """Format of the layers' matmuls (`docs/fp8.md`): `fp8_current` quantises to 8 bits with one scale for each tensor,
+    from its own largest magnitude; `fp8_delayed` from those of the last `matmul_history` steps; null multiplies in
+    `compute`. `fp8_block` and `mxfp8` are not implemented."""
+    matmul_except: MatmulExcept = field(default_factory=MatmulExcept)
+    """Matmuls that stay in `compute`: `{parts: [head, router, attention_out], first_layers: 1, last_layers: 1}`. The
+    parts are groups of a layer's matmuls; head, router and experts are exceptions in any case."""
+    matmul_gradient: Literal["e5m2", "e4m3"] = "e5m2"
+    """8-bit format of the gradients of outputs; inputs and weights are e4m3."""
+    matmul_history: int = 16
+    """Steps of which `fp8_delayed` remembers the largest magnitudes."""
+    matmul_margin: int = 0
+    """Powers of two that are left unused above the largest magnitude."""
     storage: Literal["float32", "bfloat16", "float16"] | None = None
     """Weights between their uses in a step, and on the wire when they are gathered; null means `compute`."""
     master: Literal["float32"] = "float32"

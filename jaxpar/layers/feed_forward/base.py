@@ -21,6 +21,7 @@ from jaxpar.layers.projections import Matrix, matrix_of, project_in, project_out
 from jaxpar.layers.tiles import over_tiles
 from jaxpar.mesh.collective_matmul import PLAIN
 from jaxpar.mesh.parameters import Arrays, select
+from jaxpar.precision.matmul import GroupScaling
 
 NO_OVERLAP: Mapping[str, TensorOverlap] = {}
 
@@ -67,13 +68,17 @@ class FeedForward(nnx.Module, ABC):
         """The output of the matrix `weight`, with its bias if it has one."""
         return x + getattr(self, f"{weight}_bias")[...] if f"{weight}_bias" in self.part.weights else x
 
-    def project_in(self, x: Float[Array, "batch part embed"], overlap: TensorOverlap) -> tuple[jax.Array, ...]:
+    def project_in(
+        self, x: Float[Array, "batch part embed"], overlap: TensorOverlap, scaling: GroupScaling | None = None
+    ) -> tuple[jax.Array, ...]:
         """Matmuls of the joined sequence with this rank's hidden columns, in the order of the part; no biases."""
-        return project_in(x, [self._matrix(name) for name in self.part.groups[0].weights], overlap)
+        return project_in(x, [self._matrix(name) for name in self.part.groups[0].weights], overlap, scaling)
 
-    def project_out(self, x: Float[Array, "batch seq mlp"], overlap: TensorOverlap) -> Float[Array, "batch part embed"]:
+    def project_out(
+        self, x: Float[Array, "batch seq mlp"], overlap: TensorOverlap, scaling: GroupScaling | None = None
+    ) -> Float[Array, "batch part embed"]:
         """Sums over the tensor ranks; the bias of `down` is added by `add_bias`."""
-        return project_out(x, self._matrix("down"), overlap)
+        return project_out(x, self._matrix("down"), overlap, scaling)
 
     def _matrix(self, name: str) -> Matrix:
         """A matrix or its two factors, with those of `lora` if it has any."""

@@ -112,6 +112,8 @@ def _plain_because(config: Config, device: Device, cluster: Cluster | None) -> s
     """Why `auto` does not consider rings."""
     if _branches(config):
         return "a ring permutes, and in the branching ticks of a pipeline (parallel.pipe_ticks) permutes corrupt data"
+    if config.precision.matmul is not None:
+        return "rings have no FP8 matmuls yet"
     if device.platform == "cpu":
         return "CPU devices overlap nothing"
     return "the speeds of these devices and their links are unknown" if cluster is None else None

@@ -64,6 +64,8 @@ def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -
                 f"{config.parallel.schedule} keeps the hidden activations from B to W; expected 1 or null"
             )
         return Tiles(asked, "asked for")
+    if config.precision.matmul is not None:
+        return Tiles(1, "a tile would have FP8 scales of its own")
     if splits_backward:
         return Tiles(1, "the schedule keeps hidden activations from B to W")
     if any(own.experts is not None for own in kind_models(model).values()):

@@ -22,19 +22,26 @@ from pallas_kernels.vjp_parts import set_arguments, set_residuals, vjp_without_a
 
 type Policy = Callable[..., Any]
 
-type Apply = Callable[[Arrays, jax.Array, jax.Array, TokenContext, Tap], Output]
-"""One layer: (weights in compute placement, x, layer's number in the model, tokens, tap) -> (x, report)."""
+type Apply = Callable[..., Output]
+"""One layer: (weights in compute placement, x, layer's number in the model, tokens, tap) -> (x, report); then also
+zeros, whose cotangents are the largest magnitudes of the tensors of its matmuls, if there are any."""
 
 
 class LayerDerivative:
     """`apply` and its pullbacks, differentiated with respect to all weights but the `matrices` and the `frozen`."""
 
-    def __init__(self, apply: Apply, matrices: Nested[bool] | None, frozen: Nested[bool] | None = None):
+    def __init__(
+        self, apply: Apply, matrices: Nested[bool] | None, frozen: Nested[bool] | None = None, tensors: int = 0
+    ):
         assert matrices is None or frozen is None, "a backward is split where all weights have gradients"
-        self.apply, self.matrices = apply, matrices
+        self.apply, self.matrices, self.tensors = apply, matrices, tensors
         self._fixed = matrices if frozen is None else frozen
         self._functions: dict[Policy | None, Callable[..., Output]] = {}
         self._vjps: dict[Policy | None, Callable[..., tuple[Output, Any]]] = {}
+
+    def run(self, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext) -> Output:
+        """The layer's output and report alone."""
+        return self._apply(w, x, number, tokens, untapped, self._unseen())
 
     def vjp(
         self, policy: Policy | None, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext
@@ -44,8 +51,8 @@ class LayerDerivative:
         `policy` is that of `jax.checkpoint`; None keeps every intermediate of autodiff.
         """
         diff, fixed = self.halves(w)
-        arguments = diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens
-        differentiated = (True, True, True, False, False, False)
+        arguments = diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens, self._unseen()
+        differentiated = (True, True, True, False, False, False, True)
         return vjp_without_arguments(self._function(policy), *arguments, differentiated=differentiated)
 
     def pullback(
@@ -57,12 +64,13 @@ class LayerDerivative:
         number: jax.Array,
         tokens: TokenContext,
     ) -> Any:
-        """The pullback of `vjp`, from the `residuals` that its own kept: (gradients of the weights, dx, taps, ...)."""
+        """The pullback of `vjp`, from the `residuals` that its own kept: (gradients of the weights, dx, taps, ...,
+        largest magnitudes)."""
         if policy not in self._vjps:
             self._vjps[policy] = partial(self.vjp, policy)
         _, pullback = jax.eval_shape(self._vjps[policy], w, x, number, tokens)
         diff, fixed = self.halves(w)
-        set_arguments(pullback, diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens)
+        set_arguments(pullback, diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens, self._unseen())
         set_residuals(pullback, residuals)
         return pullback
 
@@ -79,11 +87,20 @@ class LayerDerivative:
         like = jax.eval_shape(self._groups, w, x, tokens)
         return jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
 
+    def _unseen(self) -> jax.Array | None:
+        """Zeros, whose cotangent is the largest magnitude of each tensor; None if a layer has none."""
+        return vary(jnp.zeros(self.tensors, jnp.float32)) if self.tensors else None
+
+    def _apply(
+        self, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap, unseen: jax.Array | None
+    ) -> Output:
+        return self.apply(w, x, number, tokens, tap, *(() if unseen is None else (unseen,)))
+
     @cached_property
     def _groups(self) -> Callable[[Arrays, jax.Array, TokenContext], Arrays]:
         def groups(w: Arrays, x: jax.Array, tokens: TokenContext) -> Arrays:
             found: dict[str, tuple[Any, Any]] = {}
-            self.apply(w, x, vary(jnp.int32(0)), tokens, recording(found))
+            self._apply(w, x, vary(jnp.int32(0)), tokens, recording(found), self._unseen())
             return found
 
         return groups
@@ -99,8 +116,9 @@ class LayerDerivative:
             fixed: Arrays,
             number: jax.Array,
             tokens: TokenContext,
+            unseen: Any,
         ) -> Output:
-            return self.apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else untapped)
+            return self._apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else untapped, unseen)
 
         if policy is not None:
             # Forward and recomputation are in different loops, so the compiler cannot merge them.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -12,10 +12,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxpar.layers.context import TokenContext
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import Slot
 from jaxpar.mesh.parameters import Arrays, Nested
 from jaxpar.model.loop.layer_derivative import Apply, LayerDerivative, Policy
+
+
+type Linear = Callable[[Arrays, str, jax.Array, jax.Array, TokenContext], Any]
+"""(weights, name of a group, its input, layer's number, tokens) -> outputs."""
 
 
 class Keep(NamedTuple):
@@ -29,6 +34,8 @@ class Keep(NamedTuple):
     """Whether their inputs are offloaded to host memory."""
     on_host: bool = False
     """Whether their weights and gradients are in host memory; stacks are then `Parted`."""
+    exact: bool | None = True
+    """Whether their matmuls are not quantised; None if that depends on the chunk."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +45,8 @@ class LayerKind:
     apply: Apply
     keeps: tuple[Keep, ...]
     """What the rows of a chunk keep, in row order."""
-    linear: Callable[[Arrays, str, jax.Array], Any] | None = None
-    """A layer's groups of matmuls: (weights, name, input) -> outputs. Needed if `matrices` is set."""
+    linear: Linear | None = None
+    """A layer's groups of matmuls. Needed if `matrices` is set."""
     matrices: Nested[bool] | None = None
     """Splits the backward: which weights (true or false, like a layer's weights) belong to the groups of `linear`, and
     have their gradients from `LayerLoop.weight_gradients`. None makes the backward whole."""
@@ -47,11 +54,19 @@ class LayerKind:
     """Names of what a layer reports."""
     frozen: Nested[bool] | None = None
     """Which weights have no gradients; None gives all of them one."""
+    tensors: int = 0
+    """Tensors of a layer whose largest magnitudes leave the backward; with any, `apply` takes zeros for them."""
+    quantised: Mapping[bool | None, LayerKind] = field(default_factory=dict)
+    """By `Keep.exact`, the same for layers whose matmuls are quantised."""
+
+    def of(self, keep: Keep) -> LayerKind:
+        """The program of layers that keep this."""
+        return self.quantised.get(keep.exact, self)
 
     @cached_property
     def derivative(self) -> LayerDerivative:
         """One layer and its pullbacks."""
-        return LayerDerivative(self.apply, self.matrices, self.frozen)
+        return LayerDerivative(self.apply, self.matrices, self.frozen, self.tensors)
 
     @property
     def firsts(self) -> list[int]:
@@ -92,14 +107,27 @@ def split_keeps(keeps: Sequence[Keep], host_layers: int) -> tuple[Keep, ...]:
     return tuple(found)
 
 
+def split_exact(keeps: Sequence[Keep], exact: Sequence[bool | None]) -> tuple[Keep, ...]:
+    """`keeps` with `Keep.exact` of each row; neighbours that differ in it are apart."""
+    rows = (keep._replace(layers=1) for keep in keeps for _ in range(keep.layers))
+    return _joined(keep._replace(exact=own) for keep, own in zip(rows, exact, strict=True))
+
+
 def keeps_by_kind(slots: Sequence[Slot], keeps: Sequence[Keep]) -> dict[str, tuple[Keep, ...]]:
     """What the rows of each kind keep, from what the slots of a chunk keep; equal neighbours in a stack are joined."""
     each: Iterator[Keep] = (keep._replace(layers=1) for keep in keeps for _ in range(keep.layers))
     found: dict[str, list[Keep]] = {}
     for slot, keep in zip(slots, each, strict=True):
-        own = found.setdefault(slot.kind, [])
-        if own and own[-1]._replace(layers=1) == keep:
-            own[-1] = keep._replace(layers=own[-1].layers + 1)
+        found.setdefault(slot.kind, []).append(keep)
+    return {kind: _joined(own) for kind, own in found.items()}
+
+
+def _joined(rows: Iterable[Keep]) -> tuple[Keep, ...]:
+    """Of one layer each, equal neighbours joined."""
+    found: list[Keep] = []
+    for keep in rows:
+        if found and found[-1]._replace(layers=1) == keep:
+            found[-1] = keep._replace(layers=found[-1].layers + 1)
         else:
-            own.append(keep)
-    return {kind: tuple(own) for kind, own in found.items()}
+            found.append(keep)
+    return tuple(found)

@@ -28,17 +28,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from jaxpar.layers.context import TokenContext
-from jaxpar.layers.linear import untapped
 from jaxpar.layers.report import AUXILIARY_LOSS, Report
 from jaxpar.memory.streaming import to_host
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.layer_order import (
-    Chunk,
-    Index,
-    LayerOrder,
-    own_layers,
-    with_own_layers,
-)
+from jaxpar.mesh.layer_order import PADDING, Chunk, Index, LayerOrder, own_layers, with_own_layers
 from jaxpar.mesh.parameters import Arrays, merge
 from jaxpar.mesh.placements import Placements
 from jaxpar.model.loop.layer_kind import Keep, LayerKind, no_report
@@ -86,7 +79,8 @@ class LayerLoop:
         def empty(stack: LayerStack, keep: Keep) -> Stash:
             def kept(weights: Arrays, x: jax.Array, tokens: TokenContext) -> Stash:
                 number = vary(jnp.int32(0))
-                _, pullback = stack.kind.derivative.vjp(keep.policy, stack.load_any(weights), x, number, tokens)
+                derivative = stack.kind.of(keep).derivative
+                _, pullback = derivative.vjp(keep.policy, stack.load_any(weights), x, number, tokens)
                 return _kept(keep, x, pullback)
 
             own = own_layers(weights, stack.name), x, tokens[stack.name]
@@ -131,7 +125,7 @@ class LayerLoop:
         def site(stack: LayerStack, place: int, keep: Keep) -> _Step:
             def step(w: Arrays, _: None, row: jax.Array, x: jax.Array) -> jax.Array:
                 number = stack.order.own(weights.chunk)[row]
-                y = stack.kind.apply(w, x, number, tokens[stack.name], untapped)[0]
+                y = stack.kind.of(keep).derivative.run(w, x, number, tokens[stack.name])[0]
                 return stack.unless_padding(number, y, x)
 
             return step, lambda row: None
@@ -149,7 +143,8 @@ class LayerLoop:
             def step(w: Arrays, _: None, row: jax.Array, carry: tuple[jax.Array, Stashes, Report]) -> Any:
                 x, stashes, reported = carry
                 number = stack.order.own(weights.chunk)[row]
-                (y, report), pullback = kind.derivative.vjp(keep.policy, w, x, number, tokens[stack.name])
+                derivative = kind.of(keep).derivative
+                (y, report), pullback = derivative.vjp(keep.policy, w, x, number, tokens[stack.name])
                 with jax.named_scope("saved_activations"):
                     all_own = stashes[stack.name]
                     own = put(all_own[place], in_order(_kept(keep, x, pullback)), slot, row - first)
@@ -174,13 +169,15 @@ class LayerLoop:
         kept_slot: Index = 0,
         fresh: Bool[Array, ""] | bool = False,
         seed: Float[Array, ""] | None = None,
-    ) -> tuple[jax.Array, Arrays, Arrays | None]:
-        """Backward through a chunk from `slot` of the stashes: (dx, gradients, kept).
+        seen: Float[Array, "layers tensors"] | None = None,
+    ) -> tuple[jax.Array, Arrays, Arrays | None, jax.Array | None]:
+        """Backward through a chunk from `slot` of the stashes: (dx, gradients, kept, seen).
 
         Gradients of the chunk's weights are added to `gradients` (gradient placement) where `counts`. If
         the backward is split these are the gradients of all but the matrices, for which `kept_slot` of `kept` fills.
         If `fresh`, nothing has accumulated yet: gradients in host memory are not initialised to zeros. `seed` is the
-        cotangent of the layers' auxiliary losses.
+        cotangent of the layers' auxiliary losses. `seen` has, by the layer's number, the largest magnitudes of the
+        tensors of quantised matmuls so far.
         """
         again, dy = read_after(weights.stack, dy)
         weights = weights._replace(stack=again)
@@ -190,22 +187,26 @@ class LayerLoop:
             of_report = {name: _cotangent(name, seed) for name in stack.kind.reports}
 
             def step(w: Arrays, fetched: Any, row: jax.Array, carry: Any) -> Any:
-                dx, totals, kept = carry
+                dx, totals, kept, seen = carry
                 number = stack.order.own(weights.chunk)[row]
                 x, residuals = in_order(at(stash, slot, row - first, instead=fetched))
                 own = w, x, number, tokens[stack.name]
-                dw, through, taps, *_ = stack.kind.derivative.pullback(keep.policy, residuals, *own)((dx, of_report))
+                derivative = stack.kind.of(keep).derivative
+                dw, through, taps, *_, new = derivative.pullback(keep.policy, residuals, *own)((dx, of_report))
                 total = own_layers(totals, stack.name)
                 total = stack.accumulate(total, dw, stack.row(gradients, row), number, counts, keep.on_host, fresh)
                 if kept is not None:
                     with jax.named_scope("kept_for_weights"):
                         kept = {**kept, stack.name: put(kept[stack.name], taps, kept_slot, row)}
+                if seen is not None and derivative.tensors:
+                    new = jnp.where(counts & (number != PADDING), new, 0)
+                    seen = seen.at[number].max(new)
                 dx = stack.unless_padding(number, vary(through), dx)
-                return dx, with_own_layers(totals, stack.name, total), kept
+                return dx, with_own_layers(totals, stack.name, total), kept, seen
 
             return step, lambda row: fetch(stash, slot, row - first)
 
-        return self._walk(weights, site, (vary(dy), gradients.stack, kept), reverse=True)
+        return self._walk(weights, site, (vary(dy), gradients.stack, kept, seen), reverse=True)
 
     def weight_gradients(
         self,
@@ -213,43 +214,46 @@ class LayerLoop:
         kept: Arrays,
         slot: Index,
         gradients: Chunk,
+        tokens: Tokens,
         counts: Bool[Array, ""] | bool = True,
     ) -> Arrays:
         """Add the gradients of a chunk's matrices to `gradients`, from what a split backward kept in `slot`."""
 
-        def site(stack: LayerStack, padded: bool) -> Site:
+        def site(stack: LayerStack, padded: bool, keep: Keep) -> Site:
             like = jax.eval_shape(stack.load_any, own_layers(weights, stack.name))
             zeros: Any = jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
-            linear = stack.kind.linear
+            linear = stack.kind.of(keep).linear
             assert linear is not None, "a split backward needs the layer's groups of matmuls"
 
             def step(_: None, row: jax.Array, totals: Any) -> Any:
-                taps = at(kept[stack.name], slot, row)
+                taps, number = at(kept[stack.name], slot, row), stack.order.own(gradients.chunk)[row]
 
                 def groups(matrices: Arrays) -> Arrays:
                     w = merge(zeros, matrices)
-                    return {name: linear(w, name, x) for name, (x, _) in taps.items()}
+                    return {name: linear(w, name, x, number, tokens[stack.name]) for name, (x, _) in taps.items()}
 
                 with jax.named_scope("weight_gradients"):
                     # Linear in the matrices, so at zero the gradient is what it is anywhere; no weight is gathered.
                     pullback = jax.vjp(groups, stack.kind.derivative.halves(zeros)[1])[1]
                     (dw,) = pullback({name: dy for name, (_, dy) in taps.items()})
-                number, total = stack.order.own(gradients.chunk)[row], own_layers(totals, stack.name)
+                total = own_layers(totals, stack.name)
                 total = stack.accumulate(total, dw, stack.row(gradients, row), number, counts)
                 return with_own_layers(totals, stack.name, total)
 
             def left_out(_: None, row: jax.Array, totals: Any) -> Any:
                 return stack.left_out_of_padding(gradients.chunk, row, lambda totals: step(None, row, totals), totals)
 
-            return Site((stack.name, padded), left_out if padded else step, lambda row: None)
+            return Site((stack.name, padded, keep.exact), left_out if padded else step, lambda row: None)
 
-        sites = {
-            (kind, padded): site(self.stack(kind), padded)
-            for kind, stack in self.order.stacks.items()
-            for padded in set(stack.sometimes_padding.tolist())
-        }
-        padding = {kind: stack.sometimes_padding for kind, stack in self.order.stacks.items()}
-        return walk([(sites[kind, bool(padding[kind][row])], row) for kind, row in self.order.slots], gradients.stack)
+        sites: dict[Any, Site] = {}
+
+        def site_of(kind: str, row: int) -> Site:
+            stack = self.stack(kind)
+            padded, keep = bool(stack.order.sometimes_padding[row]), stack.kind.keeps[stack.kind.keep_of(row)]
+            key = kind, padded, keep.exact
+            return sites[key] if key in sites else sites.setdefault(key, site(stack, padded, keep))
+
+        return walk([(site_of(*slot), slot.row) for slot in self.order.slots], gradients.stack)
 
     # ---- the walk
 
@@ -273,7 +277,7 @@ class LayerLoop:
             stack = self.stack(kind)
             place, padded = stack.kind.keep_of(row), bool(stack.order.sometimes_padding[row])
             keep = stack.kind.keeps[place]
-            key = kind, keep.on_host if keeps_alike else place, padded
+            key = kind, (keep.on_host, keep.exact) if keeps_alike else place, padded
             if key not in sites:
                 step, fetches = make(stack, place, keep)
                 sites[key] = stack.site(key, weights, keep, padded, step, fetches)

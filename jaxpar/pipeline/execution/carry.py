@@ -34,6 +34,8 @@ class Carry(NamedTuple):
     """Gradients of the chunks that are held."""
     report: dict[str, Float[Array, ""]]
     """The layers' metrics, summed."""
+    seen: Float[Array, "layers tensors"] | None
+    """The largest magnitudes of tensors of quantised matmuls."""
 
 
 class Seeds(NamedTuple):

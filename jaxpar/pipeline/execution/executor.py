@@ -28,6 +28,7 @@ from jaxpar.pipeline.execution.carry import Act, Carry, Given, Held, Row, Seeds
 from jaxpar.pipeline.execution.permutes import refuse_permutes
 from jaxpar.pipeline.execution.program import EMBEDDING, NOTHING, STASHED, Loop, PipelineProgram, Run
 from jaxpar.pipeline.execution.stages import Batch, Stages
+from jaxpar.precision.matmul import SCALES
 
 
 class Gradients(NamedTuple):
@@ -39,6 +40,8 @@ class Gradients(NamedTuple):
     """What the loss reports."""
     report: dict[str, Float[Array, ""]]
     """The layers' metrics."""
+    seen: Float[Array, "layers tensors"] | None
+    """The largest magnitudes of tensors of quantised matmuls, where later steps scale by them."""
 
 
 def execute(
@@ -101,6 +104,7 @@ class _Executor:
             ),
             held=None,
             report={name: vary(jnp.float32(0)) for name in loop.reports},
+            seen=self._nothing_seen(given),
             **self._buffers(x),
         )
         held, holds = None, self.program.holds
@@ -114,7 +118,7 @@ class _Executor:
             tick = lambda run, row, carry, now=now: self._tick(run, row, carry, now)
             carry = self._loop_over(part, tick, carry)
         _, carry = self._between(self.program.ticks, held, carry, given)
-        return Gradients(carry.gradients, carry.reported, carry.report)
+        return Gradients(carry.gradients, carry.reported, carry.report, carry.seen)
 
     def _between(self, tick: int, held: Any, carry: Carry, given: Given) -> tuple[Any, Carry]:
         """Gather and scatter the chunks that are held before `tick`: (their weights, carry)."""
@@ -179,7 +183,7 @@ class _Executor:
                 last = row["b_counts"] & row["b_last"]
                 g, carry = self._act(last, ("gradients", "reported"), "loss", row, carry, given)
                 at = jnp.where(row["b_last"] == 1, g, at)
-            changed = ("gradients", "held", "kept")
+            changed = ("gradients", "held", "kept", "seen")
             g, carry = self._act(row["b_counts"], changed, "backward", row | {"b_dy": at}, carry, given)
             # Later operations overwrite what was read here; without this barrier, XLA copies the whole buffer.
             stash, g = lax.optimization_barrier((carry.stash, g))
@@ -256,16 +260,17 @@ class _Executor:
         data = self._microbatch(given, row["b_microbatch"])
         counts = row["b_counts"] == 1
         totals = carry.held if self.program.holds else carry.gradients[LAYERS]
-        dx, totals, kept = self._loop.backward(
+        dx, totals, kept, seen = self._loop.backward(
             self._chunk(given.layers, row, "b", "weights"), row["b_dy"], self.stages.token_context(data),
             carry.stash, row["b_slot"], self._chunk(totals, row, "b", "gradients"), counts, carry.kept, row["b_kept"],
             self._is_first(row, given), None if given.seeds is None else given.seeds.auxiliary,
+            carry.seen,
         )  # fmt: skip
         carry = carry._replace(held=totals) if self.program.holds else _with_layers(carry, totals)
         into_embedding = jnp.where(counts & (row["b_first"] == 1), dx, 0)
         first = self._first(row, given, "b")
         gradients = self.stages.embed_gradients(given.weights, first, into_embedding, carry.gradients)
-        return dx, carry._replace(gradients=gradients, kept=kept)
+        return dx, carry._replace(gradients=gradients, kept=kept, seen=seen)
 
     def _is_first(self, row: Row, given: Given) -> jax.Array | bool:
         """Whether a tick's backward is the first of its chunk."""
@@ -275,7 +280,10 @@ class _Executor:
     def _weight(self, row: Row, carry: Carry, given: Given) -> tuple[tuple[()], Carry]:
         assert not self.program.holds, "a schedule that splits the backward comes back to a chunk after others"
         totals = self._chunk(carry.gradients[LAYERS], row, "w", "weights")
-        totals = self._loop.weight_gradients(given.layers, carry.kept, row["w_kept"], totals, row["w_counts"] == 1)
+        tokens = self.stages.token_context(self._microbatch(given, jnp.int32(0)))  # of which it reads no tokens
+        totals = self._loop.weight_gradients(
+            given.layers, carry.kept, row["w_kept"], totals, tokens, row["w_counts"] == 1
+        )
         return (), _with_layers(carry, totals)
 
     @cached_property
@@ -332,6 +340,11 @@ class _Executor:
         return self._microbatch(given, row[f"of_{kind}_last"])
 
     # ---- buffers
+
+    def _nothing_seen(self, given: Given) -> jax.Array | None:
+        """Zeros for the largest magnitudes, as many as there are scales."""
+        scales = given.microbatches.get(SCALES)
+        return None if scales is None else vary(jnp.zeros(scales.shape[1:], jnp.float32))
 
     def _shapes(self, given: Given) -> tuple[Any, Any]:
         """Shapes of a chunk's input and of a microbatch's tokens."""

@@ -13,7 +13,7 @@ from jaxpar.layout.stages import stages_of
 from jaxpar.layout.state import TrainState, all_weights
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import AXES, DATA_AXES
-from jaxpar.mesh.collectives import reduce_sum
+from jaxpar.mesh.collectives import reduce_max, reduce_sum
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.model.embedding import vocab_axes
@@ -21,7 +21,10 @@ from jaxpar.model.preference_loss import PAIRS
 from jaxpar.optim.norm import global_norm
 from jaxpar.pipeline.execution.carry import Seeds
 from jaxpar.pipeline.execution.executor import evaluate, execute
+from jaxpar.precision.history import History, next_history, scales_of
 from jaxpar.precision.loss_scale import next_loss_scale
+from jaxpar.precision.matmul import SCALES
+from jaxpar.precision.recipe import recipe_of
 from jaxpar.training.residency.protocol import Measured, Residency
 from jaxpar.training.residency.weight_update import UpdateFacts
 
@@ -60,6 +63,8 @@ class StepGradients(NamedTuple):
     tokens: Float[Array, ""]
     """Unmasked tokens in the global batch."""
     report: dict[str, Float[Array, ""]]
+    seen: Float[Array, "layers tensors"] | None
+    """The largest magnitudes of tensors of quantised matmuls, under delayed scaling."""
 
 
 @dataclass(frozen=True)
@@ -79,19 +84,38 @@ class StepFunctions:
         scale = state.loss_scale.value
         seed = scale / jnp.maximum(count, 1.0)
         seeds = Seeds(seed, scale / jnp.maximum(tokens, 1.0))
-        accumulated, reported, report = execute(self.layout.program, stages, weights, accumulators, batch, seeds)
+        given = self._with_scales(batch, state.matmul_history)
+        accumulated, reported, report, seen = execute(
+            self.layout.program, stages, weights, accumulators, given, seeds
+        )
         gradients = self.residency.reduced(accumulated, scale)
         means = {name: self._sum(total) / jnp.maximum(count, 1.0) for name, total in reported.items()}
         loss = means.pop("loss")
         report = {name: reduce_sum(value, AXES) / jnp.maximum(tokens, 1.0) for name, value in report.items()}
-        return StepGradients(loss, gradients, tokens, report | means)
+        seen = None if seen is None else reduce_max(seen, AXES)
+        return StepGradients(loss, gradients, tokens, report | means, seen)
+
+    def _with_scales(self, batch: Batch, history: History | None) -> Batch:
+        """`batch` with the scales of the layers' matmuls in each microbatch, where earlier steps give them."""
+        if history is None:
+            return batch
+        recipe = recipe_of(self.layout.config.precision)
+        assert recipe is not None, "a history is of quantised matmuls"
+        microbatches, rows, length = self.layout.batch_shape
+        tokens = microbatches * rows * length
+        scales = scales_of(history, self.layout.delayed_tensors, recipe, tokens)
+        return batch | {SCALES: jnp.broadcast_to(scales, (microbatches, *scales.shape))}
 
     def measured(self, state: TrainState, batch: Batch) -> Measured:
         """Gradients and the facts of the update; the state after the step, without what the update makes; metrics."""
-        loss, gradients, count, report = self.gradients(state, batch)
+        loss, gradients, count, report, seen = self.gradients(state, batch)
         sums = self.residency.squares(gradients)
         norm = global_norm(sums, self.layout.squares)
         finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+        history = state.matmul_history
+        if seen is not None and history is not None:
+            finite = finite & jnp.isfinite(seen).all()  # an infinite input would be saturated without a trace
+            history = next_history(history, seen, finite)
         skipped = jnp.where(finite, 0, state.skipped_in_row + 1)
         following = state._replace(
             master=None,
@@ -99,6 +123,7 @@ class StepFunctions:
             step=state.step + 1,
             applied=state.applied + finite.astype(jnp.int32),
             skipped_in_row=skipped,
+            matmul_history=history,
             loss_scale=next_loss_scale(state.loss_scale, finite, self.layout.config.precision),
         )
         rate, of_muon = self.layout.learning_rate(state.applied), self.layout.muon_learning_rate

@@ -87,7 +87,7 @@ def sharded(placements: Placements, *keeps: Keep) -> Any:
         chunk = Chunk(weights, 0, 0)
         y, stash, _ = loop.forward(chunk, vary(x), tokens, stash, 0)
         accumulators = Chunk(zero_accumulators(weights, placements, part="layers"), 0, 0)
-        dx, gradients, _ = loop.backward(chunk, vary(dy), tokens, stash, 0, accumulators)
+        dx, gradients, *_ = loop.backward(chunk, vary(dy), tokens, stash, 0, accumulators)
         alone = loop.run(chunk, vary(x), tokens)
         return alike(y), alike(alone), alike(dx), to_optimizer({"layers": gradients}, placements)
 
@@ -183,9 +183,9 @@ def test_chunks_of_unlike_length_in_slots_of_their_own_equal_a_plain_loop(zero: 
         stash, no, yes = loop.stash(weights, vary(x), tokens, 3), jnp.bool(False), jnp.bool(True)
         h, stash, _ = loop.forward(first, vary(x), tokens, stash, 2)
         y, stash, _ = loop.forward(second, h, tokens, stash, 0)
-        _, gradients, _ = loop.backward(second, vary(dy), tokens, stash, 2, Chunk(gradients, 1, 1), no)
-        dh, gradients, _ = loop.backward(second, vary(dy), tokens, stash, 0, Chunk(gradients, 1, 1), yes)
-        dx, gradients, _ = loop.backward(first, dh, tokens, stash, 2, Chunk(gradients, 0, 0), yes)
+        _, gradients, *_ = loop.backward(second, vary(dy), tokens, stash, 2, Chunk(gradients, 1, 1), no)
+        dh, gradients, *_ = loop.backward(second, vary(dy), tokens, stash, 0, Chunk(gradients, 1, 1), yes)
+        dx, gradients, *_ = loop.backward(first, dh, tokens, stash, 2, Chunk(gradients, 0, 0), yes)
         return alike(y), alike(dx), to_optimizer({"layers": gradients}, placements)
 
     layout = placements.optimizer.layout
@@ -278,7 +278,7 @@ class Rows:
     ran: Counter[tuple[str, int]]
     permutes: bool = False
 
-    def linear(self, w: Any, name: str, x: jax.Array) -> jax.Array:
+    def linear(self, w: Any, name: str, x: jax.Array, *_: Any) -> jax.Array:
         """The loop's own way to a group, for gradients of matrices."""
         if name == "down":
             self._say("matrices")
@@ -322,8 +322,8 @@ def walks(rows: Rows, keep: Keep) -> tuple[Any, Any]:
         alone = loop.run(chunk, x, tokens)
         y, stash, _ = loop.forward(chunk, x, tokens, stash, 0)
         accumulators = zero_accumulators(weights, placements, part="layers")
-        dx, accumulators, kept = loop.backward(chunk, y, tokens, stash, 0, Chunk(accumulators, 0, 0), kept=kept)
-        accumulators = loop.weight_gradients(weights, kept, 0, Chunk(accumulators, 0, 0))
+        dx, accumulators, kept, _ = loop.backward(chunk, y, tokens, stash, 0, Chunk(accumulators, 0, 0), kept=kept)
+        accumulators = loop.weight_gradients(weights, kept, 0, Chunk(accumulators, 0, 0), tokens)
         return jax.lax.pmax((alone, dx), tuple(dict(sizes))), to_optimizer({"layers": accumulators}, placements)
 
     layout, whole = placements.optimizer.layout, PartitionSpec()

@@ -1,0 +1,46 @@
+"""Checks of `precision.matmul`; those that need the layers' matrices are in `jaxpar.layers.checks`."""
+
+from __future__ import annotations
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import Config
+
+MISSING = {
+    "fp8_block": "expected fp8_current or fp8_delayed, which scale whole tensors",
+    "mxfp8": "expected fp8_current or fp8_delayed on Hopper and Ada",
+}
+"""Recipes that are not implemented, each with what to take instead."""
+
+
+def check_matmul(config: Config) -> None:
+    """Refuse a recipe that is not implemented, what it cannot be combined with, and exceptions that leave nothing."""
+    precision, layers = config.precision, config.model.layers
+    recipe, excepted = precision.matmul, precision.matmul_except
+    for key in ("first_layers", "last_layers"):
+        if getattr(excepted, key) < 0:
+            raise UserError(f"precision.matmul_except.{key}: must be at least 0, got {getattr(excepted, key)}")
+    if recipe is None:
+        return
+    if recipe in MISSING:
+        raise UserError(f"precision.matmul: {recipe} is not implemented; {MISSING[recipe]}")
+    if precision.compute == "float16":
+        raise UserError(
+            f"precision.matmul: {recipe} needs the range of bfloat16 between matmuls, and precision.compute is float16; "
+            "expected precision.compute: bfloat16 with it, or precision.matmul: null"
+        )
+    if excepted.first_layers + excepted.last_layers >= layers:
+        raise UserError(
+            f"precision.matmul_except: first_layers {excepted.first_layers} and last_layers {excepted.last_layers} "
+            f"leave none of the {layers} layers of the model (model.layers) to {recipe}; expected fewer, or "
+            "precision.matmul: null"
+        )
+    if config.parallel.tensor_overlap == "ring":
+        raise UserError(
+            f"parallel.tensor_overlap: ring has no FP8 matmuls yet, and precision.matmul is {recipe}; expected auto or "
+            "plain, or precision.matmul: null"
+        )
+    if (config.memory.mlp_tiles or 1) > 1:
+        raise UserError(
+            f"memory.mlp_tiles: {config.memory.mlp_tiles} would give each tile scales of its own under "
+            f"precision.matmul: {recipe}; expected 1 or null"
+        )

@@ -1,0 +1,112 @@
+"""Which of a model's matmuls run in FP8, which do not and why: what `precision.matmul` and its exceptions come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from jaxpar.config.kinds import kind_models
+from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.layers.declaration.part import Matmuls, Part
+from jaxpar.layers.declared import declare_layer
+from jaxpar.precision.recipe import QuantisedGroups, group_tensors, recipe_of
+
+NEVER = {
+    "head": "its rounding would reach every logit, and it is a small share of the FLOPs",
+    "router": "its rounding would change which experts a token uses",
+    "experts": "their grouped products have no FP8 kernel yet",
+}
+"""Products that are not quantised under any recipe, each with the reason."""
+
+
+class Exempt(NamedTuple):
+    """Products that stay in the compute dtype."""
+
+    what: str
+    why: str
+
+
+def dense_groups(model: ModelConfig) -> Iterator[tuple[Part, Matmuls]]:
+    """The groups of matmuls of the layers of `model`, a model of one kind, that are not of experts."""
+    for part in declare_layer(model).parts:
+        if part.name == "mlp" and model.experts is not None:
+            continue
+        for group in part.groups:
+            yield part, group
+
+
+def is_latent(part: Part) -> bool:
+    """Whether a part has matmuls between its first and its last: latent attention."""
+    return len(part.groups) > 2
+
+
+def group_names(model: ModelConfig) -> tuple[str, ...]:
+    """Names of the groups of matmuls of a model's layers, of all kinds, that may be quantised."""
+    return tuple(dict.fromkeys(group.name for own in kind_models(model).values() for _, group in dense_groups(own)))
+
+
+def quantised(config: Config, model: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """By group of the layers of `model`, a model of one kind, the matrices that are quantised."""
+    if config.precision.matmul is None:
+        return {}
+    found = {
+        group.name: tuple(name for name in group.weights if not part.is_factored(name))
+        for part, group in dense_groups(model)
+        if group.name not in config.precision.matmul_except.parts and not is_latent(part)
+    }
+    return {name: matrices for name, matrices in found.items() if matrices}
+
+
+def tensor_names(config: Config) -> tuple[str, ...]:
+    """The tensors of a layer that have a scale, those of all kinds: the columns of its scales."""
+    each = (quantised(config, own).items() for own in kind_models(config.model).values())
+    pairs = dict.fromkeys(pair for own in each for pair in own)
+    return tuple(name for group, matrices in pairs for name in group_tensors(group, matrices))
+
+
+def exact_layers(config: Config) -> tuple[int, int]:
+    """Layers before the first number, and from the second on, are not quantised."""
+    excepted = config.precision.matmul_except
+    return excepted.first_layers, config.model.layers - excepted.last_layers
+
+
+def is_exact(config: Config, layer: int) -> bool:
+    """Whether the products of a layer, by its number, are not quantised."""
+    first, last = exact_layers(config)
+    return config.precision.matmul is None or not first <= layer < last
+
+
+def quantised_groups(config: Config, model: ModelConfig, exact: bool | None) -> QuantisedGroups | None:
+    """What the program of layers of `model`, a model of one kind, multiplies in FP8; None for nothing.
+
+    `exact` is whether these layers are exceptions; None if only some are.
+    """
+    recipe, groups = recipe_of(config.precision), quantised(config, model)
+    if recipe is None or exact or not groups:
+        return None
+    names = tensor_names(config)
+    first = {group: names.index(f"{group}.input") for group in groups}
+    return QuantisedGroups(recipe, groups, first, exact_layers(config) if exact is None else None)
+
+
+def exempt(config: Config) -> list[Exempt]:
+    """What stays in the compute dtype under the recipe of `config`, each with the reason."""
+    precision, models = config.precision, kind_models(config.model).values()
+    excepted, layers = precision.matmul_except, config.model.layers
+    found = [Exempt("head", NEVER["head"])]
+    if any(own.experts is not None for own in models):
+        found += [Exempt(name, NEVER[name]) for name in ("router", "experts")]
+    found += [Exempt(name, "precision.matmul_except.parts") for name in group_names(config.model) if name in excepted.parts]
+    first, last = exact_layers(config)
+    ends = [f"0 to {first - 1}"] if first else []
+    ends += [f"{last} to {layers - 1}"] if last < layers else []
+    if ends:
+        what = "first_layers and last_layers" if len(ends) == 2 else "first_layers" if first else "last_layers"
+        found.append(Exempt(f"layers {' and '.join(ends)}", f"precision.matmul_except: {what}"))
+    if any(is_latent(part) for own in models for part in declare_layer(own).parts):
+        found.append(Exempt("latent attention", "its narrow matmuls have no FP8 form yet"))
+    if config.lora.rank is not None:
+        found.append(Exempt("LoRA's factors", f"{config.lora.rank} columns are too few to gain"))
+    if config.model.low_rank:
+        found.append(Exempt("factors of model.low_rank", "products of two are not quantised"))
+    return found

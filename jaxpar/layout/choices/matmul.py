@@ -1,0 +1,36 @@
+"""The format of the layers' matmuls: whether the devices multiply in it, and what it comes to."""
+
+from __future__ import annotations
+
+from jaxpar.config import Config, UserError
+from jaxpar.distributed.devices import Device
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.layers.matmul_formats import exempt, exact_layers, tensor_names
+from jaxpar.precision.history import is_gradient
+
+
+def check_matmul_units(config: Config, device: Device, cluster: Cluster | None) -> None:
+    """Raise `UserError` for FP8 on GPUs that have no units for it; CPUs emulate them."""
+    recipe = config.precision.matmul
+    if recipe is None or device.platform == "cpu" or cluster is None or "float8" in cluster.gpu.peaks:
+        return
+    raise UserError(
+        f"precision.matmul: {recipe} needs GPUs that multiply in FP8 (Ada, Hopper and later), and {cluster.gpu.name} "
+        "does not; expected null, which multiplies in precision.compute"
+    )
+
+
+def matmul_rows(config: Config) -> list[tuple[str, str, str]]:
+    """(name, value, reason) for the table of a plan: what is multiplied in FP8, and each exception; empty without."""
+    precision = config.precision
+    if precision.matmul is None:
+        return []
+    first, last = exact_layers(config)
+    names = tensor_names(config)
+    matrices = [name for name in names if not is_gradient(name) and not name.endswith(".input")]
+    scales = f"of the last {precision.matmul_history} steps" if precision.matmul == "fp8_delayed" else "of the tensor"
+    formats = f"inputs and weights e4m3, gradients {precision.matmul_gradient}; a scale per tensor by the maximum {scales}"
+    what = f"{precision.matmul}: {', '.join(matrices)} of layers {first} to {last - 1}"
+    return [("matmuls", what, formats)] + [
+        (f"matmuls, {precision.compute}", own.what, own.why) for own in exempt(config)
+    ]

@@ -1,0 +1,234 @@
+"""Matmuls in FP8: every linear map of a layer goes through `products`, forward and both gradients.
+
+A tensor becomes codes of 8 bits and one scale, a power of two, so that scaling itself rounds nothing. Three products
+follow from one matrix, each of two operands of 8 bits and summed in float32: the output, of input and weight (both
+`E4M3`); the input's gradient, of the output's gradient (`Recipe.gradient`) and the weight; the weight's gradient, of
+the input and the output's gradient. On GPUs XLA makes a call of cuBLASLt of each; on CPUs the codes are multiplied in
+float32, so that a CPU computes the same numbers up to the order of sums.
+
+**Scales do not depend on the layout.** A largest magnitude is taken over all ranks that hold a part of the tensor: rows
+and tokens of the microbatch, columns of tensor ranks. `fp8_current` does so in each product, with a message of a few
+numbers; `fp8_delayed` once per step (`jaxpar.precision.history`).
+
+**A recomputed product has the scales of the first**: they are a named value, which every remat policy saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from jaxpar.mesh.axes import AXES, vary, varying_axes
+from jaxpar.mesh.collectives import gather_sequence, reduce_max, scatter_sequence
+from jaxpar.precision.recipe import E4M3, LARGEST, QuantisedGroups, Recipe
+from pallas_kernels.varying import vary_alike
+
+SCALES = "matmul_scales"
+"""The name of the scales of a group, which every remat policy saves."""
+
+TOKEN_AXES = tuple(axis for axis in AXES if axis != "pipe")
+"""Axes that split activations and their gradients: by row, by token, or by column."""
+
+SMALLEST, MOST = -62, 62
+"""Powers of two that scales may have: a product of two stays a normal float32."""
+
+
+class GroupScaling(NamedTuple):
+    """How the products of one group of a layer's matmuls are scaled."""
+
+    recipe: Recipe
+    exact: Bool[Array, ""] | None = None
+    """Whether they are not quantised in this layer; None if they are in all layers."""
+    scales: Float[Array, "tensors"] | None = None
+    """Of the input, of each matrix, and of the gradient of each output; None if they come from the tensors."""
+    observed: Float[Array, "tensors"] | None = None
+    """Zeros, whose cotangent is the largest magnitude of each of these tensors on this rank."""
+
+
+def scaling_of(
+    fp8: QuantisedGroups,
+    group: str,
+    layer: Int[Array, ""],
+    scales: Float[Array, "layers tensors"] | None,
+    observed: Float[Array, "tensors"] | None,
+) -> GroupScaling | None:
+    """How a group of a layer is scaled, given the scales of all layers and the zeros of this one; None if it is not."""
+    if group not in fp8.groups:
+        return None
+    exact = None
+    if fp8.exact_layers is not None:
+        first, last = fp8.exact_layers
+        exact = (layer < first) | (layer >= last)
+    own = slice(fp8.first[group], fp8.first[group] + 1 + 2 * len(fp8.groups[group]))
+    mine = None if scales is None else lax.dynamic_index_in_dim(scales, layer, keepdims=False)[own]
+    return GroupScaling(fp8.recipe, exact, mine, None if observed is None else observed[own])
+
+
+# ---- one tensor
+
+
+def scale_of(largest: Float[Array, "..."], form: str, margin: int = 0) -> Float[Array, "..."]:
+    """The least power of two by which a tensor with the `largest` magnitude fits `form` when divided, times
+    2^`margin`. It is 1 for zeros, and NaN where a magnitude is not finite."""
+    bits = lax.bitcast_convert_type(largest.astype(jnp.float32), jnp.uint32)
+    fraction, exponent = bits & 0x7FFFFF, (bits >> 23).astype(jnp.int32) - 127
+    highest = {448.0: 8, 57344.0: 15}[LARGEST[form]]
+    power = exponent - highest + (fraction > 0x600000).astype(jnp.int32) + margin
+    scale = lax.bitcast_convert_type((jnp.clip(power, SMALLEST, MOST) + 127) << 23, jnp.float32)
+    return jnp.where(jnp.isfinite(largest), jnp.where(largest > 0, scale, 1.0), jnp.nan)
+
+
+def quantise(x: Float[Array, "..."], scale: Float[Array, ""], form: str) -> Shaped[Array, "..."]:
+    """Codes of `x` / `scale`, rounded to the nearest; what exceeds the format becomes its largest number."""
+    most = LARGEST[form]
+    return jnp.clip(x.astype(jnp.float32) / scale, -most, most).astype(form)
+
+
+def largest_of(x: Float[Array, "..."]) -> Float[Array, ""]:
+    """The largest magnitude of this rank's part of a tensor."""
+    return jnp.max(jnp.abs(x)).astype(jnp.float32)
+
+
+def largest_over(parts: Sequence[Array], axes: Sequence[str]) -> Float[Array, "tensors"]:
+    """The largest magnitude of each tensor over the ranks of `axes`, that hold parts of it."""
+    own = jnp.stack([largest_of(x) for x in parts])
+    split = [axis for axis in axes if axis in varying_axes(own) and lax.axis_size(axis) > 1]
+    return vary_alike((reduce_max(own, split) if split else own, *parts))[0]
+
+
+# ---- the products of a group
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _How:
+    recipe: Recipe
+    gathers: bool
+    """Whether the input is a rank's part of the sequence, which the tensor ranks join first."""
+
+
+def products(
+    x: Float[Array, "batch part *inputs"],
+    weights: Sequence[Float[Array, "..."]],
+    scaling: GroupScaling,
+    *,
+    gathers: bool,
+) -> tuple[Float[Array, "batch seq ..."], ...]:
+    """`x`, or the sequence that it is joined to, times each matrix [*inputs, *outputs].
+
+    Sends `gather_sequence` of codes, one byte a number; its backward again, and `scatter_sequence` of the input's
+    gradient in its own dtype. Without given scales also a maximum of one number for each tensor.
+    """
+    x, weights = vary_alike((x, tuple(weights)))
+    recipe, scales = scaling.recipe, scaling.scales
+    if scales is None:
+        found = jnp.concatenate([largest_over([x], TOKEN_AXES), largest_over(weights, ("tensor",))])
+        scales = checkpoint_name(vary_alike((scale_of(found, E4M3, recipe.margin), x))[0], SCALES)
+    exact, observed = scaling.exact, scaling.observed
+    x, weights, scales, observed, exact = vary_alike((x, weights, scales, observed, exact))
+    return _products(_How(recipe, gathers), x, weights, scales, observed, exact)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _products(
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, observed: Any, exact: Any
+) -> tuple[jax.Array, ...]:
+    def quantised() -> tuple[jax.Array, ...]:
+        q = quantise(x, scales[0], E4M3)
+        q = gather_sequence(q) if how.gathers else q
+        each = enumerate(weights, start=1)
+        return tuple(_output(q, quantise(w, scales[n], E4M3), scales[0] * scales[n], x.dtype) for n, w in each)
+
+    def exactly() -> tuple[jax.Array, ...]:
+        whole = gather_sequence(x) if how.gathers else x
+        return tuple(_output(whole, w, None, x.dtype) for w in weights)
+
+    return quantised() if exact is None else lax.cond(exact, exactly, quantised)
+
+
+def _forward(
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, observed: Any, exact: Any
+) -> Any:
+    return _products(how, x, weights, scales, observed, exact), (x, weights, scales, observed, exact)
+
+
+def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
+    x, weights, scales, observed, exact = kept
+    recipe, number = how.recipe, len(weights)
+    if scales.shape[0] > 1 + number:
+        of_gradients = scales[1 + number :]
+    else:
+        of_gradients = scale_of(largest_over(dys, TOKEN_AXES), recipe.gradient, recipe.margin)
+
+    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        q = quantise(x, scales[0], E4M3)
+        q = gather_sequence(q) if how.gathers else q
+        of_input, of_weights = [], []
+        for n, (w, dy) in enumerate(zip(weights, dys, strict=True)):
+            codes = quantise(dy, of_gradients[n], recipe.gradient)
+            of_w = scales[1 + n]
+            of_input.append(_input_gradient(codes, quantise(w, of_w, E4M3), of_w * of_gradients[n], x))
+            of_weights.append(_weight_gradient(q, codes, scales[0] * of_gradients[n], w))
+        return _joined(of_input), tuple(of_weights)
+
+    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        whole = gather_sequence(x) if how.gathers else x
+        of_input = [_input_gradient(dy, w, None, x) for dy, w in zip(dys, weights, strict=True)]
+        return _joined(of_input), tuple(
+            _weight_gradient(whole, dy, None, w) for dy, w in zip(dys, weights, strict=True)
+        )
+
+    def _joined(terms: list[jax.Array]) -> jax.Array:
+        dx = sum(terms[1:], terms[0])
+        return scatter_sequence(dx) if how.gathers else dx
+
+    dx, dws = quantised() if exact is None else lax.cond(exact, exactly, quantised)
+    seen = None
+    if observed is not None:
+        seen = vary(jnp.stack([largest_of(a) for a in (x, *weights, *dys)]), varying_axes(observed))
+    return dx, dws, None, seen, None
+
+
+_products.defvjp(_forward, _backward)
+
+
+# ---- one product of two operands, codes or not
+
+
+def _output(x: jax.Array, w: jax.Array, scale: jax.Array | None, dtype: Any) -> jax.Array:
+    """[batch, seq, *outputs] of x [batch, seq, *inputs] and w [*inputs, *outputs]."""
+    rows, matrix = _rows(x), w.reshape(_rows(x).shape[1], -1)
+    return _dot(rows, matrix, (1, 0), scale, dtype).reshape(*x.shape[:2], *w.shape[x.ndim - 2 :])
+
+
+def _input_gradient(dy: jax.Array, w: jax.Array, scale: jax.Array | None, x: jax.Array) -> jax.Array:
+    """[batch, seq, *inputs], of the input whose part `x` is."""
+    rows = _rows(dy)
+    found = _dot(rows, w.reshape(-1, rows.shape[1]), (1, 1), scale, x.dtype)
+    return found.reshape(*dy.shape[:2], *x.shape[2:])
+
+
+def _weight_gradient(x: jax.Array, dy: jax.Array, scale: jax.Array | None, w: jax.Array) -> jax.Array:
+    """Like `w`."""
+    return _dot(_rows(x), _rows(dy), (0, 0), scale, w.dtype).reshape(w.shape)
+
+
+def _rows(x: jax.Array) -> jax.Array:
+    return x.reshape(x.shape[0] * x.shape[1], -1)
+
+
+def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int], scale: jax.Array | None, dtype: Any) -> jax.Array:
+    """The product of two matrices over one dim of each; of codes times `scale`, which is a power of two."""
+    dims = (((contracted[0],), (contracted[1],)), ((), ()))
+    # Products of codes are exact in float32; a higher precision would keep XLA from cuBLASLt's call.
+    precision = None if scale is None else lax.Precision.DEFAULT
+    found = lax.dot_general(a, b, dims, precision, preferred_element_type=dtype)
+    return found if scale is None else found * scale.astype(dtype)

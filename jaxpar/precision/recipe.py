@@ -1,0 +1,64 @@
+"""What of a layer is multiplied in FP8, and how: the recipe of `precision.matmul`, in static form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+import jax
+
+from jaxpar.config.schema import PrecisionConfig
+
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+LARGEST = {E4M3: 448.0, E5M2: 57344.0}
+"""The largest number of each format. Both are 1.75 times a power of two."""
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Recipe:
+    """How a tensor becomes codes of 8 bits and a scale."""
+
+    delayed: bool
+    """Whether scales come from earlier steps; else from the tensor itself."""
+    gradient: str = E5M2
+    """Format of the gradients of outputs; inputs and weights are `E4M3`."""
+    margin: int = 0
+    """Powers of two that are left unused above the largest magnitude."""
+
+
+def recipe_of(precision: PrecisionConfig) -> Recipe | None:
+    """The recipe of a configuration; None where matmuls run in the compute dtype."""
+    if precision.matmul is None:
+        return None
+    gradient = E5M2 if precision.matmul_gradient == "e5m2" else E4M3
+    return Recipe(precision.matmul == "fp8_delayed", gradient, precision.matmul_margin)
+
+
+def in_compute_dtype(precision: PrecisionConfig) -> PrecisionConfig:
+    """`precision` without FP8."""
+    usual = PrecisionConfig()
+    names = [field.name for field in fields(PrecisionConfig) if field.name.startswith("matmul")]
+    return replace(precision, **{name: getattr(usual, name) for name in names})
+
+
+@dataclass(frozen=True)
+class QuantisedGroups:
+    """The groups of matmuls of a kind of layers that are quantised, as a layer's program needs to know them."""
+
+    recipe: Recipe
+    groups: Mapping[str, tuple[str, ...]]
+    """Of each group the matrices that are quantised: those that are not products of two."""
+    first: Mapping[str, int]
+    """Of each group, where its tensors begin among those of a layer (`tensor_names`)."""
+    exact_layers: tuple[int, int] | None = None
+    """Layers before the first number, and from the second on, are multiplied exactly; None if no layer that runs the
+    program is."""
+
+    def __hash__(self) -> int:
+        return hash((self.recipe, tuple(self.groups.items()), tuple(self.first.items()), self.exact_layers))
+
+
+def group_tensors(group: str, matrices: tuple[str, ...]) -> tuple[str, ...]:
+    """The tensors of a group that have a scale, in the order in which functions take and give them."""
+    return (f"{group}.input", *matrices, *(f"{name}.gradient" for name in matrices))
