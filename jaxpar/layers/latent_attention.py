@@ -26,6 +26,7 @@ from jaxpar.layers.projections import Matrix, project_in, project_out
 from jaxpar.layers.rope import rotate
 from jaxpar.mesh.collective_matmul import product
 from jaxpar.mesh.collectives import gather_sequence
+from jaxpar.precision.matmul import GroupScaling
 
 DOWN, QUERIES, UP, OUT = "attention_down", "attention_in", "attention_up", "attention_out"
 """The groups of matmuls, in order."""
@@ -130,8 +131,11 @@ class LatentAttention(nnx.Module):
             ),
         )  # fmt: skip
 
-    def project_in(self, x: Float[Array, "batch part embed"], overlap: TensorOverlap) -> tuple[jax.Array, ...]:
+    def project_in(
+        self, x: Float[Array, "batch part embed"], overlap: TensorOverlap, scaling: GroupScaling | None = None
+    ) -> tuple[jax.Array, ...]:
         """Latent vectors of this tensor rank's part of the sequence, that of keys with the rotary key behind it."""
+        assert scaling is None, "refused by the checks of precision.matmul"
         del overlap  # nothing is exchanged
         return tuple(product(x, self._weight(name)) for name in self.part.groups[0].weights)
 
@@ -141,9 +145,13 @@ class LatentAttention(nnx.Module):
         return project_in(x, [Matrix(self._weight(name)) for name in group.weights], overlap)
 
     def project_out(
-        self, x: Float[Array, "batch seq heads value_dim"], overlap: TensorOverlap
+        self,
+        x: Float[Array, "batch seq heads value_dim"],
+        overlap: TensorOverlap,
+        scaling: GroupScaling | None = None,
     ) -> Float[Array, "batch part embed"]:
         """Sums over the tensor ranks."""
+        assert scaling is None, "refused by the checks of precision.matmul"
         return project_out(x, Matrix(self._weight("output")), overlap)
 
     def __call__(

@@ -96,7 +96,9 @@ def exempt(config: Config) -> list[Exempt]:
     found = [Exempt("head", NEVER["head"])]
     if any(own.experts is not None for own in models):
         found += [Exempt(name, NEVER[name]) for name in ("router", "experts")]
-    found += [Exempt(name, "precision.matmul_except.parts") for name in group_names(config.model) if name in excepted.parts]
+    found += [
+        Exempt(name, "precision.matmul_except.parts") for name in group_names(config.model) if name in excepted.parts
+    ]
     first, last = exact_layers(config)
     ends = [f"0 to {first - 1}"] if first else []
     ends += [f"{last} to {layers - 1}"] if last < layers else []

@@ -21,12 +21,12 @@ from jaxpar.layout.auto_remat import auto_runs
 from jaxpar.layout.choices.attention import attention_plan, strategy_on
 from jaxpar.layout.choices.experts import expert_layouts
 from jaxpar.layout.choices.head_loss import choose_loss
-from jaxpar.layout.choices.joining import with_joined_messages
 from jaxpar.layout.choices.matmul import check_matmul_units
 from jaxpar.layout.choices.overlap import tensor_overlap
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
 from jaxpar.layout.choices.tiles import loss_tiles, mlp_tiles, without_hidden
 from jaxpar.layout.choices.wire import check_wire
+from jaxpar.layout.joining import with_joined_messages
 from jaxpar.layout.memory.device import host_share, own_host_share, usable_bytes
 from jaxpar.layout.memory.resident import with_residency
 from jaxpar.memory.costs import LayerCosts

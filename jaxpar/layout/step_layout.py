@@ -14,9 +14,9 @@ from jaxpar.config import Config
 from jaxpar.config.counting import kv_heads
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.host import PINNED
+from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
 from jaxpar.layout.choices.wire import wire_of
-from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.layout.state import TrainState, initial_state, join_weights, state_layout, weight_states
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.build import abstract_mesh

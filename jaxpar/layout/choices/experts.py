@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models
@@ -25,6 +26,7 @@ def expert_layouts(config: Config, axes: AxisSizes, device: Device) -> dict[str,
     asked, capacity, found = config.parallel.expert_exchange, config.parallel.expert_capacity, {}
     for kind, model in kind_models(config.model).items():
         if model.experts is not None:
+            name: Any
             name, why = exchange_of(asked, model.experts, capacity, axes.expert, axes.tensor)
             found[kind] = ExpertLayout(exchange=name, capacity=capacity, reason=why)
     for kind, request in _requests(config, axes, device).items():

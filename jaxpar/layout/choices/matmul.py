@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxpar.config import Config, UserError
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.layers.matmul_formats import exempt, exact_layers, tensor_names
+from jaxpar.layers.matmul_formats import exact_layers, exempt, tensor_names
 from jaxpar.precision.history import is_gradient
 
 
@@ -29,7 +29,9 @@ def matmul_rows(config: Config) -> list[tuple[str, str, str]]:
     names = tensor_names(config)
     matrices = [name for name in names if not is_gradient(name) and not name.endswith(".input")]
     scales = f"of the last {precision.matmul_history} steps" if precision.matmul == "fp8_delayed" else "of the tensor"
-    formats = f"inputs and weights e4m3, gradients {precision.matmul_gradient}; a scale per tensor by the maximum {scales}"
+    formats = (
+        f"inputs and weights e4m3, gradients {precision.matmul_gradient}; a scale per tensor by the maximum {scales}"
+    )
     what = f"{precision.matmul}: {', '.join(matrices)} of layers {first} to {last - 1}"
     return [("matmuls", what, formats)] + [
         (f"matmuls, {precision.compute}", own.what, own.why) for own in exempt(config)

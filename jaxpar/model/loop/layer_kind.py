@@ -18,7 +18,6 @@ from jaxpar.mesh.layer_order import Slot
 from jaxpar.mesh.parameters import Arrays, Nested
 from jaxpar.model.loop.layer_derivative import Apply, LayerDerivative, Policy
 
-
 type Linear = Callable[[Arrays, str, jax.Array, jax.Array, TokenContext], Any]
 """(weights, name of a group, its input, layer's number, tokens) -> outputs."""
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.sources.source import ReadPart
-from jaxpar.layout.choices.joining import step_options
+from jaxpar.layout.joining import step_options
 from jaxpar.layout.state import TrainState, join_weights, weight_states, without_frozen
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.disk_array import copied

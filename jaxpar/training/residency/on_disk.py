@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxpar.interop.sources.source import ReadPart
-from jaxpar.layout.choices.joining import step_options
+from jaxpar.layout.joining import step_options
 from jaxpar.layout.state import TrainState, WeightState, weight_states
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.disk_array import DiskArray, check_whole, copied, offload_folder, remove_stale

@@ -85,9 +85,7 @@ class StepFunctions:
         seed = scale / jnp.maximum(count, 1.0)
         seeds = Seeds(seed, scale / jnp.maximum(tokens, 1.0))
         given = self._with_scales(batch, state.matmul_history)
-        accumulated, reported, report, seen = execute(
-            self.layout.program, stages, weights, accumulators, given, seeds
-        )
+        accumulated, reported, report, seen = execute(self.layout.program, stages, weights, accumulators, given, seeds)
         gradients = self.residency.reduced(accumulated, scale)
         means = {name: self._sum(total) / jnp.maximum(count, 1.0) for name, total in reported.items()}
         loss = means.pop("loss")

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxpar.layout.choices.joining import step_options
+from jaxpar.layout.joining import step_options
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import StepLayout
