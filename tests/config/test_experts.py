@@ -52,6 +52,12 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "an unused temperature": (
         ["model.experts={count: 8, anneal_steps: 5}"], ("model.experts.anneal_steps", "5", "dense_to_sparse")
     ),
+    "sequences of a hash": (
+        ["model.experts={count: 8, router: hash, sequence_loss: 0.1}"], ("model.experts.sequence_loss", "0.1", "hash")
+    ),
+    "no capacity": (
+        ["model.experts={count: 8, capacity_factor: 0.0}"], ("model.experts.capacity_factor", "at least", "0")
+    ),
     "an unused scale": (["model.experts={count: 8, scale: 2.0}"], ("model.experts.scale", "2.0", "sigmoid")),
     "a negative loss": (["model.experts={count: 8, balance_loss: -1.0}"], ("model.experts.balance_loss", "0", "-1.0")),
     "biases": ([GOOD, "model.mlp_bias=true"], ("model.experts", "model.mlp_bias", "false")),

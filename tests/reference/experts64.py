@@ -83,7 +83,7 @@ def balance(weights: Array, statistics: Any, counts: Array, options: Mapping[str
     """The loss that `balance_loss` weighs, over the tokens that count."""
     if statistics is None:
         return jnp.zeros(())
-    tokens = counts.sum()
+    tokens = jnp.maximum(counts.sum(), 1)
     if options["router"] == "gshard":
         first, softmax = statistics
         return jnp.mean((counts @ first) / tokens * (counts @ softmax) / tokens)
@@ -108,6 +108,11 @@ def experts(x: Array, own: Tree, options: Options, batch: Mapping[str, Array]) -
         y += (silu(flat @ own["shared_gate"]) * (flat @ own["shared_up"])) @ own["shared_down"]
     total = chosen["balance_loss"] * counts.sum() * balance(weights, statistics, counts, chosen)
     total += chosen["z_loss"] * jnp.sum(counts * jax.nn.logsumexp(logits, axis=1) ** 2)
+    if chosen["sequence_loss"]:
+        for row in range(len(x)):
+            own = slice(row * x.shape[1], (row + 1) * x.shape[1])
+            real, one = counts[own], balance(weights[own], statistics[own], counts[own], chosen)
+            total += chosen["sequence_loss"] * jnp.where(real.sum() > 0, real.sum() * one, 0)
     return y.reshape(x.shape), total, counts @ (weights > 0)
 
 

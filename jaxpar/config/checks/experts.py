@@ -18,6 +18,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "groups_per_token": (1, COUNT), "scale": (0, inf), "balance_loss": (0, inf), "z_loss": (0, inf),
     "bias_rate": (0, inf), "projection": (1, WIDTH), "temperature": (1e-6, inf), "last_temperature": (1e-6, inf),
     "anneal_steps": (1, inf), "threshold": (0, 1),
+    "sequence_loss": (0, inf), "capacity_factor": (1e-3, inf),
 }  # fmt: skip
 _PER_TOKEN = {"switch": 1, "gshard": 2, "base": 1}
 """Routers that choose a fixed number of experts."""
@@ -26,6 +27,7 @@ _IN_GROUPS = ("softmax_top_k", "top_k_softmax", "sigmoid", "sam")
 _ANNEALED = ("temperature", "last_temperature", "anneal_steps", "threshold")
 _ONLY = {
     "scale": ("sigmoid",), "bias_rate": ("sigmoid",), "projection": ("cosine",), "force": ("expert_choice",),
+    "sequence_loss": ("top_k_softmax", "softmax_top_k", "switch", "sigmoid", "k_top_1", "cosine", "dense_to_sparse"),
 } | dict.fromkeys(_ANNEALED, ("dense_to_sparse",))  # fmt: skip
 """Keys that only some routers use."""
 

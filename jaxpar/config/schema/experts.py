@@ -42,6 +42,11 @@ class ExpertsConfig:
     """Factor of the weights of the router `sigmoid`."""
     balance_loss: float = 0.01
     """Weight of the router's loss that balances the load of the experts, counted over the microbatch on all ranks."""
+    sequence_loss: float = 0.0
+    """Weight of the same loss counted over each row, averaged over tokens."""
+    capacity_factor: float | None = None
+    """In training, assignments that an expert computes, as a multiple of an even share of those of the microbatch on
+    all ranks: the first ones in the order of the tokens. Null drops none."""
     z_loss: float = 0.0
     """Weight of the mean of `logsumexp(router logits)^2`."""
     bias_rate: float = 0.001

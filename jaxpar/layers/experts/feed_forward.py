@@ -21,8 +21,9 @@ from jaxpar.layers.declaration.activations import Activation, Dims, name_activat
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Operation, Part, Traffic, Weights, matrix
 from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.layers.dropout import draws
+from jaxpar.layers.experts.assignment import within_capacity
 from jaxpar.layers.experts.exchange import EXCHANGES, exchanged, rounds_of
-from jaxpar.layers.experts.losses import share, z_loss
+from jaxpar.layers.experts.losses import sequence_loss, share, z_loss
 from jaxpar.layers.experts.reports import DROPPED, ENTROPY, LOAD, OVERFLOWS, RANK_LOAD, REPORTS, TOKENS
 from jaxpar.layers.experts.routers import ROUTERS, entropy
 from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums
@@ -144,11 +145,14 @@ class Experts(nnx.Module):
         logits = self._router_logits(flat)
         state = self._state(flat, number, tokens, train)._replace(train=train, counts=counts)
         routing = self.router_kind.route(logits, state, self.experts)
-        y, facts = self._routed(flat, routing, counts)
+        report = self._report(logits, routing, counts.astype(jnp.float32).reshape(x.shape[:2]))
+        y, handled, rounds = self._routed(flat, self._without_dropped(routing, counts, tokens, train), counts)
+        chosen = jnp.sum(counts[:, None] & (routing.indices != NO_EXPERT)).astype(jnp.float32)
         y = y.reshape(x.shape)
         if self.experts.shared:
             y = y + self._shared(x)
-        return y, {**self._report(logits, routing, counts.astype(jnp.float32)), **facts}
+        overflows = report[TOKENS] * (rounds > 1)
+        return y, {**report, DROPPED: chosen - handled, OVERFLOWS: overflows}
 
     # ---- routing
 
@@ -194,8 +198,19 @@ class Experts(nnx.Module):
             state = state._replace(ids=sequence_part(tokens.ids).ravel())
         return state
 
-    def _report(self, logits: jax.Array, routing: Routing, counts: Float[Array, " tokens"]) -> Report:
-        """This rank's share of the losses and of the statistics over the microbatch."""
+    def _without_dropped(self, routing: Routing, counts: jax.Array, tokens: TokenContext, train: bool) -> Routing:
+        """`routing` without the assignments beyond the capacity of an expert, of all ranks' tokens in order."""
+        factor = self.experts.capacity_factor
+        if factor is None or not train:
+            return routing
+        order = TokenOrder.of(tokens)
+        kept = within_capacity(order.whole(routing.indices), order.whole(counts), self.experts.count, factor)
+        return routing._replace(indices=jnp.where(order.own(kept), routing.indices, NO_EXPERT))
+
+    def _report(self, logits: jax.Array, routing: Routing, of_rows: Float[Array, "batch part"]) -> Report:
+        """This rank's share of the losses and of the statistics over the microbatch. `of_rows` is 1 for tokens that
+        count."""
+        counts = of_rows.ravel()
         chosen = routing.indices[:, :, None] == jnp.arange(self.experts.count)
         of_expert = jnp.sum(jnp.where(chosen, counts[:, None, None], 0.0), axis=(0, 1))
         own = Sums(
@@ -211,6 +226,10 @@ class Experts(nnx.Module):
         total = self.experts.z_loss * z_loss(logits, counts) if self.experts.z_loss else 0 * own.tokens
         if self.router_kind.loss is not None and self.experts.balance_loss:
             total += self.experts.balance_loss * whole.tokens * share(self.router_kind.loss, own, whole, ranks)
+        if self.experts.sequence_loss:
+            rows = lambda a: a.reshape(*of_rows.shape, -1)
+            probabilities = rows(routing.statistics["probabilities"])
+            total += self.experts.sequence_loss * sequence_loss(rows(routing.indices), probabilities, of_rows)
         if self.router_kind.bias:
             # Zero, with the counts as its derivative: they are summed over ranks and microbatches like any gradient.
             bias = self._weight("bias").astype(jnp.float32)
@@ -229,7 +248,8 @@ class Experts(nnx.Module):
 
     def _routed(
         self, x: Float[Array, "tokens embed"], routing: Routing, counts: jax.Array
-    ) -> tuple[Float[Array, "tokens embed"], Report]:
+    ) -> tuple[Float[Array, "tokens embed"], Float[Array, ""], Int[Array, ""]]:
+        """(the sums over each token's experts, assignments that this rank has handled, rounds of the exchange)."""
         name = self.layout.exchange
         exchange = EXCHANGES[name](self.experts.count, len(x) * self.experts.per_token, self.layout.capacity)
         assignments = exchange.assign(routing.indices, counts)
@@ -237,11 +257,8 @@ class Experts(nnx.Module):
         weights = {name: self._weight(name) for name in ("up", "gate", "down") if name in self.part.weights}
         x, gates = vary_alike((x, routing.weights))  # those of a hash are constants
         y, handled = exchanged(exchange, self._products, weights, x, gates, assignments, rounds)
-        here = counts.sum().astype(jnp.float32)
-        chosen = jnp.sum(counts[:, None] & (routing.indices != NO_EXPERT)).astype(jnp.float32)
         # After an all-gather, each tensor rank handles the rows of all of them.
-        handled = handled if name == "all_to_all" else handled / lax.axis_size("tensor")
-        return y, {DROPPED: chosen - handled, OVERFLOWS: here * (rounds > 1)}
+        return y, handled if name == "all_to_all" else handled / lax.axis_size("tensor"), rounds
 
     def _products(self, w: Arrays, rows: jax.Array, gates: jax.Array, sizes: jax.Array) -> jax.Array:
         """The experts of this rank for the rows of each, times the routers' weights."""

@@ -9,9 +9,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxpar.layers.experts.routing import Logits, Loss, Sums
+from jaxpar.mesh.collectives import reduce_sum
+
+ROW_AXES = ("context", "tensor")
+"""Axes whose ranks have different tokens of the same rows."""
 
 
 def balance_loss(sums: Sums) -> Float[Array, ""]:
@@ -66,3 +70,18 @@ def share(loss: Loss, own: Sums, whole: Sums, ranks: int) -> Float[Array, ""]:
     )
     linear = sum(jnp.sum(slopes[name] * (part - lax.stop_gradient(part))) for name, part in own.statistics.items())
     return value / ranks + linear
+
+
+def sequence_loss(
+    indices: Int[Array, "rows part chosen"],
+    probabilities: Float[Array, "rows part experts"],
+    counts: Float[Array, "rows part"],
+) -> Float[Array, ""]:
+    """This rank's share of the sum over tokens of the `balance_loss` of their row (DeepSeek-V3, arXiv:2412.19437,
+    equations 17-20). A row's tokens are all in one microbatch, so the sum does not depend on the microbatches."""
+    one_hot = indices[..., None] == jnp.arange(probabilities.shape[-1])
+    chosen = jnp.sum(jnp.where(one_hot, counts[..., None, None], 0.0), axis=(1, 2))
+    own = Sums(counts.sum(1), chosen, {"probabilities": jnp.einsum("rt,rte->re", counts, probabilities)})
+    whole = jax.tree.map(lambda leaf: reduce_sum(lax.stop_gradient(leaf), ROW_AXES), own)
+    of_row = lambda own, whole: whole.tokens * share(balance_loss, own, whole, lax.axis_size(ROW_AXES))
+    return jnp.sum(jax.vmap(of_row)(own, whole))

@@ -38,6 +38,8 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "groups": {"router": "sigmoid", "per_token": 2, "groups": 4, "groups_per_token": 2},
     "k_top_1": {"per_token": 2, "balance_loss": 0.1},
     "hash": {"per_token": 2},
+    "sequences": {"router": "softmax_top_k", "per_token": 2, "balance_loss": 0.0, "sequence_loss": 0.1},
+    "drops": {"router": "top_k_softmax", "per_token": 2, "balance_loss": 0.1, "capacity_factor": 0.75},
     "sam": {"per_token": 2, "groups": 4, "balance_loss": 0.1},
     "cosine": {"per_token": 1, "balance_loss": 0.1},
     "dense_to_sparse": {"per_token": 2, "anneal_steps": 10, "threshold": 0.05, "balance_loss": 0.1},
@@ -122,8 +124,8 @@ def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
     assert_equals_one_device(run, loss, gradients, weights)
 
 
-UNLIKE_FLOAT64 = ("noisy_top_k", "dense_to_sparse", "base")
-"""Routers that draw, or solve a problem that the reference does not: their own tests are in
+UNLIKE_FLOAT64 = ("noisy_top_k", "dense_to_sparse", "base", "drops")
+"""What draws, or solves a problem that the reference does not: their own tests are in
 `tests/layers/experts/test_routers.py`."""
 SPLIT = {"expert": 2, "tensor": 2, "context": 2, "expert_exchange": "all_to_all"}
 
@@ -164,6 +166,31 @@ def test_no_token_is_dropped_when_all_go_to_one_expert():
     report = expert_metrics({name: float(value) for name, value in metrics.report.items()})
     assert report["dropped"] == 0 and report["overflows"] == 1 and report["load"] == pytest.approx(8)
     assert report["rank_load"] == pytest.approx(4)
+
+
+@pytest.mark.long
+def test_tokens_beyond_the_capacity_of_an_expert_are_dropped_and_counted():
+    """All tokens choose one of 8 experts, which computes an even share of them."""
+    own = ExpertsConfig(count=8, per_token=1, router="sigmoid", width=WIDTH, capacity_factor=1.0)
+    run = SmallRun(small(model={"layers": 1, "experts": own}, parallel={"expert": 2, "fsdp": 2}))
+    weights = run.by_layer(run.step.residency.initial_state().master)
+    weights["layers"]["mlp"]["bias"][:, 3] = 100.0
+    _, metrics = run.step.train(state_with(run.step, run.by_row(weights)), run.batch(0))
+    report = expert_metrics({name: float(value) for name, value in metrics.report.items()})
+    assert report["dropped"] == pytest.approx(7 / 8) and report["load"] == pytest.approx(8)
+
+
+@pytest.mark.long
+def test_a_loss_of_sequences_is_the_same_for_any_number_of_microbatches():
+    own = {"per_token": 2, "balance_loss": 0.0, "sequence_loss": 1.0}
+    model = {"layers": 1, "experts": ExpertsConfig(count=8, router="softmax_top_k", width=WIDTH, **own)}
+    one, four = (
+        SmallRun(small(model=model, parallel={"microbatches": number, "tensor": tensor}))
+        for number, tensor in ((1, 1), (4, 2))
+    )
+    wanted, found = one.loss_and_gradients()[1], four.loss_and_gradients()[1]
+    worst, leaf = worst_difference(found, wanted)
+    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
 
 
 @pytest.mark.long
