@@ -1,5 +1,5 @@
 """`python -m jaxpar.convert hf-to-jaxpar MODEL OUT`, `jaxpar-to-hf MODEL OUT`: from and to Hugging Face's format;
-`factorize MODEL OUT`: matrices as products of two."""
+`factorize MODEL OUT`: matrices as products of two; `upcycle MODEL OUT`: a dense model as one with experts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from jaxpar.config import UserError
 from jaxpar.config.spelling import named, quoted
 from jaxpar.units import parse_file_size
 
-INTO, BACK, FACTORIZE = "hf-to-jaxpar", "jaxpar-to-hf", "factorize"
+INTO, BACK, FACTORIZE, UPCYCLE = "hf-to-jaxpar", "jaxpar-to-hf", "factorize", "upcycle"
 OPTIONS = {
     "dtype": (BACK,), "shard_size": (BACK,), "adapter": (BACK,), "check": (INTO, BACK),
     "rank": (FACTORIZE,), "share": (FACTORIZE,), "solver": (FACTORIZE,),
+    "experts": (UPCYCLE,), "granularity": (UPCYCLE,), "per_token": (UPCYCLE,),
 }  # fmt: skip
 """The directions that take each option."""
 
@@ -35,16 +36,20 @@ def main(arguments: Sequence[str]) -> None:
     if (options.out is None) != options.check:
         raise UserError("OUT: expected a new folder, or --check, which writes nothing")
     without_gpus()
-    {INTO: _into_jaxpar, BACK: _into_hf, FACTORIZE: _factorize}[options.direction](options)
+    {INTO: _into_jaxpar, BACK: _into_hf, FACTORIZE: _factorize, UPCYCLE: _upcycle}[options.direction](options)
 
 
 def _parser() -> Parser:
     parser = Parser(
         "jaxpar.convert",
-        "Convert weights from and to Hugging Face's format, and to low-rank products (docs/models.md).",
+        "Convert weights from and to Hugging Face's format, to low-rank products (docs/models.md), and to experts "
+        "(docs/experts.md).",
     )
-    words = "to a checkpoint, to what transformers and vLLM load, or to a checkpoint with matrices as products of two"
-    parser.add_argument("direction", choices=(INTO, BACK, FACTORIZE), help=words)
+    words = (
+        "to a checkpoint, to what transformers and vLLM load, to a checkpoint with matrices as products of two, or to "
+        "one with experts"
+    )
+    parser.add_argument("direction", choices=(INTO, BACK, FACTORIZE, UPCYCLE), help=words)
     words = f"a folder in Hugging Face's format; but for {INTO} also of a run, a checkpoint or a converted model"
     parser.add_argument("model", metavar="MODEL", help=words)
     parser.add_argument("out", metavar="OUT", nargs="?", type=Path, help="the new folder")
@@ -61,6 +66,12 @@ def _parser() -> Parser:
     parser.add_argument("--share", metavar="S", type=float, help=words)
     words = f"of {FACTORIZE}: svd, the nearest product; or random, to train it from its beginning (default: svd)"
     parser.add_argument("--solver", choices=("svd", "random"), help=words)
+    words = f"of {UPCYCLE}: copies of the feed-forward"
+    parser.add_argument("--experts", metavar="N", type=positive, help=words)
+    words = f"of {UPCYCLE}: slices of a copy's hidden width, each an expert (default: 1)"
+    parser.add_argument("--granularity", metavar="G", type=positive, help=words)
+    words = f"of {UPCYCLE}: experts that a token uses (default: those of two copies)"
+    parser.add_argument("--per-token", metavar="K", type=positive, help=words)
     return parser
 
 
@@ -131,6 +142,21 @@ def _factorize(options: argparse.Namespace) -> None:
         made.write(folder, print)
     print(f"{named(options.out)}: {made.weights:,} weights, where {named(source.path)} has {made.weights_before:,}")
     print(made.table())
+
+
+def _upcycle(options: argparse.Namespace) -> None:
+    from jaxpar.interop.conversion.new_folder import new_folder
+    from jaxpar.interop.conversion.upcycle import plan_upcycling
+    from jaxpar.interop.sources.open_source import open_source
+
+    if options.experts is None:
+        raise UserError(f"--experts: expected with {UPCYCLE}, the number of copies of the feed-forward")
+    source = open_source(options.model, "MODEL")
+    made = plan_upcycling(source, options.experts, options.granularity or 1, options.per_token)
+    with new_folder(options.out) as folder:
+        made.write(folder, print)
+    experts = made.model.experts
+    print(f"{named(options.out)}: {experts.count} experts, {experts.per_token} per token, {made.weights:,} weights")
 
 
 def _into_peft(source: Any, options: argparse.Namespace) -> None:

@@ -1,0 +1,145 @@
+"""Upcycling: a dense model as one with experts that computes the same (arXiv:2212.05055; arXiv:2410.07524)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpar.checkpoint.facts import CAME_FROM
+from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import kind_models, layer_kinds
+from jaxpar.config.schema import Config, LoraConfig, ModelConfig
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.spelling import named
+from jaxpar.interop.conversion.converted import write_weights
+from jaxpar.interop.mapping.form import Region
+from jaxpar.interop.mapping.weight_names import own_specs
+from jaxpar.interop.sources.open_source import Model
+from jaxpar.interop.sources.source import Origin
+from jaxpar.interop.sources.whole import read_whole, whole_model
+from jaxpar.layers.counting import parameter_count
+from jaxpar.mesh.layer_order import LAYERS
+from jaxpar.mesh.parameters import initial_weight
+
+_draw = jax.jit(initial_weight, static_argnums=(0, 1, 2))
+
+PREFIX = f"{LAYERS}.mlp."
+"""Of the names of a feed-forward's weights."""
+
+
+@dataclass(frozen=True)
+class Upcycled:
+    """A dense model, read as one with experts: each is a copy of a slice of the feed-forward's hidden width.
+
+    A router has the same logits for the slices of a copy, so that a token uses whole copies. With k experts per token
+    and g slices, k/g copies have weights that add up to g^-1 for each slice; the matrices `down` are therefore
+    multiplied by g, the factor of arXiv:2410.07524 for weights that are normalised.
+    """
+
+    source: Model
+    model: ModelConfig
+    granularity: int
+    """Slices of a copy."""
+
+    @property
+    def path(self) -> Path:
+        return self.source.path
+
+    @property
+    def place(self) -> Path:
+        return self.source.place
+
+    @property
+    def digest(self) -> str:
+        return self.source.digest
+
+    @property
+    def description(self) -> str:
+        return f"experts of {self.source.description}"
+
+    @property
+    def lineage(self) -> tuple[str, ...]:
+        return self.source.lineage
+
+    @property
+    def origin(self) -> Origin | None:
+        """None: the family of the dense model has no experts."""
+        return None
+
+    @property
+    def weights(self) -> int:
+        """Number of weights."""
+        return parameter_count(self.model, padded=False)
+
+    def write(self, folder: Path, report: Callable[[str], None]) -> None:
+        """Write a checkpoint into a new folder."""
+        config = replace(Config(), model=self.model, lora=LoraConfig())
+        write_weights(self, config, {CAME_FROM: list(self.lineage)}, folder, report)
+
+    def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
+        if layers is None or not weight.startswith(PREFIX):
+            return read_whole(self.source, weight, layers, region)
+        return np.stack([self._of_layer(weight, layer)[region] for layer in layers])
+
+    def _of_layer(self, weight: str, layer: int) -> np.ndarray:
+        name, kind = weight.removeprefix(PREFIX), layer_kinds(self.model)[layer]
+        spec, slices = own_specs(self.model, kind)[weight], self.granularity
+        if name == "router":
+            copies = spec.shape[1] // slices
+            one = replace(spec.stacked(1), shape=(1, spec.shape[0], copies))
+            path = tuple(jax.tree_util.DictKey(key) for key in weight.split("."))
+            drawn = _draw(jax.tree_util.keystr(path), one, Config().run.seed, jnp.array([layer], jnp.int32))[0]
+            return np.repeat(np.asarray(drawn), slices, axis=1)
+        dense = own_specs(whole_model(self.source.model), kind)[weight]
+        everything = tuple(slice(0, size) for size in dense.shape)
+        (whole,) = read_whole(self.source, weight, [layer], everything)
+        parts = np.split(whole.astype(np.float32), slices, axis=dense.axes.index("mlp"))
+        factor = np.float32(slices if name == "down" else 1)
+        return np.stack([factor * parts[expert % slices] for expert in range(spec.shape[0])])
+
+
+def plan_upcycling(source: Model, copies: int, granularity: int, per_token: int | None) -> Upcycled:
+    """The experts of a dense model, before anything is read or written.
+
+    Args:
+        source: the dense model.
+        copies: of its feed-forward.
+        granularity: slices of a copy, each an expert.
+        per_token: experts that a token uses; None is those of two copies.
+
+    Raises:
+        UserError: the model has experts already, or biases that experts do not have, or the numbers do not fit.
+    """
+    kinds = kind_models(source.model)
+    for own in kinds.values():
+        if own.experts is not None:
+            raise UserError(
+                f"MODEL: {named(source.path)} has {own.experts.count} experts already; expected a dense model"
+            )
+        if own.mlp_bias:
+            raise UserError(
+                f"MODEL: the feed-forward of {named(source.path)} has biases (model.mlp_bias), which its experts would "
+                "add several times; expected a model without them"
+            )
+    widths = {own.mlp for own in kinds.values()}
+    for width in sorted(widths):
+        if width % granularity:
+            raise UserError(f"--granularity: {granularity} does not divide the hidden width {width}")
+    if granularity > 1 and len(widths) > 1:
+        raise UserError(
+            f"--granularity: {granularity}, and kinds of layers have hidden widths of {sorted(widths)}; expected 1"
+        )
+    chosen = min(2, copies) * granularity if per_token is None else per_token
+    if chosen % granularity or chosen > copies * granularity:
+        raise UserError(
+            f"--per-token: expected a multiple of --granularity ({granularity}), so that a token uses whole copies, of "
+            f"at most {copies * granularity} experts; got {chosen}"
+        )
+    width = None if granularity == 1 else widths.pop() // granularity
+    experts = ExpertsConfig(count=copies * granularity, per_token=chosen, width=width)
+    return Upcycled(source, replace(whole_model(source.model), experts=experts), granularity)
