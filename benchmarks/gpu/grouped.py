@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -17,7 +18,8 @@ from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.grouped_matmul.registry import Request, implementation
 
-KERNEL = "grouped_matmul/mosaic"
+KERNELS = ("mosaic", "triton")
+"""Implementations that wait for a record."""
 RESULTS = ("out", "d_rows", "d_weights")
 
 
@@ -78,22 +80,24 @@ TIMED = (
 
 def check(journal: Journal) -> None:
     """Product and gradients against float64: at most twice the error of the plain form in the same dtype."""
-    for case in DRY if journal.dry else CHECKED:
-        check_case(journal, case)
+    for name in KERNELS:
+        for case in DRY if journal.dry else CHECKED:
+            check_case(journal, case, name)
 
 
-def check_case(journal: Journal, case: Case) -> None:
-    """Adds the row of one case."""
-    row: dict[str, Any] = {"kernel": KERNEL, "case": case.name}
+def check_case(journal: Journal, case: Case, name: str) -> None:
+    """Adds the row of one case of an implementation."""
+    kernel = f"grouped_matmul/{name}"
+    row: dict[str, Any] = {"kernel": kernel, "case": case.name}
     device = INTERPRETER if journal.dry else target()
     asked = Request(device.platform, case.dtype, case.rows, len(case.sizes), case.k, case.n, device.compute_capability)
-    reason = implementation("mosaic").supports(asked)
+    reason = implementation(name).supports(asked)
     if reason is not None:
         journal.add("check", **row, refused=reason)
         return
-    journal.begin(f"{KERNEL}: {case.name}")
+    journal.begin(f"{kernel}: {case.name}")
     try:
-        journal.add("check", **row, **_compare(case, journal.dry))
+        journal.add("check", **row, **_compare(case, name, journal.dry))
     except Exception as error:  # a row reports what went wrong, and the others are still checked
         journal.add("check", **row, failed=sentence(error))
 
@@ -111,9 +115,9 @@ def program(case: Case, name: str, interpret: bool = False) -> Callable[..., Any
     return run if interpret else jax.jit(run)
 
 
-def _compare(case: Case, dry: bool) -> dict[str, Any]:
+def _compare(case: Case, name: str, dry: bool) -> dict[str, Any]:
     arrays = case.arrays()
-    run = program(case, "mosaic", dry)
+    run = program(case, name, dry)
     have, again, low = (jax.device_get(each(*arrays)) for each in (run, run, program(case, "xla")))
     wanted = _float64(case, arrays)
     pairs = lambda made: {name: _error(a, b) for name, a, b in zip(RESULTS, made, wanted, strict=True)}
@@ -141,7 +145,7 @@ def _error(have: Any, wanted: np.ndarray) -> float:
 
 
 def measure(journal: Journal) -> None:
-    """TFLOP/s of the product and of each gradient, by our kernels, JAX's own and `ragged_dot`."""
+    """TFLOP/s of the product and of each gradient, by our kernels, cuBLAS group by group, JAX's own and tokamax'."""
     for case in DRY if journal.dry else TIMED:
         if journal.has("over", case=case.name) or not journal.has_time(case.name, 20):
             continue
@@ -187,10 +191,38 @@ def _paths(case: Case) -> dict[str, dict[str, Callable[..., Any]]]:
         }  # fmt: skip
 
     ours = lambda name: ways(lambda x, w: grouped_matmul(x, w, sizes, implementation=name))
-    found = {name: ours(name) for name in ("mosaic", "xla")}
+    found = {name: ours(name) for name in (*KERNELS, "xla")} | {"cuBLAS": _group_by_group(case)}
     found["ragged_dot"] = ways(lambda x, w: jax.lax.ragged_dot(x, w, sizes))
     if target().compute_capability == 9.0:
-        inside: Any = import_module("jax.experimental.pallas.ops.gpu.ragged_dot_mgpu")
-        options = {"block_m": 128, "block_n": 128, "block_k": 64, "max_concurrent_steps": 4, "grid_block_n": 4}
-        found["jax mosaic"] = {"forward": lambda x, w, d: inside.ragged_dot(x, w, group_sizes=sizes, **options)}
+        found["jax mosaic"] = _jax_mosaic(sizes)
+    if find_spec("tokamax") is not None:
+        tokamax: Any = import_module("tokamax")
+        found["tokamax"] = ways(lambda x, w: tokamax.ragged_dot(x, w, sizes))
     return found
+
+
+def _group_by_group(case: Case) -> dict[str, Callable[..., Any]]:
+    """A product of cuBLAS for each group, of sizes that are known when compiling: what no layer of experts can run."""
+    ends = np.cumsum(case.sizes).tolist()
+    groups = [(number, slice(end - size, end)) for number, (end, size) in enumerate(zip(ends, case.sizes, strict=True))]
+
+    def joined(parts: list[jax.Array], columns: int) -> jax.Array:
+        return jnp.concatenate([*parts, jnp.zeros((case.room, columns), case.dtype)])
+
+    return {
+        "forward": lambda x, w, d: joined([x[own] @ w[number] for number, own in groups], case.n),
+        "d_rows": lambda x, w, d: joined([d[own] @ w[number].T for number, own in groups], case.k),
+        "d_weights": lambda x, w, d: jnp.stack([x[own].T @ d[own] for _, own in groups]),
+    }
+
+
+def _jax_mosaic(sizes: jax.Array) -> dict[str, Callable[..., Any]]:
+    """JAX's own kernels for Hopper, which have no derivative."""
+    of_rows: Any = import_module("jax.experimental.pallas.ops.gpu.ragged_dot_mgpu").ragged_dot
+    of_weights: Any = import_module("jax.experimental.pallas.ops.gpu.transposed_ragged_dot_mgpu").transposed_ragged_dot
+    options = {"block_m": 128, "block_n": 128, "block_k": 64, "max_concurrent_steps": 4, "grid_block_n": 4}
+    return {
+        "forward": lambda x, w, d: of_rows(x, w, group_sizes=sizes, **options),
+        "d_rows": lambda x, w, d: of_rows(d, w, group_sizes=sizes, transpose_rhs=True, **options),
+        "d_weights": lambda x, w, d: of_weights(x, d, group_sizes=sizes, **options),
+    }

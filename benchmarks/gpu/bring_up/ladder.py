@@ -109,9 +109,13 @@ def _grouped_cases(processors: int, dry: bool) -> Mapping[str, Sequence[grouped.
     }
 
 
-def _repeat_grouped(case: grouped.Case, dry: bool) -> Run:
-    run, arrays = grouped.program(case, "mosaic", dry), case.arrays()
-    return (lambda: run(*arrays)), grouped.RESULTS
+def _grouped(name: str) -> Kernel:
+    def repeat(case: grouped.Case, dry: bool) -> Run:
+        run, arrays = grouped.program(case, name, dry), case.arrays()
+        return (lambda: run(*arrays)), grouped.RESULTS
+
+    check = lambda journal, case: grouped.check_case(journal, case, name)
+    return Kernel(f"grouped_matmul/{name}", _grouped_cases, lambda case: case.name, check, repeat)
 
 
 KERNELS = (
@@ -125,7 +129,7 @@ KERNELS = (
         lambda journal, case: cross_entropy.check_case(journal, *case),
         _repeat_cross_entropy,
     ),
-    Kernel(grouped.KERNEL, _grouped_cases, lambda case: case.name, grouped.check_case, _repeat_grouped),
+    *map(_grouped, grouped.KERNELS),
 )
 
 
