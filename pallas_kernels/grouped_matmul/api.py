@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.device import INTERPRETER, target
+from pallas_kernels.device import INTERPRETER, Target, target
 from pallas_kernels.grouped_matmul.registry import Request, chosen
 from pallas_kernels.grouped_matmul.registry import implementation as entry
 from pallas_kernels.grouped_matmul.work import expecting
@@ -45,18 +45,13 @@ def grouped_matmul(
     Raises:
         ValueError: If shapes or dtypes do not fit together, or what is named does not support them.
     """
-    _check(rows, weights, group_sizes)
-    device = INTERPRETER if interpret else target()
-    groups, k, n = weights.shape
-    request = Request(
-        device.platform, str(rows.dtype), rows.shape[0], groups, k, n, device.compute_capability, device.gpu,
-        device.processors,
-    )  # fmt: skip
-    static = _Static(chosen(implementation, request).name, rows.shape[0] if expected is None else expected, interpret)
+    check(rows, weights, group_sizes)
+    request = request_of(rows, weights, INTERPRETER if interpret else None)
+    static = Static(chosen(implementation, request).name, rows.shape[0] if expected is None else expected, interpret)
     return _product(static, *vary_alike((rows, weights, group_sizes)))
 
 
-class _Static(NamedTuple):
+class Static(NamedTuple):
     """What is known when compiling."""
 
     name: str
@@ -74,17 +69,17 @@ class _Static(NamedTuple):
             return entry(self.name).of_weights(*arrays, **options)
 
 
-def _forward(static: _Static, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> tuple[jax.Array, tuple]:
+def _forward(static: Static, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> tuple[jax.Array, tuple]:
     return static.times_weights(rows, weights, sizes, transposed=False), (rows, weights, sizes)
 
 
-def _backward(static: _Static, kept: tuple[jax.Array, ...], d_out: jax.Array) -> tuple:
+def _backward(static: Static, kept: tuple[jax.Array, ...], d_out: jax.Array) -> tuple:
     rows, weights, sizes = kept
     d_rows = static.times_weights(d_out, weights, sizes, transposed=True)
     return d_rows, static.of_weights(rows, d_out, sizes), None
 
 
-def _whole(static: _Static, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+def _whole(static: Static, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
     return _forward(static, rows, weights, sizes)[0]
 
 
@@ -92,7 +87,18 @@ _product = jax.custom_vjp(_whole, nondiff_argnums=(0,))
 _product.defvjp(_forward, _backward)
 
 
-def _check(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> None:
+def request_of(rows: jax.Array, weights: jax.Array, device: Target | None) -> Request:
+    """What is asked for on a device, by default on that which is traced for."""
+    device = device or target()
+    groups, k, n = weights.shape
+    return Request(
+        device.platform, str(rows.dtype), rows.shape[0], groups, k, n, device.compute_capability, device.gpu,
+        device.processors,
+    )  # fmt: skip
+
+
+def check(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> None:
+    """Refuse shapes and dtypes that do not fit together. Raises `ValueError`."""
     shapes = f"rows {rows.shape}, weights {weights.shape} and group sizes {sizes.shape}"
     if (rows.ndim, weights.ndim, sizes.ndim) != (2, 3, 1):
         raise ValueError(f"a grouped matmul is of rows [m, k], weights [groups, k, n] and sizes [groups], got {shapes}")

@@ -23,10 +23,12 @@ class Implementation(choice.Implementation):
 
     times_weights: Callable[..., Any]
     of_weights: Callable[..., Any]
+    gated: Callable[..., Any] | None = None
+    """Both products of a gated feed-forward and its hidden activation in one kernel; None where there is none."""
 
 
 IMPLEMENTATIONS = (
-    Implementation("mosaic", mosaic.refusal, mosaic.times_weights, mosaic.of_weights, recorded=True),
+    Implementation("mosaic", mosaic.refusal, mosaic.times_weights, mosaic.of_weights, mosaic.gated, recorded=True),
     Implementation("triton", triton.refusal, triton.times_weights, triton.of_weights, recorded=True),
     Implementation("xla", lambda request: None, reference.times_weights, reference.of_weights),
 )

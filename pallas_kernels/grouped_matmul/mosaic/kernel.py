@@ -60,7 +60,7 @@ class Work(NamedTuple):
     """Of the sum."""
 
 
-class _Memory(NamedTuple):
+class Memory(NamedTuple):
     """In shared memory."""
 
     steps: Loaded
@@ -84,7 +84,7 @@ def run(
         sides, section = -(-shape[1] // (CONSUMERS * HALF)), 1
     count = work.group.shape[0]
     programs = min(programs, count * sides * columns)
-    body = _Kernel(tiles, count, sides, columns, section, programs, left.dtype)
+    body = Kernel(tiles, count, sides, columns, section, programs, left.dtype)
     kernel = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct(shape, left.dtype),
@@ -99,7 +99,7 @@ def run(
     return kernel(left, right, *work)
 
 
-class _Arrays(NamedTuple):
+class Arrays(NamedTuple):
     """In global memory."""
 
     left: Any
@@ -108,7 +108,7 @@ class _Arrays(NamedTuple):
     out: Any
 
 
-class _At(NamedTuple):
+class At(NamedTuple):
     """A tile of the result."""
 
     group: Any
@@ -125,7 +125,7 @@ class _At(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class Kernel:
     tiles: Tiles
     count: int
     """Tiles of rows, or groups."""
@@ -137,25 +137,25 @@ class _Kernel:
     programs: int
     dtype: Any
 
-    def memory(self) -> _Memory:
+    def memory(self) -> Memory:
         """The types of its shared memory."""
         slots, wide, dtype = self.tiles.stages, self.tiles.columns, self.dtype
         right = (slots, wide, STEP) if self.tiles.transposed else (slots, STEP, wide)
         types = tiled((slots * CONSUMERS, HALF, STEP), dtype), tiled(right, dtype)
         ready = plgpu.Barrier(num_barriers=slots, num_arrivals=CONSUMERS + 1)
         of_rows = self.tiles.of == "rows"
-        return _Memory(
+        return Memory(
             steps=Loaded(types, ready, plgpu.Barrier(num_barriers=slots, num_arrivals=CONSUMERS)),
             out=tiled((CONSUMERS, HALF, wide), dtype),
             rest=plgpu.SMEM((CONSUMERS, HALF, STEP), dtype) if of_rows else None,
             together=None if of_rows else plgpu.Barrier(num_arrivals=CONSUMERS),
         )
 
-    def __call__(self, left: Any, right: Any, *refs: Any, memory: _Memory) -> None:
-        arrays = _Arrays(left, right, Work(*refs[:5]), refs[5])
+    def __call__(self, left: Any, right: Any, *refs: Any, memory: Memory) -> None:
+        arrays = Arrays(left, right, Work(*refs[:5]), refs[5])
         specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
 
-    def for_each_tile(self, work: Work, body: Callable[[_At], None]) -> None:
+    def for_each_tile(self, work: Work, body: Callable[[At], None]) -> None:
         """Run `body` for every tile of this program, in sections of tiles of rows, column by column."""
         program, each = lax.axis_index("program"), self.sides * self.columns
         count = lax.div(self.count * each - program + self.programs - 1, jnp.int32(self.programs))
@@ -168,15 +168,15 @@ class _Kernel:
             tile = section * self.section + of_section
             group, start, low, high, steps = (scalar(values, tile) for values in work)
             place = side * (CONSUMERS * HALF), column * self.tiles.columns
-            body(_At(group, pl.multiple_of(start, ALIGN), low, high, steps, *place, done))
+            body(At(group, pl.multiple_of(start, ALIGN), low, high, steps, *place, done))
             return done + steps
 
         lax.fori_loop(0, count, step, jnp.int32(0))
 
-    def produce(self, arrays: _Arrays, memory: _Memory) -> None:
+    def produce(self, arrays: Arrays, memory: Memory) -> None:
         slots = self.tiles.stages
 
-        def load_tile(at: _At) -> None:
+        def load_tile(at: At) -> None:
             def load(step: Any, _: None) -> None:
                 slot = lax.rem(at.done + step, jnp.int32(slots))
                 plgpu.barrier_wait(memory.steps.free.at[slot])
@@ -192,26 +192,26 @@ class _Kernel:
         for slot in range(slots):
             plgpu.barrier_wait(memory.steps.free.at[slot])
 
-    def left(self, at: _At, step: Any, half: int) -> tuple[Any, Any]:
+    def left(self, at: At, step: Any, half: int) -> tuple[Any, Any]:
         """Where a consumer's half of the left operand is at a step of the sum."""
         if self.tiles.of == "rows":
             return pl.ds(at.start + half * HALF, HALF), pl.ds(step * STEP, STEP)
         return pl.ds(at.start + step * STEP, STEP), pl.ds(at.side + half * HALF, HALF)
 
-    def right(self, at: _At, step: Any) -> tuple[Any, ...]:
+    def right(self, at: At, step: Any) -> tuple[Any, ...]:
         """Where the right operand is."""
         along, columns = pl.ds(step * STEP, STEP), pl.ds(at.column, self.tiles.columns)
         if self.tiles.of == "weights":
             return pl.ds(at.start + step * STEP, STEP), columns
         return (at.group, columns, along) if self.tiles.transposed else (at.group, along, columns)
 
-    def consume(self, arrays: _Arrays, memory: _Memory, warpgroup: Any) -> None:
+    def consume(self, arrays: Arrays, memory: Memory, warpgroup: Any) -> None:
         for slot in range(self.tiles.stages):
             memory.steps.release(slot)
         self.for_each_tile(arrays.work, partial(self.multiply, arrays, memory, warpgroup))
         plgpu.wait_smem_to_gmem(0)
 
-    def multiply(self, arrays: _Arrays, memory: _Memory, warpgroup: Any, at: _At) -> None:
+    def multiply(self, arrays: Arrays, memory: Memory, warpgroup: Any, at: At) -> None:
         """This consumer's half of a tile."""
 
         def compute(accumulator: Any) -> jax.Array:
@@ -224,9 +224,9 @@ class _Kernel:
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         memory.out.at[warpgroup][...] = value.astype(self.dtype)
         plgpu.commit_smem()
-        self.write(arrays, memory, warpgroup, at)
+        self.write(memory.out.at[warpgroup], arrays.out, memory.rest, warpgroup, at)
 
-    def add(self, memory: _Memory, warpgroup: Any, at: _At, accumulator: Any, step: Any, _: None) -> None:
+    def add(self, memory: Memory, warpgroup: Any, at: At, accumulator: Any, step: Any, _: None) -> None:
         """A step of the sum: its product is under way while that of the step before ends, whose slot is then free."""
         slots = jnp.int32(self.tiles.stages)
         slot = lax.rem(at.done + step, slots)
@@ -240,7 +240,7 @@ class _Kernel:
         plgpu.wgmma_wait(1)
         pl.when(step > 0)(lambda: memory.steps.release(lax.rem(at.done + step + slots - 1, slots)))
 
-    def hide(self, memory: _Memory, warpgroup: Any, slot: Any, low: Any, high: Any) -> None:
+    def hide(self, memory: Memory, warpgroup: Any, slot: Any, low: Any, high: Any) -> None:
         """Zero what is loaded beside the group, in both operands: it may be infinite or no number.
 
         Each consumer zeros its half of the left operand and some columns of the right one, then waits for the other.
@@ -260,38 +260,35 @@ class _Kernel:
         plgpu.barrier_arrive(memory.together)
         plgpu.barrier_wait(memory.together)
 
-    def write(self, arrays: _Arrays, memory: _Memory, warpgroup: Any, at: _At) -> None:
+    def write(self, half: Any, out: Any, rest: Any, warpgroup: Any, at: At) -> None:
         """Copy a half to global memory, of a tile of rows only those of its group."""
         columns = pl.ds(at.column, self.tiles.columns)
         first = warpgroup * HALF
         if self.tiles.of == "weights":
-            target = arrays.out.at[at.group, pl.ds(at.side + first, HALF), columns]
-            plgpu.copy_smem_to_gmem(memory.out.at[warpgroup], target)
+            plgpu.copy_smem_to_gmem(half, out.at[at.group, pl.ds(at.side + first, HALF), columns])
             return
         low, high = jnp.maximum(at.low - first, 0), jnp.minimum(at.high - first, HALF)
 
         @pl.when((low == 0) & (high == HALF))
         def _() -> None:
-            target = arrays.out.at[pl.ds(at.start + first, HALF), columns]
-            plgpu.copy_smem_to_gmem(memory.out.at[warpgroup], target)
+            plgpu.copy_smem_to_gmem(half, out.at[pl.ds(at.start + first, HALF), columns])
 
         @pl.when((low < high) & (high - low < HALF))
         def _() -> None:
             for piece in range(self.tiles.columns // STEP):
-                self.write_some(arrays, memory, warpgroup, at, (low, high), piece * STEP)
+                place = at.start + first, at.column + piece * STEP
+                self.write_some(half.at[:, pl.ds(piece * STEP, STEP)], out, rest.at[warpgroup], (low, high), place)
 
-    def write_some(self, arrays: _Arrays, memory: _Memory, warpgroup: Any, at: _At, bounds: tuple, column: int) -> None:
+    def write_some(self, half: Any, out: Any, rest: Any, bounds: tuple, place: tuple) -> None:
         """Some rows, fewer than 64, of 64 columns: as copies of 32, 16, ... rows, whose shape is static."""
-        rest = memory.rest.at[warpgroup]
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        rest[...] = plgpu.load(memory.out.at[warpgroup, :, pl.ds(column, STEP)], layout=plgpu.Layout.WGMMA)
+        rest[...] = plgpu.load(half, layout=plgpu.Layout.WGMMA)
         plgpu.commit_smem()
         done, high = bounds
         rows = high - done
         for power in _POWERS:
-            source = rest.at[pl.ds(done, power)]
-            place = pl.ds(at.start + warpgroup * HALF + done, power), pl.ds(at.column + column, STEP)
-            copy = partial(plgpu.copy_smem_to_gmem, source, arrays.out.at[place])
+            target = out.at[pl.ds(place[0] + done, power), pl.ds(place[1], STEP)]
+            copy = partial(plgpu.copy_smem_to_gmem, rest.at[pl.ds(done, power)], target)
             pl.when((rows & power) != 0)(copy)
             done = done + (rows & power)
 

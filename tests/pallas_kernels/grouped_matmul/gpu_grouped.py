@@ -14,10 +14,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxpar.compiler.targets import target_config
 from jaxpar.hardware.catalogue import gpu_named
-from pallas_kernels.grouped_matmul import grouped_matmul
+from pallas_kernels.grouped_matmul import Matrices, grouped_feed_forward, grouped_matmul
 from tests.gpu_compile import QUICKLY, h100s
 from tests.pallas_kernels.attention.triton.gpu_attention import described
 from tests.pallas_kernels.mosaic_compile import compiled_kernels
+
+_SPEC = PartitionSpec("expert")
 
 
 def kernels(m: int, groups: int, k: int, n: int, dtype: str = "bfloat16") -> dict[str, Any]:
@@ -30,7 +32,7 @@ def _over_eight(
     devices: Any, implementation: str, m: int, groups: int, k: int, n: int, dtype: str
 ) -> tuple[Any, tuple[Any, ...]]:
     mesh = Mesh(np.array(devices).reshape(8), ("expert",), axis_types=(AxisType.Auto,))
-    spec = PartitionSpec("expert")
+    spec = _SPEC
 
     def local(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> Any:
         product = lambda rows, weights: grouped_matmul(rows, weights, sizes, implementation=implementation)
@@ -40,6 +42,23 @@ def _over_eight(
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(spec,) * 3, out_specs=(spec,) * 3)
     shape = lambda dtype, *sizes: jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, spec))
     return mapped, (shape(dtype, 8 * m, k), shape(dtype, 8 * groups, k, n), shape(jnp.int32, 8 * groups))
+
+
+def feed_forward(m: int, groups: int, k: int, n: int) -> dict[str, Any]:
+    """A gated feed-forward and its gradients on each of 8 GPUs, in a checked `shard_map`."""
+    mesh, spec = Mesh(np.array(h100s("1x1x8")).reshape(8), ("expert",), axis_types=(AxisType.Auto,)), _SPEC
+
+    def local(rows: jax.Array, w: Matrices, sizes: jax.Array, factors: jax.Array) -> Any:
+        run = lambda rows, w, factors: grouped_feed_forward(rows, w, sizes, factors, implementation="mosaic")
+        out, pull = jax.vjp(run, rows, w, factors)
+        return out, *pull(out)
+
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(spec,) * 4, out_specs=(spec,) * 4)
+    shape = lambda dtype, *sizes: jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, spec))
+    inward = shape("bfloat16", 8 * groups, k, n)
+    w = Matrices(inward, inward, shape("bfloat16", 8 * groups, n, k))
+    given = shape("bfloat16", 8 * m, k), w, shape(jnp.int32, 8 * groups), shape(jnp.float32, 8 * m)
+    return compiled_kernels(mapped, *given)
 
 
 def triton(gpu: str, m: int, groups: int, k: int, n: int, dtype: str = "bfloat16") -> list[tuple[str, dict[str, int]]]:

@@ -54,8 +54,8 @@ _OURS = re.compile(r"__gpu\$xla\.gpu\.triton|mosaic_gpu\w*")
 """Custom calls of Pallas kernels, through Triton and by Mosaic GPU."""
 _HEAD_LOSS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
 """Names of the kernels of `pallas_kernels.linear_cross_entropy`, forward and backward."""
-_GROUPED = ("grouped_matmul_of_rows", "grouped_matmul_of_weights")
-"""Names of the kernels of `pallas_kernels.grouped_matmul`."""
+_GROUPED = {"grouped_matmul_of_rows": 1, "grouped_matmul_of_weights": 1, "grouped_matmul_gated": 2}
+"""Names of the kernels of `pallas_kernels.grouped_matmul`, and how many products each makes."""
 
 
 def products(module: Module, op: Op, *, one_backward: bool = False) -> Iterator[Product]:
@@ -165,8 +165,9 @@ def _grouped(op: Op) -> Product:
     left, right, out = _array(op, 0), _array(op, 1), next(leaves(op.shape))
     stated = (expected_rows(innermost(name)) for name in segments(op.op_name))
     rows = next((rows for rows in stated if rows is not None), left.dims[0])
-    columns = out.dims[-1]
-    return _product(op, 2.0 * rows * left.dims[1] * columns, arithmetic(op, left, right, "", []))
+    each = 2.0 * rows * left.dims[1] * out.dims[-1]
+    number = next(number for name, number in _GROUPED.items() if name in op.op_name)
+    return _product(op, number * each, arithmetic(op, left, right, "", []))
 
 
 def _kept_pairs(op: Op, config: Mapping[str, Any], queries: int, keys: int) -> int:
