@@ -94,7 +94,7 @@ def _into_jaxpar(options: argparse.Namespace) -> None:
         return
     with new_folder(options.out) as folder:
         write_checkpoint(source, folder, print)
-    print(f"{named(options.out)}: {what}")
+    print(f"{named(options.out)}: {what}{f'; {source.unread}' if source.unread else ''}")
 
 
 def _into_hf(options: argparse.Namespace) -> None:

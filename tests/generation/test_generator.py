@@ -37,6 +37,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def model_of(name: str) -> tuple[HFFolder, dict[str, Any]]:
     source = HFFolder(FOLDER / name)
     model = options_of(source.model) | {"vocab_multiple": 16, "pattern": source.model.pattern}
+    model |= {"experts": source.model.experts, "latent_attention": source.model.latent_attention}
     return source, {"kv_heads": None} | model
 
 

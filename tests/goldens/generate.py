@@ -36,6 +36,11 @@ GEMMA = SMALL | {
     "hidden_size": 24, "head_dim": 8, "intermediate_size": 32, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 """What is the same in Gemma 2 and 3."""
+LATENT = SMALL | {
+    "num_key_value_heads": 4, "kv_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 6, "v_head_dim": 10,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+"""What is the same in DeepSeek-V2 and V3."""
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
 
@@ -106,6 +111,23 @@ CASES: dict[str, tuple[str, dict]] = {
             "sliding_window": 7, "rope_parameters": YARN,
         },
     ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        LATENT | {
+            "q_lora_rank": None, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+            "routed_scaling_factor": 2.5, "n_shared_experts": 2, "rope_parameters": rope(1e4),
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        LATENT | {
+            "q_lora_rank": 10, "num_hidden_layers": 3, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
+            "routed_scaling_factor": 2.5, "n_shared_experts": 1, "rope_parameters": rope(
+                1e4, rope_type="yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=8.0, beta_slow=1.0,
+                mscale=0.7, mscale_all_dim=1.3,
+            ),
+        },
+    ),
     "qwen2": ("Qwen2", SMALL | {"tie_word_embeddings": True, "rope_parameters": rope(1e3)}),
     "qwen3": ("Qwen3", SMALL | {"head_dim": 12, "tie_word_embeddings": True, "rope_parameters": rope(1e3)}),
     "olmo2": (
@@ -153,8 +175,9 @@ def model_of(name: str) -> transformers.PreTrainedModel:
     config = "Gemma3TextConfig" if kind == "Gemma3" else f"{kind}Config"
     model = getattr(transformers, kind + end)(getattr(transformers, config)(**options, attn_implementation="eager"))
     generator = np.random.default_rng(list(name.encode()))
+    biases = [(path, own) for path, own in model.named_buffers() if path.endswith("e_score_correction_bias")]
     with torch.no_grad():
-        for path, weight in sorted(model.named_parameters()):
+        for path, weight in sorted([*model.named_parameters(), *biases]):
             scale = "norm" in path or "ln_" in path
             neutral = float(scale and path.endswith("weight") and not kind.startswith("Gemma"))
             spread = 0.3 * next((LARGER[end] for end in LARGER if kind == "GptOss" and path.endswith(end)), 1.0)

@@ -59,7 +59,7 @@ def compare(name: str, parallel: dict[str, Any]) -> None:
     tokens, wanted = tokens_and_logits(name)
     source = HFFolder(FOLDER / name)
     model = options_of(source.model) | {"vocab_multiple": 16, "pattern": source.model.pattern}
-    model |= {"experts": source.model.experts}
+    model |= {"experts": source.model.experts, "latent_attention": source.model.latent_attention}
     data = {"batch_size": tokens.shape[0], "sequence_length": tokens.shape[1]}
     run = SmallRun(small(model={"kv_heads": None} | model, parallel=parallel, data=data))
     residency = run.step.residency

@@ -63,14 +63,15 @@ def route(
     scores = 1 / (1 + jnp.exp(-logits)) if router == "sigmoid" else softmax
     ranked = scores + bias if router == "sigmoid" else logits
     if options["groups"]:
-        best = jnp.sort(ranked.reshape(len(logits), options["groups"], -1), axis=2)[:, :, -2:].sum(axis=2)
+        best_of = 2 if router == "sigmoid" else 1
+        best = jnp.sort(ranked.reshape(len(logits), options["groups"], -1), axis=2)[:, :, -best_of:].sum(axis=2)
         kept = jnp.argsort(-best, axis=1)[:, : options["groups_per_token"]]
         of_expert = jnp.arange(count) // (count // options["groups"])
         ranked = jnp.where((of_expert[:, None] == kept[:, None, :]).any(axis=2), ranked, -jnp.inf)
     order = jnp.argsort(-ranked, axis=1)[:, :k]
     picked = jnp.zeros(logits.shape, bool).at[tokens[:, None], order].set(True)
     if router in ("softmax_top_k", "switch", "cosine"):
-        return jnp.where(picked, softmax, 0), softmax
+        return options["scale"] * jnp.where(picked, softmax, 0), softmax
     chosen = jnp.where(picked, scores, 0)
     weights = options["scale"] * chosen / chosen.sum(axis=1, keepdims=True)
     if router == "gshard":

@@ -39,7 +39,7 @@ class ExpertsConfig:
     force: bool = False
     """Allow the router `expert_choice`, with which a token's experts depend on later tokens."""
     scale: float = 1.0
-    """Factor of the weights of the router `sigmoid`."""
+    """Factor of the weights of the routers `sigmoid` and `softmax_top_k`."""
     balance_loss: float = 0.01
     """Weight of the router's loss that balances the load of the experts, counted over the microbatch on all ranks."""
     sequence_loss: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxpar.interop.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from jaxpar.interop.families.gemma import GEMMA2, GEMMA3
 from jaxpar.interop.families.gpt2 import GPT2
 from jaxpar.interop.families.llama import LLAMA
@@ -16,7 +17,8 @@ from jaxpar.interop.mapping.family import Family
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, OLMO2, OLMOE, SMOLLM3, PHI3, GPT2
+        LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, OLMO2, OLMOE, SMOLLM3, PHI3, GPT2,
+        DEEPSEEK_V2, DEEPSEEK_V3,
     )
 }  # fmt: skip
 """By name. A model of ours that several can hold is written as the first of them."""

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from jaxpar.config.counting import rotary_dim
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.mapping.form import Form, Laid
+from jaxpar.interop.mapping.heads_form import LaidByHead
 from jaxpar.interop.mapping.keys import Entry, LayerEntry
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, own_specs
 from jaxpar.mesh.parameters import ParamSpec
@@ -34,6 +36,10 @@ class Tensor:
     """It has the matrices, or biases, of all experts, numbered by its first dim."""
     interleaved: bool = False
     """The outputs of its weights take turns."""
+    by_head: bool = False
+    """Its weights stand one after the other within each head."""
+    rotary: bool = False
+    """Rotating pairs are neighbours in it, where ours are the two halves."""
 
     @property
     def of_experts(self) -> bool:
@@ -81,6 +87,8 @@ class Family:
     """The head's tensor, which files of a tied model may repeat; it is not read there."""
     buffers: tuple[str, ...] = ("rotary_emb.inv_freq",)
     """Ends of names of tensors in old files that are no weights; they are not read."""
+    further_layers: str | None = None
+    """The key for the number of layers behind those of the model, which predict further tokens; they are not read."""
 
 
 def tensors_of(family: Family, model: ModelConfig) -> list[StoredTensor]:
@@ -110,18 +118,23 @@ def _tensors(family: Family, model: ModelConfig) -> Iterator[StoredTensor]:
             for line in table:
                 weights = tuple(line.weights.split())
                 if weights[0] in own and ("experts" in own[weights[0]].axes) == line.of_experts:
-                    yield from _of_line(line, weights, layer, tuple(own[weight] for weight in weights))
+                    specs_here = tuple(own[weight] for weight in weights)
+                    yield from _of_line(line, weights, layer, _laid(line, specs_here, model))
 
 
-def _of_line(
-    line: Tensor, weights: tuple[str, ...], layer: int | None, specs: tuple[ParamSpec, ...]
-) -> Iterator[StoredTensor]:
+def _laid(line: Tensor, specs: tuple[ParamSpec, ...], model: ModelConfig) -> Laid:
+    """How the weights of a line are laid out in its tensor; all kinds of layers have the same latent attention."""
+    if line.by_head or line.rotary:
+        return LaidByHead(line.form, specs, rotary=rotary_dim(model) if line.rotary else 0)
+    return Laid(line.form, specs, line.interleaved)
+
+
+def _of_line(line: Tensor, weights: tuple[str, ...], layer: int | None, laid: Laid) -> Iterator[StoredTensor]:
     """The tensor of a line in a layer, or one for each expert."""
     if EXPERT not in line.name:
-        name = line.name if layer is None else line.name.format(layer=layer)
-        yield StoredTensor(name, weights, layer, Laid(line.form, specs, line.interleaved))
+        yield StoredTensor(line.name if layer is None else line.name.format(layer=layer), weights, layer, laid)
         return
-    one = tuple(replace(spec, shape=spec.shape[1:], axes=spec.axes[1:]) for spec in specs)
-    laid = Laid(line.form, one, line.interleaved)
-    for expert in range(specs[0].shape[0]):
-        yield StoredTensor(line.name.format(layer=layer, expert=expert), weights, layer, laid, expert)
+    one = tuple(replace(spec, shape=spec.shape[1:], axes=spec.axes[1:]) for spec in laid.specs)
+    for expert in range(laid.specs[0].shape[0]):
+        name = line.name.format(layer=layer, expert=expert)
+        yield StoredTensor(name, weights, layer, replace(laid, specs=one), expert)

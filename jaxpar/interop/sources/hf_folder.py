@@ -13,13 +13,15 @@ from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import named, quoted
 from jaxpar.interop.config_json import model_of
-from jaxpar.interop.mapping.family import StoredTensor, tensors_of
+from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.keys import Given
 from jaxpar.interop.sources.source import Origin
 from jaxpar.interop.sources.tensor_files import Stored, TensorFiles
 
 CONFIG = "config.json"
+MOST_FURTHER = 100
+"""Layers for further tokens that are expected at most."""
 
 
 def read_config(folder: Path) -> Given:
@@ -40,6 +42,17 @@ def read_config(folder: Path) -> Given:
     return Given(named(file), values)
 
 
+def _further_layers(given: Given, family: Family) -> int:
+    """How many layers behind those of the model predict further tokens, by `config.json`."""
+    key = family.further_layers
+    if key is None:
+        return 0
+    number = given.get(key, 0)
+    if type(number) is not int or not 0 <= number <= MOST_FURTHER:
+        raise given.refusal(key, number, f"a whole number from 0 to {MOST_FURTHER}")
+    return number
+
+
 class HFFolder:
     """The weights of a folder; everything about it is checked before any is read.
 
@@ -49,7 +62,10 @@ class HFFolder:
 
     def __init__(self, folder: Path):
         self.path = folder
-        self.family, self.model = model_of(read_config(folder))
+        given = read_config(folder)
+        self.family, self.model = model_of(given)
+        self.further = _further_layers(given, self.family)
+        """Layers of the folder that predict further tokens, which are not read."""
         self.tensors = tensors_of(self.family, self.model)
         self._files = TensorFiles(folder)
         self._names = self._checked()
@@ -69,7 +85,17 @@ class HFFolder:
 
     @property
     def description(self) -> str:
-        return f"{self.family.name} in Hugging Face's format, {len(self.tensors)} tensors"
+        found = f"{self.family.name} in Hugging Face's format, {len(self.tensors)} tensors"
+        return f"{found}; {self.unread}" if self.unread else found
+
+    @property
+    def unread(self) -> str:
+        """What of the folder is left out, in words; empty if nothing is."""
+        if not self.further:
+            return ""
+        last = self.model.layers + self.further - 1
+        which = f"layer {last}" if self.further == 1 else f"layers {self.model.layers} to {last}"
+        return f"without {which}, for the prediction of further tokens"
 
     @property
     def lineage(self) -> tuple[str, ...]:
@@ -118,7 +144,11 @@ class HFFolder:
                 )
         unread = {family.head} if self.model.tied else set()
         known = {*names.values(), *unread}
+        more = tuple(f"{family.prefix}layers.{self.model.layers + place}." for place in range(self.further))
         left = [name for name in stored if name not in known and not name.endswith(family.buffers)]
+        left = [name for name in left if not name.startswith(more)]
+        # transformers writes their number without the layers, if it had left them out itself.
+        self.further *= any(name.startswith(more) for name in stored) if more else 0
         if left:
             raise self._refusal("not one of this model", left)
         return names

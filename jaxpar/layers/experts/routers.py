@@ -18,10 +18,11 @@ HIDDEN = -1e30
 
 
 def softmax_top_k(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
-    """The k largest probabilities are the weights, which add up to less than 1 (OLMoE, arXiv:2409.02060)."""
+    """The k largest probabilities are the weights, which add up to less than 1 (OLMoE, arXiv:2409.02060), times `scale`
+    (DeepSeek-V2, arXiv:2405.04434)."""
     probabilities = jax.nn.softmax(logits)
     indices = largest(_in_groups(logits, options, best=1), options.per_token)
-    return Routing(indices, chosen(probabilities, indices), {"probabilities": probabilities})
+    return Routing(indices, options.scale * chosen(probabilities, indices), {"probabilities": probabilities})
 
 
 def top_k_softmax(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:

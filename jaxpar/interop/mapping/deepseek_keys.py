@@ -1,0 +1,129 @@
+"""The lines of DeepSeek's tables about `config.json`: latent attention, and experts behind some dense layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxpar.config.counting import head_dim
+from jaxpar.config.schema import ModelConfig
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.latent_attention import LatentAttentionConfig
+from jaxpar.interop.mapping.keys import Given
+from jaxpar.layers.latent_attention import shape_of
+
+_WIDTHS = {
+    "kv_lora_rank": "kv_rank", "q_lora_rank": "query_rank", "qk_rope_head_dim": "rope_dim",
+    "qk_nope_head_dim": "nope_dim", "v_head_dim": "value_dim",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LatentWidths:
+    """The widths of latent attention, and what follows from them."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (*_WIDTHS, "num_key_value_heads", "head_dim", "qk_head_dim")
+
+    def read(self, given: Given) -> dict[str, Any]:
+        found: dict[str, Any] = {"query_rank": None}
+        for theirs, ours in _WIDTHS.items():
+            if theirs != "q_lora_rank" or given.get(theirs) is not None:
+                found[ours] = given.whole_number(theirs)
+        heads = given.get("num_attention_heads")
+        for key, expected in (
+            ("num_key_value_heads", heads),
+            ("head_dim", found["rope_dim"]),
+            ("qk_head_dim", found["rope_dim"] + found["nope_dim"]),
+        ):
+            if (value := given.get(key)) not in (None, expected):
+                raise given.refusal(key, value, str(expected))
+        return {"latent_attention": LatentAttentionConfig(**found)}
+
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        latent = model.latent_attention
+        if latent is None:  # another family's; the comparison of what was written reports it
+            return {}
+        own = {theirs: getattr(latent, ours) for theirs, ours in _WIDTHS.items()}
+        return own | {
+            "num_key_value_heads": model.heads, "head_dim": shape_of(model).rope_dim, "qk_head_dim": head_dim(model),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DeepSeekExperts:
+    """Experts in all layers but the first `first_k_dense_replace`."""
+
+    router: str
+    """Ours: `softmax_top_k` (V2) or `sigmoid` (V3)."""
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the weights of a token's experts add up to `routed_scaling_factor`."""
+        return self.router == "sigmoid"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (
+            "first_k_dense_replace", "moe_layer_freq", "n_routed_experts", "num_experts_per_tok", "n_shared_experts",
+            "moe_intermediate_size", "n_group", "topk_group", "topk_method", "scoring_func", "norm_topk_prob",
+            "routed_scaling_factor",
+        )  # fmt: skip
+
+    def read(self, given: Given, layers: int) -> list[dict[str, Any]]:
+        scale = given.get("routed_scaling_factor", 1.0)
+        if not isinstance(scale, int | float) or isinstance(scale, bool) or scale <= 0:
+            raise given.refusal("routed_scaling_factor", scale, "a number above 0")
+        if given.flag("norm_topk_prob", default=self.normalised) != self.normalised:
+            raise given.refusal("norm_topk_prob", not self.normalised, str(self.normalised).lower())
+        expected = "sigmoid" if self.normalised else "softmax"
+        for key, values in (("scoring_func", (expected,)), ("moe_layer_freq", (1,)), ("topk_method", self._methods)):
+            if (value := given.get(key)) is not None and value not in values:
+                raise given.refusal(key, value, " or ".join(map(str, values)))
+        count, shared = given.whole_number("n_routed_experts"), given.get("n_shared_experts", 0)
+        if type(shared) is not int or shared < 0:
+            raise given.refusal("n_shared_experts", shared, "a whole number, 0 or more")
+        groups, some = self._groups(given)
+        experts = ExpertsConfig(
+            count=count, per_token=given.whole_number("num_experts_per_tok"),
+            width=given.whole_number("moe_intermediate_size"), shared=shared, router=self.router, groups=groups,
+            groups_per_token=some, scale=float(scale),
+        )  # fmt: skip
+        first = given.get("first_k_dense_replace", 0)
+        if type(first) is not int or not 0 <= first < layers:
+            raise given.refusal("first_k_dense_replace", first, f"a whole number from 0 to {layers - 1}")
+        return [{"experts": None if layer < first else experts} for layer in range(layers)]
+
+    def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
+        dense = [model.experts is None for model in models]
+        model = next((one for one in models if one.experts is not None), models[0])
+        experts = model.experts or ExpertsConfig(0)
+        method = {"topk_method": "noaux_tc"}
+        if not self.normalised:
+            method = {"topk_method": "greedy" if experts.groups is None else "group_limited_greedy"}
+        return method | {
+            "first_k_dense_replace": dense.index(False) if False in dense else len(dense),
+            "moe_layer_freq": 1,
+            "n_routed_experts": experts.count,
+            "num_experts_per_tok": experts.per_token,
+            "n_shared_experts": experts.shared,
+            "moe_intermediate_size": model.mlp if experts.width is None else experts.width,
+            "n_group": experts.groups or 1,
+            "topk_group": experts.groups_per_token or 1,
+            "scoring_func": "sigmoid" if self.normalised else "softmax",
+            "norm_topk_prob": self.normalised,
+            "routed_scaling_factor": experts.scale,
+        }
+
+    @property
+    def _methods(self) -> tuple[str, ...]:
+        return ("noaux_tc",) if self.normalised else ("greedy", "group_limited_greedy")
+
+    def _groups(self, given: Given) -> tuple[int | None, int | None]:
+        """Groups, and those of a token; none where a token may use any."""
+        if given.get("topk_method") == "greedy" or given.get("n_group") in (None, 1):
+            return None, None
+        groups, some = given.whole_number("n_group"), given.whole_number("topk_group")
+        return (None, None) if groups == some else (groups, some)
