@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema.model import ModelConfig, Pattern
 
 _GPT = ModelConfig(
@@ -27,6 +28,10 @@ _GEMMA = ModelConfig(
     attention_scale=256**-0.5, activation="geglu", tied=True, embedding_scale=True,
 )  # fmt: skip
 _GEMMA3 = replace(_GEMMA, rope_base=1000000.0, qk_norm=True)
+_DEEPSEEK = ModelConfig(
+    norm="rmsnorm", norm_epsilon=1e-6, position="rope", rope_base=10000.0, rope_scaling="yarn", rope_factor=40.0,
+    rope_original_length=4096, activation="swiglu", kinds={"dense": {"experts": None}, "routed": {}},
+)  # fmt: skip
 _FIVE_TO_ONE = (*["local"] * 5, "global")
 
 PRESETS: dict[str, ModelConfig] = {
@@ -117,6 +122,38 @@ PRESETS: dict[str, ModelConfig] = {
         vocab=32000,
         rope_base=1000000.0,
         experts=ExpertsConfig(count=8, per_token=2),
+    ),
+    # deepseek-ai/DeepSeek-V2-Lite
+    "deepseek-v2-lite": replace(
+        _DEEPSEEK,
+        preset="deepseek-v2-lite",
+        layers=27,
+        embed=2048,
+        heads=16,
+        mlp=10944,
+        vocab=102400,
+        rope_mscale=0.707,
+        rope_mscale_all_dim=0.707,
+        latent_attention=LatentAttentionConfig(kv_rank=512),
+        experts=ExpertsConfig(count=64, per_token=6, width=1408, shared=2, router="softmax_top_k"),
+        pattern=Pattern(("routed",), prefix=("dense",)),
+    ),
+    # deepseek-ai/DeepSeek-V3-Base, without its layer that predicts a second token
+    "deepseek-v3": replace(
+        _DEEPSEEK,
+        preset="deepseek-v3",
+        layers=61,
+        embed=7168,
+        heads=128,
+        mlp=18432,
+        vocab=129280,
+        rope_mscale=1.0,
+        rope_mscale_all_dim=1.0,
+        latent_attention=LatentAttentionConfig(kv_rank=512, query_rank=1536),
+        experts=ExpertsConfig(
+            count=256, per_token=8, width=2048, shared=1, router="sigmoid", groups=8, groups_per_token=4, scale=2.5
+        ),
+        pattern=Pattern(("routed",), prefix=("dense",) * 3),
     ),
     # Qwen/Qwen2.5-0.5B
     "qwen2.5-0.5b": replace(

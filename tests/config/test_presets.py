@@ -27,6 +27,8 @@ PUBLISHED = {
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
     "olmoe-1b-7b": 6_919_161_856,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v3": 671_026_419_200,  # without the layer that predicts a second token
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-7b": 7_615_616_512,
     "olmo2-1b": 1_484_916_736,
@@ -43,7 +45,7 @@ def test_a_preset_has_as_many_parameters_as_the_released_checkpoint(name):
     assert parameter_count(PRESETS[name], padded=False) == PUBLISHED[name]
 
 
-ACTIVE = {"mixtral-8x7b": 12.9, "qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22, "olmoe-1b-7b": 1.3}
+ACTIVE = {"mixtral-8x7b": 12.9, "qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22, "olmoe-1b-7b": 1.3, "deepseek-v3": 37}
 """Billions of weights that a token uses, as published, with those of the embedding."""
 
 
@@ -53,6 +55,10 @@ def test_a_token_uses_as_many_weights_of_a_model_with_experts_as_published(name)
     assert model.vocab is not None
     active = matmul_parameters(model, model.vocab) + model.vocab * model.embed
     assert active / 1e9 == pytest.approx(ACTIVE[name], rel=0.02)
+
+
+def test_a_token_uses_as_many_weights_of_deepseek_v2_lite_as_published_without_its_embedding():
+    assert matmul_parameters(PRESETS["deepseek-v2-lite"], 102400) / 1e9 == pytest.approx(2.4, abs=0.06)
 
 
 def test_gpt3_has_the_175_billion_of_its_paper():

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from jaxpar.interop.mapping.form import Form, Laid
+from jaxpar.interop.mapping.heads_form import LaidByHead
 from jaxpar.mesh.parameters import ParamSpec
 
 QUERY = ParamSpec((6, 4, 2), ("embed", "heads", "head_dim"))
 KEY = ParamSpec((6, 2, 2), ("embed", "kv_heads", "head_dim"))
+WIDE_QUERY = ParamSpec((6, 3, 6), ("embed", "heads", "head_dim"))
+WIDER_KEY = ParamSpec((6, 2, 3), ("embed", "kv_heads", "head_dim"))
 OUTPUT = ParamSpec((4, 2, 6), ("heads", "head_dim", "embed"), inputs=2)
 BIAS = ParamSpec((4, 2), ("heads", "head_dim"))
 TABLE = ParamSpec((9, 6), ("vocab", "embed"))
@@ -28,6 +31,9 @@ CASES = {
     "experts": (Laid(Form.LINEAR, (DOWN,)), (3, 6, 4)),
     "two of experts": (Laid(Form.LINEAR, (UP, UP)), (3, 8, 6)),
     "two of experts in turn": (Laid(Form.TABLE, (UP, UP), interleaved=True), (3, 6, 8)),
+    "neighbouring pairs": (LaidByHead(Form.LINEAR, (WIDE_QUERY,), rotary=4), (18, 6)),
+    "neighbouring pairs of a latent vector": (LaidByHead(Form.LINEAR, (TABLE,), rotary=4), (6, 9)),
+    "two by head": (LaidByHead(Form.LINEAR, (KEY, WIDER_KEY)), (10, 6)),
     "two biases of experts in turn": (Laid(Form.VECTOR, (UP_BIAS, UP_BIAS), interleaved=True), (3, 8)),
 }
 
@@ -52,6 +58,16 @@ def test_every_part_of_every_weight_comes_from_its_lines(case: str):
 
             np.testing.assert_array_equal(laid.read(place, region, read), weight[region])
             assert asked[0] <= weight[region].size * max(spec.shape), "only the lines in which it lies"
+
+
+def test_rotating_pairs_of_deepseek_are_the_halves_of_ours_and_values_follow_keys_in_each_head():
+    """Written out: of 6 outputs the last 4 rotate, and of each pair of neighbours the first is in our first half."""
+    laid = LaidByHead(Form.LINEAR, (ParamSpec((1, 1, 6), ("embed", "heads", "head_dim")),), rotary=4)
+    whole = tuple(slice(0, size) for size in (1, 1, 6))
+    found = laid.read(0, whole, lambda lines: np.arange(6).reshape(6, 1)[lines])
+    assert found.ravel().tolist() == [0, 1, 2, 4, 3, 5]
+    both = LaidByHead(Form.LINEAR, (KEY, WIDER_KEY)).join([np.zeros(KEY.shape), np.ones(WIDER_KEY.shape)])
+    assert both[:, 0].tolist() == [0, 0, 1, 1, 1] * 2
 
 
 def test_queries_are_transposed_and_stand_before_keys():

@@ -1,4 +1,4 @@
-"""How the weights of latent attention are laid out in a tensor of DeepSeek's: head by head, rotary pairs side by side."""
+"""How weights of latent attention are laid out in a tensor of DeepSeek's: head by head, rotary pairs side by side."""
 
 from __future__ import annotations
 
