@@ -31,6 +31,9 @@ UNUSED = (
 )  # fmt: skip
 """Keys of any family that do not change what the model computes."""
 
+QUANTIZATION = "quantization_config"
+"""The key of tensors that are stored in fewer bits; what is written has none."""
+
 TRAINING = ("preset", "vocab_multiple", "dropout", "init_scale", "z_loss", "kinds", "pattern")
 """Keys of our model section that do not change what a trained model computes, or that are spelled out by layer."""
 
@@ -68,10 +71,28 @@ def model_of(given: Given) -> tuple[Family, ModelConfig]:
     each: list[dict[str, Any]] = [{} for _ in range(ours["layers"])]
     for entry in family.layer_entries:
         each = [own | more for own, more in zip(each, entry.read(given, ours["layers"]), strict=True)]
+    quantization_of(given)
     for key, value in given.values.items():
         if key not in _known(family) and value is not None:
             raise UserError(f"{given.file}: the key {key} is not supported for {family.model_type}")
     return family, ModelConfig(**{**ours, **packed(each)})
+
+
+def quantization_of(given: Given) -> str | None:
+    """How tensors are quantized.
+
+    Raises:
+        UserError: in a way that is not read for models of this family.
+    """
+    family, options = family_of(given), given.get(QUANTIZATION)
+    if options is None:
+        return None
+    if not family.quantizations:
+        raise UserError(f"{given.file}: the key {QUANTIZATION} is not supported for {family.model_type}")
+    method = options.get("quant_method") if isinstance(options, dict) else options
+    if method not in family.quantizations:
+        raise given.refusal(f"{QUANTIZATION}.quant_method", method, " or ".join(family.quantizations))
+    return method
 
 
 def config_of(family: Family, model: ModelConfig, base: Mapping[str, Any], length: int) -> dict[str, Any]:
@@ -89,7 +110,7 @@ def config_of(family: Family, model: ModelConfig, base: Mapping[str, Any], lengt
     resolved = replace(model, preset=None, kv_heads=kv_heads(model), head_dim=head_dim(model))
     owned = {key for entry in (*family.entries, *family.layer_entries) for key in entry.keys}
     made = {"architectures": [family.architecture], "model_type": family.model_type, "max_position_embeddings": length}
-    made |= {key: value for key, value in base.items() if key not in owned}
+    made |= {key: value for key, value in base.items() if key not in owned and key != QUANTIZATION}
     for entry in family.entries:
         made |= entry.write(resolved)
     for entry in family.layer_entries:
@@ -152,7 +173,7 @@ def differences(a: ModelConfig, b: ModelConfig) -> list[Difference]:
 
 def _known(family: Family) -> set[str]:
     owned = {key for entry in (*family.entries, *family.layer_entries) for key in entry.keys}
-    return owned | set(family.unused) | set(UNUSED)
+    return owned | set(family.unused) | set(UNUSED) | {QUANTIZATION}
 
 
 def _experts(model: ModelConfig, experts: ExpertsConfig) -> ExpertsConfig:

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.schema import ModelConfig
-from jaxpar.interop.config_json import config_of, differences, family_for, model_of
+from jaxpar.interop.config_json import QUANTIZATION, config_of, differences, family_for, model_of
 from jaxpar.interop.conversion.new_folder import copy_beside
 from jaxpar.interop.conversion.tokenizer_files import TokenizerFiles, tokenizer_files
 from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
@@ -145,7 +145,7 @@ def plan_export(source: Model, dtype: str | None = None, report: Callable[[str],
     config = config_of(family, model, dict.fromkeys(TOKEN_IDS) | {"eos_token_id": tokenizer.end}, length)
     if origin is not None:
         before = read_config(origin.folder)
-        config = dict(before.values)
+        config = {key: value for key, value in before.values.items() if key != QUANTIZATION}
         if differences(model, model_of(before)[1]):
             config = config_of(family, model, before.values, length)
     beside = None if origin is None else origin.folder

@@ -81,6 +81,8 @@ class Family:
     """Those whose value may differ from layer to layer."""
     unused: tuple[str, ...] = ()
     """Keys of its own that do not change what the model computes."""
+    quantizations: tuple[str, ...] = ()
+    """Values of `quant_method` in `quantization_config` whose tensors are read as bfloat16."""
     prefix: str = "model."
     """The beginning of the names of all tensors but the head; some old files lack it."""
     head: str = "lm_head.weight"

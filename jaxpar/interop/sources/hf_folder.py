@@ -12,16 +12,19 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import named, quoted
-from jaxpar.interop.config_json import model_of
+from jaxpar.interop.config_json import model_of, quantization_of
 from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.keys import Given
+from jaxpar.interop.sources.float8_blocks import Float8Files
 from jaxpar.interop.sources.source import Origin
 from jaxpar.interop.sources.tensor_files import Stored, TensorFiles
 
 CONFIG = "config.json"
 MOST_FURTHER = 100
 """Layers for further tokens that are expected at most."""
+_FILES: dict[str | None, type[TensorFiles]] = {None: TensorFiles, "fp8": Float8Files}
+"""By how tensors are quantized."""
 
 
 def read_config(folder: Path) -> Given:
@@ -67,7 +70,7 @@ class HFFolder:
         self.further = _further_layers(given, self.family)
         """Layers of the folder that predict further tokens, which are not read."""
         self.tensors = tensors_of(self.family, self.model)
-        self._files = TensorFiles(folder)
+        self._files = _FILES[quantization_of(given)](folder)
         self._names = self._checked()
         self._place = {
             (weight, tensor.layer, tensor.expert): (tensor, place)

@@ -50,6 +50,9 @@ class TensorFiles:
         UserError: there are none, a shard is missing or damaged, or a tensor is of a dtype that weights do not have.
     """
 
+    packed: Mapping[str, np.dtype] = {}
+    """Further dtypes that tensors may have."""
+
     def __init__(self, folder: Path):
         self.folder = folder
         self._open: dict[Path, Any] = {}
@@ -60,7 +63,10 @@ class TensorFiles:
 
     def read(self, name: str, region: Region) -> np.ndarray:
         """Part of a tensor, in its dtype."""
-        file = self.tensors[name].file
+        return self.read_stored(self.tensors[name].file, name, region)
+
+    def read_stored(self, file: Path, name: str, region: Region) -> np.ndarray:
+        """Part of a tensor as a file has it."""
         try:
             return self._file(file).get_slice(name)[region]
         except SafetensorError as error:
@@ -89,12 +95,13 @@ class TensorFiles:
         opened = self._file(file)
         for name in opened.keys():  # noqa: SIM118 it is no mapping
             part = opened.get_slice(name)
-            if part.get_dtype() not in DTYPES:
+            dtypes = {**DTYPES, **self.packed}
+            if part.get_dtype() not in dtypes:
                 raise UserError(
                     f"{named(file)}: the tensor {quoted(name, 120)} is of dtype {part.get_dtype()}, which is not "
-                    f"supported; expected one of {', '.join(DTYPES)}"
+                    f"supported; expected one of {', '.join(dtypes)}"
                 )
-            found[name] = Stored(file, tuple(part.get_shape()), DTYPES[part.get_dtype()])
+            found[name] = Stored(file, tuple(part.get_shape()), dtypes[part.get_dtype()])
         for name in found if listed is None else listed:
             if name not in found:
                 raise UserError(f"{named(file)}: the tensor {quoted(name, 120)}, which {INDEX} lists in it, is missing")

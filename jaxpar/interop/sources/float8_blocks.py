@@ -1,0 +1,84 @@
+"""Matrices in float8 with a scale for each block of 128 x 128 (DeepSeek-V3, arXiv:2412.19437): read as bfloat16.
+
+`NAME` is float8_e4m3fn [outputs, inputs], and `NAME_scale_inv` float32 has the factor of each block; blocks at the ends
+may be smaller. The product is rounded to float32 and then to bfloat16, as in the code published with the weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import named, quoted
+from jaxpar.interop.mapping.form import Region
+from jaxpar.interop.sources.tensor_files import Stored, TensorFiles
+
+BLOCK = 128
+SCALES = "_scale_inv"
+FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
+LENGTH_BYTES = 8
+"""Bytes at the beginning of a safetensors file that give the length of its header, which is JSON."""
+
+
+class Float8Files(TensorFiles):
+    """The tensors of a folder, those in blocks of float8 as bfloat16."""
+
+    packed: Mapping[str, np.dtype] = {"F8_E4M3": FLOAT8}
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self._maps: dict[str, np.ndarray] = {}
+        self._headers: dict[Path, tuple[int, Mapping[str, dict]]] = {}
+        self._stored = self.tensors
+        codes = {name for name, one in self._stored.items() if one.dtype == FLOAT8}
+        scales = {name + SCALES for name in codes}
+        self.tensors = {name: one for name, one in self._stored.items() if name not in codes | scales}
+        self.tensors |= {name: self._checked(name) for name in sorted(codes)}
+
+    def read(self, name: str, region: Region) -> np.ndarray:
+        stored = self._stored[name]
+        if stored.dtype != FLOAT8:
+            return super().read(name, region)
+        bounds = [part.indices(size)[:2] for part, size in zip(region, stored.shape, strict=True)]
+        blocks = tuple(slice(first // BLOCK, -(-last // BLOCK)) for first, last in bounds)
+        file = self._stored[name + SCALES].file
+        scales = self.read_stored(file, name + SCALES, blocks)
+        for axis, (first, last) in enumerate(bounds):
+            scales = np.take(scales, np.arange(first, last) // BLOCK - blocks[axis].start, axis=axis)
+        codes = np.asarray(self._map(name)[region])
+        return (codes.astype(np.float32) * scales).astype(ml_dtypes.bfloat16)
+
+    def _map(self, name: str) -> np.ndarray:
+        """The codes in the file, which the readers of safetensors for NumPy cannot read by parts."""
+        if name not in self._maps:
+            stored = self._stored[name]
+            begin, header = self._header(stored.file)
+            first = begin + header[name]["data_offsets"][0]
+            whole = np.memmap(stored.file, np.uint8, mode="r", offset=first, shape=stored.shape)
+            self._maps[name] = whole.view(FLOAT8)
+        return self._maps[name]
+
+    def _header(self, file: Path) -> tuple[int, Mapping[str, dict]]:
+        """Where the values of a file begin, and its header, which was checked when it was opened."""
+        if file not in self._headers:
+            with file.open("rb") as opened:
+                length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
+                self._headers[file] = LENGTH_BYTES + length, json.loads(opened.read(length))
+        return self._headers[file]
+
+    def _checked(self, name: str) -> Stored:
+        codes, scales = self._stored[name], self._stored.get(name + SCALES)
+        expected = tuple(-(-size // BLOCK) for size in codes.shape)
+        if scales is None or len(codes.shape) != 2 or scales.shape != expected or scales.dtype != np.float32:
+            found = "missing" if scales is None else f"{scales.dtype.name} {list(scales.shape)}"
+            raise UserError(
+                f"{named(codes.file)}: the tensor {quoted(name, 120)} is float8 {list(codes.shape)}, and "
+                f"{quoted(name + SCALES, 120)} is {found}; expected [outputs, inputs], and float32 {list(expected)}, a "
+                f"scale for each block of {BLOCK} x {BLOCK}"
+            )
+        return Stored(codes.file, codes.shape, np.dtype(ml_dtypes.bfloat16))
