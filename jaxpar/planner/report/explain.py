@@ -36,6 +36,7 @@ def print_explanation(path: Path, console: Console) -> None:
             for kind, choice in (plan.kind_attention or {"": plan.attention}).items()
         ],
         ("context", f"{plan.context_strategy.name}: {plan.context_strategy.reason}"),
+        *[("experts", line) for line in words.exchanges(plan, file.config.parallel)],
         *[
             (f"{run.layers} layers", ", ".join(f"{name} {own}" for name, own in run.activations.items()))
             for run in plan.runs

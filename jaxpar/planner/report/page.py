@@ -62,7 +62,7 @@ def html_page(plans: Sequence[Planned], evaluated: Sequence[Candidate], timer: S
         batch=f"{data.batch_size} rows of {data.sequence_length:,} tokens",
         cards=_cards(best),
         certainty="" if best.spread is None else words.certainty(plans, best.spread),
-        marked=words.without_evidence(plans) or "",
+        marked=" ".join(filter(None, (words.without_evidence(plans), *_experts(best)))),
         table=_table(layouts, len(plans), data.batch_size, best.spread),
         left_out=max(0, len(layouts) - MOST_ROWS),
         colorings=[name for name in COLORINGS if len(set(properties[name])) > 1] or COLORINGS[:1],
@@ -80,6 +80,10 @@ def html_page(plans: Sequence[Planned], evaluated: Sequence[Candidate], timer: S
         time=_bars(best.candidate.time.breakdown, seconds, best.candidate.seconds, words.MEANINGS),
         memory=_bars(best.candidate.memory._asdict(), size, best.usable, {"host": "pinned, on the host"}),
     )
+
+
+def _experts(best: Planned) -> list[str]:
+    return [f"Experts of 1: {line}." for line in words.exchanges(best.plan, best.config.parallel)]
 
 
 def _cards(best: Planned) -> list[tuple[str, str]]:

@@ -39,6 +39,8 @@ def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> N
         console.print(words.certainty(plans, best.spread), highlight=False, soft_wrap=True)
     if best.candidate.memory.host:
         console.print(host_words(best), highlight=False, soft_wrap=True)
+    for line in words.exchanges(best.plan, best.config.parallel):
+        console.print(f"Experts: {line}", highlight=False, soft_wrap=True)
     print_steps(best, console)
     print_best(best, console)
     if len(plans) > 1:
@@ -76,6 +78,7 @@ def print_steps(best: Planned, console: Console) -> None:
     split = [
         *([f"tensor {layout.tensor}"] if layout.tensor > 1 else []),
         *([f"pipe {layout.pipe}"] if layout.pipe > 1 else []),
+        *([f"expert {layout.expert}"] if layout.expert > 1 else []),
         *([f"context {layout.context}"] if layout.context > 1 else []),
         *([f"ZeRO-{layout.zero} over {shards} ranks"] if layout.zero and shards > 1 else []),
     ]

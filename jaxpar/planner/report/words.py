@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxpar.config.axes import AXES
+from jaxpar.config.plan import Plan
+from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.spelling import one_of
 from jaxpar.memory.remat import nearest_preset
 from jaxpar.planner.layout import Layout
@@ -71,6 +73,8 @@ def schedule(layout: Layout) -> str:
 def without_evidence(plans: Sequence[Planned]) -> str | None:
     """What the marks in a table of plans mean; None where none has one."""
     names = sorted({name for one in plans for name in never_measured(one.candidate.layout)})
+    if not names and plans[0].plan.experts:
+        return "No published run of a model with experts was measured: expect errors beyond the intervals."
     if not names:
         return None
     return f"{MARK} never measured: no published run used {one_of(names)}; --avoid {names[0]} leaves it out."
@@ -157,6 +161,22 @@ def certainty(plans: Sequence[Planned], spread: Spread) -> str:
         return f"{text}; runs of one system differ less than the plans do: 1 is the fastest."
     which = "the next" if near == 1 else f"the next {near}" if near < len(others) else "all the others"
     return f"{text}; intervals within one system overlap: {which} may be as fast as 1."
+
+
+def exchanges(plan: Plan, parallel: ParallelConfig) -> list[str]:
+    """How tokens reach the experts of each kind of layers, and for which load the time is predicted."""
+    if not plan.experts:
+        return []
+    if plan.axes.expert * plan.axes.tensor == 1:
+        return ["each GPU has all experts, and tokens stay where they are"]
+    balance = (
+        "with equal load" if parallel.expert_imbalance == 1 else f"for {parallel.expert_imbalance:g} times the mean"
+    )
+    timed = f"timed {balance} on the fullest rank (parallel.expert_imbalance; a run measures experts/rank_load)"
+    return [
+        f"{own.exchange}{f' of kind {kind}' if kind else ''}: {own.reason}; {timed}"
+        for kind, own in plan.experts.items()
+    ]
 
 
 def difference(best: Candidate, other: Candidate) -> str:

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from jaxpar.config import Config
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.planner.report import words
 from jaxpar.planner.report.document import planned_file
 from jaxpar.planner.search.avoid import AVOIDABLE, NEVER_MEASURED, OPTIMIZER, never_measured, parse_avoided
+from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from tests.planner.spaces import model_of
@@ -18,8 +21,14 @@ from tests.sentences import refused
 CONFIG = model_of(data={"batch_size": 64})
 
 
-def best(cluster: Cluster, avoided: frozenset[str] = frozenset(), limit: int | None = None, **fixed: str):
-    return Search(Space(CONFIG, cluster, fixed, avoided), limit=limit).best(1)[0]
+EXPERTS = model_of(model={"experts": ExpertsConfig(count=16, per_token=4, width=1024)}, data={"batch_size": 16})
+
+
+def best(
+    cluster: Cluster, avoided: frozenset[str] = frozenset(), limit: int | None = None, config: Config = CONFIG,
+    **fixed: str,
+) -> Planned:  # fmt: skip
+    return Search(Space(config, cluster, fixed, avoided), limit=limit).best(1)[0]
 
 
 def test_what_is_avoided_is_in_no_layout():
@@ -65,6 +74,14 @@ def with_links(
 def test_more_bandwidth_never_makes_the_best_plan_slower(level: str):
     cluster = parse_cluster("h100:2x4")
     times = [best(with_links(cluster, **{level: factor})).candidate.seconds for factor in (0.25, 1.0, 2.0)]
+    assert times[0] * (1 + 1e-9) >= times[1] and times[1] * (1 + 1e-9) >= times[2]
+
+
+@pytest.mark.parametrize("level", ["node", "network"])
+def test_more_bandwidth_never_makes_experts_slower(level: str):
+    cluster, fixed = parse_cluster("h100:2x4"), {"pipe": "1", "tensor": "1", "context": "1"}
+    plan = lambda factor: best(with_links(cluster, **{level: factor}), config=EXPERTS, **fixed)
+    times = [plan(factor).candidate.seconds for factor in (0.25, 1.0, 4.0)]
     assert times[0] * (1 + 1e-9) >= times[1] and times[1] * (1 + 1e-9) >= times[2]
 
 

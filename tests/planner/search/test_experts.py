@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from jaxpar.config import Config
 from jaxpar.config.plan import ExpertLayout
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.layout.plan_file import write
 from jaxpar.planner.layout import Layout
+from jaxpar.planner.report import words
+from jaxpar.planner.report.document import planned_file
+from jaxpar.planner.report.explain import print_explanation
+from jaxpar.planner.report.page import html_page
+from jaxpar.planner.report.text import print_plans
 from jaxpar.planner.search.avoid import parse_avoided
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
@@ -94,6 +102,21 @@ def test_what_is_asked_of_the_exchange_is_planned_and_timed():
     assert even.config.parallel.expert_capacity == 1.25
     assert even.candidate.seconds < uneven.candidate.seconds
     assert uneven.candidate.layout.imbalance == uneven.config.parallel.expert_imbalance == 1.2
+
+
+def test_the_screen_the_page_and_an_explanation_have_the_exchange(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    found = search(expert=4)
+    plans = found.best(1)
+    exchange = plans[0].plan.experts[""].exchange
+    [line] = words.exchanges(plans[0].plan, plans[0].config.parallel)
+    assert exchange in line and "with equal load" in line and "expert_imbalance" in line
+    assert line in html_page(plans, found.evaluated, found.timer)
+    write(tmp_path / "plan.json", planned_file(plans[0], "h100:1x8"))
+    print_plans(plans, found.effort, Console(width=300))
+    print_explanation(tmp_path / "plan.json", Console(width=300))
+    printed = capsys.readouterr().out
+    assert printed.count(line) == 2 and printed.count(words.MEANINGS["exchange"]) >= 2
+    assert "expert" in words.without_evidence(plans)
 
 
 def test_schedules_that_split_the_backward_are_left_out():
