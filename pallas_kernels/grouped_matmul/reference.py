@@ -13,6 +13,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.grouped_matmul.blocks import RowBlocks, row_blocks
+from pallas_kernels.grouped_matmul.work import in_blocks
 from pallas_kernels.varying import vary_over, varying_axes
 
 _LARGEST = 512
@@ -37,7 +38,7 @@ def times_weights(
         kept = jnp.where(jnp.arange(block)[:, None] < count, made, 0)
         return lax.dynamic_update_slice_in_dim(out, kept, start, 0)
 
-    return _loop(step, found, jnp.zeros((m + block, n), rows.dtype), rows)[:m]
+    return _loop(step, found, block, jnp.zeros((m + block, n), rows.dtype), rows)[:m]
 
 
 def of_weights(
@@ -57,18 +58,19 @@ def of_weights(
         own = own + jnp.matmul(a.T, b, preferred_element_type=jnp.float32)
         return lax.dynamic_update_index_in_dim(total, own, group, 0)
 
-    return _loop(step, found, zeros, rows).astype(rows.dtype)
+    return _loop(step, found, block, zeros, rows).astype(rows.dtype)
 
 
 def _at(found: RowBlocks, index: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(lax.dynamic_index_in_dim(each, index, keepdims=False) for each in found)
 
 
-def _loop(step, found: RowBlocks, zeros: jax.Array, rows: jax.Array) -> jax.Array:
+def _loop(step, found: RowBlocks, block: int, zeros: jax.Array, rows: jax.Array) -> jax.Array:
     """`step` for each block that has rows; such blocks come first."""
     axes = varying_axes(rows)
     used = jnp.sum(found.high > 0, dtype=jnp.int32)
-    return lax.fori_loop(vary_over(jnp.int32(0), axes), vary_over(used, axes), step, vary_over(zeros, axes))
+    with in_blocks(block):
+        return lax.fori_loop(vary_over(jnp.int32(0), axes), vary_over(used, axes), step, vary_over(zeros, axes))
 
 
 def _block(rows: jax.Array, sizes: jax.Array) -> int:

@@ -1,17 +1,20 @@
 """How many rows a product is expected to have, stored in the name of the scope that it runs in.
 
-The sizes of groups are data: a compiled program has only the room for rows. Whoever counts the work of a program reads
-the name.
+The sizes of groups are data: a compiled program has only the room for rows, and loops as often as they need. Whoever
+counts the work of a program reads the name.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from math import ceil
 
 import jax
 
 _SCOPE = re.compile(r"grouped_matmul\.rows(\d+)")
+_BLOCKS = re.compile(r"grouped_matmul\.block(\d+)")
 
 
 def expecting(rows: int) -> AbstractContextManager[object]:
@@ -23,3 +26,16 @@ def expected_rows(scope: str) -> int | None:
     """What the name of a scope states; None for another scope."""
     found = _SCOPE.fullmatch(scope)
     return None if found is None else int(found[1])
+
+
+def in_blocks(rows: int) -> AbstractContextManager[object]:
+    """A scope for a loop over blocks of so many rows."""
+    return jax.named_scope(f"grouped_matmul.block{rows}")
+
+
+def expected_blocks(scopes: Iterable[str]) -> int | None:
+    """How often such a loop is expected to run, if no block is partly empty; None for another loop, by its scopes."""
+    found = [match for scope in scopes if (match := _SCOPE.fullmatch(scope) or _BLOCKS.fullmatch(scope))]
+    rows = [int(one[1]) for one in found if one.re is _SCOPE]
+    block = [int(one[1]) for one in found if one.re is _BLOCKS]
+    return ceil(rows[-1] / block[-1]) if rows and block else None

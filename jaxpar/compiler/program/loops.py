@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from jaxpar.compiler.program.hlo.opcodes import wrapped_opcode
 from jaxpar.compiler.program.hlo.records import Computation, Module, Op, ProgramError
 from jaxpar.compiler.program.recomputation import runs_again
+from jaxpar.compiler.program.scopes import innermost, segments
+from jaxpar.layers.experts.messages import FURTHER_ROUNDS
 from pallas_kernels.attention.cudnn_packed import CALLS
+from pallas_kernels.grouped_matmul.work import expected_blocks
 
 type Shares = Callable[[Op], Sequence[float]]
 """The share of a conditional's executions that each branch gets, in the order of `branches`."""
@@ -35,13 +38,21 @@ class Executions:
 
 
 def trip_count(op: Op) -> int:
-    """Iterations of a `while`: one of the calls of packed attention, whose number the documents decide. Raises
-    `ProgramError` if XLA does not know them."""
+    """Iterations of a `while`. Where the data decides, one of the calls of packed attention; and with an equal load of
+    experts no further rounds of an exchange, and blocks of a grouped matmul for the rows that are expected.
+
+    Raises `ProgramError` if XLA does not know them.
+    """
     try:
         return int(op.config["known_trip_count"]["n"])
     except KeyError:
         if CALLS in op.op_name:
             return 1
+        scopes = [innermost(name) for name in segments(op.op_name)]
+        if FURTHER_ROUNDS in scopes:
+            return 0
+        if (blocks := expected_blocks(scopes)) is not None:
+            return blocks
         place = f", made at {op.source.file}:{op.source.line}" if op.source else ""
         raise ProgramError(f"XLA does not know how often {op.name} loops{place}", line=op.line) from None
 

@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.layers.experts.messages import rows_sent
+from jaxpar.layers.experts.messages import FURTHER_ROUNDS, rows_sent
 from jaxpar.layers.experts.routing import NO_EXPERT
 from jaxpar.layers.experts.rows import collect, spread
 from jaxpar.mesh.axes import vary
@@ -252,7 +252,8 @@ def _rest(
         y = y + exchange.run(window, products, w, x, gates)
         return vary(y), vary(handled + window.sizes.sum())
 
-    return lax.fori_loop(vary(jnp.int32(1)), vary(rounds), step, (vary(jnp.zeros_like(x)), vary(jnp.float32(0))))
+    with jax.named_scope(FURTHER_ROUNDS):
+        return lax.fori_loop(vary(jnp.int32(1)), vary(rounds), step, (vary(jnp.zeros_like(x)), vary(jnp.float32(0))))
 
 
 type _Kept = tuple[Arrays, jax.Array, jax.Array, Assignments, jax.Array]
@@ -274,7 +275,8 @@ def _backward(exchange: Exchange, products: Products, kept: _Kept, cotangents: A
         return jax.tree.map(lambda a, b: vary(a + b.astype(jnp.float32)), total, pullback(dy))
 
     zeros = jax.tree.map(lambda a: vary(jnp.zeros(a.shape, jnp.float32)), (w, x, gates))
-    total = lax.fori_loop(vary(jnp.int32(1)), vary(rounds), step, zeros)
+    with jax.named_scope(FURTHER_ROUNDS):
+        total = lax.fori_loop(vary(jnp.int32(1)), vary(rounds), step, zeros)
     return *jax.tree.map(lambda a, like: a.astype(like.dtype), total, (w, x, gates)), None, None
 
 

@@ -10,6 +10,9 @@ from typing import Literal, NamedTuple
 
 from jaxpar.config.schema.experts import ExpertsConfig
 
+FURTHER_ROUNDS = "further_rounds"
+"""The scope of the loop over all rounds but the first, which in a balanced step runs no times."""
+
 
 class Message(NamedTuple):
     """One collective on the way of the tokens to their experts. The way back has its mirror image."""

@@ -167,8 +167,11 @@ def exchanges(plan: Plan, parallel: ParallelConfig) -> list[str]:
     """How tokens reach the experts of each kind of layers, and for which load the time is predicted."""
     if not plan.experts:
         return []
+    slower = []
+    if any(own.products.name == "xla" for own in plan.experts.values()):
+        slower = ["products are timed as those of a kernel; xla, a loop, takes longer (parallel.expert_backend)"]
     if plan.axes.expert * plan.axes.tensor == 1:
-        return ["each GPU has all experts, and tokens stay where they are"]
+        return ["each GPU has all experts, and tokens stay where they are", *slower]
     balance = (
         "with equal load" if parallel.expert_imbalance == 1 else f"for {parallel.expert_imbalance:g} times the mean"
     )
@@ -176,7 +179,7 @@ def exchanges(plan: Plan, parallel: ParallelConfig) -> list[str]:
     return [
         f"{own.exchange}{f' of kind {kind}' if kind else ''}: {own.reason}; {timed}"
         for kind, own in plan.experts.items()
-    ]
+    ] + slower
 
 
 def difference(best: Candidate, other: Candidate) -> str:
