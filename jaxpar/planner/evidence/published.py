@@ -10,6 +10,7 @@ from pathlib import Path
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.text_file import check_regular
 from jaxpar.config.schema import ModelConfig
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.spelling import did_you_mean, named, one_of, quoted
 from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.hardware.catalogue import GPU
@@ -35,10 +36,13 @@ COLUMNS = (
 
 OPTIONAL = (
     "mechanisms", "gpu_memory_gib", "gpu_memory_tb_per_s", "gpu_power_w", "architecture",
+    "n_experts", "experts_per_token", "d_expert", "shared_experts", "imbalance",
 )  # fmt: skip
 """Columns that a file may have besides: `mechanisms` changes those of the software's generation
 (`software.mechanisms_of`); the next three state how a GPU differs from that of the catalogue; `architecture` is
-`decoder`, and other ones are not timed."""
+`decoder`, and other ones are not timed. The others are of models with experts in all layers, of which `ep` ranks each
+hold some, and of which each token is sent to its own without empty rows; `imbalance` is 1 where routing was balanced by
+force."""
 
 REMATS = ("none", "selective", "gemm_last", "full")
 """Values of the recomputation column; `selective` where it is empty."""
@@ -157,9 +161,8 @@ def _run(row: Mapping[str, str], place: str) -> Run:
     cell.check()
     if row.get("architecture") not in (None, "", "decoder"):
         raise UserError(f"{place}: architecture: the time model has decoders only, got {quoted(row['architecture'])}")
-    if cell.whole("ep", 1) != 1:
-        raise UserError(f"{place}: ep: expected 1, since the time model has no experts, got {row['ep']}")
     model, assumed = _model(cell)
+    _check_experts(cell, model)
     devices = cell.whole("n_gpus")
     cluster, guessed = _cluster(cell, devices)
     measured = _measured(cell, devices)
@@ -195,9 +198,39 @@ def _model(cell: Cells) -> tuple[ModelConfig, list[str]]:
         mlp=cell.whole("d_ff", 4 * embed),
         vocab=cell.whole("vocab"), norm="rmsnorm" if gated else "layernorm", position="rope" if gated else "learned",
         attention_bias=not gated, mlp_bias=not gated, activation="swiglu" if gated else "gelu",
-        tied=cell.row["tied_embeddings"] != "0", max_positions=cell.whole("seq_len"),
+        tied=cell.row["tied_embeddings"] != "0", max_positions=cell.whole("seq_len"), experts=_experts(cell),
     )  # fmt: skip
+    if model.experts is not None and not cell.given("imbalance"):
+        assumed.append("imbalance 1")
     return model, assumed
+
+
+def _experts(cell: Cells) -> ExpertsConfig | None:
+    """The experts of a row; None where it has none."""
+    if not cell.given("n_experts"):
+        return None
+    width = cell.whole("d_expert") if cell.given("d_expert") else None
+    return ExpertsConfig(
+        count=cell.whole("n_experts"), per_token=cell.whole("experts_per_token"), width=width,
+        shared=cell.whole("shared_experts", least=0) if cell.given("shared_experts") else 0,
+    )  # fmt: skip
+
+
+def _check_experts(cell: Cells, model: ModelConfig) -> None:
+    """Raise `UserError` for experts that cannot be timed."""
+    ranks, experts = cell.whole("ep", 1), model.experts
+    if experts is None:
+        if ranks != 1:
+            raise UserError(f"{cell.place}: ep: expected 1, since n_experts is empty, got {ranks}")
+        return
+    if experts.count % ranks:
+        raise UserError(f"{cell.place}: ep: expected a divisor of n_experts ({experts.count}), got {ranks}")
+    if experts.per_token > experts.count:
+        raise UserError(
+            f"{cell.place}: experts_per_token: expected at most n_experts ({experts.count}), got {experts.per_token}"
+        )
+    if cell.row["precision"] == "fp8":
+        raise UserError(f"{cell.place}: precision: fp8, and products of experts are timed in 16 bits alone")
 
 
 def _check_units(cell: Cells, model: ModelConfig, gpu: GPU, tokens_per_s: float | None, peak_gib: float | None) -> None:
@@ -253,7 +286,10 @@ def _layouts(
     if row["precision"] and row["precision"] not in PRECISIONS:
         raise UserError(f"{cell.place}: precision: expected {one_of(PRECISIONS)}, got {quoted(row['precision'])}")
     precision = PRECISIONS[row["precision"] or "bf16"]
-    zero = cell.whole("zero_stage", 0, least=0, most=3)
+    imbalance = cell.positive("imbalance") if cell.given("imbalance") else 1.0
+    zero, expert = cell.whole("zero_stage", 0, least=0, most=3), cell.whole("ep", 1)
+    if data % expert:
+        raise UserError(f"{cell.place}: ep: expected a divisor of the {data} data ranks, got {expert}")
     share = cell.number("offload_alpha") if row["offload_alpha"] else 0.0
     if share > 1:
         raise UserError(f"{cell.place}: offload_alpha: expected a share from 0 to 1, got {share:g}")
@@ -261,7 +297,9 @@ def _layouts(
         for virtual in _virtual(cell, model.layers, pipe, rows // size):
             schedule = _schedule(pipe, virtual, row["pipeline_schedule"])
             yield Layout(
-                pipe=pipe, replica=1 if zero else data, fsdp=data if zero else 1, context=context, tensor=tensor,
+                pipe=pipe, replica=1 if zero else data // expert, fsdp=data // expert if zero else 1, expert=expert,
+                expert_exchange="all_to_all", expert_capacity=1.0,
+                imbalance=imbalance, context=context, tensor=tensor,
                 microbatch=size, schedule=schedule, virtual_stages=virtual, zero=zero,
                 remat=_operations(model) if remat == "selective" and does.selective == "operations" else remat,
                 offload_fraction=share, sequence_parallel=row["sequence_parallel"] == "1", precision=precision,

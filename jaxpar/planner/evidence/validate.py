@@ -29,6 +29,8 @@ PUBLISHED = DATA / "published.csv"
 """The runs that the time model was fitted to."""
 HELD_OUT = DATA / "held_out.csv"
 """Runs that nothing was fitted to."""
+EXPERTS = DATA / "experts.csv"
+"""Runs of models with experts, to which nothing was fitted either."""
 
 VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to this, times the tensor ranks."""

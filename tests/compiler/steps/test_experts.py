@@ -18,7 +18,7 @@ from tests.compiler.inspected import inspected, wide
 pytestmark = pytest.mark.long
 
 CLUSTER = "h100:1x8"
-LAYERS, MICROBATCHES, WAYS = 4, 2, 4
+LAYERS, MICROBATCHES, WAYS = 2, 2, 4
 """Forward and backward each send rows to experts and back."""
 SCATTERS = {
     "exchange_tokens": "exchange_tokens",

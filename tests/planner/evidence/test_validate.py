@@ -15,9 +15,9 @@ from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.planner.evidence.errors import Report, report
-from jaxpar.planner.evidence.published import read_runs
+from jaxpar.planner.evidence.published import read_rows, read_runs
 from jaxpar.planner.evidence.software import FRAMEWORKS, mechanisms_of
-from jaxpar.planner.evidence.validate import HELD_OUT, PUBLISHED, judge, validate
+from jaxpar.planner.evidence.validate import EXPERTS, HELD_OUT, PUBLISHED, judge, validate
 from jaxpar.planner.step_time.interval import KNOWN, UNKNOWN
 from jaxpar.units import GIB
 from tests.sentences import refused
@@ -71,8 +71,18 @@ def test_all_runs_that_there_are():
     assert percent(overall.p90_error) <= 13
 
 
+def test_runs_of_models_with_experts_are_timed_and_others_refused():
+    """Two runs: what is known of how good such predictions are."""
+    found = validate(EXPERTS)
+    assert percent(found.sources["mcore_moe"].median_error) < 10
+    assert percent(found.sources["automodel_h100"].median_error) < 40
+    [refused] = found.refused
+    assert "fp8" in refused.why and refused.source == "bridge_h100"
+
+
 def test_every_figure_cites_its_source():
-    assert all(run.citation for path in (PUBLISHED, HELD_OUT) for run in read_runs(path))
+    paths = (PUBLISHED, HELD_OUT, EXPERTS)
+    assert all(run.citation for path in paths for run in read_rows(path)[0])
 
 
 def test_the_report_states_the_same_as_json_and_as_a_table(fitted: Report):
@@ -123,6 +133,14 @@ def with_cells(**changed: str) -> str:
     return ",".join(cells)
 
 
+def of_experts(**changed: str) -> tuple[str, str]:
+    """A header and a row of a model with eight experts."""
+    cells = {"experts_per_token": "2", "d_expert": "1024", "ep": "8"} | changed
+    inside = {name: value for name, value in cells.items() if name in HEADER.split(",")}
+    row = f"{with_cells(**inside)},8,{cells['experts_per_token']},{cells['d_expert']}"
+    return f"{HEADER},n_experts,experts_per_token,d_expert", row
+
+
 def with_cell(column: str, value: str) -> str:
     return with_cells(**{column: value})
 
@@ -144,7 +162,10 @@ def with_cell(column: str, value: str) -> str:
         (HEADER, with_cell("peak_memory_gib", "38000"), "expected GiB of one GPU"),
         (HEADER, with_cells(step_time_s="", tokens_per_s_per_gpu="9e6"), "expected tokens/s of one GPU, and seconds"),
         (HEADER, with_cell("offload_alpha", "90"), "offload_alpha: expected a share from 0 to 1"),
-        (HEADER, with_cell("ep", "8"), "ep: expected 1"),
+        (HEADER, with_cell("ep", "8"), "ep: expected 1, since n_experts is empty, got 8"),
+        (*of_experts(ep="3"), "ep: expected a divisor of n_experts (8), got 3"),
+        (*of_experts(experts_per_token="9"), "experts_per_token: expected at most n_experts (8), got 9"),
+        (*of_experts(precision="fp8"), "precision: fp8, and products of experts"),
         (HEADER, with_cell("precision", "fp4"), "precision: expected fp8, fp16, fp32 or bf16, got 'fp4'"),
         (HEADER, with_cell("tp", "0"), "tp: expected a whole number from 1"),
         (HEADER, with_cell("gpus_per_node", "0"), "gpus_per_node: expected a whole number from 1"),
