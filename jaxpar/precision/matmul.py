@@ -193,7 +193,8 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
     dx, dws = quantised() if exact is None else lax.cond(exact, exactly, quantised)
     seen = None
     if observed is not None:
-        seen = vary(jnp.stack([largest_of(a) for a in (x, *weights, *dys)]), varying_axes(observed))
+        seen = jnp.stack([largest_of(a) for a in (x, *weights, *dys)])
+        seen = vary(seen if exact is None else jnp.where(exact, 0, seen), varying_axes(observed))
     return dx, dws, None, seen, None
 
 

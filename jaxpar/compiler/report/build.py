@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from jaxpar.compiler.program.attribution import Movement, place
-from jaxpar.compiler.program.costs.ops import flops_by_kind, recomputed_flops
+from jaxpar.compiler.program.costs.ops import float8_flops, flops_by_kind, recomputed_flops
 from jaxpar.compiler.program.hlo.records import Frame
 from jaxpar.compiler.program.memory.makers import Makers
 from jaxpar.compiler.program.memory.timeline import Occupant, occupants
@@ -63,6 +63,7 @@ def make_report(analysis: Analysis, config: str) -> Report:
         flops=sum(flops_by_kind(costs).values()),
         flops_by_kind=flops_by_kind(costs),
         recompute_flops=recomputed_flops(costs),
+        float8_flops=float8_flops(costs),
         compiler_recomputes=sum(copied_by_xla(cost.op) for cost in costs),
         branches=len(analysis.counts.conditionals),
         compute_seconds=analysis.schedule.compute_seconds,

@@ -128,6 +128,8 @@ class Report:
     """Time by kind of kernel."""
     largest_buffers: tuple[LiveBuffer, ...]
     compile_seconds: float
+    float8_flops: float = 0.0
+    """The part of `flops` whose operands have 8 bits; its time is at the rate of these."""
     way_out: str = ""
     """The nearest settings that fit, in words, where these do not."""
 

@@ -153,6 +153,9 @@ def _work(report: Report) -> Table:
     table.add_row("all", operations(report.flops), seconds(report.compute_seconds))
     recomputed = f"{operations(report.recompute_flops)} ({percent(report.recompute_flops, report.flops)})"
     table.add_row("of it recomputed", recomputed, "")
+    if report.float8_flops:
+        share = percent(report.float8_flops, report.flops)
+        table.add_row("of it in FP8, at its own rate", f"{operations(report.float8_flops)} ({share})", "")
     return table
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from jaxpar.config import Config, UserError
 from jaxpar.distributed.devices import Device
+from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.matmul_formats import exact_layers, exempt, tensor_names
 from jaxpar.precision.history import is_gradient
+from jaxpar.units import operations
 
 
 def check_matmul_units(config: Config, device: Device, cluster: Cluster | None) -> None:
@@ -20,8 +22,13 @@ def check_matmul_units(config: Config, device: Device, cluster: Cluster | None) 
     )
 
 
-def matmul_rows(config: Config) -> list[tuple[str, str, str]]:
-    """(name, value, reason) for the table of a plan: what is multiplied in FP8, and each exception; empty without."""
+def matmul_rows(config: Config, gpu: GPU | None) -> list[tuple[str, str, str]]:
+    """(name, value, reason) for the table of a plan: what is multiplied in FP8, and each exception; empty without.
+
+    Args:
+        config: it is resolved.
+        gpu: whose peaks are named; None where the catalogue does not have it.
+    """
     precision = config.precision
     if precision.matmul is None:
         return []
@@ -33,6 +40,9 @@ def matmul_rows(config: Config) -> list[tuple[str, str, str]]:
         f"inputs and weights e4m3, gradients {precision.matmul_gradient}; a scale per tensor by the maximum {scales}"
     )
     what = f"{precision.matmul}: {', '.join(matrices)} of layers {first} to {last - 1}"
-    return [("matmuls", what, formats)] + [
-        (f"matmuls, {precision.compute}", own.what, own.why) for own in exempt(config)
-    ]
+    rows = [("matmuls", what, formats)]
+    rows += [(f"matmuls, {precision.compute}", own.what, own.why) for own in exempt(config)]
+    if gpu is not None and "float8" in gpu.peaks:
+        peaks = f"{operations(gpu.training_peak)}/s in bfloat16, {operations(gpu.peaks['float8'])}/s in FP8"
+        rows.append(("peaks", peaks, "of a GPU, dense; MFU is a share of the first"))
+    return rows

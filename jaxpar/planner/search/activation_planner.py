@@ -85,7 +85,8 @@ class ActivationPlanner:
             tensor=group.tensor, microbatch=group.microbatch, schedule=choice.schedule,
             virtual_stages=choice.virtual_stages, zero=choice.zero, context_strategy=choice.context_strategy,
             remat=remat, offload_fraction=share, optimizer_offload=choice.optimizer_offload,
-            precision=precision.compute, wire=Wire(precision.weight_wire, precision.gradient_wire),
+            precision="float8" if precision.matmul else precision.compute,
+            wire=Wire(precision.weight_wire, precision.gradient_wire),
             stage_layers=choice.stage_layers, expert_exchange=asked.expert_exchange,
             expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,
         )  # fmt: skip

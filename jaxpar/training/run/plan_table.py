@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jaxpar.attention.balance import imbalance, kept_pairs_per_rank
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
+from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.layers.counting import factor_parameters, matmul_parameters, parameter_count
 from jaxpar.layout.choices.matmul import matmul_rows
 from jaxpar.layout.memory.estimate import chunk_bytes, offloaded_bytes
@@ -64,7 +65,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
             _bytes(layout, layout.trained, roles.gradient),
             f"per device, accumulated and reduced in {plan.dtypes.gradient}",
         ),
-        *matmul_rows(config),
+        *matmul_rows(config, gpu_of(mesh.devices.flat[0].device_kind)),
         *_wire_row(plan),
         ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{tokens:,} tokens a step"),
         ("per device", f"{rows} x {part}", f"rows x sequence, in {plan.microbatches} microbatch(es)"),

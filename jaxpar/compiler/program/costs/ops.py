@@ -137,6 +137,11 @@ def flops_by_kind(found: Iterable[Cost]) -> dict[str, float]:
     return {kind: flops for kind, flops in totals.items() if flops}
 
 
+def float8_flops(found: Iterable[Cost]) -> float:
+    """FLOPs of matrix products in a step whose operands have 8 bits."""
+    return sum(cost.flops * cost.executions for cost in found if cost.arithmetic == "float8")
+
+
 def recomputed_flops(found: Iterable[Cost]) -> float:
     """FLOPs of matrix products in a step that repeat the forward pass."""
     return sum(cost.recomputed_flops * cost.executions for cost in found)

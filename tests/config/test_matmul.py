@@ -1,0 +1,93 @@
+"""Refusals of `precision.matmul`, each with the way out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jaxpar.config import load_config
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layers.checks import validate
+from jaxpar.layers.matmul_formats import exempt, tensor_names
+from jaxpar.layout.choices.matmul import check_matmul_units, matmul_rows
+from jaxpar.layout.make_plan import resolve_config
+from tests.sentences import refused
+from tests.small_run import small
+
+YAML = """
+model: {layers: 4, embed: 64, heads: 8, mlp: 128, vocab: 64}
+data: {source: synthetic, sequence_length: 64, batch_size: 8}
+"""
+CURRENT = "precision.matmul=fp8_current"
+
+REFUSED = {
+    "block": (["precision.matmul=fp8_block"], ("precision.matmul: fp8_block", "fp8_current or fp8_delayed")),
+    "mxfp8": (["precision.matmul=mxfp8"], ("precision.matmul: mxfp8", "Hopper")),
+    "misspelt": (["precision.matmul=fp8_curent"], ("precision.matmul", "fp8_curent", "fp8_current")),
+    "float16": ([CURRENT, "precision.compute=float16"], ("precision.compute", "float16", "bfloat16")),
+    "no layers": (
+        [CURRENT, "precision.matmul_except={first_layers: 2, last_layers: 2}"],
+        ("first_layers 2", "last_layers 2", "4 layers", "fewer"),
+    ),
+    "negative": ([CURRENT, "precision.matmul_except={first_layers: -1}"], ("first_layers", "at least 0", "-1")),
+    "ring": ([CURRENT, "parallel.tensor=2", "parallel.tensor_overlap=ring"], ("tensor_overlap: ring", "auto or plain")),
+    "tiles": ([CURRENT, "memory.mlp_tiles=2"], ("memory.mlp_tiles: 2", "1 or null")),
+    "unknown part": (
+        [CURRENT, "precision.matmul_except={parts: [atention_out]}"],
+        ("precision.matmul_except.parts", "atention_out", "attention_out"),
+    ),
+    "no part": (
+        [CURRENT, "precision.matmul_except={parts: [attention_in, attention_out, mlp_in, mlp_out]}"],
+        ("precision.matmul_except.parts", "leave no matmul", "fewer"),
+    ),
+    "width": ([CURRENT, "model.mlp=120"], ("precision.matmul", "multiples of 16", "up", "64 x 120", "mlp_in")),
+    "width of a rank": (
+        [CURRENT, "model.mlp=144", "parallel.tensor=2"],
+        ("precision.matmul", "64 x 72", "parallel.tensor: 2", "precision.matmul: null"),
+    ),
+    "tokens": ([CURRENT, "data.sequence_length=34", "data.batch_size=1"], ("34 tokens", "multiple of 16", "null")),
+    "history without delay": ([CURRENT, "precision.matmul_history=4"], ("matmul_history: 4", "fp8_delayed")),
+    "margin without recipe": (["precision.matmul_margin=1"], ("matmul_margin: 1", "precision.matmul")),
+    "history": (["precision.matmul=fp8_delayed", "precision.matmul_history=0"], ("matmul_history", "at least 1")),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_name_the_key_the_value_and_the_way_out(name: str, tmp_path: Path):
+    overrides, parts = REFUSED[name]
+    path = tmp_path / "config.yaml"
+    path.write_text(YAML, encoding="utf-8")
+    with refused(*parts):
+        validate(load_config(path, overrides))
+
+
+def test_sizes_of_a_rank_are_checked_once_the_devices_are_known():
+    config = small(
+        model={"embed": 64, "mlp": 160, "layers": 4}, precision={"matmul": "fp8_current"}, parallel={"tensor": -1}
+    )
+    with refused("parallel.tensor: 4", "64 x 40"):
+        resolve_config(config, 4)
+
+
+def test_a_gpu_without_fp8_is_refused():
+    config = small(precision={"matmul": "fp8_current"})
+    device = type("A100", (), {"platform": "gpu", "device_kind": "NVIDIA A100-SXM4-80GB"})()
+    with refused("precision.matmul: fp8_current", "A100", "null"):
+        check_matmul_units(config, device, parse_cluster("a100-80:1x8"))
+    check_matmul_units(config, device, parse_cluster("h100:1x8"))
+
+
+def test_the_plan_lists_each_exception_with_its_reason():
+    config = small(model={"layers": 4, "embed": 64, "mlp": 128}, precision={"matmul": "fp8_delayed"})
+    [(_, what, formats), *others] = matmul_rows(config, parse_cluster("h100:1x8").gpu)
+    assert "layers 1 to 2" in what and "down" in what and "output" not in what
+    assert "e5m2" in formats and "16 steps" in formats
+    name, peaks, why = others.pop()
+    assert name == "peaks" and "bfloat16" in peaks and "FP8" in peaks and "MFU" in why
+    assert [value for _, value, _ in others] == ["head", "attention_out", "layers 0 to 0 and 3 to 3"]
+    assert all(reason for *_, reason in others)
+    assert not matmul_rows(replace(config, precision=replace(config.precision, matmul=None)), None)
+    assert tensor_names(config)[:3] == ("attention_in.input", "query", "key")
+    assert [own.what for own in exempt(config)] == [value for _, value, _ in others]

@@ -1,0 +1,166 @@
+"""Matmuls in FP8: scales, the three products against float64, and whole steps on several layouts."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.mesh.axes import AXES, vary
+from jaxpar.mesh.mapped import mapped
+from jaxpar.precision.matmul import (
+    TOKEN_AXES,
+    GroupScaling,
+    largest_of,
+    largest_over,
+    products,
+    quantise,
+    scale_of,
+)
+from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe
+from tests.nonzero_gradients import nonzero_gradients
+from tests.small_run import SmallRun, small
+from tests.traced import mesh_of
+
+CURRENT = Recipe(delayed=False)
+STEP = {E4M3: 2.0**-4, E5M2: 2.0**-3}
+"""Half of the distance between neighbouring numbers, as a share of them."""
+
+
+def reference_scale(largest: float, form: str, margin: int) -> float:
+    """The least power of two with `largest` / scale <= the format's largest number, times 2^margin, in float64."""
+    return 2.0 ** (np.ceil(np.log2(np.float64(largest) / LARGEST[form])) + margin)
+
+
+@pytest.mark.parametrize("form", [E4M3, E5M2])
+@pytest.mark.parametrize("margin", [0, 2])
+def test_a_scale_is_the_least_power_of_two_by_which_a_tensor_fits(form: str, margin: int):
+    edge = LARGEST[form] * 2.0 ** np.arange(-20, 20, dtype=np.float32)
+    draws = np.exp(np.random.default_rng(0).uniform(-20, 20, 200)).astype(np.float32)
+    largest = np.concatenate([edge, np.nextafter(edge, np.float32(np.inf)), np.nextafter(edge, np.float32(0)), draws])
+    wanted = [reference_scale(value, form, margin) for value in largest]
+    np.testing.assert_array_equal(scale_of(jnp.asarray(largest), form, margin), np.asarray(wanted, np.float32))
+
+
+def test_zeros_have_a_scale_and_what_is_not_finite_is_not_hidden():
+    assert float(scale_of(jnp.float32(0), E4M3)) == 1.0
+    for bad in (np.inf, np.nan):
+        x = jnp.array([1.0, bad, -2.0])
+        assert np.isnan(quantise(x, scale_of(largest_of(x), E4M3), E4M3).astype(jnp.float32)).all()
+
+
+def test_codes_saturate_and_their_scale_rounds_nothing():
+    x = jnp.array([3.0, -5.0, 1e6, -1e6, 0.0])
+    codes = quantise(x, jnp.float32(2.0**-3), E4M3).astype(jnp.float32) * 2.0**-3
+    np.testing.assert_array_equal(codes, [3.0, -5.0, 56.0, -56.0, 0.0])
+
+
+def bound(a: np.ndarray, b: np.ndarray, forms: tuple[str, str], scales: list[float]) -> np.ndarray:
+    """Of |product of codes - product| for matrices in float64: each operand is off by a share of itself, or by half of
+    the format's smallest number."""
+    least = {E4M3: 2.0**-10, E5M2: 2.0**-17}
+    errors = [
+        np.abs(x) * STEP[form] + least[form] * scale for x, form, scale in zip((a, b), forms, scales, strict=True)
+    ]
+    return errors[0] @ np.abs(b) + np.abs(a) @ errors[1] + errors[0] @ errors[1]
+
+
+@pytest.mark.parametrize("gradient", [E5M2, E4M3])
+@pytest.mark.parametrize("size", [1.0, 1e-6])
+def test_each_product_is_within_its_formats_bound(gradient: str, size: float):
+    """Output, and gradients of the input and of the weight, against float64; for gradients of usual magnitude, too."""
+    draw = np.random.default_rng(1)
+    x, w = draw.normal(size=(2, 16, 64)), draw.normal(size=(64, 4, 12)) * 0.02
+    x[0, 0, 0] = 300.0  # an outlier, which the others are rounded beside
+    dy = draw.normal(size=(2, 16, 4, 12)) * size
+    scaling = GroupScaling(Recipe(delayed=False, gradient=gradient))
+    cast = lambda a: jnp.asarray(a, jnp.float32)
+    y, pullback = jax.vjp(lambda x, w: products(x, [w], scaling, gathers=False)[0], cast(x), cast(w))
+    dx, dw = pullback(cast(dy))
+    rows, matrix, dys = x.reshape(32, 64), w.reshape(64, 48), dy.reshape(32, 48)
+    scales = [
+        reference_scale(np.abs(np.float32(a)).max(), form, 0) for a, form in ((x, E4M3), (w, E4M3), (dy, gradient))
+    ]
+    for found, a, b, forms, own in (
+        (y, rows, matrix, (E4M3, E4M3), scales[:2]),
+        (dx, dys, matrix.T, (gradient, E4M3), [scales[2], scales[1]]),
+        (dw, rows.T, dys, (E4M3, gradient), [scales[0], scales[2]]),
+    ):
+        error = np.abs(np.asarray(found, np.float64).reshape(a.shape[0], -1) - a @ b)
+        limit = bound(a, b, forms, own) * (1 + 1e-5)
+        assert (error <= limit).all(), (error / limit).max()
+        assert error.max() > 1e-3 * np.abs(a @ b).max(), "it was not quantised"
+
+
+@pytest.mark.parametrize(("axes", "split"), [
+    ({"fsdp": 2, "context": 2, "tensor": 2}, PartitionSpec(("replica", "fsdp"), "context", "tensor")),
+    ({"replica": 4, "expert": 2}, PartitionSpec(("replica", "expert"))),
+])  # fmt: skip
+def test_a_split_tensor_has_the_largest_magnitude_of_the_whole(axes: dict[str, int], split: PartitionSpec):
+    x = np.random.default_rng(2).normal(size=(8, 16, 32)).astype(np.float32)
+    place = (7, 15, 31)
+    x[place] = -99.25  # in the part of the last rank
+    find = lambda x: vary(largest_over([x, 2 * x], TOKEN_AXES))[None]
+    every = mapped(find, mesh_of(**axes), "float32", split, PartitionSpec(AXES))(x)
+    np.testing.assert_array_equal(every, np.full((8, 2), [99.25, 198.5], np.float32))
+
+
+# ---- whole steps
+
+ALL = MatmulExcept(parts=("head", "router"), first_layers=1, last_layers=0)
+MODEL = {"layers": 4, "embed": 64, "mlp": 128, "kv_heads": 2, "head_dim": 16}
+
+LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
+    "tensor, context and shards, recomputed": {
+        "parallel": {"fsdp": 2, "tensor": 2, "context": 2, "microbatches": 2},
+        "memory": {"remat": "full"},
+    },
+    "more tensor ranks than heads of keys": {"parallel": {"tensor": 4, "microbatches": 2}},
+    "pipeline": {"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2}},
+    "split backward": {"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2, "schedule": "zb-h1"}},
+    "branching ticks": {"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2, "pipe_ticks": "branching"}},
+    "held chunks": {
+        "parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2, "schedule": "breadth-first", "virtual_stages": 2}
+    },
+    "layers on the host": {
+        "parallel": {"fsdp": 2, "microbatches": 2},
+        "memory": {"optimizer_offload": "host", "weights_offload": "host"},
+    },
+}
+
+
+def config_of(sections: dict[str, dict[str, Any]], matmul: str | None = "fp8_current") -> Any:
+    precision = {} if matmul is None else {"matmul": matmul, "matmul_except": ALL}
+    return small(**sections | {"model": MODEL, "precision": precision})
+
+
+def size_of(tree: Any) -> float:
+    return float(np.sqrt(sum(float(np.sum(np.square(leaf))) for leaf in jax.tree.leaves(tree))))
+
+
+def apart(found: Any, wanted: Any) -> float:
+    return size_of(jax.tree.map(lambda a, b: a - b, found, wanted)) / size_of(wanted)
+
+
+@cache
+def _reference(matmul: str | None) -> tuple[float, Any]:
+    return nonzero_gradients(SmallRun(config_of({"parallel": {"microbatches": 2}}, matmul)))
+
+
+@pytest.mark.matrix(ci=2)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_give_the_numbers_of_one_device(name: str):
+    """Another order of sums moves some values across a border between two codes, and from there on more: the limit is a
+    third of what quantising itself changes. Where sums have one order the bits are the same."""
+    loss, gradients = nonzero_gradients(SmallRun(config_of(LAYOUTS[name])))
+    wanted_loss, wanted = _reference("fp8_current")
+    assert abs(loss - wanted_loss) <= 1e-4 * wanted_loss
+    exact = apart(wanted, _reference(None)[1])
+    assert 0.03 < exact < 0.15, "what quantising changes"
+    assert apart(gradients, wanted) <= exact / 3
