@@ -80,7 +80,7 @@ def launches(case: Case, settings: Settings, tokens: Tokens) -> Iterator[Launch]
             entry = getattr(table, name)
             yield Launch("triton", name, entry, of_triton(entry)[:some], backward)
     if not settings.interpret and mosaic.refusal(request) is None:
-        tiles = mosaic_tiles(*sizes, kind_of(case.mask))
+        tiles = mosaic_tiles(*sizes, kind_of(case.mask), case.softcap)
         for name, entry in tiles._asdict().items():
             if entry is not None:
                 yield _of_mosaic(name, entry, tiles, settings, tokens)
@@ -121,7 +121,8 @@ def of_mosaic(entry: Any) -> list[Any]:
     wider = [replace(entry, **{side: new}) for new in sorted(sizes) if 32 <= new != size]
     unique = {getattr(one, side): one for one in wider}
     deeper = [replace(entry, stages=entry.stages + by) for by in (-1, 1) if entry.stages + by > 0]
-    return [*unique.values(), *deeper]
+    others = [replace(entry, overlapped=not entry.overlapped)] if hasattr(entry, "overlapped") else []
+    return [*unique.values(), *deeper, *others]
 
 
 def _forward(kernel: Callable, settings: Settings, tokens: Tokens, q, k, v, d_out, lse) -> Any:

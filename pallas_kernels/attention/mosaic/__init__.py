@@ -1,6 +1,6 @@
 """Attention kernels for Hopper GPUs, in Pallas Mosaic GPU: one warpgroup loads by TMA, two compute by wgmma.
 
-`forward`, `backward_by_queries` and `backward_by_keys` are the kernels, the last with `query_parts` where all gradients
+`forward` (with `overlapped`), `backward_by_queries` and `backward_by_keys` are the kernels, the last with `query_parts` where all gradients
 come from one. `schedule`, `memory`, `registers`, `matmuls` and `scores` are what they share, `bounds` what the mask
 means for their tiles, and `tiles` how large those are.
 """
@@ -143,7 +143,7 @@ def _static(settings: Settings) -> tuple[Limits, Scores, dict]:
 
 
 def _tiles(settings: Settings, q: jax.Array, v: jax.Array) -> Tiles:
-    return table_tiles(q.shape[3], v.shape[3], kind_of(settings.mask))
+    return table_tiles(q.shape[3], v.shape[3], kind_of(settings.mask), settings.softcap)
 
 
 def _neighbours(settings: Settings) -> Mask | None:

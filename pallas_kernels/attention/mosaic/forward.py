@@ -1,7 +1,8 @@
 """Forward: one tile of 128 queries at a time, over the blocks of keys that its mask keeps.
 
 The online softmax in base 2, with the two consumers taking turns on the tensor cores: while one multiplies, the other
-exponentiates (the ping-pong schedule of FlashAttention-3, arXiv:2407.08608, section 3.1).
+exponentiates (the ping-pong schedule of FlashAttention-3, arXiv:2407.08608, section 3.1). `overlapped` has the form in
+which a consumer also exponentiates beside a product of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.mosaic.bounds import Limits, Visits
 from pallas_kernels.attention.mosaic.matmuls import product
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
+from pallas_kernels.attention.mosaic.overlapped import alternation, await_turn, hand_over, overlapped_blocks
 from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
 from pallas_kernels.attention.mosaic.schedule import (
     CONSUMERS,
@@ -45,6 +47,9 @@ class ForwardTiles:
     """Keys of a block: a multiple of 16."""
     stages: int
     """Blocks of keys and values in shared memory."""
+    overlapped: bool = True
+    """The scores of a block are under way beside the product of the block before with its values, so that a consumer
+    exponentiates while its own second product is computed; else each product is waited for."""
     own_output: bool = True
     """The output has shared memory of its own, so that queries arrive while it leaves; else it takes theirs."""
 
@@ -145,7 +150,7 @@ class _Forward:
             out=tiled((CONSUMERS, ROWS, value_width), dtype) if own_output else None,
             lse=plgpu.SMEM((CONSUMERS, ROWS), jnp.float32),
             scratch=tiled((CONSUMERS, ROWS, block), dtype) if self.matmuls.needs_scratch else None,
-            turn=plgpu.Barrier(num_arrivals=CONSUMERS),
+            turn=alternation() if self.tiles.overlapped else plgpu.Barrier(num_arrivals=CONSUMERS),
         )
 
     def __call__(self, q: Any, k: Any, v: Any, queries: Any, keys: Any, *refs: Any, memory: _Memory) -> None:
@@ -169,7 +174,11 @@ class _Forward:
         memory.values.release_all()
         memory.queries.release(warpgroup)
         attend = partial(self.attend, arrays, memory, warpgroup)
+        if self.tiles.overlapped:
+            pl.when(warpgroup == 1)(lambda: hand_over(memory.turn, warpgroup))
         self.schedule.for_each_tile(arrays.visits.order, attend, jnp.int32(0))
+        if self.tiles.overlapped:
+            pl.when(warpgroup == 0)(lambda: await_turn(memory.turn, warpgroup))
         plgpu.wait_smem_to_gmem(0)
 
     def attend(
@@ -180,13 +189,19 @@ class _Forward:
         memory.queries.wait(warpgroup)
         _, limits = memory.queries.at(warpgroup)
         at = _Tile(warpgroup, done, kept, tuple(row_values(limits.at[i]) for i in range(self.limits.query_rows)))
+        where = row, rows_of(tile, warpgroup), head
         state = (full((ROWS, arrays.v.shape[3]), 0.0), full((ROWS,), -jnp.inf), full((ROWS,), 0.0))
+        if self.tiles.overlapped:
+            state = overlapped_blocks(self, memory, at, whole, state)
+            self.write(arrays, memory, warpgroup, where, *state)
+            memory.queries.release(warpgroup)
+            return done + kept
         _wait_for_keys(memory, at, 0)
         pl.when(warpgroup == 1)(lambda: _take_turn(memory))
         state = for_each_block((whole, kept), partial(self.step, memory, at), state)
         # The first hands over without the keys of its next tile, which may have to wait for the second.
         pl.when(warpgroup == 0)(lambda: plgpu.barrier_arrive(memory.turn))
-        self.write(arrays, memory, warpgroup, (row, rows_of(tile, warpgroup), head), *state)
+        self.write(arrays, memory, warpgroup, where, *state)
         pl.when(warpgroup == 0)(lambda: plgpu.barrier_wait(memory.turn))
         memory.queries.release(warpgroup)
         return done + kept
@@ -194,14 +209,11 @@ class _Forward:
     def step(self, memory: _Memory, at: _Tile, index: Any, state: tuple, *, masked: bool) -> tuple:
         """A block of keys: scores, their softmax so far, and what it makes of the values."""
         out, peak, total = state
-        shape, slot = (ROWS, self.tiles.keys), memory.keys.slot(at.done + index)
+        slot = memory.keys.slot(at.done + index)
         (q, _), (k, tokens), (v,) = (
             memory.queries.at(at.warpgroup + zero(at.done + index)), memory.keys.at(slot), memory.values.at(slot)
         )  # fmt: skip
-        s = self.scores.capped(product(q, k.transpose((1, 0)), lambda: _take_turn(memory)))
-        if masked:
-            of_key = lambda i: down(column_values(tokens.at[i]), shape)
-            s = self.limits.hide(s, -jnp.inf, lambda i: across(at.limits[i], shape), of_key)
+        s = self.seen(product(q, k.transpose((1, 0)), lambda: _take_turn(memory)), at.limits, tokens, masked)
         memory.keys.release(slot)
         p, decay, new_peak = self.soften(s, peak, masked)
         out, total = out * across(decay, out.shape), total * decay + p.sum(axis=1)
@@ -213,6 +225,11 @@ class _Forward:
         out = self.matmuls.add(out, p, v, held, lambda: _wait_for_keys(memory, at, index + 1))
         memory.values.release(slot)
         return out, new_peak, total
+
+    def seen(self, raw: jax.Array, limits: tuple[Any, ...], tokens: Any, masked: bool) -> jax.Array:
+        """Scores of a block, of pairs that the mask does not keep -inf."""
+        s, of_key = self.scores.capped(raw), lambda i: down(column_values(tokens.at[i]), raw.shape)
+        return self.limits.hide(s, -jnp.inf, lambda i: across(limits[i], raw.shape), of_key) if masked else s
 
     def soften(self, s: jax.Array, peak: jax.Array, masked: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Weights relative to the new peak of each row, by what the sums before it decay, and that peak."""

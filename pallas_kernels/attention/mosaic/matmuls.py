@@ -7,12 +7,14 @@ same with a trip through shared memory and an addition; everything around it is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
+from jax import lax
+from jax._src.pallas.mosaic_gpu.primitives import wgmma_accumulator_store  # in no public module of jax 0.11
 
 
 def product(a: Any, b: Any, meanwhile: Callable[[], None] | None = None) -> jax.Array:
@@ -58,6 +60,21 @@ def _start(total: jax.Array) -> Any:
     return plgpu.WGMMAAccumulatorRef.init(total)
 
 
+class Running(NamedTuple):
+    """A sum over products that stays in the registers of an accumulator."""
+
+    ref: Any
+
+
+def _after_wait[Values](values: Values) -> Values:
+    """Values of which the compiler makes no use before the wait in front of them: nothing else makes them depend on it.
+
+    That is so of what was multiplied, and of what takes the registers of an operand: ptxas serializes all products of a
+    kernel in which the next operand is written while the last one is read.
+    """
+    return lax.optimization_barrier(values)
+
+
 class OnDevice:
     """Accumulates in place, with the first operand in registers."""
 
@@ -76,6 +93,47 @@ class OnDevice:
                 meanwhile()
 
         return pl.run_state(compute)(_start(total))
+
+    @staticmethod
+    def with_sum(body: Callable[[Running], tuple[jax.Array, Any]], total: jax.Array) -> tuple[jax.Array, Any]:
+        """`body` of a sum that begins with zeros, as `total` is; its result is the sum and something else."""
+        return pl.run_scoped(lambda ref: body(Running(ref)), plgpu.WGMMAAccumulatorRef(total.shape, jnp.float32))
+
+    @staticmethod
+    def beside[Made](
+        running: Running,
+        total: Any,
+        first: tuple[Any, Any],
+        second: tuple[jax.Array, Any],
+        scratch: Any,
+        use: Callable[[jax.Array], tuple[Made, jax.Array]],
+        issued: Callable[[], None],
+        done: Callable[[], None],
+    ) -> tuple[Any, Made]:
+        """Two products in flight: `first`, of two references, is used while `second`, of a value and a reference, is
+        added to the sum. `use` gives something and the factor that the sum is then multiplied with; `issued` runs when
+        both are under way, and `done` after both."""
+        del total, scratch
+
+        def compute(one: Any) -> Made:
+            plgpu.wgmma(one, *first)
+            plgpu.wgmma(running.ref, *second)
+            issued()
+            made, factor = use(_after_wait(plgpu.wgmma_accumulator_load(one, wait_n=1)))
+            found, made = _after_wait((plgpu.wgmma_accumulator_load(running.ref, wait_n=0), made))
+            done()
+            wgmma_accumulator_store(running.ref, found * factor)
+            return made
+
+        shape = first[0].shape[0], first[1].shape[1]
+        return None, pl.run_scoped(compute, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+
+    @staticmethod
+    def finish(running: Running, total: Any, a: jax.Array, b: Any, scratch: Any) -> jax.Array:
+        """The sum with `a @ b`."""
+        del total, scratch
+        plgpu.wgmma(running.ref, a, b)
+        return plgpu.wgmma_accumulator_load(running.ref, wait_n=0)
 
     @staticmethod
     def add_shared(total: jax.Array, a: Any, b: Any) -> jax.Array:
@@ -107,6 +165,42 @@ class Simulated:
         scratch[...] = a
         plgpu.commit_smem()
         return total + product(scratch, b, meanwhile)
+
+    @staticmethod
+    def with_sum(body: Callable[[Running], tuple[jax.Array, Any]], total: jax.Array) -> tuple[jax.Array, Any]:
+        del total
+        return body(Running(None))
+
+    @staticmethod
+    def beside[Made](
+        running: Running,
+        total: Any,
+        first: tuple[Any, Any],
+        second: tuple[jax.Array, Any],
+        scratch: Any,
+        use: Callable[[jax.Array], tuple[Made, jax.Array]],
+        issued: Callable[[], None],
+        done: Callable[[], None],
+    ) -> tuple[Any, Made]:
+        del running
+        scratch[...] = second[0]
+        plgpu.commit_smem()
+
+        def compute(one: Any, two: Any) -> tuple[jax.Array, Made]:
+            plgpu.wgmma(one, *first)
+            plgpu.wgmma(two, scratch, second[1])
+            issued()
+            made, factor = use(plgpu.wgmma_accumulator_load(one, wait_n=1))
+            found = total + plgpu.wgmma_accumulator_load(two, wait_n=0)
+            done()
+            return found * factor, made
+
+        shapes = (first[0].shape[0], first[1].shape[1]), (first[0].shape[0], second[1].shape[1])
+        return pl.run_scoped(compute, *(plgpu.WGMMAAccumulatorRef(shape, jnp.float32) for shape in shapes))
+
+    @staticmethod
+    def finish(running: Running, total: Any, a: jax.Array, b: Any, scratch: Any) -> jax.Array:
+        return Simulated.add(total, a, b, scratch)
 
     @staticmethod
     def add_shared(total: jax.Array, a: Any, b: Any) -> jax.Array:

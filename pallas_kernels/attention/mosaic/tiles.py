@@ -41,17 +41,23 @@ TABLE = {
     (96, 96): Tiles(ForwardTiles(128, 2), QueryGradientTiles(128, 2), _BOTH_64, KeyGradientTiles(64, 2)),
     (128, 128): Tiles(ForwardTiles(128, 2), QueryGradientTiles(128, 2), _BOTH_64, KeyGradientTiles(64, 2)),
     (192, 128): Tiles(ForwardTiles(64, 3), QueryGradientTiles(64, 2), _BOTH_32, KeyGradientTiles(32, 2)),
-    (256, 256): Tiles(ForwardTiles(64, 2, own_output=False), QueryGradientTiles(64, 1), _ONE_BY_ONE, None),
+    (256, 256): Tiles(
+        ForwardTiles(64, 2, overlapped=False, own_output=False), QueryGradientTiles(64, 1), _ONE_BY_ONE, None
+    ),
 }
 """By (width of queries and keys, width of values): for masks that cut a row."""
 
-FULL = {(64, 64): ForwardTiles(192, 2), (96, 96): ForwardTiles(192, 2)}
+FULL = {(64, 64): ForwardTiles(192, 2)}
 """The forward of masks that keep every pair: no block is cut, so that the widest that fits loses nothing at an edge and
-rescales its output least often. At width 128, 192 keys are 236 KB of shared memory, beyond the limit."""
+rescales its output least often. With two products in flight 192 keys spill 116 bytes at width 96. At width 128 they
+are 236 KB of shared memory, beyond the limit."""
+
+CAPPED = {(128, 128): ForwardTiles(128, 2, overlapped=False)}
+"""The forward with a soft-cap under a mask that cuts blocks: with two products in flight it spills 4 bytes."""
 
 
-def tiles(width: int, value_width: int, kind: Kind) -> Tiles:
-    """For heads of these widths under such a mask."""
-    found = TABLE[width, value_width]
-    forward = FULL.get((width, value_width)) if kind == "full" else None
+def tiles(width: int, value_width: int, kind: Kind, softcap: float | None = None) -> Tiles:
+    """For heads of these widths under such a mask, with or without a soft-cap of the scores."""
+    found, special = TABLE[width, value_width], CAPPED if softcap is not None else {}
+    forward = (FULL if kind == "full" else special).get((width, value_width))
     return found if forward is None else found._replace(forward=forward)

@@ -1,0 +1,98 @@
+"""The forward's blocks with two products in flight: the scores of a block beside the values of the block before.
+
+FlashAttention-3's pipeline within a warpgroup (arXiv:2407.08608, section 3.2). The sum of values stays in the registers
+of its accumulator from the first block of a tile to the last. Beside it the two consumers alternate, as in section 3.1:
+each issues both products of a step and hands over, so that the tensor cores have the other's products while this one
+exponentiates.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.attention.mosaic.matmuls import product
+from pallas_kernels.attention.mosaic.registers import across
+from pallas_kernels.attention.mosaic.schedule import CONSUMERS, zero
+
+
+def alternation() -> Any:
+    """The type of barriers by which consumers take turns, one for each."""
+    return plgpu.Barrier(num_barriers=CONSUMERS, num_arrivals=1)
+
+
+def await_turn(turn: Any, warpgroup: Any) -> None:
+    plgpu.barrier_wait(turn.at[warpgroup])
+
+
+def hand_over(turn: Any, warpgroup: Any) -> None:
+    """To the other consumer."""
+    plgpu.barrier_arrive(turn.at[1 - warpgroup])
+
+
+def overlapped_blocks(kernel: Any, memory: Any, at: Any, whole: Any, state: tuple) -> tuple:
+    """Output before it is divided, peak and total of a tile's blocks; `state` is that of no blocks."""
+    some = jnp.minimum(at.kept, 1)
+    return lax.fori_loop(0, some, lambda _, state: _blocks(kernel, memory, at, whole, state), state)
+
+
+def _blocks(kernel: Any, memory: Any, at: Any, whole: Any, state: tuple) -> tuple:
+    """Of a tile with a block at least. The first one is masked also if it need not be, which changes nothing."""
+
+    def run(running: Any) -> tuple[jax.Array, Any]:
+        out, peak, total = state
+        slot = memory.keys.slot(at.done)
+        (q, _), (k, tokens) = memory.queries.at(at.warpgroup + zero(at.done)), memory.keys.at(slot)
+        memory.keys.wait(slot)
+        raw = product(q, k.transpose((1, 0)))
+        s = kernel.seen(raw, at.limits, tokens, True)
+        memory.keys.release(slot)
+        p, _, peak = kernel.soften(s, peak, True)
+        carry = (out if kernel.matmuls.needs_scratch else None, peak, total + p.sum(axis=1), p.astype(kernel.dtype))
+        step = partial(_step, kernel, memory, at, running)
+        carry = lax.fori_loop(1, whole, lambda index, carry: step(index, carry, masked=False), carry)
+        first = jnp.maximum(whole, 1)
+        carry = lax.fori_loop(first, at.kept, lambda index, carry: step(index, carry, masked=True), carry)
+        out, peak, total, p = carry
+        last = memory.values.slot(at.done + at.kept - 1)
+        memory.values.wait(last)
+        out = kernel.matmuls.finish(running, out, p, memory.values.at(last)[0], _held(memory, at))
+        memory.values.release(last)
+        return out, (peak, total)
+
+    out, (peak, total) = kernel.matmuls.with_sum(run, state[0])
+    return out, peak, total
+
+
+def _step(kernel: Any, memory: Any, at: Any, running: Any, index: Any, carry: tuple, *, masked: bool) -> tuple:
+    """The scores of block `index`, while the block before is multiplied with its values."""
+    out, peak, total, p = carry
+    slot, before = memory.keys.slot(at.done + index), memory.values.slot(at.done + index - 1)
+    (q, _), (k, tokens) = memory.queries.at(at.warpgroup + zero(at.done + index)), memory.keys.at(slot)
+    (v,) = memory.values.at(before)
+    memory.keys.wait(slot)
+    memory.values.wait(before)
+    await_turn(memory.turn, at.warpgroup)
+
+    def use(raw: jax.Array) -> tuple[tuple, jax.Array]:
+        s = kernel.seen(raw, at.limits, tokens, masked)
+        memory.keys.release(slot)
+        new, decay, new_peak = kernel.soften(s, peak, masked)
+        new_total = total * decay + new.sum(axis=1)
+        return (new_peak, new_total, new), across(decay, (raw.shape[0], v.shape[1]))
+
+    out, (peak, total, p) = kernel.matmuls.beside(
+        running, out, (q, k.transpose((1, 0))), (p, v), _held(memory, at), use,
+        lambda: hand_over(memory.turn, at.warpgroup), lambda: memory.values.release(before),
+    )  # fmt: skip
+    return out, peak, total, p.astype(kernel.dtype)
+
+
+def _held(memory: Any, at: Any) -> Any:
+    """What a simulated product needs."""
+    return None if memory.scratch is None else memory.scratch.at[at.warpgroup]
