@@ -26,7 +26,8 @@ _IN_GROUPS = ("softmax_top_k", "top_k_softmax", "sigmoid", "sam")
 """Routers that can be limited to groups."""
 _ANNEALED = ("temperature", "last_temperature", "anneal_steps", "threshold")
 _ONLY = {
-    "scale": ("sigmoid", "softmax_top_k"), "bias_rate": ("sigmoid",), "projection": ("cosine",), "force": ("expert_choice",),
+    "scale": ("sigmoid", "softmax_top_k"), "bias_rate": ("sigmoid",), "projection": ("cosine",),
+    "force": ("expert_choice",),
     "sequence_loss": ("top_k_softmax", "softmax_top_k", "switch", "sigmoid", "k_top_1", "cosine", "dense_to_sparse"),
 } | dict.fromkeys(_ANNEALED, ("dense_to_sparse",))  # fmt: skip
 """Keys that only some routers use."""
