@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 from jaxtyping import Array, Float
 
 from jaxpar.attention.backends import merged
 from jaxpar.attention.row import ContextLayout, RowTokens
+from jaxpar.attention.sinks import with_sinks
 from jaxpar.mesh.collectives import gather_context, scatter_context
 from pallas_kernels.attention import Settings, name_results, output_products
+from pallas_kernels.attention.derivative import Results
 from pallas_kernels.attention.registry import Implementation
 from pallas_kernels.varying import vary_alike
 
@@ -24,6 +27,7 @@ def allgather(
     k: Float[Array, "batch part kv_heads width"],
     v: Float[Array, "batch part kv_heads width"],
     row: RowTokens,
+    sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch part heads width"]:
     """Gather keys and values over the context axis, then attend with this rank's queries.
 
@@ -34,32 +38,34 @@ def allgather(
     """
     del layout  # every rank sees all keys, in any order
     static = backend, replace(settings, results="inputs")  # the log-sum-exp is not needed: nothing is merged
-    return _attend(static, *vary_alike((q, k, v, row)))
+    function: Any = _attend  # which type checkers do not see through `custom_vjp` of a partial
+    out, lse = function(static, *vary_alike((q, k, v, row)))
+    return with_sinks(out, lse, sinks)
 
 
 type _Static = tuple[Implementation, Settings]
 
 
-def _forward(static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> tuple[jax.Array, tuple]:
+def _forward(static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> tuple[Results, tuple]:
     backend, settings = static
     tokens = row.seen(settings.mask, None, None)
     out, lse = merged(backend).forward(settings, q, gather_context(k), gather_context(v), tokens)
     out, lse = name_results(out.astype(q.dtype), lse)
-    return out, (q, k, v, row, out, lse)
+    return (out, lse), (q, k, v, row, out, lse)
 
 
-def _backward(static: _Static, kept: tuple, d_out: jax.Array) -> tuple:
+def _backward(static: _Static, kept: tuple, cotangents: Results) -> tuple:
     backend, settings = static
-    q, k, v, row, out, lse = kept
+    (q, k, v, row, out, lse), (d_out, d_lse) = kept, cotangents
     dq, dk, dv = merged(backend).backward(
         settings, q, gather_context(k), gather_context(v), row.seen(settings.mask, None, None),
-        lse, output_products(out, d_out, lse), d_out,
+        lse, output_products(out, d_out, lse, d_lse), d_out,
     )  # fmt: skip
     return dq.astype(q.dtype), scatter_context(dk.astype(k.dtype)), scatter_context(dv.astype(v.dtype)), None
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> jax.Array:
+def _attend(static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> Results:
     return _forward(static, q, k, v, row)[0]
 
 

@@ -8,20 +8,19 @@ from functools import partial
 import jax
 from jax import lax
 
+from jaxpar.attention.backends import attend_alone
 from jaxpar.attention.context import CONTEXT_STRATEGIES, ContextStrategy
 from jaxpar.attention.row import ContextLayout, RowTokens
 from pallas_kernels.attention import Settings
 from pallas_kernels.attention.registry import Implementation, implementation
 
 
-def attend(
-    backend: str, context_strategy: str, layout: ContextLayout
-) -> Callable[[Settings, jax.Array, jax.Array, jax.Array, RowTokens], jax.Array]:
+def attend(backend: str, context_strategy: str, layout: ContextLayout) -> Callable[..., jax.Array]:
     """Attention by names that were chosen (`Plan.attention.name`, `Plan.context_strategy.name`).
 
-    The function is called inside the step as `f(settings, q, k, v, row)` with this rank's heads and its context part of
-    the sequence, all [batch, part, heads, width], and returns the output like q. See
-    `jaxpar.attention.allgather.allgather`.
+    The function is called inside the step as `f(settings, q, k, v, row, sinks)` with this rank's heads and its context
+    part of the sequence, all [batch, part, heads, width], and returns the output like q; `sinks` [heads] may be left
+    out. See `jaxpar.attention.allgather.allgather`.
     """
     (strategy,) = (entry for entry in CONTEXT_STRATEGIES if entry.name == context_strategy)
     return partial(_attend, implementation(backend), strategy, layout)
@@ -36,7 +35,8 @@ def _attend(
     k: jax.Array,
     v: jax.Array,
     row: RowTokens,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     if lax.axis_size("context") == 1:
-        return backend.attend(settings, q, k, v, row.seen(settings.mask, None, None))
-    return strategy.attend(backend, settings, layout, q, k, v, row)
+        return attend_alone(backend, settings, q, k, v, row.seen(settings.mask, None, None), sinks)
+    return strategy.attend(backend, settings, layout, q, k, v, row, sinks)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import jax
+
 from jaxpar.attention.request import AttentionRequest
+from jaxpar.attention.sinks import with_sinks
 from jaxpar.config.errors import UserError
 from jaxpar.config.plan import Choice
 from jaxpar.config.spelling import did_you_mean, one_of
-from pallas_kernels.attention import Kernels, cudnn, cudnn_packed
+from pallas_kernels.attention import Kernels, Settings, Tokens, cudnn, cudnn_packed
 from pallas_kernels.attention.registry import Implementation, Unsupported, choose, clauses, names
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
@@ -19,6 +22,16 @@ def merged(backend: Implementation) -> Kernels:
     """The kernels of a backend that compute a part of a row, for a strategy that merges parts."""
     assert backend.kernels is not None, f"{backend.name} attends over whole rows alone"
     return backend.kernels
+
+
+def attend_alone(
+    backend: Implementation, settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: Tokens,
+    sinks: jax.Array | None,
+) -> jax.Array:  # fmt: skip
+    """Attention over all keys of the queries, which this device has."""
+    if sinks is None:
+        return backend.attend(settings, q, k, v, tokens)
+    return with_sinks(*merged(backend).attend(settings, q, k, v, tokens), sinks)
 
 
 def kernel_request(request: AttentionRequest) -> Request:
@@ -35,6 +48,7 @@ def kernel_request(request: AttentionRequest) -> Request:
         queries=request.sequence // request.context,
         keys=request.sequence,
         softcap=request.softcap,
+        lse=request.sinks,
         whole_rows=request.whole_rows,
         runs=True,
         compares=True,

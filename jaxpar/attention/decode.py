@@ -29,6 +29,7 @@ def tree_attention(
     kv_segments: Int[Array, "batch part"] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Float[Array, " heads"] | None = None,
     kv_block: int = 512,
     axes: Sequence[str] = ("context",),
 ) -> Float[Array, "batch heads value_width"]:
@@ -54,6 +55,7 @@ def tree_attention(
         kv_segments: Document of each key.
         scale: Factor of the scores; None means `1 / sqrt(width)`.
         softcap: Scores become `softcap * tanh(score / softcap)`.
+        sinks: A logit of each head that is in the denominator alone.
         kv_block: Keys held at a time; a block that no row sees is skipped.
         axes: Mesh axes that the keys are split over.
 
@@ -70,7 +72,12 @@ def tree_attention(
     out, lse = (x[:, 0] for x in attention_forward(settings, *inputs))
 
     peak = reduce_max(lse, axes)
+    if sinks is not None:
+        sinks = sinks.astype(jnp.float32)
+        peak = jnp.maximum(peak, sinks)
     weight = jnp.exp(lse - jnp.where(peak == -jnp.inf, 0.0, peak))[..., None]  # -inf - -inf would be NaN
     merged = reduce_sum(jnp.concatenate([out * weight, weight], -1), axes)
     numerator, denominator = merged[..., :-1], merged[..., -1:]
+    if sinks is not None:
+        denominator = denominator + jnp.exp(sinks - peak)[..., None]
     return (numerator / jnp.where(denominator == 0.0, 1.0, denominator)).astype(q.dtype)

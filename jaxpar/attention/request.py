@@ -37,6 +37,8 @@ class AttentionRequest:
     """Rows of a microbatch on a device."""
     attends_again: bool = False
     """Whether the backward of a layer recomputes attention's output."""
+    sinks: bool = False
+    """Whether heads have sinks, which need the log-sum-exp and its derivative."""
     ulysses: int = 1
     """Neighbouring context ranks that exchange sequence for heads under `usp`."""
     permutes: bool = True

@@ -20,8 +20,10 @@ from jaxtyping import Array, Float
 
 from jaxpar.attention.backends import merged
 from jaxpar.attention.row import ContextLayout, RowTokens
+from jaxpar.attention.sinks import with_sinks
 from jaxpar.mesh.collectives import shift_context
 from pallas_kernels.attention import Settings, Tokens, name_results, output_products
+from pallas_kernels.attention.derivative import Results
 from pallas_kernels.attention.registry import Implementation
 from pallas_kernels.masks import Mask
 from pallas_kernels.varying import vary_alike
@@ -40,6 +42,7 @@ def ring(
     k: Float[Array, "batch queries kv_heads width"],
     v: Float[Array, "batch queries kv_heads width"],
     row: RowTokens,
+    sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch queries heads width"]:
     """Attend over the keys of this rank and of those before it in the ring, as many as the mask can reach.
 
@@ -49,7 +52,9 @@ def ring(
     size, part = lax.axis_size("context") // layout.ulysses, q.shape[1]
     steps = ring_steps(settings.mask, layout.order, part, size)
     static = _Ring(backend, settings, layout.ulysses, size, steps, wraps=layout.order != "contiguous")
-    return _attend(static, *vary_alike((q, k, v, row)))
+    function: Any = _attend  # which type checkers do not see through `custom_vjp` of a partial
+    out, lse = function(static, *vary_alike((q, k, v, row)))
+    return with_sinks(out, lse, sinks)
 
 
 def ring_steps(mask: Mask, order: str, part: int, ranks: int) -> int:
@@ -145,7 +150,7 @@ def _unpacked(message: jax.Array, like: Pair) -> tuple[Pair, Pair]:
     return _parted(kv, like), _parted(gradients, like)
 
 
-def _forward(ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> tuple[jax.Array, tuple]:
+def _forward(ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> tuple[Results, tuple]:
     attend = lambda kv, step: merged(ring.backend).forward(ring.settings, q, *kv, ring.tokens(row, step))
     kv = ring.shift((k, v)) if ring.steps > 1 else None
     found = attend((k, v), 0)
@@ -159,12 +164,12 @@ def _forward(ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, row: RowToke
         kv, found = _each(step, (kv, found), range(1, ring.steps - 1))
         found = merge(found, attend(kv, ring.steps - 1))
     out, lse = name_results(found[0].astype(q.dtype), found[1])
-    return out, (q, k, v, row, out, lse)
+    return (out, lse), (q, k, v, row, out, lse)
 
 
-def _backward(ring: _Ring, kept: tuple, d_out: jax.Array) -> tuple:
-    q, k, v, row, out, lse = kept
-    inner = output_products(out, d_out, lse)
+def _backward(ring: _Ring, kept: tuple, cotangents: Results) -> tuple:
+    (q, k, v, row, out, lse), (d_out, d_lse) = kept, cotangents
+    inner = output_products(out, d_out, lse, d_lse)
 
     def differentiate(kv: Pair, step: jax.Array | int) -> tuple[jax.Array, Pair]:
         tokens = ring.tokens(row, step)
@@ -201,7 +206,7 @@ def _add[Tree](a: Tree, b: Tree) -> Tree:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> jax.Array:
+def _attend(ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> Results:
     return _forward(ring, q, k, v, row)[0]
 
 

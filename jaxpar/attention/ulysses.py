@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxpar.attention.backends import attend_alone
 from jaxpar.attention.ring import ring
 from jaxpar.attention.row import ContextLayout, RowTokens
 from jaxpar.mesh.collectives import exchange_heads, exchange_sequence
@@ -26,6 +27,7 @@ def usp(
     k: Float[Array, "batch part kv_heads width"],
     v: Float[Array, "batch part kv_heads width"],
     row: RowTokens,
+    sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch part heads width"]:
     """Exchange within groups of `layout.ulysses` ranks, ring between the groups; with one group this is Ulysses.
 
@@ -35,13 +37,16 @@ def usp(
     n / u ranks also sends what `jaxpar.attention.ring.ring` states, for the exchanged k and v.
     """
     ranks = layout.ulysses
+    if sinks is not None:
+        own = len(sinks) // ranks  # the heads that this rank gets for its queries'
+        sinks = lax.dynamic_slice_in_dim(sinks, lax.axis_index("context") % ranks * own, own)
     q, k, v = (exchange_heads(x, ranks) for x in (q, repeat_heads(k, ranks), repeat_heads(v, ranks)))
     if lax.axis_size("context") == ranks:
         # The rank's own heads of the whole row, whose tokens are in the order in which its ranks held them.
         everything = row._replace(indices=row.row_indices, segments=row.row_segments)
-        out = backend.attend(settings, q, k, v, everything.seen(settings.mask, None, None))
+        out = attend_alone(backend, settings, q, k, v, everything.seen(settings.mask, None, None), sinks)
     else:
-        out = ring(backend, settings, layout, q, k, v, row)
+        out = ring(backend, settings, layout, q, k, v, row, sinks)
     return exchange_sequence(out, ranks)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 FEED_FORWARDS: dict[str, str] = {
     "swiglu": "jaxpar.layers.feed_forward.gated:SwiGLU",
+    "clamped_swiglu": "jaxpar.layers.feed_forward.gated:ClampedSwiGLU",
     "geglu": "jaxpar.layers.feed_forward.gated:GeGLU",
     "gelu": "jaxpar.layers.feed_forward.plain:GELU",
     "relu2": "jaxpar.layers.feed_forward.plain:SquaredReLU",

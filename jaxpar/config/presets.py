@@ -34,6 +34,13 @@ _DEEPSEEK = ModelConfig(
 )  # fmt: skip
 _FIVE_TO_ONE = (*["local"] * 5, "global")
 
+_GPT_OSS = ModelConfig(
+    norm="rmsnorm", norm_epsilon=1e-5, position="rope", rope_base=150000.0, rope_scaling="yarn", rope_factor=32.0,
+    rope_original_length=4096, rope_truncate=False, attention_bias=True, attention_sinks=True, mlp_bias=True,
+    activation="clamped_swiglu", embed=2880, heads=64, kv_heads=8, head_dim=64, mlp=2880, vocab=201088,
+    kinds={"local": {"window": 128}, "global": {}}, pattern=Pattern(("local", "global")),
+)  # fmt: skip
+
 PRESETS: dict[str, ModelConfig] = {
     # Radford et al. 2019; trained without dropout, as its reproductions are
     "gpt2-124m": replace(
@@ -92,6 +99,10 @@ PRESETS: dict[str, ModelConfig] = {
         qk_norm="projection",
         experts=ExpertsConfig(count=64, per_token=8, router="softmax_top_k"),
     ),
+    # openai/gpt-oss-20b
+    "gpt-oss-20b": replace(_GPT_OSS, preset="gpt-oss-20b", layers=24, experts=ExpertsConfig(count=32, per_token=4)),
+    # openai/gpt-oss-120b
+    "gpt-oss-120b": replace(_GPT_OSS, preset="gpt-oss-120b", layers=36, experts=ExpertsConfig(count=128, per_token=4)),
     # mistralai/Mistral-7B-v0.1
     "mistral-7b": ModelConfig(
         preset="mistral-7b",

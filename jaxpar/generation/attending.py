@@ -32,7 +32,7 @@ class Attending(LatentAttend):
     cache: LayerCache | None = field(default=None, init=False)
 
     @abstractmethod
-    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext) -> jax.Array:
+    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, *sinks: jax.Array) -> jax.Array:
         """Attention's output; afterwards `cache` holds the keys and values too."""
 
 
@@ -44,9 +44,9 @@ class Prefilling(Attending):
     dtype: str
     """In which keys and values are kept."""
 
-    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext) -> jax.Array:
+    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, *sinks: jax.Array) -> jax.Array:
         self.cache = KeyValues(self._held(k), self._held(v))
-        return self.attend(q, k, v, tokens)
+        return self.attend(q, k, v, tokens, *sinks)
 
     def of_latents(self, heads: LatentHeads, tokens: TokenContext) -> Float[Array, "batch seq heads value_dim"]:
         """Over keys and values that are expanded; what they are expanded from is kept."""
@@ -68,11 +68,11 @@ class Decoding(Attending):
     def _indices(self) -> Int[Array, "batch own"]:
         return indices_at(own_places(self.capacity), self.capacity, self.lengths)
 
-    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext) -> jax.Array:
+    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, *sinks: jax.Array) -> jax.Array:
         assert isinstance(self.cache, KeyValues), "a cache of keys and values"
         cache = KeyValues(self._stored(self.cache.key, k), self._stored(self.cache.value, v))
         self.cache = cache
-        return self._over(q, cache.key, cache.value)
+        return self._over(q, cache.key, cache.value, *sinks)
 
     def of_latents(self, heads: LatentHeads, tokens: TokenContext) -> Float[Array, "one batch heads value_dim"]:
         """Over the cached vectors, which are never expanded: as for one key head that all query heads share."""
@@ -85,11 +85,13 @@ class Decoding(Attending):
     def _stored(self, places: jax.Array, new: Float[Array, "one batch kv_heads width"]) -> jax.Array:
         return store(places, new[0], self.capacity, self.lengths)
 
-    def _over(self, q: jax.Array, keys: jax.Array, values: jax.Array) -> Float[Array, "one batch heads value_width"]:
+    def _over(
+        self, q: jax.Array, keys: jax.Array, values: jax.Array, sinks: jax.Array | None = None
+    ) -> Float[Array, "one batch heads value_width"]:
         model = self.model
         out = tree_attention(
             q[0], keys.swapaxes(1, 2), values.swapaxes(1, 2),
             mask=Mask(causal=True, window=model.window), q_indices=self.lengths - 1, kv_indices=self._indices,
-            scale=attention_scale(model), softcap=model.attention_softcap,
+            scale=attention_scale(model), softcap=model.attention_softcap, sinks=sinks,
         )  # fmt: skip
         return vary(out)[None]

@@ -24,8 +24,9 @@ from jaxpar.layers.projections import Matrix, matrix_of, project_in, project_out
 from jaxpar.layers.rope import rotate
 from jaxpar.precision.matmul import GroupScaling
 
-type Attend = Callable[[jax.Array, jax.Array, jax.Array, TokenContext], jax.Array]
-"""Attention of this rank's queries over the whole sequence: (query, key, value, tokens) -> output like query."""
+type Attend = Callable[..., jax.Array]
+"""Attention of this rank's queries over the whole sequence: (query, key, value, tokens) -> output like query. A fifth
+argument, if heads have them, is their sinks."""
 
 type Multiply = Callable[[str, jax.Array], Any]
 """The layer's matmuls by the name of their group: (name, input) -> outputs."""
@@ -120,7 +121,8 @@ class Attention(nnx.Module):
         if not self.normed:
             q, k = self._named(q, "query"), self._named(k, "key")
         v = self._named(v, "value")
-        return attend(q, k, v, tokens)
+        sinks = (self._vector("sinks"),) if "sinks" in self.part.weights else ()
+        return attend(q, k, v, tokens, *sinks)
 
     def add_bias(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:
         """Add the output bias, after the partial sums of the tensor ranks are summed: once, not once per rank."""
@@ -169,6 +171,8 @@ def _weights(model: ModelConfig) -> Weights:
         weights |= {"key_bias": vector(key, KEY), "value_bias": vector(key, KEY)}
     if model.attention_bias is True:
         weights["output_bias"] = vector((embed,), ("norm",))
+    if model.attention_sinks:
+        weights["sinks"] = vector((model.heads,), ("heads",))
     neutral = NORMS[model.norm].neutral
     if model.qk_norm == "projection":
         weights |= {"query_norm": vector(query, QUERY, neutral), "key_norm": vector(key, KEY, neutral)}

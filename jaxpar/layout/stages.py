@@ -48,9 +48,11 @@ def _attend(config: Config, plan: Plan, model: ModelConfig, backend: str) -> Att
         neighbours=plan.context_order == "contiguous",
     )
 
-    def attention(q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext) -> jax.Array:
+    def attention(
+        q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, sinks: jax.Array | None = None
+    ) -> jax.Array:
         row = RowTokens(tokens.indices, tokens.segments, tokens.row_indices, tokens.row_segments)
-        return function(settings, q, k, v, row)
+        return function(settings, q, k, v, row, sinks)
 
     return attention
 

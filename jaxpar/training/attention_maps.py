@@ -115,13 +115,18 @@ class _KeepingAttention:
         self.kept: Float[Array, "batch heads query key"] | None = None
         """The weights of the last call."""
 
-    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext) -> jax.Array:
-        """(query [batch, seq, heads, width], key and value [batch, seq, kv_heads, width], tokens) -> output like q."""
+    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, *sinks: jax.Array) -> jax.Array:
+        """(query [batch, seq, heads, width], key and value [batch, seq, kv_heads, width], tokens, sinks [heads] if any)
+        -> output like q."""
         group = q.shape[2] // k.shape[2]
         k, v = (jnp.repeat(x, group, axis=2) for x in (k, v))
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32) * self._scale
         if self._softcap is not None:
             scores = self._softcap * jnp.tanh(scores / self._softcap)
         kept = allowed(self._mask, tokens.indices, tokens.indices, tokens.segments, tokens.segments)[:, None]
-        self.kept = jax.nn.softmax(jnp.where(kept, scores, -jnp.inf), axis=-1)
+        scores = jnp.where(kept, scores, -jnp.inf)
+        for logits in sinks:
+            last = jnp.broadcast_to(logits.astype(jnp.float32)[:, None, None], (*scores.shape[:3], 1))
+            scores = jnp.concatenate([scores, last], axis=-1)
+        self.kept = jax.nn.softmax(scores, axis=-1)[..., : k.shape[1]]
         return jnp.einsum("bhqk,bkhd->bqhd", self.kept.astype(v.dtype), v)

@@ -120,6 +120,56 @@ def test_output_and_gradients_equal_dense_attention(row: dict[str, Any]):
     assert max(errors.values()) <= TOLERANCE, errors
 
 
+SINKS = np.linspace(-1.0, 2.0, HEADS).astype(np.float32)
+STRATEGIES = {
+    "none": ("allgather", 1, "contiguous"), "allgather": ("allgather", 2, "contiguous"), "ring": ("ring", 4, "zigzag"),
+    "ulysses": ("ulysses", 4, "contiguous"), "usp": ("usp", 4, "striped"),
+}  # fmt: skip
+"""(strategy, ranks, order)."""
+
+
+def with_sinks(q: Any, k: Any, v: Any, sinks: Any, kept: np.ndarray) -> Any:
+    """Attention to one more key, with the logit of the sink and a value of 0."""
+    scores = jnp.einsum("bqhd,bshd->bhqs", q, k) * q.shape[-1] ** -0.5
+    last = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
+    scores = jnp.concatenate([jnp.where(kept[:, None], scores, -jnp.inf), last], axis=-1)
+    return jnp.einsum("bhqs,bshd->bqhd", jax.nn.softmax(scores)[..., :-1], v)
+
+
+@pytest.mark.matrix(quick=("usp",), ci=2)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_sinks_are_keys_without_values(name: str):
+    strategy, ranks, order = STRATEGIES[name]
+    segments = segments_of(32)
+    rng, mask = np.random.default_rng(1), Mask(window=9, segmented=True)
+    settings = Settings(mask, 8**-0.5, None, query_block=5, kv_block=6)
+    q, k, v, d_out = (rng.normal(size=(3, 32, HEADS, 8)).astype(np.float32) for _ in range(4))
+    layout = layout_of(strategy, ranks, order)
+    moved = sequence_order(order, 32, ranks // layout.ulysses)
+    mesh = jax.make_mesh(
+        (1, 1, 1, 1, ranks, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:ranks]
+    )
+    function = attend("xla", strategy, layout)
+
+    def local(q, k, v, d_out, indices, segments, sinks):
+        row = RowTokens(indices, segments, gather_context(indices), gather_context(segments))
+        out, pull = jax.vjp(lambda q, k, v, sinks: function(settings, q, k, v, row, sinks), q, k, v, sinks)
+        return out, *pull(d_out)
+
+    specs: Any = {"in_specs": (*(PART,) * 6, PartitionSpec()), "out_specs": (*(PART,) * 4, PartitionSpec())}
+    indices = np.tile(np.arange(32, dtype=np.int32), (3, 1))
+    placed = [array[:, moved] for array in (q, k, v, d_out, indices, segments)]
+    found = jax.jit(jax.shard_map(local, mesh=mesh, **specs))(*placed, SINKS)
+    kept = pairs(mask, Tokens.whole_rows(segments))
+    with jax.enable_x64(True):
+        doubles: Any = [jnp.asarray(x, jnp.float64) for x in (q, k, v, SINKS)]
+        dense: Any = jax.vjp(lambda q, k, v, sinks: with_sinks(q, k, v, sinks, kept), *doubles)
+        out, gradients = dense[0], dense[1](jnp.asarray(d_out, jnp.float64))
+        wanted = [np.asarray(x) for x in (out, *gradients)]
+    for one, other in zip(found, (*(x[:, moved] for x in wanted[:4]), wanted[4]), strict=True):
+        assert np.abs(one - other).max() <= TOLERANCE * np.abs(other).max()
+
+
 LONGER = segments_of(128)
 ANY = {"ranks": 4, "kv_heads": 2, "width": 8, "softcap": None, "mask": Mask(segmented=True)}
 

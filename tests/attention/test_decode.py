@@ -70,6 +70,35 @@ def inputs_of(case: Case) -> dict[str, np.ndarray]:
     }
 
 
+def test_a_sink_is_in_the_denominator_alone() -> None:
+    case = CASES["4-ranks-mqa"]
+    inputs = inputs_of(case)
+    keys = {
+        "k": PartitionSpec(None, "context"),
+        "v": PartitionSpec(None, "context"),
+        "kv_indices": PartitionSpec(None, "context"),
+    }
+    names = ("q", "k", "v", "q_indices", "kv_indices")
+    sinks = np.array([-1.0, 0.5, 3.0, 200.0], np.float32)
+    mesh = jax.make_mesh((1, 1, 1, 1, 4, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:4])
+    found = jax.jit(
+        jax.shard_map(
+            lambda q, k, v, q_indices, kv_indices: tree_attention(
+                q, k, v, mask=case.mask, q_indices=q_indices, kv_indices=kv_indices, sinks=jnp.asarray(sinks)
+            ),
+            mesh=mesh, in_specs=tuple(keys.get(name, PartitionSpec()) for name in names), out_specs=PartitionSpec(),
+        )
+    )(*(inputs[name] for name in names))  # fmt: skip
+    q, k, v = (inputs[name].astype(np.float64) for name in ("q", "k", "v"))
+    terms = np.exp(np.einsum("bhd,bsd->bhs", q, k[:, :, 0]) * 8**-0.5)
+    terms *= (inputs["kv_indices"] <= inputs["q_indices"][:, None])[:, None]
+    wanted = (
+        np.einsum("bhs,bsd->bhd", terms, v[:, :, 0]) / (terms.sum(-1) + np.exp(sinks.astype(np.float64)))[..., None]
+    )
+    assert error(found, wanted) <= TOLERANCE
+    assert not np.asarray(found)[4].any()
+
+
 def mapped(case: Case) -> Any:
     shape = tuple(case.sizes.get(axis, 1) for axis in AXES)
     devices = jax.devices()[: int(np.prod(shape))]

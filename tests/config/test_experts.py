@@ -60,7 +60,9 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     ),
     "an unused scale": (["model.experts={count: 8, scale: 2.0}"], ("model.experts.scale", "2.0", "sigmoid")),
     "a negative loss": (["model.experts={count: 8, balance_loss: -1.0}"], ("model.experts.balance_loss", "0", "-1.0")),
-    "biases": ([GOOD, "model.mlp_bias=true"], ("model.experts", "model.mlp_bias", "false")),
+    "biases of shared experts": (
+        ["model.experts={count: 8, shared: 1}", "model.mlp_bias=true"], ("model.experts.shared", "1", "model.mlp_bias")
+    ),
     "ranks": ([GOOD, "parallel.expert=3"], ("model.experts.count", "8", "parallel.expert (3)")),
     "tensor ranks": (
         ["model.experts={count: 8, width: 6}", "parallel.tensor=4"], ("model.experts.width", "6", "parallel.tensor (4)")

@@ -16,7 +16,7 @@ from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.layout.step_layout import shardings
 from jaxpar.training.residency.given_weights import begun_from
 from tests.generation.gpu_decode import EMBED
-from tests.goldens.loading import FOLDER, NAMES, options_of
+from tests.goldens.loading import FOLDER, NAMES, section_of
 from tests.gpu_compile import in_child
 from tests.model.test_goldens import logits
 from tests.reference.decoder64 import plain_batch
@@ -36,9 +36,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 def model_of(name: str) -> tuple[HFFolder, dict[str, Any]]:
     source = HFFolder(FOLDER / name)
-    model = options_of(source.model) | {"vocab_multiple": 16, "pattern": source.model.pattern}
-    model |= {"experts": source.model.experts, "latent_attention": source.model.latent_attention}
-    return source, {"kv_heads": None} | model
+    return source, section_of(source.model)
 
 
 def weights_on(run: SmallRun, source: HFFolder) -> Any:

@@ -230,6 +230,9 @@ def write_mxfp4() -> Path:
     load = transformers.AutoModelForCausalLM.from_pretrained
     read = load(folder, dtype=torch.bfloat16, quantization_config=transformers.Mxfp4Config(dequantize=True))
     read.save_pretrained(plain)
+    # transformers leaves them under the names of the codes.
+    saved = {name.removesuffix("_blocks"): leaf for name, leaf in load_file(plain / "model.safetensors").items()}
+    save_file(saved, plain / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 

@@ -16,6 +16,9 @@ from tests.reference.tree import Tree, unflatten
 
 FOLDER = Path(__file__).parent
 NAMES = tuple(sorted(path.parent.name for path in FOLDER.glob("*/config.json")))
+ROUTED = tuple(name for name in NAMES if "num_experts_per_tok" in (FOLDER / name / "config.json").read_text())
+"""Those with experts."""
+DENSE = tuple(name for name in NAMES if name not in ROUTED)
 
 
 def nested(leaves: Mapping[str, np.ndarray]) -> Tree:
@@ -48,6 +51,12 @@ def options_of(model: ModelConfig) -> dict[str, Any]:
     plain, usual = asdict(model), asdict(ModelConfig())
     options = {key: value for key, value in plain.items() if value != usual[key] or key in ("layers", "heads")}
     return options | {key: plain[key] for key in ("embed", "mlp", "rope_base")}
+
+
+def section_of(model: ModelConfig) -> dict[str, Any]:
+    """`options_of` as keys of a `ModelConfig`, whose mappings are dataclasses."""
+    mappings = {name: getattr(model, name) for name in ("pattern", "experts", "latent_attention")}
+    return {"kv_heads": None, "vocab_multiple": 16} | options_of(model) | mappings
 
 
 def load(name: str, vocab_multiple: int = 1) -> tuple[Tree, dict[str, Any], np.ndarray, np.ndarray]:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from jaxpar.convert import main
-from tests.goldens.loading import FOLDER, NAMES
+from tests.goldens.loading import DENSE, FOLDER
 from tests.interop.test_adapter import LORA, TARGETS, save_factors
 
 if __name__ == "__main__":
-    for name in NAMES:
+    for name in DENSE:
         folder = Path(sys.argv[1]) / name
         folder.mkdir(parents=True)
         save_factors(FOLDER / name, folder / "run", replace(LORA, targets=TARGETS.get(name)))

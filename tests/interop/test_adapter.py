@@ -26,7 +26,7 @@ from jaxpar.mesh.parameters import map_specs, select
 from jaxpar.model.decoder import decoder_specs
 from jaxpar.observe.writers.jsonl import JsonLines
 from jaxpar.training.residency.given_weights import begun_from
-from tests.goldens.loading import FOLDER, NAMES, tokens_and_logits
+from tests.goldens.loading import DENSE, FOLDER, tokens_and_logits
 from tests.interop.folders import copy_of, rewrite, tensors
 from tests.model.test_goldens import logits
 from tests.reference.decoder64 import plain_batch
@@ -75,7 +75,7 @@ TARGETS = {"gpt2": ("query", "value", "output"), "gemma2": ("key", "down")}
 
 
 @pytest.mark.matrix(quick=("gpt2", "gemma2", "phi3"), ci=3)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DENSE)
 def test_an_adapter_in_pefts_format_makes_the_merged_tensors(name: str, tmp_path: Path):
     """As PEFT does: W + alpha / rank * B A, with the patterns of both, in a Conv1D transposed."""
     save_factors(FOLDER / name, tmp_path / "run", replace(LORA, targets=TARGETS.get(name)))
@@ -110,7 +110,7 @@ def test_an_adapter_in_pefts_format_makes_the_merged_tensors(name: str, tmp_path
 
 
 @pytest.mark.matrix(quick=(), ci=2)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DENSE)
 def test_merged_weights_and_peft_have_the_logits_of_the_factors(name: str, tmp_path: Path):
     tokens, _ = tokens_and_logits(name)
     lora = replace(LORA, targets=TARGETS.get(name))

@@ -57,6 +57,20 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 16, "output_router_logits": False, "rms_norm_eps": 1e-05, "rope_scaling": None,
         "rope_theta": 10000.0, "router_aux_loss_coef": 0.01, "tie_word_embeddings": False, "vocab_size": 50304,
     },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "attention_bias": True,
+        "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880,
+        "initial_context_length": 4096, "intermediate_size": 2880,
+        "layer_types": ["sliding_attention", "full_attention"] * 12, "num_attention_heads": 64,
+        "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32,
+        "output_router_logits": False, "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": []},
+        "rms_norm_eps": 1e-05, "rope_scaling": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+            "rope_type": "yarn", "truncate": False,
+        },
+        "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
+        "tie_word_embeddings": False, "vocab_size": 201088,
+    },
     "mistral-7b": {
         "model_type": "mistral", "architectures": ["MistralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096,
         "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
@@ -221,6 +235,10 @@ REFUSED = {
         "mixtral", {"num_experts_per_tok": 9}, ("num_experts_per_tok", "9", "at most 6")
     ),
     "a number of experts that is none": ("mixtral", {"num_local_experts": 0}, ("num_local_experts", "0", "at least 1")),
+    "quantization of another kind": (
+        "gpt_oss", {"quantization_config": {"quant_method": "gptq"}}, ("quant_method", "gptq", "mxfp4")
+    ),
+    "another activation": ("gpt_oss", {"swiglu_limit": 10.0}, ("swiglu_limit", "10.0", "7.0")),
     "a key that nobody knows": ("qwen3", {"quantization_config": {"bits": 4}}, ("quantization_config", "qwen3")),
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.training.residency.given_weights import begun_from
 from jaxpar.training.step.train_step import TrainStep
-from tests.goldens.loading import FOLDER, NAMES, options_of, tokens_and_logits
+from tests.goldens.loading import FOLDER, NAMES, section_of, tokens_and_logits
 from tests.reference.decoder64 import plain_batch
 from tests.small_run import SmallRun, small
 
@@ -58,10 +58,8 @@ def compare(name: str, parallel: dict[str, Any]) -> None:
     """Read a golden's folder into a layout, and compare the logits there with those of transformers."""
     tokens, wanted = tokens_and_logits(name)
     source = HFFolder(FOLDER / name)
-    model = options_of(source.model) | {"vocab_multiple": 16, "pattern": source.model.pattern}
-    model |= {"experts": source.model.experts, "latent_attention": source.model.latent_attention}
     data = {"batch_size": tokens.shape[0], "sequence_length": tokens.shape[1]}
-    run = SmallRun(small(model={"kv_heads": None} | model, parallel=parallel, data=data))
+    run = SmallRun(small(model=section_of(source.model), parallel=parallel, data=data))
     residency = run.step.residency
     weights = begun_from(source, residency.initial_state(), residency).master
     found = np.asarray(logits(run.step)(weights, run.place(plain_batch(tokens))))

@@ -148,18 +148,25 @@ def attention(
         query, key = rotate(query, batch["positions"], options), rotate(key, batch["positions"], options)
     group = options["heads"] // options["kv_heads"]  # consecutive query heads share a key/value head
     key, value = jnp.repeat(key, group, axis=2), jnp.repeat(value, group, axis=2)
-    out = jnp.einsum("bhqk,bkhd,hde->bqe", probabilities_of(query, key, options, batch), value, weights["output"])
+    probabilities = probabilities_of(query, key, options, batch, weights.get("sinks"))
+    out = jnp.einsum("bhqk,bkhd,hde->bqe", probabilities, value, weights["output"])
     return out + weights["output_bias"] if options["attention_bias"] is True else out
 
 
-def probabilities_of(query: Array, key: Array, options: Options, batch: Mapping[str, Array]) -> Array:
+def probabilities_of(
+    query: Array, key: Array, options: Options, batch: Mapping[str, Array], sinks: Array | None = None
+) -> Array:
     """The weight of each key for each query, [batch, heads, queries, keys]."""
     scale = options["attention_scale"]
     if scale is None:
         scale = 1 / math.sqrt(query.shape[-1])
     scores = softcap(jnp.einsum("bqhd,bkhd->bhqk", query, key) * scale, options["attention_softcap"])
     allowed = visible(batch["indices"], batch["segments"], options["window"])
-    return jax.nn.softmax(jnp.where(allowed[:, None], scores, -jnp.inf), axis=-1)
+    scores = jnp.where(allowed[:, None], scores, -jnp.inf)
+    if sinks is not None:  # one more key, whose value is 0 (gpt-oss)
+        last = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
+        scores = jnp.concatenate([scores, last], axis=-1)
+    return jax.nn.softmax(scores, axis=-1)[..., : key.shape[1]]
 
 
 def latent_attention(
@@ -193,9 +200,8 @@ def feed_forward(
         return hidden + weights[name + "_bias"] if options["mlp_bias"] else hidden
 
     up = project("up")
-    if options["activation"] == "swiglu":
-        gate = project("gate")
-        hidden = gate * jax.nn.sigmoid(gate) * up
+    if options["activation"] in ("swiglu", "clamped_swiglu"):
+        hidden = gated(project("gate"), up, options)
     elif options["activation"] == "geglu":
         hidden = gelu(project("gate")) * up
     elif options["activation"] == "gelu":
@@ -204,6 +210,14 @@ def feed_forward(
         hidden = jnp.maximum(up, 0.0) ** 2
     out = hidden @ weights["down"]
     return out + weights["down_bias"] if options["mlp_bias"] else out
+
+
+def gated(gate: Array, up: Array, options: Options) -> Array:
+    """SwiGLU, or that of gpt-oss's published code: both cut off at 7, a sigmoid of 1.702 times the gate, up plus 1."""
+    if options["activation"] == "swiglu":
+        return gate * jax.nn.sigmoid(gate) * up
+    gate, up = jnp.where(gate > 7, 7.0, gate), jnp.where(jnp.abs(up) > 7, 7 * jnp.sign(up), up)
+    return (up + 1) * gate / (1 + jnp.exp(-1.702 * gate))
 
 
 def gelu(x: Float64[Array, "*dims"]) -> Float64[Array, "*dims"]:

@@ -101,10 +101,13 @@ def experts(x: Array, own: Tree, options: Options, batch: Mapping[str, Array]) -
     flat, counts = x.reshape(-1, x.shape[-1]), (batch["segments"].ravel() > 0).astype(x.dtype)
     chosen: Mapping[str, Any] = dict(options["experts"]) | {"counts": counts}
     logits = flat @ own["router"] if "projection" not in own and "router" in own else _cosines(flat, own, chosen)
+    bias = lambda name: own.get(f"{name}_bias", 0.0)
+    logits = logits + bias("router")
     weights, statistics = route(logits, batch["tokens"].ravel(), own.get("bias"), chosen)
     silu = lambda a: a / (1 + jnp.exp(-a))
-    hidden = silu(jnp.einsum("te,nef->tnf", flat, own["gate"])) * jnp.einsum("te,nef->tnf", flat, own["up"])
-    y = jnp.einsum("tn,tnf,nfe->te", weights * counts[:, None], hidden, own["down"])
+    gate, up = (jnp.einsum("te,nef->tnf", flat, own[name]) + bias(name) for name in ("gate", "up"))
+    down = jnp.einsum("tnf,nfe->tne", decoder64.gated(gate, up, options), own["down"]) + bias("down")
+    y = jnp.einsum("tn,tne->te", weights * counts[:, None], down)
     if chosen["shared"]:
         y += (silu(flat @ own["shared_gate"]) * (flat @ own["shared_up"])) @ own["shared_down"]
     total = chosen["balance_loss"] * counts.sum() * balance(weights, statistics, counts, chosen)

@@ -93,8 +93,8 @@ def _check(key: str, model: ModelConfig, experts: ExpertsConfig) -> None:
     if router == "hash" and experts.z_loss:
         raise UserError(f"{key}.z_loss: {experts.z_loss} would not be used, because the router hash has no logits")
     _check_groups(key, experts)
-    if model.mlp_bias:
-        raise UserError(f"{key}: experts have no biases yet, and model.mlp_bias is true; expected false")
+    if model.mlp_bias and experts.shared:
+        raise UserError(f"{key}.shared: {experts.shared}, and they have no biases (model.mlp_bias: true); expected 0")
 
 
 def _check_groups(key: str, experts: ExpertsConfig) -> None:

@@ -60,6 +60,7 @@ def _check_alone(kind: str, model: ModelConfig) -> None:
     for name, why in (
         ("qk_norm", "its latent vectors have norms instead"),
         ("attention_bias", "its projections have no biases"),
+        ("attention_sinks", "its heads have no sinks"),
     ):
         if value := getattr(model, name):
             shown = str(value).lower()

@@ -99,8 +99,11 @@ class ModelConfig:
     attention times the square of what `rope_mscale_all_dim` makes of `rope_factor` (`yarn`)."""
     latent_attention: LatentAttentionConfig | None = None
     """Multi-head latent attention in place of `kv_heads` and `head_dim` (`docs/models.md`)."""
+    attention_sinks: bool = False
+    """A learned logit of each query head in the denominator of its softmax, so that a head may attend to nothing
+    (gpt-oss)."""
     mlp_bias: bool = False
-    """Biases on the projections of the feed-forward layer."""
+    """Biases on the projections of the feed-forward layer; with experts, on those of each and on the router's."""
     activation: Annotated[str, FEED_FORWARDS] = "swiglu"
     """The feed-forward, by its non-linearity; those that gate it, such as `swiglu`, have a third projection."""
     low_rank: dict[str, int] = field(default_factory=dict, hash=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxpar.interop.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from jaxpar.interop.families.gemma import GEMMA2, GEMMA3
 from jaxpar.interop.families.gpt2 import GPT2
+from jaxpar.interop.families.gpt_oss import GPT_OSS
 from jaxpar.interop.families.llama import LLAMA
 from jaxpar.interop.families.mistral import MISTRAL
 from jaxpar.interop.families.mixtral import MIXTRAL
@@ -18,7 +19,7 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, OLMO2, OLMOE, SMOLLM3, PHI3, GPT2,
-        DEEPSEEK_V2, DEEPSEEK_V3,
+        DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS,
     )
 }  # fmt: skip
 """By name. A model of ours that several can hold is written as the first of them."""

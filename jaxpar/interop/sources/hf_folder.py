@@ -17,13 +17,14 @@ from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.keys import Given
 from jaxpar.interop.sources.float8_blocks import Float8Files
+from jaxpar.interop.sources.mxfp4 import Mxfp4Files
 from jaxpar.interop.sources.source import Origin
 from jaxpar.interop.sources.tensor_files import Stored, TensorFiles
 
 CONFIG = "config.json"
 MOST_FURTHER = 100
 """Layers for further tokens that are expected at most."""
-_FILES: dict[str | None, type[TensorFiles]] = {None: TensorFiles, "fp8": Float8Files}
+_FILES: dict[str | None, type[TensorFiles]] = {None: TensorFiles, "fp8": Float8Files, "mxfp4": Mxfp4Files}
 """By how tensors are quantized."""
 
 

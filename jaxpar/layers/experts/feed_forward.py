@@ -18,10 +18,11 @@ from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.activations import Activation, Dims, name_activation
-from jaxpar.layers.declaration.part import Elementwise, Matmuls, Operation, Part, Traffic, Weights, matrix
+from jaxpar.layers.declaration.part import Elementwise, Matmuls, Operation, Part, Traffic, Weights, matrix, vector
 from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.layers.dropout import draws
 from jaxpar.layers.experts.assignment import within_capacity
+from jaxpar.layers.experts.biases import expert_of_row, rows_of_experts
 from jaxpar.layers.experts.exchange import EXCHANGES, exchanged, rounds_of
 from jaxpar.layers.experts.losses import sequence_loss, share, z_loss
 from jaxpar.layers.experts.reports import DROPPED, ENTROPY, LOAD, OVERFLOWS, RANK_LOAD, REPORTS, TOKENS
@@ -112,9 +113,14 @@ def _weights(model: ModelConfig, experts: ExpertsConfig, inward: tuple[str, ...]
         found["noise"] = ParamSpec((embed, count), ("embed", "router"), init="zeros", decay=True)
     if kind.bias:
         found["bias"] = ParamSpec((count,), ("router",), init="zeros", balance_rate=experts.bias_rate)
+    if model.mlp_bias and kind.learned and not kind.cosine:
+        found["router_bias"] = vector((count,), ("router",))
     for name in inward:
         found[name] = matrix((count, embed, width), ("experts", "embed", "mlp"), scale=model.init_scale)
     found["down"] = matrix((count, width, embed), ("experts", "mlp", "embed"), scale=back)
+    if model.mlp_bias:
+        found |= {f"{name}_bias": vector((count, width), ("experts", "mlp")) for name in inward}
+        found["down_bias"] = vector((count, embed), ("experts", "norm"))
     if experts.shared:
         wide = (embed, experts.shared * width)
         found |= {f"shared_{name}": matrix(wide, ("embed", "mlp"), scale=model.init_scale) for name in inward}
@@ -159,7 +165,10 @@ class Experts(nnx.Module):
     def _logits(self, x: Float[Array, "tokens embed"], name: str) -> Float[Array, "tokens experts"]:
         """In float32: a rounded logit would choose another expert."""
         x, w = x.astype(jnp.float32), self._weight(name).astype(jnp.float32)
-        return self._named(jnp.matmul(x, w, precision="highest"), f"{name}_logits")
+        logits = jnp.matmul(x, w, precision="highest")
+        if f"{name}_bias" in self.part.weights:
+            logits = logits + self._weight(f"{name}_bias").astype(jnp.float32)
+        return self._named(logits, f"{name}_logits")
 
     def _router_logits(self, x: Float[Array, "tokens embed"]) -> Float[Array, "tokens experts"]:
         """The logits; of a router that learns nothing, a scalar."""
@@ -254,7 +263,8 @@ class Experts(nnx.Module):
         exchange = EXCHANGES[name](self.experts.count, len(x) * self.experts.per_token, self.layout.capacity)
         assignments = exchange.assign(routing.indices, counts)
         rounds = reduce_max(rounds_of(assignments, exchange.room), TOKEN_AXES)
-        weights = {name: self._weight(name) for name in ("up", "gate", "down") if name in self.part.weights}
+        names = ("up", "gate", "down", "up_bias", "gate_bias", "down_bias")
+        weights = {name: self._weight(name) for name in names if name in self.part.weights}
         x, gates = vary_alike((x, routing.weights))  # those of a hash are constants
         y, handled = exchanged(exchange, self._products, weights, x, gates, assignments, rounds)
         # After an all-gather, each tensor rank handles the rows of all of them.
@@ -262,14 +272,24 @@ class Experts(nnx.Module):
 
     def _products(self, w: Arrays, rows: jax.Array, gates: jax.Array, sizes: jax.Array) -> jax.Array:
         """The experts of this rank for the rows of each, times the routers' weights."""
-        rows = self._named(rows, "expert_input")
+        rows, biases = self._named(rows, "expert_input"), {name for name in w if name.endswith("_bias")}
+        inward = [name for name in w if name not in biases and name != "down"]
         even = 1 / min(self.layout.capacity, lax.axis_size("expert"))  # the share of the room that is used
         options = {"implementation": self.layout.products.name, "expected": round(len(rows) * even)}
         product = partial(grouped_matmul, group_sizes=sizes, **options)
-        hidden = self._activated("expert", {name: product(rows, w[name]) for name in w if name != "down"})
+        made = {name: product(rows, w[name]) for name in inward}
+        of_row = expert_of_row(sizes, len(rows)) if biases else None
+        if of_row is not None:
+            made = {name: one + rows_of_experts(of_row, w[f"{name}_bias"]) for name, one in made.items()}
+        hidden = self._activated("expert", made)
         # The weight is a factor of the hidden activation, so that no backward needs the output of `down`.
         weighted = (hidden.astype(jnp.float32) * gates[:, None]).astype(rows.dtype)
-        return product(weighted, w["down"])
+        y = product(weighted, w["down"])
+        if of_row is None:
+            return y
+        # The sums of tensor ranks are partial, so one of them adds the bias.
+        of_one = jnp.where(lax.axis_index("tensor") == 0, of_row * gates[:, None], 0)
+        return y + rows_of_experts(of_one, w["down_bias"])
 
     def _shared(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:
         joined = gather_sequence(x)
@@ -285,7 +305,7 @@ class Experts(nnx.Module):
         if "gate" not in named:
             return self._named(non_linear(named["up"]), f"{of}_hidden")
         activated = self._named(non_linear(named["gate"]), f"{of}_activated")
-        return self._named(activated * named["up"], f"{of}_hidden")
+        return self._named(activated * feed_forward.factor(named["up"]), f"{of}_hidden")
 
     def _weight(self, name: str) -> jax.Array:
         return getattr(self, name)[...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxpar.config.schema import ModelConfig
@@ -12,9 +13,12 @@ from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Part, Traffic
 from jaxpar.layers.feed_forward.base import HIDDEN, OUT, FeedForward, hidden_weights
 
+ALPHA, LIMIT = 1.702, 7.0
+"""Of `ClampedSwiGLU`."""
+
 
 class Gated(FeedForward):
-    """`non_linear` of the gate, times up."""
+    """`non_linear` of the gate, times `factor` of up."""
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:
@@ -43,12 +47,18 @@ class Gated(FeedForward):
     def non_linear(gate: jax.Array) -> jax.Array:
         """f."""
 
+    @staticmethod
+    def factor(up: jax.Array) -> jax.Array:
+        """What f(gate) is multiplied by."""
+        return up
+
     def activate(self, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
-        """f(gate) * up, with their biases."""
+        """f(gate) * factor(up), with their biases."""
         up, gate = hidden
         up = self.named(self.biased(up, "up"), "mlp_up")
         gate = self.named(self.biased(gate, "gate"), "mlp_gate")
-        return self.named(self.named(self.non_linear(gate), "mlp_activated") * up, "mlp_hidden")
+        activated = self.named(self.non_linear(gate), "mlp_activated")
+        return self.named(activated * self.factor(up), "mlp_hidden")
 
 
 class SwiGLU(Gated):
@@ -58,6 +68,21 @@ class SwiGLU(Gated):
     def non_linear(gate: jax.Array) -> jax.Array:
         """SiLU."""
         return jax.nn.silu(gate)
+
+
+class ClampedSwiGLU(Gated):
+    """gpt-oss: gate and up are cut off at `LIMIT`, and 1 is added to up."""
+
+    @staticmethod
+    def non_linear(gate: jax.Array) -> jax.Array:
+        """`gate * sigmoid(1.702 gate)`, which resembles GELU."""
+        gate = jnp.minimum(gate, LIMIT)
+        return gate * jax.nn.sigmoid(ALPHA * gate)
+
+    @staticmethod
+    def factor(up: jax.Array) -> jax.Array:
+        """`up + 1`."""
+        return jnp.clip(up, -LIMIT, LIMIT) + 1
 
 
 class GeGLU(Gated):

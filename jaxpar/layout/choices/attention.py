@@ -170,6 +170,7 @@ def attention_request(
         window=model.window,
         softcap=model.attention_softcap,
         prefix=False,
+        sinks=model.attention_sinks,
         sequence=config.data.sequence_length,
         context=context,
         rows=config.data.batch_size // (AxisSizes(**axis_sizes(parallel)).data * parallel.microbatches),

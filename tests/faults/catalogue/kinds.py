@@ -36,8 +36,8 @@ KINDS = (
         name="local_layers_turn_like_global_ones",
         description="The rotary tables of every kind have the base of the whole model.",
         file="jaxpar/model/decoder.py",
-        old="frequencies(kind_model(self.model, kind), head_dim(self.model))",
-        new="frequencies(self.model, head_dim(self.model))",
+        old="frequencies(models[kind], rotary_dim(models[kind]))",
+        new="frequencies(self.model, rotary_dim(self.model))",
         caught_by=(GOLDEN,),
     ),
     Fault(

@@ -47,6 +47,8 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "expert_choice": {"per_token": 2, "force": True},
 }
 """`model.experts` by router; 8 experts each."""
+OTHERS = {"gpt_oss": {"router": "top_k_softmax", "per_token": 2, "balance_loss": 0.1}}
+"""Models whose layers have more that is particular."""
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "router": tuple(ROUTERS),
@@ -86,15 +88,28 @@ def _fits(row: dict[str, Any]) -> bool:
     return pipe * int(np.prod(sizes)) <= DEVICES and parts <= 8
 
 
-ROWS = covering_rows(FACTORS, _fits, seed=5)
+GPT_OSS = {
+    "activation": "clamped_swiglu", "attention_sinks": True, "attention_bias": True, "mlp_bias": True,
+    "kinds": {"local": {"window": 9}, "global": {}}, "pattern": Pattern(unit=("local", "global")),
+}  # fmt: skip
+"""Sinks, biases and windows; of tensor ranks, one adds an expert's bias, and each has the sinks of its heads."""
+_PLAIN: dict[str, Any] = {name: values[0] for name, values in FACTORS.items()} | {"router": "gpt_oss"}
+ROWS = [
+    *covering_rows(FACTORS, _fits, seed=5),
+    _PLAIN | {"expert": 2, "tensor": 2, "context": 2},
+    _PLAIN
+    | {"pipe": "1f1b", "tensor": 2, "fsdp": 2, "exchange": "all_gather", "microbatches": 4, "zero": 3, "remat": "full"},
+]
 
 
 def config_of(row: dict[str, Any]) -> Any:
-    own = {"count": 8, "router": row["router"], "shared": row["shared"], "width": WIDTH} | ROUTERS[row["router"]]
+    kind = (ROUTERS | OTHERS)[row["router"]]
+    own = {"count": 8, "router": row["router"], "shared": row["shared"], "width": WIDTH} | kind
     axes = {axis: row[axis] for axis in ("expert", "fsdp", "tensor", "context", "replica", "zero", "microbatches")}
     exchange = {"expert_exchange": row["exchange"], "expert_capacity": row["capacity"]}
     layers = 4 if row["pipe"] == "breadth-first" else 2
     model = {"layers": layers, "experts": ExpertsConfig(**own)} | (KINDS if row["kinds"] else {})
+    model |= GPT_OSS if row["router"] == "gpt_oss" else {}
     return small(model=model, parallel=axes | exchange | PIPES[row["pipe"]], memory={"remat": row["remat"]})
 
 
@@ -131,10 +146,13 @@ SPLIT = {"expert": 2, "tensor": 2, "context": 2, "expert_exchange": "all_to_all"
 
 
 @pytest.mark.matrix(ci=1)
-@pytest.mark.parametrize("router", [name for name in ROUTERS if name not in UNLIKE_FLOAT64])
+@pytest.mark.parametrize("router", [*(name for name in ROUTERS if name not in UNLIKE_FLOAT64), *OTHERS])
 def test_loss_and_gradients_equal_float64(router: str):
-    own: dict[str, Any] = {"count": 8, "router": router, "shared": 1, "width": WIDTH} | ROUTERS[router]
-    run = SmallRun(small(model={"layers": 2, "experts": ExpertsConfig(**own)}, parallel=SPLIT))
+    more = GPT_OSS | {"kinds": {}, "pattern": None, "window": 9} if router == "gpt_oss" else {}
+    own: dict[str, Any] = {"count": 8, "router": router, "shared": 0 if more else 1, "width": WIDTH} | (
+        ROUTERS | OTHERS
+    )[router]
+    run = SmallRun(small(model={"layers": 2, "experts": ExpertsConfig(**own)} | more, parallel=SPLIT))
     weights = moved_weights(run.by_layer(run.step.residency.initial_state().master))
     rows = into_documents(run.rows(0), seed=7)
     loss, gradients = run.step.gradients(state_with(run.step, run.by_row(weights)), run.place(rows))

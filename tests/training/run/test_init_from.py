@@ -25,7 +25,7 @@ from jaxpar.memory.disk_array import in_memory
 from jaxpar.observe.report.run_record import read_runs
 from jaxpar.observe.writers.event_log import EventLog
 from jaxpar.training.residency.given_weights import begun_from
-from tests.goldens.loading import FOLDER, nested, options_of
+from tests.goldens.loading import FOLDER, nested, section_of
 from tests.interop.folders import copy_of
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
@@ -35,8 +35,7 @@ from tests.training.runs import fit, folder_of, losses, make_trainer, run_config
 
 def model_of(folder: Path, **changed: Any) -> dict[str, Any]:
     """The model section for the weights of a folder."""
-    model = HFFolder(folder).model
-    return {"kv_heads": None, "vocab_multiple": 16} | options_of(model) | {"pattern": model.pattern} | changed
+    return section_of(HFFolder(folder).model) | changed
 
 
 def config_from(folder: Path, to: Path, steps: int, **sections: dict[str, Any]) -> Config:
