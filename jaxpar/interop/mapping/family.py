@@ -119,7 +119,9 @@ def _tensors(family: Family, model: ModelConfig) -> Iterator[StoredTensor]:
             own = specs[kinds[layer or 0]]
             for line in table:
                 weights = tuple(line.weights.split())
-                if weights[0] in own and ("experts" in own[weights[0]].axes) == line.of_experts:
+                if not all(weight in own for weight in weights):
+                    continue
+                if ("experts" in own[weights[0]].axes) == line.of_experts:
                     specs_here = tuple(own[weight] for weight in weights)
                     yield from _of_line(line, weights, layer, _laid(line, specs_here, model))
 
