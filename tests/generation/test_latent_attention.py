@@ -40,7 +40,7 @@ def run_with_weights(name: str, layout: dict[str, Any]) -> tuple[SmallRun, Any]:
     return run, run.step.residency.initial_state().master
 
 
-@pytest.mark.matrix(quick=("compressed queries-split",), ci=1)
+@pytest.mark.matrix(quick=(), ci=1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_tokens_are_the_likeliest_of_the_training_forward(name: str, layout: str):

@@ -102,7 +102,7 @@ def _name(row: dict[str, Any]) -> str:
     return f"{rank}{row['model']}-{axes or 'one'}-{row['context_strategy']}-{row['pipe']}-{row['remat']}"
 
 
-@pytest.mark.matrix(quick=1, ci=2)
+@pytest.mark.matrix(quick=(), ci=2)
 @pytest.mark.parametrize("row", ROWS, ids=_name)
 def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
     # The losses of experts are counted by microbatch.
@@ -111,7 +111,8 @@ def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
     assert_equals_one_device(SmallRun(config_of(row)), loss, gradients, weights)
 
 
-@pytest.mark.parametrize("query_rank", [None, 10])
+@pytest.mark.matrix(quick=("compressed",), ci=1)
+@pytest.mark.parametrize("query_rank", [None, 10], ids=["direct", "compressed"])
 def test_loss_and_gradients_equal_float64(query_rank: int | None):
     latent = LatentAttentionConfig(query_rank=query_rank, **WIDTHS)
     model = MODEL | {"latent_attention": latent, "attention_softcap": 3.0 if query_rank else None}
