@@ -37,8 +37,10 @@ COUNT = 2**31 - 1
 """The largest 32-bit integer: steps, vocabulary ids and positions are 32-bit integers on devices."""
 BYTES = 2**62
 CHUNKS = 4
-CAPACITY = 1e6
 """Chunks of a tensor rank's part that pass round by themselves."""
+CAPACITY = 1e6
+SLICES = 16
+"""Slices of an exchange of tokens; each is compiled by itself."""
 RANKS = 2**20
 """Limit for the devices of a mesh."""
 LAYERS = 10_000
@@ -113,6 +115,7 @@ BOUNDS: dict[str, Bound] = {
     "parallel.tensor": _AXIS,
     "parallel.expert_imbalance": Bound("at least 1", lambda value: value >= 1, CAPACITY),
     "parallel.expert_capacity": Bound("at least 1", lambda value: value >= 1, CAPACITY),
+    "parallel.expert_slices": _at_least(1, SLICES),
     "parallel.microbatches": _at_least(1, MICROBATCHES),
     "parallel.secondary_shard": _at_least(2, RANKS),
     "parallel.ulysses": _at_least(1, RANKS),

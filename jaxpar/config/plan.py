@@ -7,7 +7,7 @@ from math import prod
 from typing import Literal
 
 from jaxpar.config.axes import AXES
-from jaxpar.config.bounds import CAPACITY, CHUNKS, COUNT, LAYERS, MICROBATCHES, RANKS, ROWS, spell_limit
+from jaxpar.config.bounds import CAPACITY, CHUNKS, COUNT, LAYERS, MICROBATCHES, RANKS, ROWS, SLICES, spell_limit
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
@@ -116,7 +116,7 @@ class TensorOverlap:
 class ExpertLayout:
     """How the experts of a kind of layers get their tokens and multiply them."""
 
-    exchange: Literal["all_to_all", "all_gather"] = "all_to_all"
+    exchange: Literal["all_to_all", "hierarchical", "all_gather"] = "all_to_all"
     """The algorithm of the exchange: `docs/experts.md`."""
     capacity: float = 2.0
     """Rows that a rank has room for in a round of it, as a multiple of an even share."""
@@ -124,10 +124,19 @@ class ExpertLayout:
     """Why this algorithm."""
     products: Choice = field(default_factory=lambda: Choice("xla", "by default"))
     """The implementation of the products of experts."""
+    slices: int = 1
+    """Parts of a rank's tokens, of which one is exchanged while the experts work on another."""
+    slices_reason: str = ""
+    """Why so many."""
+    node_devices: int | None = None
+    """Devices of a node, where the exchange is cut at its border."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.capacity <= CAPACITY:
             raise UserError(f"plan.experts: capacity: must be from 1 to {CAPACITY:g}, got {self.capacity:g}")
+        _check_range("plan.experts: slices", self.slices, 1, SLICES)
+        if self.node_devices is not None:
+            _check_range("plan.experts: node_devices", self.node_devices, 1, RANKS)
 
 
 @dataclass(frozen=True)

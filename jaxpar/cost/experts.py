@@ -22,9 +22,9 @@ ROUTED = 8.0
 """Numbers of 32 bits read and written for each token and expert, forward: softmax, choice, sums over the batch."""
 ROUTED_PER_CHOICE = 4.0
 """The same for each token, expert and choice: two arrays of ones at the choices, written and read."""
-SMALL_MESSAGES = 2
-"""Messages beside those of the rows, which hardly take more than their start: the router's weights, and numbers of rows
-or choices."""
+SMALL_MESSAGES = 1
+"""Messages beside those of the rows, which hardly take more than their start: the weight, expert and row of each
+assignment."""
 
 
 class ExpertTimes:

@@ -70,7 +70,7 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
     _check_residency(plan, config)
     check_overlap(plan, config)
     try:
-        check_expert_layouts(plan, config, device)
+        check_expert_layouts(plan, config, device, node_devices)
         wanted = check_wire(config, plan.axes, node_devices)
         if plan.node_devices != wanted:
             raise UserError(f"plan.node_devices: {shown(plan.node_devices)}, and the nodes here have {shown(wanted)}")

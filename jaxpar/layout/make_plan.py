@@ -77,6 +77,7 @@ def make_plan(
     stage_layers = chunk_layers(config, schedule.chunks)
     kinds = [slot.kind for slot in order_of_chunks(schedule, stage_layers, config.model).slots]
     loss_parts = loss_tiles(config)
+    at_hand = cluster or cluster_of(device, axes.devices, node_devices)
     settled = partial(
         Plan,
         axes=axes,
@@ -89,7 +90,7 @@ def make_plan(
         microbatches=parallel.microbatches,
         microbatch_rows=rows,
         remat=remat_name(memory.remat),
-        experts=expert_layouts(config, axes, device),
+        experts=expert_layouts(config, axes, device, at_hand, rows, node_devices),
         loss=choose_loss(config, device),
         loss_tiles=loss_parts.number,
         loss_tiles_reason=loss_parts.why,
@@ -100,7 +101,6 @@ def make_plan(
         optimizer_offload=memory.optimizer_offload,
         weights_offload=memory.weights_offload,
     )
-    at_hand = cluster or cluster_of(device, axes.devices, node_devices)
     check_matmul_units(config, device, at_hand)
     costs = _layer_costs(config, axes, rows, at_hand)
 

@@ -82,6 +82,10 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["parallel.expert_backend=mosaic"], ("parallel.expert_backend", "mosaic", "model.experts")
     ),
     "another kernel": ([GOOD, "parallel.expert_backend=mosiac"], ("parallel.expert_backend", "mosiac", "mosaic")),
+    "slices without experts": (["parallel.expert_slices=2"], ("parallel.expert_slices", "2", "model.experts")),
+    "no slices": ([GOOD, "parallel.expert_slices=0"], ("parallel.expert_slices", "at least 1", "0")),
+    "a misspelt auto": ([GOOD, "parallel.expert_slices=aut"], ("parallel.expert_slices", "auto", "'aut'")),
+    "ragged": ([GOOD, "parallel.expert_exchange=ragged"], ("parallel.expert_exchange", "ragged", "all_to_all")),
     "little room": ([GOOD, "parallel.expert_capacity=0.5"], ("parallel.expert_capacity", "at least 1", "0.5")),
     "in a kind": (
         [GOOD, "model.kinds={a: {experts: 4}}", "model.pattern={unit: [a]}"], ("model.kinds.a.experts", "mapping", "4")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -19,7 +20,7 @@ def test_every_numeric_key_has_a_range_and_every_range_a_key():
         f"{section}.{key}"
         for section, record in SECTIONS.items()
         for key, annotation in field_types(record).items()
-        if annotation in (int, float, int | None, float | None)
+        if annotation in (int, float, int | None, float | None, int | Literal["auto"])
     }
     assert set(BOUNDS) == numeric
 

@@ -17,8 +17,7 @@ from jaxpar.cost.layer_case import LayerCase, layer_case
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.layers.experts.exchange import exchange_of
-from jaxpar.layers.experts.messages import MESSAGES, messages_of, rows_sent
+from jaxpar.layers.experts.messages import MESSAGES, exchange_of, messages_of, rows_sent
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.step_time.model import step_time

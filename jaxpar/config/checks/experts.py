@@ -33,6 +33,13 @@ _ONLY = {
 """Keys that only some routers use."""
 
 
+NO_RAGGED = (
+    "the result of JAX's ragged_all_to_all has the varying type of its output buffer, which the step's types cannot "
+    "check, it does not run on CPUs, and on GPUs it has crashed above 32 ranks"
+)
+"""Why `parallel.expert_exchange: ragged` is refused."""
+
+
 def check_experts(config: Config) -> None:
     """Refuse experts whose numbers do not fit each other, and what experts do not support."""
     some = False
@@ -43,7 +50,13 @@ def check_experts(config: Config) -> None:
     if some:
         _check_combined(config)
         return
-    unused = {"expert_exchange": "auto", "expert_backend": "auto", "expert_capacity": 2.0, "expert_imbalance": 1.0}
+    unused = {
+        "expert_exchange": "auto",
+        "expert_slices": "auto",
+        "expert_backend": "auto",
+        "expert_capacity": 2.0,
+        "expert_imbalance": 1.0,
+    }
     for key, usual in unused.items():
         if (value := getattr(config.parallel, key)) != usual:
             raise UserError(
@@ -128,6 +141,8 @@ def _check_groups(key: str, experts: ExpertsConfig) -> None:
 def _check_combined(config: Config) -> None:
     """What experts cannot be combined with yet."""
     memory = config.memory
+    if config.parallel.expert_exchange == "ragged":
+        raise UserError(f"parallel.expert_exchange: ragged is not run, because {NO_RAGGED}; expected all_to_all")
     if config.lora.rank is not None:
         raise UserError(f"lora.rank: {config.lora.rank} adapts no experts yet, and model.experts is set; expected null")
     if config.model.low_rank:

@@ -15,7 +15,7 @@ def check_values(config: Config) -> None:
         for key, value in values.items():
             check_value(section, key, value)
             bound = BOUNDS.get(f"{section}.{key}")
-            refusal = None if bound is None or value is None else bound.refusal(value)
+            refusal = None if bound is None or value is None or isinstance(value, str) else bound.refusal(value)
             if refusal is not None:
                 raise UserError(f"{section}.{key}: {refusal}, got {value}")
 

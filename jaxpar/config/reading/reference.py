@@ -126,7 +126,7 @@ def _kind(key: str, annotation: object) -> str:
     if key not in BOUNDS:
         return one_of(names)
     words = BOUNDS[key].words.replace("at least", ">=").replace("above", ">")
-    return f"{names[0]} {words}" + (", or null" if "null" in names else "")
+    return ", or ".join([f"{names[0]} {words}", *names[1:]])
 
 
 def _row(*cells: str) -> str:

@@ -19,9 +19,13 @@ class ParallelConfig:
     """Data parallelism over which `zero` shards weights, gradients and optimizer state."""
     expert: int = 1
     """Expert parallelism; for dense weights it is another data-parallel axis."""
-    expert_exchange: Literal["auto", "all_to_all", "all_gather"] = "auto"
-    """How tokens reach the ranks of their experts: each to the ranks of its own (`all_to_all`), or all to all ranks
-    (`all_gather`); `auto` is the one that sends less."""
+    expert_exchange: Literal["auto", "all_to_all", "hierarchical", "all_gather", "ragged"] = "auto"
+    """How tokens reach the ranks of their experts: each once to every rank with some of its own (`all_to_all`), the
+    same inside nodes and then between them (`hierarchical`), or all to all ranks (`all_gather`); `auto` is the one of
+    `all_to_all` and `all_gather` that sends less. `ragged` is not run yet."""
+    expert_slices: int | Literal["auto"] = "auto"
+    """Parts into which a rank's tokens are cut: one is exchanged while the experts work on another. `auto` takes what
+    is expected to be fastest on the GPUs, and 1 elsewhere."""
     expert_backend: Literal["auto", "mosaic", "triton", "xla"] = "auto"
     """Products of the rows of each expert with its matrices: `mosaic` is our kernel for Hopper GPUs, `triton` the one
     for Ampere and later, `xla` a loop over blocks of rows on any device. `auto` takes the first of the kernels that a

@@ -23,7 +23,7 @@ from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.layers.dropout import draws
 from jaxpar.layers.experts.assignment import within_capacity
 from jaxpar.layers.experts.biases import expert_of_row, rows_of_experts
-from jaxpar.layers.experts.exchange import EXCHANGES, exchanged, rounds_of
+from jaxpar.layers.experts.exchange import EXCHANGES, Shared, exchanged, lists_of, rounds_needed
 from jaxpar.layers.experts.losses import sequence_loss, share, z_loss
 from jaxpar.layers.experts.reports import DROPPED, ENTROPY, LOAD, OVERFLOWS, RANK_LOAD, REPORTS, TOKENS
 from jaxpar.layers.experts.routers import ROUTERS, entropy
@@ -152,13 +152,12 @@ class Experts(nnx.Module):
         state = self._state(flat, number, tokens, train)._replace(train=train, counts=counts)
         routing = self.router_kind.route(logits, state, self.experts)
         report = self._report(logits, routing, counts.astype(jnp.float32).reshape(x.shape[:2]))
-        y, handled, rounds = self._routed(flat, self._without_dropped(routing, counts, tokens, train), counts)
+        kept = self._without_dropped(routing, counts, tokens, train)
+        shared = (lambda flat: self._shared(flat.reshape(x.shape)).reshape(flat.shape)) if self.experts.shared else None
+        y, handled, rounds = self._routed(flat, kept, counts, shared)
         chosen = jnp.sum(counts[:, None] & (routing.indices != NO_EXPERT)).astype(jnp.float32)
-        y = y.reshape(x.shape)
-        if self.experts.shared:
-            y = y + self._shared(x)
         overflows = report[TOKENS] * (rounds > 1)
-        return y, {**report, DROPPED: chosen - handled, OVERFLOWS: overflows}
+        return y.reshape(x.shape), {**report, DROPPED: chosen - handled, OVERFLOWS: overflows}
 
     # ---- routing
 
@@ -256,19 +255,20 @@ class Experts(nnx.Module):
     # ---- experts
 
     def _routed(
-        self, x: Float[Array, "tokens embed"], routing: Routing, counts: jax.Array
+        self, x: Float[Array, "tokens embed"], routing: Routing, counts: jax.Array, shared: Shared | None
     ) -> tuple[Float[Array, "tokens embed"], Float[Array, ""], Int[Array, ""]]:
-        """(the sums over each token's experts, assignments that this rank has handled, rounds of the exchange)."""
-        name = self.layout.exchange
-        exchange = EXCHANGES[name](self.experts.count, len(x) * self.experts.per_token, self.layout.capacity)
-        assignments = exchange.assign(routing.indices, counts)
-        rounds = reduce_max(rounds_of(assignments, exchange.room), TOKEN_AXES)
+        """(the sums over each token's experts, `shared` included, assignments that this rank has handled, rounds of the
+        exchange)."""
+        layout = self.layout
+        exchange = EXCHANGES[layout.exchange](self.experts, len(x) // layout.slices, layout)
+        lists = lists_of(exchange, layout.slices, routing.indices, counts)
+        rounds = reduce_max(rounds_needed(exchange, lists), TOKEN_AXES)
         names = ("up", "gate", "down", "up_bias", "gate_bias", "down_bias")
         weights = {name: self._weight(name) for name in names if name in self.part.weights}
         x, gates = vary_alike((x, routing.weights))  # those of a hash are constants
-        y, handled = exchanged(exchange, self._products, weights, x, gates, assignments, rounds)
+        y, handled = exchanged(exchange, self._products, weights, x, gates, lists, rounds, shared)
         # After an all-gather, each tensor rank handles the rows of all of them.
-        return y, handled if name == "all_to_all" else handled / lax.axis_size("tensor"), rounds
+        return y, handled / lax.axis_size("tensor") if layout.exchange == "all_gather" else handled, rounds
 
     def _products(self, w: Arrays, rows: jax.Array, gates: jax.Array, sizes: jax.Array) -> jax.Array:
         """The experts of this rank for the rows of each, times the routers' weights."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.layers.experts.room import rows_for_ranks
 
 FURTHER_ROUNDS = "further_rounds"
 """The scope of the loop over all rounds but the first, which in a balanced step runs no times."""
@@ -34,7 +35,7 @@ class Message(NamedTuple):
 
 
 def _all_to_all(experts: ExpertsConfig, capacity: float, expert: int, tensor: int) -> tuple[Message, ...]:
-    rows = experts.per_token * min(capacity, expert)
+    rows = rows_for_ranks(experts, capacity, expert)
     return (
         Message("exchange_tokens", "exchange", ("expert",), expert, rows),
         Message("gather_sequence", "gather", ("tensor",), tensor, rows * tensor),
@@ -48,10 +49,10 @@ def _all_gather(experts: ExpertsConfig, capacity: float, expert: int, tensor: in
 
 
 MESSAGES: dict[str, Callable[[ExpertsConfig, float, int, int], tuple[Message, ...]]] = {
-    "all_to_all": _all_to_all, "all_gather": _all_gather,
+    "all_to_all": _all_to_all, "hierarchical": _all_to_all, "all_gather": _all_gather,
 }  # fmt: skip
 """By `parallel.expert_exchange`: (experts, capacity, expert ranks, tensor ranks) -> one way of the rows, of
-those to other ranks. The router's weights take the same way, with one number for each row or each choice."""
+those to other ranks. `PLACE_BYTES` of each choice go ahead of the rows. In two levels the rows are counted once."""
 
 
 def messages_of(
@@ -64,3 +65,12 @@ def messages_of(
 def rows_sent(exchange: str, experts: ExpertsConfig, capacity: float, expert: int, tensor: int) -> float:
     """Rows that a rank sends one way."""
     return sum(one.sent for one in messages_of(exchange, experts, capacity, expert, tensor))
+
+
+def exchange_of(asked: str, experts: ExpertsConfig, capacity: float, expert: int, tensor: int) -> tuple[str, str]:
+    """(the algorithm, why)."""
+    each, all_ = (rows_sent(name, experts, capacity, expert, tensor) for name in ("all_to_all", "all_gather"))
+    sent = f"of each token a rank sends {each:.3g} rows by all_to_all, {all_:.3g} by all_gather"
+    if asked != "auto":
+        return asked, f"asked for; {sent}"
+    return ("all_gather" if all_ <= each else "all_to_all"), sent

@@ -2,56 +2,100 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxpar.config import Config, UserError
+from jaxpar.config import Config, ModelConfig, UserError
+from jaxpar.config.bounds import SLICES
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, Choice, ExpertLayout, Plan
 from jaxpar.config.reading.typed import shown
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
+from jaxpar.cost.expert_exchange import ExpertExchange
+from jaxpar.cost.hardware_model import nearest_hardware
+from jaxpar.cost.messages import network_of
+from jaxpar.cost.operations import device_of
 from jaxpar.distributed.devices import Device
-from jaxpar.layers.experts.exchange import EXCHANGES, exchange_of
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.layers.declared import declare_feed_forward
+from jaxpar.layers.experts.exchange import EXCHANGES
 from jaxpar.layers.experts.feed_forward import width_of
-from jaxpar.memory.layer_shape import layer_shapes
+from jaxpar.layers.experts.messages import exchange_of
+from jaxpar.layers.experts.room import rows_for_ranks
+from jaxpar.memory.layer_shape import ITEM_BYTES, layer_shapes
+from jaxpar.mesh.wire.levels import split_by_nodes
+from jaxpar.units import seconds
 from pallas_kernels.grouped_matmul.registry import IMPLEMENTATIONS, Request, choose
 from pallas_kernels.unsupported import Unsupported
 
 
-def expert_layouts(config: Config, axes: AxisSizes, device: Device) -> dict[str, ExpertLayout]:
-    """By kind of layers, of those that have experts, on devices like `device`.
+def expert_layouts(
+    config: Config, axes: AxisSizes, device: Device, cluster: Cluster | None, rows: int, node_devices: int | None
+) -> dict[str, ExpertLayout]:
+    """By kind of layers, of those that have experts.
 
-    Raises `UserError` where the kernel that is named does not support the run.
+    Args:
+        config: It is resolved.
+        axes: The mesh.
+        device: One of the run's.
+        cluster: With the speeds of GPUs and links, where they are known.
+        rows: Of a microbatch on a device.
+        node_devices: Devices of a node; None if all are in one.
+
+    Raises:
+        UserError: The nodes or the tokens do not divide as they are asked to, or the kernel that is named does not
+            support the run.
     """
-    asked, capacity, found = config.parallel.expert_exchange, config.parallel.expert_capacity, {}
+    parallel, found = config.parallel, {}
     for kind, model in kind_models(config.model).items():
         if model.experts is not None:
-            name: Any
-            name, why = exchange_of(asked, model.experts, capacity, axes.expert, axes.tensor)
-            found[kind] = ExpertLayout(exchange=name, capacity=capacity, reason=why)
-    for kind, request in _requests(config, axes, device).items():
-        products = _choose(config.parallel.expert_backend, request, "parallel.expert_backend", kind)
+            name, why = exchange_of(
+                parallel.expert_exchange, model.experts, parallel.expert_capacity, axes.expert, axes.tensor
+            )
+            slices, slices_why = _slices(config, model, axes, name, device, cluster, rows)
+            node = _check_nodes(axes, node_devices) if name == "hierarchical" else None
+            chosen: Any = name
+            found[kind] = ExpertLayout(
+                chosen, parallel.expert_capacity, why, slices=slices, slices_reason=slices_why, node_devices=node
+            )
+    for kind, request in _requests(config, axes, device, found).items():
+        products = _choose(parallel.expert_backend, request, "parallel.expert_backend", kind)
         found[kind] = replace(found[kind], products=products)
     return found
 
 
-def check_expert_layouts(plan: Plan, config: Config, device: Device) -> None:
+def check_expert_layouts(plan: Plan, config: Config, device: Device, node_devices: int | None) -> None:
     """Raise `UserError` if those of a plan are not for the layers of the model, or cannot run on such devices."""
-    asked = config.parallel.expert_exchange
+    parallel = config.parallel
+    asked = parallel.expert_exchange
     kinds = [kind for kind, model in kind_models(config.model).items() if model.experts is not None]
     if set(plan.experts) != set(kinds):
         found, wanted = (", ".join(map(quoted, each)) or "none" for each in (plan.experts, kinds))
         raise UserError(f"plan.experts: kinds of layers {found}, and those of the model with experts are {wanted}")
+    tokens = _tokens(config, plan.axes, plan.microbatch_rows)
     for own in plan.experts.values():
         if own.exchange not in EXCHANGES or asked not in ("auto", own.exchange):
             wanted = " or ".join(EXCHANGES) if asked == "auto" else asked
             raise UserError(f"plan.experts: exchange: expected {wanted}, got {shown(own.exchange)}")
-        if own.capacity != config.parallel.expert_capacity:
+        if own.capacity != parallel.expert_capacity:
             raise UserError(
                 f"plan.experts: capacity: {own.capacity:g}, and parallel.expert_capacity is "
-                f"{config.parallel.expert_capacity:g}"
+                f"{parallel.expert_capacity:g}"
             )
-    for kind, request in _requests(config, plan.axes, device).items():
+        if tokens % own.slices or parallel.expert_slices not in ("auto", own.slices):
+            asked_for = "" if parallel.expert_slices == "auto" else f" is {parallel.expert_slices}, and"
+            raise UserError(
+                f"plan.experts: slices: {own.slices}, and parallel.expert_slices{asked_for} divides the {tokens} "
+                "tokens of a rank"
+            )
+        wanted = _check_nodes(plan.axes, node_devices) if own.exchange == "hierarchical" else None
+        if own.node_devices != wanted:
+            raise UserError(
+                f"plan.experts: node_devices: {shown(own.node_devices)}, and the exchange {own.exchange} here wants "
+                f"{shown(wanted)}"
+            )
+    for kind, request in _requests(config, plan.axes, device, plan.experts).items():
         _choose(plan.experts[kind].products.name, request, "plan.experts: products", kind)
 
 
@@ -67,15 +111,17 @@ def _choose(name: str, request: Request, key: str, kind: str) -> Choice:
     return Choice(found.name, found.reason, found.rejected)
 
 
-def _requests(config: Config, axes: AxisSizes, device: Device) -> dict[str, Request]:
-    """By kind with experts, the products of one device."""
+def _requests(
+    config: Config, axes: AxisSizes, device: Device, layouts: Mapping[str, ExpertLayout]
+) -> dict[str, Request]:
+    """By kind with experts, the products of a slice on one device."""
     rows = config.data.batch_size // (axes.data * config.parallel.microbatches)
     capability = getattr(device, "compute_capability", None)
     return {
         kind: Request(
             platform=device.platform,
             dtype=config.precision.compute,
-            m=shape.routed_rows,
+            m=shape.routed_rows // layouts[kind].slices,
             groups=shape.model.experts.count // axes.expert,
             k=shape.model.embed,
             n=width_of(shape.model) // axes.tensor,
@@ -86,3 +132,71 @@ def _requests(config: Config, axes: AxisSizes, device: Device) -> dict[str, Requ
         for kind, shape in layer_shapes(config, axes, rows).items()
         if shape.model.experts is not None
     }
+
+
+def _check_nodes(axes: AxisSizes, node_devices: int | None) -> int:
+    """Devices of a node, at whose border an exchange in two levels is cut."""
+    levels = split_by_nodes(dict(axes), ("expert",), node_devices)
+    key = "parallel.expert_exchange: hierarchical"
+    if levels is None:
+        raise UserError(
+            f"{key} sends inside nodes first, and the ranks of parallel.expert {axes.expert} are not spread evenly "
+            f"over nodes of {node_devices} devices; expected sizes that fill whole nodes, or divide one"
+        )
+    if 1 in levels or node_devices is None:
+        where = "are all in one node" if levels.nodes == 1 else "are each in a node of their own"
+        raise UserError(
+            f"{key} would not be used, because the ranks of parallel.expert {axes.expert} {where}; expected all_to_all"
+        )
+    return node_devices
+
+
+def _tokens(config: Config, axes: AxisSizes, rows: int) -> int:
+    """Tokens of a rank's own in a microbatch."""
+    return rows * config.data.sequence_length // (axes.context * axes.tensor)
+
+
+def _slices(
+    config: Config, model: ModelConfig, axes: AxisSizes, algorithm: str, device: Device, cluster: Cluster | None,
+    rows: int,
+) -> tuple[int, str]:  # fmt: skip
+    """(number of slices, why)."""
+    asked, tokens = config.parallel.expert_slices, _tokens(config, axes, rows)
+    if axes.expert == 1:
+        if asked not in ("auto", 1):
+            raise UserError(
+                f"parallel.expert_slices: {asked} would not be used, because parallel.expert is 1; expected auto or 1"
+            )
+        return 1, "every rank has all experts"
+    if asked != "auto":
+        if tokens % asked:
+            raise UserError(
+                f"parallel.expert_slices: {asked} do not divide the {tokens} tokens of a rank in a microbatch; "
+                "expected a divisor, or auto"
+            )
+        return asked, "named by parallel.expert_slices"
+    if device.platform == "cpu":
+        return 1, "CPU devices overlap nothing"
+    if cluster is None:
+        return 1, "the speeds of these devices and their links are unknown"
+    hardware = nearest_hardware(cluster.gpu)
+    on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
+    case = _case(config, model, axes, algorithm, tokens)
+    times = {number: case.seconds(*on, number) for number in range(1, SLICES + 1) if tokens % number == 0}
+    best = min(times, key=lambda number: times[number])
+    return best, f"experts and exchange of a layer and microbatch are expected to take {seconds(times[best])}, " + (
+        f"{seconds(times[1])} in one" if best > 1 else "and more in slices"
+    )
+
+
+def _case(config: Config, model: ModelConfig, axes: AxisSizes, algorithm: str, tokens: int) -> ExpertExchange:
+    experts = model.experts
+    assert experts is not None, "a model with experts"
+    inward = sum(name in declare_feed_forward(model).weights for name in ("up", "gate"))
+    rows = rows_for_ranks(experts, config.parallel.expert_capacity, axes.expert)
+    return ExpertExchange(
+        algorithm, tokens, rows, experts.per_token, experts.count // axes.expert,
+        model.embed, width_of(model) // axes.tensor,
+        inward, ITEM_BYTES[config.precision.compute],
+        axes.expert, axes.tensor, axes.context * axes.tensor,
+    )  # fmt: skip

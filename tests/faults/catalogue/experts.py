@@ -19,8 +19,8 @@ EXPERTS = (
         name="results_combined_in_the_order_they_were_computed",
         description="Rows are sent back in the order of the experts, and not in that in which they came.",
         file="jaxpar/layers/experts/exchange.py",
-        old="scatter_sequence(collect(rows, take, back)[None])",
-        new="scatter_sequence(collect(rows, take, jnp.arange(len(rows))[:, None])[None])",
+        old="collect(found, places.take, places.back)",
+        new="collect(found, places.take, jnp.arange(len(places.back))[:, None])",
         caught_by=(f"{FLOAT64}[top_k_softmax]",),
     ),
     Fault(

@@ -2,56 +2,72 @@
 
 from __future__ import annotations
 
+from math import comb
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.layers.experts.exchange import _sorted, by_expert, exchange_of, room_of, rounds_of, window_of
+from jaxpar.layers.experts.lists import by_expert, by_rank, rounds_of, window_of
+from jaxpar.layers.experts.messages import exchange_of, rows_sent
+from jaxpar.layers.experts.room import ranks_per_token, room_of, row_room
 from jaxpar.layers.experts.rows import collect, spread
 
-LISTS, EACH = 3, 2
+RANKS, EACH, ROOM, ROWS = 3, 2, 6, 4
 ROUTINGS = {
     "even": np.arange(20).reshape(10, 2) % 6,
-    "all to one": np.full((10, 2), 4),
-    "drawn": np.random.default_rng(0).integers(0, 6, (10, 2)),
+    "all to one rank": np.tile([4, 5], (10, 1)),
+    "drawn": np.argsort(np.random.default_rng(0).random((10, 6)))[:, :3],
     "some count for nothing": np.where(np.arange(10)[:, None] < 6, np.random.default_rng(1).integers(0, 6, (10, 2)), 6),
 }
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
-def test_the_rounds_have_each_assignment_once_in_the_order_of_experts(name: str):
-    experts, room = ROUTINGS[name], 4
-    found = _sorted(jnp.asarray(experts), LISTS, EACH)
-    seen: list[int] = []
-    rounds = int(rounds_of(found, room))
-    longest = max(np.sum(experts // EACH == number) for number in range(LISTS))
-    assert rounds == max(1, -(-longest // room))
+def test_the_rounds_have_each_assignment_once_and_each_token_of_a_rank_in_one_row(name: str):
+    experts = ROUTINGS[name]
+    chosen = experts.shape[1]
+    found = by_rank(jnp.asarray(experts), jnp.asarray(experts[:, 0] < 6), RANKS, EACH, ROOM, ROWS)
+    rounds, seen = int(rounds_of(found, ROWS)), []
+    lists = [
+        [(t, j) for t in range(10) for j in range(chosen) if experts[t, j] // EACH == rank] for rank in range(RANKS)
+    ]
+    assert found.lengths.tolist() == [len(own) for own in lists]
     for number in range(rounds):
-        window = jax.device_get(window_of(found, room, jnp.int32(number)))
-        for rank in range(LISTS):
-            rows = window.assignments[rank * room : (rank + 1) * room]
-            own = [experts.ravel()[row] for row in rows if row >= 0]
-            assert own == sorted(own) and set(own) <= {rank * EACH, rank * EACH + 1}
-            assert [own.count(rank * EACH + e) for e in range(EACH)] == window.sizes[rank].tolist()
-        for row, assignment in enumerate(window.assignments):
-            if assignment >= 0:
-                assert window.back.ravel()[assignment] == row and window.tokens[row] == assignment // 2
-        seen += [row for row in window.assignments.tolist() if row >= 0]
-        assert np.sum(window.back >= 0) == np.sum(window.assignments >= 0)
-    assert sorted(seen) == np.flatnonzero(experts.ravel() < 6).tolist()
+        room = ROWS if number else ROOM
+        window = jax.device_get(jax.jit(window_of, static_argnums=(2, 3))(found, number, room, ROWS))
+        for rank in range(RANKS):
+            tokens = window.tokens[rank * ROWS : (rank + 1) * ROWS].tolist()
+            slots = [place for place in range(rank * room, (rank + 1) * room) if window.assignments[place] >= 0]
+            own = [divmod(int(window.assignments[place]), chosen) for place in slots]
+            assert own == lists[rank][: len(own)], "each list in the order of tokens"
+            lists[rank] = lists[rank][len(own) :]
+            assert [t for t in tokens if t >= 0] == sorted({t for t, _ in own}), "one row of each token"
+            assert [tokens[window.row[place]] for place in slots] == [t for t, _ in own]
+            assert [rank * EACH + window.expert[place] for place in slots] == [experts[one] for one in own]
+            for place, (t, j) in zip(slots, own, strict=True):
+                assert window.slots[t * chosen + j, 0] == place
+            seen += own
+        rows = [place for place, token in enumerate(window.tokens) if token >= 0]
+        assert sorted(window.back[window.back >= 0].tolist()) == rows
+        assert all(row in window.back[window.tokens[row]] for row in rows)
+    assert not any(lists), "nothing is left"
+    assert len(seen) == len(set(seen)) == np.sum(experts < 6)
 
 
-def test_received_rows_are_sorted_by_expert_and_source():
-    sizes, room = np.array([[2, 0, 1], [0, 3, 1], [0, 0, 0]]), 4
-    take, back = jax.device_get(by_expert(jnp.asarray(sizes), room))
-    rows = [(e, s, place) for s in range(3) for place, e in enumerate(np.repeat(range(3), sizes[s]))]
-    wanted = [s * room + place for e, s, place in sorted(rows)]
-    assert take[: len(wanted)].tolist() == wanted and (take[len(wanted) :] == -1).all()
-    for row, source in enumerate(wanted):
-        assert back[source, 0] == row
-    assert np.sum(back >= 0) == len(wanted)
+def test_received_slots_are_sorted_by_expert_and_source():
+    expert = np.array([[1, 0, 1, -1], [0, 0, 1, 2], [-1, -1, -1, -1]])
+    row = np.array([[0, 1, 1, -1], [0, 1, 1, 1], [-1, -1, -1, -1]])
+    weights = np.arange(12, dtype=np.float32).reshape(3, 4)
+    found = jax.device_get(by_expert(jnp.asarray(expert), jnp.asarray(row), jnp.asarray(weights), 3, 3, 3))
+    slots = sorted((expert[s, i], s, i) for s in range(3) for i in range(4) if expert[s, i] >= 0)
+    assert found.take.tolist()[: len(slots)] == [s * 3 + row[s, i] for _, s, i in slots]
+    assert (found.take[len(slots) :] == -1).all() and found.sizes.tolist() == [3, 3, 1]
+    assert found.weights.tolist()[: len(slots)] == [weights[s, i] for _, s, i in slots]
+    for received in range(9):
+        places = [place for place in range(len(slots)) if found.take[place] == received]
+        assert sorted(found.back[received][found.back[received] >= 0].tolist()) == places
 
 
 def test_derivatives_are_gathers():
@@ -69,13 +85,23 @@ def test_derivatives_are_gathers():
     assert "scatter" not in str(jax.make_jaxpr(jax.grad(both))(x))
 
 
-def of(per_token: int) -> ExpertsConfig:
-    return ExpertsConfig(count=16, per_token=per_token)
+def test_a_token_meets_as_many_ranks_as_draws_without_replacement_give():
+    qwen = ExpertsConfig(count=128, per_token=8)
+    assert ranks_per_token(qwen, 8) == pytest.approx(8 * (1 - comb(112, 8) / comb(128, 8)))
+    assert ranks_per_token(ExpertsConfig(count=8, per_token=1), 8) == pytest.approx(1)
+    assert ranks_per_token(ExpertsConfig(count=8, per_token=8), 4) == pytest.approx(4)
+    grouped = ExpertsConfig(count=256, per_token=8, groups=8, groups_per_token=4)
+    assert ranks_per_token(grouped, 8) == pytest.approx(4 * (1 - comb(96, 8) / comb(128, 8)))
 
 
 def test_room_is_bounded_and_auto_sends_less():
     assert room_of(1000, 8, 2.0) == 250 and room_of(1000, 8, 100.0) == 1000 and room_of(1000, 1, 1.0) == 1000
-    assert exchange_of("auto", of(2), 1.0, expert=8, tensor=1)[0] == "all_to_all"
-    assert exchange_of("auto", of(8), 2.0, expert=8, tensor=1)[0] == "all_gather"
-    assert exchange_of("auto", of(2), 1.0, expert=1, tensor=4)[0] == "all_gather"
-    assert exchange_of("all_gather", of(2), 1.0, expert=8, tensor=1)[0] == "all_gather"
+    qwen, mixtral = ExpertsConfig(count=128, per_token=8), ExpertsConfig(count=8, per_token=2)
+    assert row_room(4096, room_of(8 * 4096, 8, 1.0), qwen, 8, 1.0) == 2734 < 4096
+    assert row_room(4096, room_of(8 * 4096, 8, 2.0), qwen, 8, 2.0) == 4096, "a rank gets no token twice"
+    assert rows_sent("all_to_all", qwen, 1.0, 8, 1) == pytest.approx(7 / 8 * ranks_per_token(qwen, 8))
+    assert exchange_of("auto", mixtral, 1.0, expert=8, tensor=1)[0] == "all_to_all"
+    assert exchange_of("auto", qwen, 1.0, expert=8, tensor=1)[0] == "all_to_all"
+    assert exchange_of("auto", qwen, 2.0, expert=8, tensor=1)[0] == "all_gather"
+    assert exchange_of("auto", mixtral, 1.0, expert=1, tensor=4)[0] == "all_gather"
+    assert exchange_of("all_gather", mixtral, 1.0, expert=8, tensor=1)[0] == "all_gather"

@@ -30,7 +30,7 @@ KINDS = {
 
 
 def products(config: Config, device: Any, kind: str = "") -> Choice:
-    return expert_layouts(config, AxisSizes(**axis_sizes(config.parallel)), device)[kind].products
+    return expert_layouts(config, AxisSizes(**axis_sizes(config.parallel)), device, None, 1, None)[kind].products
 
 
 def run(backend: str = "auto", compute: str = "bfloat16", **model: Any) -> Config:

@@ -58,7 +58,8 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "context": (1, 2),
     "replica": (1, 2),
     "pipe": ("none", "1f1b", "branching", "breadth-first"),
-    "exchange": ("all_to_all", "all_gather"),
+    "exchange": ("all_to_all", "hierarchical", "all_gather"),
+    "slices": (1, 2, 4),
     "capacity": (1.0, 4.0),
     "microbatches": (1, 4),
     "shared": (0, 2),
@@ -80,9 +81,13 @@ KINDS = {
 
 def _fits(row: dict[str, Any]) -> bool:
     pipe = PIPES[row.get("pipe", "none")].get("pipe", 1)
+    least = 4 if row.get("exchange") == "hierarchical" else 2 if row.get("slices", 1) > 1 else 1
+    row = {"expert": least} | row
     sizes = [row.get(axis, 1) for axis in AXES]
     microbatches = row.get("microbatches", 4 if pipe > 1 else 1)
     if pipe > 1 and microbatches == 1:
+        return False
+    if row["expert"] < least:
         return False
     parts = microbatches * int(np.prod([row.get(axis, 1) for axis in ("expert", "fsdp", "replica")]))
     return pipe * int(np.prod(sizes)) <= DEVICES and parts <= 8
@@ -106,7 +111,7 @@ def config_of(row: dict[str, Any]) -> Any:
     kind = (ROUTERS | OTHERS)[row["router"]]
     own = {"count": 8, "router": row["router"], "shared": row["shared"], "width": WIDTH} | kind
     axes = {axis: row[axis] for axis in ("expert", "fsdp", "tensor", "context", "replica", "zero", "microbatches")}
-    exchange = {"expert_exchange": row["exchange"], "expert_capacity": row["capacity"]}
+    exchange = {f"expert_{key}": row[key] for key in ("exchange", "slices", "capacity")}
     layers = 4 if row["pipe"] == "breadth-first" else 2
     model = {"layers": layers, "experts": ExpertsConfig(**own)} | (KINDS if row["kinds"] else {})
     model |= GPT_OSS if row["router"] == "gpt_oss" else {}
@@ -117,7 +122,7 @@ def config_of(row: dict[str, Any]) -> Any:
 def reference(model: tuple[tuple[str, Any], ...]) -> tuple[float, Any, Any]:
     """Loss, gradients and initial weights on one device, nothing recomputed."""
     alone = dict.fromkeys(AXES, 1)
-    more = {"exchange": "all_gather", "capacity": 2.0, "zero": 1, "remat": "none"}
+    more = {"exchange": "all_gather", "slices": 1, "capacity": 2.0, "zero": 1, "remat": "none"}
     config = config_of(dict(model) | alone | more)
     run = SmallRun(replace(config, parallel=replace(ParallelConfig(), microbatches=config.parallel.microbatches)))
     initial = run.by_layer(run.step.residency.initial_state().master)
@@ -127,7 +132,7 @@ def reference(model: tuple[tuple[str, Any], ...]) -> tuple[float, Any, Any]:
 def _name(row: dict[str, Any]) -> str:
     axes = "-".join(f"{axis}{row[axis]}" for axis in AXES if row[axis] > 1)
     pipe = f"-{row['pipe']}" if row["pipe"] != "none" else ""
-    return f"{row['router']}-{axes or 'one'}{pipe}-{row['exchange']}-{row['capacity']:g}-{row['remat']}"
+    return f"{row['router']}-{axes or 'one'}{pipe}-{row['exchange']}-{row['slices']}-{row['capacity']:g}-{row['remat']}"
 
 
 @pytest.mark.matrix(ci=2)
@@ -135,7 +140,7 @@ def _name(row: dict[str, Any]) -> str:
 def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
     keys = ("router", "shared", "microbatches", "kinds", "pipe")
     loss, gradients, weights = reference(tuple((key, row[key]) for key in keys))
-    run = SmallRun(config_of(row))
+    run = SmallRun(config_of(row), 2 * row["context"] * row["tensor"])  # two expert ranks in a node
     assert_equals_one_device(run, loss, gradients, weights)
 
 

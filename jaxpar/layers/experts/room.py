@@ -1,0 +1,38 @@
+"""What a round of an exchange has room for, as closed formulas: the step, the plan and the planner share them."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+
+from jaxpar.config.schema.experts import ExpertsConfig
+
+PLACE_BYTES = 8
+"""What is sent with each assignment: its weight, and its expert and row."""
+
+
+def room_of(assignments: int, lists: int, capacity: float) -> int:
+    """Assignments that a round has room for in each list, of so many in all: all of them at most."""
+    return min(assignments, ceil(capacity * assignments / lists)) if lists > 1 else assignments
+
+
+def ranks_per_token(experts: ExpertsConfig, ranks: int) -> float:
+    """Ranks that have one of a token's experts, on average over routers that choose all alike."""
+    count, own = experts.count, experts.count // ranks
+    if experts.groups and experts.groups_per_token and ranks % experts.groups == 0:
+        ranks = ranks * experts.groups_per_token // experts.groups
+        count = own * ranks
+    none = prod(max(0, count - own - i) / (count - i) for i in range(experts.per_token))
+    return ranks * (1 - none)
+
+
+def row_room(tokens: int, room: int, experts: ExpertsConfig, ranks: int, capacity: float) -> int:
+    """Rows that a round has room for in each rank's list, of so many `tokens`, each of which is sent once to a rank;
+    `room` is that for assignments."""
+    if ranks == 1:
+        return tokens
+    return min(room, tokens, ceil(capacity * tokens * ranks_per_token(experts, ranks) / ranks))
+
+
+def rows_for_ranks(experts: ExpertsConfig, capacity: float, expert: int) -> float:
+    """Rows that a round has room for on all expert ranks together, for each of a rank's tokens."""
+    return min(expert, experts.per_token * min(capacity, expert), capacity * ranks_per_token(experts, expert))

@@ -1,0 +1,56 @@
+"""The exchange in the program for H100s: its bytes, and what runs beside it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.layers.experts.room import PLACE_BYTES, room_of, row_room
+from tests.gpu_compile import in_child
+
+SIZES = {
+    "tokens": 16384, "embed": 1024, "width": 14336, "count": 8, "per_token": 2, "expert": 8, "shared": 7168,
+}  # fmt: skip
+"""Two hosts of four GPUs; the products of half a slice take longer than a message."""
+CAPACITY, SLICES = 1.25, 4
+
+
+@cache
+def account(exchange: str, slices: int) -> dict[str, Any]:
+    layout = {"exchange": exchange, "capacity": CAPACITY, "slices": slices, "node_devices": 4}
+    return in_child("tests.layers.experts.gpu_exchange:account", layout, SIZES, 2)
+
+
+def wanted_bytes(slices: int) -> tuple[float, float]:
+    """Of the rows, there and back, forward and backward; and of what is announced, forward and backward."""
+    ranks, tokens = SIZES["expert"], SIZES["tokens"] // slices
+    experts = ExpertsConfig(count=SIZES["count"], per_token=SIZES["per_token"])
+    room = room_of(tokens * SIZES["per_token"], ranks, CAPACITY)
+    rows = row_room(tokens, room, experts, ranks, CAPACITY)
+    return 4 * slices * ranks * rows * SIZES["embed"] * 2, 2 * slices * ranks * room * PLACE_BYTES
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("slices", [1, SLICES])
+def test_the_program_sends_the_bytes_of_the_formula_and_scatters_nothing(slices: int):
+    found = account("all_to_all", slices)
+    assert found["bytes"] == sum(wanted_bytes(slices)) * 7 / 8
+    assert found["scatters"] == []
+
+
+@pytest.mark.long
+def test_a_hierarchical_exchange_sends_inside_nodes_and_between_them():
+    assert account("hierarchical", SLICES)["bytes"] == sum(wanted_bytes(SLICES)) * (3 / 4 + 1 / 2)
+
+
+@pytest.mark.long
+def test_slices_hide_the_exchange_forward_and_backward():
+    whole, sliced = account("all_to_all", 1), account("all_to_all", SLICES)
+    assert whole["exposed"] > 0.4 * whole["exchange"], "whole, half of it is waited for"
+    waited = [(exposed, seconds) for exposed, seconds, _ in sliced["messages"] if exposed > 0.05 * seconds]
+    # What is announced, and the first slice on its way out, are sent before any product.
+    assert len(waited) <= 2, sliced["messages"]
+    assert sliced["exposed"] < 0.2 * whole["exposed"]
