@@ -39,7 +39,7 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
         config.memory, remat="full", offload_fraction=0.0, optimizer_offload="none", optimizer_resident=0,
         weights_offload="none", weights_resident=0, offload_dir=None, mlp_tiles=1, loss_tiles=1,
     )  # fmt: skip
-    data = replace(config.data, sequence_length=tokens, batch_size=rows, packed=False)
+    data = replace(config.data, sequence_length=tokens, batch_size=rows, packed=False, routing=None)
     precision = in_compute_dtype(replace(config.precision, weight_wire=None, gradient_wire=None))
     return replace(config, parallel=parallel, precision=precision, memory=memory, data=data, loss=LossConfig())
 

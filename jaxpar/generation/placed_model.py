@@ -76,7 +76,9 @@ def place_on(config: Config, source: Model, devices: Sequence[Device]) -> Placed
         tensor = gcd(len(devices), config.model.heads, config.model.kv_heads or config.model.heads)
         config = replace(config, parallel=replace(config.parallel, tensor=tensor, fsdp=-1))
     rows = 8 * len(devices)
-    data = replace(config.data, source="synthetic", batch_size=rows, sequence_length=len(devices), packed=False)
+    data = replace(
+        config.data, source="synthetic", batch_size=rows, sequence_length=len(devices), packed=False, routing=None
+    )
     config = resolve_config(replace(config, data=data), len(devices))
     mesh = build_mesh(AxisSizes(**axis_sizes(config.parallel)), devices)
     layout = generation_layout(config, mesh)

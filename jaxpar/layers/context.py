@@ -28,6 +28,8 @@ class TokenContext(NamedTuple):
     """Sines of the rotary angles."""
     ids: Int[Array, "batch seq"] | None = None
     """The tokens themselves, where a router of experts chooses by them."""
+    experts: Int[Array, "batch seq layers choices"] | None = None
+    """The experts of each token, where they come with the batch (`jaxpar.layers.experts.replay`)."""
     scales: Float[Array, "layers tensors"] | None = None
     """The scales of quantised matmuls of each layer of the model, where they come from earlier steps."""
 

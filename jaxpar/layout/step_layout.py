@@ -14,6 +14,7 @@ from jaxpar.config import Config
 from jaxpar.config.counting import kv_heads
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.host import PINNED
+from jaxpar.layers.experts.replay import EXPERTS, replayed_shape
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
 from jaxpar.layout.choices.wire import wire_of
@@ -149,7 +150,13 @@ class StepLayout:
         names = ("tokens", "labels", "mask", "segments", "positions", "indices")
         rows = PartitionSpec(None, DATA_AXES)
         of_pairs = {REFERENCE: tokens, PAIRS: rows} if self.config.loss.name == "dpo" else {}
-        return {**dict.fromkeys(names, tokens), "examples": rows, **of_pairs}
+        replayed = {EXPERTS: tokens} if self.config.data.routing is not None else {}
+        return {**dict.fromkeys(names, tokens), "examples": rows, **of_pairs, **replayed}
+
+    def array_shape(self, name: str) -> tuple[int, ...]:
+        """Global shape of an array of a batch."""
+        shape = self.batch_shape[: len(self.batch[name])]
+        return shape if name != EXPERTS else (*shape, *replayed_shape(self.config.model))
 
     @property
     def batch_shape(self) -> tuple[int, int, int]:
@@ -211,7 +218,7 @@ class StepLayout:
         """Shapes and shardings of a placed batch, for compiling before there is one."""
         return {
             name: jax.ShapeDtypeStruct(
-                self.batch_shape[: len(self.batch[name])],
+                self.array_shape(name),
                 jnp.float32 if name in ("mask", REFERENCE) else jnp.int32,
                 sharding=sharding,
             )

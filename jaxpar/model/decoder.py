@@ -20,6 +20,7 @@ from jaxpar.layers.attention import Attend
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.dropout import dropout
+from jaxpar.layers.experts.replay import EXPERTS
 from jaxpar.layers.experts.routers import ROUTERS
 from jaxpar.layers.layer import DecoderLayer
 from jaxpar.layers.linear import Tap
@@ -138,6 +139,8 @@ class DecoderStages:
         segments, indices = vary(batch["segments"]), vary(batch["indices"])
         row = gather_context(segments), gather_context(indices)
         plain = vary(TokenContext(segments, indices, *row, batch["examples"], None, None))
+        if EXPERTS in batch:
+            plain = plain._replace(experts=vary(batch[EXPERTS]))
         if SCALES in batch:
             plain = plain._replace(scales=vary(batch[SCALES]))
         tables: dict[tuple[bytes, float], tuple[jax.Array, jax.Array]] = {}

@@ -94,6 +94,8 @@ class StepRecord:
     """Data source to its epochs so far."""
     experts: dict[str, float] | None = None
     """Of a model with experts: `jaxpar.layers.experts.reports.expert_metrics`."""
+    expert_loads: dict[str, float] | None = None
+    """Number of a layer with experts to `load` in it."""
     data_wait: float = 0.0
     """Share of the time since the previous record in which the devices of this process waited for a batch."""
     metrics: dict[str, float] | None = None

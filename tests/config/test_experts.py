@@ -58,6 +58,8 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "no capacity": (
         ["model.experts={count: 8, capacity_factor: 0.0}"], ("model.experts.capacity_factor", "at least", "0")
     ),
+    "routing of a dense model": (["data.routing=a"], ("data.routing", "a", "model.experts", "null")),
+    "recording of a dense model": (["run.record_routing=a"], ("run.record_routing", "a", "null")),
     "an unused scale": (["model.experts={count: 8, scale: 2.0}"], ("model.experts.scale", "2.0", "sigmoid")),
     "a negative loss": (["model.experts={count: 8, balance_loss: -1.0}"], ("model.experts.balance_loss", "0", "-1.0")),
     "biases of shared experts": (

@@ -114,8 +114,8 @@ def experts(x: Array, own: Tree, options: Options, batch: Mapping[str, Array]) -
     total += chosen["z_loss"] * jnp.sum(counts * jax.nn.logsumexp(logits, axis=1) ** 2)
     if chosen["sequence_loss"]:
         for row in range(len(x)):
-            own = slice(row * x.shape[1], (row + 1) * x.shape[1])
-            real, one = counts[own], balance(weights[own], statistics[own], counts[own], chosen)
+            part = slice(row * x.shape[1], (row + 1) * x.shape[1])
+            real, one = counts[part], balance(weights[part], statistics[part], counts[part], chosen)
             total += chosen["sequence_loss"] * jnp.where(real.sum() > 0, real.sum() * one, 0)
     return y.reshape(x.shape), total, counts @ (weights > 0)
 

@@ -50,6 +50,9 @@ def check_experts(config: Config) -> None:
     if some:
         _check_combined(config)
         return
+    for key, value in (("data.routing", config.data.routing), ("run.record_routing", config.run.record_routing)):
+        if value is not None:
+            raise UserError(f"{key}: {value} would not be used, because model.experts is null; expected null")
     unused = {
         "expert_exchange": "auto",
         "expert_slices": "auto",

@@ -25,7 +25,17 @@ from jaxpar.layers.experts.assignment import within_capacity
 from jaxpar.layers.experts.biases import expert_of_row, rows_of_experts
 from jaxpar.layers.experts.exchange import EXCHANGES, Shared, exchanged, lists_of, rounds_needed
 from jaxpar.layers.experts.losses import sequence_loss, share, z_loss
-from jaxpar.layers.experts.reports import DROPPED, ENTROPY, LOAD, OVERFLOWS, RANK_LOAD, REPORTS, TOKENS
+from jaxpar.layers.experts.replay import EXPERTS, choices_of
+from jaxpar.layers.experts.reports import (
+    DROPPED,
+    ENTROPY,
+    LOAD,
+    OVERFLOWS,
+    RANK_LOAD,
+    TOKENS,
+    layer_report,
+    reports_of,
+)
 from jaxpar.layers.experts.routers import ROUTERS, entropy
 from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums
 from jaxpar.layers.experts.token_order import TOKEN_AXES, TokenOrder
@@ -131,15 +141,16 @@ def _weights(model: ModelConfig, experts: ExpertsConfig, inward: tuple[str, ...]
 class Experts(nnx.Module):
     """`sum_i w_i expert_i(x) + shared(x)` over the experts i that the router chooses for a token."""
 
-    reports = REPORTS
+    records = False
+    """Whether the report has the experts of each token too, as `EXPERTS`: see `jaxpar.training.routing`."""
 
     def __init__(self, config: Config, feed_forward: type[FeedForward], layout: ExpertLayout | None = None):
         model = config.model
         assert model.experts is not None, "a model with experts"
         self.part, self.experts = declare(model, feed_forward), model.experts
-        self.layout = layout or ExpertLayout()
+        self.layout, self.reports = layout or ExpertLayout(), reports_of(model.layers)
         self.feed_forward, self.router_kind = feed_forward, ROUTERS[model.experts.router]
-        self.seed, self.batch_size = config.run.seed, config.data.batch_size
+        self.seed, self.batch_size, self.layers = config.run.seed, config.data.batch_size, model.layers
         declare_weights(self, self.part.weights)
 
     def __call__(
@@ -156,8 +167,12 @@ class Experts(nnx.Module):
         shared = (lambda flat: self._shared(flat.reshape(x.shape)).reshape(flat.shape)) if self.experts.shared else None
         y, handled, rounds = self._routed(flat, kept, counts, shared)
         chosen = jnp.sum(counts[:, None] & (routing.indices != NO_EXPERT)).astype(jnp.float32)
+        of_layers = {layer_report(one): jnp.where(number == one, report[LOAD], 0.0) for one in range(self.layers)}
         overflows = report[TOKENS] * (rounds > 1)
-        return y.reshape(x.shape), {**report, DROPPED: chosen - handled, OVERFLOWS: overflows}
+        recorded = {EXPERTS: routing.indices.reshape(*x.shape[:2], -1)} if self.records else {}
+        return y.reshape(x.shape), {
+            **report, DROPPED: chosen - handled, OVERFLOWS: overflows, **of_layers, **recorded
+        }  # fmt: skip
 
     # ---- routing
 
@@ -199,8 +214,12 @@ class Experts(nnx.Module):
             # Examples are numbered from the first step on.
             step = jnp.broadcast_to(tokens.examples[:, None] // self.batch_size, part.shape)
             state = state._replace(step=step.ravel().astype(jnp.float32))
-        if kind.ordered:
+        if kind.ordered and tokens.experts is None:
             state = state._replace(order=TokenOrder.of(tokens))
+        if tokens.experts is not None:
+            own = lax.dynamic_index_in_dim(tokens.experts, number, axis=2, keepdims=False)
+            choices = choices_of(self.experts)
+            state = state._replace(given=sequence_part(own)[..., :choices].reshape(-1, choices))
         if kind.ids:
             assert tokens.ids is not None, "a hash of tokens needs them"
             state = state._replace(ids=sequence_part(tokens.ids).ravel())

@@ -13,6 +13,8 @@ TOKENS, LOAD, RANK_LOAD, ENTROPY, DROPPED, OVERFLOWS = (
 expert rank; of the entropy of the routing; of assignments that no expert has computed; of 1 where an exchange took more
 than one round."""
 
+_OF_LAYER = "expert_load_of_layer_"
+
 REPORTS = (AUXILIARY_LOSS, TOKENS, LOAD, RANK_LOAD, ENTROPY, DROPPED, OVERFLOWS)
 
 
@@ -27,3 +29,27 @@ def expert_metrics(report: Mapping[str, float]) -> dict[str, float]:
     means = {"load": LOAD, "rank_load": RANK_LOAD, "entropy": ENTROPY, "dropped": DROPPED, "overflows": OVERFLOWS}
     found = {name: float(report[sums]) / float(report[TOKENS]) for name, sums in means.items()}
     return found | {"auxiliary_loss": float(report[AUXILIARY_LOSS])}
+
+
+def layer_report(layer: int) -> str:
+    """`LOAD` of one layer of the model."""
+    return f"{_OF_LAYER}{layer}"
+
+
+def reports_of(layers: int) -> tuple[str, ...]:
+    """What a layer of experts reports, in a model of so many layers."""
+    return (*REPORTS, *map(layer_report, range(layers)))
+
+
+def is_of_experts(name: str) -> bool:
+    """Whether a report is one of `reports_of`."""
+    return name in REPORTS or name.startswith(_OF_LAYER)
+
+
+def layer_loads(report: Mapping[str, float]) -> dict[str, float]:
+    """Number of a layer with experts to the load of its fullest expert, averaged over microbatches."""
+    # A layer without experts has reported nothing, and every other one at least 1 for each token.
+    sums = {name: float(value) for name, value in report.items() if name.startswith(_OF_LAYER)}
+    found = {name.removeprefix(_OF_LAYER): value for name, value in sums.items() if value}
+    tokens = float(report.get(TOKENS, 0))
+    return {layer: value * len(found) / tokens for layer, value in found.items()} if tokens else {}

@@ -11,7 +11,17 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts.assignment import balanced, chosen_by_experts
 from jaxpar.layers.experts.losses import balance_loss, gshard_loss, importance_and_load_loss, sam_loss
-from jaxpar.layers.experts.routing import NO_EXPERT, Logits, Router, RouterState, Routing, chosen, largest, ones_at
+from jaxpar.layers.experts.routing import (
+    NO_EXPERT,
+    Logits,
+    Router,
+    RouterState,
+    Routing,
+    chosen,
+    largest,
+    ones_at,
+    selected,
+)
 
 HIDDEN = -1e30
 """Stands for minus infinity, without NaN in derivatives."""
@@ -21,15 +31,15 @@ def softmax_top_k(logits: Logits, state: RouterState, options: ExpertsConfig) ->
     """The k largest probabilities are the weights, which add up to less than 1 (OLMoE, arXiv:2409.02060), times `scale`
     (DeepSeek-V2, arXiv:2405.04434)."""
     probabilities = jax.nn.softmax(logits)
-    indices = largest(_in_groups(logits, options, best=1), options.per_token)
+    indices = selected(state, _in_groups(logits, options, best=1), options.per_token)
     return Routing(indices, options.scale * chosen(probabilities, indices), {"probabilities": probabilities})
 
 
 def top_k_softmax(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
     """The weights are the softmax of the k largest logits (Mixtral, arXiv:2401.04088); normalising the k largest
     probabilities gives the same (Qwen3)."""
-    indices = largest(_in_groups(logits, options, best=1), options.per_token)
-    weights = jax.nn.softmax(chosen(logits, indices))
+    indices = selected(state, _in_groups(logits, options, best=1), options.per_token)
+    weights = jax.nn.softmax(jnp.where(indices == NO_EXPERT, HIDDEN, chosen(logits, indices)))
     return Routing(indices, weights, {"probabilities": jax.nn.softmax(logits)})
 
 
@@ -37,7 +47,7 @@ def gshard(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routin
     """The two largest probabilities, divided by their sum (GShard, arXiv:2006.16668, algorithm 1). Both experts are
     always used: the paper leaves the second out at random to save room, and here no token is dropped."""
     probabilities = jax.nn.softmax(logits)
-    indices = largest(logits, 2)
+    indices = selected(state, logits, 2)
     gates = chosen(probabilities, indices)
     first = ones_at(indices[:, :1], logits.shape[-1])[:, 0]
     return Routing(indices, gates / gates.sum(-1, keepdims=True), {"probabilities": probabilities, "first": first})
@@ -53,9 +63,9 @@ def noisy_top_k(logits: Logits, state: RouterState, options: ExpertsConfig) -> R
     noisy = logits if state.drawn is None else logits + state.drawn * deviation
     # One more than are chosen: what an expert has to exceed to be among the k largest of all but itself.
     best = largest(noisy, options.per_token + 1)
-    indices = best[:, : options.per_token]
+    indices = selected(state, noisy, options.per_token)
     values = chosen(noisy, best)
-    weights = jax.nn.softmax(values[:, :-1])
+    weights = jax.nn.softmax(chosen(noisy, indices))
     gates = jnp.einsum("tk,tke->te", weights, ones_at(indices, logits.shape[-1]), precision="highest")
     inside = noisy > values[:, -1:]
     threshold = jnp.where(inside, values[:, -1:], values[:, -2:-1])
@@ -68,7 +78,7 @@ def sigmoid(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routi
     `scale` (DeepSeek-V3, arXiv:2412.19437, equations 12-16)."""
     assert state.bias is not None, "this router chooses by a bias"
     scores = jax.nn.sigmoid(logits)
-    indices = largest(_in_groups(scores + state.bias, options, best=2), options.per_token)
+    indices = selected(state, _in_groups(scores + state.bias, options, best=2), options.per_token)
     gates = chosen(scores, indices)
     weights = options.scale * gates / gates.sum(-1, keepdims=True)
     return Routing(indices, weights, {"probabilities": scores / scores.sum(-1, keepdims=True)})
@@ -80,7 +90,7 @@ def k_top_1(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routi
     groups = logits.reshape(len(logits), options.per_token, -1)
     probabilities = jax.nn.softmax(groups)
     within = largest(groups, 1)[..., 0]
-    indices = within + jnp.arange(options.per_token) * groups.shape[-1]
+    indices = within + jnp.arange(options.per_token) * groups.shape[-1] if state.given is None else state.given
     flat = probabilities.reshape(logits.shape)
     return Routing(indices, chosen(flat, indices), {"probabilities": flat / options.per_token})
 
@@ -93,6 +103,7 @@ def hashed(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routin
     assert state.ids is not None, "a hash is one of tokens"
     first = _mixed(state.ids) % np.uint32(options.count)
     indices = (first[:, None].astype(jnp.int32) + jnp.arange(options.per_token)) % options.count
+    indices = indices if state.given is None else state.given
     weights = jnp.full(indices.shape, 1 / options.per_token, jnp.float32)
     return Routing(indices, weights, {})
 
@@ -105,7 +116,7 @@ def sam(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
     of_groups = probabilities.reshape(len(logits), options.groups, -1).sum(-1)
     group = ones_at(largest(of_groups, 1), options.groups)[:, 0]
     inside = jnp.repeat(group, options.count // options.groups, axis=1) > 0
-    indices = largest(jnp.where(inside, logits, HIDDEN), options.per_token)
+    indices = selected(state, jnp.where(inside, logits, HIDDEN), options.per_token)
     weights = chosen(probabilities, indices)
     above = jnp.where(inside, 0.0, jax.nn.relu(probabilities - weights[:, -1:]))
     statistics = {"group": group, "of_groups": of_groups, "misaligned": above.sum(-1, keepdims=True)}
@@ -126,25 +137,29 @@ def dense_to_sparse(logits: Logits, state: RouterState, options: ExpertsConfig) 
     gates = jax.nn.softmax((logits + state.drawn) / temperature)
     best = ones_at(largest(gates, options.per_token), options.count).sum(1) > 0
     used = best | (lax.stop_gradient(gates) >= options.threshold)
+    if state.given is not None:
+        return Routing(state.given, chosen(gates, state.given), {"probabilities": gates})
     return Routing(_used(used), gates, {"probabilities": gates})
 
 
 def base(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
     """In training every expert gets equally many tokens of the microbatch, such that the sum of their logits is the
     largest; else a token's largest logit is chosen. The weight is its sigmoid (BASE layers, arXiv:2103.16716)."""
-    if state.train:
+    if state.train and state.given is None:
         assert state.order is not None and state.counts is not None, "an assignment is one of all tokens"
         indices = state.order.own(balanced(state.order.whole(logits), state.order.whole(state.counts)))[:, None]
     else:
-        indices = largest(logits, 1)
+        indices = selected(state, logits, 1)
     return Routing(indices, jax.nn.sigmoid(chosen(logits, indices)), {})
 
 
 def expert_choice(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
     """Each expert takes the tokens of the microbatch with its largest probabilities, k/E of them, and the probabilities
     are the weights (arXiv:2202.09368, section 3.2)."""
-    assert state.order is not None and state.counts is not None, "a choice is one among all tokens"
     probabilities = jax.nn.softmax(logits)
+    if state.given is not None:
+        return Routing(state.given, chosen(probabilities, state.given), {})
+    assert state.order is not None and state.counts is not None, "a choice is one among all tokens"
     all_counts = state.order.whole(state.counts)
     used = state.order.own(chosen_by_experts(state.order.whole(probabilities), all_counts, options.per_token))
     return Routing(_used(used), probabilities, {})

@@ -47,6 +47,8 @@ class RouterState(NamedTuple):
     """Which tokens count; the others pad rows."""
     order: Order | None = None
     """The tokens of all ranks."""
+    given: Int[Array, "tokens chosen"] | None = None
+    """Experts to use in place of those that the router would choose, as in `Routing.indices`."""
     step: Float[Array, " tokens"] | None = None
     """Number of the step that a token is trained in, from 0."""
 
@@ -108,6 +110,11 @@ def chosen(values: Logits, indices: Int[Array, "tokens chosen"]) -> Float[Array,
 def ones_at(indices: Int[Array, "tokens chosen"], experts: int) -> Float[Array, "tokens chosen experts"]:
     """1 at the experts that are chosen, and 0 at the others."""
     return jax.nn.one_hot(indices, experts, dtype=jnp.float32)
+
+
+def selected(state: RouterState, values: Logits, number: int) -> Int[Array, "tokens number"]:
+    """The experts that are given, or those with the largest values."""
+    return largest(values, number) if state.given is None else state.given
 
 
 def largest(values: Logits, number: int) -> Int[Array, "tokens number"]:

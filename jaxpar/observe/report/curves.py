@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,7 +21,7 @@ class Chart:
     unit: str
     """Format of its values in the script: nats, plain, rate, seconds, bytes or share."""
     series: tuple[str, ...]
-    """Fields of `metrics.jsonl`, in the order in which they are drawn."""
+    """Fields of `metrics.jsonl`, in the order in which they are drawn; `a.b` is the field `b` of `a`."""
     smooth: bool = True
     """Whether smoothing applies."""
     unless_zero: bool = False
@@ -37,6 +38,11 @@ CHARTS = (
     Chart("Devices waiting for data, share of the time", "share", ("data_wait",), unless_zero=True),
     Chart("Memory in use", "bytes", ("memory_bytes",), smooth=False),
     Chart("Model FLOPs utilisation", "share", ("mfu",)),
+    Chart("Experts: load of the fullest, relative to the mean", "plain", ("experts.load",)),
+    Chart("Experts: entropy of the router's logits, nats", "nats", ("experts.entropy",)),
+    Chart("Experts: auxiliary losses", "plain", ("experts.auxiliary_loss",)),
+    Chart("Experts: dropped choices per token and layer", "plain", ("experts.dropped",), unless_zero=True),
+    Chart("Experts: bytes sent per device", "bytes", ("experts.sent_bytes",), smooth=False, unless_zero=True),
     Chart("Loss scale", "plain", ("loss_scale",), smooth=False),
 )
 
@@ -76,7 +82,16 @@ def _run(run: RunRecord) -> dict[str, Any]:
 
 def points(run: RunRecord, name: str) -> Points:
     """(step, value) of each logged step that has a finite value."""
-    return [(line["step"], value) for line in run.metrics if (value := number(line, name)) is not None]
+    return [(line["step"], value) for line in run.metrics if (value := _value(line, name)) is not None]
+
+
+def _value(line: Mapping[str, Any], name: str) -> float | None:
+    """A field, or `a.b` of the field `a`."""
+    first, _, inner = name.partition(".")
+    within = line.get(first)
+    if not inner:
+        return number(line, name)
+    return number(within, inner) if isinstance(within, Mapping) else None
 
 
 def training_clock(run: RunRecord) -> Points:

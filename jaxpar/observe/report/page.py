@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from jaxpar.observe.report import sections
 from jaxpar.observe.report.curves import MOST_POINTS, is_thinned, page_data
 from jaxpar.observe.report.figures import FIGURES, figure_rows, gain, last_evaluation
+from jaxpar.observe.report.load_map import load_maps
 from jaxpar.observe.report.run_record import RunRecord
 from jaxpar.observe.report.sweep import sweep_table
 from jaxpar.observe.report.tasks import tasks
@@ -51,6 +52,7 @@ def html_page(runs: list[RunRecord]) -> str:
         difference=sections.configuration_difference(runs) if len(runs) == PAIR else "",
         has_curves=any(run.metrics for run in runs),
         thinned=MOST_POINTS if any(map(is_thinned, runs)) else 0,
+        load_maps=[] if is_sweep else load_maps(runs),
         plan=sections.plan(runs),
         memory=sections.memory(runs),
         on_host=sections.measured_on_host(runs),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -83,6 +83,8 @@ class ConsoleView(Listener):
             self._titles, self._lines_since_header = titles, 0
             self._line("".join(f"{title:>{width}}" for title, width, _ in columns), "bold")
         self._line("".join(f"{value:>{width}}" for _, width, value in columns))
+        if record.experts is not None and (self._lines_since_header == 0 or record.eval_loss is not None):
+            self._line(f"{'':>16}  experts: {_of_experts(record.experts)}", "dim")
         self._lines_since_header += 1
         if record.metrics is not None and f"eval_{ACCURACY}" in record.metrics:
             accuracy, margin = (record.metrics[f"eval_{name}"] for name in (ACCURACY, MARGIN))
@@ -189,6 +191,13 @@ def _columns(record: StepRecord, time: str, steps: int | None) -> list[tuple[str
     if record.memory_bytes is not None:
         columns.append(_memory(record, record.memory_bytes))
     return [*columns, ("ETA", 9, clock(record.eta_s))]
+
+
+def _of_experts(metrics: Mapping[str, float]) -> str:
+    """What there is no column for."""
+    dropped = f", {metrics['dropped']:.3g} dropped per token and layer" if metrics["dropped"] else ""
+    sent = f", {size(metrics['sent_bytes'])} sent per device" if metrics.get("sent_bytes") else ""
+    return f"entropy {metrics['entropy']:.2f}, auxiliary losses {metrics['auxiliary_loss']:.4f}{dropped}{sent}"
 
 
 def _memory(record: StepRecord, in_use: int) -> tuple[str, int, str]:

@@ -6,7 +6,8 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
-from jaxpar.layers.experts.reports import REPORTS, TOKENS, expert_metrics
+from jaxpar.layers.experts.reports import expert_metrics, is_of_experts, layer_loads
+from jaxpar.layout.expert_bytes import sent_bytes
 from jaxpar.model.flops import Pairs, mfu
 from jaxpar.observe.events import StepRecord
 from jaxpar.observe.files import strict_json
@@ -101,15 +102,21 @@ class Progress:
             memory_peak_bytes=peak_bytes(),
             memory_limit_bytes=limit_bytes(),
             epochs=trainer.epochs(number),
-            experts=expert_metrics({name: float(value) for name, value in metrics.report.items()}) or None,
+            experts=_of_experts(trainer, metrics) or None,
+            expert_loads=layer_loads(metrics.report) or None,
             data_wait=data_wait,
             metrics=self._metrics(number, metrics) or None,
         )
 
     def _metrics(self, number: int, metrics: StepMetrics) -> dict[str, float]:
         """What layers and the loss report of step `number`, and what the loss does of held-out data."""
-        of_experts = REPORTS if TOKENS in metrics.report else ()
-        found = {name: float(value) for name, value in metrics.report.items() if name not in of_experts}
+        found = {name: float(value) for name, value in metrics.report.items() if not is_of_experts(name)}
         if self.heldout_loss(number) is None:
             return found
         return found | {f"eval_{name}": value for name, value in self._heldout_metrics.items()}
+
+
+def _of_experts(trainer: Run, metrics: StepMetrics) -> dict[str, float]:
+    """The metrics of experts; nothing for a model without them."""
+    found = expert_metrics({name: float(value) for name, value in metrics.report.items()})
+    return found | {"sent_bytes": sent_bytes(trainer.layout)} if found else {}

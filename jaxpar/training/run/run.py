@@ -27,13 +27,14 @@ from jaxpar.interop.sources.adapted import base_facts, check_base
 from jaxpar.interop.sources.open_source import Model, open_source
 from jaxpar.interop.sources.source import check_fits
 from jaxpar.layers.checks import validate
+from jaxpar.layers.experts.replay import EXPERTS
 from jaxpar.layout.given_plan import check_plan, check_plan_devices
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
 from jaxpar.layout.memory.device import needed_bytes
 from jaxpar.layout.memory.host import check_offload
 from jaxpar.layout.memory.state_storage import check_offloaded_state
 from jaxpar.layout.stages import mask_of
-from jaxpar.layout.state import TrainState
+from jaxpar.layout.state import TrainState, all_weights
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.parameters import Weights, merge
@@ -42,6 +43,7 @@ from jaxpar.observe.holdings import name_arrays
 from jaxpar.observe.timer import StepTimer
 from jaxpar.training.residency.given_weights import INIT_FROM, begun_from, frozen_weights
 from jaxpar.training.residency.saved_state import SavedState
+from jaxpar.training.routing import Recorder, RoutingFolder, check_recorded
 from jaxpar.training.run.compared import compared_plan
 from jaxpar.training.run.out_of_memory import (
     check_batch_fits,
@@ -106,6 +108,8 @@ class Run:
         self.config = with_vocab(config, self.data.vocab)
         self.plan = compared_plan(lambda: self._planned(plan, devices), self.config, devices)
         self.mesh = build_mesh(self.plan.axes, devices)
+        if self.config.run.record_routing is not None:
+            check_recorded(self.config, self.plan.axes.pipe)
         self.layout = StepLayout(self.config, self.plan)
         checks = check_state_fits, check_batch_fits, check_offload, check_offloaded_state, check_estimate_fits
         for check in checks:
@@ -242,6 +246,11 @@ class Run:
         check_step_fits(self.layout, self.mesh, needed_bytes(compiled))
         return compiled
 
+    @cached_property
+    def _recorder(self) -> Recorder:
+        """Computes the experts that a step uses."""
+        return Recorder(self.functions, self.placer)
+
     @property
     def predicted_bytes(self) -> int | None:
         """Memory per device that the compiled step needs, by the compiler: arguments, temporaries and output."""
@@ -262,6 +271,10 @@ class Run:
             self._batches = self._placed_batches(int(state.step))
         with self.timer.fetching():
             batch, self.last_pairs = next(self._batches)
+        if self.config.run.record_routing is not None:
+            number = batch_number(int(state.step), self.left_out)
+            routed = self._recorder(all_weights(state), batch)
+            RoutingFolder(self.config.run.record_routing).write(number, routed)
         with self.timer.step():
             self._state, metrics = self.functions.residency.advance(compiled, state, batch)
         return metrics
@@ -387,7 +400,10 @@ class Run:
             prefetch=data.prefetch,
         )
         ready = None
-        for rows in source:
+        folder = None if data.routing is None else RoutingFolder(data.routing)
+        for step, rows in enumerate(source, first_step):
+            if folder is not None and step < self.config.run.steps:  # No step uses a batch after the last one.
+                rows = rows | {EXPERTS: folder.read(rows["examples"], self.config)}
             pairs = {window: round(share * kept_pairs(own, rows["segments"])) for window, own in masks.items()}
             following = self.placer(rows), pairs
             if ready is not None:

@@ -11,6 +11,7 @@ from jaxtyping import Int
 
 from jaxpar.attention.balance import sequence_order
 from jaxpar.config.plan import Plan
+from jaxpar.layers.experts.replay import EXPERTS
 from jaxpar.layout.step_layout import StepLayout, shardings
 
 
@@ -23,7 +24,7 @@ class BatchPlacer:
     """Determines the rows of each batch that this process loads, and puts them on its devices in the plan's order."""
 
     def __init__(self, layout: StepLayout, mesh: Mesh):
-        self.shape = layout.batch_shape
+        self.shape, self._array_shape = layout.batch_shape, layout.array_shape
         self.shardings: dict[str, NamedSharding] = shardings(mesh, layout.batch)
         self.order = row_order(layout.plan, self.shape[2])
         self.rows = self._own_rows()
@@ -40,14 +41,15 @@ class BatchPlacer:
 
         def array(name: str) -> jax.Array:
             per_row = len(self.shardings[name].spec) == 2
-            local, shape = rows[name], self.shape[: 2 if per_row else 3]
+            local, shape = rows[name], self._array_shape(name)
 
             def part(index: Any) -> np.ndarray:
                 first, last, _ = index[1].indices(per_microbatch)
                 wanted = np.arange(microbatches)[index[0], None] * per_microbatch + np.arange(first, last)
                 mine = local[np.searchsorted(self.rows, wanted)]
-                return mine if per_row else mine[..., self.order[index[2]]]
+                return mine if per_row else mine[:, :, self.order[index[2]]]
 
             return jax.make_array_from_callback(shape, self.shardings[name], part)
 
-        return {name: array(name) for name in self.shardings}
+        # Held-out rows have no experts of their own.
+        return {name: array(name) for name in self.shardings if name != EXPERTS or name in rows}

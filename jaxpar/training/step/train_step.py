@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
+from jaxpar.layers.experts.replay import EXPERTS
 from jaxpar.layout.joining import step_options
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.state import TrainState
@@ -47,7 +48,8 @@ class TrainStep:
     def evaluate(self) -> Any:
         """Compiled (all weights of a state, batch) -> (sums of what the loss reports, unmasked tokens or pairs)."""
         results = dict.fromkeys(self._stages.loss_reports, WHOLE), WHOLE
-        return self.compiled(self._functions.evaluate, (self.layout.weights, self.layout.batch), results)
+        batch = {name: own for name, own in self.layout.batch.items() if name != EXPERTS}
+        return self.compiled(self._functions.evaluate, (self.layout.weights, batch), results)
 
     @property
     def _stages(self) -> DecoderStages:

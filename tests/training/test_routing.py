@@ -1,0 +1,82 @@
+"""Routing replay: the experts that one run chose, used by another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.layers.experts.replay import EXPERTS
+from jaxpar.layout.state import all_weights
+from jaxpar.training.routing import Recorder, RoutingFolder
+from tests.sentences import refused
+from tests.small_run import SmallRun, small, worst_difference
+from tests.training.runs import fit, losses, run_config
+
+OWN: dict[str, dict[str, Any]] = {
+    "top_k_softmax": {"per_token": 2},
+    "sigmoid": {"per_token": 2},
+    "noisy_top_k": {"per_token": 2},
+    "dense_to_sparse": {"per_token": 2, "anneal_steps": 10, "threshold": 0.05},
+    "base": {"per_token": 1},
+    "expert_choice": {"per_token": 2, "force": True},
+}
+
+
+def config_of(router: str, routing: str | None = None, **parallel: Any) -> Any:
+    experts = ExpertsConfig(count=4, router=router, width=16, **OWN[router])
+    return small(model={"layers": 2, "experts": experts}, data={"routing": routing}, parallel=parallel)
+
+
+@pytest.mark.matrix(quick=("top_k_softmax",), ci=1)
+@pytest.mark.parametrize("router", OWN)
+def test_a_run_that_replays_its_own_experts_has_its_own_loss_bit_for_bit(router: str):
+    """And its gradients, on other ranks too; with other experts it has another one."""
+    run = SmallRun(config_of(router))
+    state = run.step.residency.initial_state()
+    routed = Recorder(run.step, run.place)(all_weights(state), run.batch(0))
+    rows = run.rows(0)
+    assert routed.shape[:3] == (*rows["tokens"].shape, 2) and routed.min() >= -1 and routed.max() == 3
+    loss, gradients = run.step.gradients(state, run.batch(0))
+    again = SmallRun(config_of(router, "given"))
+    found, same = again.step.gradients(state, again.place(rows | {EXPERTS: routed.astype(np.int32)}))
+    assert float(found) == float(loss)
+    worst, leaf = worst_difference(jax.device_get(same), jax.device_get(gradients))
+    assert worst <= 1e-6, f"gradient of {leaf} differs by {worst:.1e}"
+    other = np.where(routed >= 0, (routed + 1) % 4, -1).astype(np.int32)
+    assert float(again.step.gradients(state, again.place(rows | {EXPERTS: other}))[0]) != float(loss)
+
+
+@pytest.mark.long
+def test_a_run_writes_its_experts_and_another_one_uses_them_on_another_layout(tmp_path: Path):
+    experts = ExpertsConfig(count=4, width=16)
+
+    def config(name: str, run: dict[str, Any], data: dict[str, Any], **parallel: int) -> Any:
+        sections = {"model": {"layers": 2, "experts": experts}, "run": {"name": name, **run}, "parallel": parallel}
+        return run_config(tmp_path, 2, **sections, data=data, evaluation={"every": 1})
+
+    folder = str(tmp_path / "experts")
+    first = config("first", {"record_routing": folder}, {}, expert=2, context=2)
+    second = config("second", {}, {"routing": folder}, tensor=2, expert=2)
+    fit(first)
+    fit(second)
+    wanted, found = losses(first), losses(second)
+    assert wanted.keys() == found.keys() and len(found) == 2
+    assert all(found[step] == pytest.approx(loss, rel=1e-5) for step, loss in wanted.items())
+
+
+def test_files_that_do_not_fit_are_one_sentence(tmp_path: Path):
+    config = config_of("top_k_softmax", str(tmp_path))
+    folder, examples = RoutingFolder(tmp_path), np.arange(8, 16)
+    with refused("data.routing", "00000001.npy"):
+        folder.read(examples, config)
+    folder.write(1, np.zeros((8, 32, 2, 3), np.int16))
+    with refused("data.routing", "00000001.npy", "[8, 32, 2, 3]", "[8, 32, 2, 2]"):
+        folder.read(examples, config)
+    folder.write(1, np.full((8, 32, 2, 2), 4, np.int16))
+    with refused("data.routing", "00000001.npy", "4", "3"):
+        folder.read(examples, config)
