@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config, LossConfig
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.mesh.parameters import merge
 from tests.data.chat_files import VOCAB
 from tests.data.preference_files import prepared_pairs
@@ -144,3 +145,18 @@ def test_loss_rewards_and_gradients_equal_float64(tokens: str, layout: str):
     assert float(count) == pairs.sum()
     for name, value in wanted.items():
         assert float(sums[name]) / float(count) == pytest.approx(value, rel=TOLERANCE, abs=TOLERANCE), name
+
+
+@pytest.mark.long
+def test_experts_learn_from_pairs_alike_on_every_layout(tokens: str):
+    """The routers' losses are those of the tokens of both answers, beside the loss of the pairs."""
+    experts = ExpertsConfig(count=4, width=16, shared=1, balance_loss=0.1, z_loss=0.01)
+    model = {"layers": 2, "vocab": VOCAB, "kv_heads": 4, "experts": experts}
+    parallel = {"expert": 2, "tensor": 2, "expert_exchange": "all_to_all"}
+    one, split = (SmallRun(of_pairs(tokens, model=model, parallel=own)) for own in ({"fsdp": 1}, parallel))
+    (wanted, of_one), (loss, of_split) = (
+        jax.device_get(run.step.gradients(run.step.residency.initial_state(), run.place(batch_of(run))))
+        for run in (one, split)
+    )
+    assert np.abs(one.by_layer(of_one)["layers"]["mlp"]["router"]).max() > 0
+    assert_close(loss, float(wanted), split.by_layer(of_split), one.by_layer(of_one))
