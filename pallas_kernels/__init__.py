@@ -1,7 +1,7 @@
 """Kernels, the masks they share and their plain-JAX references. Imports nothing from jaxpar."""
 
 from pallas_kernels.attention.api import flash_attention
-from pallas_kernels.grouped_matmul.api import grouped_matmul
+from pallas_kernels.grouped_matmul import Matrices, grouped_feed_forward, grouped_matmul
 from pallas_kernels.linear_cross_entropy.api import fused_linear_cross_entropy
 
-__all__ = ["flash_attention", "fused_linear_cross_entropy", "grouped_matmul"]
+__all__ = ["Matrices", "flash_attention", "fused_linear_cross_entropy", "grouped_feed_forward", "grouped_matmul"]

@@ -30,10 +30,13 @@ SOURCES = {
     "attention/cudnn": ("attention/cudnn.py", "attention/cudnn_packed.py", "masks.py"),
     "attention/triton": ("attention/triton", "attention/blocks.py", *_ATTENTION),
     "grouped_matmul/mosaic": (
-        "grouped_matmul/mosaic", "grouped_matmul/blocks.py", "attention/mosaic/memory.py",
-        "attention/mosaic/registers.py", "attention/mosaic/schedule.py", "varying.py",
+        "grouped_matmul/mosaic", "grouped_matmul/blocks.py", "grouped_matmul/feed_forward.py",
+        "attention/mosaic/memory.py", "attention/mosaic/registers.py", "attention/mosaic/schedule.py", "varying.py",
     ),
-    "grouped_matmul/triton": ("grouped_matmul/triton.py", "grouped_matmul/blocks.py", "ranges.py", "varying.py"),
+    "grouped_matmul/triton": (
+        "grouped_matmul/triton.py", "grouped_matmul/blocks.py", "grouped_matmul/feed_forward.py", "ranges.py",
+        "varying.py",
+    ),
     "linear_cross_entropy/triton": ("linear_cross_entropy", "ranges.py", "varying.py"),
 }
 # fmt: on

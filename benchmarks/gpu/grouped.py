@@ -15,12 +15,11 @@ import numpy as np
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
 from pallas_kernels.device import INTERPRETER, target
-from pallas_kernels.grouped_matmul import grouped_matmul
+from pallas_kernels.grouped_matmul import Matrices, grouped_feed_forward, grouped_matmul
 from pallas_kernels.grouped_matmul.registry import Request, implementation
 
 KERNELS = ("mosaic", "triton")
 """Implementations that wait for a record."""
-RESULTS = ("out", "d_rows", "d_weights")
 
 
 @dataclass(frozen=True)
@@ -34,17 +33,31 @@ class Case:
     room: int = 0
     """Rows behind the last group."""
     dtype: str = "bfloat16"
+    gated: bool = False
+    """A gated feed-forward, with `n` as its hidden width; else a product."""
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Names of the result and the gradients."""
+        return (
+            ("out", "d_rows", "d_up", "d_gate", "d_down", "d_factors") if self.gated else ("out", "d_rows", "d_weights")
+        )
 
     @property
     def rows(self) -> int:
         return sum(self.sizes) + self.room
 
     def arrays(self) -> tuple[jax.Array, ...]:
-        """Rows, weights and the gradient of the product."""
-        shapes = (self.rows, self.k), (len(self.sizes), self.k, self.n), (self.rows, self.n)
-        keys = jax.random.split(jax.random.key(0), 3)
-        normal = lambda key, shape: jax.random.normal(key, shape, jnp.float32).astype(self.dtype)
-        return tuple(map(normal, keys, shapes))
+        """Rows, weights (of a feed-forward up, gate, down and factors) and the gradient of the result."""
+        keys = iter(jax.random.split(jax.random.key(0), 6))
+        normal = lambda *shape: jax.random.normal(next(keys), shape, jnp.float32).astype(self.dtype)
+        rows, weights = normal(self.rows, self.k), normal(len(self.sizes), self.k, self.n)
+        if not self.gated:
+            return rows, weights, normal(self.rows, self.n)
+        inward, outward = self.k**-0.5, self.n**-0.5
+        gate, down = normal(*weights.shape) * inward, normal(*weights.mT.shape) * outward
+        factors = jax.random.uniform(next(keys), (self.rows,))
+        return rows, weights * inward, gate, down, factors, normal(self.rows, self.k)
 
     def flops(self) -> float:
         """Of the product, and of each of its two gradients."""
@@ -59,8 +72,10 @@ CHECKED = (
     Case("uneven", (1, 700, 5, 0, 129, 127, 1000, 64), 1024, 1408, room=300),
     Case("nothing at all", (0, 0), 128, 128, room=200),
     Case("float16", (300, 17, 90), 512, 960, dtype="float16"),
+    Case("feed-forward", (1, 700, 5, 0, 129, 127), 1024, 1408, room=300, gated=True),
+    Case("feed-forward, single rows", (1,) * 40, 128, 192, gated=True),
 )
-DRY = (Case("small", (3, 0, 20), 64, 64, room=4),)
+DRY = (Case("small", (3, 0, 20), 64, 64, room=4), Case("feed-forward", (3, 0, 20), 64, 64, room=4, gated=True))
 
 
 def uneven(rows: int, groups: int) -> tuple[int, ...]:
@@ -103,14 +118,18 @@ def check_case(journal: Journal, case: Case, name: str) -> None:
 
 
 def program(case: Case, name: str, interpret: bool = False) -> Callable[..., Any]:
-    """(rows, weights, gradient of the product) -> `RESULTS` by an implementation; not jitted in the interpreter, which
-    knows one launch at a time."""
-    sizes = jnp.asarray(case.sizes, jnp.int32)
+    """`case.arrays` -> `case.results` by an implementation; not jitted in the interpreter, which knows one launch at a
+    time."""
+    sizes, options = jnp.asarray(case.sizes, jnp.int32), {"implementation": name, "interpret": interpret}
 
-    def run(rows: jax.Array, weights: jax.Array, d_out: jax.Array) -> tuple:
-        product = lambda rows, weights: grouped_matmul(rows, weights, sizes, implementation=name, interpret=interpret)
-        out, pull = jax.vjp(product, rows, weights)
-        return out, *pull(d_out)
+    def function(rows: jax.Array, *w: jax.Array) -> jax.Array:
+        if case.gated:
+            return grouped_feed_forward(rows, Matrices(*w[:3]), sizes, w[3], **options)
+        return grouped_matmul(rows, *w, sizes, **options)
+
+    def run(*arrays: jax.Array) -> tuple:
+        out, pull = jax.vjp(function, *arrays[:-1])
+        return out, *pull(arrays[-1])
 
     return run if interpret else jax.jit(run)
 
@@ -120,23 +139,37 @@ def _compare(case: Case, name: str, dry: bool) -> dict[str, Any]:
     run = program(case, name, dry)
     have, again, low = (jax.device_get(each(*arrays)) for each in (run, run, program(case, "xla")))
     wanted = _float64(case, arrays)
-    pairs = lambda made: {name: _error(a, b) for name, a, b in zip(RESULTS, made, wanted, strict=True)}
+    pairs = lambda made: {name: _error(a, b) for name, a, b in zip(case.results, made, wanted, strict=True)}
     errors, allowed = pairs(have), {name: 2 * error + 1e-6 for name, error in pairs(low).items()}
     same_bits = all(np.array_equal(a, b) for a, b in zip(have, again, strict=True))
-    right = same_bits and all(errors[name] <= allowed[name] for name in RESULTS)
+    right = same_bits and all(errors[name] <= allowed[name] for name in case.results)
     return {"errors": errors, "allowed": allowed, "passed": right, "same_bits": same_bits}
 
 
 def _float64(case: Case, arrays: tuple[jax.Array, ...]) -> list[np.ndarray]:
-    rows, weights, d_out = (np.asarray(x, np.float64) for x in arrays)
-    found = [np.zeros_like(d_out), np.zeros_like(rows), np.zeros_like(weights)]
+    x, *w, d = (np.asarray(x, np.float64) for x in arrays)
+    found = [np.zeros_like(each) for each in (d, x, *w)]
     first = 0
     for group, size in enumerate(case.sizes):
         own = slice(first, first + size)
-        found[0][own], found[1][own] = rows[own] @ weights[group], d_out[own] @ weights[group].T
-        found[2][group] = rows[own].T @ d_out[own]
+        if not case.gated:
+            of_group = x[own] @ w[0][group], d[own] @ w[0][group].T, x[own].T @ d[own]
+        else:
+            of_group = _feed_forward64(x[own], *(each[group] for each in w[:3]), w[3][own, None], d[own])
+        for each, result in zip(found, of_group, strict=True):
+            each[group if each.ndim == 3 else own] = result
         first += size
     return found
+
+
+def _feed_forward64(x: Any, up: Any, gate: Any, down: Any, factors: Any, d: Any) -> tuple[np.ndarray, ...]:
+    """The result of one group's feed-forward, and its gradients."""
+    a, g = x @ up, x @ gate
+    s = 1 / (1 + np.exp(-g))
+    hidden, d_hidden = g * s * a, d @ down.T
+    d_up, d_gate = d_hidden * factors * g * s, d_hidden * factors * a * s * (1 + g * (1 - s))
+    d_rows, d_factors = d_up @ up.T + d_gate @ gate.T, (d_hidden * hidden).sum(1)
+    return (hidden * factors) @ down, d_rows, x.T @ d_up, x.T @ d_gate, (hidden * factors).T @ d, d_factors
 
 
 def _error(have: Any, wanted: np.ndarray) -> float:
@@ -146,7 +179,7 @@ def _error(have: Any, wanted: np.ndarray) -> float:
 
 def measure(journal: Journal) -> None:
     """TFLOP/s of the product and of each gradient, by our kernels, cuBLAS group by group, JAX's own and tokamax'."""
-    for case in DRY if journal.dry else TIMED:
+    for case in DRY[:1] if journal.dry else TIMED:
         if journal.has("over", case=case.name) or not journal.has_time(case.name, 20):
             continue
         journal.begin(case.name)

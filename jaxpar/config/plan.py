@@ -130,6 +130,10 @@ class ExpertLayout:
     """Why so many."""
     node_devices: int | None = None
     """Devices of a node, where the exchange is cut at its border."""
+    fused: bool = False
+    """Whether one kernel multiplies up and gate and makes the hidden activation."""
+    fused_reason: str = ""
+    """Why, or why not."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.capacity <= CAPACITY:

@@ -19,7 +19,7 @@ from jaxpar.layers.checks import validate
 from jaxpar.layers.declared import activation_names, hidden_names
 from jaxpar.layout.auto_remat import auto_runs
 from jaxpar.layout.choices.attention import attention_plan, strategy_on
-from jaxpar.layout.choices.experts import expert_layouts
+from jaxpar.layout.choices.experts import expert_layouts, with_fused
 from jaxpar.layout.choices.head_loss import choose_loss
 from jaxpar.layout.choices.matmul import check_matmul_units
 from jaxpar.layout.choices.overlap import tensor_overlap
@@ -114,7 +114,7 @@ def make_plan(
         plan = settled(
             runs=kept, mlp_tiles=tiles.number, mlp_tiles_reason=tiles.why, tensor_overlap=overlap, **attention._asdict()
         )
-        return with_joined_messages(config, with_residency(config, plan))
+        return with_joined_messages(config, with_residency(config, with_fused(config, plan)))
 
     names = activation_names(config.model)
     if memory.remat != AUTO:

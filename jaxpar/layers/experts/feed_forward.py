@@ -44,7 +44,7 @@ from jaxpar.layers.feed_forward.gated import Gated
 from jaxpar.layers.report import AUXILIARY_LOSS, Report
 from jaxpar.mesh.collectives import gather_sequence, reduce_max, reduce_sum, scatter_sequence
 from jaxpar.mesh.parameters import Arrays, ParamSpec
-from pallas_kernels.grouped_matmul import grouped_matmul
+from pallas_kernels.grouped_matmul import Matrices, grouped_feed_forward, grouped_matmul
 from pallas_kernels.varying import vary_alike
 
 ROUTED = ("routed", "expert_mlp")
@@ -295,6 +295,9 @@ class Experts(nnx.Module):
         inward = [name for name in w if name not in biases and name != "down"]
         even = 1 / min(self.layout.capacity, lax.axis_size("expert"))  # the share of the room that is used
         options = {"implementation": self.layout.products.name, "expected": round(len(rows) * even)}
+        if self.layout.fused:
+            matrices = Matrices(w["up"], w["gate"], w["down"])
+            return grouped_feed_forward(rows, matrices, sizes, gates, names=("expert_up", "expert_gate"), **options)
         product = partial(grouped_matmul, group_sizes=sizes, **options)
         made = {name: product(rows, w[name]) for name in inward}
         of_row = expert_of_row(sizes, len(rows)) if biases else None

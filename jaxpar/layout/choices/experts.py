@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxpar.config import Config, ModelConfig, UserError
+from jaxpar.config import Config, UserError
 from jaxpar.config.bounds import SLICES
-from jaxpar.config.kinds import kind_models
+from jaxpar.config.kinds import kind_model, kind_models
 from jaxpar.config.plan import AxisSizes, Choice, ExpertLayout, Plan
 from jaxpar.config.reading.typed import shown
+from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.cost.expert_exchange import ExpertExchange
 from jaxpar.cost.hardware_model import nearest_hardware
@@ -26,8 +27,11 @@ from jaxpar.layers.experts.room import rows_for_ranks
 from jaxpar.memory.layer_shape import ITEM_BYTES, layer_shapes
 from jaxpar.mesh.wire.levels import split_by_nodes
 from jaxpar.units import seconds
-from pallas_kernels.grouped_matmul.registry import IMPLEMENTATIONS, Request, choose
+from pallas_kernels.grouped_matmul.registry import IMPLEMENTATIONS, Request, choose, implementation
 from pallas_kernels.unsupported import Unsupported
+
+_HIDDEN = ("expert_activated", "expert_hidden")
+"""Activations between the products, which exist in no array where one kernel makes them."""
 
 
 def expert_layouts(
@@ -65,6 +69,28 @@ def expert_layouts(
     return found
 
 
+def with_fused(config: Config, plan: Plan) -> Plan:
+    """The plan in which one kernel makes the hidden activation of experts where it may: it reads two arrays fewer."""
+    found = {}
+    for kind, own in plan.experts.items():
+        why = _why_apart(kind_model(config.model, kind), own.products.name, plan)
+        reason = "two arrays fewer are read" if why is None else why
+        found[kind] = replace(own, fused=why is None, fused_reason=reason)
+    return replace(plan, experts=found)
+
+
+def _why_apart(model: ModelConfig, products: str, plan: Plan) -> str | None:
+    """Why no kernel makes the hidden activation; None where one may."""
+    if implementation(products).gated is None:
+        return f"{products} has no kernel for it"
+    if model.activation != "swiglu":
+        return f"the kernel is for model.activation: swiglu, not {model.activation}"
+    if model.mlp_bias:
+        return "the kernel adds no biases"
+    kept = [name for name in _HIDDEN if any(run.activations.get(name, "recompute") != "recompute" for run in plan.runs)]
+    return f"memory.remat keeps {' and '.join(kept)}, which the kernel does not write" if kept else None
+
+
 def check_expert_layouts(plan: Plan, config: Config, device: Device, node_devices: int | None) -> None:
     """Raise `UserError` if those of a plan are not for the layers of the model, or cannot run on such devices."""
     parallel = config.parallel
@@ -96,7 +122,10 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
                 f"{shown(wanted)}"
             )
     for kind, request in _requests(config, plan.axes, device, plan.experts).items():
-        _choose(plan.experts[kind].products.name, request, "plan.experts: products", kind)
+        own = plan.experts[kind]
+        _choose(own.products.name, request, "plan.experts: products", kind)
+        if own.fused and (why := _why_apart(kind_model(config.model, kind), own.products.name, plan)) is not None:
+            raise UserError(f"plan.experts: fused: expected false, because {why}, got true")
 
 
 def _choose(name: str, request: Request, key: str, kind: str) -> Choice:

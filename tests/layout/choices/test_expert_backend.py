@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 
 from jaxpar.config import Config
 from jaxpar.config.axes import axis_sizes
-from jaxpar.config.plan import AxisSizes, Choice
+from jaxpar.config.plan import AxisSizes, Choice, ExpertLayout
+from jaxpar.config.schema import MemoryConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.described import DescribedGPU
-from jaxpar.layout.choices.experts import expert_layouts
+from jaxpar.layout.choices.experts import check_expert_layouts, expert_layouts
+from jaxpar.layout.make_plan import make_plan, resolve_config
 from pallas_kernels.choice import UNVERIFIED
 from pallas_kernels.toolchain import versions
 from pallas_kernels.verified import Record, digest
@@ -80,3 +83,23 @@ def test_a_kernel_that_is_named_runs_unverified_and_the_plan_states_it(monkeypat
 def test_what_a_kernel_cannot_do_is_refused(config: Config, device: Any, parts: tuple[str, ...]):
     with refused("parallel.expert_backend", repr(config.parallel.expert_backend), *parts):
         products(config, device)
+
+
+def test_one_kernel_makes_the_hidden_activation_where_nothing_else_needs_it():
+    def planned(**memory: Any) -> ExpertLayout:
+        config = replace(run("mosaic", activation=memory.pop("activation", "swiglu")), memory=MemoryConfig(**memory))
+        return make_plan(resolve_config(config, 4), H100).experts[""]
+
+    assert planned().fused and planned(remat="full").fused
+    assert "swiglu" in planned(activation="geglu").fused_reason
+    kept = planned(remat={"expert_hidden": "save"})
+    assert not kept.fused and "expert_hidden" in kept.fused_reason
+    apart = make_plan(resolve_config(run("triton"), 4), H100).experts[""]
+    assert not apart.fused and apart.fused_reason == "triton has no kernel for it"
+
+
+def test_a_plan_that_asks_for_what_the_kernel_cannot_do_is_refused():
+    config = resolve_config(run("triton"), 4)
+    plan = make_plan(config, H100)
+    with refused("plan.experts: fused", "triton", "false"):
+        check_expert_layouts(replace(plan, experts={"": replace(plan.experts[""], fused=True)}), config, H100)

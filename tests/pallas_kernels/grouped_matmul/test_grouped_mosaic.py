@@ -55,7 +55,8 @@ def test_simulated_kernels_are_as_near_to_float64_as_plain_jax_and_without_a_rac
 
 
 COMPILED = {
-    "256 columns": (8192, 16, 2048, 1536),
+    "DeepSeek-V3": (32768, 32, 7168, 2048),
+    "Qwen3-30B-A3B": (16384, 16, 2048, 768),
     "128 and 256 columns": (8192, 8, 2048, 1408),
     "192 and 256 columns, float16": (8192, 4, 2048, 2880, "float16"),
 }

@@ -1,0 +1,47 @@
+"""A training step whose experts' products are a kernel's, as XLA's GPU compiler makes it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from math import prod
+
+import pytest
+
+from jaxpar.compiler.compile import plan_for
+from jaxpar.compiler.program.hlo.records import leaves
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layout.memory.estimate import estimate_memory
+from tests.compiler.inspected import inspected, wide
+
+LAYERS, EMBED, WIDTH, EXPERTS, PER_TOKEN = 2, 256, 512, 16, 2
+"""Experts are split over four ranks, and their width over two."""
+TOKENS = 16 * 256 // 4
+"""Of a microbatch on one device, those of its tensor ranks joined."""
+CLUSTER = "h100:1x8"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["mosaic", "triton"])
+def test_the_kernels_are_in_the_step_and_no_product_is_dense(backend: str):
+    """There is room for all tokens of all ranks, of which an even load fills a quarter: that much is multiplied."""
+    experts = ExpertsConfig(EXPERTS, PER_TOKEN, WIDTH)
+    layout = {"expert": 4, "tensor": 2, "expert_backend": backend, "expert_exchange": "all_to_all"}
+    config = wide(
+        model={"layers": LAYERS, "embed": EMBED, "experts": experts}, parallel=layout | {"expert_capacity": 4.0},
+        data={"sequence_length": 256, "batch_size": 16},
+    )  # fmt: skip
+    analysis, report = inspected(config, CLUSTER)
+    one = 2 * TOKENS * PER_TOKEN * EMBED * WIDTH / 2
+    runs: Counter[tuple[str, float]] = Counter()
+    for cost in analysis.costs:
+        if cost.flops and (name := re.search(r"grouped_matmul_(\w+)", cost.op.op_name)):
+            runs[name[1], cost.flops / one] += cost.executions
+    once = {("gated", 2): LAYERS, ("of_rows", 1): 4 * LAYERS, ("of_weights", 1): 3 * LAYERS}
+    assert runs == once, "nothing runs twice"
+    dense = TOKENS * PER_TOKEN * 4 * (EXPERTS // 4) * min(EMBED, WIDTH // 2)
+    largest = max(prod(leaf.dims) for cost in analysis.costs for leaf in leaves(cost.op.shape))
+    assert largest < dense, "nothing is as large as a row for each expert"
+    filled, _ = plan_for(config, parse_cluster(CLUSTER))
+    assert report.allocated_bytes <= estimate_memory(filled, analysis.compilation.plan).device
