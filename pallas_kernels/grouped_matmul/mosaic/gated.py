@@ -90,7 +90,9 @@ class _Gated(Kernel):
         )
 
     def __call__(self, left: Any, *refs: Any, memory: Any) -> None:
-        arrays: Any = _Arrays(left, *refs[:3], Work(*refs[3:8]), refs[8:])
+        up, gate, factors, *rest = refs
+        work, (made, kept_up, kept_gate) = Work(*rest[:5]), rest[5:]
+        arrays = _Arrays(left, up, gate, factors, work, (made, kept_up, kept_gate))
         specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
 
     def produce(self, arrays: Any, memory: Any) -> None:
