@@ -29,7 +29,7 @@ class Implementation(choice.Implementation):
 
 IMPLEMENTATIONS = (
     Implementation("mosaic", mosaic.refusal, mosaic.times_weights, mosaic.of_weights, mosaic.gated, recorded=True),
-    Implementation("triton", triton.refusal, triton.times_weights, triton.of_weights, recorded=True),
+    Implementation("triton", triton.refusal, triton.times_weights, triton.of_weights, triton.gated, recorded=True),
     Implementation("xla", lambda request: None, reference.times_weights, reference.of_weights),
 )
 """In order of preference; `xla` is the plain JAX form, the reference of the others."""

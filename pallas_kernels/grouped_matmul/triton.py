@@ -26,7 +26,7 @@ from pallas_kernels.grouped_matmul.request import Request
 from pallas_kernels.ranges import Range, both, load
 from pallas_kernels.varying import vary_alike
 
-__all__ = ["TILES", "Tile", "of_weights", "refusal", "times_weights"]
+__all__ = ["TILES", "Tile", "gated", "of_weights", "refusal", "times_weights"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,10 @@ class Tile:
 TILES = {
     (9.0, "rows"): Tile(128, 256, 64, warps=8, stages=4),
     (9.0, "weights"): Tile(128, 256, 64, warps=8, stages=4),
+    (9.0, "gated"): Tile(128, 128, 64, warps=8, stages=4),
     (8.0, "rows"): Tile(128, 128, 64, warps=8, stages=4),
     (8.0, "weights"): Tile(128, 128, 64, warps=8, stages=4),
+    (8.0, "gated"): Tile(128, 64, 64, warps=8, stages=4),
 }
 """By the least compute capability, and what the result has: the largest that compile without spills, within the shared
 memory of such GPUs (of 8.6 and 8.9 too: 99 KiB)."""
@@ -75,15 +77,37 @@ def times_weights(
     interpret: bool = False,
 ) -> Float[Array, "m n"]:
     """Like `reference.times_weights`."""
-    (m, k), groups, n = rows.shape, sizes.shape[0], weights.shape[1 if transposed else 2]
-    tile = _tile("rows", interpret)
+    (m, k), n, tile = rows.shape, weights.shape[1 if transposed else 2], _tile("rows", interpret)
+    work = _work(sizes, m, k, tile)
+    kernel, programs = partial(_rows_kernel, tile, transposed, len(work[0])), len(work[0]) * pl.cdiv(n, tile.columns)
+    return _call(kernel, "of_rows", programs, tile, ((m, n),), (rows, weights, *work), interpret)[0]
+
+
+def gated(
+    rows: Float[Array, "m k"],
+    up: Float[Array, "groups k n"],
+    gate: Float[Array, "groups k n"],
+    sizes: Int[Array, " groups"],
+    factors: Float[Array, " m"],
+    *,
+    interpret: bool = False,
+) -> tuple[Float[Array, "m n"], Float[Array, "m n"], Float[Array, "m n"]]:
+    """(SiLU(gate) * up * factor, up, gate), where up and gate are the products of each row with those of its group."""
+    (m, k), n, tile = rows.shape, up.shape[2], _tile("gated", interpret)
+    work = _work(sizes, m, k, tile)
+    kernel = partial(_gated_kernel, tile, len(work[0]))
+    given = rows, up, gate, factors.astype(jnp.float32), *work
+    return _call(kernel, "gated", len(work[0]) * pl.cdiv(n, tile.columns), tile, ((m, n),) * 3, given, interpret)
+
+
+def _work(sizes: Int[Array, " groups"], m: int, k: int, tile: Tile) -> tuple[jax.Array, ...]:
+    """Of each tile of rows: its group, its first row, where its rows end from there on, and the steps of the sum."""
+    groups = sizes.shape[0]
     # Rows behind the last group are a group without a matrix: nothing is summed up, and zeros are written.
     rest = m - jnp.minimum(jnp.maximum(sizes, 0).sum(), m)
     found = row_blocks(jnp.concatenate([sizes, rest[None].astype(sizes.dtype)]), m, tile.rows)
     steps = jnp.where(found.group < groups, pl.cdiv(k, tile.step), 0)
-    given = rows, weights, jnp.minimum(found.group, groups - 1), found.start, found.high, steps
-    kernel = partial(_rows_kernel, tile, transposed, len(found.group))
-    return _call(kernel, "rows", len(found.group) * pl.cdiv(n, tile.columns), tile, (m, n), given, interpret)
+    return jnp.minimum(found.group, groups - 1), found.start, found.high, steps
 
 
 def of_weights(
@@ -98,7 +122,8 @@ def of_weights(
     sides = pl.cdiv(k, tile.rows), pl.cdiv(n, tile.columns)
     given = rows, d_out, order, start[order], end[order]
     kernel = partial(_weights_kernel, tile, sides)
-    return _call(kernel, "weights", groups * sides[0] * sides[1], tile, (groups, k, n), given, interpret)
+    programs = groups * sides[0] * sides[1]
+    return _call(kernel, "of_weights", programs, tile, ((groups, k, n),), given, interpret)[0]
 
 
 def _tile(of: str, interpret: bool) -> Tile:
@@ -109,16 +134,23 @@ def _tile(of: str, interpret: bool) -> Tile:
 
 
 def _call(
-    kernel: Any, of: str, programs: int, tile: Tile, shape: tuple[int, ...], given: tuple[Any, ...], interpret: bool
-) -> jax.Array:
+    kernel: Any,
+    name: str,
+    programs: int,
+    tile: Tile,
+    shapes: tuple[tuple[int, ...], ...],
+    given: tuple[Any, ...],
+    interpret: bool,
+) -> Any:
     given = vary_alike(given)
+    dtype, varying = given[0].dtype, jax.typeof(given[0]).manual_axis_type
     return pl.pallas_call(
         kernel,
         grid=(programs,),
-        out_shape=jax.ShapeDtypeStruct(shape, given[0].dtype, manual_axis_type=jax.typeof(given[0]).manual_axis_type),
+        out_shape=tuple(jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying) for shape in shapes),
         compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
         interpret=interpret,
-        name=f"grouped_matmul_of_{of}",
+        name=f"grouped_matmul_{name}",
     )(*given)
 
 
@@ -144,6 +176,32 @@ def _rows_kernel(
         total = lax.fori_loop(0, steps_ref[block], step, jnp.zeros((tile.rows, tile.columns), jnp.float32))
         place = out_ref.at[rows.slice, columns.slice]
         plgpu.store(place, total.astype(out_ref.dtype), mask=both(rows, columns))
+
+
+def _gated_kernel(
+    tile: Tile, blocks: int, rows_ref, up_ref, gate_ref, factors_ref, group_ref, start_ref, high_ref, steps_ref,
+    made_ref, out_up_ref, out_gate_ref,
+):  # fmt: skip
+    """A tile of both products, and of the hidden activation that they make."""
+    k, n = rows_ref.shape[1], made_ref.shape[1]
+    block, column = _place(pl.program_id(0), blocks, pl.cdiv(n, tile.columns))
+    group, start, high = group_ref[block], start_ref[block], high_ref[block]
+    rows = Range(start, tile.rows, start + high, whole=False)
+    columns = Range(column * tile.columns, tile.columns, n, n % tile.columns == 0)
+
+    @pl.when(high > 0)
+    def _() -> None:
+        def step(index: jax.Array, totals: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            depth = Range(index * tile.step, tile.step, k, k % tile.step == 0)
+            x, (up, gate) = load(rows_ref, rows, depth), totals
+            up = up + plgpu.dot(x, load(up_ref, depth, columns, group))
+            return up, gate + plgpu.dot(x, load(gate_ref, depth, columns, group))
+
+        zeros = jnp.zeros((tile.rows, tile.columns), jnp.float32)
+        up, gate = lax.fori_loop(0, steps_ref[block], step, (zeros, zeros))
+        made = gate / (1.0 + jnp.exp(-gate)) * up * rows.load(factors_ref, other=0.0)[:, None]
+        for ref, value in ((made_ref, made), (out_up_ref, up), (out_gate_ref, gate)):
+            plgpu.store(ref.at[rows.slice, columns.slice], value.astype(ref.dtype), mask=both(rows, columns))
 
 
 def _weights_kernel(

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxpar.compiler.targets import target_config
 from jaxpar.hardware.catalogue import gpu_named
 from pallas_kernels.grouped_matmul import Matrices, grouped_feed_forward, grouped_matmul
+from pallas_kernels.grouped_matmul.triton import gated
 from tests.gpu_compile import QUICKLY, h100s
 from tests.pallas_kernels.attention.triton.gpu_attention import described
 from tests.pallas_kernels.mosaic_compile import compiled_kernels
@@ -65,6 +66,14 @@ def triton(gpu: str, m: int, groups: int, k: int, n: int, dtype: str = "bfloat16
     """Name and resources of the Triton kernels of product and gradients, as `kernels` has them of Mosaic's."""
     devices = get_topology_desc(gpu, "cuda", target_config=target_config(gpu_named(gpu)), topology="1x1x8").devices
     function, arrays = _over_eight(devices, "triton", m, groups, k, n, dtype)
+    products, shape = function, lambda of, *sizes: jax.ShapeDtypeStruct(sizes, of, sharding=arrays[0].sharding)
+
+    def local(rows: jax.Array, up: jax.Array, gate: jax.Array, sizes: jax.Array, factors: jax.Array) -> Any:
+        return gated(rows, up, gate, sizes, factors)
+
+    hidden = jax.shard_map(local, mesh=arrays[0].sharding.mesh, in_specs=(_SPEC,) * 5, out_specs=(_SPEC,) * 3)
+    function = lambda rows, w, sizes, factors: (products(rows, w, sizes), hidden(rows, w, w, sizes, factors))
+    arrays = *arrays, shape("float32", 8 * m)
     with TemporaryDirectory() as folder:
         options = QUICKLY | {"xla_dump_to": folder, "xla_dump_emitter_re": ".*"}
         lowered = jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",))

@@ -63,6 +63,15 @@ def test_results_and_gradients_are_those_of_float64(sizes: tuple[int, ...]) -> N
     assert worst(by("xla", *given, sizes), expected(*given, sizes)) < 1e-5
 
 
+@pytest.mark.parametrize("sizes", [(20, 40, 0, 30), (1, 0, 70, 3)], ids=str)
+def test_the_interpreted_kernel_is_as_near_to_float64_as_plain_jax(sizes: tuple[int, ...]) -> None:
+    rows, w, factors, dy = arrays("bfloat16")
+    rows, factors, dy = (x.at[sum(sizes) :].set(jnp.nan) for x in (rows, factors, dy))
+    wanted = expected(rows, w, factors, dy, sizes)
+    low = worst(by("xla", rows, w, factors, dy, sizes), wanted)
+    assert worst(by("triton", rows, w, factors, dy, sizes, interpret=True), wanted) <= 2 * low
+
+
 def test_the_simulated_kernel_is_as_near_to_float64_as_plain_jax_and_without_a_race(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

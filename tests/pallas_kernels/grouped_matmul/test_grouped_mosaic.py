@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from pallas_kernels.attention.mosaic.schedule import CONSUMER_REGISTERS, PRODUCER_REGISTERS
+from pallas_kernels.attention.mosaic.schedule import CONSUMER_REGISTERS, CONSUMERS, PRODUCER_REGISTERS
 from tests.gpu_compile import in_child
 from tests.pallas_kernels.attention.mosaic.simulator import REPORTED, watch_tensor_cores
 from tests.pallas_kernels.grouped_matmul.grouped64 import arrays, by, expected, worst
@@ -75,3 +78,15 @@ def test_compiled_kernels_spill_nothing_and_have_two_products_in_flight(shape: t
         assert kernel["waits"] == [0, 1], "a product is waited for when the next is under way, and the last at the end"
         assert kernel["serialized"] == 0, kernel
         assert kernel["setmaxnreg"] == [PRODUCER_REGISTERS, CONSUMER_REGISTERS], kernel
+
+
+@pytest.mark.parametrize("processors", [78, 114])
+def test_there_is_a_program_for_each_multiprocessor_of_the_gpu(processors: int) -> None:
+    """Which an H100 PCIe has 114 of, and an H20 78: all three kernels share their tiles out by that number."""
+    shape = lambda *sizes, dtype="bfloat16": jax.ShapeDtypeStruct(sizes, dtype)
+    given = shape(65536, 512), shape(16, 512, 512), shape(65536, 512), shape(16, dtype="int32")
+    gpu = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=processors, platform="gpu")
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=gpu)):
+        program = str(jax.make_jaxpr(lambda *arrays: by("mosaic", *arrays))(*given))
+    divided = re.findall(rf"= div \w+ {processors}:i32\[\]", program)
+    assert len(divided) == 3 * (CONSUMERS + 1) - 3, "by consumers, which run one program, and by the producer"
