@@ -138,6 +138,12 @@ class LayerShape:
         dims = list(zip(spec.axes, spec.shape, strict=True))[spec.stack :]
         return self._side(dims[: spec.inputs]), self._side(dims[spec.inputs :])
 
+    def copies(self, spec: ParamSpec) -> int:
+        """Matrices of a weight on a device: one, or one for each of its experts."""
+        if "experts" not in spec.axes:
+            return 1
+        return spec.shape[spec.axes.index("experts")] // self.expert
+
     def _side(self, dims: list[tuple[str, int]]) -> int:
         """Numbers of some dims of a weight on a device; the rank between two factors is not split."""
         split = self.tensor if SPLIT & {name for name, _ in dims} else 1
@@ -263,4 +269,4 @@ def inside_numbers(shape: LayerShape, part: Part) -> int:
 
 def matrix_numbers(shape: LayerShape) -> int:
     """Weights of a layer's matrices on a device, in compute placement."""
-    return sum(inputs * outputs for inputs, outputs in map(shape.matrix, shape.layer.matrices))
+    return sum(prod(shape.matrix(spec)) * shape.copies(spec) for spec in shape.layer.matrices)

@@ -74,7 +74,10 @@ def published_memory(run: Run, layout: Layout) -> float:
     working set of a layer (`memory.pipeline_offload`).
     """
     model = run.model
-    shape = LayerShape(model, layout.microbatch, run.sequence, layout.context, layout.tensor)
+    shape = LayerShape(
+        model, layout.microbatch, run.sequence, layout.context, layout.tensor, expert=layout.expert,
+        capacity=layout.expert_capacity,
+    )  # fmt: skip
     multiple = VOCAB_MULTIPLE * layout.tensor
     vocab_rows = -(-(model.vocab or 0) // multiple) * multiple
     parameters = rank_parameters(shape, model.layers // layout.pipe, vocab_rows)

@@ -13,6 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from math import exp
 from pathlib import Path
 from random import Random
@@ -27,6 +28,7 @@ from jaxpar.config.plan import AxisSizes, Plan
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import named
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.layers.experts.messages import rows_sent
 from jaxpar.layout import plan_file
 from jaxpar.memory.layer_shape import ITEM_BYTES, between_bytes, layer_shapes, matrix_numbers
 from jaxpar.pipeline.schedules import SCHEDULES
@@ -84,18 +86,24 @@ def read_bandwidth(path: Path, cluster: Cluster | None = None) -> Float[np.ndarr
 
 @dataclass(frozen=True)
 class Traffic:
-    """What places of nodes send each other in a step: bytes by edge, of weights and gradients, of the pipeline, and of
-    the tensor ranks' activations, where a group of them is wider than a node."""
+    """What places of nodes send each other in a step: bytes by edge, of weights and gradients, of the pipeline, of the
+    tensor ranks' activations, where a group of them is wider than a node, and of tokens on their way to experts."""
 
     data: Mapping[Edge, float]
     pipe: Mapping[Edge, float]
     tensor: Mapping[Edge, float] = field(default_factory=dict)
+    exchange: Mapping[Edge, float] = field(default_factory=dict)
+
+    @property
+    def kinds(self) -> tuple[Mapping[Edge, float], ...]:
+        """All of it."""
+        return self.data, self.pipe, self.tensor, self.exchange
 
     def seconds(self, order: Sequence[int], bandwidth: np.ndarray) -> float:
         """With node `order[place]` in each place: the slowest edge of each kind, one after the other."""
         return sum(
             max((size / bandwidth[order[a], order[b]] for (a, b), size in edges.items()), default=0.0)
-            for edges in (self.data, self.pipe, self.tensor)
+            for edges in self.kinds
         )
 
 
@@ -123,12 +131,28 @@ def traffic_of(config: Config, plan: Plan, gpus_per_host: int) -> Traffic:
             if a != b:
                 stages[int(a), int(b)] += times
                 stages[int(b), int(a)] += times
+    exchanges: Counter[Edge] = Counter()
+    for group in host.swapaxes(3, 4).reshape(-1, axes.expert * axes.tensor) if plan.experts else ():
+        exchanges.update((int(a), int(b)) for a, b in product(group, group) if a != b)
     ring_bytes, stage_bytes, group_bytes = _bytes_of(config, plan, axes)
+    exchanged = _exchanged(config, plan) if exchanges else 0.0
     return Traffic(
         {edge: number * ring_bytes for edge, number in rings.items()},
         {edge: number * stage_bytes for edge, number in stages.items()},
         {edge: number * group_bytes for edge, number in groups.items()},
+        {edge: number * exchanged for edge, number in exchanges.items()},
     )
+
+
+def _exchanged(config: Config, plan: Plan) -> float:
+    """Bytes that a rank sends to each other one that shares its experts in a step, forward and backward and both
+    ways; nothing for a model without experts."""
+    axes, counts, total = plan.axes, kind_counts(config.model), 0.0
+    for kind, shape in layer_shapes(config, axes, plan.microbatch_rows).items():
+        if (experts := shape.model.experts) is not None:
+            rows = rows_sent(plan.experts[kind].exchange, experts, shape.capacity, axes.expert, axes.tensor)
+            total += 4 * counts[kind] / axes.pipe * rows * shape.part_tokens * shape.embed * shape.item_bytes
+    return total * plan.microbatches / max(1, axes.expert * axes.tensor - 1)
 
 
 def _bytes_of(config: Config, plan: Plan, axes: AxisSizes) -> tuple[float, float, float]:
@@ -196,7 +220,7 @@ class _Waits:
     """`Traffic.seconds` of many orders."""
 
     def __init__(self, traffic: Traffic, bandwidth: np.ndarray):
-        kinds = [edges for edges in (traffic.data, traffic.pipe, traffic.tensor) if edges]
+        kinds = [edges for edges in traffic.kinds if edges]
         pairs = [np.array(list(edges)) for edges in kinds]
         self.ends = np.concatenate([*pairs, np.zeros((0, 2), int)]).astype(int).T
         self.sizes = np.concatenate([*(np.array(list(edges.values())) for edges in kinds), np.zeros(0)])

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from jaxpar.config import UserError
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layers.experts.messages import messages_of
 from jaxpar.planner.placement.placement import Traffic, place, read_bandwidth, traffic_of
 from jaxpar.planner.settings import plan_on
 from tests.planner.spaces import model_of
@@ -53,6 +55,25 @@ def test_traffic_of_a_plan_is_that_of_its_axes():
     assert set(traffic.data) == {(0, 1), (1, 0), (2, 3), (3, 2)}
     assert set(traffic.pipe) == {(0, 2), (2, 0), (1, 3), (3, 1)}
     assert len(set(traffic.data.values())) == len(set(traffic.pipe.values())) == 1
+
+
+def test_tokens_go_to_all_hosts_that_share_their_experts():
+    experts = ExpertsConfig(count=8, per_token=2, width=512)
+    parallel = {"fsdp": 2, "expert": 8, "expert_exchange": "all_to_all", "expert_capacity": 1.0}
+    config, plan = plan_on(model_of(model={"experts": experts}, parallel=parallel), parse_cluster("h100:4x4"))
+    found = traffic_of(config, plan, 4).exchange
+    assert set(found) == {(0, 1), (1, 0), (2, 3), (3, 2)}
+    # Of the rows of one way a rank sends an eighth to each, four times a layer; both hosts have four ranks.
+    tokens = 2048 * config.data.batch_size // 16
+    rows = messages_of("all_to_all", experts, 1.0, 8, 1)[0].rows
+    assert found[0, 1] == pytest.approx(16 * 4 * config.model.layers * rows * tokens * 1024 * 2 / 8)
+    # Two pairs of close hosts, in another order than their numbers.
+    bandwidth = np.full((4, 4), 1e9)
+    for a, b in ((0, 2), (2, 0), (1, 3), (3, 1)):
+        bandwidth[a, b] = 1e10
+    exchange = Traffic({}, {}, exchange=found)
+    order = place(exchange, bandwidth).order
+    assert exchange.seconds(order, bandwidth) == pytest.approx(found[0, 1] / 1e10)
 
 
 def test_chunks_in_a_loop_go_back_to_the_first_rank():
