@@ -1,0 +1,73 @@
+"""Experts in the program for H100s: exchanges by name with the bytes of their formulas, FLOPs of the rows there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxpar.compiler.compile import plan_for
+from jaxpar.config import Config
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layers.experts.messages import messages_of
+from jaxpar.memory.layer_shape import layer_shapes
+from jaxpar.model.flops import causal_pairs, flops_per_step
+from tests.compiler.inspected import inspected, wide
+
+pytestmark = pytest.mark.long
+
+CLUSTER = "h100:1x8"
+LAYERS, MICROBATCHES, WAYS = 2, 2, 4
+"""Forward and backward each send rows to experts and back."""
+SCATTERS = {
+    "exchange_tokens": "exchange_tokens",
+    "gather_sequence": "scatter_sequence",
+    "gather_tokens": "scatter_tokens",
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "all to all": {"expert": 4, "fsdp": 2, "expert_exchange": "all_to_all"},
+    "all gather": {"expert": 4, "fsdp": 2, "expert_exchange": "all_gather"},
+    "tensor ranks": {"expert": 2, "fsdp": 2, "tensor": 2, "expert_exchange": "all_to_all"},
+}
+
+
+def config_of(layout: str) -> Config:
+    """Room for half as much again as an even share, so that there is a loop of further rounds."""
+    experts = ExpertsConfig(count=8, per_token=2, width=1024, balance_loss=0.0)
+    return wide(
+        model={"layers": LAYERS, "embed": 512, "mlp": 1024, "vocab": 4096, "experts": experts},
+        parallel=LAYOUTS[layout] | {"expert_capacity": 1.5, "microbatches": MICROBATCHES},
+        data={"sequence_length": 1024, "batch_size": 16},
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_exchange_has_its_name_and_the_bytes_of_its_formula(layout: str):
+    config = config_of(layout)
+    analysis, report = inspected(config, CLUSTER)
+    filled, _ = plan_for(config, parse_cluster(CLUSTER))
+    plan = analysis.compilation.plan
+    (shape,) = layer_shapes(filled, plan.axes, plan.microbatch_rows).values()
+    experts, chosen = shape.model.experts, plan.experts[""]
+    assert experts is not None
+    rows = shape.part_tokens * shape.embed * shape.item_bytes * LAYERS * MICROBATCHES
+    found = {}
+    for row in report.collectives:
+        if row.dtype == "bf16":
+            found[row.verb] = found.get(row.verb, 0.0) + row.bytes
+    for one in messages_of(chosen.exchange, experts, chosen.capacity, plan.axes.expert, plan.axes.tensor):
+        if one.name != "gather_sequence":  # attention sends it too
+            both = {one.name, SCATTERS[one.name]}
+            assert sum(found[name] for name in both) == pytest.approx(WAYS * one.sent * rows, rel=1e-6), found
+
+
+def test_flops_are_those_of_the_rows_that_are_expected():
+    """What is not recomputed is the model's, with attention's masked half: no dense expansion over experts."""
+    config = config_of("all to all")
+    _, report = inspected(config, CLUSTER)
+    model, data = plan_for(config, parse_cluster(CLUSTER))[0].model, config.data
+    tokens = data.batch_size * data.sequence_length
+    every_pair = dict.fromkeys(causal_pairs(model, tokens, data.sequence_length), tokens * data.sequence_length)
+    wanted = flops_per_step(model, tokens, every_pair, model.vocab or 0) / 8
+    assert report.flops - report.recompute_flops == pytest.approx(wanted, rel=0.02)
