@@ -11,6 +11,7 @@ from tests.faults.catalogue.memory import MEMORY
 from tests.faults.catalogue.pipeline import PIPELINE
 from tests.faults.catalogue.plan import PLAN
 from tests.faults.catalogue.planner import PLANNER
+from tests.faults.catalogue.precision import PRECISION
 from tests.faults.catalogue.prepared import PREPARED
 from tests.faults.catalogue.tokens import TOKENS
 from tests.faults.catalogue.update import UPDATE
@@ -28,4 +29,5 @@ FAULTS = (
     *EXPERTS,
     *PLANNER,
     *PLAN,
+    *PRECISION,
 )

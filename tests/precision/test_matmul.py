@@ -157,10 +157,11 @@ def _reference(matmul: str | None) -> tuple[float, Any]:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_give_the_numbers_of_one_device(name: str):
     """Another order of sums moves some values across a border between two codes, and from there on more: the limit is a
-    third of what quantising itself changes. Where sums have one order the bits are the same."""
+    third of what quantising itself changes. Ranks that share a head of keys quantise each its own part of the gradient
+    of that head: other tensors, for which the limit is all of it."""
     loss, gradients = nonzero_gradients(SmallRun(config_of(LAYOUTS[name])))
     wanted_loss, wanted = _reference("fp8_current")
     assert abs(loss - wanted_loss) <= 1e-4 * wanted_loss
     exact = apart(wanted, _reference(None)[1])
     assert 0.03 < exact < 0.15, "what quantising changes"
-    assert apart(gradients, wanted) <= exact / 3
+    assert apart(gradients, wanted) <= (exact if "heads of keys" in name else exact / 3)

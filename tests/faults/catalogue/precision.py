@@ -1,0 +1,51 @@
+"""Faults of FP8 matmuls: scales, and their history."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault
+
+MATMUL = "tests/precision/test_matmul.py"
+HISTORY = "tests/precision/test_history.py"
+
+PRECISION = (
+    Fault(
+        name="fp8_scale_is_inverted",
+        description="A tensor is multiplied by its scale where it has to be divided.",
+        file="jaxpar/precision/matmul.py",
+        old="jnp.clip(x.astype(jnp.float32) / scale, -most, most)",
+        new="jnp.clip(x.astype(jnp.float32) * scale, -most, most)",
+        caught_by=(f"{MATMUL}::test_each_product_is_within_its_formats_bound[1.0-float8_e5m2]",),
+    ),
+    Fault(
+        name="fp8_scale_of_one_ranks_part",
+        description="The largest magnitude of a tensor is that of a rank's own part.",
+        file="jaxpar/precision/matmul.py",
+        old="reduce_max(own, split) if split else own",
+        new="own",
+        caught_by=(f"{MATMUL}::test_a_split_tensor_has_the_largest_magnitude_of_the_whole[axes0-split0]",),
+    ),
+    Fault(
+        name="fp8_history_is_a_step_late",
+        description="The largest magnitudes of the last step do not count until the next one.",
+        file="jaxpar/precision/history.py",
+        old="largest = history.max(axis=0)",
+        new="largest = history[1:].max(axis=0)",
+        caught_by=(f"{HISTORY}::test_twenty_steps_equal_a_simulation",),
+    ),
+    Fault(
+        name="fp8_gradient_without_its_scale",
+        description="The gradient of an output becomes codes of e4m3 as it is.",
+        file="jaxpar/precision/matmul.py",
+        old="codes = quantise(dy, of_gradients[n], recipe.gradient)",
+        new="codes = quantise(dy, jnp.float32(1), E4M3)",
+        caught_by=(f"{MATMUL}::test_each_product_is_within_its_formats_bound[1e-06-float8_e5m2]",),
+    ),
+    Fault(
+        name="fp8_exact_layers_are_seen",
+        description="Layers that are not quantised in a pipeline's chunk enter the history.",
+        file="jaxpar/precision/matmul.py",
+        old="vary(seen if exact is None else jnp.where(exact, 0, seen), varying_axes(observed))",
+        new="vary(seen, varying_axes(observed))",
+        caught_by=(f"{HISTORY}::test_what_a_step_saw_does_not_depend_on_the_layout",),
+    ),
+)
