@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
@@ -48,6 +48,9 @@ class KeyGradientTiles:
     """Queries of a block: 32, 64 or 128."""
     stages: int
     """Blocks of queries and output gradients in shared memory."""
+    together: Literal["all", "whole", "none"] = "whole"
+    """The blocks whose scores and dP are issued together, so that probabilities are computed while dP is: all, or those
+    that the mask does not cut, whose limits need no registers."""
 
 
 def key_gradients(
@@ -239,9 +242,18 @@ class _KeyGradients:
         slot, held = memory.queries.slot(step), memory.scratch.at[at.warpgroup] if memory.scratch is not None else None
         (q, statistics, limits), (d_out,) = memory.queries.at(slot), memory.d_out.at(slot)
         memory.queries.wait(slot)
-        raw, dp, of_dp = self.products(memory, at, step, q, d_out, masked)
-        p = self.probabilities(raw, statistics, limits, at, masked)
-        weight = self.scores.weight(raw, p)
+        k, v, _ = memory.keys.at(at.warpgroup + zero(step))
+        of_scores, of_dp = (k, q.transpose((1, 0))), (v, d_out.transpose((1, 0)))
+        wait_for_d_out = lambda: memory.d_out.wait(slot)
+
+        def weights(raw: jax.Array) -> tuple[jax.Array, jax.Array]:
+            p = self.probabilities(raw, statistics, limits, at, masked)
+            return p, self.scores.weight(raw, p)
+
+        if self.together(masked):
+            (p, weight), dp = products(of_scores, of_dp, wait_for_d_out, weights)
+        else:
+            (p, weight), dp = weights(product(*of_scores, wait_for_d_out)), None
         if "v" in self.widths:
             sums = sums | {"v": self.matmuls.add(sums["v"], p.astype(self.dtype), d_out, held)}
         if "k" not in self.widths:
@@ -264,17 +276,9 @@ class _KeyGradients:
             self.fused.add(memory.fused, step, at.warpgroup, memory.keys.memory[0], target)
         return sums
 
-    def products(
-        self, memory: _Memory, at: _Place, step: Any, q: Any, d_out: Any, masked: bool
-    ) -> tuple[jax.Array, jax.Array | None, tuple[Any, Any]]:
-        """Products of keys and queries, and if registers allow of values and dO; and the operands of the latter."""
-        k, v, _ = memory.keys.at(at.warpgroup + zero(step))
-        of_scores, of_dp = (k, q.transpose((1, 0))), (v, d_out.transpose((1, 0)))
-        wait_for_d_out = lambda: memory.d_out.wait(memory.d_out.slot(step))
-        if not self.fused and not masked and "k" in self.widths and self.width <= 192:
-            return *products(of_scores, of_dp, wait_for_d_out), of_dp
-        # Limits and query gradients need the registers that the second product would hold.
-        return product(*of_scores, wait_for_d_out), None, of_dp
+    def together(self, masked: bool) -> bool:
+        """Whether registers hold both scores and dP of a block, which the mask cuts or not."""
+        return "k" in self.widths and self.tiles.together in (("all",) if masked else ("all", "whole"))
 
     def probabilities(self, raw: jax.Array, statistics: Any, limits: Any, at: _Place, masked: bool) -> jax.Array:
         """Values of columns are many registers: each row of them is loaded when the one before is used up."""

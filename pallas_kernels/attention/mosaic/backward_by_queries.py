@@ -187,15 +187,19 @@ class _QueryGradients:
         )  # fmt: skip
         of_scores, of_dp = (q, k.transpose((1, 0))), (d_out, v.transpose((1, 0)))
         wait_for_values = lambda: memory.values.wait(slot)
+
+        def weights(raw: jax.Array) -> jax.Array:
+            p = self.scores.probabilities(raw, across(at.lse, shape))
+            if masked:
+                of_key = lambda i: down(column_values(tokens.at[i]), shape)
+                p = self.limits.hide(p, 0.0, lambda i: across(at.limits[i], shape), of_key)
+            return self.scores.weight(raw, p)
+
         if self.width <= 192:
-            raw, dp = products(of_scores, of_dp, wait_for_values)
+            weight, dp = products(of_scores, of_dp, wait_for_values, weights)
         else:  # so wide a sum leaves no registers for two products at once
-            raw, dp = product(*of_scores, wait_for_values), None
-        p = self.scores.probabilities(raw, across(at.lse, shape))
-        if masked:
-            of_key = lambda i: down(column_values(tokens.at[i]), shape)
-            p = self.limits.hide(p, 0.0, lambda i: across(at.limits[i], shape), of_key)
-        weight, less = self.scores.weight(raw, p), across(at.inner, shape)
+            weight, dp = weights(product(*of_scores, wait_for_values)), None
+        less = across(at.inner, shape)
         slope = self.matmuls.add_shared(-less, *of_dp) if dp is None else dp - less
         memory.values.release(slot)
         held = memory.scratch.at[at.warpgroup] if memory.scratch is not None else None

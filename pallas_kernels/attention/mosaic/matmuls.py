@@ -29,16 +29,20 @@ def product(a: Any, b: Any, meanwhile: Callable[[], None] | None = None) -> jax.
     return pl.run_scoped(compute, plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[1]), jnp.float32))
 
 
-def products(
-    first: tuple[Any, Any], second: tuple[Any, Any], between: Callable[[], None]
-) -> tuple[jax.Array, jax.Array]:
-    """Two products at once; `between` runs after the first was issued, and the first is usable before the second."""
+def products[Made](
+    first: tuple[Any, Any], second: tuple[Any, Any], between: Callable[[], None], use: Callable[[jax.Array], Made]
+) -> tuple[Made, jax.Array]:
+    """What `use` makes of the first of two products while the second is under way, and the second.
 
-    def compute(one: Any, two: Any) -> tuple[jax.Array, jax.Array]:
+    `between` runs after the first was issued.
+    """
+
+    def compute(one: Any, two: Any) -> tuple[Made, jax.Array]:
         plgpu.wgmma(one, *first)
         between()
         plgpu.wgmma(two, *second)
-        return plgpu.wgmma_accumulator_load(one, wait_n=1), two[...]
+        made = use(_after_wait(plgpu.wgmma_accumulator_load(one, wait_n=1)))
+        return made, _after_wait(plgpu.wgmma_accumulator_load(two, wait_n=0))
 
     accumulators = (plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[1]), jnp.float32) for a, b in (first, second))
     return pl.run_scoped(compute, *accumulators)
@@ -97,7 +101,9 @@ class OnDevice:
     @staticmethod
     def with_sum(body: Callable[[Running], tuple[jax.Array, Any]], total: jax.Array) -> tuple[jax.Array, Any]:
         """`body` of a sum that begins with zeros, as `total` is; its result is the sum and something else."""
-        return pl.run_scoped(lambda ref: body(Running(ref)), plgpu.WGMMAAccumulatorRef(total.shape, jnp.float32))
+        return pl.run_scoped(
+            lambda ref: body(Running(ref)), plgpu.WGMMAAccumulatorRef((total.shape[0], total.shape[1]), jnp.float32)
+        )
 
     @staticmethod
     def beside[Made](
@@ -125,7 +131,7 @@ class OnDevice:
             wgmma_accumulator_store(running.ref, found * factor)
             return made
 
-        shape = first[0].shape[0], first[1].shape[1]
+        shape: tuple[int, int] = (first[0].shape[0], first[1].shape[1])
         return None, pl.run_scoped(compute, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
 
     @staticmethod

@@ -31,16 +31,16 @@ class Tiles(NamedTuple):
 
 _BOTH_64 = (("kv", KeyGradientTiles(64, 2)),)
 _BOTH_32 = (("kv", KeyGradientTiles(32, 3)),)
-_ONE_BY_ONE = (("v", KeyGradientTiles(64, 1)), ("k", KeyGradientTiles(64, 1)))
+_ONE_BY_ONE = (("v", KeyGradientTiles(64, 1, "none")), ("k", KeyGradientTiles(64, 1, "none")))
 
 
 TABLE = {
     (64, 64): Tiles(
         ForwardTiles(128, 3), QueryGradientTiles(128, 2), (("kv", KeyGradientTiles(128, 2)),), KeyGradientTiles(128, 2)
     ),
-    (96, 96): Tiles(ForwardTiles(128, 2), QueryGradientTiles(128, 2), _BOTH_64, KeyGradientTiles(64, 2)),
-    (128, 128): Tiles(ForwardTiles(128, 2), QueryGradientTiles(128, 2), _BOTH_64, KeyGradientTiles(64, 2)),
-    (192, 128): Tiles(ForwardTiles(64, 3), QueryGradientTiles(64, 2), _BOTH_32, KeyGradientTiles(32, 2)),
+    (96, 96): Tiles(ForwardTiles(128, 2), QueryGradientTiles(128, 2), _BOTH_64, KeyGradientTiles(64, 2, "all")),
+    (128, 128): Tiles(ForwardTiles(128, 2), QueryGradientTiles(128, 2), _BOTH_64, KeyGradientTiles(64, 2, "all")),
+    (192, 128): Tiles(ForwardTiles(64, 3), QueryGradientTiles(64, 2), _BOTH_32, KeyGradientTiles(32, 2, "all")),
     (256, 256): Tiles(
         ForwardTiles(64, 2, overlapped=False, own_output=False), QueryGradientTiles(64, 1), _ONE_BY_ONE, None
     ),
@@ -52,12 +52,18 @@ FULL = {(64, 64): ForwardTiles(192, 2)}
 rescales its output least often. With two products in flight 192 keys spill 116 bytes at width 96. At width 128 they
 are 236 KB of shared memory, beyond the limit."""
 
-CAPPED = {(128, 128): ForwardTiles(128, 2, overlapped=False)}
-"""The forward with a soft-cap under a mask that cuts blocks: with two products in flight it spills 4 bytes."""
+CAPPED = {
+    (64, 64): {"fused": KeyGradientTiles(128, 2, "none")},
+    (128, 128): {"forward": ForwardTiles(128, 2, overlapped=False), "fused": KeyGradientTiles(64, 2, "whole")},
+}
+"""What differs with a soft-cap, whose second factor takes registers: with two products in flight as often as without
+one, these spill 4 to 20 bytes where documents or windows cut blocks."""
 
 
 def tiles(width: int, value_width: int, kind: Kind, softcap: float | None = None) -> Tiles:
     """For heads of these widths under such a mask, with or without a soft-cap of the scores."""
-    found, special = TABLE[width, value_width], CAPPED if softcap is not None else {}
-    forward = (FULL if kind == "full" else special).get((width, value_width))
-    return found if forward is None else found._replace(forward=forward)
+    sizes = width, value_width
+    found = TABLE[sizes]
+    if softcap is not None:
+        found = found._replace(**CAPPED.get(sizes, {}))
+    return found._replace(forward=FULL[sizes]) if kind == "full" and sizes in FULL else found

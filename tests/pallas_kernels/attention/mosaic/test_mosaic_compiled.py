@@ -67,13 +67,17 @@ def check(configuration: Configuration, found: dict[str, Any]) -> None:
 def _issues_two(kernel: str, configuration: Configuration, fused: bool) -> bool:
     """Whether two products are issued together, so that one is used while the other is under way.
 
-    In the forward where its tiles have it so: the scores of a block beside the values of the block before. In the
-    backward scores and dP, but not where it is fused and at width 256, whose registers hold no second product.
+    In the forward the scores of a block beside the values of the block before, in the backward scores and dP, where
+    the tiles have it so; not at width 256, whose registers hold no second product.
     """
+    kind = "full" if configuration.mask == "full" else "packed"
+    entry = tiles(*configuration.widths, kind, configuration.softcap)
     if kernel == "attention_forward":
-        kind = "full" if configuration.mask == "full" else "packed"
-        return tiles(*configuration.widths, kind, configuration.softcap).forward.overlapped
-    return not fused and configuration.widths != (256, 256)
+        return entry.forward.overlapped
+    if fused:
+        assert entry.fused is not None
+        return entry.fused.together != "none"
+    return configuration.widths != (256, 256)
 
 
 def _name(configuration: Configuration) -> str:
@@ -91,9 +95,12 @@ def test_kernels_use_tensor_cores_and_tma_and_spill_nothing(configuration: Confi
 
 def test_two_products_are_in_flight_wherever_registers_hold_them() -> None:
     """The widths and soft-caps that the table excepts, which spill: docs/kernels.md has the bytes."""
-    forms = {(widths, cap): tiles(*widths, "packed", cap).forward for widths in TABLE for cap in (None, 30.0)}
-    excepted = {form for form, forward in forms.items() if not forward.overlapped}
+    forms = {(widths, cap): tiles(*widths, "packed", cap) for widths in TABLE for cap in (None, 30.0)}
+    excepted = {form for form, entry in forms.items() if not entry.forward.overlapped}
     assert excepted == {((128, 128), 30.0), ((256, 256), None), ((256, 256), 30.0)}
+    assert {form for form, entry in forms.items() if entry.fused and entry.fused.together == "none"} == {
+        ((64, 64), 30.0)
+    }
 
 
 def test_every_width_is_compiled_with_a_soft_cap() -> None:
