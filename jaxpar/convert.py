@@ -156,6 +156,7 @@ def _upcycle(options: argparse.Namespace) -> None:
     with new_folder(options.out) as folder:
         made.write(folder, print)
     experts = made.model.experts
+    assert experts is not None, "upcycled"
     print(f"{named(options.out)}: {experts.count} experts, {experts.per_token} per token, {made.weights:,} weights")
 
 
