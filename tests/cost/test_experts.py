@@ -126,7 +126,13 @@ def test_a_step_is_slower_with_less_balance_and_more_room():
 
 
 def test_a_faster_link_inside_a_node_or_between_nodes_is_never_slower():
-    for layout in ({}, {"expert": 16, "fsdp": 1}, {"tensor": 2, "expert": 4}, {"expert": 1, "fsdp": 16}):
+    layouts: tuple[dict[str, Any], ...] = (
+        {},
+        {"expert": 16, "fsdp": 1},
+        {"tensor": 2, "expert": 4},
+        {"expert": 1, "fsdp": 16},
+    )
+    for layout in layouts:
         assert step("h200:2x8", **layout).seconds <= step("h800:2x8", **layout).seconds
     across, inside = step(expert=16, fsdp=1), step()
     assert across.breakdown["exchange"] > 2 * inside.breakdown["exchange"], "half of the rows leave the node"
