@@ -155,8 +155,7 @@ def _upcycle(options: argparse.Namespace) -> None:
     made = plan_upcycling(source, options.experts, options.granularity or 1, options.per_token)
     with new_folder(options.out) as folder:
         made.write(folder, print)
-    experts = made.model.experts
-    assert experts is not None, "upcycled"
+    experts = made.experts
     print(f"{named(options.out)}: {experts.count} experts, {experts.per_token} per token, {made.weights:,} weights")
 
 

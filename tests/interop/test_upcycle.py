@@ -63,7 +63,7 @@ def test_logits_are_those_of_the_dense_model(name: str, tmp_path: Path):
     ],
 )
 def test_what_cannot_be_upcycled_is_one_sentence(
-    arguments: list[object], parts: tuple[str, ...], capfd: pytest.CaptureFixture[str], tmp_path: Path
+    arguments: list[object], parts: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     folder, *options = arguments
     status = upcycle(FOLDER / str(folder), tmp_path / "out", *options)

@@ -72,6 +72,12 @@ class Upcycled:
         return None
 
     @property
+    def experts(self) -> ExpertsConfig:
+        """Those of the model."""
+        assert self.model.experts is not None, "it has experts"
+        return self.model.experts
+
+    @property
     def weights(self) -> int:
         """Number of weights."""
         return parameter_count(self.model, padded=False)

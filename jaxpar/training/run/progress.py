@@ -103,7 +103,7 @@ class Progress:
             memory_limit_bytes=limit_bytes(),
             epochs=trainer.epochs(number),
             experts=_of_experts(trainer, metrics) or None,
-            expert_loads=layer_loads(metrics.report) or None,
+            expert_loads=layer_loads({name: float(value) for name, value in metrics.report.items()}) or None,
             data_wait=data_wait,
             metrics=self._metrics(number, metrics) or None,
         )
