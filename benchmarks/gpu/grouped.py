@@ -124,7 +124,8 @@ def program(case: Case, name: str, interpret: bool = False) -> Callable[..., Any
 
     def function(rows: jax.Array, *w: jax.Array) -> jax.Array:
         if case.gated:
-            return grouped_feed_forward(rows, Matrices(*w[:3]), sizes, w[3], **options)
+            up, gate, down, factors = w
+            return grouped_feed_forward(rows, Matrices(up, gate, down), sizes, factors, **options)
         return grouped_matmul(rows, *w, sizes, **options)
 
     def run(*arrays: jax.Array) -> tuple:
@@ -155,7 +156,9 @@ def _float64(case: Case, arrays: tuple[jax.Array, ...]) -> list[np.ndarray]:
         if not case.gated:
             of_group = x[own] @ w[0][group], d[own] @ w[0][group].T, x[own].T @ d[own]
         else:
-            of_group = _feed_forward64(x[own], *(each[group] for each in w[:3]), w[3][own, None], d[own])
+            up, gate, down, factors = w
+            matrices = up[group], gate[group], down[group]
+            of_group = _feed_forward64(x[own], *matrices, factors[own, None], d[own])
         for each, result in zip(found, of_group, strict=True):
             each[group if each.ndim == 3 else own] = result
         first += size

@@ -57,7 +57,8 @@ def feed_forward(m: int, groups: int, k: int, n: int) -> dict[str, Any]:
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(spec,) * 4, out_specs=(spec,) * 4)
     shape = lambda dtype, *sizes: jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, spec))
     inward = shape("bfloat16", 8 * groups, k, n)
-    w = Matrices(inward, inward, shape("bfloat16", 8 * groups, n, k))
+    matrices: Any = Matrices
+    w = matrices(inward, inward, shape("bfloat16", 8 * groups, n, k))
     given = shape("bfloat16", 8 * m, k), w, shape(jnp.int32, 8 * groups), shape(jnp.float32, 8 * m)
     return compiled_kernels(mapped, *given)
 
