@@ -126,7 +126,7 @@ def program(case: Case, name: str, interpret: bool = False) -> Callable[..., Any
         if case.gated:
             up, gate, down, factors = w
             return grouped_feed_forward(rows, Matrices(up, gate, down), sizes, factors, **options)
-        return grouped_matmul(rows, *w, sizes, **options)
+        return grouped_matmul(rows, w[0], sizes, **options)
 
     def run(*arrays: jax.Array) -> tuple:
         out, pull = jax.vjp(function, *arrays[:-1])
