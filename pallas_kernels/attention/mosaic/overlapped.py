@@ -50,9 +50,10 @@ def _blocks(kernel: Any, memory: Any, at: Any, whole: Any, state: tuple) -> tupl
         (q, _), (k, tokens) = memory.queries.at(at.warpgroup + zero(at.done)), memory.keys.at(slot)
         memory.keys.wait(slot)
         raw = product(q, k.transpose((1, 0)))
-        s = kernel.seen(raw, at.limits, tokens, True)
+        p, _, peak = kernel.soften(kernel.seen(raw, at.limits, tokens, True), peak, True)
+        if kernel.matmuls.needs_scratch:  # on a device the tokens are in registers by now, and the fence spills 4 bytes
+            plgpu.commit_smem()
         memory.keys.release(slot)
-        p, _, peak = kernel.soften(s, peak, True)
         carry = (out if kernel.matmuls.needs_scratch else None, peak, total + p.sum(axis=1), p.astype(kernel.dtype))
         step = partial(_step, kernel, memory, at, running)
         carry = lax.fori_loop(1, whole, lambda index, carry: step(index, carry, masked=False), carry)

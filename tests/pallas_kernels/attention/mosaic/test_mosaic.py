@@ -9,7 +9,7 @@ gets.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from pallas_kernels.attention import Settings, output_products, reference
 from pallas_kernels.attention import Tokens as KernelTokens
-from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS, forward, refusal
+from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS, forward, matmuls, refusal
 from pallas_kernels.attention.mosaic.bounds import Limits, key_tokens, query_limits, visits
 from pallas_kernels.attention.mosaic.tiles import TABLE
 from pallas_kernels.attention.request import Request
@@ -227,3 +227,35 @@ def test_there_is_a_program_for_each_multiprocessor_of_the_gpu(cores: int) -> No
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
         program = str(jax.make_jaxpr(asked)(q, rows))
     assert f"grid=({cores},)" in program
+
+
+@pytest.mark.long
+def test_values_are_loaded_over_once_the_product_that_reads_them_is_over(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of four blocks in two places; a consumer that gives one back while its product is under way is a race."""
+    case = Case(Mask(causal=False), 580, 1, 1, results="inputs", queries=slice(0, 64))
+    tokens = tokens_of(case)
+    inputs = random_inputs(case, tokens)
+    beside = matmuls.Simulated.beside
+
+    def attended() -> jax.Array:
+        options = Settings(case.mask, 0.125, results="inputs", interpret=True)
+        named = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+        out, _ = jax.jit(lambda *x: KERNELS.forward(options, *x, named))(inputs["q"], inputs["k"], inputs["v"])
+        return jax.block_until_ready(out)
+
+    q, k, v = (np.asarray(inputs[name], np.float64)[0, :, 0] for name in "qkv")
+    scores = q @ k.T * 0.125
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    wanted = weights / weights.sum(1, keepdims=True) @ v
+    np.testing.assert_allclose(np.asarray(attended(), np.float64)[0, :, 0], wanted, atol=4e-3)
+    assert REPORTED not in capfd.readouterr().out
+
+    def early(*given: Any) -> Any:
+        others, (issued, done) = given[:-2], given[-2:]
+        return cast(Any, beside)(*others, lambda: (issued(), done(), None)[-1], lambda: None)
+
+    monkeypatch.setattr(matmuls.Simulated, "beside", staticmethod(early))
+    attended()
+    assert REPORTED in capfd.readouterr().out
