@@ -159,7 +159,7 @@ class ToyRun:
             weights = to_storage(master, self.placements)
             accumulators = {part: zero_accumulators(w, self.placements, part=part) for part, w in weights.items()}
             seeds = Seeds(jnp.float32(self.seed), jnp.float32(0))
-            gradients, reported, _ = execute(self.program, self.stages, weights, accumulators, {"x": x}, seeds)
+            gradients, reported, *_ = execute(self.program, self.stages, weights, accumulators, {"x": x}, seeds)
             total = reduce_sum(reported["loss"], [axis for axis in AXES if axis != "tensor"])
             return total, to_optimizer(gradients, self.placements)
 
