@@ -58,8 +58,8 @@ def test_an_exchange_has_its_name_and_the_bytes_of_its_formula(layout: str):
             found[row.verb] = found.get(row.verb, 0.0) + row.bytes
     for one in messages_of(chosen.exchange, experts, chosen.capacity, plan.axes.expert, plan.axes.tensor):
         if one.name != "gather_sequence":  # attention sends it too
-            both = {one.name, SCATTERS[one.name]}
-            assert sum(found[name] for name in both) == pytest.approx(WAYS * one.sent * rows, rel=2e-3), found  # room is of whole rows
+            both = {one.name, SCATTERS[one.name]}  # rooms are whole rows
+            assert sum(found[name] for name in both) == pytest.approx(WAYS * one.sent * rows, rel=2e-3), found
 
 
 def test_flops_are_those_of_the_rows_that_are_expected():

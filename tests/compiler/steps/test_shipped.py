@@ -1,0 +1,40 @@
+"""Configurations for clusters, compiled: how long they wait for messages (docs/overlap.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxpar.compiler.compile import compile_step
+from jaxpar.compiler.report import Analysis, Report, make_report
+from jaxpar.config import load_config
+from jaxpar.hardware.cluster import parse_cluster
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+WAITED = 0.05
+"""Most of a step, compute and exposed transfers together."""
+
+
+def compiled(file: str, on: str, *overrides: str) -> Report:
+    cluster = parse_cluster(on)
+    config = load_config(CONFIGS / f"{file}.yaml", overrides)
+    return make_report(Analysis(compile_step(config, cluster), cluster), file)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("file", "on", "overrides"),
+    [
+        ("llama3_8b", "h100:1x8", ()),
+        ("llama3_8b", "h100:4x8", ("data.batch_size=256",)),
+        ("llama3_70b", "h100:32x8", ()),
+    ],
+    ids=["8B on a host", "8B on four hosts", "70B"],
+)
+def test_a_step_waits_for_little(file: str, on: str, overrides: tuple[str, ...]):
+    report = compiled(file, on, *overrides)
+    assert report.fits and report.exposed_fraction <= WAITED
+    assert not [
+        row for row in report.exposures if row.synchronous and row.count > 20 and "gather_weight" in row.verbs
+    ], "no gather of each layer's weights has the step to itself"
