@@ -110,7 +110,7 @@ class RoutingFolder:
         file = self._file(int(examples[0]) // size)
         shape = (size, config.data.sequence_length, *replayed_shape(config.model))
         try:
-            found = np.load(file, mmap_mode="r")
+            found = np.load(file, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise UserError(f"data.routing: cannot read {named(file)}: {reason(error)}") from None
         if found.shape != shape or found.dtype.kind != "i":

@@ -15,10 +15,15 @@ def check_paths(config: Config) -> None:
         "loss.reference": config.loss.reference,
         "data.path": config.data.path,
         "data.heldout_path": config.data.heldout_path,
+        "data.routing": config.data.routing,
         "distributed.secret_file": config.distributed.secret_file,
         "parallel.schedule": config.parallel.schedule,
     }
-    written = {"run.dir": config.run.dir, "memory.offload_dir": config.memory.offload_dir}
+    written = {
+        "run.dir": config.run.dir,
+        "run.record_routing": config.run.record_routing,
+        "memory.offload_dir": config.memory.offload_dir,
+    }
     sources = (("data.sources", path) for path in config.data.sources or ())
     for key, path in (*read.items(), *sources, *written.items(), ("run.compile_cache", config.run.compile_cache)):
         if path is None:

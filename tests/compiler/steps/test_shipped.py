@@ -19,7 +19,8 @@ WAITED = 0.05
 def compiled(file: str, on: str, *overrides: str) -> Report:
     cluster = parse_cluster(on)
     config = load_config(CONFIGS / f"{file}.yaml", overrides)
-    return make_report(Analysis(compile_step(config, cluster), cluster), file)
+    compilation = compile_step(config, cluster)
+    return make_report(Analysis(compilation, cluster, strict=True), file)
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.sections import SECTIONS
 from jaxpar.config.reading.typed import field_types
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema.layout import MatmulExcept
 
 _PLAIN: dict[Any, st.SearchStrategy] = {
@@ -51,6 +52,8 @@ def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
         return st.dictionaries(st.text(max_size=8), _PLAIN[int], max_size=3)
     if (section, key) == ("precision", "matmul_except"):
         return _records("matmul_except", MatmulExcept)
+    if (section, key) == ("model", "latent_attention"):
+        return st.none() | _records("latent_attention", LatentAttentionConfig)
     if (section, key) == ("model", "experts"):
         return st.none() | _records("experts", ExpertsConfig)
     if get_origin(annotation) is Annotated:

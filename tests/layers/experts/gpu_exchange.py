@@ -16,7 +16,6 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar.compiler.program.attribution import movements
 from jaxpar.compiler.program.costs.ops import costs
-from jaxpar.compiler.program.hlo.parser import parse
 from jaxpar.compiler.program.loops import executions
 from jaxpar.compiler.program.schedule import schedule
 from jaxpar.compiler.report.step_timer import StepTimer
@@ -26,6 +25,7 @@ from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.experts.exchange import EXCHANGES, exchanged, lists_of
 from jaxpar.mesh.axes import AXES, vary
+from tests.compiler.program.programs import strictly
 from tests.gpu_compile import compile_for_gpu, h100s
 
 
@@ -77,7 +77,7 @@ def account(layout: dict[str, Any], sizes: dict[str, int], hosts: int = 2) -> di
 
 
 def _read(text: str, axes: dict[str, int], hosts: int) -> dict[str, Any]:
-    module = parse(text)
+    module = strictly(text)
     counts = executions(module)
     each = prod(axes.values()) // hosts
     cluster = parse_cluster(f"h100:{hosts}x{each}")

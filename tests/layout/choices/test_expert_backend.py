@@ -103,4 +103,4 @@ def test_a_plan_that_asks_for_what_the_kernel_cannot_do_is_refused():
     config = resolve_config(run("xla"), 4)
     plan = make_plan(config, H100)
     with refused("plan.experts: fused", "xla", "false"):
-        check_expert_layouts(replace(plan, experts={"": replace(plan.experts[""], fused=True)}), config, H100)
+        check_expert_layouts(replace(plan, experts={"": replace(plan.experts[""], fused=True)}), config, H100, None)

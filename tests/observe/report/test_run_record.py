@@ -46,10 +46,14 @@ def test_a_run_that_goes_on_is_reported_up_to_its_last_step(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("plan", "shown", "note"),
     [
-        ({"version": 1, "plan": {"zero": 3}, "config": {}}, {"zero": 3}, ""),
+        ({"version": 2, "plan": {"zero": 3}, "config": {}}, {"zero": 3}, ""),
         ({"zero": 3}, {"zero": 3}, ""),
-        ({"version": 2, "plan": {"zero": 3}}, {}, "plan.json: version 2 of plan.json; this release reads version 1"),
-        ({"version": 1, "plan": 3}, {}, "plan.json is damaged: it has no plan."),
+        (
+            {"version": 3, "plan": {"zero": 3}},
+            {},
+            "plan.json: version 3 of plan.json; this release reads versions 1 to 2",
+        ),
+        ({"version": 2, "plan": 3}, {}, "plan.json is damaged: it has no plan."),
     ],
     ids=["of this release", "without a version", "of another release", "damaged"],
 )
