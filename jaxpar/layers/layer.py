@@ -12,13 +12,12 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.config.plan import ExpertLayout, TensorOverlap
 from jaxpar.config.schema import Config
-from jaxpar.layers.attention import Attend, Attention
+from jaxpar.layers.attention import Attend
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declared import PLACEMENTS, attention_class, declare_layer, feed_forward_class
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.experts.feed_forward import Experts
-from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.layers.latent_attention import LatentAttention
 from jaxpar.layers.linear import Tap, untapped
 from jaxpar.layers.norm import NORMS
@@ -71,17 +70,10 @@ class DecoderLayer(nnx.Module):
         for part in (self.attention, self.mlp):
             assert not isinstance(part, Experts), "experts run in tokens' own order, outside a split backward"
             inward, *inside, outward = part.part.groups
-            if isinstance(part, Attention | FeedForward):
-                if name == inward.name:
-                    return part.project_in(x, self.overlap.get(name, PLAIN), scaling)
-                if name == outward.name:
-                    return part.project_out(x, self.overlap.get(name, PLAIN), scaling)
-                continue
-            assert scaling is None, "latent attention is not quantised"
             if name == inward.name:
-                return part.project_in(x, self.overlap.get(name, PLAIN))
+                return part.project_in(x, self.overlap.get(name, PLAIN), scaling)
             if name == outward.name:
-                return part.project_out(x, self.overlap.get(name, PLAIN))
+                return part.project_out(x, self.overlap.get(name, PLAIN), scaling)
             if name in [group.name for group in inside]:
                 assert isinstance(part, LatentAttention), "other parts have matmuls in and out alone"
                 return part.project_inside(name, x, self.overlap.get(name, PLAIN))

@@ -77,7 +77,7 @@ def execute_plainly(
 
     value, pullback, reported = jax.vjp(objective, accumulators, stages.embed(weights, data), has_aux=True)
     gradients, dx = pullback(vary(seeds.objective.astype(value.dtype), varying_axes(value)))
-    return Gradients(stages.embed_gradients(weights, data, dx, gradients), reported, {})
+    return Gradients(stages.embed_gradients(weights, data, dx, gradients), reported, {}, None)
 
 
 def scan_layers(loop: Any, weights: Any, accumulators: Any, x: jax.Array, tokens: Any) -> jax.Array:

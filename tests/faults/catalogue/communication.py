@@ -90,8 +90,8 @@ COMMUNICATION = (
         name="output_bias_on_every_rank",
         description="The MLP's output bias counts twice.",
         file="jaxpar/layers/layer.py",
-        old="return part.project_out(x, self.overlap.get(name, PLAIN))",
-        new="y = part.project_out(x, self.overlap.get(name, PLAIN)); "
+        old="return part.project_out(x, self.overlap.get(name, PLAIN), scaling)",
+        new="y = part.project_out(x, self.overlap.get(name, PLAIN), scaling); "
         "return part.add_bias(y) if part is self.mlp else y",
         caught_by=(parity(tensor=2, family="gpt2"),),
     ),
