@@ -167,7 +167,7 @@ def _backward(rank: _Rank, count: jax.Array, stash: Any) -> Any:
     def once(turn: jax.Array, carry: Any) -> Any:
         dy, gradients, kept = carry
         tokens = rank.stages.token_context(rank.microbatch(turn))
-        dx, gradients, kept = loop.backward(
+        dx, gradients, kept, _ = loop.backward(
             rank.chunk(layers, turn), dy, tokens, stash, turn % SLOTS, rank.chunk(gradients, turn), vary(turn < count),
             kept, turn % SLOTS,
         )  # fmt: skip
@@ -180,7 +180,8 @@ def _backward(rank: _Rank, count: jax.Array, stash: Any) -> Any:
 def _weight(rank: _Rank, count: jax.Array, kept: Any) -> Any:
     def once(turn: jax.Array, gradients: Weights) -> Weights:
         chunk = rank.chunk(gradients, turn)
-        return rank.stages.loop.weight_gradients(rank.weights["layers"], kept, turn % SLOTS, chunk, vary(turn < count))
+        loop, layers, counts = rank.stages.loop, rank.weights["layers"], vary(turn < count)
+        return loop.weight_gradients(layers, kept, turn % SLOTS, chunk, rank.tokens, counts)
 
     return lax.fori_loop(0, count, once, rank.accumulators("layers"))
 
