@@ -21,11 +21,19 @@ other commands (each has --help):
   explain   print a plan.json in words
   compare   compare two of them
   budget    days and costs against the number of GPUs
+  cluster   share a cluster among training jobs over time
   calibrate measure this machine; later plans use what it writes (--profile)
   place     place ranks on nodes by the measured bandwidth between them
   validate  compare the time model with published runs
 
 docs/planner.md explains how times are predicted, and where they are wrong.
+"""
+
+JOBS = """\
+a file of jobs (hours from now; config is relative to the file):
+  jobs:
+    chat: {config: llama3_8b.yaml, tokens: 2e10, deadline: 72}
+    study: {config: llama3_8b.yaml, tokens: 5e9, arrives: 6, priority: 2, gpus: 16, set: [data.batch_size=256]}
 """
 
 
@@ -121,7 +129,7 @@ def _budget(given: Sequence[str]) -> None:
     add = parser.add_argument
     add("--tokens", type=float, required=True, help="to train on, as in 1e12")
     add("--gpus", required=True, metavar="A:B", help="from A to B GPUs, by doubling")
-    add("--price", type=float, required=True, help="price of a GPU-hour")
+    add("--price", metavar="NUMBER|FILE", required=True, help="price of a GPU-hour, or a .yaml file of prices")
     add("--mtbf", type=float, default=GPU_HOURS, help="hours of one GPU between interruptions (default 50,677)")
     add("--restart", type=float, default=RESTART_MINUTES, help="minutes from an interruption to training (default 10)")
     add("--power-cap", type=float, metavar="WATTS", help="power cap of a GPU: slower matmuls, less energy")
@@ -131,6 +139,22 @@ def _budget(given: Sequence[str]) -> None:
     from jaxpar.planner.budget import Budget
 
     Budget(**vars(options)).run()
+
+
+def _cluster(given: Sequence[str]) -> None:
+    parser = Parser(
+        "jaxpar.plan cluster",
+        "Share a cluster among training jobs: how many GPUs each gets over time, by the predicted speed of each.",
+        JOBS,
+    )
+    parser.add_cluster()
+    parser.add_argument("--jobs", metavar="FILE", type=Path, required=True, help="YAML file of jobs")
+    parser.add_json()
+    options = parser.parse_args(given)
+    _load()
+    from jaxpar.planner.jobs.share import ClusterJobs
+
+    ClusterJobs(options.cluster, options.jobs, options.json).run()
 
 
 def _calibrate(given: Sequence[str]) -> None:
@@ -189,6 +213,7 @@ COMMANDS = {
     "explain": _explain,
     "compare": _compare,
     "budget": _budget,
+    "cluster": _cluster,
     "calibrate": _calibrate,
     "place": _place,
     "validate": _validate,

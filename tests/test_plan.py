@@ -134,6 +134,29 @@ def test_a_budget_counts_failures_and_energy_and_a_power_cap_saves_energy(
     refused_by_command(code, out, err, "--power-cap 5000", "210 to 700 W")
 
 
+def test_a_budget_takes_prices_of_gpus_and_energy_from_a_file(folder: Path, capsys: pytest.CaptureFixture[str]):
+    prices = folder / "prices.yaml"
+    prices.write_text("gpu_hour: {h100: 2, h200: 3}\nkwh: 0.1\noverhead: 1.5\n")
+    usual = ["budget", "--config", folder / "small.yaml", "--gpus", "8:8", "--tokens", "1e9", "--json"]
+    code, out, _ = run_plan(capsys, *usual, "--cluster", "h100:1x8", "--price", prices)
+    (one,) = json.loads(out)["costs"]
+    assert code == 0
+    hours = one["days"] * 24 * 8
+    assert one["price"] == pytest.approx(hours * 2 + hours * 0.7 * 1.5 * 0.1)
+    assert one["price_per_million_tokens"] == pytest.approx(one["failures"]["price"] / 1000)
+    code, out, err = run_plan(capsys, *usual, "--cluster", "a100-80:1x8", "--price", prices)
+    refused_by_command(code, out, err, "prices.yaml", "gpu_hour", "a100-80")
+    for text, *parts in (
+        ("gpu_hour: {h10: 2}", ":1: gpu_hour", "'h10'", "did you mean h"),
+        ("gpu_hours: {h100: 2}", ":1: gpu_hours", "did you mean gpu_hour?"),
+        ("gpu_hour: {h100: -2}", "gpu_hour.h100", "above 0", "-2"),
+        ("gpu_hour: {h100: 2}\nkwh: -1", ":2: kwh", "-1"),
+        ("gpu_hour: {h100: 2}\noverhead: 0.5", ":2: overhead", "from 1 to 10", "0.5"),
+    ):
+        prices.write_text(text)
+        refused_by_command(*run_plan(capsys, *usual, "--cluster", "h100:1x8", "--price", prices), *parts)
+
+
 def test_a_budget_states_which_numbers_have_no_layout(folder: Path, capsys: pytest.CaptureFixture[str]):
     usual = ["--cluster", "h100:1x8", "--tokens", "1e9", "--price", "2"]
     short = ["--set", "data.batch_size=1", "--set", "data.sequence_length=8"]
@@ -153,6 +176,7 @@ def test_a_budget_states_which_numbers_have_no_layout(folder: Path, capsys: pyte
         (["--gpus", "12:24"], "12 GPUs are not whole hosts of 8"),
         (["--gpus", "8-16"], "expected two numbers of GPUs"),
         (["--gpus", "16:8"], "the smaller first"),
+        (["--price", "-1"], "--price '-1': expected the price of a GPU-hour above 0"),
         (["--days", "0"], "--days 0: expected a number above 0"),
         (["--tokens", "nan"], "--tokens nan: expected a number above 0"),
         (["--tokens", "1e300"], "--tokens 1e+300: expected a number above 0, at most 1e+30"),

@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from jaxpar.config.bounds import RANKS
 from jaxpar.config.errors import UserError
-from jaxpar.config.reading.text_file import read_text_file
-from jaxpar.config.reading.typed import checked, field_types
-from jaxpar.config.reading.yaml_text import Located, parse_document
-from jaxpar.config.spelling import did_you_mean, named, quoted
+from jaxpar.config.reading.yaml_file import read_record
+from jaxpar.config.spelling import named, quoted
 from jaxpar.hardware.catalogue import GPU, gpu_named
 from jaxpar.hardware.links import Link
 from jaxpar.units import GIB, TIB, rate
@@ -223,7 +220,7 @@ def read_cluster(path: Path) -> Cluster:
     Raises:
         UserError: the file cannot be read, a name is unknown, a number is missing or not above 0.
     """
-    written, lines = _read(path)
+    written, lines = read_record(_WrittenCluster, path)
     place = lambda key: f"{named(path)}:{lines[key]}" if key in lines else str(path)
     _positive(written.gpus_per_host, "gpus_per_host", place("gpus_per_host"), RANKS)
     if written.groups:
@@ -291,34 +288,6 @@ def _group(name: str, gpu: GPU, hosts: int, gpus: int, levels: _Levels, source: 
         host=link(gpu.host, levels.host),
         host_memory=HOST_MEMORY if gpu.host_bytes is None else gpus * gpu.host_bytes,
     )
-
-
-def _read(path: Path) -> tuple[_WrittenCluster, dict[str, int]]:
-    try:
-        text = read_text_file(path)
-    except FileNotFoundError:
-        beside = [entry.name for entry in path.parent.glob("*.yaml")]
-        raise UserError(f"{named(path)}: there is no such file{did_you_mean(path.name, beside)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{named(path)}: cannot be read as text ({error})") from None
-    known = field_types(_WrittenCluster)
-    values: dict[str, Any] = {}
-    lines: dict[str, int] = {}
-    for key, found in parse_document(text, named(path)).items():
-        if key not in known:
-            raise UserError(f"{named(path)}:{found.line}: {key}: no such key{did_you_mean(key, known)}")
-        try:
-            values[key] = checked(key, _plain(found.value), known[key])
-        except UserError as error:
-            raise UserError(f"{named(path)}:{found.line}: {error}") from None
-        lines[key] = found.line
-    return _WrittenCluster(**values), lines
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(entry.value if isinstance(entry, Located) else entry) for key, entry in value.items()}
-    return value
 
 
 def _check_numbers(numbers: _Numbers | None, key: str, place: str) -> None:

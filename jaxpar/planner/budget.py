@@ -22,12 +22,10 @@ from jaxpar.hardware.power import capped, power_of
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.plan_file import LARGEST_NUMBER
 from jaxpar.planner.failures import GPU_HOURS, HOUR, RESTART_MINUTES, START_UP, reliability
-from jaxpar.planner.machine import named_cluster
-from jaxpar.planner.planning import gpu_numbers, planned_config, screen
+from jaxpar.planner.planning import best_on, gpu_numbers, hosts_of_one_kind, planned_config, screen
+from jaxpar.planner.prices import Prices, read_prices
 from jaxpar.planner.report import words
 from jaxpar.planner.search.candidate import Planned
-from jaxpar.planner.search.search import Search
-from jaxpar.planner.search.space import Space
 from jaxpar.units import count, percent, seconds
 
 DAY = 86400.0
@@ -68,7 +66,7 @@ class Budget:
     cluster: str
     tokens: float
     gpus: str
-    price: float
+    price: str
     overrides: Sequence[str] = ()
     days: float | None = None
     json: bool = False
@@ -78,25 +76,24 @@ class Budget:
 
     def run(self) -> None:
         """Plan at each number of GPUs, and print. Raises `UserError`."""
-        for name in ("tokens", "price", "days", "mtbf", "restart", "power_cap"):
+        for name in ("tokens", "days", "mtbf", "restart", "power_cap"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= LARGEST_NUMBER:
                 raise UserError(
                     f"--{name.replace('_', '-')} {value:g}: expected a number above 0, at most {LARGEST_NUMBER:g}"
                 )
-        cluster = named_cluster(self.cluster)
-        if len(cluster.groups) > 1:
-            raise UserError(f"--cluster {self.cluster}: expected hosts of one kind, of which there may be any number")
+        cluster = hosts_of_one_kind(self.cluster)
+        prices = read_prices(self.price, cluster.gpu)
         cluster = self._capped(cluster)
         numbers = self._numbers(cluster.gpus_per_host)
         config = planned_config(load_config(self.config, self.overrides))
-        costs, without = self._costs(config, cluster, numbers)
+        costs, without = self._costs(config, cluster, numbers, prices)
         best = optimal(FLOPS * parameter_count(config.model, padded=False) * self.tokens)
         if self.json:
             found = {"costs": [asdict(one) for one in costs], "compute_optimal": best, "without_layout": without}
             print(json.dumps(found, indent=2))
             return
-        self._print(config, costs, best, without)
+        self._print(config, costs, best, without, prices)
 
     def _capped(self, cluster: Cluster) -> Cluster:
         """The cluster with GPUs at the power cap. Raises `UserError` where no curve is known."""
@@ -118,12 +115,14 @@ class Budget:
                 raise UserError(f"--gpus {self.gpus}: {gpus} GPUs are not whole hosts of {each}")
         return numbers
 
-    def _costs(self, config: Config, cluster: Cluster, numbers: Sequence[int]) -> tuple[list[Cost], dict[int, str]]:
+    def _costs(
+        self, config: Config, cluster: Cluster, numbers: Sequence[int], prices: Prices
+    ) -> tuple[list[Cost], dict[int, str]]:
         """What each number of GPUs costs; and those that have no layout, with the reason."""
         costs, without = [], {}
         for gpus in numbers:
             try:
-                planned = self._plan(config, cluster, gpus)
+                planned = best_on(config, cluster, gpus)
             except UserError as error:
                 without[gpus] = str(error)
                 continue
@@ -133,7 +132,7 @@ class Budget:
             buys = None
             if self.days is not None:
                 buys = optimal(found.time.mfu * cluster.gpu.training_peak * gpus * self.days * DAY)
-            price = days * 24 * gpus * self.price
+            price = prices.of(days * 24 * gpus, self._kwh(days, gpus, cluster))
             cost = Cost(gpus, words.whole(found.layout), days, price, rate, found.time.mfu, buys)
             costs.append(self._in_all(cost, planned, cluster))
         if not costs:
@@ -145,8 +144,7 @@ class Budget:
         parameters = parameter_count(planned.config.model, padded=False)
         lost = reliability(cost.gpus, parameters, self.mtbf, self.restart)
         days, price = cost.days / lost.share, cost.price / lost.share
-        watts = self.power_cap or power_of(cluster.gpu)
-        kwh = None if watts is None else watts / 1000 * cost.gpus * days * 24
+        kwh = self._kwh(days, cost.gpus, cluster)
         low, high = (1.0, 1.0) if planned.spread is None else planned.spread.interval(1.0)
         return replace(
             cost,
@@ -160,16 +158,17 @@ class Budget:
             price_per_million_tokens=price / self.tokens * 1e6,
         )  # fmt: skip
 
-    def _plan(self, config: Config, cluster: Cluster, gpus: int) -> Planned:
-        each = min(gpus, cluster.gpus_per_host)
-        group = replace(cluster.groups[0], hosts=gpus // each)
-        part = replace(cluster, name=f"{gpus} GPUs", groups=(group,), gpus_per_host=each)
-        return Search(Space(config, part)).best(1)[0]
+    def _kwh(self, days: float, gpus: int, cluster: Cluster) -> float | None:
+        """Energy of the GPUs alone at their largest power; None where that is not known."""
+        watts = self.power_cap or power_of(cluster.gpu)
+        return None if watts is None else watts / 1000 * gpus * days * 24
 
-    def _print(self, config: Config, costs: Sequence[Cost], best: dict[str, float], without: Mapping[int, str]) -> None:
+    def _print(
+        self, config: Config, costs: Sequence[Cost], best: dict[str, float], without: Mapping[int, str], prices: Prices
+    ) -> None:
         console = screen()
         table = Table(
-            title=f"{config.run.name}: {count(self.tokens)} tokens at {self.price:g} a GPU and hour",
+            title=f"{config.run.name}: {count(self.tokens)} tokens, {prices.words}",
             title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1),
         )  # fmt: skip
         buys = () if self.days is None else (f"best size in {self.days:g} days", "its tokens")

@@ -150,6 +150,22 @@ def best_plan(config: Config, cluster: Cluster) -> Planned:
     return Search(Space(planned_config(config), cluster)).best(1)[0]
 
 
+def best_on(config: Config, cluster: Cluster, gpus: int) -> Planned:
+    """The best layout on so many GPUs of a cluster's hosts, of which there is one kind. Raises `UserError`."""
+    each = min(gpus, cluster.gpus_per_host)
+    group = replace(cluster.groups[0], hosts=gpus // each)
+    part = replace(cluster, name=f"{gpus} GPUs", groups=(group,), gpus_per_host=each)
+    return Search(Space(config, part)).best(1)[0]
+
+
+def hosts_of_one_kind(text: str) -> Cluster:
+    """`--cluster` of a command that takes parts of it. Raises `UserError`."""
+    cluster = named_cluster(text)
+    if len(cluster.groups) > 1:
+        raise UserError(f"--cluster {text}: expected hosts of one kind, of which there may be any number")
+    return cluster
+
+
 def print_model(model: HardwareModel, console: Console, note: str | None = None) -> None:
     """Every parameter of the time model; below them the GPU that they were fitted for, where it is another."""
     console.print("What a GPU reaches", style="bold")

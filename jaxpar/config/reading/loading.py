@@ -8,12 +8,12 @@ from pathlib import Path
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.overrides import parse_overrides
 from jaxpar.config.reading.sections import Written, assemble, check_section, check_value, config_to_dict
-from jaxpar.config.reading.text_file import read_text_file
 from jaxpar.config.reading.typed import field_types, shown
 from jaxpar.config.reading.unused import without_unused
-from jaxpar.config.reading.yaml_text import parse_document, to_yaml
+from jaxpar.config.reading.yaml_file import read_document
+from jaxpar.config.reading.yaml_text import to_yaml
 from jaxpar.config.schema import Config, ModelConfig
-from jaxpar.config.spelling import did_you_mean, named
+from jaxpar.config.spelling import named
 
 ADDED = {"preset", "kinds", "pattern", "norm_placement", "attention_scale", "embedding_scale"}
 """Keys of `model` that resolved files of earlier versions lack, or that name a preset."""
@@ -56,7 +56,7 @@ def read_sections(path: str | Path) -> Written:
     """
     written: Written = {}
     mistakes: list[str] = []
-    for section, found in parse_document(_read_text(Path(path)), named(path)).items():
+    for section, found in read_document(Path(path)).items():
         with _Mistakes(mistakes, f"{named(path)}:{found.line}"):
             check_section(section)
             if (section, found.value) == ("parallel", "auto"):
@@ -92,15 +92,3 @@ class _Mistakes:
         if isinstance(error, UserError):
             self.mistakes.append(f"{self.place}: {error}")
         return isinstance(error, UserError)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return read_text_file(path)
-    except FileNotFoundError:
-        beside = [entry.name for entry in path.parent.glob("*.yaml")]
-        raise UserError(f"{named(path)}: there is no such file{did_you_mean(path.name, beside)}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{named(path)}: not text in UTF-8, so not a configuration") from None
-    except OSError as error:
-        raise UserError(f"{named(path)}: cannot be read ({error.strerror})") from None

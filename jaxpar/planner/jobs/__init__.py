@@ -1,0 +1,1 @@
+"""Training jobs that share a cluster: how many GPUs each gets, and when."""

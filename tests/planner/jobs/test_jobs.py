@@ -1,0 +1,200 @@
+"""Jobs that share a cluster: what a simulation keeps, what the policies give, and files of jobs."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jaxpar.config import UserError
+from jaxpar.plan import main
+from jaxpar.planner.jobs.curve import Curve, Point, curve_of, numbers_of
+from jaxpar.planner.jobs.job import Job, read_jobs
+from jaxpar.planner.jobs.policies import POLICIES, by_curves, first_in_first_out, outcomes, shortest_first
+from jaxpar.planner.jobs.simulation import Outcome, simulate
+from jaxpar.planner.machine import named_cluster
+from tests.planner.spaces import model_of
+from tests.sentences import refused
+
+HOUR = 3600.0
+
+
+def curve(most: int = 8, power: float = 1.0, pause: float = 0.0) -> Curve:
+    """A token per second on one GPU, growing by `power` of the number."""
+    return Curve({gpus: Point(gpus**power, pause) for gpus in (1, 2, 4, 8, 16) if gpus <= most})
+
+
+def random_jobs(seed: int, number: int = 6) -> list[Job]:
+    draw = random.Random(seed)
+    jobs = []
+    for index in range(number):
+        arrives, tokens = draw.uniform(0, 4 * HOUR), draw.uniform(1, 20) * HOUR
+        deadline = draw.choice([None, arrives + draw.uniform(0.5, 3) * tokens / 4])
+        own = curve(power=draw.uniform(0.6, 1), pause=draw.uniform(0, 600))
+        jobs.append(Job(f"job{index}", tokens, own, arrives, deadline, draw.choice([1.0, 3.0]), draw.choice([2, 4, 8])))
+    return jobs
+
+
+def check(outcome: Outcome, gpus: int) -> None:
+    """The spans alone account for every token, and never use more than the cluster."""
+    for job in outcome.jobs:
+        spans = sorted((span for span in outcome.spans if span.job == job.name), key=lambda span: span.start)
+        assert spans[0].start >= job.arrives and spans[-1].end == outcome.finished[job.name]
+        assert all(first.end <= second.start for first, second in pairwise(spans))
+        trained = sum(
+            job.curve.speed(span.gpus) * max(0.0, span.end - span.start - job.curve.points[span.gpus].pause)
+            for span in spans
+        )
+        assert trained == pytest.approx(job.tokens, rel=1e-9)
+    for moment in (span.start for span in outcome.spans):
+        assert sum(span.gpus for span in outcome.spans if span.start <= moment < span.end) <= gpus
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_token_is_trained_once_on_gpus_that_the_cluster_has(policy: str):
+    for seed in range(8):
+        check(simulate(random_jobs(seed), 8, POLICIES[policy]), 8)
+
+
+def test_first_in_first_out_by_hand():
+    """8 GPUs: a has 4, b wants 8 and waits for it, c would fit beside a and still waits behind b."""
+    jobs = [Job("a", 400, curve(), 0, asks=4), Job("b", 800, curve(), 10, asks=8), Job("c", 40, curve(), 20, asks=4)]
+    assert simulate(jobs, 8, first_in_first_out).finished == {"a": 100, "b": 200, "c": 210}
+
+
+def test_a_change_of_gpus_costs_a_pause():
+    jobs = [Job("a", 800, curve(pause=7)), Job("b", 8, curve(pause=7), 20)]
+    found = simulate(jobs, 8, shortest_first)
+    assert found.finished["b"] == 20 + 7 + 1  # a stops for it
+    assert found.finished["a"] == found.finished["b"] + 7 + (800 - 8 * 13) / 8
+
+
+def test_a_job_is_not_restarted_for_less_than_the_pause():
+    """A GPU more would save 40 s and cost 100."""
+    jobs = [Job("a", 80, curve(1, pause=100)), Job("b", 400, Curve({4: Point(4, 100), 5: Point(5, 100)}))]
+    found = simulate(jobs, 5, shortest_first)
+    assert {span.gpus for span in found.spans if span.job == "b"} == {4}
+
+
+def test_jobs_that_scale_alike_are_run_shortest_first():
+    """With linear curves the mean time is least when all GPUs go to the job with least work: 1 + 3 + 7 seconds."""
+    jobs = [Job("long", 32, curve()), Job("short", 8, curve()), Job("middle", 16, curve())]
+    found = simulate(jobs, 8, shortest_first)
+    assert found.finished == {"short": 1, "middle": 3, "long": 7}
+
+
+def test_curves_with_less_to_gain_share_the_cluster():
+    """Where eight GPUs are hardly faster than four, two jobs run side by side."""
+    flat = Curve({4: Point(4, 0), 8: Point(4.4, 0)})
+    found = simulate([Job("a", 400, flat), Job("b", 440, flat)], 8, by_curves)
+    assert {(span.job, span.gpus) for span in found.spans} == {("a", 4), ("b", 4), ("b", 8)}
+
+
+def test_the_earliest_deadline_gets_the_fewest_gpus_that_meet_it():
+    jobs = [Job("due", 400, curve(), deadline=105), Job("short", 80, curve())]
+    late, kept = simulate(jobs, 8, POLICIES["equal shares"]), simulate(jobs, 8, by_curves)
+    assert not kept.late and kept.spans[0].gpus == 4
+    assert kept.finished["short"] == 20 and late.finished["short"] == 20
+    tight = [Job("due", 800, curve(), deadline=100), Job("short", 80, curve())]
+    assert [job.name for job in simulate(tight, 8, shortest_first).late] == ["due"]
+    assert next(iter(outcomes(tight, 8))) in ("by curves", "first in, first out")
+
+
+def test_a_deadline_that_cannot_be_met_takes_nothing_from_the_others():
+    jobs = [Job("hopeless", 8000, curve(), deadline=10), Job("due", 80, curve(), deadline=11)]
+    assert [job.name for job in simulate(jobs, 8, by_curves).late] == ["hopeless"]
+
+
+def test_the_plan_is_the_best_of_the_policies():
+    for seed in range(8):
+        found = outcomes(random_jobs(seed), 8)
+        best, *others = found.values()
+        assert all(best.score <= one.score for one in others) and len(found) == len(POLICIES)
+
+
+def test_priorities_weigh_in():
+    jobs = [Job("usual", 80, curve()), Job("urgent", 160, curve(), priority=4)]
+    assert simulate(jobs, 8, shortest_first).finished == {"urgent": 20, "usual": 30}
+
+
+def test_a_curve_leaves_out_numbers_that_are_no_faster():
+    found = curve_of({8: Point(5, 0), 1: Point(1, 0), 2: Point(3, 0), 4: Point(2.9, 0)})
+    assert list(found.points) == [1, 2, 8]
+    assert (found.least, found.within(7), found.within(0), found.speed(0)) == (1, 2, 0, 0)
+    assert found.efficient == 2  # 1.5 a GPU; 8 have 0.6
+
+
+def test_parts_of_hosts_divide_each_other():
+    assert numbers_of(named_cluster("h100:6x8")) == [1, 2, 4, 8, 16, 24, 32, 48]
+    assert numbers_of(named_cluster("h100:5x6")) == [1, 2, 6, 12, 18, 24, 30]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The configuration of a small model."""
+    from jaxpar.config.reading.loading import config_to_yaml
+
+    path = tmp_path_factory.mktemp("jobs") / "model.yaml"
+    path.write_text(config_to_yaml(model_of()))
+    return path
+
+
+def write(path: Path, jobs: object) -> Path:
+    path.write_text(yaml.safe_dump({"jobs": jobs}))
+    return path
+
+
+def test_the_command_shares_a_cluster(model: Path, capsys: pytest.CaptureFixture[str]):
+    path = write(model.parent / "jobs.yaml", {
+        "first": {"config": "model.yaml", "tokens": 1e10, "deadline": 100},
+        "second": {"config": "model.yaml", "tokens": 2e9, "arrives": 1.0, "gpus": 1, "set": ["run.seed=1"]},
+    })  # fmt: skip
+    assert main(["cluster", "--cluster", "h100:1x2", "--jobs", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["policies"]) == set(POLICIES) and found["policy"] == next(iter(found["policies"]))
+    speeds = found["jobs"]["first"]["curve"]
+    assert speeds["1"] < speeds["2"] < 2.1 * speeds["1"]
+    assert {span["job"] for span in found["plan"]} == {"first", "second"} and not found["jobs"]["first"]["late"]
+    assert main(["cluster", "--cluster", "h100:1x2", "--jobs", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert found["policy"] in printed and "second |" in printed
+
+
+def test_mistakes_in_a_file_of_jobs(model: Path, tmp_path: Path):
+    usual = {"config": "model.yaml", "tokens": 1e9}
+    for jobs, words in {
+        "jobs.a: unknown key 'token'; did you mean tokens?": {"a": {"config": "m", "token": 1}},
+        "jobs.a: the key tokens is missing": {"a": {"config": "model.yaml"}},
+        "jobs.a.tokens: expected a number from 1": {"a": usual | {"tokens": -1}},
+        "jobs.a.priority": {"a": usual | {"priority": 0}},
+        "jobs.a.deadline: expected hours after arrives (5), got 4": {"a": usual | {"arrives": 5, "deadline": 4}},
+        "jobs: expected a mapping": {},
+    }.items():
+        with pytest.raises(UserError) as error:
+            read_jobs(write(tmp_path / "jobs.yaml", words))
+        assert jobs in str(error.value) and "jobs.yaml" in str(error.value)
+    (tmp_path / "jobs.yaml").write_text("job: {}\n")
+    with refused("jobs.yaml:1: job", "no such key", "did you mean jobs?"):
+        read_jobs(tmp_path / "jobs.yaml")
+    with refused("did you mean jobs.yaml?"):
+        read_jobs(tmp_path / "job.yaml")
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ({"config": "model.yaml", "tokens": 1e9, "gpus": 16}, "jobs.a.gpus: expected at most the cluster's 2, got 16"),
+        ({"config": "modl.yaml", "tokens": 1e9}, "jobs.a: "),
+        ({"config": "model.yaml", "tokens": 1e9, "set": ["model.embd=3"]}, "did you mean"),
+    ],
+)
+def test_mistakes_that_need_the_cluster_or_the_model(
+    model: Path, job: object, words: str, capsys: pytest.CaptureFixture[str]
+):
+    path = write(model.parent / "wrong.yaml", {"a": job})
+    assert main(["cluster", "--cluster", "h100:1x2", "--jobs", str(path)]) == 2
+    assert words in capsys.readouterr().err
