@@ -32,6 +32,7 @@ from jaxpar.planner.report.page import write_page
 from jaxpar.planner.report.text import print_plans
 from jaxpar.planner.search.avoid import parse_avoided
 from jaxpar.planner.search.candidate import Planned
+from jaxpar.planner.search.idle import on_fewer_hosts
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space, parse_fixed
 from jaxpar.planner.search.stage_groups import check_stages
@@ -76,7 +77,7 @@ class Planning:
         check_stages(cluster, fixed)
         nodes = measured(cluster, hardware)
         search = Search(Space(config, cluster if nodes is None else nodes.cluster, fixed, avoided), hardware=hardware)
-        plans = search.best(self.top if nodes is None else max(self.top, PLACED))
+        search, plans, idle = best_with_idle_hosts(search, self.top if nodes is None else max(self.top, PLACED))
         placed = len(plans)
         if nodes is not None:
             plans = nodes.ranked(plans, search.timer)[: self.top]
@@ -103,6 +104,8 @@ class Planning:
             print(json.dumps(found, indent=2))
             return
         print_plans(plans, search.effort, console)
+        if idle is not None:
+            console.print(idle, highlight=False, soft_wrap=True)
         for line in () if anchors is None else anchors.lines:
             console.print(line, highlight=False, soft_wrap=True)
         if stages := words.stages(plans[0], search.timer):
@@ -119,6 +122,29 @@ class Planning:
         console.print(f"Wrote {self.output}; run it with python -m jaxpar.train --plan {self.output}", soft_wrap=True)
         if self.page is not None:
             console.print(f"Page: {self.page}", soft_wrap=True, highlight=False)
+
+
+def best_with_idle_hosts(search: Search, number: int) -> tuple[Search, list[Planned], str | None]:
+    """The best layouts on all hosts, or on fewer where those are faster; the search of them, and a sentence about it.
+
+    Raises:
+        UserError: there is no layout on all hosts, and none on the fewer that were tried.
+    """
+    cluster = search.cluster
+    try:
+        plans, why = search.best(number), None
+    except UserError as error:
+        plans, why = [], error
+    best = plans[0].candidate.seconds if plans else float("inf")
+    other = None if len(cluster.groups) > 1 or cluster.bandwidth_file else on_fewer_hosts(search, best)
+    if other is None:
+        if why is not None:
+            raise why
+        return search, plans, None
+    found = other.best(number)
+    all_hosts = f"all take {seconds(best)} a step" if plans else f"on all of them, {why}"
+    idle = cluster.hosts - other.cluster.hosts
+    return other, found, f"{idle} of {cluster.hosts} hosts are left idle: {all_hosts}"
 
 
 def anchored(planned: Planned, spread: Spread) -> Planned:

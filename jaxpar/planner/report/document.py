@@ -35,6 +35,7 @@ def _predicted(planned: Planned) -> dict[str, Any]:
         "memory": {name: size for name, size in memory._asdict().items() if name != "host"},
         "never_measured": never_measured(planned.candidate.layout),
         "node_order": planned.order,
+        "hosts": planned.cluster.hosts,
         "stages": [
             {"group": one.group.name, "gpu": one.group.gpu.name, "first": one.first, "layers": one.layers}
             for one in stages_by_group(planned.cluster, planned.plan.axes.pipe, ranks, planned.plan.stage_layers)

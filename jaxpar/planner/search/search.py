@@ -139,6 +139,17 @@ class Search:
             raise UserError(why_none(self, self.effort.groups, declined))
         return list(chosen.values())
 
+    def fastest_below(self, seconds: float) -> float | None:
+        """Seconds of the best layout that jaxpar would run, if they are below `seconds`; slower ones are not timed."""
+        self._within, self._wanted = seconds, 0
+        with no_collection():
+            for one in self.by_time():
+                if one.seconds >= seconds:
+                    break
+                if self.checked(one) is not None:
+                    return one.seconds
+        return None
+
     def checked(self, candidate: Candidate) -> Planned | None:
         """The configuration and the plan of a layout, as a run would make them; None where it would refuse.
 

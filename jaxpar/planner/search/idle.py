@@ -1,0 +1,46 @@
+"""Hosts that are better left idle: prime counts of hosts, and models too small for all of them."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+
+from jaxpar.planner.search.search import Search
+
+NEAREST, EVEN = 8, 8
+"""Numbers of hosts that are tried below the cluster's: the nearest, and the nearest of which 2, 3 and 5 are the only
+prime factors. On up to nine hosts these are all."""
+
+
+def fewer_hosts(hosts: int) -> list[int]:
+    """The numbers that are tried, in descending order."""
+    even = heapq.nlargest(EVEN, _smooth(hosts - 1))
+    return sorted({*range(max(1, hosts - NEAREST), hosts), *even}, reverse=True)
+
+
+def on_fewer_hosts(search: Search, seconds: float) -> Search | None:
+    """The search on the number of hosts whose best layout is the fastest; None where none is below `seconds` a step.
+
+    Args:
+        search: of hosts of one kind.
+        seconds: of the best layout on all hosts; infinite if there is none.
+    """
+    cluster, best = search.cluster, None
+    group = cluster.groups[0]
+    for hosts in fewer_hosts(cluster.hosts):
+        name = f"{hosts} of the {cluster.hosts} hosts of {cluster.name}"
+        other = search.on(replace(cluster, name=name, groups=(replace(group, hosts=hosts),)))
+        found = other.fastest_below(seconds)
+        if found is not None:
+            seconds, best = found, other
+    return best
+
+
+def _smooth(most: int) -> list[int]:
+    """Numbers up to `most` whose prime factors are 2, 3 and 5."""
+    found = {1}
+    for factor in (2, 3, 5):
+        for number in sorted(found):
+            while (number := number * factor) <= most:
+                found.add(number)
+    return [number for number in found if number <= most]

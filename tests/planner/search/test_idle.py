@@ -1,0 +1,67 @@
+"""Hosts that are left idle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxpar.config.reading.loading import config_to_yaml
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.plan import main
+from jaxpar.planner.planning import best_with_idle_hosts
+from jaxpar.planner.search.idle import fewer_hosts
+from jaxpar.planner.search.search import Search
+from jaxpar.planner.search.space import Space
+from tests.planner.spaces import model_of
+from tests.sentences import refused
+
+CONFIG = model_of(data={"batch_size": 48})
+
+
+def test_more_hosts_never_make_the_best_plan_slower():
+    """One to seven hosts, prime numbers among them; a model so small that messages between hosts decide."""
+    times = []
+    for hosts in range(1, 8):
+        search = Search(Space(CONFIG, parse_cluster(f"h100:{hosts}x2")))
+        times.append(best_with_idle_hosts(search, 1)[1][0].candidate.seconds)
+    assert times == sorted(times, reverse=True)
+    alone = Search(Space(CONFIG, parse_cluster("h100:7x2"))).best(1)[0].candidate.seconds
+    assert alone > times[6]  # so the statement above is one about idle hosts
+
+
+def test_the_fastest_number_of_hosts_is_found():
+    """Against the best layout of each number, searched alone."""
+    seconds = {
+        hosts: Search(Space(CONFIG, parse_cluster(f"h100:{hosts}x2"))).best(1)[0].candidate.seconds
+        for hosts in (4, 5, 6, 7)
+    }
+    other, plans, sentence = best_with_idle_hosts(Search(Space(CONFIG, parse_cluster("h100:7x2"))), 2)
+    assert other.cluster.hosts == min(seconds, key=lambda hosts: seconds[hosts])
+    assert plans[0].candidate.seconds == min(seconds.values()) and len(plans) == 2
+    assert sentence is not None and f"{7 - other.cluster.hosts} of 7 hosts are left idle" in sentence
+
+
+def test_numbers_of_hosts_that_are_tried():
+    assert fewer_hosts(1) == []
+    assert fewer_hosts(9) == [8, 7, 6, 5, 4, 3, 2, 1]
+    assert fewer_hosts(31)[:9] == [30, 29, 28, 27, 26, 25, 24, 23, 20] and 16 in fewer_hosts(31)
+    assert {2000, 1944, 1920} < set(fewer_hosts(2039))
+
+
+def test_the_plan_of_a_cluster_on_which_nothing_runs_leaves_hosts_idle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Rows cannot be split over 7 hosts; tensor, context and pipe are fixed."""
+    (tmp_path / "model.yaml").write_text(config_to_yaml(model_of(data={"batch_size": 4})))
+    fixed = [part for name in ("tensor", "context", "pipe") for part in ("--fix", f"{name}=1")]
+    arguments = ["--config", str(tmp_path / "model.yaml"), "--output", str(tmp_path / "plan.json"), *fixed]
+    assert main([*arguments, "--cluster", "h100:7x1"]) == 0
+    printed = capsys.readouterr().out
+    assert "of 7 hosts are left idle: on all of them, no layout of 7 GPUs" in printed
+    assert json.loads((tmp_path / "plan.json").read_text())["predicted"]["hosts"] in (1, 2, 4)
+    with refused("no layout of 7 GPUs"):
+        best_with_idle_hosts(
+            Search(Space(model_of(data={"batch_size": 4}), parse_cluster("h100:7x1"), {"tensor": "7"})), 1
+        )
