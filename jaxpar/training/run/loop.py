@@ -78,7 +78,7 @@ class _Loop:
     def _run(self) -> Summary:
         if self.config.run.init_from is not None and from_first(self.folder.starts_over):
             liveness.at("looking into run.init_from", busy=True)
-            self.trainer.first_weights  # noqa: B018 (refused, where it does not fit, before a file is written)
+            self.trainer.models.first  # noqa: B018 (refused, where it does not fit, before a file is written)
         liveness.at("looking into its folder")
         changes, notice = from_first(self.folder.claim)
         if notice is not None:
@@ -164,16 +164,16 @@ class _Loop:
 
     def _check_saved(self, facts: Mapping[str, Any]) -> None:
         """Refuse a checkpoint of another reference, which takes memory and time before there is a state."""
-        self.trainer.check_reference(facts)
+        self.trainer.models.check_reference(facts)
         self.trainer.provide_reference(self.listeners.message)
         liveness.at("restoring a checkpoint")
 
     def _report_first_weights(self) -> None:
         """Report where the weights of a new run come from, and what it changes of that model."""
-        source = self.trainer.first_weights
+        source = self.trainer.models.first
         if source is not None:
             self.trainer.came_from = source.lineage
-            changed = "; ".join(map(str, self.trainer.first_differences))
+            changed = "; ".join(map(str, self.trainer.models.differences))
             but = f"; it has another value here: {changed}" if changed else ""
             self.listeners.message(f"The first weights are those of {source.path} ({source.description}){but}.")
 
@@ -329,7 +329,7 @@ class _Loop:
         facts |= {"lookout": self.monitor.facts(), "left_out": list(self.trainer.left_out)}
         facts |= self.trainer.data.facts | {"data": self.trainer.data.description}
         facts |= {"config": config_to_dict(self.config), "jaxpar": __version__}
-        facts |= self.trainer.base_facts | self.trainer.reference_facts
+        facts |= self.trainer.models.facts
         if self.trainer.came_from:
             facts[CAME_FROM] = list(self.trainer.came_from)
         self.clock.saved()

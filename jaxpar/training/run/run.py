@@ -3,48 +3,39 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxpar.checkpoint.facts import CAME_FROM
 from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
 from jaxpar.config.axes import fixed_devices
 from jaxpar.config.plan import Plan
-from jaxpar.data import Data, batch_number, batch_rows, batches, bigram_loss, open_data
-from jaxpar.data.baseline import NOTHING_COUNTED
+from jaxpar.data import Data, batch_number, open_data
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device, check_devices, devices_per_node, find_devices, prepare_devices
 from jaxpar.hardware.catalogue import gpu_of
-from jaxpar.interop.config_json import Difference
-from jaxpar.interop.sources.adapted import base_facts, check_base
-from jaxpar.interop.sources.open_source import Model, open_source
-from jaxpar.interop.sources.source import check_fits
 from jaxpar.layers.checks import validate
-from jaxpar.layers.experts.replay import EXPERTS
 from jaxpar.layout.given_plan import check_plan, check_plan_devices
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
 from jaxpar.layout.memory.device import needed_bytes
 from jaxpar.layout.memory.host import check_offload
 from jaxpar.layout.memory.state_storage import check_offloaded_state
-from jaxpar.layout.stages import mask_of
 from jaxpar.layout.state import TrainState, all_weights
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.parameters import Weights, merge
-from jaxpar.model.flops import Pairs, flops_per_step, windows
+from jaxpar.model.flops import Pairs, flops_per_step
 from jaxpar.observe.holdings import name_arrays
 from jaxpar.observe.timer import StepTimer
-from jaxpar.training.residency.given_weights import INIT_FROM, begun_from, frozen_weights
+from jaxpar.training.residency.given_weights import begun_from
 from jaxpar.training.residency.saved_state import SavedState
 from jaxpar.training.routing import Recorder, RoutingFolder, check_recorded
 from jaxpar.training.run.compared import compared_plan
+from jaxpar.training.run.heldout import baseline, evaluates, heldout_metrics
 from jaxpar.training.run.out_of_memory import (
     check_batch_fits,
     check_estimate_fits,
@@ -52,11 +43,12 @@ from jaxpar.training.run.out_of_memory import (
     check_step_fits,
     explained,
 )
-from jaxpar.training.run.reference import check_pairs, check_reference, provide_reference, reference_facts
+from jaxpar.training.run.placed_batches import placed_batches
+from jaxpar.training.run.reference import check_pairs, provide_reference
+from jaxpar.training.run.source_models import SourceModels
 from jaxpar.training.step.batches import BatchPlacer
 from jaxpar.training.step.forward_backward import StepMetrics
 from jaxpar.training.step.train_step import TrainStep
-from pallas_kernels.masks import kept_pairs
 
 
 class Run:
@@ -117,11 +109,10 @@ class Run:
         self.functions = TrainStep(self.layout, self.mesh)
         self.placer = BatchPlacer(self.layout, self.mesh)
         self.timer = StepTimer()
+        self.models = SourceModels(self.layout)
         self._state: TrainState | None = None
         self._frozen: Weights = {}
         """The frozen weights of a state that was dropped."""
-        self.first_differences: list[Difference] = []
-        """In what else the model of `run.init_from` differs from this one, once it is opened."""
         self.came_from: tuple[str, ...] = ()
         """The models from which this run came, through stages, the nearest first; those of a checkpoint are its own."""
         self._continued: Mapping[str, Any] = {}
@@ -146,79 +137,25 @@ class Run:
         """The current state; made from `run.init_from` or the seed when nothing was restored."""
         if self._state is None:
             self._state = self.functions.residency.initial_state()
-            if (source := self.first_weights) is not None:
+            if (source := self.models.first) is not None:
                 self._state = begun_from(source, self._state, self.functions.residency)
         return self._state
-
-    @cached_property
-    def first_weights(self) -> Model | None:
-        """`run.init_from`, opened and checked; None where weights are drawn from the seed.
-
-        Raises `UserError` where there is no such model, or its weights do not fit this one.
-        """
-        begin = self.config.run.init_from
-        if begin is None:
-            return None
-        source = open_source(begin, INIT_FROM)
-        self.first_differences = check_fits(source, self.config.model, INIT_FROM)
-        return source
 
     @state.setter
     def state(self, state: TrainState) -> None:
         if self.layout.frozen and not state.frozen:  # a checkpoint has none
-            state = state._replace(frozen=self._frozen or self._first_frozen())
+            state = state._replace(frozen=self._frozen or self.models.frozen(self.mesh))
         self._state, self._batches = self.functions.residency.adopted(state), None
 
-    @cached_property
-    def base_facts(self) -> dict[str, Any]:
-        """Facts of a checkpoint about the model whose weights are frozen."""
-        if not self.layout.frozen:
-            return {}
-        assert self.first_weights is not None, "weights are frozen that another model has"
-        return base_facts(self.first_weights)
-
-    def check_base(self, facts: Mapping[str, Any]) -> None:
-        """Raise `UserError` if the facts of a checkpoint are about another model than the one of `run.init_from`."""
-        if self.layout.frozen:
-            assert self.first_weights is not None, "weights are frozen that another model has"
-            check_base(self.first_weights, facts, "the run")
-
-    @cached_property
-    def reference(self) -> Model | None:
-        """The model that this one is compared with under a loss of preferences: `loss.reference`, or `run.init_from`.
-
-        Raises `UserError` where there is no such model.
-        """
-        if self.config.loss.name != "dpo":
-            return None
-        named = self.config.loss.reference
-        return self.first_weights if named is None else open_source(named, "loss.reference")
-
     def provide_reference(self, report: Callable[[str], None] = lambda text: None) -> None:
-        """Compute what the reference says about the data, or read it; it is stored beside the tokens.
+        """Compute the log-probabilities of the reference, or read them; they are stored beside the tokens.
 
-        Rows need it. To call this before there is a state leaves more memory for the reference.
+        Rows of pairs need them. To call this before there is a state leaves more memory for the reference.
         """
-        if self.reference is not None and any(part.rows.reference.values is None for part in self.data.paired):
-            self.check_reference(self._continued)
+        if self.models.reference is not None and any(part.rows.reference.values is None for part in self.data.paired):
+            self.models.check_reference(self._continued)
             liveness.at("computing log-probabilities of the reference")
-            provide_reference(self.config, self.data, self.reference, list(self.mesh.devices.flat), report)
-
-    @cached_property
-    def reference_facts(self) -> dict[str, Any]:
-        """Facts of a checkpoint about the reference."""
-        return {} if self.reference is None else reference_facts(self.reference)
-
-    def check_reference(self, facts: Mapping[str, Any]) -> None:
-        """Raise `UserError` if the facts of a checkpoint are about another reference."""
-        if self.reference is not None and facts:
-            check_reference(self.reference, facts)
-
-    def _first_frozen(self) -> Weights:
-        """The frozen weights, from `run.init_from`."""
-        source = self.first_weights
-        assert source is not None, "weights are frozen that another model has"
-        return frozen_weights(source, self.layout, self.mesh)
+            provide_reference(self.config, self.data, self.models.reference, list(self.mesh.devices.flat), report)
 
     @cached_property
     def saved(self) -> SavedState:
@@ -268,7 +205,9 @@ class Run:
 
     def _step(self, compiled: jax.stages.Compiled, state: TrainState) -> StepMetrics:
         if self._batches is None:
-            self._batches = self._placed_batches(int(state.step))
+            self.provide_reference()
+            first = int(state.step)
+            self._batches = placed_batches(self.config, self.data, self.placer, first, self.left_out)
         with self.timer.fetching():
             batch, self.last_pairs = next(self._batches)
         if self.config.run.record_routing is not None:
@@ -288,15 +227,10 @@ class Run:
 
     def evaluation(self) -> dict[str, float]:
         """`evaluate`, and the metrics of the loss over the same batches."""
-        totals, count = Counter[str](), 0.0
-        weights = self.evaluated_weights()
-        for rows in self.heldout_batches():
-            sums, counted = self.functions.evaluate(weights, self.placer(rows))
-            totals.update({name: float(total) for name, total in sums.items()})
-            count += float(counted)
-        if not count:
-            raise UserError(NOTHING_COUNTED)
-        return {name: total / count for name, total in totals.items()}
+        if self.data.heldout is None:
+            raise UserError("data.heldout_path is null: expected held-out data to evaluate on")
+        self.provide_reference()
+        return heldout_metrics(self.config, self.functions, self.evaluated_weights(), self.data, self.placer)
 
     def evaluated_weights(self) -> Weights:
         """What is evaluated and sampled from: the weights, or their moving average under `evaluation.ema`.
@@ -308,16 +242,13 @@ class Run:
         return merge(self.state.frozen, trained)
 
     def baseline(self) -> float | None:
-        """Loss of a bigram model on the held-out batches, in nats per token; None where that is nothing, or pairs."""
-        if not self.evaluates or self.data.paired:
-            return None
-        rows = range(self.config.data.batch_size)
-        return bigram_loss(self.data.train.stream, self.heldout_batches(rows), self.data.vocab)
+        """Loss of a bigram model on the held-out batches, in nats per token; None where there are none, or pairs."""
+        return baseline(self.config, self.data)
 
     @property
     def evaluates(self) -> bool:
         """Whether there is held-out data and the configuration asks to use it."""
-        return self.data.heldout is not None and self.config.evaluation.batches > 0
+        return evaluates(self.config, self.data)
 
     def epochs(self, steps: int) -> dict[str, float]:
         """Source to its epochs after so many steps; empty where text is generated."""
@@ -330,7 +261,7 @@ class Run:
             saved: laid out as `saved.abstract`.
             facts: those of the checkpoint.
         """
-        self.check_base(facts)
+        self.models.check_base(facts)
         self._continued = facts
         self.state = self.saved.incoming(saved)
         self.came_from = tuple(facts.get(CAME_FROM, ()))
@@ -356,15 +287,6 @@ class Run:
         """Number of the first example of a step's batch."""
         return batch_number(step, self.left_out) * self.config.data.batch_size
 
-    def heldout_batches(self, rows: Sequence[int] | np.ndarray | None = None) -> Iterator[dict[str, np.ndarray]]:
-        """The held-out batches: `rows` of each, by default those that this process loads."""
-        if self.data.heldout is None:
-            raise UserError("data.heldout_path is null: expected held-out data to evaluate on")
-        self.provide_reference()
-        own = self.placer.rows if rows is None else rows
-        for index in range(self.config.evaluation.batches):
-            yield batch_rows(self.data.heldout, index, self.config.data.batch_size, own)
-
     def flops(self, steps: int, pairs: Pairs) -> float:
         """Model FLOPs of so many steps, in whose batches the mask keeps `pairs` in all; rows are always full."""
         data = self.config.data
@@ -384,31 +306,6 @@ class Run:
         if self._state is None:
             return named
         return named | self.functions.residency.arrays(self._state)
-
-    def _placed_batches(self, first_step: int) -> Iterator[tuple[dict[str, jax.Array], Pairs]]:
-        """Batches on the devices, one placed ahead, with the pairs that the mask keeps in them."""
-        self.provide_reference()
-        data, mask = self.config.data, mask_of(self.config, self.config.model)
-        masks = {window: replace(mask, window=window) for window in windows(self.config.model)}
-        share = data.batch_size / len(self.placer.rows)
-        source = batches(
-            self.data.train,
-            batch_size=data.batch_size,
-            rows=self.placer.rows,
-            first_step=first_step,
-            left_out=self.left_out,
-            prefetch=data.prefetch,
-        )
-        ready = None
-        folder = None if data.routing is None else RoutingFolder(data.routing)
-        for step, rows in enumerate(source, first_step):
-            if folder is not None and step < self.config.run.steps:  # No step uses a batch after the last one.
-                rows = rows | {EXPERTS: folder.read(rows["examples"], self.config)}
-            pairs = {window: round(share * kept_pairs(own, rows["segments"])) for window, own in masks.items()}
-            following = self.placer(rows), pairs
-            if ready is not None:
-                yield ready
-            ready = following
 
 
 def _use_compile_cache(folder: str | None) -> None:

@@ -76,7 +76,7 @@ def test_the_reference_is_computed_once_and_the_model_begins_as_its_equal(
             Trainer(config).provide_reference()
     file.write_bytes(file.read_bytes()[:-40] + bytes(40))
     with refused(str(file), "damaged", "remove it"):
-        reference._stored(run.data.paired[0], run.reference, config)  # pyright: ignore[reportArgumentType]
+        reference._stored(run.data.paired[0], run.models.reference, config)  # pyright: ignore[reportArgumentType]
 
 
 def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path):

@@ -22,6 +22,7 @@ from jaxpar.observe.events import Listener, StepRecord
 from jaxpar.observe.writers.jsonl import JsonLines
 from jaxpar.observe.writers.summary import SummaryFile
 from jaxpar.training.errors import TrainingError
+from jaxpar.training.run.placed_batches import placed_batches
 from jaxpar.training.run.run import Run
 from jaxpar.training.step.forward_backward import StepMetrics
 from tests.same_bits import assert_same_bits
@@ -87,7 +88,7 @@ def test_the_utilisation_that_is_logged_is_that_of_the_batches_that_were_run(
     monkeypatch.setattr(Run, "peak_flops", 1e12)
     config = run_config(tmp_path, 6, parallel=MESH, run={"log_every": 2})
     trainer = make_trainer(config)
-    pairs = [pairs for _, pairs in itertools.islice(trainer._placed_batches(0), 7)]
+    pairs = [pairs for _, pairs in itertools.islice(placed_batches(trainer.config, trainer.data, trainer.placer, 0), 7)]
     assert len({tuple(each.values()) for each in pairs}) > 1, "batches whose documents differ"
     _, recorded = fit(config)
     done = 0
@@ -351,6 +352,6 @@ def test_the_tokens_of_a_run_are_those_of_its_batches(tmp_path: Path):
     summary, _ = fit(config)
     trainer = make_trainer(config)
     counted = 0
-    for batch, _ in itertools.islice(trainer._placed_batches(0), 3):
+    for batch, _ in itertools.islice(placed_batches(trainer.config, trainer.data, trainer.placer, 0), 3):
         counted += int(np.asarray(batch["mask"]).sum())
     assert summary.tokens == counted

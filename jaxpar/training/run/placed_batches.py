@@ -1,0 +1,52 @@
+"""The batches of a run on its devices, one placed ahead of the step that uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import jax
+
+from jaxpar.config import Config
+from jaxpar.data import Data, batches
+from jaxpar.layers.experts.replay import EXPERTS
+from jaxpar.layout.stages import mask_of
+from jaxpar.model.flops import Pairs, windows
+from jaxpar.training.routing import RoutingFolder
+from jaxpar.training.step.batches import BatchPlacer
+from pallas_kernels.masks import kept_pairs
+
+
+def placed_batches(
+    config: Config, data: Data, placer: BatchPlacer, first_step: int, left_out: Sequence[int] = ()
+) -> Iterator[tuple[dict[str, jax.Array], Pairs]]:
+    """Batches on the devices, one placed ahead, with the pairs that the mask keeps in them.
+
+    Args:
+        config: of the run.
+        data: its training rows; those of pairs have the values of the reference.
+        placer: places the rows that this process loads.
+        first_step: steps before the first batch.
+        left_out: numbers of batches that no step uses, ascending.
+    """
+    settings, mask = config.data, mask_of(config, config.model)
+    masks = {window: replace(mask, window=window) for window in windows(config.model)}
+    share = settings.batch_size / len(placer.rows)
+    source = batches(
+        data.train,
+        batch_size=settings.batch_size,
+        rows=placer.rows,
+        first_step=first_step,
+        left_out=left_out,
+        prefetch=settings.prefetch,
+    )
+    ready = None
+    folder = None if settings.routing is None else RoutingFolder(settings.routing)
+    for step, rows in enumerate(source, first_step):
+        if folder is not None and step < config.run.steps:  # No step uses a batch after the last one.
+            rows = rows | {EXPERTS: folder.read(rows["examples"], config)}
+        pairs = {window: round(share * kept_pairs(own, rows["segments"])) for window, own in masks.items()}
+        following = placer(rows), pairs
+        if ready is not None:
+            yield ready
+        ready = following
