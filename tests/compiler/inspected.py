@@ -129,5 +129,5 @@ def sent(report: Report) -> dict[tuple[str, str], float]:
     found: dict[tuple[str, str], float] = {}
     for row in report.collectives:
         if row.dtype not in INTEGERS:
-            found[row.verb, row.axis] = found.get((row.verb, row.axis), 0) + row.bytes
+            found[row.collective, row.axis] = found.get((row.collective, row.axis), 0) + row.bytes
     return found

@@ -43,7 +43,7 @@ def test_what_is_measured_changes_the_prediction(tmp_path: Path, capsys: pytest.
     config.write_text(config_to_yaml(small()))
     profile = calibrate(file, 8, TINY)
     assert json.loads(file.read_text()) == profile
-    assert {one["verb"] for one in profile["measured"]["collectives"]} == {
+    assert {one["collective"] for one in profile["measured"]["collectives"]} == {
         "all_gather", "reduce_scatter", "all_reduce",
     }  # fmt: skip
     assert all(span > 0 for span in (*profile["model"].values(), *profile["links"].values()))

@@ -111,7 +111,7 @@ def collectives(overlaps: tuple[Overlap, ...]) -> tuple[Collective, ...]:
         Collective(*key, sum(s.movements.values()), s.bytes, s.recomputed, s.seconds, s.enclosed, s.exposed)
         for key, s in sums.items()
     ]
-    return tuple(sorted(rows, key=lambda row: (-row.bytes, row.axis, row.verb, row.dtype)))
+    return tuple(sorted(rows, key=lambda row: (-row.bytes, row.axis, row.collective, row.dtype)))
 
 
 def exposures(overlaps: tuple[Overlap, ...]) -> tuple[Exposure, ...]:
@@ -120,7 +120,7 @@ def exposures(overlaps: tuple[Overlap, ...]) -> tuple[Exposure, ...]:
     return tuple(
         Exposure(
             axis=axis_of(overlap.movement),
-            verbs="+".join(
+            collectives="+".join(
                 collective_name(overlap.movement, collective) for collective in overlap.movement.collectives
             ),
             kind=overlap.movement.kind,

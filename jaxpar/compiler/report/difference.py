@@ -66,7 +66,7 @@ def work_rows(before: Report, after: Report) -> list[Row]:
 
 def _by_name(report: Report) -> dict[str, Collective]:
     link = lambda row: " between nodes" if row.crosses_nodes else ""
-    return {f"{row.axis} {row.verb} ({row.kind}, {row.dtype}){link(row)}": row for row in report.collectives}
+    return {f"{row.axis} {row.collective} ({row.kind}, {row.dtype}){link(row)}": row for row in report.collectives}
 
 
 def _row(name: str, old: float, new: float, show: Callable[[float], str]) -> Row:

@@ -84,7 +84,7 @@ def _tables(report: Report) -> list[tuple[str, Table]]:
     traffic = [
         (
             row.axis,
-            row.verb,
+            row.collective,
             row.kind,
             row.dtype,
             "host" if row.axis == "host" else "between nodes" if row.crosses_nodes else "in node",

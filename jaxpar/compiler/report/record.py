@@ -24,7 +24,7 @@ class Collective:
 
     axis: str
     """Mesh axes joined by `+`, or `host` for moves between device and host."""
-    verb: str
+    collective: str
     """The collective of `mesh/collectives.py` that asked for it; `-` if none did."""
     kind: str
     """XLA's collective, or `to_host` and `from_host`."""
@@ -50,7 +50,7 @@ class Exposure:
     """One transfer of the program that is waited for; times are of one execution."""
 
     axis: str
-    verbs: str
+    collectives: str
     """Joined by `+` where XLA combined several."""
     kind: str
     source: str

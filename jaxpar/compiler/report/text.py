@@ -117,7 +117,7 @@ def _collectives(report: Report, narrow: bool) -> Table:
         link = "host" if row.axis == "host" else "between" if row.crosses_nodes else "in node"
         table.add_row(
             row.axis,
-            row.verb,
+            row.collective,
             row.dtype,
             link,
             f"{row.count:,.0f}",
@@ -138,7 +138,7 @@ def _exposures(report: Report) -> Table:
     for row in report.exposures:
         beside = "synchronous" if row.synchronous else seconds(row.enclosed_s)
         times = f"{row.count:,.0f}"
-        table.add_row(row.verbs, row.source, times, seconds(row.needs_s), beside, seconds(row.exposed_s))
+        table.add_row(row.collectives, row.source, times, seconds(row.needs_s), beside, seconds(row.exposed_s))
     if not report.exposures:
         table.add_row("nothing")
     return table

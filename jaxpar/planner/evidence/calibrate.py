@@ -177,13 +177,13 @@ def _collectives(devices: list[Any], sizes: tuple[int, ...]) -> list[dict[str, A
             for whole in sizes:
                 own = whole // 4 // (ranks if name == "all_gather" else 1)
                 span = _timed(run, jnp.ones(own * len(devices), jnp.float32))
-                found.append({"verb": name, "ranks": ranks, "bytes": whole, "seconds": span})
+                found.append({"collective": name, "ranks": ranks, "bytes": whole, "seconds": span})
     return found
 
 
 def _links(messages: list[dict[str, Any]], devices: int) -> dict[str, float]:
     """Seconds before anything is sent, and bytes per second, of gathers over all devices: smallest against largest."""
-    gathers = [one for one in messages if one["verb"] == "all_gather" and one["ranks"] == devices]
+    gathers = [one for one in messages if one["collective"] == "all_gather" and one["ranks"] == devices]
     if not gathers:
         return {"start": 0.0, "bandwidth": 0.0}
     few, many = gathers[0], gathers[-1]

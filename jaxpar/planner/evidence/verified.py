@@ -140,7 +140,11 @@ def judged(
 def _part(row: Collective) -> str:
     """Which part of a step's time a message belongs to."""
     axes = row.axis.split("+")
-    if row.verb in OF_WEIGHTS or not {"tensor", "context"} & set(axes) or {"replica", "fsdp", "expert"} & set(axes):
+    if (
+        row.collective in OF_WEIGHTS
+        or not {"tensor", "context"} & set(axes)
+        or {"replica", "fsdp", "expert"} & set(axes)
+    ):
         return "data"
     return "tensor" if "tensor" in axes else "context"
 

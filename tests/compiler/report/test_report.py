@@ -72,7 +72,7 @@ def test_each_class_is_seen_at_the_peak():
 
 def test_weights_are_gathered_twice_per_microbatch_within_a_node_in_bfloat16():
     _, report = hsdp()
-    (row,) = (row for row in report.collectives if row.verb == "gather_weight")
+    (row,) = (row for row in report.collectives if row.collective == "gather_weight")
     passes = 2 * MICROBATCHES * LAYERS * WEIGHTS_OF_A_LAYER + 2 * MICROBATCHES * TABLE
     assert (row.axis, row.kind, row.dtype, row.crosses_nodes) == ("fsdp", "all-gather", "bf16", False)
     assert row.bytes == passes * 2 * (FSDP - 1) / FSDP
@@ -82,7 +82,7 @@ def test_weights_are_gathered_twice_per_microbatch_within_a_node_in_bfloat16():
 
 def test_gradients_cross_nodes_once_over_replicas():
     _, report = hsdp()
-    rows = [row for row in report.collectives if row.verb == "reduce_sum" and row.axis == "replica"]
+    rows = [row for row in report.collectives if row.collective == "reduce_sum" and row.axis == "replica"]
     assert sum(row.bytes for row in rows) == (LAYERS * WEIGHTS_OF_A_LAYER + 2 * TABLE) / FSDP * 4  # 2 x (2 - 1) / 2
     assert all(row.crosses_nodes for row in rows)
     assert sum(row.seconds for row in rows) > sum(row.bytes for row in rows) / (50e9 * HOPPER.network_share)
@@ -111,7 +111,7 @@ def test_json_holds_the_keys_that_are_promised():
     plain = json.loads(report.to_json())
     promised = "fits peak_bytes host_bytes classes collectives flops recompute_flops exposed_fraction compile_seconds"
     assert set(promised.split()) <= set(plain)
-    of_each = "axis verb kind count bytes dtype crosses_nodes exposed_s"
+    of_each = "axis collective kind count bytes dtype crosses_nodes exposed_s"
     assert set(of_each.split()) <= set(plain["collectives"][0])
 
 
@@ -180,7 +180,7 @@ def test_a_difference_names_what_changed_and_only_that():
     assert traffic_rows(report, report) == []
     fewer = replace(report, collectives=report.collectives[1:], peak_bytes=report.peak_bytes // 2)
     gone = traffic_rows(report, fewer)
-    assert gone[0][0].startswith(f"{report.collectives[0].axis} {report.collectives[0].verb}")
+    assert gone[0][0].startswith(f"{report.collectives[0].axis} {report.collectives[0].collective}")
     assert gone[0][3].endswith("(-100%)")
     assert memory_rows(report, fewer)[-1][3].endswith("(-50%)")
 

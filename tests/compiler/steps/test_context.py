@@ -47,7 +47,7 @@ def test_a_device_sends_what_the_formula_of_its_strategy_states(name: str):
     config = wide(**sections | {"parallel": sections["parallel"] | {"context_strategy": strategy}})
     resolved, plan = plan_for(config, parse_cluster(CLUSTER))
     _, report = inspected(config, CLUSTER)
-    found = sum(row.bytes for row in report.collectives if row.verb in COLLECTIVES and row.dtype not in INTEGERS)
+    found = sum(row.bytes for row in report.collectives if row.collective in COLLECTIVES and row.dtype not in INTEGERS)
 
     (entry,) = (entry for entry in CONTEXT_STRATEGIES if entry.name == strategy)
     request = replace(attention_request(resolved, jax.devices()[0], plan.runs), ulysses=plan.ulysses)
@@ -70,7 +70,7 @@ def test_at_128k_tokens_of_llama_keys_and_values_travel_behind_the_attention(
     attention = replace(config.attention, backend="xla")
     _, report = inspected(replace(config, model=model, parallel=parallel, data=data, attention=attention), CLUSTER)
     assert report.fits, "of a step that does not fit the schedule means nothing"
-    rows = [row for row in report.collectives if row.verb in collectives and row.dtype not in INTEGERS]
+    rows = [row for row in report.collectives if row.collective in collectives and row.dtype not in INTEGERS]
     needed, exposed = sum(row.seconds for row in rows), sum(row.exposed_s for row in rows)
     assert needed > 1e-3
     assert exposed < 0.05 * needed

@@ -55,7 +55,7 @@ def test_an_exchange_has_its_name_and_the_bytes_of_its_formula(layout: str):
     found = {}
     for row in report.collectives:
         if row.dtype == "bf16":
-            found[row.verb] = found.get(row.verb, 0.0) + row.bytes
+            found[row.collective] = found.get(row.collective, 0.0) + row.bytes
     for one in messages_of(chosen.exchange, experts, chosen.capacity, plan.axes.expert, plan.axes.tensor):
         if one.name != "gather_sequence":  # attention sends it too
             both = {one.name, SCATTERS[one.name]}  # rooms are whole rows

@@ -36,5 +36,5 @@ def test_all_products_but_the_exceptions_run_in_fp8(recipe: str):
     assert report.float8_flops == 3 * 2 * tokens * sizes * 3 / 8
     assert report.flops - report.float8_flops > 0
     del analysis
-    gathers = {row.dtype for row in report.collectives if row.verb == "gather_sequence"}
+    gathers = {row.dtype for row in report.collectives if row.collective == "gather_sequence"}
     assert gathers == ({"f8e4m3fn", "bf16"} if config.parallel.tensor > 1 else set())

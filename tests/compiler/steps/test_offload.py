@@ -45,7 +45,7 @@ def compiled(pipe: bool, *names: str) -> tuple[Analysis, Report]:
 
 def moved(report: Report) -> dict[str, float]:
     """Bytes that go to the host and come back from it in a step."""
-    return {row.verb: row.bytes for row in report.collectives if row.axis == "host"}
+    return {row.collective: row.bytes for row in report.collectives if row.axis == "host"}
 
 
 def test_the_input_of_every_layer_goes_to_the_host_once_and_comes_back_once():

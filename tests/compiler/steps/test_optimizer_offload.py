@@ -46,7 +46,7 @@ def state_of(offload: str) -> tuple[int, int]:
 
 
 def test_the_state_goes_there_and_back_once_and_the_weights_once_more():
-    moved = {row.verb: row.bytes for row in compiled("host")[1].collectives if row.axis == "host"}
+    moved = {row.collective: row.bytes for row in compiled("host")[1].collectives if row.axis == "host"}
     there, back = state_of("host")
     assert LAYER > PIECE_BYTES
     assert moved == {"from_host": pytest.approx(there, abs=64), "to_host": pytest.approx(back, abs=64)}
@@ -101,7 +101,7 @@ def test_weights_and_gradients_of_layers_that_rest_on_the_host_leave_the_device(
 def test_layers_come_for_forward_and_backward_and_gradients_go_without_waiting():
     """XLA may keep a layer that it has just sent."""
     analysis, report = compiled("host", "host")
-    moved = {row.verb: row.bytes for row in report.collectives if row.axis == "host"}
+    moved = {row.collective: row.bytes for row in report.collectives if row.axis == "host"}
     there, back = streamed_bytes(layout_of("host", "host"))
     layer = layer_bytes(layout_of("host", "host"))
     assert there - layer.gradients - 2**20 <= moved["from_host"] <= there

@@ -15,7 +15,7 @@ LLAMA = Path(__file__).parents[3] / "configs" / "llama3_8b.yaml"
 @pytest.mark.long
 def test_gathers_of_weights_hide_behind_the_layers():
     _, report = inspected(load_config(LLAMA), "h100:1x8")
-    gathers = [row for row in report.collectives if row.verb == "gather_weight"]
+    gathers = [row for row in report.collectives if row.collective == "gather_weight"]
     needed, exposed = sum(row.seconds for row in gathers), sum(row.exposed_s for row in gathers)
     assert needed > 0.1
     assert exposed < 0.05 * needed

@@ -37,5 +37,5 @@ def test_a_step_waits_for_little(file: str, on: str, overrides: tuple[str, ...])
     report = compiled(file, on, *overrides)
     assert report.fits and report.exposed_fraction <= WAITED
     assert not [
-        row for row in report.exposures if row.synchronous and row.count > 20 and "gather_weight" in row.verbs
+        row for row in report.exposures if row.synchronous and row.count > 20 and "gather_weight" in row.collectives
     ], "no gather of each layer's weights has the step to itself"

@@ -44,7 +44,7 @@ def test_bytes_between_nodes_fall_to_a_quarter():
     exact = {"parallel": SHARDED, "precision": {"gradient": "bfloat16"}}
     assert between_nodes(compiled(exact)[2]) > 2.5 * weights, "a flat ring: 7/8 of 3M"
     assert between_nodes(report) <= 0.76 * weights * (1 / 2 + 0.01)
-    crossing = {row.dtype for row in report.collectives if row.crosses_nodes and row.verb != "reduce_sum"}
+    crossing = {row.dtype for row in report.collectives if row.crosses_nodes and row.collective != "reduce_sum"}
     assert crossing == {"u8"}
 
 
