@@ -33,8 +33,7 @@ def row_blocks(sizes: Int[Array, " groups"], rows: int, block: int, align: int =
     one.
     """
     groups = sizes.shape[0]
-    end = jnp.minimum(jnp.cumsum(jnp.maximum(sizes, 0).astype(jnp.int32)), rows)
-    start = jnp.concatenate([jnp.zeros_like(end[:1]), end[:-1]])
+    start, end = _limits(sizes, rows)
     aligned = start // align * align
     blocks = jnp.where(end > start, (end - aligned + block - 1) // block, 0)
     last = jnp.cumsum(blocks)
@@ -46,3 +45,30 @@ def row_blocks(sizes: Int[Array, " groups"], rows: int, block: int, align: int =
     low = jnp.where(used, jnp.maximum(start[group] - first, 0), 0)
     high = jnp.where(used, jnp.minimum(end[group] - first, block), 0)
     return RowBlocks(group, *(each.astype(jnp.int32) for each in (first, low, high)))
+
+
+def all_row_blocks(
+    sizes: Int[Array, " groups"], rows: int, block: int, steps: int, align: int = 1
+) -> tuple[RowBlocks, Int[Array, " blocks"]]:
+    """`row_blocks` of all rows, and the steps of each block's sum: `steps`, or 0 behind the last group.
+
+    Rows behind the last group are a group without a matrix: nothing is summed up, and zeros are written.
+    """
+    groups = sizes.shape[0]
+    behind = rows - jnp.minimum(jnp.maximum(sizes, 0).sum(), rows)
+    found = row_blocks(jnp.concatenate([sizes, behind[None].astype(sizes.dtype)]), rows, block, align)
+    of_block = jnp.where(found.group < groups, steps, 0)
+    return found._replace(group=jnp.minimum(found.group, groups - 1)), of_block
+
+
+def longest_first(sizes: Int[Array, " groups"], rows: int) -> tuple[Int[Array, " groups"], ...]:
+    """The groups from the longest to the shortest, and the first row and the end of each of them."""
+    start, end = _limits(sizes, rows)
+    order = jnp.argsort(start - end, stable=True).astype(jnp.int32)
+    return order, start[order], end[order]
+
+
+def _limits(sizes: Int[Array, " groups"], rows: int) -> tuple[Int[Array, " groups"], Int[Array, " groups"]]:
+    """The first row and the end of each group in an array of so many rows."""
+    end = jnp.minimum(jnp.cumsum(jnp.maximum(sizes, 0).astype(jnp.int32)), rows)
+    return jnp.concatenate([jnp.zeros_like(end[:1]), end[:-1]]), end

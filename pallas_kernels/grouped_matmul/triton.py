@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.choice import refused_by_gpu
 from pallas_kernels.device import target
-from pallas_kernels.grouped_matmul.blocks import row_blocks
+from pallas_kernels.grouped_matmul.blocks import all_row_blocks, longest_first
 from pallas_kernels.grouped_matmul.request import Request
 from pallas_kernels.ranges import Range, both, load
 from pallas_kernels.varying import vary_alike
@@ -61,11 +61,7 @@ SECTION = 8
 
 def refusal(request: Request) -> str | None:
     """None if the kernels compute what is asked for, else why not."""
-    if (reason := refused_by_gpu(request, hopper=False)) is not None:
-        return reason
-    if max(request.m * max(request.k, request.n), request.groups * request.k * request.n) > 2**31 - 1:
-        return f"its arrays have at most 2^31 - 1 elements, which {request.m:,} rows or the weights exceed"
-    return None
+    return refused_by_gpu(request, hopper=False) or request.exceeds_indices()
 
 
 def times_weights(
@@ -102,12 +98,8 @@ def gated(
 
 def _work(sizes: Int[Array, " groups"], m: int, k: int, tile: Tile) -> tuple[jax.Array, ...]:
     """Of each tile of rows: its group, its first row, where its rows end from there on, and the steps of the sum."""
-    groups = sizes.shape[0]
-    # Rows behind the last group are a group without a matrix: nothing is summed up, and zeros are written.
-    rest = m - jnp.minimum(jnp.maximum(sizes, 0).sum(), m)
-    found = row_blocks(jnp.concatenate([sizes, rest[None].astype(sizes.dtype)]), m, tile.rows)
-    steps = jnp.where(found.group < groups, pl.cdiv(k, tile.step), 0)
-    return jnp.minimum(found.group, groups - 1), found.start, found.high, steps
+    found, steps = all_row_blocks(sizes, m, tile.rows, pl.cdiv(k, tile.step))
+    return found.group, found.start, found.high, steps
 
 
 def of_weights(
@@ -116,11 +108,9 @@ def of_weights(
     """Like `reference.of_weights`."""
     (m, k), groups, n = rows.shape, sizes.shape[0], d_out.shape[1]
     tile = _tile("weights", interpret)
-    end = jnp.minimum(jnp.cumsum(jnp.maximum(sizes, 0).astype(jnp.int32)), m)
-    start = jnp.concatenate([jnp.zeros_like(end[:1]), end[:-1]])
-    order = jnp.argsort(start - end, stable=True).astype(jnp.int32)  # the longest first
+    order, start, end = longest_first(sizes, m)
     sides = pl.cdiv(k, tile.rows), pl.cdiv(n, tile.columns)
-    given = rows, d_out, order, start[order], end[order]
+    given = rows, d_out, order, start, end
     kernel = partial(_weights_kernel, tile, sides)
     programs = groups * sides[0] * sides[1]
     return _call(kernel, "of_weights", programs, tile, ((groups, k, n),), given, interpret)[0]
@@ -154,17 +144,35 @@ def _call(
     )(*given)
 
 
+class _Part(NamedTuple):
+    """The tile of a product with weights that a program computes."""
+
+    group: jax.Array
+    rows: Range
+    columns: Range
+    used: jax.Array
+    """Whether it has rows."""
+    steps: jax.Array
+    """Of the sum."""
+
+
+def _own_part(tile: Tile, blocks: int, n: int, group_ref: Any, start_ref: Any, high_ref: Any, steps_ref: Any) -> _Part:
+    """The part of this program; the last four have the values of each of the `blocks` tiles of rows."""
+    block, column = _place(pl.program_id(0), blocks, pl.cdiv(n, tile.columns))
+    start, high = start_ref[block], high_ref[block]
+    rows = Range(start, tile.rows, start + high, whole=False)
+    columns = Range(column * tile.columns, tile.columns, n, n % tile.columns == 0)
+    return _Part(group_ref[block], rows, columns, high > 0, steps_ref[block])
+
+
 def _rows_kernel(
     tile: Tile, transposed: bool, blocks: int, rows_ref, weights_ref, group_ref, start_ref, high_ref, steps_ref, out_ref
 ):  # fmt: skip
     """A tile of rows of one group times the columns of its matrix."""
-    k, n = rows_ref.shape[1], out_ref.shape[1]
-    block, column = _place(pl.program_id(0), blocks, pl.cdiv(n, tile.columns))
-    group, start, high = group_ref[block], start_ref[block], high_ref[block]
-    rows = Range(start, tile.rows, start + high, whole=False)
-    columns = Range(column * tile.columns, tile.columns, n, n % tile.columns == 0)
+    k, work = rows_ref.shape[1], (group_ref, start_ref, high_ref, steps_ref)
+    group, rows, columns, used, steps = _own_part(tile, blocks, out_ref.shape[1], *work)
 
-    @pl.when(high > 0)
+    @pl.when(used)
     def _() -> None:
         def step(index: jax.Array, total: jax.Array) -> jax.Array:
             depth = Range(index * tile.step, tile.step, k, k % tile.step == 0)
@@ -173,7 +181,7 @@ def _rows_kernel(
                 return total + plgpu.dot(x, load(weights_ref, columns, depth, group).T)
             return total + plgpu.dot(x, load(weights_ref, depth, columns, group))
 
-        total = lax.fori_loop(0, steps_ref[block], step, jnp.zeros((tile.rows, tile.columns), jnp.float32))
+        total = lax.fori_loop(0, steps, step, jnp.zeros((tile.rows, tile.columns), jnp.float32))
         place = out_ref.at[rows.slice, columns.slice]
         plgpu.store(place, total.astype(out_ref.dtype), mask=both(rows, columns))
 
@@ -183,13 +191,10 @@ def _gated_kernel(
     made_ref, out_up_ref, out_gate_ref,
 ):  # fmt: skip
     """A tile of both products, and of the hidden activation that they make."""
-    k, n = rows_ref.shape[1], made_ref.shape[1]
-    block, column = _place(pl.program_id(0), blocks, pl.cdiv(n, tile.columns))
-    group, start, high = group_ref[block], start_ref[block], high_ref[block]
-    rows = Range(start, tile.rows, start + high, whole=False)
-    columns = Range(column * tile.columns, tile.columns, n, n % tile.columns == 0)
+    k, work = rows_ref.shape[1], (group_ref, start_ref, high_ref, steps_ref)
+    group, rows, columns, used, steps = _own_part(tile, blocks, made_ref.shape[1], *work)
 
-    @pl.when(high > 0)
+    @pl.when(used)
     def _() -> None:
         def step(index: jax.Array, totals: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             depth = Range(index * tile.step, tile.step, k, k % tile.step == 0)
@@ -198,7 +203,7 @@ def _gated_kernel(
             return up, gate + plgpu.dot(x, load(gate_ref, depth, columns, group))
 
         zeros = jnp.zeros((tile.rows, tile.columns), jnp.float32)
-        up, gate = lax.fori_loop(0, steps_ref[block], step, (zeros, zeros))
+        up, gate = lax.fori_loop(0, steps, step, (zeros, zeros))
         made = gate / (1.0 + jnp.exp(-gate)) * up * rows.load(factors_ref, other=0.0)[:, None]
         for ref, value in ((made_ref, made), (out_up_ref, up), (out_gate_ref, gate)):
             plgpu.store(ref.at[rows.slice, columns.slice], value.astype(ref.dtype), mask=both(rows, columns))

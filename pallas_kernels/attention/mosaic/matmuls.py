@@ -1,6 +1,6 @@
 """Tensor-core products of a warpgroup, as the device does them and as the simulator of Mosaic GPU can do them.
 
-The simulator knows neither an operand in registers nor an accumulator that starts from a value. `Simulated` says the
+The simulator knows neither an operand in registers nor an accumulator that starts from a value. `Simulated` does the
 same with a trip through shared memory and an addition; everything around it is the same kernel.
 """
 
@@ -26,7 +26,7 @@ def product(a: Any, b: Any, meanwhile: Callable[[], None] | None = None) -> jax.
             meanwhile()
         return accumulator[...]
 
-    return pl.run_scoped(compute, plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[1]), jnp.float32))
+    return pl.run_scoped(compute, _accumulator((a, b)))
 
 
 def products[Made](
@@ -44,8 +44,7 @@ def products[Made](
         made = use(_after_wait(plgpu.wgmma_accumulator_load(one, wait_n=1)))
         return made, _after_wait(plgpu.wgmma_accumulator_load(two, wait_n=0))
 
-    accumulators = (plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[1]), jnp.float32) for a, b in (first, second))
-    return pl.run_scoped(compute, *accumulators)
+    return pl.run_scoped(compute, _accumulator(first), _accumulator(second))
 
 
 def product_over_halves(pairs: tuple[tuple[Any, Any], ...]) -> jax.Array:
@@ -56,7 +55,12 @@ def product_over_halves(pairs: tuple[tuple[Any, Any], ...]) -> jax.Array:
             plgpu.wgmma(accumulator, a, b)
         return accumulator[...]
 
-    return pl.run_scoped(compute, plgpu.WGMMAAccumulatorRef((pairs[0][0].shape[0], pairs[0][1].shape[1]), jnp.float32))
+    return pl.run_scoped(compute, _accumulator(pairs[0]))
+
+
+def _accumulator(pair: tuple[Any, Any]) -> Any:
+    """The type of an accumulator for `a @ b`, in float32."""
+    return plgpu.WGMMAAccumulatorRef((pair[0].shape[0], pair[1].shape[1]), jnp.float32)
 
 
 def _start(total: jax.Array) -> Any:
@@ -68,6 +72,21 @@ class Running(NamedTuple):
     """A sum over products that stays in the registers of an accumulator."""
 
     ref: Any
+
+
+class InFlight[Made](NamedTuple):
+    """Two products that the tensor cores have at the same time, and what happens meanwhile."""
+
+    first: tuple[Any, Any]
+    """Of two references; it is used while the second is under way."""
+    second: tuple[jax.Array, Any]
+    """Of a value and a reference; it is added to a sum."""
+    use: Callable[[jax.Array], tuple[Made, jax.Array]]
+    """Takes the first, and gives something and the factor that the sum is then multiplied with."""
+    issued: Callable[[], None]
+    """Runs when both are under way."""
+    done: Callable[[], None]
+    """Runs after both."""
 
 
 def _after_wait[Values](values: Values) -> Values:
@@ -106,33 +125,21 @@ class OnDevice:
         )
 
     @staticmethod
-    def beside[Made](
-        running: Running,
-        total: Any,
-        first: tuple[Any, Any],
-        second: tuple[jax.Array, Any],
-        scratch: Any,
-        use: Callable[[jax.Array], tuple[Made, jax.Array]],
-        issued: Callable[[], None],
-        done: Callable[[], None],
-    ) -> tuple[Any, Made]:
-        """Two products in flight: `first`, of two references, is used while `second`, of a value and a reference, is
-        added to the sum. `use` gives something and the factor that the sum is then multiplied with; `issued` runs when
-        both are under way, and `done` after both."""
+    def beside[Made](running: Running, total: Any, pair: InFlight[Made], scratch: Any) -> tuple[Any, Made]:
+        """The sum after both products of `pair`, and what its `use` made of the first."""
         del total, scratch
 
         def compute(one: Any) -> Made:
-            plgpu.wgmma(one, *first)
-            plgpu.wgmma(running.ref, *second)
-            issued()
-            made, factor = use(_after_wait(plgpu.wgmma_accumulator_load(one, wait_n=1)))
+            plgpu.wgmma(one, *pair.first)
+            plgpu.wgmma(running.ref, *pair.second)
+            pair.issued()
+            made, factor = pair.use(_after_wait(plgpu.wgmma_accumulator_load(one, wait_n=1)))
             found, made = _after_wait((plgpu.wgmma_accumulator_load(running.ref, wait_n=0), made))
-            done()
+            pair.done()
             wgmma_accumulator_store(running.ref, found * factor)
             return made
 
-        shape: tuple[int, int] = (first[0].shape[0], first[1].shape[1])
-        return None, pl.run_scoped(compute, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+        return None, pl.run_scoped(compute, _accumulator(pair.first))
 
     @staticmethod
     def finish(running: Running, total: Any, a: jax.Array, b: Any, scratch: Any) -> jax.Array:
@@ -178,31 +185,21 @@ class Simulated:
         return body(Running(None))
 
     @staticmethod
-    def beside[Made](
-        running: Running,
-        total: Any,
-        first: tuple[Any, Any],
-        second: tuple[jax.Array, Any],
-        scratch: Any,
-        use: Callable[[jax.Array], tuple[Made, jax.Array]],
-        issued: Callable[[], None],
-        done: Callable[[], None],
-    ) -> tuple[Any, Made]:
+    def beside[Made](running: Running, total: Any, pair: InFlight[Made], scratch: Any) -> tuple[Any, Made]:
         del running
-        scratch[...] = second[0]
+        scratch[...] = pair.second[0]
         plgpu.commit_smem()
 
         def compute(one: Any, two: Any) -> tuple[jax.Array, Made]:
-            plgpu.wgmma(one, *first)
-            plgpu.wgmma(two, scratch, second[1])
-            issued()
-            made, factor = use(plgpu.wgmma_accumulator_load(one, wait_n=1))
+            plgpu.wgmma(one, *pair.first)
+            plgpu.wgmma(two, scratch, pair.second[1])
+            pair.issued()
+            made, factor = pair.use(plgpu.wgmma_accumulator_load(one, wait_n=1))
             found = total + plgpu.wgmma_accumulator_load(two, wait_n=0)
-            done()
+            pair.done()
             return found * factor, made
 
-        shapes = (first[0].shape[0], first[1].shape[1]), (first[0].shape[0], second[1].shape[1])
-        return pl.run_scoped(compute, *(plgpu.WGMMAAccumulatorRef(shape, jnp.float32) for shape in shapes))
+        return pl.run_scoped(compute, _accumulator(pair.first), _accumulator(pair.second))
 
     @staticmethod
     def finish(running: Running, total: Any, a: jax.Array, b: Any, scratch: Any) -> jax.Array:

@@ -16,7 +16,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.attention.mosaic.matmuls import product
+from pallas_kernels.attention.mosaic.matmuls import InFlight, product
 from pallas_kernels.attention.mosaic.registers import across
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, zero
 
@@ -27,11 +27,12 @@ def alternation() -> Any:
 
 
 def await_turn(turn: Any, warpgroup: Any) -> None:
+    """Wait until the other consumer hands over."""
     plgpu.barrier_wait(turn.at[warpgroup])
 
 
 def hand_over(turn: Any, warpgroup: Any) -> None:
-    """To the other consumer."""
+    """Give the turn to the other consumer."""
     plgpu.barrier_arrive(turn.at[1 - warpgroup])
 
 
@@ -87,10 +88,9 @@ def _step(kernel: Any, memory: Any, at: Any, running: Any, index: Any, carry: tu
         new_total = total * decay + new.sum(axis=1)
         return (new_peak, new_total, new), across(decay, (raw.shape[0], v.shape[1]))
 
-    out, (peak, total, p) = kernel.matmuls.beside(
-        running, out, (q, k.transpose((1, 0))), (p, v), _held(memory, at), use,
-        lambda: hand_over(memory.turn, at.warpgroup), lambda: memory.values.release(before),
-    )  # fmt: skip
+    issued, done = lambda: hand_over(memory.turn, at.warpgroup), lambda: memory.values.release(before)
+    pair = InFlight((q, k.transpose((1, 0))), (p, v), use, issued, done)
+    out, (peak, total, p) = kernel.matmuls.beside(running, out, pair, _held(memory, at))
     return out, peak, total, p.astype(kernel.dtype)
 
 

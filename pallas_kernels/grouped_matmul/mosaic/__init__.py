@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.choice import refused_by_gpu
 from pallas_kernels.device import multiprocessors
-from pallas_kernels.grouped_matmul.blocks import row_blocks
+from pallas_kernels.grouped_matmul.blocks import all_row_blocks, longest_first
 from pallas_kernels.grouped_matmul.mosaic.gated import ROOM, run_gated
 from pallas_kernels.grouped_matmul.mosaic.kernel import Tiles, Work, run
 from pallas_kernels.grouped_matmul.mosaic.tiles import ALIGN, ROWS, STEP, columns
@@ -27,9 +26,7 @@ def refusal(request: Request) -> str | None:
         return reason
     if request.k % STEP or request.n % STEP:
         return f"its matrices have sides that are multiples of {STEP}, not {request.k} x {request.n}"
-    if max(request.m * max(request.k, request.n), request.groups * request.k * request.n) > 2**31 - 1:
-        return f"its arrays have at most 2^31 - 1 elements, which {request.m:,} rows or the weights exceed"
-    return None
+    return request.exceeds_indices()
 
 
 def times_weights(
@@ -63,38 +60,26 @@ def gated(
 
 
 def _work(rows: Float[Array, "m k"], sizes: Int[Array, " groups"]) -> Work:
-    m, groups = rows.shape[0], sizes.shape[0]
-    found = row_blocks(_with_rest(sizes, m), m, ROWS, ALIGN)
-    # Rows behind the last group are a group without a matrix: nothing is summed up, and zeros are written.
-    steps = jnp.where(found.group < groups, rows.shape[1] // STEP, 0)
-    return Work(jnp.minimum(found.group, groups - 1), found.start, found.low, found.high, steps)
+    found, steps = all_row_blocks(sizes, rows.shape[0], ROWS, rows.shape[1] // STEP, ALIGN)
+    return Work(*found, steps)
 
 
 def of_weights(
     rows: Float[Array, "m k"], d_out: Float[Array, "m n"], sizes: Int[Array, " groups"], *, interpret: bool = False
 ) -> Float[Array, "groups k n"]:
     """Like `reference.of_weights`."""
-    sizes = jnp.maximum(sizes, 0).astype(jnp.int32)
-    end = jnp.minimum(jnp.cumsum(sizes), rows.shape[0]).astype(jnp.int32)
-    start = jnp.concatenate([jnp.zeros_like(end[:1]), end[:-1]])
-    order = jnp.argsort(start - end, stable=True).astype(jnp.int32)  # the longest first
+    order, start, end = longest_first(sizes, rows.shape[0])
     aligned = start // ALIGN * ALIGN
     low, high = start - aligned, end - aligned
     steps = jnp.where(end > start, (high + STEP - 1) // STEP, 0)
-    work = Work(order, *(each[order] for each in (aligned, low, high, steps)))
+    work = Work(order, aligned, low, high, steps)
     tiles = Tiles(columns(d_out.shape[1]), "weights")
     shape = (sizes.shape[0], rows.shape[1], d_out.shape[1])
     out = run(tiles, rows, d_out, work, shape, **_launch(interpret))
     return vary_over(out, varying_axes(rows))
 
 
-def _with_rest(sizes: jax.Array, m: int) -> jax.Array:
-    """Sizes of the groups, and of one more: the rows behind the last."""
-    end = jnp.minimum(jnp.maximum(sizes, 0).sum(), m)
-    return jnp.concatenate([sizes, (m - end)[None].astype(sizes.dtype)])
-
-
 def _launch(interpret: bool) -> dict[str, Any]:
-    if interpret:  # one program, for the simulator runs one after the other without saying so to its races
+    if interpret:  # one program: the simulator runs several in turn, which its search for races does not know
         return {"programs": 1, "interpret": plgpu.InterpretGPUParams(detect_races=True)}
     return {"programs": multiprocessors(), "interpret": None}

@@ -126,6 +126,8 @@ class At(NamedTuple):
 
 @dataclass(frozen=True)
 class Kernel:
+    """What a program of the launch does: it goes through its tiles, one after the other."""
+
     tiles: Tiles
     count: int
     """Tiles of rows, or groups."""
@@ -134,7 +136,9 @@ class Kernel:
     columns: int
     """Tiles of the columns of the result."""
     section: int
+    """Tiles of rows that are gone through together, column by column."""
     programs: int
+    """Of the launch."""
     dtype: Any
 
     def memory(self) -> Memory:
