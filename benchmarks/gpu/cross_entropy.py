@@ -176,18 +176,18 @@ def _tiled(labels: jax.Array, columns: int, tiles: int) -> Any:
     from jaxpar.config import ModelConfig
     from jaxpar.mesh.axes import AXES, vary
     from jaxpar.mesh.collectives import reduce_sum
-    from jaxpar.model.tiled_loss import tiled_cross_entropy
+    from jaxpar.model.tiled_loss import HeadLoss, tiled_cross_entropy
 
     loss: Any = tiled_cross_entropy
     mesh = jax.make_mesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:1])
     counted = [axis for axis in AXES if axis != "tensor"]
 
     def program(x: jax.Array, table: jax.Array) -> Any:
-        model = ModelConfig(embed=x.shape[1], vocab=columns)
+        head = HeadLoss(ModelConfig(embed=x.shape[1], vocab=columns), ("tensor",), tiles)
         mask = jnp.full((1, len(labels)), 1.0 / len(labels), jnp.float32)
 
         def total(x: jax.Array, table: jax.Array) -> jax.Array:
-            sums = loss(vary(x[None]), vary(table), labels[None], vary(mask, counted), model, ("tensor",), tiles)
+            sums = loss(vary(x[None]), vary(table), labels[None], vary(mask, counted), head)
             return reduce_sum(sums[0], counted)
 
         return jax.value_and_grad(total, (0, 1))(x, table)

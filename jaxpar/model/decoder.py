@@ -49,7 +49,7 @@ from jaxpar.model.loop.held_chunks import hold, no_chunks, over_held_chunks, rel
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.preference_loss import PAIRS, REFERENCE, REWARDS, preference_loss
-from jaxpar.model.tiled_loss import head_loss, label_log_probabilities, tiled_scores
+from jaxpar.model.tiled_loss import HeadLoss, head_loss, label_log_probabilities, tiled_scores
 from jaxpar.precision.matmul import SCALES
 from jaxpar.precision.recipe import QuantisedGroups
 
@@ -268,18 +268,14 @@ class DecoderStages:
         loss's. So the head's logits are computed once more, and never exist whole.
         """
         x, table = self._before_head(weights, accumulators, x)
+        head = HeadLoss(self.model, self.vocab_axes, self.loss_tiles, self.loss_backend, self._head in accumulators)
         counts, reported = batch["mask"], None
         if self.of_pairs:
-            likely = label_log_probabilities(
-                x, table, batch["labels"], self.model, self.vocab_axes, self.loss_tiles, self.loss_backend
-            )
+            likely = label_log_probabilities(x, table, batch["labels"], head)
             reference, segments, pairs = batch[REFERENCE], batch["segments"], batch[PAIRS]
             found = preference_loss(likely, counts, reference, segments, pairs, self.config.loss)
             reported, counts = vary((found.sums, found.derivative), set(AXES) - set(self.vocab_axes))
-        objective, total = head_loss(
-            x, table, batch["labels"], counts, self.model, self.vocab_axes, self.loss_tiles, self.loss_backend,
-            trained=self._head in accumulators,
-        )  # fmt: skip
+        objective, total = head_loss(x, table, batch["labels"], counts, head)
         assert_varies_over(objective, [axis for axis in AXES if axis not in self.vocab_axes], "the loss")
         return objective, {"loss": total} if reported is None else reported
 
@@ -301,7 +297,7 @@ class DecoderStages:
         The same on all ranks of `vocab_axes`. Logits exist for one of so many `tiles` at a time.
         """
         x, table = self._before_head(weights, accumulators, x)
-        return tiled_scores(x, table, labels, self.model, self.vocab_axes, tiles)
+        return tiled_scores(x, table, labels, HeadLoss(self.model, self.vocab_axes, tiles))
 
     def _before_head(self, weights: Weights, accumulators: Weights, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The operands of the head: the normed residual stream, and this rank's part of the vocabulary."""

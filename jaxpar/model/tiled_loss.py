@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,95 +29,84 @@ _cross_entropy: Any = vocabulary_cross_entropy  # which type checkers do not see
 FUSED = {"fused": "triton"}
 """Implementation of `pallas_kernels.fused_linear_cross_entropy` by the name of a plan's loss."""
 
-type Sums = tuple[jax.Array, jax.Array]
+type Parts = Float[Array, "batch part embed"]
+"""The residual stream of this rank's tokens."""
+type Table = Float[Array, "..."]
+"""This rank's part of the head's weight: [embed, columns], or [columns, embed] of a tied embedding."""
+type Labels = Int[Array, "batch seq"]
+"""Of the joined parts of the tensor ranks."""
+type Mask = Float[Array, "batch seq"]
+type Sums = tuple[Float[Array, ""], Float[Array, ""]]
 """(objective, negative log-likelihood) over the tokens that count."""
 
 
-def head_loss(
-    x: Float[Array, "batch part embed"],
-    table: Float[Array, "..."],
-    labels: Int[Array, "batch seq"],
-    mask: Float[Array, "batch seq"],
-    model: ModelConfig,
-    axes: tuple[str, ...],
-    tiles: int,
-    backend: str,
-    trained: bool = True,
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """`tiled_cross_entropy`, or with another `backend` than `xla` the same sums by a kernel, which uses no tiles."""
-    if backend == "xla":
+class HeadLoss(NamedTuple):
+    """The head and its loss, as far as they are known when compiling."""
+
+    model: ModelConfig
+    axes: tuple[str, ...]
+    """Mesh axes that split the vocabulary."""
+    tiles: int = 1
+    """Of tokens: only one of them has logits at a time."""
+    backend: str = "xla"
+    """`xla`, or a name in `FUSED`: a kernel, which uses no tiles."""
+    trained: bool = True
+    """Whether the table has gradients."""
+
+
+def head_loss(x: Parts, table: Table, labels: Labels, mask: Mask, head: HeadLoss) -> Sums:
+    """`tiled_cross_entropy`, or the same sums by the kernel of `head.backend`."""
+    if head.backend == "xla":
         function: Any = tiled_cross_entropy  # type checkers do not see through `custom_vjp` of a partial
-        return function(x, table, labels, mask, model, axes, tiles, trained)
-    return fused_cross_entropy(x, table, labels, mask, model, axes, FUSED[backend])
+        return function(x, table, labels, mask, head)
+    return fused_cross_entropy(x, table, labels, mask, head, FUSED[head.backend])
 
 
 def fused_cross_entropy(
-    x: Float[Array, "batch part embed"],
-    table: Float[Array, "..."],
-    labels: Int[Array, "batch seq"],
-    mask: Float[Array, "batch seq"],
-    model: ModelConfig,
-    axes: tuple[str, ...],
-    implementation: str,
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    x: Parts, table: Table, labels: Labels, mask: Mask, head: HeadLoss, implementation: str
+) -> Sums:
     """As `tiled_cross_entropy`, by `implementation` of the kernel.
 
     Holds no logits, and in the backward at most 256 MiB of their gradients. Sends what `gather_sequence` of `x` and
     `scatter_sequence` of its gradient send, and three floats per token over `axes`.
     """
-    found = _fused(x, table, labels, model, axes, implementation)
-    counts = vary(mask.reshape(-1), set(AXES) - set(axes))
+    found = _fused(x, table, labels, head, implementation)
+    counts = vary(mask.reshape(-1), set(AXES) - set(head.axes))
     total = jnp.sum(counts * found.loss)
-    return total + model.z_loss * jnp.sum(counts * found.lse**2), lax.stop_gradient(total)
+    return total + head.model.z_loss * jnp.sum(counts * found.lse**2), lax.stop_gradient(total)
 
 
-def _fused(
-    x: jax.Array, table: jax.Array, labels: jax.Array, model: ModelConfig, axes: tuple[str, ...], implementation: str
-) -> Any:
+def _fused(x: jax.Array, table: jax.Array, labels: jax.Array, head: HeadLoss, implementation: str) -> Any:
     """Loss and log-sum-exp of each token, by `implementation` of the kernel."""
-    joined = gather_sequence(x)
+    joined, model = gather_sequence(x), head.model
     return fused_linear_cross_entropy(
         joined.reshape(-1, joined.shape[-1]), table, labels.reshape(-1), softcap=model.logit_softcap, vocab=model.vocab,
-        axes=axes, vocab_first=model.tied, implementation=implementation,
+        axes=head.axes, vocab_first=model.tied, implementation=implementation,
     )  # fmt: skip
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
-def tiled_cross_entropy(
-    x: Float[Array, "batch part embed"],
-    table: Float[Array, "..."],
-    labels: Int[Array, "batch seq"],
-    mask: Float[Array, "batch seq"],
-    model: ModelConfig,
-    axes: tuple[str, ...],
-    tiles: int,
-    trained: bool = True,
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def tiled_cross_entropy(x: Parts, table: Table, labels: Labels, mask: Mask, head: HeadLoss) -> Sums:
     """Sums over the tokens of `mask`: (nll + z_loss * lse^2, which has a derivative; nll, which has none), in nats.
 
-    `table` is this rank's part of the head (or of a tied embedding), whose vocabulary `axes` split; `labels` and `mask`
-    are of the joined parts of the tensor ranks. A tile is `ceil(batch * part / tiles)` tokens of each of them.
+    `labels` and `mask` are of the joined parts of the tensor ranks; a tile is `ceil(batch * part / tiles)` tokens of
+    each of them.
 
     Holds, for one tile, float32 logits and their gradient in compute dtype; in training also gradients of `x` (compute
-    dtype) and, if it is `trained`, of `table` (float32). Without a derivative no gradient is computed. Sends what
+    dtype) and, where it is `trained`, of `table` (float32). Without a derivative no gradient is computed. Sends what
     `gather_sequence` of `x`, `scatter_sequence` of its gradient and `vocabulary_cross_entropy` send, in `tiles` parts.
     """
 
     def step(sums: Sums, tile: Any) -> tuple[Sums, None]:
         part, labels, mask = tile
-        logits = project(gather_sequence(part[None]), table, model)
-        return _add(sums, _sums(logits, labels, mask, model, axes)), None
+        logits = project(gather_sequence(part[None]), table, head.model)
+        return _add(sums, _sums(logits, labels, mask, head)), None
 
-    return scan_tiles(step, _nothing(axes), _tiles(x, labels, mask, tiles))[0]
+    return scan_tiles(step, _nothing(head.axes), _tiles(x, labels, mask, head.tiles))[0]
 
 
 def tiled_scores(
-    x: Float[Array, "batch part embed"],
-    table: Float[Array, "..."],
-    labels: Int[Array, "batch seq"],
-    model: ModelConfig,
-    axes: tuple[str, ...],
-    tiles: int,
+    x: Parts, table: Table, labels: Labels, head: HeadLoss
 ) -> tuple[Float[Array, "batch seq"], Int[Array, "batch seq"]]:
     """The log-probability of each label in nats, and 1 where it is the first of the likeliest tokens, else 0.
 
@@ -125,68 +114,60 @@ def tiled_scores(
     """
 
     def score(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-        nll, _lse = _cross_entropy(logits, labels, axes)
-        return -nll[0], (likeliest(logits, axes) == labels)[0].astype(jnp.int32)
+        nll, _lse = _cross_entropy(logits, labels, head.axes)
+        return -nll[0], (likeliest(logits, head.axes) == labels)[0].astype(jnp.int32)
 
-    return _by_token(score, x, table, labels, model, axes, tiles)
+    return _by_token(score, x, table, labels, head)
 
 
-def label_log_probabilities(
-    x: Float[Array, "batch part embed"],
-    table: Float[Array, "..."],
-    labels: Int[Array, "batch seq"],
-    model: ModelConfig,
-    axes: tuple[str, ...],
-    tiles: int,
-    backend: str,
-) -> Float[Array, "batch seq"]:
+def label_log_probabilities(x: Parts, table: Table, labels: Labels, head: HeadLoss) -> Float[Array, "batch seq"]:
     """The log-probability of each label in nats, as `head_loss` has it, without a derivative."""
     x, table = lax.stop_gradient((x, table))
-    if backend != "xla":
-        return -_fused(x, table, labels, model, axes, FUSED[backend]).loss.reshape(labels.shape)
-    return _by_token(lambda logits, own: -_cross_entropy(logits, own, axes)[0][0], x, table, labels, model, axes, tiles)
+    if head.backend != "xla":
+        return -_fused(x, table, labels, head, FUSED[head.backend]).loss.reshape(labels.shape)
+    return _by_token(lambda logits, own: -_cross_entropy(logits, own, head.axes)[0][0], x, table, labels, head)
 
 
 def _by_token(
-    score: Callable[[jax.Array, jax.Array], Any], x: jax.Array, table: jax.Array, labels: jax.Array,
-    model: ModelConfig, axes: tuple[str, ...], tiles: int,
-) -> Any:  # fmt: skip
+    score: Callable[[jax.Array, jax.Array], Any], x: jax.Array, table: jax.Array, labels: jax.Array, head: HeadLoss
+) -> Any:
     """`score(logits, labels)` of each tile [1, tokens], as arrays [batch, seq]."""
 
     def step(_: None, tile: Any) -> tuple[None, Any]:
         part, labels = tile
-        return None, score(bound_logits(project(gather_sequence(part[None]), table, model), model, axes), labels)
+        logits = project(gather_sequence(part[None]), table, head.model)
+        return None, score(bound_logits(logits, head.model, head.axes), labels)
 
-    parts = into_tiles(x.reshape(-1, x.shape[-1]), tiles), _joined(labels, tiles)
+    parts = into_tiles(x.reshape(-1, x.shape[-1]), head.tiles), _joined(labels, head.tiles)
     _, found = scan_tiles(step, None, parts)
     return jax.tree.map(lambda own: _parted(own, x.shape[:2]), found)
 
 
 def _forward(
-    x: jax.Array, table: jax.Array, labels: jax.Array, mask: jax.Array,
-    model: ModelConfig, axes: tuple[str, ...], tiles: int, trained: bool,
-) -> tuple[Sums, tuple[jax.Array, jax.Array | None]]:  # fmt: skip
+    x: jax.Array, table: jax.Array, labels: jax.Array, mask: jax.Array, head: HeadLoss
+) -> tuple[Sums, tuple[jax.Array, jax.Array | None]]:
+    trained = head.trained
+
     def step(carry: tuple[Sums, Any], tile: Any) -> tuple[tuple[Sums, Any], jax.Array]:
         (sums, d_table), (part, labels, mask) = carry, tile
         joined = gather_sequence(part[None])
-        of_logits = lambda logits: _sums(logits, labels, mask, model, axes)
-        objective, pullback, nll = jax.vjp(of_logits, project(joined, table, model), has_aux=True)
+        of_logits = lambda logits: _sums(logits, labels, mask, head)
+        objective, pullback, nll = jax.vjp(of_logits, project(joined, table, head.model), has_aux=True)
         (d_logits,) = pullback(vary(jnp.ones_like(objective), varying_axes(objective)))
-        dx, new = project_gradients(joined, table, d_logits, model)
+        dx, new = project_gradients(joined, table, d_logits, head.model)
         with jax.named_scope("gradients"):
             d_table = d_table + new if trained else None
         return (_add(sums, (objective, nll)), d_table), scatter_sequence(dx)[0]
 
     with jax.named_scope("gradients"):
         zeros = vary(jnp.zeros(table.shape, jnp.float32)) if trained else None
-    (sums, d_table), dx = scan_tiles(step, (_nothing(axes), zeros), _tiles(x, labels, mask, tiles))
+    (sums, d_table), dx = scan_tiles(step, (_nothing(head.axes), zeros), _tiles(x, labels, mask, head.tiles))
     return sums, (from_tiles(dx, x.shape[0] * x.shape[1]).reshape(x.shape), d_table)
 
 
 def _backward(
-    model: ModelConfig, axes: tuple[str, ...], tiles: int, trained: bool,
-    kept: tuple[jax.Array, jax.Array | None], cotangents: Sums,
-) -> tuple[jax.Array, jax.Array | None, None, None]:  # fmt: skip
+    head: HeadLoss, kept: tuple[jax.Array, jax.Array | None], cotangents: Sums
+) -> tuple[jax.Array, jax.Array | None, None, None]:
     dx, d_table = kept
     scale, _ = cotangents
     of_table = None if d_table is None else (d_table * scale).astype(dx.dtype)
@@ -196,8 +177,9 @@ def _backward(
 tiled_cross_entropy.defvjp(_forward, _backward)
 
 
-def _sums(logits: jax.Array, labels: jax.Array, mask: jax.Array, model: ModelConfig, axes: tuple[str, ...]) -> Sums:
+def _sums(logits: jax.Array, labels: jax.Array, mask: jax.Array, head: HeadLoss) -> Sums:
     """Of one tile."""
+    model, axes = head.model, head.axes
     nll, lse = _cross_entropy(bound_logits(logits, model, axes), labels, axes)
     total = jnp.sum(mask * nll)
     return (total + model.z_loss * jnp.sum(mask * lse**2) if model.z_loss > 0 else total), total

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpar.config import ModelConfig
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import reduce_sum
-from jaxpar.model.tiled_loss import fused_cross_entropy, tiled_cross_entropy
+from jaxpar.model.tiled_loss import HeadLoss, fused_cross_entropy, tiled_cross_entropy
 from tests.gpu_compile import in_child
 from tests.traced import mesh_of, operations, sent_bytes
 
@@ -55,12 +55,14 @@ def in_tiles(model: ModelConfig, mesh: str, tiles: int | str, *, train: bool = T
     In place of a number of tiles an implementation of the kernel.
     """
     axes, sizes = MESHES[mesh]
-    function: Any = fused_cross_entropy if isinstance(tiles, str) else tiled_cross_entropy
+    fused = isinstance(tiles, str)
+    function: Any = fused_cross_entropy if fused else tiled_cross_entropy
+    settings = (HeadLoss(model, axes), tiles) if fused else (HeadLoss(model, axes, tiles),)
     counted = [axis for axis in AXES if axis not in axes]
 
     def program(x: jax.Array, table: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         def loss(x: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return function(vary(x), vary(table), labels, mask, model, axes, tiles)
+            return function(vary(x), vary(table), labels, mask, *settings)
 
         if not train:
             return tuple(reduce_sum(total, counted) for total in loss(x, table))

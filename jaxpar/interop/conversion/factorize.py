@@ -17,6 +17,7 @@ from jaxpar.config.kinds import kind_models, layer_kinds
 from jaxpar.config.schema import Config, LoraConfig, ModelConfig
 from jaxpar.config.spelling import named
 from jaxpar.interop.conversion.converted import hf_facts, keep_hf_files, write_weights
+from jaxpar.interop.conversion.derived import DerivedModel
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.weight_names import own_specs
 from jaxpar.interop.sources.adapted import AdaptedWeights
@@ -38,12 +39,12 @@ KEPT_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True)
-class Factorized:
-    """A model whose matrices, where `model.low_rank` names them, are read as factors."""
+class Factorized(DerivedModel):
+    """A model whose matrices, where `model.low_rank` names them, are read as factors.
 
-    source: Model
-    """The matrices themselves, or other factors, which are multiplied first."""
-    model: ModelConfig
+    The source has the matrices themselves, or other factors, which are multiplied first.
+    """
+
     solver: str
     """`svd`: the product is as near to the matrix as one of its rank can be; `random`: drawn as a new run's."""
     left_whole: tuple[str, ...]
@@ -54,34 +55,13 @@ class Factorized:
     _waiting: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
 
     @property
-    def path(self) -> Path:
-        return self.source.path
-
-    @property
-    def place(self) -> Path:
-        return self.source.place
-
-    @property
-    def digest(self) -> str:
-        return self.source.digest
-
-    @property
     def description(self) -> str:
         return f"factors of {self.source.description}"
-
-    @property
-    def lineage(self) -> tuple[str, ...]:
-        return self.source.lineage
 
     @property
     def origin(self) -> Origin | None:
         """None for the weights of a run, whose configuration names the model that it began with."""
         return self.source.origin if self._run is None else None
-
-    @property
-    def weights(self) -> int:
-        """Number of weights."""
-        return parameter_count(self.model, padded=False)
 
     @property
     def weights_before(self) -> int:

@@ -13,16 +13,16 @@ import numpy as np
 from jaxpar.checkpoint.facts import CAME_FROM
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models, layer_kinds
-from jaxpar.config.schema import Config, LoraConfig, ModelConfig
+from jaxpar.config.schema import Config, LoraConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.spelling import named
 from jaxpar.interop.conversion.converted import write_weights
+from jaxpar.interop.conversion.derived import DerivedModel
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.weight_names import own_specs
 from jaxpar.interop.sources.open_source import Model
 from jaxpar.interop.sources.source import Origin
 from jaxpar.interop.sources.whole import read_whole, whole_model
-from jaxpar.layers.counting import parameter_count
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.parameters import initial_weight
 
@@ -33,7 +33,7 @@ PREFIX = f"{LAYERS}.mlp."
 
 
 @dataclass(frozen=True)
-class Upcycled:
+class Upcycled(DerivedModel):
     """A dense model, read as one with experts: each is a copy of a slice of the feed-forward's hidden width.
 
     A router has the same logits for the slices of a copy, so that a token uses whole copies. With k experts per token
@@ -41,30 +41,12 @@ class Upcycled:
     multiplied by g, the factor of arXiv:2410.07524 for weights that are normalised.
     """
 
-    source: Model
-    model: ModelConfig
     granularity: int
     """Slices of a copy."""
 
     @property
-    def path(self) -> Path:
-        return self.source.path
-
-    @property
-    def place(self) -> Path:
-        return self.source.place
-
-    @property
-    def digest(self) -> str:
-        return self.source.digest
-
-    @property
     def description(self) -> str:
         return f"experts of {self.source.description}"
-
-    @property
-    def lineage(self) -> tuple[str, ...]:
-        return self.source.lineage
 
     @property
     def origin(self) -> Origin | None:
@@ -76,11 +58,6 @@ class Upcycled:
         """Those of the model."""
         assert self.model.experts is not None, "it has experts"
         return self.model.experts
-
-    @property
-    def weights(self) -> int:
-        """Number of weights."""
-        return parameter_count(self.model, padded=False)
 
     def write(self, folder: Path, report: Callable[[str], None]) -> None:
         """Write a checkpoint into a new folder."""

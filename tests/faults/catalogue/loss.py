@@ -13,8 +13,8 @@ LOSS = (
         name="labels_shifted_after_the_split",
         description="Labels are made from a rank's own tokens, so the last one of each part is wrong.",
         file="jaxpar/model/decoder.py",
-        old='x, table, batch["labels"], counts, self.model, self.vocab_axes, self.loss_tiles',
-        new='x, table, jnp.roll(batch["tokens"], -1, axis=1), counts, self.model, self.vocab_axes, self.loss_tiles',
+        old='x, table, batch["labels"], counts, head',
+        new='x, table, jnp.roll(batch["tokens"], -1, axis=1), counts, head',
         caught_by=(parity(context=2, packed=True),),
     ),
     Fault(
