@@ -13,9 +13,9 @@ TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.75), (6
 read least often. Rows, columns, share (CUTLASS' profiler on large matmuls, rounded)."""
 
 ALIGNED = ((64, 1.0), (32, 0.99), (16, 0.97), (8, 0.93), (4, 0.62), (2, 0.45), (1, 0.30))
-"""Speed of a matmul by the power of two that divides its inner and output dims: tensor cores load 16 bytes at once, 8
-numbers of 16 bits, and tiles of 64 without remainders. NVIDIA's guide to matrix multiplication (section Tensor Core
-Requirements) and arXiv:2401.14489 (figures 5 to 7), read off on A100."""
+"""Speed of a matmul by the power of two that divides its inner and output dims. That 8 numbers of 16 bits (16 bytes)
+are a limit, and 64 (128 bytes) another on an A100, is in NVIDIA's guide to matrix multiplication (section Tensor Core
+Requirements), and the order in arXiv:2401.14489; the speeds themselves are assumed."""
 
 HEAD_STEPS = ((128, 32), (256, 64))
 """Widths that attention kernels are made for: up to 128 in steps of 32, up to 256 in steps of 64; another width is

@@ -15,11 +15,10 @@ POWER_W = MappingProxyType({
 """Largest board power in the default mode, in watts (NVIDIA's datasheets; GH200 and GB200: of the GPU alone)."""
 
 STATIC_SHARE = 0.2
-"""Share of the power that does not follow the clock: memory, links and leakage. An H100 takes 110 to 140 W of its 700 W
-while kernels that do not multiply hold its clock up."""
+"""Share of the power that does not follow the clock: memory, links and leakage. Assumed."""
 EXPONENT = 2.4
-"""Power of the clock that the rest follows: a lower clock needs a lower voltage, so between 2 and 3 (POLCA,
-arXiv:2308.12908, figure 9: an A100 at four fifths of its clock saves a third of its power)."""
+"""Power of the clock that the rest follows. Assumed, between two limits: dynamic power is proportional to f V^2, so it
+is 1 where the voltage stays as it is, and 3 where it falls with the clock."""
 
 
 def power_of(gpu: GPU) -> float | None:

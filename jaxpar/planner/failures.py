@@ -12,14 +12,15 @@ GPU_HOURS = 16_384 * 54 * 24 / 419
 """Hours of one GPU between unexpected interruptions: 419 in 54 days on 16,384 H100 (Llama 3, arXiv:2407.21783,
 section 3.3.4)."""
 STORAGE = 2 * TERA / 16_384
-"""Bytes per second that a GPU can save: 2 TB/s sustained for 16,384 (the same paper, section 3.3.1)."""
+"""Bytes per second that a GPU can save: the storage sustains 2 TB/s (the same paper, section 3.3.1). That a run of
+16,384 GPUs has all of it, and another one its share of that by GPUs, is assumed."""
 STATE = 12.0
 """Bytes of a checkpoint per parameter: master weights and two moments in float32."""
 START_UP = 265.0 / 98_304
 """Seconds per GPU until communicators are ready: NCCL takes 265 s at 96k GPUs (NCCLX, arXiv:2510.20171); taken as
 proportional, although it grows faster than that; their own library is up to 11 times as fast."""
 RESTART_MINUTES = 10.0
-"""Minutes from a failure to the first step besides: assumed; noticing it, new hosts, loading, compiling."""
+"""Minutes from a failure to the first step besides: noticing it, new hosts, loading, compiling. Assumed."""
 
 
 @dataclass(frozen=True)

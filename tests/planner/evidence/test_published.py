@@ -47,8 +47,12 @@ def test_the_gain_is_the_recomputation_that_goes():
     assert ours.breakdown["offload"] == 0
 
 
-def test_405b_on_1024_h100_in_float8_is_predicted_within_8_percent():
-    """763 TFLOP/s per GPU, counted without a mask in attention, as 6N + 12 L E S per token: 4% more than with one."""
+def test_405b_on_1024_h100_in_float8_is_predicted_7_percent_too_slow():
+    """763 TFLOP/s per GPU, counted without a mask in attention, as 6N + 12 L E S per token: 4% more than with one.
+
+    708 are predicted. `float8_share` is fitted to torchtitan and llm-foundry, the only software with float8 rows in the
+    data; Megatron-Core, which this record is of, is faster than both.
+    """
     cluster = parse_cluster("h100:128x8")
     layout = Layout(
         pipe=16, fsdp=8, context=2, tensor=4, schedule="interleaved", virtual_stages=4, zero=1, remat="gemm_last",
@@ -56,7 +60,7 @@ def test_405b_on_1024_h100_in_float8_is_predicted_within_8_percent():
     )  # fmt: skip
     step = step_time(LLAMA_405B, 8192, 512, layout, cluster, GENERATIONS["megatron-core"])
     masked = step.mfu * cluster.gpu.training_peak / 1e12
-    assert 1.04 * masked == pytest.approx(763, rel=0.08)
+    assert 1.04 * masked == pytest.approx(763, rel=0.075)
 
 
 def row(source: str, **wanted: object) -> Run:

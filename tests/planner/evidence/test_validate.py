@@ -44,16 +44,25 @@ def percent(value: float | None) -> float:
 @pytest.mark.long
 def test_errors_of_fitted_runs_have_not_risen(fitted: Report):
     overall = fitted.overall
-    assert percent(overall.median_error) <= 6.5
-    assert percent(overall.p90_error) <= 15
-    assert percent(overall.memory_median_error) <= 12
+    assert percent(overall.median_error) <= 5
+    assert percent(overall.p90_error) <= 13
     assert percent(overall.regret) <= 3
     assert overall.rank_correlation is not None and overall.rank_correlation >= 0.85
 
 
-def test_no_source_is_far_off(fitted: Report):
-    worst = max(percent(errors.median_error) for errors in fitted.sources.values() if errors.rows)
-    assert worst <= 20
+def test_no_source_is_far_off_but_one_whose_microbatch_is_not_known(fitted: Report):
+    """The fastest microbatch is taken for those three runs, which are slower than that by 19%."""
+    errors = {name: percent(one.median_error) for name, one in fitted.sources.items() if one.rows}
+    assert errors.pop("mtnlg_530b") <= 19.5
+    assert max(errors.values()) <= 7.5
+
+
+def test_memory_of_megatron_is_within_3_percent_and_what_torchtitan_reserves_is_more(fitted: Report):
+    """Megatron's closed form. torchtitan reports what its allocator has reserved: on 80 GB it keeps a fifth unused."""
+    errors = {name: percent(one.memory_median_error) for name, one in fitted.sources.items() if one.memory_rows}
+    biased = fitted.sources["torchtitan_h100_2412"].memory_bias
+    assert errors.pop("torchtitan_h100_2412") <= 23 and biased is not None and biased < 0
+    assert max(errors.values()) <= 3
 
 
 def test_runs_that_nothing_was_fitted_to_are_as_close():
@@ -67,8 +76,8 @@ def test_runs_that_nothing_was_fitted_to_are_as_close():
 def test_all_runs_that_there_are():
     overall = validate(PUBLISHED).overall
     assert (overall.rows, overall.memory_rows) == (405, 39)
-    assert percent(overall.median_error) <= 5.2
-    assert percent(overall.p90_error) <= 13
+    assert percent(overall.median_error) <= 5
+    assert percent(overall.p90_error) <= 12
 
 
 def test_runs_of_models_with_experts_are_timed_and_others_refused():

@@ -133,12 +133,19 @@ def test_large_matmuls_reach_their_share_and_thin_ones_do_not():
     assert flops(16, 16384, 16384) < 0.1 * device.model.matmul_share
 
 
-def test_attention_kernels_reach_what_is_published():
-    """TFLOP/s forward, causal, width 128 at 8k: cuDNN on Hopper 640 (NVIDIA), FlashAttention-2 about 350 and 200."""
-    for gpu, generation, published in (("h100", "flash3", 640), ("h100", "flash2", 350), ("a100-80", "flash2", 200)):
-        device = device_of(gpu_named(gpu), hardware_of(gpu_named(gpu)))
-        forward, _ = device.flash(1, 64, 8192, 4096.5, 128, generation)
-        assert 4 * 128 * 64 * 8192 * 4096.5 / forward / 1e12 == pytest.approx(published, rel=0.15)
+@pytest.mark.parametrize(
+    ("gpu", "generation", "published", "error"),
+    [("h100", "flash3", 640, 0.02), ("h100", "flash2", 350, 0.135), ("a100-80", "flash2", 200, 0.08)],
+)
+def test_attention_kernels_reach_what_is_published(gpu: str, generation: str, published: float, error: float):
+    """TFLOP/s forward, causal, width 128 at 8k: cuDNN on Hopper 640 (NVIDIA), FlashAttention-2 about 350 and 200.
+
+    The first is from that table (631). The share of FlashAttention-2 is fitted to whole steps (395 and 215), in which
+    it also takes what the model has wrong about its backward.
+    """
+    device = device_of(gpu_named(gpu), hardware_of(gpu_named(gpu)))
+    forward, _ = device.flash(1, 64, 8192, 4096.5, 128, generation)
+    assert 4 * 128 * 64 * 8192 * 4096.5 / forward / 1e12 == pytest.approx(published, rel=error)
 
 
 @pytest.mark.parametrize(("ranks", "size", "microseconds"), [(8, 2**30, 8193), (4, 2**28, 1929), (8, 2**23, 134.3)])
