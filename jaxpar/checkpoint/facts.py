@@ -16,6 +16,11 @@ SKIPPED_IN_ROW = "skipped_in_row"
 """Fact of a checkpoint: how many of the last steps before it were skipped, their updates not applied. A checkpoint
 with any is not healthy; one without this fact is of an earlier release, and counts as healthy."""
 
+MONITOR = "anomaly_monitor"
+"""Fact of a checkpoint: what the anomaly monitor knows of the losses so far, and its rollbacks."""
+_EARLIER_MONITOR = "lookout"
+"""The name of that fact in earlier releases."""
+
 
 def read_facts(checkpoint: Path) -> dict[str, Any]:
     """The facts in a checkpoint's folder. Raises `CheckpointError` when they are damaged."""
@@ -24,6 +29,11 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
     except Damage as damage:
         raise CheckpointError(f"checkpoint {checkpoint} cannot be used, because {damage}") from damage
     return json.loads((checkpoint / FACTS).read_text(encoding="utf-8"))
+
+
+def monitor_facts(facts: dict[str, Any]) -> dict[str, Any] | None:
+    """What a checkpoint with these facts has of the anomaly monitor; None where there was none."""
+    return facts.get(MONITOR, facts.get(_EARLIER_MONITOR))
 
 
 def skipped_in_row(facts: dict[str, Any]) -> int:

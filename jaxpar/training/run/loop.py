@@ -11,7 +11,7 @@ import jax
 
 from jaxpar import __version__
 from jaxpar.checkpoint.errors import reason
-from jaxpar.checkpoint.facts import CAME_FROM, SKIPPED_IN_ROW
+from jaxpar.checkpoint.facts import CAME_FROM, MONITOR, SKIPPED_IN_ROW, monitor_facts
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import config_to_dict
 from jaxpar.config.checks.run import profile_steps
@@ -152,8 +152,8 @@ class _Loop:
         notice = self.trainer.continue_from(state, facts)
         liveness.restarted()
         self.progress.restore(facts)
-        if "lookout" in facts:
-            self.monitor.restore(facts["lookout"])
+        if (monitored := monitor_facts(facts)) is not None:
+            self.monitor.restore(monitored)
         if notice is not None:
             self.listeners.message(notice)
         elif facts["data"] != self.trainer.data.description:
@@ -326,7 +326,7 @@ class _Loop:
     def _save(self, number: int, skipped_in_row: int, *, must: bool) -> None:
         facts = self.progress.facts()
         facts |= {SKIPPED_IN_ROW: skipped_in_row}
-        facts |= {"lookout": self.monitor.facts(), "left_out": list(self.trainer.left_out)}
+        facts |= {MONITOR: self.monitor.facts(), "left_out": list(self.trainer.left_out)}
         facts |= self.trainer.data.facts | {"data": self.trainer.data.description}
         facts |= {"config": config_to_dict(self.config), "jaxpar": __version__}
         facts |= self.trainer.models.facts
