@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int | None:
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with memory over time and the schedule")
     parser.add_argument("--diff", metavar="FILE", type=Path, help="compare with this configuration")
     parser.add_argument(
-        "--remat-front",
+        "--remat-frontier",
         action="store_true",
         help="compile nothing; print what layers could keep between forward and backward, in bytes against time",
     )
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int | None:
         help="compile nothing; print which weights' master weights and moments (or which layers) stay on a GPU, and "
         "what the others move, if SIZE of them (as in 6GiB; by default what is left) may be there",
     )
-    parser.add_argument("--picture", metavar="FILE", type=Path, help="with --remat-front: draw it, as .svg or .png")
+    parser.add_argument("--picture", metavar="FILE", type=Path, help="with --remat-frontier: draw it, as .svg or .png")
     words = "limit of a compile (default 600)"
     parser.add_argument("--timeout", metavar="SECONDS", type=seconds, default=600, help=words)
     parser.add_argument("--no-cache", action="store_true", help="do not use the cache of compiled programs")
@@ -48,8 +48,8 @@ def main(arguments: Sequence[str]) -> int | None:
 
 
 def _inspect(options: argparse.Namespace) -> int | None:
-    if options.picture is not None and not options.remat_front:
-        raise UserError("--picture: expected --remat-front with it; the page of a compiled step is --html")
+    if options.picture is not None and not options.remat_frontier:
+        raise UserError("--picture: expected --remat-frontier with it; the page of a compiled step is --html")
     from jaxpar.compiler.quiet import quiet_screen
 
     with quiet_screen():
@@ -58,9 +58,9 @@ def _inspect(options: argparse.Namespace) -> int | None:
         from jaxpar.compiler.program.hlo.records import ProgramError
         from jaxpar.compiler.remat_frontier.inspection import FrontierInspection
 
-    quick = "--remat-front" if options.remat_front else "--chunks" if options.chunks is not None else None
+    quick = "--remat-frontier" if options.remat_frontier else "--chunks" if options.chunks is not None else None
     if quick is not None:
-        both = "--chunks" if options.remat_front and options.chunks is not None else None
+        both = "--chunks" if options.remat_frontier and options.chunks is not None else None
         for name, given in (("--html", options.html), ("--diff", options.diff), ("--chunks", both)):
             if given is not None:
                 raise UserError(f"{name}: expected no {quick} with it, which compiles nothing")
@@ -68,7 +68,7 @@ def _inspect(options: argparse.Namespace) -> int | None:
         budget = None if options.chunks == WHAT_IS_LEFT else options.chunks
         ChunkInspection(options.config, options.cluster, options.overrides, budget, options.json).run()
         return None
-    if options.remat_front:
+    if options.remat_frontier:
         FrontierInspection(options.config, options.cluster, options.overrides, options.json, options.picture).run()
         return None
     inspection = Inspection(

@@ -40,8 +40,8 @@ SOURCES = {
     "linear_cross_entropy/triton": ("linear_cross_entropy", "ranges.py", "varying.py"),
 }
 # fmt: on
-"""By kernel, the folders and files that say what it computes. cuDNN needs no record to be chosen, but one of its speed.
-"""
+"""By kernel, the folders and files that decide what it computes. cuDNN needs no record to be chosen, but one of its
+speed."""
 
 
 @dataclass(frozen=True)

@@ -132,5 +132,5 @@ def padded_width(width: int) -> int:
 
 
 def device_of(gpu: GPU, model: HardwareModel) -> Device:
-    """A GPU of the catalogue that reaches what `model` says."""
+    """A GPU of the catalogue that reaches the shares of `model`."""
     return Device(gpu.training_peak, gpu.peaks.get("float8", 0.0), gpu.peaks["float32"], gpu.hbm_bandwidth, model)

@@ -23,7 +23,7 @@ _PAIRS, _ROWS = 0, 1
 
 @dataclass
 class Reference:
-    """What the reference model says about the documents of a stream; it is computed after the data is opened."""
+    """The reference's log-probabilities of a stream's documents, which are computed after the data is opened."""
 
     values: Float32[np.ndarray, " documents"] | None = None
     """Log-probability of what is counted of each document, in nats; NaN where no row has the document."""

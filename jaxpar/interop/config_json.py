@@ -177,7 +177,7 @@ def _known(family: Family) -> set[str]:
 
 
 def _experts(model: ModelConfig, experts: ExpertsConfig) -> ExpertsConfig:
-    """Those of the keys of experts that say what they compute."""
+    """Those of the keys of experts that decide what they compute."""
     width = model.mlp if experts.width is None else experts.width
     router = SAME.get(experts.router, experts.router)
     trained = {name: getattr(ExpertsConfig(1), name) for name in ("balance_loss", "z_loss", "bias_rate")}
@@ -185,7 +185,7 @@ def _experts(model: ModelConfig, experts: ExpertsConfig) -> ExpertsConfig:
 
 
 def _function(model: ModelConfig) -> dict[str, Any]:
-    """The keys that say what a model computes whose layers are all alike; null where another one makes them unused."""
+    """The keys that decide what a model of like layers computes; null where another one makes them unused."""
     values = {key: value for key, value in vars(model).items() if key not in TRAINING}
     values |= {"kv_heads": kv_heads(model), "head_dim": head_dim(model)}
     values["attention_scale"] = round(attention_scale(model), 12)

@@ -1,4 +1,4 @@
-"""The learning-rate finder: a short run whose rate rises exponentially, and what its losses say (the range test of
+"""The learning-rate finder: a short run whose rate rises exponentially, and what its losses show (the range test of
 Smith 2015, arXiv:1506.01186, section 3.3)."""
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def flash_attention(
 ) -> Any:
     """Softmax attention with gradients for q, k and v, also through the log-sum-exp.
 
-    One line of the log `pallas_kernels` says, once for each kind of request, which implementation ran and why; it is a
+    The log `pallas_kernels` has one line for each kind of request: which implementation ran, and why; it is a
     warning where one was named that has not been verified on such a device.
 
     Args:

@@ -3,7 +3,7 @@
 Where indices grow by one from token to token, and documents follow each other, the blocks of keys that a tile of
 queries sees are neighbours, and so are those among them of which the mask keeps every pair; the same holds for
 tiles of keys.
-Four numbers then say what a list would say with one for each block of the other side. They are right for any order of
+Four numbers then state what a list would, with one for each block of the other side. They are right for any order of
 tokens, for what lies between the first and the last visited block is visited too, under the mask; how many blocks a
 window leaves a tile (`most_visited`) is right for neighbours alone.
 """

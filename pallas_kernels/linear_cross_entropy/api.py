@@ -20,7 +20,7 @@ from pallas_kernels.linear_cross_entropy.registry import implementation as entry
 from pallas_kernels.varying import vary_alike, vary_over, varying_axes
 
 IGNORED = -100
-"""The label of tokens that do not count, unless the caller says another."""
+"""The label of tokens that do not count, unless the caller names another."""
 
 
 class TokenLoss(NamedTuple):

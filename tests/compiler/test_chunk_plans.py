@@ -58,7 +58,7 @@ def test_without_a_budget_all_of_it_moves(capfd: pytest.CaptureFixture[str]):
     [
         (["--chunks", "6GB"], "--chunks: expected bytes, as in 25165824, 24MiB or 6GiB, got '6GB'"),
         (["--chunks", "--html", "page.html"], "--html: expected no --chunks with it"),
-        (["--chunks", "--remat-front"], "--chunks: expected no --remat-front with it"),
+        (["--chunks", "--remat-frontier"], "--chunks: expected no --remat-frontier with it"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], expected: str, capfd: pytest.CaptureFixture[str]):

@@ -134,7 +134,7 @@ def test_host_memory_is_used_for_as_much_as_a_layer_hides():
     costs = model_costs()
     hidden = costs.host_bandwidth * costs.forward_seconds
     everything = sum(costs.sizes.values())
-    worth = everything - costs.sizes["mlp_activated"]  # which costs nothing to make again
+    worth = everything - costs.sizes["mlp_activated"]  # which costs nothing to recompute
     ((_, treatments),) = cheapest(costs, 1, round(worth - 0.9 * hidden), everything)
     point = point_of(costs, treatments)
     assert point.seconds == 0

@@ -1,4 +1,4 @@
-"""Prints and draws the frontier: the work behind `python -m jaxpar.inspect --remat-front`."""
+"""Prints and draws the frontier: the work behind `python -m jaxpar.inspect --remat-frontier`."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def print_frontier(frontier: RematFrontier, console: Console) -> None:
     console.print(
         Text(
             "Nothing was compiled: bytes follow from shapes, what is left for them is an estimate, and times are those "
-            "that the planner predicts. Without --remat-front the step is compiled.",
+            "that the planner predicts. Without --remat-frontier the step is compiled.",
             "dim",
         ),
         soft_wrap=True,

@@ -13,7 +13,7 @@ KERNEL = "triton"
 
 
 def choose_loss(config: Config, device: Device) -> Choice:
-    """`xla` or `fused`, as `memory.loss_backend` says; `auto` asks the registry of the kernel.
+    """`xla` or `fused`, as `memory.loss_backend` asks; `auto` asks the registry of the kernel.
 
     Raises `UserError` where `fused` is asked for and the kernel does not support the run.
     """

@@ -58,7 +58,7 @@ def whole_backward(config: Config) -> str | None:
 
 
 def chunk_layers(config: Config, chunks: int) -> tuple[int, ...]:
-    """Layers of each of `chunks` chunks, in model order: those that `parallel.stage_layers` says, or equal ones.
+    """Layers of each of `chunks` chunks, in model order: those of `parallel.stage_layers`, or equal ones.
 
     The remainder goes to the middle chunks, one layer each: the ends have the embedding and the head.
     Raises `UserError` where `stage_layers` has another length, or there are fewer layers than chunks.

@@ -82,5 +82,5 @@ def _runs_with_loss(schedule: str, p: int, m: int, v: int) -> int:
 
 
 def holds(schedule: str, virtual_stages: int, zero: int, shards: int) -> bool:
-    """Whether chunks are held whole while microbatches go through them, as `layout.pipeline.holds_chunks` says."""
+    """Whether chunks are held whole while microbatches go through them, as `layout.pipeline.holds_chunks` has it."""
     return zero == 3 and shards > 1 and schedule == "breadth-first" and virtual_stages > 1

@@ -19,7 +19,7 @@ from jaxpar.planner.step_time.interval import KNOWN, NOMINAL, Spread
 
 @dataclass(frozen=True)
 class Anchors:
-    """What measured runs say of a system."""
+    """What measured runs show of a system."""
 
     spread: Spread
     """After them."""

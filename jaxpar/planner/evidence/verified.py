@@ -105,7 +105,7 @@ def judged(
     """A plan with the memory and the messages of its program in place of the predicted ones.
 
     The program's messages are timed at one bandwidth between hosts, the median where several were measured, whatever
-    the places of its nodes. A message that compute hides takes from it what the hardware model says
+    the places of its nodes. A message that compute hides takes from it what the hardware model has for it
     (`overlap_slowdown`), as in the prediction. Ranks of a pipeline send in ticks in which they have nothing to do, too;
     those are in the predicted bubble, and so the messages count by the share of the step that is none.
     """

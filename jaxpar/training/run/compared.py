@@ -17,7 +17,7 @@ from pallas_kernels.attention import comparison
 def compared_plan(make: Callable[[], Plan], config: Config, devices: Sequence[Device]) -> Plan:
     """The plan that `make` makes, once what its attention takes on condition of a comparison has been compared.
 
-    Where that is not right on any device of the job, it is made again, without it; `make` may raise then.
+    Where that is not right on any device of the job, it is made anew, without it; `make` may raise then.
     """
     plan = make()
     requests = [kernel_request(request) for request in attention_requests(config, devices[0], plan.runs).values()]

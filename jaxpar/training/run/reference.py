@@ -129,7 +129,7 @@ def _compute(
 ) -> None:  # fmt: skip
     """Fill in the missing values; those that are done are stored now and then, so that a kill loses few of them."""
     stream, place = part.rows.stream, f"{len(missing):,} documents of {named(part.folder.path)} ({part.split})"
-    assert stream.counted is not None, "pairs say what is counted of them"
+    assert stream.counted is not None, "pairs have marks of what is counted"
     report(f"Computing the reference's log-probabilities of {place}, which are stored beside them.")
     starts, lengths, stored = stream.starts[:], stream.lengths, True
     # By length, so that batches are full; the longest first, which fail first if they do not fit into memory.

@@ -1,4 +1,4 @@
-"""`python -m jaxpar.inspect --remat-front`, as a user types it."""
+"""`python -m jaxpar.inspect --remat-frontier`, as a user types it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHAPE = LayerShape(
 
 
 def run(*arguments: Any, config: Path = LLAMA, cluster: str = "h100:1x8") -> int:
-    common = "--config", config, "--cluster", cluster, "--remat-front"
+    common = "--config", config, "--cluster", cluster, "--remat-frontier"
     return main([str(argument) for argument in (*common, *arguments)])
 
 
@@ -48,7 +48,7 @@ def test_presets_have_the_bytes_of_their_closed_forms(capfd: pytest.CaptureFixtu
     assert presets["gemm_last"]["flops_share"] == 0
     assert presets["gemm_last"]["time_share"] < 0.04
     assert 0.2 < presets["full"]["flops_share"] < 0.33
-    # `none` keeps what the kernel behind it makes again for nothing.
+    # `none` keeps what the kernel behind it recomputes at no cost.
     assert [name for name, point in presets.items() if point["on_front"]] == ["gemm_last", "full"]
     best = frontier["points"][-1]
     assert best["seconds"] == 0 and best["runs"][0][1] == presets["none"]["runs"][0][1] | {"mlp_activated": "recompute"}
@@ -169,8 +169,8 @@ def test_names_of_presets_that_are_close_do_not_overlap(close: float):
     [
         (["--picture", "frontier.jpg"], "--picture frontier.jpg: expected a name that ends in .svg or .png"),
         (["--picture", "nowhere/frontier.svg"], "the folder nowhere does not exist"),
-        (["--html", "page.html"], "--html: expected no --remat-front with it"),
-        (["--diff", "other.yaml"], "--diff: expected no --remat-front with it"),
+        (["--html", "page.html"], "--html: expected no --remat-frontier with it"),
+        (["--diff", "other.yaml"], "--diff: expected no --remat-frontier with it"),
         (["--set", "memory.remat=everything"], "memory.remat"),
         (["--set", "memory.remat={mlp_upp: offload}"], "mlp_upp"),
         (["--cluster", "b200:1x8", "--set", "memory.offload_fraction=1.0"], "memory.offload_fraction: 1"),
@@ -182,7 +182,7 @@ def test_bad_input_is_one_sentence(arguments: list[str], expected: str, capfd: p
 
 def test_a_picture_of_a_compiled_step_is_not_this_one(capfd: pytest.CaptureFixture[str]):
     assert main(["--config", str(LLAMA), "--cluster", "h100:1x8", "--picture", "x.svg"]) == 2
-    assert "expected --remat-front" in capfd.readouterr().err
+    assert "expected --remat-frontier" in capfd.readouterr().err
 
 
 def test_the_hull_leaves_out_what_two_kinds_of_layers_beat():

@@ -1,4 +1,4 @@
-"""The kernels of the head's loss compiled for GPUs that are not here, and what the assembler says of them."""
+"""The kernels of the head's loss compiled for GPUs that are not here, and what the assembler reports of them."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def kernels(
     dtype: str = "bfloat16",
     heads: int = 8,
 ) -> dict[str, Any]:
-    """What ptxas says of each kernel of attention with gradients, also of its log-sum-exp, in a `shard_map` over 8.
+    """What ptxas reports of each kernel of attention with gradients, also of its log-sum-exp, in a `shard_map` over 8.
 
     `exact` asks for results in float32, as a ring does, whose steps call forward and backward themselves.
     """

@@ -35,12 +35,12 @@ def ptxas() -> str:
 
 
 def kernels(gpu: str, *configurations: tuple[int, int, str]) -> list[dict[str, dict[str, int]]]:
-    """What ptxas says of the kernels of each: the widths of queries and keys, and of values, and a form."""
+    """What ptxas reports of the kernels of each: the widths of queries and keys, and of values, and a form."""
     return [of_form(gpu, *configuration) for configuration in configurations]
 
 
 def of_form(gpu: str, width: int, value_width: int, form: str) -> dict[str, dict[str, int]]:
-    """What ptxas says of each kernel of a causal attention with gradients, inside a `shard_map` over 8 GPUs.
+    """What ptxas reports of each kernel of a causal attention with gradients, inside a `shard_map` over 8 GPUs.
 
     `form` is "packed", "causal" alone, or "packed, in lists" for tokens of which nothing is known of their order.
     """
@@ -69,7 +69,7 @@ def of_form(gpu: str, width: int, value_width: int, form: str) -> dict[str, dict
 
 
 def described(ptx: Path, gpu: str) -> tuple[str, dict[str, int]]:
-    """The name of a kernel, and what ptxas says of it."""
+    """The name of a kernel, and what ptxas reports of it."""
     command = [ptxas(), f"-arch={ARCHITECTURES[gpu]}", "-v", str(ptx), "-o", "/dev/null"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     number = lambda pattern, text: int(re.search(pattern, text)[1])  # pyright: ignore[reportOptionalSubscript]
