@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -28,6 +28,7 @@ from jaxpar.config.schema.layout import MatmulExcept
 _PLAIN: dict[Any, st.SearchStrategy] = {
     int: st.integers(-(10**12), 10**12),
     int | None: st.none() | st.integers(-(10**12), 10**12),
+    int | Literal["auto"]: st.just("auto") | st.integers(-(10**12), 10**12),
     float: st.floats(allow_nan=False, allow_infinity=False),
     str: st.text(max_size=8),
     str | None: st.none() | st.text(max_size=8),
