@@ -31,7 +31,7 @@ class LayerTime:
     """Operations that make no activation: full recomputation does not need to run them."""
     backward: Work
     weight: float
-    """Seconds of the backward that are spent on gradients of weights."""
+    """Seconds of the backward that are spent on gradients of weights which a split backward computes apart."""
 
     @property
     def forward(self) -> Work:
@@ -272,14 +272,16 @@ class _Counted:
     # ---- backward
 
     def backward(self) -> tuple[Work, float]:
-        """(the backward, seconds of it that are spent on gradients of weights)."""
+        """(the backward, `LayerTime.weight`)."""
         case, layer = self.case, self.shape.layer
         backs: list[tuple[float, float]] = []
+        owners: list[Part] = []
         beside: list[tuple[tuple[bool, float], tuple[float, float]]] = []
         moved, kernels, exchanged = 0.0, 0, 0.0
         for part, one in layer.operations:
             if isinstance(one, Matmuls):
                 backs.append(self._gradients(part, one))
+                owners.append(part)
                 if self.exchanges_sequence(part, one):
                     beside.append(((one.inward, self.shape.gathered(part, one)), backs[-1]))
                 elif not one.inward:
@@ -302,8 +304,9 @@ class _Counted:
         if not self.does.fused_accumulation:
             moved += (2.0 + 2 * self.of_gradient) * case.trained
         weight, inward = sum(pair[1] for pair in backs), sum(pair[0] for pair in backs)
+        apart = sum(pair[1] for part, pair in zip(owners, backs, strict=True) if part.splits)
         sent, other = self.messages.backward(beside), self.device.bytes_seconds(moved)
-        return Work(inward + weight, self.attention[1], other, sent, self.context[1], kernels, exchanged), weight
+        return Work(inward + weight, self.attention[1], other, sent, self.context[1], kernels, exchanged), apart
 
     def _gradients(self, part: Part, group: Matmuls) -> tuple[float, float]:
         """`group_gradients`; of frozen matrices that of the input, and those of their factors."""

@@ -249,9 +249,9 @@ def between_bytes(shape: LayerShape) -> int:
 
 
 def matmul_bytes(shape: LayerShape) -> int:
-    """Bytes of the inputs and of the outputs of all matmuls of a layer: what a split backward leaves for the gradients
-    of its matrices."""
-    return sum(_around(shape, part, group) for part in shape.layer.parts for group in part.groups)
+    """Bytes of the inputs and of the outputs of matmuls: what a split backward leaves for the gradients of matrices
+    that it computes apart."""
+    return sum(_around(shape, part, group) for part in shape.layer.parts if part.splits for group in part.groups)
 
 
 def _around(shape: LayerShape, part: Part, group: Matmuls) -> int:

@@ -99,6 +99,14 @@ def layer_specs(layer: DecoderLayer, config: Config) -> Nested[ParamSpec]:
     return with_frozen(specs_of(layer), config.lora)
 
 
+def _computed_apart(layer: DecoderLayer, specs: Nested[ParamSpec]) -> Nested[bool]:
+    """Which weights of a layer get their gradients from an action of their own where a backward is split."""
+    whole = {part.part.name for part in (layer.attention, layer.mlp) if not part.part.splits}
+    return {
+        name: map_specs(lambda spec, name=name: spec.matrix and name not in whole, own) for name, own in specs.items()
+    }
+
+
 @dataclass(frozen=True, eq=False)
 class DecoderStages:
     """The decoder as functions of weights in storage placement, to run inside the step's `shard_map`.
@@ -224,7 +232,7 @@ class DecoderStages:
             return with_weights(prototype, w).linear(name, x, number, tokens.scales)
 
         specs = layer_specs(prototype, self.config)
-        matrices = map_specs(lambda spec: spec.matrix, specs) if self.split_backward else None
+        matrices = _computed_apart(prototype, specs) if self.split_backward else None
         frozen = map_specs(lambda spec: not spec.trained, specs)
         frozen = frozen if any(jax.tree.leaves(frozen)) else None
         tensors = len(tensor_names(self.config)) if fp8 is not None and fp8.recipe.delayed and self.train else 0

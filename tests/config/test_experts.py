@@ -9,7 +9,6 @@ import pytest
 from jaxpar.config import load_config
 from jaxpar.layers.checks import validate
 from jaxpar.layers.counting import matmul_parameters, parameter_count
-from jaxpar.layout.choices.pipeline import choose_schedule
 from jaxpar.planner.planning import planned_config
 from tests.sentences import refused
 
@@ -100,12 +99,6 @@ def test_what_does_not_fit_is_one_sentence(name: str):
     overrides, parts = REFUSED[name]
     with refused(*parts):
         validate(load_config(None, overrides))
-
-
-def test_a_split_backward_is_refused():
-    split = ["parallel.pipe=2", "parallel.microbatches=4", "parallel.schedule=zb-h1"]
-    with refused("parallel.schedule", "zb-h1", "experts", "1f1b"):
-        choose_schedule(load_config(None, [GOOD, *split]))
 
 
 def test_a_plan_keeps_what_is_asked_of_the_exchange():

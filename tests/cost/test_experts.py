@@ -13,11 +13,14 @@ from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.cost.experts import ExpertTimes
 from jaxpar.cost.grouped import grouped_gradient, grouped_matmul, share_of
 from jaxpar.cost.hardware_model import hardware_of
+from jaxpar.cost.layer import layer_time
 from jaxpar.cost.layer_case import LayerCase, layer_case
+from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.experts.messages import MESSAGES, exchange_of, messages_of, rows_sent
+from jaxpar.memory.layer_shape import matmul_bytes
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.step_time.model import step_time
@@ -151,6 +154,17 @@ def test_gradients_of_experts_are_summed_over_the_other_data_ranks_alone():
     split, shared = (step("h100:8x8", model, zero=0, expert=n, fsdp=1, replica=64 // n) for n in (64, 8))
     assert split.breakdown["data"] < 0.25 * shared.breakdown["data"]
     assert split.breakdown["optimizer"] < 0.75 * shared.breakdown["optimizer"]
+
+
+def test_a_split_backward_leaves_the_gradients_of_attention_alone_to_w():
+    """Those of experts are computed with the gradients of their rows, so nothing of theirs is kept for W."""
+    narrow, wide = case_of(4), case_of(4)
+    wide = replace(wide, shape=replace(wide.shape, model=replace(MODEL, experts=ExpertsConfig(64, 4, 4096, shared=1))))
+    network = network_of(parse_cluster("h100:2x8"), hardware_of(parse_cluster("h100:2x8").gpu))
+    one, other = (layer_time(case, h100(), network, Mechanisms()) for case in (narrow, wide))
+    assert 0 < one.weight == other.weight
+    assert one.backward.seconds < other.backward.seconds
+    assert 0 < matmul_bytes(narrow.shape) == matmul_bytes(wide.shape)
 
 
 def test_mfu_counts_the_experts_that_a_token_uses():

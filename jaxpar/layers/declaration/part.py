@@ -150,6 +150,12 @@ class Part:
         return tuple(one for one in self.operations if isinstance(one, Matmuls))
 
     @property
+    def splits(self) -> bool:
+        """Whether a split backward computes the gradients of its matrices apart. Those of experts are computed with the
+        gradients of their rows, which are exchanged in slices, in rounds whose number is a value on the device."""
+        return not any("experts" in spec.axes for spec in self.matrices)
+
+    @property
     def matrix_names(self) -> list[str]:
         """Of the matrices of its groups."""
         return [name for group in self.groups for name in group.weights]

@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 
 from jaxpar.config import Config, ModelConfig, UserError
-from jaxpar.config.kinds import kind_models, layer_kinds
+from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.paths import user_path
 from jaxpar.config.plan import Plan
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
@@ -52,8 +52,6 @@ def whole_backward(config: Config) -> str | None:
     if config.model.low_rank:
         names = ", ".join(config.model.low_rank)
         return f"under model.low_rank: {names} the gradient of one factor needs the other"
-    if any(own.experts is not None for own in kind_models(config.model).values()):
-        return "those of experts (model.experts) cannot be computed apart yet"
     return None
 
 

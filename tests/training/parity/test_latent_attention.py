@@ -60,8 +60,6 @@ def _fits(row: dict[str, Any]) -> bool:
     sizes = [row.get(axis, 1) for axis in ("fsdp", "context", "expert")] + [row.get("tensor", 2 if ring else 1)]
     if pipe == "branching" and (row.get("context_strategy") == "ring" or ring):
         return False  # permutes
-    if pipe == "zb-h1" and row.get("model") == "experts":
-        return False
     if ring and row.get("tensor") == 1:
         return False
     return PIPES[pipe].get("pipe", 1) * int(np.prod(sizes)) <= DEVICES
