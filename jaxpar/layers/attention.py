@@ -15,7 +15,7 @@ from jaxpar.config.plan import TensorOverlap
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import Activation, name_activation
-from jaxpar.layers.declaration.part import Core, Matmuls, Part, Weights, matrix, vector
+from jaxpar.layers.declaration.part import Core, Elementwise, Matmuls, Part, Traffic, Weights, matrix, vector
 from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.layers.lora import OFF, adapted
 from jaxpar.layers.low_rank import factored
@@ -33,6 +33,8 @@ type Multiply = Callable[[str, jax.Array], Any]
 
 QUERY, KEY = ("heads", "head_dim"), ("kv_heads", "head_dim")
 """Dims of a query, and of a key."""
+SCALED = "attention_scaled"
+"""Attention's output with sinks: less where the sink of a head has a large share of the softmax."""
 VALUE, OUTPUT = ("kv_heads", "value_dim"), ("heads", "value_dim")
 """Dims of a value, and of attention's output."""
 
@@ -54,6 +56,9 @@ class Attention(nnx.Module):
         """
         rotated = ("query", "key") if model.position == "rope" else ()
         projected = ("query", "key", "value")
+        made, scaled = "attention_output", [Elementwise(SCALED, traffic=Traffic(2, 3, unfused=3, unfused_backward=6))]
+        if not model.attention_sinks:
+            scaled = []
         return Part(
             name="attention",
             weights=_weights(model),
@@ -63,12 +68,14 @@ class Attention(nnx.Module):
                 Activation("value", VALUE),
                 Activation("attention_output", OUTPUT, core=True),
                 Activation("attention_lse", ("heads",), float32=True, core=True),
+                *(Activation(one.output, OUTPUT, cheap=True) for one in scaled),
             ),
             operations=(
                 Matmuls("attention_in", projected, inward=True, outputs=projected, rotated=rotated, by_head=True),
                 # The kernels of attention give these names themselves, and keep both for their backward.
-                Core("query", keys=("key", "value"), outputs=("attention_output", "attention_lse")),
-                Matmuls("attention_out", ("output",), inward=False, input="attention_output"),
+                Core("query", keys=("key", "value"), outputs=(made, "attention_lse")),
+                *scaled,
+                Matmuls("attention_out", ("output",), inward=False, input=SCALED if scaled else made),
             ),
         )
 
@@ -121,8 +128,9 @@ class Attention(nnx.Module):
         if not self.normed:
             q, k = self._named(q, "query"), self._named(k, "key")
         v = self._named(v, "value")
-        sinks = (self._vector("sinks"),) if "sinks" in self.part.weights else ()
-        return attend(q, k, v, tokens, *sinks)
+        if "sinks" not in self.part.weights:
+            return attend(q, k, v, tokens)
+        return self._named(attend(q, k, v, tokens, self._vector("sinks")), SCALED)
 
     def add_bias(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:
         """Add the output bias, after the partial sums of the tensor ranks are summed: once, not once per rank."""

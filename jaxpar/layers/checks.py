@@ -16,6 +16,7 @@ from jaxpar.config.validate import VOCAB, became_known
 from jaxpar.config.validate import validate as validate_keys
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layers.declared import declare_layer
+from jaxpar.layers.lora import adaptable
 from jaxpar.layers.matmul_formats import NEVER, dense_groups, group_names, quantised, tensor_names
 
 MULTIPLE = 16
@@ -71,7 +72,7 @@ def check_targets(config: Config) -> None:
         UserError: see above.
     """
     parts = [part for own in kind_models(config.model).values() for part in declare_layer(own).parts]
-    known = tuple(dict.fromkeys(name for part in parts for name in part.matrix_names))
+    known = tuple(dict.fromkeys(name for part in parts for name in adaptable(part)))
     for name in config.lora.targets or ():
         if name not in known:
             raise UserError(

@@ -117,11 +117,12 @@ def known_activations() -> dict[str, Activation]:
 @lru_cache(maxsize=8)
 def _known(feed_forwards: tuple[str, ...]) -> dict[str, Activation]:
     found: dict[str, Activation] = {}
-    every_expert = ExpertsConfig(count=4, shared=1, router="noisy_top_k")
+    every_expert = [ExpertsConfig(count=4, shared=1, router=router) for router in ("noisy_top_k", "cosine")]
     for placement in PLACEMENTS:
-        for activation, experts in product(feed_forwards, (None, every_expert)):
+        for activation, experts in product(feed_forwards, (None, *every_expert)):
             model = ModelConfig(activation=activation, norm_placement=placement, experts=experts)  # pyright: ignore
             _add(found, model)
+        _add(found, ModelConfig(attention_sinks=True, norm_placement=placement))
         for latent in (LatentAttentionConfig(kv_rank=1), LatentAttentionConfig(kv_rank=1, query_rank=1)):
             _add(found, ModelConfig(latent_attention=latent, norm_placement=placement))  # pyright: ignore
     return found

@@ -33,8 +33,12 @@ def targets_of(part: Part, lora: LoraConfig) -> list[str]:
     """The matrices of a part that have factors."""
     if lora.rank is None:
         return []
-    names = [name for group in part.groups for name in group.weights]
-    return [name for name in names if lora.targets is None or name in lora.targets]
+    return [name for name in adaptable(part) if lora.targets is None or name in lora.targets]
+
+
+def adaptable(part: Part) -> list[str]:
+    """The matrices of a part that can have factors: not the router of experts, which stays as it is."""
+    return [name for name in part.matrix_names if part.is_factored(name) or part.weights[name].matrix]
 
 
 def factors_of(part: Part, lora: LoraConfig) -> list[ParamSpec]:
@@ -58,10 +62,14 @@ def with_frozen(specs: Nested[ParamSpec], lora: LoraConfig) -> Nested[ParamSpec]
 
 
 def _factors(name: str, spec: ParamSpec, rank: int) -> dict[str, ParamSpec]:
-    """A is drawn as PEFT draws it, with a variance of a third of 1 / inputs; B is zero: the product starts as W's."""
-    inputs, outputs = spec.shape[: spec.inputs], spec.shape[spec.inputs :]
-    own = {"inputs": spec.inputs, "scale": (3 * prod(inputs)) ** -0.5}
+    """A is drawn as PEFT draws it, with a variance of a third of 1 / inputs; B is zero: the product starts as W's.
+
+    Each expert has its own.
+    """
+    stack, end = spec.stack, spec.stack + spec.inputs
+    own = {"inputs": spec.inputs, "scale": (3 * prod(spec.shape[stack:end])) ** -0.5}
+    of_b = (*spec.shape[:stack], rank, *spec.shape[end:]), (*spec.axes[:stack], "rank", *spec.axes[end:])
     return {
-        f"{name}_lora_a": matrix((*inputs, rank), (*spec.axes[: spec.inputs], "rank"), **own),
-        f"{name}_lora_b": matrix((rank, *outputs), ("rank", *spec.axes[spec.inputs :]), init="zeros"),
+        f"{name}_lora_a": matrix((*spec.shape[:end], rank), (*spec.axes[:end], "rank"), **own),
+        f"{name}_lora_b": matrix(*of_b, init="zeros"),
     }

@@ -36,7 +36,7 @@ from jaxpar.mesh.axes import AXES, SHARD_AXES
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.parameters import Nested, ParamSpec, Partitions, Specs, map_specs
 from jaxpar.mesh.rules import Rules, axes_of_dim, compute_rules, mesh_axes_of, partition
-from jaxpar.mesh.wire.wire import EXACT, Wire
+from jaxpar.mesh.wire.wire import EXACT, Wire, secondary_ranks
 
 SHARD_ORDER = ("embed", "mlp", "vocab", "positions", "latent", "heads", "kv_heads", "head_dim")
 """Logical axes that fsdp may split, in order of preference."""
@@ -93,8 +93,16 @@ def place(
         storage=Placement(stored, dtypes.storage),
         gradient=Placement(gradient if zero >= 2 else compute, dtypes.gradient),
         optimizer=Placement(updated if zero >= 1 else compute, dtypes.master),
-        wires=map_specs(lambda spec: wire if may_be_quantised(spec) else wire.exact, specs),
+        wires=map_specs(lambda spec: _wire(spec, rules, sizes, wire), specs),
     )
+
+
+def _wire(spec: ParamSpec, rules: Rules, sizes: AxisSizes, wire: Wire) -> Wire:
+    """How a weight travels: a secondary shard of an expert's has the neighbours that share the expert."""
+    claimed = {axis for name in spec.axes for axis in getattr(rules, name)}
+    secondary = secondary_ranks(wire.secondary, dict(sizes), claimed)
+    assert secondary is not None, "neighbours that are whole ranks of an axis"
+    return replace(wire if may_be_quantised(spec) else wire.exact, secondary=secondary)
 
 
 def may_be_quantised(spec: ParamSpec) -> bool:

@@ -61,19 +61,12 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "recording of a dense model": (["run.record_routing=a"], ("run.record_routing", "a", "null")),
     "an unused scale": (["model.experts={count: 8, scale: 2.0}"], ("model.experts.scale", "2.0", "sigmoid")),
     "a negative loss": (["model.experts={count: 8, balance_loss: -1.0}"], ("model.experts.balance_loss", "0", "-1.0")),
-    "biases of shared experts": (
-        ["model.experts={count: 8, shared: 1}", "model.mlp_bias=true"], ("model.experts.shared", "1", "model.mlp_bias")
-    ),
     "ranks": ([GOOD, "parallel.expert=3"], ("model.experts.count", "8", "parallel.expert (3)")),
     "tensor ranks": (
         ["model.experts={count: 8, width: 6}", "parallel.tensor=4"], ("model.experts.width", "6", "parallel.tensor (4)")
     ),
-    "quantised weights": ([GOOD, "precision.weight_wire=int8"], ("precision.weight_wire", "int8", "null")),
     "products of two": ([GOOD, "model.low_rank={query: 8}"], ("model.low_rank", "query", "{}")),
     "tiles": ([GOOD, "memory.mlp_tiles=2"], ("memory.mlp_tiles", "2", "1")),
-    "weights on the host": (
-        [GOOD, "memory.weights_offload=host", "memory.optimizer_offload=host"], ("memory.weights_offload", "none")
-    ),
     "an exchange without experts": (
         ["parallel.expert_exchange=all_gather"], ("parallel.expert_exchange", "all_gather", "model.experts")
     ),

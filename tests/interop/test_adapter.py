@@ -78,15 +78,40 @@ TARGETS = {"gpt2": ("query", "value", "output"), "gemma2": ("key", "down")}
 @pytest.mark.parametrize("name", DENSE)
 def test_an_adapter_in_pefts_format_makes_the_merged_tensors(name: str, tmp_path: Path):
     """As PEFT does: W + alpha / rank * B A, with the patterns of both, in a Conv1D transposed."""
-    save_factors(FOLDER / name, tmp_path / "run", replace(LORA, targets=TARGETS.get(name)))
+    check_exports(name, TARGETS.get(name), tmp_path)
+    exported = tmp_path / "peft/adapter_model.safetensors"
+    assert hashlib.sha256(exported.read_bytes()).hexdigest() == by_peft(name)[1], "PEFT computed with these"
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"), [("mixtral", None), ("qwen3_moe", ("query", "down")), ("gpt_oss", ("query", "output"))]
+)
+def test_an_adapter_of_a_model_with_experts_makes_the_merged_tensors(
+    name: str, targets: tuple[str, ...] | None, tmp_path: Path
+):
+    """Each expert has factors of its own, and the router none."""
+    check_exports(name, targets, tmp_path)
+    names = json.loads((tmp_path / "peft/adapter_config.json").read_text())["target_modules"]
+    assert not {"gate", "router"} & set(names)
+    assert ("w2" in names) == (name == "mixtral") and ("down_proj" in names) == (name == "qwen3_moe")
+
+
+def test_an_adapter_of_experts_that_are_one_tensor_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    save_factors(FOLDER / "gpt_oss", tmp_path / "run")
+    capfd.readouterr()
+    status = main(["jaxpar-to-hf", str(tmp_path / "run"), str(tmp_path / "peft"), "--adapter"])
+    refused_by_command(status, *capfd.readouterr(), "--adapter", "experts.gate_up_proj", "lora.targets")
+
+
+def check_exports(name: str, targets: tuple[str, ...] | None, tmp_path: Path) -> None:
+    """Exports factors of a golden model, merged and as an adapter, and compares the two."""
+    save_factors(FOLDER / name, tmp_path / "run", replace(LORA, targets=targets))
     assert main(["jaxpar-to-hf", str(tmp_path / "run"), str(tmp_path / "merged"), "--dtype", "float32"]) == 0
     assert main(["jaxpar-to-hf", str(tmp_path / "run"), str(tmp_path / "peft"), "--adapter"]) == 0
     config = json.loads((tmp_path / "peft/adapter_config.json").read_text())
     assert config["peft_type"] == "LORA" and config["base_model_name_or_path"] == str(FOLDER / name)
     before, merged = tensors(FOLDER / name), tensors(tmp_path / "merged")
-    exported = tmp_path / "peft/adapter_model.safetensors"
-    assert hashlib.sha256(exported.read_bytes()).hexdigest() == by_peft(name)[1], "PEFT computed with these"
-    factors = tensors(exported)
+    factors = tensors(tmp_path / "peft/adapter_model.safetensors")
     before = {key: weight.astype(np.float32) for key, weight in before.items()}
     assert before.keys() == merged.keys()
     changed = 0

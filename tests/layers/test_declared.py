@@ -52,6 +52,7 @@ ROWS, SEQUENCE = 2, 4
 OPTIONS = [{"activation": activation, "norm_placement": place} for activation in FEED_FORWARDS for place in PLACEMENTS]
 OPTIONS += [{"norm": norm, "mlp_bias": True} for norm in NORMS]
 OPTIONS += [{"qk_norm": qk, "attention_bias": bias} for qk, bias in ((True, "qkv"), ("projection", True))]
+OPTIONS += [{"attention_sinks": True}]
 OPTIONS += [{"latent_attention": LatentAttentionConfig(6, rank, 2, 4, 3)} for rank in (None, 5)]
 
 
@@ -69,7 +70,7 @@ def traced(model: ModelConfig) -> tuple[set[str], dict[str, Any]]:
         cos, sin = rotary_tables(indices, frequencies(model, rotary_dim(model)))
         tokens = vary(TokenContext(indices, indices, indices, indices, indices[:, 0], cos, sin))
         layer: Any = with_weights(prototype, vary(weights))
-        attend = lambda q, k, v, tokens: q[..., : v.shape[-1]] * (k.sum() + v.sum())
+        attend = lambda q, k, v, tokens, *sinks: q[..., : v.shape[-1]] * (k.sum() + v.sum())
         return layer(vary(x), jnp.int32(0), tokens, attend, True, recording(groups))
 
     one = lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.float32)
@@ -108,6 +109,7 @@ def test_the_names_of_attention_itself_are_those_that_its_kernels_keep():
     assert {name for name in known_activations() if cheap(name)} == {
         "attention_input", "mlp_input", "mlp_activated", "mlp_hidden", "expert_activated", "expert_hidden",
         "shared_activated", "shared_hidden", "expanded_query", "expanded_key", "expanded_value",
+        "attention_scaled",
     }  # fmt: skip
 
 
@@ -198,3 +200,17 @@ def test_norms_behind_a_part_take_time_and_memory():
     )
     assert seconds["sandwich"].backward.other > seconds["pre"].backward.other
     assert seconds["post"].backward.other == pytest.approx(seconds["pre"].backward.other)
+
+
+def test_sinks_scale_attentions_output_in_a_kernel_of_their_own():
+    """What attention itself keeps stays as it is; the scaled output is the input of the projection behind it."""
+    cluster = parse_cluster("h100:1x8")
+    hardware = hardware_of(cluster.gpu)
+    device, network = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
+    models = [replace(PRESETS["llama3-8b"], attention_sinks=sinks) for sinks in (False, True)]
+    cases = [layer_case(model, 8192, 1, 1, 1, "allgather", False, "bfloat16") for model in models]
+    plain, scaled = (layer_time(case, device, network, GENERATIONS["jaxpar"]) for case in cases)
+    more = 2 * cases[1].shape.sizes["attention_scaled"]  # read and written
+    assert scaled.forward.other - plain.forward.other == pytest.approx(device.bytes_seconds(more))
+    assert scaled.backward.other > plain.backward.other
+    assert cheap("attention_scaled") and not of_core("attention_scaled")

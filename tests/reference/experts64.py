@@ -104,12 +104,12 @@ def experts(x: Array, own: Tree, options: Options, batch: Mapping[str, Array]) -
     bias = lambda name: own.get(f"{name}_bias", 0.0)
     logits = logits + bias("router")
     weights, statistics = route(logits, batch["tokens"].ravel(), own.get("bias"), chosen)
-    silu = lambda a: a / (1 + jnp.exp(-a))
     gate, up = (jnp.einsum("te,nef->tnf", flat, own[name]) + bias(name) for name in ("gate", "up"))
     down = jnp.einsum("tnf,nfe->tne", decoder64.gated(gate, up, options), own["down"]) + bias("down")
     y = jnp.einsum("tn,tne->te", weights * counts[:, None], down)
     if chosen["shared"]:
-        y += (silu(flat @ own["shared_gate"]) * (flat @ own["shared_up"])) @ own["shared_down"]
+        gate, up = (flat @ own[f"shared_{name}"] + bias(f"shared_{name}") for name in ("gate", "up"))
+        y += decoder64.gated(gate, up, options) @ own["shared_down"] + bias("shared_down")
     total = chosen["balance_loss"] * counts.sum() * balance(weights, statistics, counts, chosen)
     total += chosen["z_loss"] * jnp.sum(counts * jax.nn.logsumexp(logits, axis=1) ** 2)
     if chosen["sequence_loss"]:

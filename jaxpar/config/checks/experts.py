@@ -109,8 +109,6 @@ def _check(key: str, model: ModelConfig, experts: ExpertsConfig) -> None:
     if router == "hash" and experts.z_loss:
         raise UserError(f"{key}.z_loss: {experts.z_loss} would not be used, because the router hash has no logits")
     _check_groups(key, experts)
-    if model.mlp_bias and experts.shared:
-        raise UserError(f"{key}.shared: {experts.shared}, and they have no biases (model.mlp_bias: true); expected 0")
 
 
 def _check_groups(key: str, experts: ExpertsConfig) -> None:
@@ -146,8 +144,6 @@ def _check_combined(config: Config) -> None:
     memory = config.memory
     if config.parallel.expert_exchange == "ragged":
         raise UserError(f"parallel.expert_exchange: ragged is not run, because {NO_RAGGED}; expected all_to_all")
-    if config.lora.rank is not None:
-        raise UserError(f"lora.rank: {config.lora.rank} adapts no experts yet, and model.experts is set; expected null")
     if config.model.low_rank:
         names = ", ".join(config.model.low_rank)
         raise UserError(f"model.low_rank: {names}, and models with experts have no products of two yet; expected {{}}")
@@ -155,18 +151,3 @@ def _check_combined(config: Config) -> None:
         raise UserError(
             f"memory.mlp_tiles: {memory.mlp_tiles}, and experts are not computed in tiles; expected 1 or null"
         )
-    if memory.weights_offload != "none":
-        raise UserError(
-            f"memory.weights_offload: {memory.weights_offload} was not tried with experts yet; expected none, or "
-            "memory.optimizer_offload alone"
-        )
-    wire = {
-        "parallel.secondary_shard": config.parallel.secondary_shard,
-        "parallel.collectives": None if config.parallel.collectives == "flat" else config.parallel.collectives,
-        "precision.weight_wire": config.precision.weight_wire,
-        "precision.gradient_wire": config.precision.gradient_wire,
-    }
-    for key, value in wire.items():
-        if value is not None:
-            usual = "flat" if key == "parallel.collectives" else "null"
-            raise UserError(f"{key}: {value} was not tried with experts, whose weights lie otherwise; expected {usual}")

@@ -159,9 +159,10 @@ class MemoryConfig:
     `{preset: full, layer_input: offload}`. Or a list of mappings, each with `layers: 0-15`, the layers of a chunk that
     it is for. Names: `layer_input` (`save` or `offload`), `attention_input`, `query`, `key`, `value`,
     `attention_output`, `attention_lse`, `attention_residual`, `mlp_input`, `mlp_gate`, `mlp_up`, `mlp_activated`,
-    `mlp_hidden`; with norms after the blocks `attention_projected`, `mlp_projected`; with experts `router_logits`,
-    `noise_logits`, `expert_input`, `expert_gate`, `expert_up`, `expert_activated`, `expert_hidden`, `shared_gate`,
-    `shared_up`, `shared_activated`, `shared_hidden`; with latent attention `query_latent`, `kv_latent`,
+    `mlp_hidden`; with attention sinks `attention_scaled`; with norms after the blocks `attention_projected`,
+    `mlp_projected`; with experts `router_logits`, `noise_logits`, `router_projected`, `expert_input`, `expert_gate`,
+    `expert_up`, `expert_activated`, `expert_hidden`, `shared_gate`, `shared_up`, `shared_activated`, `shared_hidden`;
+    with latent attention `query_latent`, `kv_latent`,
     `expanded_query`, `expanded_key`, `expanded_value`. `docs/memory.md` describes this section."""
     offload_fraction: float = 0.0
     """Share of what a chunk of layers keeps of a microbatch that is offloaded to pinned host memory."""

@@ -78,7 +78,9 @@ class Adapter:
                 continue
             whole = tuple(slice(0, size) for size in spec.shape)
             assert tensor.layer is not None, "the matrices of layers have factors"
-            (a,), (b,) = self.source.read_factors(weight, [tensor.layer], (whole[: spec.inputs], whole[spec.inputs :]))
+            numbers = () if tensor.expert is None else (slice(tensor.expert, tensor.expert + 1),)
+            parts = numbers, whole[: spec.inputs], whole[spec.inputs :]
+            (a,), (b,) = self.source.read_factors(weight, [tensor.layer], parts)
             first, columns = sum(sizes[:place]), slice(rank * targets.index(weight), rank * (targets.index(weight) + 1))
             joined_a[columns] = a.reshape(inputs, rank).T
             joined_b[first : first + sizes[place], columns] = b.reshape(rank, sizes[place]).T
@@ -111,6 +113,13 @@ def plan_adapter(source: Model, dtype: np.dtype, report: Callable[[str], None]) 
     family = family_for(source.model) if origin is None else origin.family
     every = tensors_of(family, source.model)
     tensors = [one for one in every if _targets(source, one)]
+    for one in tensors:
+        if one.laid.specs[0].stack:
+            raise UserError(
+                f"--adapter: {family.name} has the matrices of all experts in one tensor, as {one.name}, and an "
+                "adapter has modules of one matrix; expected factors of other matrices (lora.targets), or the export of the "
+                "merged model without --adapter"
+            )
     if not isinstance(source.base, HFFolder):
         report(
             f"The factors are for {named(source.base.place)}, which PEFT cannot load: export it too, and name that "

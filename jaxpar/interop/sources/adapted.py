@@ -108,9 +108,11 @@ class AdaptedWeights:
         spec = own_specs(self.model, layer_kinds(self.model)[layers[0]])[weight]
         if not self.is_target(weight, spec):
             return frozen
-        a, b = self.read_factors(weight, layers, (region[: spec.inputs], region[spec.inputs :]))
-        products = [np.tensordot(*pair, 1) for pair in zip(a, b, strict=True)]
-        return frozen + np.float32(self.scale) * np.stack(products)
+        end = spec.stack + spec.inputs
+        a, b = self.read_factors(weight, layers, (region[: spec.stack], region[spec.stack : end], region[end:]))
+        each = [pair for own in zip(a, b, strict=True) for pair in (zip(*own, strict=True) if spec.stack else (own,))]
+        products = np.stack([np.tensordot(*pair, 1) for pair in each])
+        return frozen + np.float32(self.scale) * products.reshape(frozen.shape)
 
     @property
     def rank(self) -> int:
@@ -129,10 +131,14 @@ class AdaptedWeights:
         return spec.matrix and (targets is None or weight.rpartition(".")[2] in targets)
 
     def read_factors(
-        self, weight: str, layers: Sequence[int], regions: tuple[Region, Region]
+        self, weight: str, layers: Sequence[int], regions: tuple[Region, Region, Region]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A [layer, *inputs, rank] and B [layer, rank, *outputs] of a weight, for regions of its inputs and outputs."""
-        inputs, outputs = regions
-        whole = (slice(0, self.rank),)
+        """A [layer, *experts, *inputs, rank] and B [layer, *experts, rank, *outputs] of a weight, for regions of its
+        experts, inputs and outputs."""
+        experts, inputs, outputs = regions
+        rank = slice(0, self.rank)
         a, b = (f"{weight}_{name}" for name in FACTORS)
-        return self.factors.read(a, layers, (*inputs, *whole)), self.factors.read(b, layers, (*whole, *outputs))
+        return (
+            self.factors.read(a, layers, (*experts, *inputs, rank)),
+            self.factors.read(b, layers, (*experts, rank, *outputs)),
+        )

@@ -41,6 +41,7 @@ from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums
 from jaxpar.layers.experts.token_order import TOKEN_AXES, TokenOrder
 from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.layers.feed_forward.gated import Gated
+from jaxpar.layers.lora import FACTORS, adapted
 from jaxpar.layers.report import AUXILIARY_LOSS, Report
 from jaxpar.mesh.collectives import gather_sequence, reduce_max, reduce_sum, scatter_sequence
 from jaxpar.mesh.parameters import Arrays, ParamSpec
@@ -135,6 +136,9 @@ def _weights(model: ModelConfig, experts: ExpertsConfig, inward: tuple[str, ...]
         wide = (embed, experts.shared * width)
         found |= {f"shared_{name}": matrix(wide, ("embed", "mlp"), scale=model.init_scale) for name in inward}
         found["shared_down"] = matrix(wide[::-1], ("mlp", "embed"), scale=back)
+        if model.mlp_bias:
+            found |= {f"shared_{name}_bias": vector(wide[1:], ("mlp",)) for name in inward}
+            found["shared_down_bias"] = vector((embed,), ("norm",))
     return Weights(found)
 
 
@@ -147,7 +151,8 @@ class Experts(nnx.Module):
     def __init__(self, config: Config, feed_forward: type[FeedForward], layout: ExpertLayout | None = None):
         model = config.model
         assert model.experts is not None, "a model with experts"
-        self.part, self.experts = declare(model, feed_forward), model.experts
+        self.part, self.experts = adapted(declare(model, feed_forward), config.lora), model.experts
+        self.lora = config.lora
         self.layout, self.reports = layout or ExpertLayout(), reports_of(model.layers)
         self.feed_forward, self.router_kind = feed_forward, ROUTERS[model.experts.router]
         self.seed, self.batch_size, self.layers = config.run.seed, config.data.batch_size, model.layers
@@ -282,8 +287,7 @@ class Experts(nnx.Module):
         exchange = EXCHANGES[layout.exchange](self.experts, len(x) // layout.slices, layout)
         lists = lists_of(exchange, layout.slices, routing.indices, counts)
         rounds = reduce_max(rounds_needed(exchange, lists), TOKEN_AXES)
-        names = ("up", "gate", "down", "up_bias", "gate_bias", "down_bias")
-        weights = {name: self._weight(name) for name in names if name in self.part.weights}
+        weights = {name: self._weight(name) for name, spec in self.part.weights.items() if "experts" in spec.axes}
         x, gates = vary_alike((x, routing.weights))  # those of a hash are constants
         y, handled = exchanged(exchange, self._products, weights, x, gates, lists, rounds, shared)
         # After an all-gather, each tensor rank handles the rows of all of them.
@@ -291,22 +295,24 @@ class Experts(nnx.Module):
 
     def _products(self, w: Arrays, rows: jax.Array, gates: jax.Array, sizes: jax.Array) -> jax.Array:
         """The experts of this rank for the rows of each, times the routers' weights."""
-        rows, biases = self._named(rows, "expert_input"), {name for name in w if name.endswith("_bias")}
-        inward = [name for name in w if name not in biases and name != "down"]
+        rows, biased = self._named(rows, "expert_input"), "down_bias" in w
+        inward = [name for name in ("up", "gate") if name in w]
         even = 1 / min(self.layout.capacity, lax.axis_size("expert"))  # the share of the room that is used
         options = {"implementation": self.layout.products.name, "expected": round(len(rows) * even)}
         if self.layout.fused:
             matrices = Matrices(w["up"], w["gate"], w["down"])
             return grouped_feed_forward(rows, matrices, sizes, gates, names=("expert_up", "expert_gate"), **options)
         product = partial(grouped_matmul, group_sizes=sizes, **options)
-        made = {name: product(rows, w[name]) for name in inward}
-        of_row = expert_of_row(sizes, len(rows)) if biases else None
+        narrow = partial(product, implementation="xla")  # kernels are for wider matrices than factors
+        times = lambda x, name: self._times(product, narrow, x, name, w)
+        made = {name: times(rows, name) for name in inward}
+        of_row = expert_of_row(sizes, len(rows)) if biased else None
         if of_row is not None:
             made = {name: one + rows_of_experts(of_row, w[f"{name}_bias"]) for name, one in made.items()}
         hidden = self._activated("expert", made)
         # The weight is a factor of the hidden activation, so that no backward needs the output of `down`.
         weighted = (hidden.astype(jnp.float32) * gates[:, None]).astype(rows.dtype)
-        y = product(weighted, w["down"])
+        y = times(weighted, "down")
         if of_row is None:
             return y
         # The sums of tensor ranks are partial, so one of them adds the bias.
@@ -316,8 +322,19 @@ class Experts(nnx.Module):
     def _shared(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:
         joined = gather_sequence(x)
         names = ("up", "gate") if issubclass(self.feed_forward, Gated) else ("up",)
-        hidden = self._activated("shared", {name: joined @ self._weight(f"shared_{name}") for name in names})
-        return scatter_sequence(hidden @ self._weight("shared_down"))
+        w = {name: self._weight(name) for name in self.part.weights if name.startswith("shared")}
+        times = lambda x, name: self._times(jnp.matmul, jnp.matmul, x, f"shared_{name}", w)
+        biased = lambda y, name: y + w[f"shared_{name}_bias"] if "shared_down_bias" in w else y
+        hidden = self._activated("shared", {name: biased(times(joined, name), name) for name in names})
+        return biased(scatter_sequence(times(hidden, "down")), "down")  # once, and not on each tensor rank
+
+    def _times(self, product: Any, narrow: Any, x: jax.Array, name: str, w: Arrays) -> jax.Array:
+        """`x` times a matrix, and times its two factors (`lora`) if it has any."""
+        y, (a, b) = product(x, w[name]), (f"{name}_{factor}" for factor in FACTORS)
+        if a not in w:
+            return y
+        assert self.lora.rank is not None, "there are factors"
+        return y + narrow(narrow(x, w[a]) * (self.lora.alpha / self.lora.rank), w[b])
 
     def _activated(self, of: str, made: dict[str, jax.Array]) -> jax.Array:
         """The hidden activation, of the feed-forward's non-linearity."""

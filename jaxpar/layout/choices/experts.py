@@ -73,13 +73,13 @@ def with_fused(config: Config, plan: Plan) -> Plan:
     """The plan in which one kernel makes the hidden activation of experts where it may: it reads two arrays fewer."""
     found = {}
     for kind, own in plan.experts.items():
-        why = _why_apart(kind_model(config.model, kind), own.products.name, plan)
+        why = _why_apart(config, kind_model(config.model, kind), own.products.name, plan)
         reason = "two arrays fewer are read" if why is None else why
         found[kind] = replace(own, fused=why is None, fused_reason=reason)
     return replace(plan, experts=found)
 
 
-def _why_apart(model: ModelConfig, products: str, plan: Plan) -> str | None:
+def _why_apart(config: Config, model: ModelConfig, products: str, plan: Plan) -> str | None:
     """Why no kernel makes the hidden activation; None where one may."""
     if implementation(products).gated is None:
         return f"{products} has no kernel for it"
@@ -87,6 +87,8 @@ def _why_apart(model: ModelConfig, products: str, plan: Plan) -> str | None:
         return f"the kernel is for model.activation: swiglu, not {model.activation}"
     if model.mlp_bias:
         return "the kernel adds no biases"
+    if config.lora.rank is not None:
+        return "the kernel adds no products of factors (lora.rank)"
     kept = [name for name in _HIDDEN if any(run.activations.get(name, "recompute") != "recompute" for run in plan.runs)]
     return f"memory.remat keeps {' and '.join(kept)}, which the kernel does not write" if kept else None
 
@@ -124,7 +126,7 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
     for kind, request in _requests(config, plan.axes, device, plan.experts).items():
         own = plan.experts[kind]
         _choose(own.products.name, request, "plan.experts: products", kind)
-        if own.fused and (why := _why_apart(kind_model(config.model, kind), own.products.name, plan)) is not None:
+        if own.fused and (why := _why_apart(config, kind_model(config.model, kind), own.products.name, plan)):
             raise UserError(f"plan.experts: fused: expected false, because {why}, got true")
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from math import gcd
 
 from jaxpar.config import Config, UserError
+from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, Plan
 from jaxpar.mesh.axes import SHARD_AXES
 from jaxpar.mesh.wire.levels import split_by_nodes
-from jaxpar.mesh.wire.wire import Wire
+from jaxpar.mesh.wire.wire import Wire, secondary_ranks
 
 
 def wire_of(plan: Plan) -> Wire:
@@ -35,13 +36,19 @@ def check_wire(config: Config, axes: AxisSizes, node_devices: int | None) -> int
             f"parallel.collectives: hierarchical would not be used, because all {axes.devices} devices are in one "
             "node; expected flat"
         )
+    routed = axes.expert > 1 and any(own.experts is not None for own in kind_models(config.model).values())
+    if routed:
+        _check_neighbours(config, axes)
     if node_devices is None or one_node:
         return None
     _check_secondary(config, axes, node_devices)
     if parallel.collectives == "flat" and wire is None:
         return None
     key = "parallel.collectives: hierarchical" if wire is None else f"precision.gradient_wire: {wire}"
-    for split in (("replica", *SHARD_AXES),) if parallel.zero == 0 else (SHARD_AXES, ("replica",)):
+    splits = [("replica", *SHARD_AXES)] if parallel.zero == 0 else [SHARD_AXES, ("replica",)]
+    if routed:  # the weights of experts travel over the others of these axes
+        splits.append(tuple(axis for axis in splits[0] if axis != "expert"))
+    for split in splits:
         if split_by_nodes(dict(axes), split, node_devices) is None:
             ranks = " x ".join(f"{axis} {axes[axis]}" for axis in split if axes[axis] > 1)
             inner = f" (with tensor {axes.tensor})" if axes.tensor > 1 else ""
@@ -50,6 +57,19 @@ def check_wire(config: Config, axes: AxisSizes, node_devices: int | None) -> int
                 f"nodes of {node_devices} devices; expected sizes that fill whole nodes, or divide one"
             )
     return node_devices
+
+
+def _check_neighbours(config: Config, axes: AxisSizes) -> None:
+    """Refuse neighbours that are some ranks of one axis and some of another, where experts are split over one."""
+    own, ranks = config.parallel.secondary_shard, axes.fsdp * axes.expert * axes.context
+    if own is None or secondary_ranks(own, dict(axes), ("expert",)) is not None:
+        return
+    fits = [n for n in range(2, ranks) if ranks % n == 0 and secondary_ranks(n, dict(axes), ("expert",)) is not None]
+    raise UserError(
+        f"parallel.secondary_shard: {own} neighbours of parallel.fsdp {axes.fsdp} x expert {axes.expert} x context "
+        f"{axes.context} are no whole ranks of these axes, and experts are split over one of them; expected "
+        f"{' or '.join(map(str, fits)) or 'null'}"
+    )
 
 
 def _check_secondary(config: Config, axes: AxisSizes, node_devices: int) -> None:

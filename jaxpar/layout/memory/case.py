@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from jaxpar.mesh.wire.wire import secondary_ranks
+
 
 class Case(NamedTuple):
     """What memory depends on, apart from what layers keep and the slots of the pipeline."""
@@ -52,10 +54,12 @@ class Case(NamedTuple):
         """Pipeline ranks that share embedding and head, in addition to the tensor ranks."""
         return self.pipe if self.shared_ends else 1
 
-    @property
-    def copies(self) -> int:
+    def copies(self, of_experts: bool = False) -> int:
         """Shards of a weight that a device holds during a step: more than one in a secondary shard."""
-        return self.shards // self.secondary if self.secondary > 1 else 1
+        sizes = {"fsdp": self.shards // (self.expert * self.context), "expert": self.expert, "context": self.context}
+        own = secondary_ranks(self.secondary, sizes, ("expert",) if of_experts else ())
+        assert own is not None, "neighbours that are whole ranks of an axis"
+        return (self.shards // self.expert if of_experts else self.shards) // own if own > 1 else 1
 
     @property
     def alone(self) -> bool:

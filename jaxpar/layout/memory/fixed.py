@@ -160,7 +160,7 @@ class _Counted:
         sharded = case.zero >= 3
         ends = sharded and case.pipe == 1
         same = (precision.storage or precision.compute) == precision.master
-        if case.copies > 1:
+        if case.secondary > 1:
             return self._held()
         if same and (case.shards == 1 or case.zero == 0 or ends) and case.state == "none":
             return Ends(0, 0, 0, 0)
@@ -169,7 +169,8 @@ class _Counted:
     def _held(self) -> Ends:
         """Weights in a secondary shard: several shards of each that is sharded, frozen ones too."""
         _, width, _ = self._widths
-        held = lambda part: sum(min(one.compute, one.sharded * self.case.copies) for one in part.weights)
+        copies = {own: self.case.copies(own) for own in (False, True)}
+        held = lambda part: sum(min(one.compute, one.sharded * copies[one.of_experts]) for one in part.weights)
         rows = self._local_rows
         layers = sum(held(own) * rows[kind] for kind, own in self.parts.layers.items())
         if self.case.pipe > 1:
@@ -185,7 +186,7 @@ class _Counted:
             return 0
         weights = max(own.compute for own in self.parts.layers.values())
         largest = max(one.compute for one in self._layer_weights)
-        gathered = weights * (precision.weight_wire is not None and case.copies == 1)
+        gathered = weights * (precision.weight_wire is not None and case.secondary == 1)
         exchanged = {None: 0.0, "bfloat16": 4.0, "int8": 2.0, "int4": 1.0}[precision.gradient_wire] * largest
         return int(gathered + exchanged)
 

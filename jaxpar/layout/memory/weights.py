@@ -44,6 +44,8 @@ class Weight(NamedTuple):
     """Whether Muon orthogonalises it."""
     trained: bool
     """Whether it has gradients, moments and a master copy."""
+    of_experts: bool
+    """Whether it is split over the ranks of experts, and not sharded over them."""
     half: str = ""
     """Of the layers' weights, which of `HALVES` it is in, if any."""
 
@@ -188,7 +190,18 @@ class Weights:
         divided = next((axis for axis in axes if axis in local and local[axis] % shards == 0), None)
         split = local if divided is None else local | {divided: local[divided] // shards}
         sharded, state, whole = prod(split.values()), self._state_bytes(spec, split), self._state_bytes(spec, local)
-        return Weight(name, prod(dims.values()), compute, sharded, state, whole, spec.matrix, spec.trained, *below[:1])
+        return Weight(
+            name,
+            prod(dims.values()),
+            compute,
+            sharded,
+            state,
+            whole,
+            spec.matrix,
+            spec.trained,
+            "experts" in spec.axes,
+            *below[:1],
+        )
 
     def _state_bytes(self, spec: ParamSpec, local: Mapping[str, int]) -> float:
         """Bytes of master weight, moments and average on a device that has `local` of each dim."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from jaxpar.mesh.axes import SHARD_AXES
 
 type WeightWire = Literal["int8", "float8_e4m3fn"]
 type GradientWire = Literal["bfloat16", "int8", "int4"]
@@ -28,6 +31,21 @@ class Wire:
     def exact(self) -> Wire:
         """The same for a weight that must not be quantised."""
         return replace(self, weight=None, gradient=None)
+
+
+def secondary_ranks(secondary: int, sizes: Mapping[str, int], split: Collection[str]) -> int | None:
+    """Ranks of a secondary shard of `secondary` neighbours that share a weight: those with one place on the axes `split`,
+    over which it is split while it is multiplied. None where neighbours are no whole ranks of an axis."""
+    if not set(split) & set(SHARD_AXES):
+        return secondary
+    found, left = 1, secondary
+    for axis in reversed(SHARD_AXES):
+        own, size = min(left, sizes[axis]), sizes[axis]
+        if size % own or left % own:
+            return None
+        found *= 1 if axis in split else own
+        left //= own
+    return found
 
 
 EXACT = Wire()

@@ -107,7 +107,7 @@ GPT_OSS = {
 _PLAIN: dict[str, Any] = {name: values[0] for name, values in FACTORS.items()} | {"router": "gpt_oss"}
 ROWS = [
     *covering_rows(FACTORS, _fits, seed=5),
-    _PLAIN | {"expert": 2, "tensor": 2, "context": 2},
+    _PLAIN | {"expert": 2, "tensor": 2, "context": 2, "shared": 2},
     _PLAIN
     | {"pipe": "1f1b", "tensor": 2, "fsdp": 2, "exchange": "all_gather", "microbatches": 4, "zero": 3, "remat": "full"},
 ]
@@ -180,7 +180,7 @@ SPLIT = {"expert": 2, "tensor": 2, "context": 2, "expert_exchange": "all_to_all"
 @pytest.mark.parametrize("router", [*(name for name in ROUTERS if name not in UNLIKE_FLOAT64), *OTHERS])
 def test_loss_and_gradients_equal_float64(router: str):
     more = GPT_OSS | {"kinds": {}, "pattern": None, "window": 9} if router == "gpt_oss" else {}
-    own: dict[str, Any] = {"count": 8, "router": router, "shared": 0 if more else 1, "width": WIDTH} | (
+    own: dict[str, Any] = {"count": 8, "router": router, "shared": 1, "width": WIDTH} | (
         ROUTERS | OTHERS
     )[router]
     run = SmallRun(small(model={"layers": 2, "experts": ExpertsConfig(**own)} | more, parallel=SPLIT))

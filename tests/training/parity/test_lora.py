@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config, LoraConfig
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import shardings
 from jaxpar.mesh.parameters import merge
@@ -84,6 +85,10 @@ def test_gradients_are_those_of_full_fine_tuning_projected():
 LAYOUTS = factor_layouts.LAYOUTS | {
     "stages that share the vocabulary": {
         "parallel": {"pipe": 2, "tensor": 2, "microbatches": 2, "pipe_ends": "shared"}, "model": {"tied": True}
+    },
+    "experts": {
+        "parallel": {"expert": 2, "tensor": 2, "fsdp": 2},
+        "model": {"experts": ExpertsConfig(count=4, per_token=2, width=24, shared=1)},
     },
     "held chunks": {
         "parallel": {"pipe": 2, "fsdp": 2, "microbatches": 4, "schedule": "breadth-first", "virtual_stages": 2},

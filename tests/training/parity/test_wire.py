@@ -14,11 +14,16 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpar.config.schema.experts import ExpertsConfig
 from tests.nonzero_gradients import nonzero_gradients
 from tests.small_run import SmallRun, small, worst_difference
 
 MODEL = {"layers": 2, "embed": 64, "mlp": 128}
 NODE = 4
+
+ROUTED = {"experts": ExpertsConfig(count=4, per_token=2, width=32, shared=1)}
+HASHED = {"experts": ExpertsConfig(count=4, per_token=2, width=32, router="hash")}
+"""Whose choices do not change with rounded weights."""
 
 TWO_LEVELS = {"collectives": "hierarchical"}
 INT8 = {"weight_wire": "int8", "gradient_wire": "int8"}
@@ -40,6 +45,19 @@ EXACT: dict[str, dict[str, dict[str, Any]]] = {
     "secondary shard, state on the host, two levels": {
         "parallel": {"fsdp": 8, "secondary_shard": 2, **TWO_LEVELS},
         "memory": {"optimizer_offload": "host"},
+    },
+    "secondary shard over ranks of experts": {
+        "parallel": {"fsdp": 4, "expert": 2, "secondary_shard": 4, **TWO_LEVELS},
+        "model": ROUTED,
+    },
+    "secondary shard beside ranks of experts": {
+        "parallel": {"expert": 2, "fsdp": 2, "context": 2, "secondary_shard": 2},
+        "model": ROUTED,
+    },
+    "experts on the host, two levels": {
+        "parallel": {"fsdp": 4, "expert": 2, **TWO_LEVELS},
+        "memory": {"optimizer_offload": "host", "weights_offload": "host"},
+        "model": ROUTED,
     },
 }
 
@@ -75,6 +93,10 @@ QUANTISED: dict[str, tuple[float, dict[str, dict[str, Any]]]] = {
             "memory": {"optimizer_offload": "host", "weights_offload": "host"},
         },
     ),
+    "all of int8, experts": (
+        0.05,
+        {"parallel": {"fsdp": 4, "expert": 2, "secondary_shard": 4}, "precision": INT8, "model": HASHED},
+    ),
     "ZeRO++: int8 weights, a secondary shard, int4 gradients": (
         0.45,
         {"parallel": {"fsdp": 8, "secondary_shard": 4}, "precision": {"weight_wire": "int8", "gradient_wire": "int4"}},
@@ -87,13 +109,13 @@ def config_of(sections: dict[str, dict[str, Any]]) -> Any:
 
 
 @cache
-def _reference(tied: bool) -> tuple[float, Any]:
-    return nonzero_gradients(SmallRun(config_of({"model": {"tied": tied}})))
+def _reference(model: tuple[tuple[str, Any], ...]) -> tuple[float, Any]:
+    return nonzero_gradients(SmallRun(config_of({"model": dict(model)})))
 
 
 def found(sections: dict[str, dict[str, Any]]) -> tuple[float, float, Any, Any]:
     """Loss and gradients of a layout, each after those of one device."""
-    loss, gradients = _reference(sections.get("model", {}).get("tied", False))
+    loss, gradients = _reference(tuple(sections.get("model", {}).items()))
     nodes = 2 if sections["parallel"].get("pipe", 1) > 1 else NODE
     found_loss, found_gradients = nonzero_gradients(SmallRun(config_of(sections), nodes))
     return loss, found_loss, gradients, found_gradients
