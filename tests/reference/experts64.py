@@ -59,7 +59,7 @@ def route(
         picked = jnp.zeros(logits.shape, bool).at[tokens[:, None], order].set(True)
         least = jnp.where(picked, softmax, jnp.inf).min(axis=1, keepdims=True)
         above = jnp.where(inside, 0, jnp.maximum(softmax - least, 0)).sum(axis=1)
-        return jnp.where(picked, softmax, 0), (jnp.arange(options["groups"]) == best[:, None], of_groups, above)
+        return jnp.where(picked, softmax, 0), (softmax, above)
     scores = 1 / (1 + jnp.exp(-logits)) if router == "sigmoid" else softmax
     ranked = scores + bias if router == "sigmoid" else logits
     if options["groups"]:
@@ -84,16 +84,15 @@ def balance(weights: Array, statistics: Any, counts: Array, options: Mapping[str
     """The loss that `balance_loss` weighs, over the tokens that count."""
     if statistics is None:
         return jnp.zeros(())
-    tokens = jnp.maximum(counts.sum(), 1)
+    tokens, alignment = jnp.maximum(counts.sum(), 1), 0.0
     if options["router"] == "gshard":
         first, softmax = statistics
         return jnp.mean((counts @ first) / tokens * (counts @ softmax) / tokens)
     if options["router"] == "sam":
-        group, of_groups, above = statistics
-        even = options["groups"] * jnp.sum((counts @ group) / tokens * (counts @ of_groups) / tokens)
-        return even + counts @ above / tokens
+        statistics, above = statistics
+        alignment = counts @ above / tokens
     shares = counts @ (weights > 0) / (tokens * options["per_token"])
-    return options["count"] * jnp.sum(shares * (counts @ statistics) / tokens)
+    return alignment + options["count"] * jnp.sum(shares * (counts @ statistics) / tokens)
 
 
 def experts(x: Array, own: Tree, options: Options, batch: Mapping[str, Array]) -> tuple[Array, Array, Array]:

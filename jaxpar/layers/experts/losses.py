@@ -41,12 +41,10 @@ def importance_and_load_loss(sums: Sums) -> Float[Array, ""]:
 
 
 def sam_loss(sums: Sums) -> Float[Array, ""]:
-    """`G * sum_g f_g P_g` of the share f of the tokens of each of G groups, and its mean probability P, plus the mean
-    of the probabilities outside a token's group above the least that was chosen (arXiv:2110.07431)."""
-    tokens = jnp.maximum(sums.tokens, 1.0)
-    shares = lax.stop_gradient(sums.statistics["group"]) / tokens
-    means = sums.statistics["of_groups"] / tokens
-    return len(shares) * jnp.sum(shares * means) + sums.statistics["misaligned"][0] / tokens
+    """`balance_loss` plus the alignment loss: the sum of what probabilities outside a token's group exceed the least
+    chosen one by, averaged over tokens. SAM (arXiv:2110.07431) as HetuMoE (arXiv:2203.14685) computes it, which sums
+    the one over choices and the other over tokens."""
+    return balance_loss(sums) + sums.statistics["misaligned"][0] / jnp.maximum(sums.tokens, 1.0)
 
 
 def _variation(x: Float[Array, " experts"]) -> Float[Array, ""]:

@@ -119,8 +119,7 @@ def sam(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
     indices = selected(state, jnp.where(inside, logits, HIDDEN), options.per_token)
     weights = chosen(probabilities, indices)
     above = jnp.where(inside, 0.0, jax.nn.relu(probabilities - weights[:, -1:]))
-    statistics = {"group": group, "of_groups": of_groups, "misaligned": above.sum(-1, keepdims=True)}
-    return Routing(indices, weights, statistics)
+    return Routing(indices, weights, {"probabilities": probabilities, "misaligned": above.sum(-1, keepdims=True)})
 
 
 def dense_to_sparse(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
