@@ -60,6 +60,14 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "routing of a dense model": (["data.routing=a"], ("data.routing", "a", "model.experts", "null")),
     "recording of a dense model": (["run.record_routing=a"], ("run.record_routing", "a", "null")),
     "an unused scale": (["model.experts={count: 8, scale: 2.0}"], ("model.experts.scale", "2.0", "sigmoid")),
+    "more rows than choices": (
+        ["model.experts={count: 8, compression: 1.5}"], ("model.experts.compression", "1.5", "at most 1")
+    ),
+    "hashes of nothing": (["model.experts={count: 8, hashes: 3}"], ("model.experts.hashes", "3", "compression", "6")),
+    "clusters of any number": (
+        ["model.experts={count: 8, router: dense_to_sparse, compression: 0.5}"],
+        ("model.experts.compression", "0.5", "dense_to_sparse", "null"),
+    ),
     "a negative loss": (["model.experts={count: 8, balance_loss: -1.0}"], ("model.experts.balance_loss", "0", "-1.0")),
     "ranks": ([GOOD, "parallel.expert=3"], ("model.experts.count", "8", "parallel.expert (3)")),
     "tensor ranks": (

@@ -18,12 +18,14 @@ _RANGES: dict[str, tuple[float, float]] = {
     "groups_per_token": (1, COUNT), "scale": (0, inf), "balance_loss": (0, inf), "z_loss": (0, inf),
     "bias_rate": (0, inf), "projection": (1, WIDTH), "temperature": (1e-6, inf), "last_temperature": (1e-6, inf),
     "anneal_steps": (1, inf), "threshold": (0, 1),
-    "sequence_loss": (0, inf), "capacity_factor": (1e-3, inf),
+    "sequence_loss": (0, inf), "capacity_factor": (1e-3, inf), "compression": (1e-3, 1), "hashes": (1, 64),
 }  # fmt: skip
 _PER_TOKEN = {"switch": 1, "gshard": 2, "base": 1}
 """Routers that choose a fixed number of experts."""
 _IN_GROUPS = ("softmax_top_k", "top_k_softmax", "sigmoid", "sam")
 """Routers that can be limited to groups."""
+_ALL_EXPERTS = ("dense_to_sparse", "expert_choice")
+"""Routers with which a token uses as many experts as it may."""
 _ANNEALED = ("temperature", "last_temperature", "anneal_steps", "threshold")
 _ONLY = {
     "scale": ("sigmoid", "softmax_top_k"), "bias_rate": ("sigmoid",), "projection": ("cosine",),
@@ -108,6 +110,16 @@ def _check(key: str, model: ModelConfig, experts: ExpertsConfig) -> None:
         divides(f"{key}.count", count, f"{key}.per_token", chosen, ", since k_top_1 has a group for each")
     if router == "hash" and experts.z_loss:
         raise UserError(f"{key}.z_loss: {experts.z_loss} would not be used, because the router hash has no logits")
+    if experts.compression is None and experts.hashes != ExpertsConfig.hashes:
+        raise UserError(
+            f"{key}.hashes: {experts.hashes} would not be used, because {key}.compression is null; expected "
+            f"{ExpertsConfig.hashes}, or a compression"
+        )
+    if experts.compression is not None and router in _ALL_EXPERTS:
+        raise UserError(
+            f"{key}.compression: {experts.compression:g}, and the router {router} has no fixed number of experts of a "
+            "token, of which it would be a share; expected null"
+        )
     _check_groups(key, experts)
 
 

@@ -47,6 +47,11 @@ class ExpertsConfig:
     capacity_factor: float | None = None
     """In training, assignments that an expert computes, as a multiple of an even share of those of the microbatch on
     all ranks: the first ones in the order of the tokens. Null drops none."""
+    compression: float | None = None
+    """In training, rows that are sent to experts, as a share of the choices of a rank's tokens: alike tokens of an
+    expert are sent as their mean. Null sends each token."""
+    hashes: int = 6
+    """Locality-sensitive hashes in which tokens that are sent as one are equal, where there are enough rows."""
     z_loss: float = 0.0
     """Weight of the mean of `logsumexp(router logits)^2`."""
     bias_rate: float = 0.001

@@ -23,19 +23,23 @@ from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.layers.dropout import draws
 from jaxpar.layers.experts.assignment import within_capacity
 from jaxpar.layers.experts.biases import expert_of_row, rows_of_experts
+from jaxpar.layers.experts.clusters import centroids_of, clusters_of, hashes_of, interleaved, joined, restored
 from jaxpar.layers.experts.exchange import EXCHANGES, Shared, exchanged, lists_of, rounds_needed
 from jaxpar.layers.experts.losses import sequence_loss, share, z_loss
 from jaxpar.layers.experts.replay import EXPERTS, choices_of
 from jaxpar.layers.experts.reports import (
+    CLUSTERS,
     DROPPED,
     ENTROPY,
     LOAD,
+    MERGED,
     OVERFLOWS,
     RANK_LOAD,
     TOKENS,
     layer_report,
     reports_of,
 )
+from jaxpar.layers.experts.room import cluster_room, of_clusters
 from jaxpar.layers.experts.routers import ROUTERS, entropy
 from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums
 from jaxpar.layers.experts.token_order import TOKEN_AXES, TokenOrder
@@ -152,8 +156,8 @@ class Experts(nnx.Module):
         model = config.model
         assert model.experts is not None, "a model with experts"
         self.part, self.experts = adapted(declare(model, feed_forward), config.lora), model.experts
-        self.lora = config.lora
-        self.layout, self.reports = layout or ExpertLayout(), reports_of(model.layers)
+        self.lora, self.layout = config.lora, layout or ExpertLayout()
+        self.reports = reports_of(model.layers, clusters=model.experts.compression is not None)
         self.feed_forward, self.router_kind = feed_forward, ROUTERS[model.experts.router]
         self.seed, self.batch_size, self.layers = config.run.seed, config.data.batch_size, model.layers
         declare_weights(self, self.part.weights)
@@ -170,13 +174,14 @@ class Experts(nnx.Module):
         report = self._report(logits, routing, counts.astype(jnp.float32).reshape(x.shape[:2]))
         kept = self._without_dropped(routing, counts, tokens, train)
         shared = (lambda flat: self._shared(flat.reshape(x.shape)).reshape(flat.shape)) if self.experts.shared else None
-        y, handled, rounds = self._routed(flat, kept, counts, shared)
+        routed = self._routed if self.experts.compression is None or not train else partial(self._clustered, number)
+        y, handled, rounds, of_clusters = routed(flat, kept, counts, shared)
         chosen = jnp.sum(counts[:, None] & (routing.indices != NO_EXPERT)).astype(jnp.float32)
         of_layers = {layer_report(one): jnp.where(number == one, report[LOAD], 0.0) for one in range(self.layers)}
         overflows = report[TOKENS] * (rounds > 1)
         recorded = {EXPERTS: routing.indices.reshape(*x.shape[:2], -1)} if self.records else {}
         return y.reshape(x.shape), {
-            **report, DROPPED: chosen - handled, OVERFLOWS: overflows, **of_layers, **recorded
+            **report, DROPPED: chosen - handled, OVERFLOWS: overflows, **of_clusters, **of_layers, **recorded
         }  # fmt: skip
 
     # ---- routing
@@ -280,11 +285,42 @@ class Experts(nnx.Module):
 
     def _routed(
         self, x: Float[Array, "tokens embed"], routing: Routing, counts: jax.Array, shared: Shared | None
-    ) -> tuple[Float[Array, "tokens embed"], Float[Array, ""], Int[Array, ""]]:
+    ) -> tuple[Float[Array, "tokens embed"], Float[Array, ""], Int[Array, ""], Report]:
         """(the sums over each token's experts, `shared` included, assignments that this rank has handled, rounds of the
-        exchange)."""
+        exchange, what is reported of clusters)."""
+        found = self._exchanged(self.experts, x, routing, counts, shared)
+        if self.experts.compression is None:
+            return *found, {}
+        return *found, {CLUSTERS: found[1], MERGED: 0 * found[1]}
+
+    def _clustered(
+        self, number: Int[Array, ""], x: jax.Array, routing: Routing, counts: jax.Array, shared: Shared | None
+    ) -> tuple[Float[Array, "tokens embed"], Float[Array, ""], Int[Array, ""], Report]:
+        """`_routed`, where a row of the exchange is a cluster of tokens of one expert."""
+        slices, experts = self.layout.slices, self.experts
+        room = cluster_room(experts, len(x), slices)
+        hashes = hashes_of(x, experts.hashes, number)
+        clusters = clusters_of(hashes, routing.indices, counts, experts.count, room)
+        indices = interleaved(clusters.expert, slices)[:, None]
+        of_one = Routing(indices, jnp.ones(indices.shape, jnp.float32), {})
+        centroids = centroids_of(clusters, x)
+        results, handled, rounds = self._exchanged(
+            of_clusters(experts), interleaved(centroids, slices), of_one, indices[:, 0] != NO_EXPERT, None
+        )
+        y = restored(clusters, x, routing.weights, centroids, joined(results, slices))
+        number_of = lambda there: jnp.sum(there).astype(jnp.float32)
+        sent = number_of(clusters.expert != NO_EXPERT)
+        handled = handled + number_of(clusters.token >= 0) - sent
+        report = {CLUSTERS: sent, MERGED: clusters.merged.astype(jnp.float32)}
+        return y if shared is None else y + shared(x), handled, rounds, report
+
+    def _exchanged(
+        self, experts: ExpertsConfig, x: jax.Array, routing: Routing, counts: jax.Array, shared: Shared | None
+    ) -> tuple[Float[Array, "tokens embed"], Float[Array, ""], Int[Array, ""]]:
+        """(the sums over the experts of each row, `shared` included, assignments that this rank has handled, rounds of
+        the exchange)."""
         layout = self.layout
-        exchange = EXCHANGES[layout.exchange](self.experts, len(x) // layout.slices, layout)
+        exchange = EXCHANGES[layout.exchange](experts, len(x) // layout.slices, layout)
         lists = lists_of(exchange, layout.slices, routing.indices, counts)
         rounds = reduce_max(rounds_needed(exchange, lists), TOKEN_AXES)
         weights = {name: self._weight(name) for name, spec in self.part.weights.items() if "experts" in spec.axes}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.layers.experts.room import rows_for_ranks
+from jaxpar.layers.experts.room import rows_for_ranks, rows_to_send
 
 FURTHER_ROUNDS = "further_rounds"
 """The scope of the loop over all rounds but the first, which in a balanced step runs no times."""
@@ -43,9 +43,9 @@ def _all_to_all(experts: ExpertsConfig, capacity: float, expert: int, tensor: in
 
 
 def _all_gather(experts: ExpertsConfig, capacity: float, expert: int, tensor: int) -> tuple[Message, ...]:
-    del experts, capacity  # all tokens go everywhere
+    del capacity  # all rows go everywhere
     ranks = expert * tensor
-    return (Message("gather_tokens", "gather", ("expert", "tensor"), ranks, float(ranks)),)
+    return (Message("gather_tokens", "gather", ("expert", "tensor"), ranks, ranks * rows_to_send(experts)),)
 
 
 MESSAGES: dict[str, Callable[[ExpertsConfig, float, int, int], tuple[Message, ...]]] = {

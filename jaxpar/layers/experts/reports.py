@@ -6,27 +6,32 @@ from collections.abc import Mapping
 
 from jaxpar.layers.report import AUXILIARY_LOSS
 
-TOKENS, LOAD, RANK_LOAD, ENTROPY, DROPPED, OVERFLOWS = (
+TOKENS, LOAD, RANK_LOAD, ENTROPY, DROPPED, OVERFLOWS, CLUSTERS, MERGED = (
     "expert_tokens", "expert_load", "expert_rank_load", "expert_entropy", "expert_dropped", "expert_overflows",
+    "expert_clusters", "expert_merged",
 )  # fmt: skip
 """Sums over tokens and layers: of 1; of the load of the fullest expert, relative to the mean; of that of the fullest
 expert rank; of the entropy of the routing; of assignments that no expert has computed; of 1 where an exchange took more
-than one round."""
+than one round; of clusters that are sent in place of tokens, and of buckets of equal hashes that share one."""
 
 _OF_LAYER = "expert_load_of_layer_"
 
 REPORTS = (AUXILIARY_LOSS, TOKENS, LOAD, RANK_LOAD, ENTROPY, DROPPED, OVERFLOWS)
+OF_CLUSTERS = (CLUSTERS, MERGED)
+"""Reported where `model.experts.compression` is set."""
 
 
 def expert_metrics(report: Mapping[str, float]) -> dict[str, float]:
     """By the names of metrics; nothing for a model without experts.
 
     `load`, `rank_load`, `entropy` and `overflows` are means over layers and microbatches; `dropped` counts assignments
-    per token and layer; `auxiliary_loss` is what is added to the mean loss of a token, over all layers.
+    per token and layer, and `clusters` and `merged` what their names say; `auxiliary_loss` is what is added to the mean
+    loss of a token, over all layers.
     """
     if not report.get(TOKENS):
         return {}
     means = {"load": LOAD, "rank_load": RANK_LOAD, "entropy": ENTROPY, "dropped": DROPPED, "overflows": OVERFLOWS}
+    means |= {"clusters": CLUSTERS, "merged": MERGED} if CLUSTERS in report else {}
     found = {name: float(report[sums]) / float(report[TOKENS]) for name, sums in means.items()}
     return found | {"auxiliary_loss": float(report[AUXILIARY_LOSS])}
 
@@ -36,14 +41,14 @@ def layer_report(layer: int) -> str:
     return f"{_OF_LAYER}{layer}"
 
 
-def reports_of(layers: int) -> tuple[str, ...]:
+def reports_of(layers: int, *, clusters: bool) -> tuple[str, ...]:
     """What a layer of experts reports, in a model of so many layers."""
-    return (*REPORTS, *map(layer_report, range(layers)))
+    return (*REPORTS, *(OF_CLUSTERS if clusters else ()), *map(layer_report, range(layers)))
 
 
 def is_of_experts(name: str) -> bool:
     """Whether a report is one of `reports_of`."""
-    return name in REPORTS or name.startswith(_OF_LAYER)
+    return name in REPORTS or name in OF_CLUSTERS or name.startswith(_OF_LAYER)
 
 
 def layer_loads(report: Mapping[str, float]) -> dict[str, float]:

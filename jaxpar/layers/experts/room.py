@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, prod
 
 from jaxpar.config.schema.experts import ExpertsConfig
@@ -33,6 +34,25 @@ def row_room(tokens: int, room: int, experts: ExpertsConfig, ranks: int, capacit
     return min(room, tokens, ceil(capacity * tokens * ranks_per_token(experts, ranks) / ranks))
 
 
+def cluster_room(experts: ExpertsConfig, tokens: int, slices: int) -> int:
+    """Clusters of so many tokens of a rank (`model.experts.compression`), at least one for each expert."""
+    assert experts.compression is not None, "experts whose tokens are sent in clusters"
+    choices = tokens * experts.per_token
+    return slices * ceil(max(experts.count, experts.compression * choices) / slices)
+
+
+def of_clusters(experts: ExpertsConfig) -> ExpertsConfig:
+    """Experts as the exchange sees them where it sends clusters, which have one expert each."""
+    return replace(experts, per_token=1, groups=None, groups_per_token=None, compression=None)
+
+
+def rows_to_send(experts: ExpertsConfig) -> float:
+    """Rows that are sent, for each of a rank's tokens, before one is sent to several ranks: clusters or the token."""
+    return 1.0 if experts.compression is None else experts.compression * experts.per_token
+
+
 def rows_for_ranks(experts: ExpertsConfig, capacity: float, expert: int) -> float:
     """Rows that a round has room for on all expert ranks together, for each of a rank's tokens."""
+    if experts.compression is not None:
+        return rows_to_send(experts) * rows_for_ranks(of_clusters(experts), capacity, expert)
     return min(expert, experts.per_token * min(capacity, expert), capacity * ranks_per_token(experts, expert))

@@ -41,7 +41,10 @@ CHARTS = (
     Chart("Experts: load of the fullest, relative to the mean", "plain", ("experts.load",)),
     Chart("Experts: entropy of the router's logits, nats", "nats", ("experts.entropy",)),
     Chart("Experts: auxiliary losses", "plain", ("experts.auxiliary_loss",)),
-    Chart("Experts: dropped choices per token and layer", "plain", ("experts.dropped",), unless_zero=True),
+    Chart("Experts: dropped choices per token and layer", "plain", ("experts.dropped",)),
+    Chart(
+        "Experts: clusters sent per token and layer, and merged ones", "plain", ("experts.clusters", "experts.merged")
+    ),
     Chart("Experts: bytes sent per device", "bytes", ("experts.sent_bytes",), smooth=False, unless_zero=True),
     Chart("Loss scale", "plain", ("loss_scale",), smooth=False),
 )

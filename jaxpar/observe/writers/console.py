@@ -195,9 +195,16 @@ def _columns(record: StepRecord, time: str, steps: int | None) -> list[tuple[str
 
 def _of_experts(metrics: Mapping[str, float]) -> str:
     """What there is no column for."""
-    dropped = f", {metrics['dropped']:.3g} dropped per token and layer" if metrics["dropped"] else ""
-    sent = f", {size(metrics['sent_bytes'])} sent per device" if metrics.get("sent_bytes") else ""
-    return f"entropy {metrics['entropy']:.2f}, auxiliary losses {metrics['auxiliary_loss']:.4f}{dropped}{sent}"
+    parts = [
+        f"entropy {metrics['entropy']:.2f}",
+        f"auxiliary losses {metrics['auxiliary_loss']:.4f}",
+        f"{metrics['dropped']:.3g} dropped per token and layer",
+    ]
+    if "clusters" in metrics:
+        parts.append(f"{metrics['clusters']:.3g} clusters, {metrics['merged']:.3g} merged")
+    if metrics.get("sent_bytes"):
+        parts.append(f"{size(metrics['sent_bytes'])} sent per device")
+    return ", ".join(parts)
 
 
 def _memory(record: StepRecord, in_use: int) -> tuple[str, int, str]:

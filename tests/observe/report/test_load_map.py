@@ -12,6 +12,7 @@ from jaxpar.observe.report.run_record import RunRecord, read_runs
 from tests.observe.report.written_runs import write_run
 
 EXPERTS = {"load": 2.0, "entropy": 1.5, "dropped": 0.0, "overflows": 0.0, "auxiliary_loss": 0.01, "sent_bytes": 4e6}
+EXPERTS |= {"clusters": 0.4, "merged": 0.1}
 
 
 def test_loads_of_layers_are_means_over_tokens():
@@ -32,6 +33,5 @@ def test_the_page_shows_the_map_and_the_curves(tmp_path: Path):
     write_run(tmp_path / "run", experts=EXPERTS, expert_loads={"0": 1.0, "1": 2.5})
     runs = read_runs([tmp_path / "run"])
     assert points(runs[0], "experts.entropy")[0][1] == 1.5
-    assert "experts.sent_bytes" in page_data(runs)["runs"][0]["series"]
-    assert "experts.dropped" not in page_data(runs)["runs"][0]["series"]
+    assert set(page_data(runs)["runs"][0]["series"]) >= {f"experts.{name}" for name in EXPERTS if name != "overflows"}
     assert "layer 1, step 2: 2.50" in html_page(runs)

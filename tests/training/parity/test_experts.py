@@ -17,6 +17,7 @@ from jaxpar.config.plan import Plan
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.experts.reports import expert_metrics
+from jaxpar.layout.expert_bytes import sent_bytes
 from tests.covering import covering_rows
 from tests.given_weights import state_with
 from tests.nonzero_gradients import moved_weights, nonzero_gradients
@@ -48,8 +49,11 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "expert_choice": {"per_token": 2, "force": True},
 }
 """`model.experts` by router; 8 experts each."""
-OTHERS = {"gpt_oss": {"router": "top_k_softmax", "per_token": 2, "balance_loss": 0.1}}
-"""Models whose layers have more that is particular."""
+OTHERS: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"router": "top_k_softmax", "per_token": 2, "balance_loss": 0.1},
+    "compressed": {"router": "top_k_softmax", "per_token": 2, "compression": 1.0, "hashes": 64},
+}
+"""Models whose layers have more that is particular; clusters of one token each, which change nothing."""
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "router": tuple(ROUTERS),
@@ -259,3 +263,20 @@ def test_a_run_goes_on_with_experts_on_fewer_ranks(tmp_path: Path):
     assert whole.keys() == parts.keys()
     assert all(parts[step] == pytest.approx(loss, rel=TOLERANCE) for step, loss in whole.items())
     shutil.rmtree(folder_of(config("parts", 4)))
+
+
+@pytest.mark.long
+def test_clusters_are_fewer_than_choices_and_counted_and_evaluations_send_each_token():
+    own = ExpertsConfig(count=8, per_token=2, width=WIDTH)
+    parallel = {"expert": 2, "expert_exchange": "all_to_all", "expert_slices": 2}
+    model = {"layers": 1, "experts": replace(own, compression=0.25, hashes=1)}
+    run = SmallRun(small(model=model, parallel=parallel))
+    exact = SmallRun(small(model={"layers": 1, "experts": own}, parallel=parallel))
+    state = run.step.residency.initial_state()
+    weights = run.step.residency.readable(state.master)
+    sums, other = (float(one.step.evaluate(weights, one.batch(1))[0]["loss"]) for one in (run, exact))
+    assert sums == pytest.approx(other, rel=1e-6)
+    assert sent_bytes(run.step.layout) == sent_bytes(exact.step.layout) / 2
+    _, metrics = run.step.train(state, run.batch(0))
+    report = expert_metrics({name: float(value) for name, value in metrics.report.items()})
+    assert report["dropped"] == 0 and 0.3 < report["clusters"] <= 0.5 and report["merged"] > 0

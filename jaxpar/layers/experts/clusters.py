@@ -1,0 +1,174 @@
+"""Clusters of tokens that are sent to an expert as one row, their mean (LSH-MoE, arXiv:2411.08446).
+
+Tokens of one expert with the same locality-sensitive hashes form a cluster. The expert computes its centroid c, and a
+token x of it gets `expert(c) + x - c`. So the exchange has a row for each centroid, each for one expert.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxpar.layers.experts.lists import NONE
+from jaxpar.layers.experts.routing import NO_EXPERT
+from jaxpar.layers.experts.rows import collect, spread
+
+VERTICES = 256
+"""Dimensions of a rotated token that a hash looks at, at most."""
+SEED = 0x15A8
+"""Of the rotations, which are the same in all steps and runs."""
+
+
+class Clusters(NamedTuple):
+    """Assignments of a rank's tokens in the order of their clusters, and the clusters."""
+
+    order: Int[Array, " assignments"]
+    """The assignment at each place, or `NONE` of those that do not count."""
+    token: Int[Array, " assignments"]
+    """Its token."""
+    place: Int[Array, "tokens chosen"]
+    """Where each assignment stands in that order, or `NONE`."""
+    cluster: Int[Array, " assignments"]
+    """Its cluster, or `NONE`."""
+    last: Int[Array, " clusters"]
+    """The last assignment of each cluster, or `NONE` where there are fewer clusters."""
+    size: Int[Array, " clusters"]
+    expert: Int[Array, " clusters"]
+    """The expert of each cluster, or `NO_EXPERT`."""
+    merged: Int[Array, ""]
+    """Buckets of equal hashes that have no cluster of their own, because there are no places left."""
+
+
+def hashes_of(x: Float[Array, "tokens embed"], number: int, layer: Int[Array, ""] | int) -> Int[Array, "tokens hashes"]:
+    """Cross-polytope hashes: the coordinate of the largest magnitude of a rotated token, and its sign (Andoni et al.,
+    arXiv:1509.02897). Each layer and each hash has a rotation, for which Gaussian matrices stand."""
+    x = lax.stop_gradient(x).astype(jnp.float32)
+    vertices = min(VERTICES, x.shape[1])
+    key = jax.random.fold_in(jax.random.key(SEED), layer)
+    rotations = jax.random.normal(key, (x.shape[1], number, vertices), jnp.float32)
+    rotated = jnp.einsum("te,ehv->thv", x, rotations)
+    best = jnp.argmax(jnp.abs(rotated), axis=2)
+    negative = jnp.take_along_axis(rotated, best[:, :, None], axis=2)[:, :, 0] < 0
+    return 2 * best + negative
+
+
+def clusters_of(
+    hashes: Int[Array, "tokens hashes"],
+    indices: Int[Array, "tokens chosen"],
+    counts: Bool[Array, " tokens"],
+    experts: int,
+    room: int,
+) -> Clusters:
+    """At most `room` clusters, which is at least `experts`.
+
+    Assignments are sorted by expert and then by the hashes. If there are more buckets than places, places go to those
+    that differ from the bucket before in the expert, then in the first hash, in the second and so on; of equally
+    different ones to the largest. The others join the cluster before them, with which they share most hashes.
+    """
+    tokens, chosen = indices.shape
+    real = counts[:, None] & (indices != NO_EXPERT)
+    keys = jnp.repeat(hashes, chosen, axis=0).T
+    keys = jnp.concatenate([jnp.where(real, indices, experts).reshape(1, -1), keys])
+    order = jnp.lexsort(keys[::-1])
+    keys = keys[:, order]
+    there = keys[0] < experts
+    number = there.sum()
+    differs = jnp.pad(keys[:, 1:] != keys[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    level = jnp.where(there & differs.any(axis=0), jnp.argmax(differs, axis=0), len(keys))
+    begins, places = level < len(keys), jnp.arange(order.size)
+    starts = jnp.where(begins | ~there, places, order.size)
+    after = lax.cummin(jnp.append(starts[1:], order.size), reverse=True)
+    length = jnp.minimum(after, number) - places
+    rank = jnp.argsort(jnp.lexsort((-length, level)))
+    begins_cluster = begins & (rank < room)
+    cluster = jnp.where(there, jnp.cumsum(begins_cluster) - 1, NONE)
+    first = jnp.argsort(~begins_cluster, stable=True)[:room]
+    used = jnp.arange(room) < begins_cluster.sum()
+    end = jnp.where(jnp.arange(room) + 1 < begins_cluster.sum(), jnp.append(first[1:], 0), number)
+    return Clusters(
+        jnp.where(there, order, NONE),
+        jnp.where(there, order // chosen, NONE),
+        jnp.where(real, jnp.argsort(order).reshape(tokens, chosen), NONE),
+        cluster,
+        jnp.where(used, end - 1, NONE),
+        jnp.where(used, end - first, 0),
+        jnp.where(used, keys[0][first], NO_EXPERT),
+        begins.sum() - begins_cluster.sum(),
+    )
+
+
+def centroids_of(clusters: Clusters, x: Float[Array, "tokens embed"]) -> Float[Array, "clusters embed"]:
+    """The mean of the tokens of each cluster."""
+    rows = spread(x, clusters.token, clusters.place).astype(jnp.float32)
+    sums = _sums(rows, clusters.cluster, clusters.last)
+    return (sums / jnp.maximum(clusters.size, 1)[:, None]).astype(x.dtype)
+
+
+def restored(
+    clusters: Clusters,
+    x: Float[Array, "tokens embed"],
+    gates: Float[Array, "tokens chosen"],
+    centroids: Float[Array, "clusters embed"],
+    results: Float[Array, "clusters embed"],
+) -> Float[Array, "tokens embed"]:
+    """`sum_i w_i (expert_i(c) + x - c)` over the experts of each token, from the `results` of the experts for the
+    centroids c."""
+    moved = results.astype(jnp.float32) - centroids.astype(jnp.float32)
+    weights = spread(gates.reshape(-1, 1), clusters.order, clusters.place.reshape(-1, 1))
+    moved = collect(weights * _members(moved, clusters.cluster, clusters.last), clusters.token, clusters.place)
+    own = jnp.where(clusters.place >= 0, gates, 0).sum(axis=1, keepdims=True) * x.astype(jnp.float32)
+    return (moved + own).astype(x.dtype)
+
+
+def interleaved(x: Array, slices: int) -> Array:
+    """Rows dealt out to slices in turn, so that each has rows of all experts."""
+    return x.reshape(-1, slices, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+
+
+def joined(x: Array, slices: int) -> Array:
+    """The inverse of `interleaved`."""
+    return x.reshape(slices, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+
+
+# ---- sums over clusters and back, each the derivative of the other one
+
+
+@jax.custom_vjp
+def _sums(
+    rows: Float[Array, "assignments embed"], cluster: Int[Array, " assignments"], last: Int[Array, " clusters"]
+) -> Float[Array, "clusters embed"]:
+    """The sum of each cluster's rows, by a scan along them: without atomic additions, so always in the same order."""
+    begins = cluster != jnp.pad(cluster, (1, 0), constant_values=-2)[:-1]
+
+    def combine(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return a[0] | b[0], jnp.where(b[0][:, None], b[1], a[1] + b[1])
+
+    _, totals = lax.associative_scan(combine, (begins, rows))
+    return _at(totals, last)
+
+
+@jax.custom_vjp
+def _members(
+    values: Float[Array, "clusters embed"], cluster: Int[Array, " assignments"], last: Int[Array, " clusters"]
+) -> Float[Array, "assignments embed"]:
+    """The value of each assignment's cluster."""
+    del last
+    return _at(values, cluster)
+
+
+def _at(x: jax.Array, places: jax.Array) -> jax.Array:
+    return jnp.where((places >= 0)[:, None], x[jnp.maximum(places, 0)], 0)
+
+
+_sums.defvjp(
+    lambda rows, cluster, last: (_sums(rows, cluster, last), (cluster, last)),
+    lambda kept, dy: (_members(dy, *kept), None, None),
+)
+_members.defvjp(
+    lambda values, cluster, last: (_members(values, cluster, last), (cluster, last)),
+    lambda kept, dy: (_sums(dy, *kept), None, None),
+)
