@@ -32,6 +32,8 @@ class TokenContext(NamedTuple):
     """The experts of each token, where they come with the batch (`jaxpar.layers.experts.replay`)."""
     scales: Float[Array, "layers tensors"] | None = None
     """The scales of quantised matmuls of each layer of the model, where they come from earlier steps."""
+    weight_scales: Float[Array, "layers tensors"] | None = None
+    """Where quantised matrices are codes already (`jaxpar.precision.weight_codes`), their scales; else 0."""
 
 
 def sequence_part(x: jax.Array) -> jax.Array:

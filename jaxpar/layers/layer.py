@@ -60,13 +60,15 @@ class DecoderLayer(nnx.Module):
         x: jax.Array,
         index: Int[Array, ""],
         scales: Float[Array, "layers tensors"] | None = None,
+        weight_scales: Float[Array, "layers tensors"] | None = None,
         observed: Float[Array, "tensors"] | None = None,
     ) -> Any:
         """A group of matmuls with the collectives around it: linear in the layer's matrices, and in `x`.
 
-        `index`, `scales` and `observed` are as in `__call__`, for groups that are quantised.
+        `index` and `observed` are as in `__call__`, `scales` and `weight_scales` as in `TokenContext`, for groups that
+        are quantised.
         """
-        scaling = None if self.fp8 is None else scaling_of(self.fp8, name, index, scales, observed)
+        scaling = None if self.fp8 is None else scaling_of(self.fp8, name, index, scales, weight_scales, observed)
         for part in (self.attention, self.mlp):
             if isinstance(part, Experts):
                 continue
@@ -94,7 +96,7 @@ class DecoderLayer(nnx.Module):
 
         `observed` are zeros, whose cotangent is the largest magnitude of each tensor that a quantised matmul has.
         """
-        linear = lambda name, x: self.linear(name, x, index, tokens.scales, observed)
+        linear = lambda name, x: self.linear(name, x, index, tokens.scales, tokens.weight_scales, observed)
         h = self._named(self.attention_norm(x), "attention_input") if self.norms_before else x
         h = self.attention(h, tokens, attend, lambda name, x: tap(name, linear, x))
         if self.norms_behind:

@@ -10,16 +10,17 @@ from jaxpar.attention import ContextLayout, RowTokens, attend
 from jaxpar.attention.balance import run_length
 from jaxpar.config import Config, ModelConfig
 from jaxpar.config.counting import attention_scale
-from jaxpar.config.kinds import kind_models
+from jaxpar.config.kinds import ALIKE, kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.layers.attention import Attend
 from jaxpar.layers.context import TokenContext
-from jaxpar.layers.matmul_formats import is_exact
+from jaxpar.layers.matmul_formats import dense_groups, is_exact, quantised, tensor_names
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.remat import LAYER_INPUT, remat_policy
-from jaxpar.mesh.layer_order import PADDING, StackOrder
+from jaxpar.mesh.layer_order import LAYERS, PADDING, StackOrder
 from jaxpar.model.decoder import DecoderStages
 from jaxpar.model.loop.layer_kind import Keep, keeps_by_kind, split_exact, split_keeps
+from jaxpar.precision.weight_codes import CodedMatrix
 from pallas_kernels.attention import Settings
 from pallas_kernels.masks import Mask
 
@@ -64,6 +65,25 @@ def exact_rows(config: Config, stack: StackOrder) -> list[bool | None]:
         for row in range(stack.rows_per_chunk)
     ]
     return [None if len(found) > 1 else found != {False} for found in rows]
+
+
+@cache
+def coded_matrices(layout: StepLayout) -> tuple[CodedMatrix, ...]:
+    """The stacked matrices that are quantised once per step, where `codes_once`."""
+    config, found = layout.config, []
+    columns = tensor_names(config)
+    for kind, model in kind_models(config.model).items():
+        groups, stack = quantised(config, model), layout.order.stacks[kind]
+        rows = tuple(exact_rows(config, stack))
+        if not groups or all(rows):
+            continue
+        above = (LAYERS,) if kind == ALIKE else (LAYERS, kind)
+        for part, group in dense_groups(model):
+            found += [
+                CodedMatrix((*above, part.name, name), columns.index(name), rows, stack)
+                for name in groups.get(group.name, ())
+            ]
+    return tuple(found)
 
 
 def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxpar.mesh.axes import SHARD_AXES, vary
+from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Arrays, Nested, Weights, only
 from jaxpar.mesh.placements import Placements, added_dim, unreduced_axes
@@ -34,7 +35,7 @@ type Part = str | tuple[str, ...]
 
 
 def gather(weights: Arrays, placements: Placements, *, part: Part, unstacked: bool = False) -> Arrays:
-    """Weights from storage to compute placement and dtype, typed as varying over every axis.
+    """Weights from storage to compute placement and dtype, typed as varying over every axis; codes stay codes.
 
     `part` names the subtree of the placements that `weights` belongs to; `unstacked` states that the `layers` dim is
     gone. Varying *before* the gather matters: the cast's derivative is a sum, which would otherwise run here, in
@@ -45,12 +46,18 @@ def gather(weights: Arrays, placements: Placements, *, part: Part, unstacked: bo
     def one(weight: jax.Array, compute: PartitionSpec, storage: PartitionSpec, wire: Wire) -> jax.Array:
         added = added_dim(compute, storage)
         weight = vary(weight)
+        own = wire.exact if is_code(weight) else wire
         if added:
-            weight = gather_stored(weight, added[1], added[0] - unstacked, wire)
-        return weight.astype(dtype)
+            weight = gather_stored(weight, added[1], added[0] - unstacked, own)
+        return weight if is_code(weight) else weight.astype(dtype)
 
     layouts = placements.compute.layout, placements.storage.layout, placements.wires
     return jax.tree.map(one, weights, *(_of(tree, part) for tree in layouts))
+
+
+def is_code(weight: jax.Array) -> bool:
+    """Whether a weight is codes of 8 bits."""
+    return weight.dtype == jnp.float8_e4m3fn
 
 
 def to_secondary(weights: Arrays, placements: Placements, *, part: Part) -> Arrays:
@@ -114,7 +121,7 @@ def zero_accumulators(weights: Arrays, placements: Placements, *, part: str) -> 
 
     roles = placements.compute, placements.storage, placements.gradient
     layouts = (only(tree[part], weights) for tree in (*(role.layout for role in roles), placements.wires))
-    return jax.tree.map(one, weights, *layouts)
+    return jax.tree.map(one, weights, *layouts, is_leaf=is_coded_stack)
 
 
 def materialize(weights: Arrays, accumulators: Arrays, placements: Placements, *, part: str) -> Arrays:
@@ -147,21 +154,31 @@ def to_storage(master: Weights, placements: Placements) -> Weights:
     """Master weights from optimizer to storage placement and dtype: once per step.
 
     Under ZeRO-1 and 2 this is the step's one gather of the weights, in storage dtype; with a secondary shard, the one
-    between its copies; otherwise a cast. Bytes: `gather_shards`, `gather_secondary`.
+    between its copies; otherwise a cast. Codes of 8 bits travel as they are. Bytes: `gather_shards`,
+    `gather_secondary`.
     """
     dtype = jnp.dtype(placements.storage.dtype)
 
-    def one(
+    def moved(
         weight: jax.Array, compute: PartitionSpec, storage: PartitionSpec, optimizer: PartitionSpec, wire: Wire
     ) -> jax.Array:
         added = added_dim(storage, optimizer)
+        weight = gather_shards(weight, added[1], added[0], wire) if added else weight
+        return _with_secondary(weight, compute, storage, wire)
+
+    def one(weight: Any, *layouts: Any) -> Any:
+        *places, wire = layouts
         with jax.named_scope("stored_weights"):
-            weight = weight.astype(dtype)
-            weight = gather_shards(weight, added[1], added[0], wire) if added else weight
-            return _with_secondary(weight, compute, storage, wire)
+            stored = lambda own: moved(own.astype(dtype), *places, wire)
+            return (
+                weight.map(lambda own: moved(own, *places, wire.exact), stored)
+                if is_coded_stack(weight)
+                else stored(weight)
+            )
 
     roles = placements.compute, placements.storage, placements.optimizer
-    return jax.tree.map(one, master, *(role.layout for role in roles), placements.wires)
+    trees = (*(role.layout for role in roles), placements.wires)
+    return jax.tree.map(one, master, *trees, is_leaf=is_coded_stack)
 
 
 def to_optimizer(gradients: Weights, placements: Placements) -> Weights:

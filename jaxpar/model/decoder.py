@@ -52,11 +52,13 @@ from jaxpar.model.preference_loss import PAIRS, REFERENCE, REWARDS, preference_l
 from jaxpar.model.tiled_loss import HeadLoss, head_loss, label_log_probabilities, tiled_scores
 from jaxpar.precision.matmul import SCALES
 from jaxpar.precision.recipe import QuantisedGroups
+from jaxpar.precision.weight_codes import WEIGHT_SCALES
 
 type Batch = dict[str, jax.Array]
 """One rank's part of a microbatch: tokens, labels, mask, segments, positions, indices `[batch, seq]`, and examples
 `[batch]`. Under a loss of preferences also `PAIRS` and `REFERENCE` of `jaxpar.model.preference_loss`. Under delayed
-scaling also `SCALES` of `jaxpar.precision.matmul`, [layers, tensors], the same in all microbatches."""
+scaling also `SCALES` of `jaxpar.precision.matmul`, [layers, tensors], the same in all microbatches; where matrices are
+codes also `WEIGHT_SCALES` of `jaxpar.precision.weight_codes`."""
 
 
 class Decoder(nnx.Module):
@@ -151,6 +153,8 @@ class DecoderStages:
             plain = plain._replace(experts=vary(batch[EXPERTS]))
         if SCALES in batch:
             plain = plain._replace(scales=vary(batch[SCALES]))
+        if WEIGHT_SCALES in batch:
+            plain = plain._replace(weight_scales=vary(batch[WEIGHT_SCALES]))
         tables: dict[tuple[bytes, float], tuple[jax.Array, jax.Array]] = {}
         models = {kind: kind_model(self.model, kind) for kind in self.order.stacks}
         routed = [own.experts is not None and ROUTERS[own.experts.router].ids for own in models.values()]
@@ -229,7 +233,7 @@ class DecoderStages:
             return layer(x, number, tokens, attend, self.train, tap, observed)
 
         def linear(w: Arrays, name: str, x: jax.Array, number: jax.Array, tokens: TokenContext) -> Any:
-            return with_weights(prototype, w).linear(name, x, number, tokens.scales)
+            return with_weights(prototype, w).linear(name, x, number, tokens.scales, tokens.weight_scales)
 
         specs = layer_specs(prototype, self.config)
         matrices = _computed_apart(prototype, specs) if self.split_backward else None

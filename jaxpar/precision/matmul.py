@@ -51,6 +51,8 @@ class GroupScaling(NamedTuple):
     """Of the input, of each matrix, and of the gradient of each output; None if they come from the tensors."""
     observed: Float[Array, "tensors"] | None = None
     """Zeros, whose cotangent is the largest magnitude of each of these tensors on this rank."""
+    of_codes: Float[Array, "matrices"] | None = None
+    """Scales of the matrices where these are values of codes already; then none are quantised, nor observed."""
 
 
 def scaling_of(
@@ -58,9 +60,11 @@ def scaling_of(
     group: str,
     layer: Int[Array, ""],
     scales: Float[Array, "layers tensors"] | None,
+    weight_scales: Float[Array, "layers tensors"] | None,
     observed: Float[Array, "tensors"] | None,
 ) -> GroupScaling | None:
-    """How a group of a layer is scaled, given the scales of all layers and the zeros of this one; None if it is not."""
+    """How a group of a layer is scaled, given the scales of all layers, those of codes among the weights, and the zeros
+    of this layer; None if it is not."""
     if group not in fp8.groups:
         return None
     exact = None
@@ -68,8 +72,10 @@ def scaling_of(
         first, last = fp8.exact_layers
         exact = (layer < first) | (layer >= last)
     own = slice(fp8.first[group], fp8.first[group] + 1 + 2 * len(fp8.groups[group]))
-    mine = None if scales is None else lax.dynamic_index_in_dim(scales, layer, keepdims=False)[own]
-    return GroupScaling(fp8.recipe, exact, mine, None if observed is None else observed[own])
+    row = lambda table: None if table is None else lax.dynamic_index_in_dim(table, layer, keepdims=False)[own]
+    mine, of_codes = row(scales), row(weight_scales)
+    of_codes = None if of_codes is None else of_codes[1 : 1 + len(fp8.groups[group])]
+    return GroupScaling(fp8.recipe, exact, mine, None if observed is None else observed[own], of_codes)
 
 
 # ---- one tensor
@@ -113,6 +119,12 @@ class _How:
     recipe: Recipe
     gathers: bool
     """Whether the input is a rank's part of the sequence, which the tensor ranks join first."""
+    coded: bool
+    """Whether the weights are values of codes already."""
+
+    def codes_of(self, w: jax.Array, scale: jax.Array) -> jax.Array:
+        """A weight as codes."""
+        return w.astype(E4M3) if self.coded else quantise(w, scale, E4M3)
 
 
 def products(
@@ -130,11 +142,15 @@ def products(
     x, weights = vary_alike((x, tuple(weights)))
     recipe, scales = scaling.recipe, scaling.scales
     if scales is None:
-        found = jnp.concatenate([largest_over([x], TOKEN_AXES), largest_over(weights, ("tensor",))])
-        scales = checkpoint_name(vary_alike((scale_of(found, E4M3, recipe.margin), x))[0], SCALES)
+        of_x = scale_of(largest_over([x], TOKEN_AXES), E4M3, recipe.margin)
+        of_weights = scaling.of_codes
+        if of_weights is None:
+            of_weights = scale_of(largest_over(weights, ("tensor",)), E4M3, recipe.margin)
+        scales = checkpoint_name(jnp.concatenate(vary_alike((of_x, of_weights, x))[:2]), SCALES)
     exact, observed = scaling.exact, scaling.observed
     x, weights, scales, observed, exact = vary_alike((x, weights, scales, observed, exact))
-    return _products(_How(recipe, gathers), x, weights, scales, observed, exact)
+    how = _How(recipe, gathers, scaling.of_codes is not None)
+    return _products(how, x, weights, scales, observed, exact)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -145,7 +161,7 @@ def _products(
         q = quantise(x, scales[0], E4M3)
         q = gather_sequence(q) if how.gathers else q
         each = enumerate(weights, start=1)
-        return tuple(_output(q, quantise(w, scales[n], E4M3), scales[0] * scales[n], x.dtype) for n, w in each)
+        return tuple(_output(q, how.codes_of(w, scales[n]), scales[0] * scales[n], x.dtype) for n, w in each)
 
     def exactly() -> tuple[jax.Array, ...]:
         whole = gather_sequence(x) if how.gathers else x
@@ -175,7 +191,7 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
         for n, (w, dy) in enumerate(zip(weights, dys, strict=True)):
             codes = quantise(dy, of_gradients[n], recipe.gradient)
             of_w = scales[1 + n]
-            of_input.append(_input_gradient(codes, quantise(w, of_w, E4M3), of_w * of_gradients[n], x))
+            of_input.append(_input_gradient(codes, how.codes_of(w, of_w), of_w * of_gradients[n], x))
             of_weights.append(_weight_gradient(q, codes, scales[0] * of_gradients[n], w))
         return _joined(of_input), tuple(of_weights)
 
@@ -193,7 +209,8 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
     dx, dws = quantised() if exact is None else lax.cond(exact, exactly, quantised)
     seen = None
     if observed is not None:
-        seen = jnp.stack([largest_of(a) for a in (x, *weights, *dys)])
+        of_weights = [jnp.float32(0) if how.coded else largest_of(w) for w in weights]
+        seen = jnp.stack(vary_alike((largest_of(x), *of_weights, *map(largest_of, dys))))
         seen = vary(seen if exact is None else jnp.where(exact, 0, seen), varying_axes(observed))
     return dx, dws, None, seen, None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxpar.config import load_config
@@ -12,7 +13,7 @@ from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.checks import validate
 from jaxpar.layers.matmul_formats import exempt, tensor_names
 from jaxpar.layout.choices.matmul import check_matmul_units, matmul_rows
-from jaxpar.layout.make_plan import resolve_config
+from jaxpar.layout.make_plan import make_plan, resolve_config
 from tests.sentences import refused
 from tests.small_run import small
 
@@ -81,13 +82,15 @@ def test_a_gpu_without_fp8_is_refused():
 
 def test_the_plan_lists_each_exception_with_its_reason():
     config = small(model={"layers": 4, "embed": 64, "mlp": 128}, precision={"matmul": "fp8_delayed"})
-    [(_, what, formats), *others] = matmul_rows(config, parse_cluster("h100:1x8").gpu)
+    plan = make_plan(config, jax.devices()[0])
+    [(_, what, formats), (_, once, why), *others] = matmul_rows(config, parse_cluster("h100:1x8").gpu, plan)
     assert "layers 1 to 2" in what and "down" in what and "output" not in what
     assert "e5m2" in formats and "16 steps" in formats
+    assert "once per step" in once and "8 bits" in why
     name, peaks, why = others.pop()
     assert name == "peaks" and "bfloat16" in peaks and "FP8" in peaks and "MFU" in why
     assert [value for _, value, _ in others] == ["head", "attention_out", "layers 0 to 0 and 3 to 3"]
     assert all(reason for *_, reason in others)
-    assert not matmul_rows(replace(config, precision=replace(config.precision, matmul=None)), None)
+    assert not matmul_rows(replace(config, precision=replace(config.precision, matmul=None)), None, plan)
     assert tensor_names(config)[:3] == ("attention_in.input", "query", "key")
     assert [own.what for own in exempt(config)] == [value for _, value, _ in others]

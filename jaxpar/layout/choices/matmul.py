@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from jaxpar.config import Config, UserError
+from jaxpar.config.plan import Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.matmul_formats import exact_layers, exempt, tensor_names
+from jaxpar.layout.choices.pipeline import holds_chunks
 from jaxpar.precision.history import is_gradient
 from jaxpar.units import operations
 
@@ -22,12 +24,27 @@ def check_matmul_units(config: Config, device: Device, cluster: Cluster | None) 
     )
 
 
-def matmul_rows(config: Config, gpu: GPU | None) -> list[tuple[str, str, str]]:
+def codes_once(plan: Plan) -> bool:
+    """Whether quantised matrices become codes once per optimizer step, and are stored and gathered as these."""
+    return plan.dtypes.matmul is not None and why_each_use(plan) is None
+
+
+def why_each_use(plan: Plan) -> str | None:
+    """Why matrices are quantised with each use and not once per step; None if they are not."""
+    if plan.optimizer_offload != "none":
+        return "master weights are not on the device (memory.optimizer_offload)"
+    if holds_chunks(plan):
+        return f"parallel.schedule: {plan.schedule} gathers chunks of layers in the compute dtype"
+    return None
+
+
+def matmul_rows(config: Config, gpu: GPU | None, plan: Plan) -> list[tuple[str, str, str]]:
     """(name, value, reason) for the table of a plan: what is multiplied in FP8, and each exception; empty without.
 
     Args:
         config: it is resolved.
         gpu: whose peaks are named; None where the catalogue does not have it.
+        plan: of the run.
     """
     precision = config.precision
     if precision.matmul is None:
@@ -41,6 +58,9 @@ def matmul_rows(config: Config, gpu: GPU | None) -> list[tuple[str, str, str]]:
     )
     what = f"{precision.matmul}: {', '.join(matrices)} of layers {first} to {last - 1}"
     rows = [("matmuls", what, formats)]
+    each_use = why_each_use(plan)
+    once = "stored and gathered in 8 bits, 1 byte a number; from the master weights"
+    rows.append(("FP8 weights", "quantised with each use" if each_use else "quantised once per step", each_use or once))
     rows += [(f"matmuls, {precision.compute}", own.what, own.why) for own in exempt(config)]
     if gpu is not None and "float8" in gpu.peaks:
         peaks = f"{operations(gpu.training_peak)}/s in bfloat16, {operations(gpu.peaks['float8'])}/s in FP8"

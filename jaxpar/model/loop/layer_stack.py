@@ -17,8 +17,9 @@ from jaxtyping import Array, Bool
 from jaxpar.config.kinds import ALIKE
 from jaxpar.layers.context import TokenContext
 from jaxpar.memory.streaming import on_host
+from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.layer_order import LAYERS, PADDING, Chunk, Index, StackOrder, own_layers
-from jaxpar.mesh.materialize import gather, to_accumulator, to_secondary
+from jaxpar.mesh.materialize import gather, is_code, to_accumulator, to_secondary
 from jaxpar.mesh.parameters import Arrays, Nested
 from jaxpar.mesh.placements import Placement, Placements, added_dim
 from jaxpar.mesh.tracing import equations, traced
@@ -52,9 +53,10 @@ class LayerStack:
 
     # ---- weights
 
-    def load(self, weights: Arrays, row: Index, on_host: bool = False) -> Arrays:
-        """Weights of one row, from the stack in storage placement to compute placement."""
-        stored = stored_row(weights, row, self.kind.host_rows, on_host, self.placements.storage.dtype)
+    def load(self, weights: Arrays, row: Index, on_host: bool = False, coded: bool = False) -> Arrays:
+        """Weights of one row, from the stack in storage placement to compute placement; `coded` is whether its
+        quantised matrices are codes."""
+        stored = stored_row(weights, row, self.kind.host_rows, on_host, self.placements.storage.dtype, coded)
         return self.gather(to_secondary(stored, self.placements, part=self._part) if on_host else stored)
 
     def gather(self, stored: Arrays) -> Arrays:
@@ -63,7 +65,17 @@ class LayerStack:
 
     def load_any(self, weights: Arrays) -> Arrays:
         """`load` of a row, used only for its shapes."""
-        return self.load(weights, 0, on_host=self.kind.host_rows > 0)
+        stacks = [leaf for leaf in jax.tree.leaves(weights, is_leaf=is_coded_stack) if is_coded_stack(leaf)]
+        coded = bool(stacks) and stacks[0].coded[0]
+        return self.widened(self.load(weights, 0, on_host=self.kind.host_rows > 0, coded=coded))
+
+    def widened(self, weights: Arrays) -> Arrays:
+        """Weights of a layer as it takes them: codes as numbers of compute dtype, like the gradients of the weights.
+
+        What multiplies them converts them back, and XLA removes both conversions where both are in one loop.
+        """
+        dtype = jnp.dtype(self.placements.compute.dtype)
+        return jax.tree.map(lambda w: w.astype(dtype) if is_code(w) else w, weights)
 
     def taps(self, weights: Arrays, x: jax.Array, tokens: TokenContext) -> Arrays:
         """Zeros for what a split backward of a layer keeps."""
@@ -141,7 +153,7 @@ class LayerStack:
         own = own_layers(weights.stack, self.name)
 
         def load(row: jax.Array) -> Arrays:
-            return self.load(own, self.row(weights, row), keep.on_host)
+            return self.load(own, self.row(weights, row), keep.on_host, coded=keep.exact is False)
 
         def fetch(row: jax.Array) -> tuple[Arrays | None, Any]:
             """Gathered weights, if storage differs from compute placement, and what is fetched from host memory."""
@@ -149,7 +161,7 @@ class LayerStack:
 
         def run(fetched: tuple[Arrays | None, Any], row: jax.Array, carry: Any) -> Any:
             w, activations = fetched
-            act = lambda carry: step(load(row) if w is None else w, activations, row, carry)
+            act = lambda carry: step(self.widened(load(row) if w is None else w), activations, row, carry)
             return self.left_out_of_padding(weights.chunk, row, act, carry) if padded else act(carry)
 
         return Site(key, run, fetch)

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool
 
 from jaxpar.memory.streaming import to_host
+from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.layer_order import Index, Parted
 from jaxpar.mesh.parameters import Arrays, Nested
 from jaxpar.mesh.wire.wire import Wire
@@ -22,7 +23,7 @@ type Stack = Any
 """`Nested` arrays [row, ...] on the device, or `Parted`."""
 
 
-def stored_row(stack: Stack, row: Index, host_rows: int, on_host: bool, dtype: DTypeLike) -> Arrays:
+def stored_row(stack: Stack, row: Index, host_rows: int, on_host: bool, dtype: DTypeLike, coded: bool) -> Arrays:
     """A row of weights, on the device; of master weights in host memory as `dtype`.
 
     Args:
@@ -31,9 +32,11 @@ def stored_row(stack: Stack, row: Index, host_rows: int, on_host: bool, dtype: D
         host_rows: how many are in host memory.
         on_host: whether this one is.
         dtype: of weights in storage placement.
+        coded: whether its matrices are codes, where a stack has codes.
     """
     if not isinstance(stack, Parted):
-        return at(stack, row)
+        own = lambda leaf: leaf.row(row, coded) if is_coded_stack(leaf) else at(leaf, row)
+        return jax.tree.map(own, stack, is_leaf=is_coded_stack)
     if not on_host:
         return at(stack.device, row - host_rows)
     with jax.named_scope("stored_weights"):

@@ -65,7 +65,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
             _bytes(layout, layout.trained, roles.gradient),
             f"per device, accumulated and reduced in {plan.dtypes.gradient}",
         ),
-        *matmul_rows(config, gpu_of(mesh.devices.flat[0].device_kind)),
+        *matmul_rows(config, gpu_of(mesh.devices.flat[0].device_kind), plan),
         *_wire_row(plan),
         ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{tokens:,} tokens a step"),
         ("per device", f"{rows} x {part}", f"rows x sequence, in {plan.microbatches} microbatch(es)"),

@@ -8,8 +8,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxpar.layers.matmul_formats import exact_layers, tensor_names
+from jaxpar.layout.choices.matmul import codes_once
 from jaxpar.layout.choices.pipeline import forward_program
-from jaxpar.layout.stages import stages_of
+from jaxpar.layout.stages import coded_matrices, stages_of
 from jaxpar.layout.state import TrainState, all_weights
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import AXES, DATA_AXES
@@ -25,6 +27,7 @@ from jaxpar.precision.history import History, next_history, scales_of
 from jaxpar.precision.loss_scale import next_loss_scale
 from jaxpar.precision.matmul import SCALES
 from jaxpar.precision.recipe import recipe_of
+from jaxpar.precision.weight_codes import WEIGHT_SCALES, coded_weights
 from jaxpar.training.residency.protocol import Measured, Residency
 from jaxpar.training.residency.weight_update import UpdateFacts
 
@@ -77,20 +80,22 @@ class StepFunctions:
     def gradients(self, state: TrainState, batch: Batch) -> StepGradients:
         """Forward and backward over all microbatches."""
         stages = stages_of(self.layout, train=True)
-        weights = self.residency.compute_weights(all_weights(state))
+        given = self._with_scales(batch, state.matmul_history)
+        weights, given, largest = self._with_codes(all_weights(state), given)
+        weights = self.residency.compute_weights(weights)
         accumulators = self.residency.accumulators(weights)
         tokens = reduce_sum(batch["mask"].sum(), TOKEN_AXES)
         count = self._pairs(batch) if PAIRS in batch else tokens
         scale = state.loss_scale.value
         seed = scale / jnp.maximum(count, 1.0)
         seeds = Seeds(seed, scale / jnp.maximum(tokens, 1.0))
-        given = self._with_scales(batch, state.matmul_history)
         accumulated, reported, report, seen = execute(self.layout.program, stages, weights, accumulators, given, seeds)
         gradients = self.residency.reduced(accumulated, scale)
         means = {name: self._sum(total) / jnp.maximum(count, 1.0) for name, total in reported.items()}
         loss = means.pop("loss")
         report = {name: reduce_sum(value, AXES) / jnp.maximum(tokens, 1.0) for name, value in report.items()}
-        seen = None if seen is None else reduce_max(seen, AXES)
+        if seen is not None:
+            seen = reduce_max(seen if largest is None else jnp.maximum(seen, largest), AXES)
         return StepGradients(loss, gradients, tokens, report | means, seen)
 
     def _with_scales(self, batch: Batch, history: History | None) -> Batch:
@@ -103,6 +108,23 @@ class StepFunctions:
         tokens = microbatches * rows * length
         scales = scales_of(history, self.layout.delayed_tensors, recipe, tokens)
         return batch | {SCALES: jnp.broadcast_to(scales, (microbatches, *scales.shape))}
+
+    def _with_codes(
+        self, master: Weights, batch: Batch
+    ) -> tuple[Weights, Batch, Float[Array, "layers tensors"] | None]:
+        """Weights with matrices as codes, `batch` with the scales of these in each microbatch, and the largest
+        magnitude of each of these matrices; None where products quantise them."""
+        if not codes_once(self.layout.plan):
+            return master, batch, None
+        config, microbatches = self.layout.config, batch["tokens"].shape[0]
+        recipe = recipe_of(config.precision)
+        assert recipe is not None, "matmuls are quantised"
+        found = coded_weights(
+            master, coded_matrices(self.layout), recipe, exact_layers(config),
+            (config.model.layers, len(tensor_names(config))), batch[SCALES][0] if SCALES in batch else None,
+        )  # fmt: skip
+        scales = jnp.broadcast_to(found.scales, (microbatches, *found.scales.shape))
+        return found.weights, batch | {WEIGHT_SCALES: scales}, found.largest
 
     def measured(self, state: TrainState, batch: Batch) -> Measured:
         """Gradients and the facts of the update; the state after the step, without what the update makes; metrics."""
@@ -132,6 +154,7 @@ class StepFunctions:
     def evaluate(self, weights: Weights, batch: Batch) -> tuple[dict[str, Float[Array, ""]], Float[Array, ""]]:
         """The sums of what the loss reports, in nats, and how many unmasked tokens or pairs there are."""
         stages = stages_of(self.layout, train=False)
+        weights, batch, _ = self._with_codes(weights, batch)
         weights = self.residency.compute_weights(weights)
         accumulators = self.residency.accumulators(weights)
 

@@ -6,6 +6,7 @@ from tests.faults.fault import Fault
 
 MATMUL = "tests/precision/test_matmul.py"
 HISTORY = "tests/precision/test_history.py"
+CODES = "tests/precision/test_weight_codes.py"
 
 PRECISION = (
     Fault(
@@ -39,6 +40,14 @@ PRECISION = (
         old="codes = quantise(dy, of_gradients[n], recipe.gradient)",
         new="codes = quantise(dy, jnp.float32(1), E4M3)",
         caught_by=(f"{MATMUL}::test_each_product_is_within_its_formats_bound[1e-06-float8_e5m2]",),
+    ),
+    Fault(
+        name="fp8_weight_from_its_stored_copy",
+        description="A matrix becomes codes after it was rounded to bfloat16.",
+        file="jaxpar/precision/weight_codes.py",
+        old="codes = quantise(stack, wide, E4M3)",
+        new="codes = quantise(stack.astype(jnp.bfloat16), wide, E4M3)",
+        caught_by=(f"{CODES}::test_codes_come_from_the_master_weights",),
     ),
     Fault(
         name="fp8_exact_layers_are_seen",

@@ -1,0 +1,68 @@
+"""Stacks of matrices of which a step stores codes of 8 bits: the rows of layers that multiply in FP8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Shaped
+
+from jaxpar.mesh.layer_order import Index
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class CodedStack:
+    """A stack of a matrix, [row, ...], in which each row is in one of two arrays."""
+
+    codes: Shaped[Array, "rows ..."] | None
+    """Rows as codes of 8 bits, whose scales are apart; None if there are none."""
+    others: Shaped[Array, "rows ..."] | None
+    """The other rows, in the order of the stack."""
+    coded: tuple[bool, ...] = field(metadata={"static": True})
+    """Of each row of the stack, whether it is among `codes`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole stack."""
+        some = self.others if self.codes is None else self.codes
+        assert some is not None, "a stack has rows"
+        return (len(self.coded), *some.shape[1:])
+
+    def map(self, of_codes: Callable[[jax.Array], Any], of_others: Callable[[jax.Array], Any]) -> CodedStack:
+        """The stack with a function of each of the two arrays in its place."""
+        codes = None if self.codes is None else of_codes(self.codes)
+        return CodedStack(codes, None if self.others is None else of_others(self.others), self.coded)
+
+    def row(self, index: Index, coded: bool) -> jax.Array:
+        """A row of the stack, which is `coded` or not."""
+        own = self.codes if coded else self.others
+        assert own is not None, "no row of the stack is stored so"
+        places = np.cumsum([each == coded for each in self.coded]) - 1
+        place = int(places[index]) if isinstance(index, int) else jnp.asarray(places, jnp.int32)[index]
+        return lax.dynamic_index_in_dim(own, place, keepdims=False)
+
+
+def coded_stack(
+    whole: Shaped[Array, "rows ..."], codes: Shaped[Array, "rows ..."], coded: tuple[bool, ...]
+) -> CodedStack:
+    """Of the rows of `codes` those that are `coded`, and of `whole` the others."""
+    return CodedStack(_rows(codes, coded, True), _rows(whole, coded, False), coded)
+
+
+def is_coded_stack(leaf: Any) -> bool:
+    """Whether a leaf of a tree of weights is a `CodedStack`."""
+    return isinstance(leaf, CodedStack)
+
+
+def _rows(x: jax.Array, coded: tuple[bool, ...], wanted: bool) -> jax.Array | None:
+    """The rows of `x` that are coded, or those that are not, as slices of neighbours."""
+    edges = [0, *(row for row in range(1, len(coded)) if coded[row] != coded[row - 1]), len(coded)]
+    runs = [x[a:b] for a, b in pairwise(edges) if coded[a] == wanted]
+    return jnp.concatenate(runs) if runs else None

@@ -1,0 +1,132 @@
+"""Matrices as codes of 8 bits: made once per step, from the master weights, and gathered as they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.layout.choices.matmul import codes_once, matmul_rows
+from jaxpar.mesh.axes import AXES
+from jaxpar.mesh.coded import CodedStack
+from jaxpar.mesh.layer_order import LayerOrder
+from jaxpar.mesh.mapped import mapped
+from jaxpar.precision.matmul import largest_of, quantise, scale_of
+from jaxpar.precision.recipe import E4M3, Recipe
+from jaxpar.precision.weight_codes import CodedMatrix, coded_weights
+from tests.small_run import SmallRun, small
+from tests.traced import group_size, mesh_of, operations
+
+EXCEPT = MatmulExcept(parts=("head", "router", "attention_out"), first_layers=1, last_layers=0)
+MODEL = {"layers": 3, "embed": 64, "mlp": 112, "kv_heads": 4, "heads": 4, "head_dim": 16}
+MATRICES = {(64, 4, 16): 3, (64, 112): 2, (112, 64): 1}
+"""Shapes of the matrices of a layer that are quantised, and how many there are."""
+
+
+def run_of(matmul: str = "fp8_current", compute: str = "bfloat16", **sections: dict[str, Any]) -> SmallRun:
+    precision = {"compute": compute, "matmul": matmul, "matmul_except": EXCEPT} | sections.pop("precision", {})
+    return SmallRun(small(model=MODEL, precision=precision, **sections))
+
+
+@cache
+def traced(microbatches: int, fsdp: int = 1) -> tuple[SmallRun, list[tuple[Any, int]]]:
+    run = run_of(parallel={"fsdp": fsdp, "microbatches": microbatches})
+    layout, mesh = run.step.layout, run.step.mesh
+    return run, operations(run.step.train, layout.abstract_state(mesh), layout.abstract_batch(mesh))
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_a_matrix_is_quantised_once_per_step(microbatches: int):
+    """Numbers of a matrix that become codes from float32; in the loops, codes are only read."""
+    _, found = traced(microbatches)
+    quantised: Counter[tuple[int, ...]] = Counter()
+    for equation, times in found:
+        if equation.primitive.name != "convert_element_type" or equation.params["new_dtype"] != jnp.float8_e4m3fn:
+            continue
+        shape = equation.outvars[0].aval.shape
+        for matrix in MATRICES:
+            if shape[-len(matrix) :] == matrix and equation.invars[0].aval.dtype == jnp.float32:
+                quantised[matrix] += times
+    assert quantised == MATRICES
+
+
+def test_what_is_gathered_is_the_codes():
+    """Under ZeRO-3 every matrix of a quantised layer travels as one byte a number, in forward and in backward."""
+    run, found = traced(2, fsdp=2)
+    sent: Counter[str] = Counter()
+    for equation, times in found:
+        if equation.primitive.name == "all_gather" and equation.params["axis_name"] == ("fsdp",):
+            [value] = equation.invars
+            ranks = group_size(run.step.mesh, equation)
+            sent[value.aval.dtype.name] += times * value.aval.size * value.aval.dtype.itemsize * (ranks - 1)
+    numbers = sum(np.prod(shape) * count for shape, count in MATRICES.items())
+    assert sent["float8_e4m3fn"] == 2 * 2 * 2 * numbers / 2, "2 layers, 2 passes, 2 microbatches, half of each"
+
+
+@pytest.mark.matrix(ci=1)
+@pytest.mark.parametrize("name", ["current", "padded pipeline with delayed scales"])
+def test_the_numbers_are_those_of_quantising_with_each_use(name: str, monkeypatch: pytest.MonkeyPatch):
+    """In float32, where a stored weight is the master weight: bit for bit."""
+    options: dict[str, Any] = {"parallel": {"microbatches": 2}}
+    if name != "current":
+        options = {"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2}, "matmul": "fp8_delayed"}
+    run = run_of(compute="float32", **options)
+    assert codes_once(run.step.layout.plan)
+    losses, weights = run.train(2)
+    monkeypatch.setattr("jaxpar.training.step.forward_backward.codes_once", lambda plan: False)
+    again_losses, again = run_of(compute="float32", **options).train(2)
+    assert losses == again_losses
+    jax.tree.map(np.testing.assert_array_equal, weights, again)
+
+
+def code(stack: Any, exact: tuple[bool | None, ...]) -> Any:
+    order = LayerOrder.of_one_rank(len(exact)).stacks[""]
+    matrix = CodedMatrix(("w",), 1, exact, order)
+    return coded_weights({"w": stack}, [matrix], Recipe(delayed=False), (1, 9), (len(exact), 3), None)
+
+
+@pytest.mark.parametrize(("axes", "split"), [
+    ({"fsdp": 2, "tensor": 2}, PartitionSpec(None, "fsdp", "tensor")),
+    ({"expert": 2, "context": 4}, PartitionSpec(None, ("expert", "context"))),
+])  # fmt: skip
+def test_codes_and_scales_of_a_split_matrix_are_those_of_the_whole(axes: dict[str, int], split: PartitionSpec):
+    stack = np.random.default_rng(3).normal(size=(3, 16, 32)).astype(np.float32)
+    stack[1, 15, 31], stack[2, 0, 0] = -300.0, 0.001
+
+    def function(stack: jax.Array) -> Any:
+        found = code(stack, (True, False, False))
+        assert isinstance(found.weights["w"], CodedStack)
+        return found.weights["w"].codes.astype(jnp.float32), found.scales[None], found.largest[None]
+
+    out = split, PartitionSpec(AXES), PartitionSpec(AXES)
+    codes, scales, largest = mapped(function, mesh_of(**axes), "float32", split, out)(stack)
+    for layer in (1, 2):
+        scale = scale_of(largest_of(jnp.asarray(stack[layer])), E4M3)
+        np.testing.assert_array_equal(scales[:, layer, 1], scale)
+        whole = quantise(jnp.asarray(stack[layer]), scale, E4M3).astype(jnp.float32)
+        np.testing.assert_array_equal(codes[layer - 1], whole)
+    wanted = np.abs(stack).max((1, 2)) * [0, 1, 1]
+    np.testing.assert_array_equal(largest[:, :, 1], np.broadcast_to(wanted, largest.shape[:2]))
+
+
+def test_codes_come_from_the_master_weights():
+    """1.0625 and a little is above the middle of two codes; rounded to bfloat16 it is the middle, and another code."""
+    row = np.full((1, 1, 16), 1.0625 + 2.0**-12, np.float32)
+    row[..., 0] = 448.0
+    run = lambda w: code(w, (False,)).weights["w"].codes.astype(jnp.float32)
+    found = mapped(run, mesh_of(), "float32", PartitionSpec(), PartitionSpec())(row)
+    np.testing.assert_array_equal(found[0, 0], [448.0] + [1.125] * 15)
+
+
+def test_the_plan_states_why_a_matrix_is_quantised_with_each_use():
+    stays = run_of(compute="float32", memory={"optimizer_offload": "host"}, parallel={"microbatches": 2})
+    assert not codes_once(stays.step.layout.plan)
+    (_, value, why) = matmul_rows(stays.config, None, stays.step.layout.plan)[1]
+    assert "each use" in value and "optimizer_offload" in why
