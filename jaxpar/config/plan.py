@@ -130,6 +130,8 @@ class ExpertLayout:
     """Why so many."""
     node_devices: int | None = None
     """Devices of a node, where the exchange is cut at its border."""
+    wire: Literal["float8_e4m3fn"] | None = None
+    """Format of tokens on their way to other ranks; None is the compute dtype."""
     fused: bool = False
     """Whether one kernel multiplies up and gate and makes the hidden activation."""
     fused_reason: str = ""

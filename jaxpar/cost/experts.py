@@ -12,6 +12,7 @@ from jaxpar.cost.grouped import grouped_gradient, grouped_matmul
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.messages import Network, Ring
 from jaxpar.cost.operations import Device
+from jaxpar.cost.wire_messages import element_bytes
 from jaxpar.layers.declaration.part import Matmuls, Part
 from jaxpar.layers.experts.messages import Message, messages_of
 
@@ -93,8 +94,14 @@ class ExpertTimes:
 
     @cached_property
     def exchange(self) -> float:
-        """Seconds of the messages of one way, in all rounds."""
-        return self.shape.rounds * sum(self._seconds(one) for one in self._messages)
+        """Seconds of the messages of one way, in all rounds: of results, and of gradients in both directions."""
+        return self.shape.rounds * sum(self._seconds(one, self.case.item) for one in self._messages)
+
+    @cached_property
+    def exchange_out(self) -> float:
+        """Seconds of the messages of tokens to their experts, in all rounds."""
+        item = element_bytes(self.shape.exchange_wire, self.case.item)
+        return self.shape.rounds * sum(self._seconds(one, item) for one in self._messages)
 
     @property
     def _messages(self) -> tuple[Message, ...]:
@@ -103,9 +110,9 @@ class ExpertTimes:
             return ()
         return messages_of(shape.exchange, experts, shape.capacity, shape.expert, shape.tensor)
 
-    def _seconds(self, message: Message) -> float:
+    def _seconds(self, message: Message, item: float) -> float:
         ring = self._ring(message)
-        whole = message.rows * self.shape.part_tokens * self.case.embed * self.case.item
+        whole = message.rows * self.shape.part_tokens * self.case.embed * item
         moved = ring.exchange(whole) if message.kind == "exchange" else ring.gather(whole)
         return moved + SMALL_MESSAGES * (ring.start + ring.latency)
 

@@ -182,7 +182,7 @@ class _Counted:
         numbers = self.numbers(one.output)
         moved = self.moved(one.traffic, numbers) + (self.drop * numbers if one.adds else 0.0)
         kernels = self.launches * one.norms + 2 * self.unfused * one.adds if one.norms else self.unfused
-        sent = self.experts.exchange if one.sends_rows else 0.0
+        sent = self.experts.exchange_out if one.sends_rows else 0.0
         return Work(other=self.device.bytes_seconds(moved), kernels=kernels, exchange=sent)
 
     def products(self, part: Part, group: Matmuls) -> dict[str, Work]:

@@ -84,12 +84,13 @@ class LayerCase:
 def layer_case(
     model: ModelConfig, sequence: int, rows: int, tensor: int, context: int, strategy: str, parallel: bool,
     precision: str, lora: LoraConfig = OFF, expert: int = 1, exchange: str = "auto", capacity: float = 1.0,
-    imbalance: float = 1.0,
+    imbalance: float = 1.0, exchange_wire: str | None = None,
 ) -> LayerCase:  # fmt: skip
     """The case of a layer of `model`, whose layers are all alike."""
     item = 4 if precision == "float32" else 2
     exchange = exchange_by(model, exchange, capacity, expert, tensor)
     shape = LayerShape(
-        model, rows, sequence, context, tensor, item, lora, expert, capacity, exchange, imbalance
+        model, rows, sequence, context, tensor, item, lora, expert, capacity, exchange, imbalance,
+        exchange_wire,
     )  # fmt: skip
     return LayerCase(shape, strategy, parallel and tensor > 1, precision == "float8")

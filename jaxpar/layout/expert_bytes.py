@@ -5,11 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from jaxpar.config.kinds import kind_counts, kind_models
-from jaxpar.layers.experts.messages import rows_sent
+from jaxpar.layers.experts.messages import row_bytes_of_ways, rows_sent
 from jaxpar.layout.step_layout import StepLayout
-
-WAYS = 4
-"""Out and back, in the forward and in the backward."""
 
 
 def sent_bytes(layout: StepLayout) -> float:
@@ -17,11 +14,11 @@ def sent_bytes(layout: StepLayout) -> float:
     plan, model, axes = layout.plan, layout.config.model, layout.plan.axes
     data = layout.config.data
     ranks = axes.replica * axes.fsdp * axes.expert * axes.context * axes.tensor
-    row = data.batch_size * data.sequence_length / ranks * model.embed * jnp.dtype(plan.dtypes.compute).itemsize
-    rows, layers = 0.0, kind_counts(model)
+    tokens, item = data.batch_size * data.sequence_length / ranks, jnp.dtype(plan.dtypes.compute).itemsize
+    total, layers = 0.0, kind_counts(model)
     for kind, own in kind_models(model).items():
         if own.experts is not None:
             chosen = plan.experts[kind]
             one = rows_sent(chosen.exchange, own.experts, chosen.capacity, axes.expert, axes.tensor)
-            rows += layers[kind] * one
-    return WAYS * rows * row / axes.pipe
+            total += layers[kind] * one * row_bytes_of_ways(model.embed, item, chosen.wire)
+    return total * tokens / axes.pipe

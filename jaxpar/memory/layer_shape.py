@@ -58,6 +58,8 @@ class LayerShape:
     """How tokens reach the ranks of their experts: `jaxpar.layers.experts.messages.MESSAGES`."""
     imbalance: float = 1.0
     """Rows of the rank with the most, relative to the mean: `parallel.expert_imbalance`."""
+    exchange_wire: str | None = None
+    """Format of tokens on their way to experts: `precision.exchange_wire`."""
 
     @cached_property
     def layer(self) -> Layer:
@@ -222,6 +224,7 @@ def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerS
             capacity,
             exchange_by(model, asked, capacity, axes.expert, axes.tensor),
             imbalance,
+            config.precision.exchange_wire,
         )
         for kind, model in kind_models(config.model).items()
     }

@@ -40,6 +40,8 @@ class Layout:
     """Room of an exchange, as a multiple of an even share."""
     imbalance: float = 1.0
     """Rows of the fullest rank, relative to the mean."""
+    exchange_wire: str | None = None
+    """As `precision.exchange_wire`."""
     context_strategy: str = "allgather"
     """`allgather`, `ring`, `ulysses` or `usp`."""
     remat: Remat = "none"

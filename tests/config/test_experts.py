@@ -85,6 +85,12 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     ),
     "another kernel": ([GOOD, "parallel.expert_backend=mosiac"], ("parallel.expert_backend", "mosiac", "mosaic")),
     "slices without experts": (["parallel.expert_slices=2"], ("parallel.expert_slices", "2", "model.experts")),
+    "a wire without experts": (
+        ["precision.exchange_wire=float8_e4m3fn"], ("precision.exchange_wire", "float8_e4m3fn", "model.experts", "null")
+    ),
+    "another wire": (
+        [GOOD, "precision.exchange_wire=float8_e5m2"], ("precision.exchange_wire", "float8_e5m2", "float8_e4m3fn")
+    ),
     "no slices": ([GOOD, "parallel.expert_slices=0"], ("parallel.expert_slices", "at least 1", "0")),
     "a misspelt auto": ([GOOD, "parallel.expert_slices=aut"], ("parallel.expert_slices", "auto", "'aut'")),
     "ragged": ([GOOD, "parallel.expert_exchange=ragged"], ("parallel.expert_exchange", "ragged", "all_to_all")),

@@ -21,6 +21,7 @@ from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.experts.messages import MESSAGES, exchange_of, messages_of, rows_sent
 from jaxpar.memory.layer_shape import matmul_bytes
+from jaxpar.mesh.wire.codes import row_bytes
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.step_time.model import step_time
@@ -97,6 +98,9 @@ def test_an_exchange_takes_the_bytes_of_its_formula_over_the_link_of_its_ranks(
     own = case.shape.part_tokens * case.embed * case.item
     rate = 1e3 * slow.model.node_share
     assert ExpertTimes(case, h100(), slow).exchange == pytest.approx(sent * own / rate, rel=1e-6)
+    in_codes = case_of(4, exchange, 1.5, tensor=tensor, context=context, exchange_wire="float8_e4m3fn")
+    row = row_bytes(MODEL.embed, "float8_e4m3fn") * case.shape.part_tokens
+    assert ExpertTimes(in_codes, h100(), slow).exchange_out == pytest.approx(sent * row / rate, rel=1e-6)
 
 
 def test_nothing_is_sent_where_experts_are_not_split():

@@ -52,7 +52,11 @@ def check_experts(config: Config) -> None:
     if some:
         _check_combined(config)
         return
-    for key, value in (("data.routing", config.data.routing), ("run.record_routing", config.run.record_routing)):
+    for key, value in (
+        ("data.routing", config.data.routing),
+        ("run.record_routing", config.run.record_routing),
+        ("precision.exchange_wire", config.precision.exchange_wire),
+    ):
         if value is not None:
             raise UserError(f"{key}: {value} would not be used, because model.experts is null; expected null")
     unused = {

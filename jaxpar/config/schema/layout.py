@@ -134,6 +134,9 @@ class PrecisionConfig:
     """Gradients of matrices while ranks exchange them, each summed in float32 after it was received; int8 and int4 in
     blocks with a scale each (ZeRO++'s qgZ), inside the nodes first, where int4 has 8 bits too; null means `gradient`.
     Norms, biases and routers stay exact."""
+    exchange_wire: Literal["float8_e4m3fn"] | None = None
+    """Tokens on their way to the ranks of their experts: 8 bits in blocks with a scale each; null means `compute`.
+    Results, and gradients in both directions, travel in `compute`."""
     moments: Literal["float32", "bfloat16", "int8"] = "float32"
     """How the optimizer's moments are stored between updates: `bfloat16` halves them; `int8` takes about 1 byte an
     element for the layers' matrices (8 bits in blocks with a scale each), with bfloat16 for embedding and head and

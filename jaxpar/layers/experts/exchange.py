@@ -33,7 +33,7 @@ from jaxpar.mesh.collectives import (
     scatter_tokens,
 )
 from jaxpar.mesh.parameters import Arrays
-from jaxpar.mesh.wire.tokens import exchange_tokens_by_node
+from jaxpar.mesh.wire.tokens import exchange_tokens_by_node, sent
 
 type Products = Callable[[Arrays, jax.Array, jax.Array, jax.Array], jax.Array]
 """(weights, rows in the order of this rank's experts, weight of each row, rows of each expert) -> rows; where tensor
@@ -80,6 +80,7 @@ class AllToAll:
         self.rows = row_room(tokens, self.room, experts, self.ranks, layout.capacity)
         node_devices = layout.node_devices if layout.exchange == "hierarchical" else None
         self.send = partial(exchange_tokens_by_node, node_devices=node_devices) if node_devices else exchange_tokens
+        self.wire = layout.wire if self.ranks * lax.axis_size("tensor") > 1 else None
 
     def lists(self, indices: Int[Array, "tokens chosen"], counts: Bool[Array, " tokens"]) -> Lists:
         """A list for each rank, of this rank's own tokens."""
@@ -104,7 +105,10 @@ class AllToAll:
 
     def dispatch(self, window: Window, x: Float[Array, "tokens embed"]) -> Float[Array, "rows embed"]:
         """Those of all ranks for the experts of this one."""
-        return self._joined(spread(x, window.tokens, window.back))
+        return sent(self.wire, self._dispatched, x, window.tokens, window.back)
+
+    def _dispatched(self, x: jax.Array, take: jax.Array, back: jax.Array) -> jax.Array:
+        return self._joined(spread(x, take, back))
 
     def combine(self, window: Window, results: Float[Array, "rows embed"]) -> Float[Array, "tokens embed"]:
         """Each rank returns as many rows as it received."""
@@ -127,6 +131,7 @@ class AllGather:
         self.ranks = lax.axis_size("expert")
         self.experts = experts.count // self.ranks
         whole = tokens * self.ranks * lax.axis_size("tensor")
+        self.wire = layout.wire if self.ranks * lax.axis_size("tensor") > 1 else None
         self.room = self.rows = room_of(whole * experts.per_token, self.ranks, layout.capacity)
 
     def lists(self, indices: Int[Array, "tokens chosen"], counts: Bool[Array, " tokens"]) -> Lists:
@@ -151,7 +156,7 @@ class AllGather:
     def dispatch(self, window: Window, x: Float[Array, "tokens embed"]) -> Float[Array, "rows embed"]:
         """The tokens of all ranks."""
         del window
-        return gather_tokens(x)
+        return sent(self.wire, gather_tokens, x)
 
     def combine(self, window: Window, results: Float[Array, "rows embed"]) -> Float[Array, "tokens embed"]:
         """Sums over the ranks of the experts."""

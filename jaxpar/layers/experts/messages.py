@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts.room import rows_for_ranks, rows_to_send
+from jaxpar.mesh.wire.codes import row_bytes
 
 FURTHER_ROUNDS = "further_rounds"
 """The scope of the loop over all rounds but the first, which in a balanced step runs no times."""
@@ -65,6 +66,12 @@ def messages_of(
 def rows_sent(exchange: str, experts: ExpertsConfig, capacity: float, expert: int, tensor: int) -> float:
     """Rows that a rank sends one way."""
     return sum(one.sent for one in messages_of(exchange, experts, capacity, expert, tensor))
+
+
+def row_bytes_of_ways(embed: int, item: int, wire: str | None) -> int:
+    """Bytes of a row on its way to an expert, where it may be in codes, of its result on the way back, and of the
+    gradients of both, all in numbers of `item` bytes."""
+    return (embed * item if wire is None else row_bytes(embed, wire)) + 3 * embed * item
 
 
 def exchange_of(asked: str, experts: ExpertsConfig, capacity: float, expert: int, tensor: int) -> tuple[str, str]:

@@ -61,8 +61,9 @@ def expert_layouts(
             node = _check_nodes(axes, node_devices) if name == "hierarchical" else None
             chosen: Any = name
             found[kind] = ExpertLayout(
-                chosen, parallel.expert_capacity, why, slices=slices, slices_reason=slices_why, node_devices=node
-            )
+                chosen, parallel.expert_capacity, why, slices=slices, slices_reason=slices_why, node_devices=node,
+                wire=config.precision.exchange_wire,
+            )  # fmt: skip
     for kind, request in _requests(config, axes, device, found).items():
         products = _choose(parallel.expert_backend, request, "parallel.expert_backend", kind)
         found[kind] = replace(found[kind], products=products)
@@ -110,6 +111,11 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
             raise UserError(
                 f"plan.experts: capacity: {own.capacity:g}, and parallel.expert_capacity is "
                 f"{parallel.expert_capacity:g}"
+            )
+        if own.wire != config.precision.exchange_wire:
+            raise UserError(
+                f"plan.experts: wire: {shown(own.wire)}, and precision.exchange_wire is "
+                f"{shown(config.precision.exchange_wire)}"
             )
         if tokens % own.slices or parallel.expert_slices not in ("auto", own.slices):
             asked_for = "" if parallel.expert_slices == "auto" else f" is {parallel.expert_slices}, and"

@@ -1,13 +1,20 @@
-"""The exchange of tokens between expert ranks in two levels."""
+"""The exchange of tokens between expert ranks: in two levels, and as codes of 8 bits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, Float, Shaped
 
 from jaxpar.mesh.collectives import exchange_tokens, must_vary
+from jaxpar.mesh.wire.codes import decode, encode
 from jaxpar.mesh.wire.levels import levels_of
+from pallas_kernels.varying import vary_alike
 
 
 def exchange_tokens_by_node(x: Shaped[Array, "rows ..."], node_devices: int) -> Shaped[Array, "rows ..."]:
@@ -27,3 +34,36 @@ def exchange_tokens_by_node(x: Shaped[Array, "rows ..."], node_devices: int) -> 
         # [node of the receiver, its place, ...] to [node of the receiver, place of the sender, ...]
         inside = lax.all_to_all(parts, "expert", 1, 1, axis_index_groups=levels.inside, tiled=True)
         return lax.all_to_all(inside, "expert", 0, 0, axis_index_groups=levels.between, tiled=True).reshape(x.shape)
+
+
+def sent(
+    wire: str | None, send: Callable[..., jax.Array], x: Float[Array, "tokens embed"], *places: jax.Array
+) -> Float[Array, "rows embed"]:
+    """`send(x, *places)`, which moves rows as they are, with each row as block codes on its way.
+
+    A token is rounded to the nearest code once, however many copies are sent. Its gradient is that of `send`, in the
+    dtype of `x`. A row of n numbers has `jaxpar.mesh.wire.codes.row_bytes(n, wire)` bytes; None sends `x` itself.
+    """
+    if wire is None:
+        return send(x, *places)
+    x, places = vary_alike((x, places))
+    return _in_codes(wire, send, len(x), x, *places)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _in_codes(wire: str, send: Callable[..., jax.Array], tokens: int, x: jax.Array, *places: jax.Array) -> jax.Array:
+    del tokens
+    return decode(send(encode(x, wire), *places), x.shape[1], wire).astype(x.dtype)
+
+
+def _forward(wire: str, send: Callable[..., jax.Array], tokens: int, x: jax.Array, *places: jax.Array) -> Any:
+    return _in_codes(wire, send, tokens, x, *places), places
+
+
+def _backward(wire: str, send: Callable[..., jax.Array], tokens: int, places: Any, dy: jax.Array) -> tuple[Any, ...]:
+    del wire
+    anywhere = vary_alike((jnp.zeros((tokens, dy.shape[1]), dy.dtype), dy))[0]  # linear in `x`
+    return *jax.vjp(lambda x: send(x, *places), anywhere)[1](dy), *[None for _ in places]
+
+
+_in_codes.defvjp(_forward, _backward)

@@ -28,7 +28,7 @@ from jaxpar.config.plan import AxisSizes, Plan
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import named
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.layers.experts.messages import rows_sent
+from jaxpar.layers.experts.messages import row_bytes_of_ways, rows_sent
 from jaxpar.layout import plan_file
 from jaxpar.memory.layer_shape import ITEM_BYTES, between_bytes, layer_shapes, matrix_numbers
 from jaxpar.pipeline.schedules import SCHEDULES
@@ -150,8 +150,10 @@ def _exchanged(config: Config, plan: Plan) -> float:
     axes, counts, total = plan.axes, kind_counts(config.model), 0.0
     for kind, shape in layer_shapes(config, axes, plan.microbatch_rows).items():
         if (experts := shape.model.experts) is not None:
-            rows = rows_sent(plan.experts[kind].exchange, experts, shape.capacity, axes.expert, axes.tensor)
-            total += 4 * counts[kind] / axes.pipe * rows * shape.part_tokens * shape.embed * shape.item_bytes
+            chosen = plan.experts[kind]
+            rows = rows_sent(chosen.exchange, experts, shape.capacity, axes.expert, axes.tensor)
+            row = row_bytes_of_ways(shape.embed, shape.item_bytes, chosen.wire)
+            total += counts[kind] / axes.pipe * rows * shape.part_tokens * row
     return total * plan.microbatches / max(1, axes.expert * axes.tensor - 1)
 
 

@@ -89,6 +89,7 @@ class ActivationPlanner:
             wire=Wire(precision.weight_wire, precision.gradient_wire),
             stage_layers=choice.stage_layers, expert_exchange=asked.expert_exchange,
             expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,
+            exchange_wire=precision.exchange_wire,
         )  # fmt: skip
 
     def least(self) -> MemoryEstimate:

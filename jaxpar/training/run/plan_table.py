@@ -245,6 +245,10 @@ def _expert_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
         if axes.expert > 1:
             room = f"room for {chosen.capacity:g} times an even share, and further rounds where it is exceeded"
             rows.append((f"exchange{of_kind}", chosen.exchange, f"{chosen.reason}; {room}"))
+            if chosen.wire is not None:
+                rows.append(
+                    (f"tokens on the wire{of_kind}", chosen.wire, "to experts; results and gradients as computed")
+                )
             rows.append((f"expert slices{of_kind}", str(chosen.slices), chosen.slices_reason))
     return rows
 

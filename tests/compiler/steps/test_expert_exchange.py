@@ -10,7 +10,7 @@ from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.layers.experts.messages import messages_of
+from jaxpar.layers.experts.messages import messages_of, row_bytes_of_ways
 from jaxpar.memory.layer_shape import layer_shapes
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from tests.compiler.inspected import inspected, wide
@@ -18,8 +18,8 @@ from tests.compiler.inspected import inspected, wide
 pytestmark = pytest.mark.long
 
 CLUSTER = "h100:1x8"
-LAYERS, MICROBATCHES, WAYS = 2, 2, 4
-"""Forward and backward each send rows to experts and back."""
+LAYERS, MICROBATCHES = 2, 2
+WIRES = {"all to all in codes": "float8_e4m3fn"}
 SCATTERS = {
     "exchange_tokens": "exchange_tokens",
     "gather_sequence": "scatter_sequence",
@@ -28,6 +28,7 @@ SCATTERS = {
 LAYOUTS: dict[str, dict[str, Any]] = {
     "all to all": {"expert": 4, "fsdp": 2, "expert_exchange": "all_to_all"},
     "all gather": {"expert": 4, "fsdp": 2, "expert_exchange": "all_gather"},
+    "all to all in codes": {"expert": 4, "fsdp": 2, "expert_exchange": "all_to_all"},
     "tensor ranks": {"expert": 2, "fsdp": 2, "tensor": 2, "expert_exchange": "all_to_all"},
 }
 
@@ -39,6 +40,7 @@ def config_of(layout: str) -> Config:
         model={"layers": LAYERS, "embed": 512, "mlp": 1024, "vocab": 4096, "experts": experts},
         parallel=LAYOUTS[layout] | {"expert_capacity": 1.5, "microbatches": MICROBATCHES},
         data={"sequence_length": 1024, "batch_size": 16},
+        precision={"exchange_wire": WIRES.get(layout)},
     )
 
 
@@ -51,15 +53,17 @@ def test_an_exchange_has_its_name_and_the_bytes_of_its_formula(layout: str):
     (shape,) = layer_shapes(filled, plan.axes, plan.microbatch_rows).values()
     experts, chosen = shape.model.experts, plan.experts[""]
     assert experts is not None
-    rows = shape.part_tokens * shape.embed * shape.item_bytes * LAYERS * MICROBATCHES
+    bytes_of_row = row_bytes_of_ways(shape.embed, shape.item_bytes, WIRES.get(layout))
+    assert bytes_of_row == (4 if layout not in WIRES else 3 + (1 + 2 / 256) / 2) * shape.embed * 2
+    rows = shape.part_tokens * LAYERS * MICROBATCHES
     found = {}
     for row in report.collectives:
-        if row.dtype == "bf16":
+        if row.dtype in ("bf16", "u8"):
             found[row.collective] = found.get(row.collective, 0.0) + row.bytes
     for one in messages_of(chosen.exchange, experts, chosen.capacity, plan.axes.expert, plan.axes.tensor):
         if one.name != "gather_sequence":  # attention sends it too
             both = {one.name, SCATTERS[one.name]}  # rooms are whole rows
-            assert sum(found[name] for name in both) == pytest.approx(WAYS * one.sent * rows, rel=2e-3), found
+            assert sum(found[name] for name in both) == pytest.approx(one.sent * rows * bytes_of_row, rel=2e-3), found
 
 
 def test_flops_are_those_of_the_rows_that_are_expected():

@@ -66,6 +66,10 @@ def test_the_layers_run_what_the_plan_has(exchange: Any) -> None:
             {"routed": ExpertLayout(capacity=1.5, products=Choice("mosaic", ""))},
             ("plan.experts: products", "'mosaic'", "kind routed", "platform is cpu"),
         ),
+        (
+            {"routed": ExpertLayout(capacity=1.5, wire="float8_e4m3fn")},
+            ("plan.experts: wire", "float8_e4m3fn", "precision.exchange_wire", "null"),
+        ),
         ({"routed": ExpertLayout(capacity=2.5)}, ("plan.experts", "2.5", "parallel.expert_capacity", "1.5")),
     ],
 )
