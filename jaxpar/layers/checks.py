@@ -124,11 +124,17 @@ def check_multiples(config: Config) -> None:
     for model in kind_models(config.model).values():
         groups = quantised(config, model)
         for part, group in dense_groups(model):
+            if group.between and group.name in groups and tokens // tensor % MULTIPLE:
+                raise UserError(
+                    f"precision.matmul: {recipe} needs multiples of {MULTIPLE} tokens on each rank, and {group.name} "
+                    f"has {tokens // tensor} with parallel.tensor: {tensor}; expected longer sequences or fewer ranks, "
+                    f"{group.name} in precision.matmul_except.parts, {otherwise}"
+                )
             for name in groups.get(group.name, ()):
                 spec = part.weights[name]
                 sides = [prod(spec.shape[: spec.inputs]), prod(spec.shape[spec.inputs :])]
                 heads = spec.shape[spec.axes.index("kv_heads")] if "kv_heads" in spec.axes else tensor
-                sides[group.inward] //= min(tensor, heads)
+                sides[group.inward] //= 1 if group.between else min(tensor, heads)
                 if any(side % MULTIPLE for side in sides):
                     raise UserError(
                         f"precision.matmul: {recipe} needs sizes that are multiples of {MULTIPLE} on each rank, and "

@@ -26,7 +26,7 @@ from jaxpar.layers.projections import Matrix, project_in, project_out
 from jaxpar.layers.rope import rotate
 from jaxpar.mesh.collective_matmul import product
 from jaxpar.mesh.collectives import gather_sequence
-from jaxpar.precision.matmul import GroupScaling
+from jaxpar.precision.matmul import GroupScaling, products
 
 DOWN, QUERIES, UP, OUT = "attention_down", "attention_in", "attention_up", "attention_out"
 """The groups of matmuls, in order."""
@@ -135,14 +135,18 @@ class LatentAttention(nnx.Module):
         self, x: Float[Array, "batch part embed"], overlap: TensorOverlap, scaling: GroupScaling | None = None
     ) -> tuple[jax.Array, ...]:
         """Latent vectors of this tensor rank's part of the sequence, that of keys with the rotary key behind it."""
-        assert scaling is None, "refused by the checks of precision.matmul"
         del overlap  # nothing is exchanged
-        return tuple(product(x, self._weight(name)) for name in self.part.groups[0].weights)
+        weights = [self._weight(name) for name in self.part.groups[0].weights]
+        if scaling is not None:
+            return products(x, weights, scaling, gathers=False)
+        return tuple(product(x, weight) for weight in weights)
 
-    def project_inside(self, name: str, x: Float[Array, "batch part inputs"], overlap: TensorOverlap) -> tuple:
+    def project_inside(
+        self, name: str, x: Float[Array, "batch part inputs"], overlap: TensorOverlap, scaling: GroupScaling | None
+    ) -> tuple:
         """The other matmuls inward: the joined sequence with this rank's heads."""
         (group,) = (group for group in self.part.groups if group.name == name)
-        return project_in(x, [Matrix(self._weight(name)) for name in group.weights], overlap)
+        return project_in(x, [Matrix(self._weight(name)) for name in group.weights], overlap, scaling)
 
     def project_out(
         self,
@@ -151,8 +155,7 @@ class LatentAttention(nnx.Module):
         scaling: GroupScaling | None = None,
     ) -> Float[Array, "batch part embed"]:
         """Sums over the tensor ranks."""
-        assert scaling is None, "refused by the checks of precision.matmul"
-        return project_out(x, Matrix(self._weight("output")), overlap)
+        return project_out(x, Matrix(self._weight("output")), overlap, scaling)
 
     def __call__(
         self, x: Float[Array, "batch part embed"], tokens: TokenContext, attend: Attend, multiply: Multiply

@@ -79,7 +79,7 @@ class DecoderLayer(nnx.Module):
                 return part.project_out(x, self.overlap.get(name, PLAIN), scaling)
             if name in [group.name for group in inside]:
                 assert isinstance(part, LatentAttention), "other parts have matmuls in and out alone"
-                return part.project_inside(name, x, self.overlap.get(name, PLAIN))
+                return part.project_inside(name, x, self.overlap.get(name, PLAIN), scaling)
         raise AssertionError(f"a decoder layer has no matmuls named {name!r}")
 
     def __call__(

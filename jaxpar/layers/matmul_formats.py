@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
 from jaxpar.config.kinds import kind_models
@@ -35,11 +36,6 @@ def dense_groups(model: ModelConfig) -> Iterator[tuple[Part, Matmuls]]:
             yield part, group
 
 
-def is_latent(part: Part) -> bool:
-    """Whether a part has matmuls between its first and its last: latent attention."""
-    return len(part.groups) > 2
-
-
 def group_names(model: ModelConfig) -> tuple[str, ...]:
     """Names of the groups of matmuls of a model's layers, of all kinds, that may be quantised."""
     return tuple(dict.fromkeys(group.name for own in kind_models(model).values() for _, group in dense_groups(own)))
@@ -52,16 +48,20 @@ def quantised(config: Config, model: ModelConfig) -> dict[str, tuple[str, ...]]:
     found = {
         group.name: tuple(name for name in group.weights if not part.is_factored(name))
         for part, group in dense_groups(model)
-        if group.name not in config.precision.matmul_except.parts and not is_latent(part)
+        if group.name not in config.precision.matmul_except.parts
     }
     return {name: matrices for name, matrices in found.items() if matrices}
 
 
 def tensor_names(config: Config) -> tuple[str, ...]:
     """The tensors of a layer that have a scale, those of all kinds: the columns of its scales."""
+    return tuple(name for group, matrices in _groups_of_kinds(config) for name in group_tensors(group, matrices))
+
+
+def _groups_of_kinds(config: Config) -> list[tuple[str, tuple[str, ...]]]:
+    """Groups with the matrices that are quantised; kinds whose groups have other matrices have columns of their own."""
     each = (quantised(config, own).items() for own in kind_models(config.model).values())
-    pairs = dict.fromkeys(pair for own in each for pair in own)
-    return tuple(name for group, matrices in pairs for name in group_tensors(group, matrices))
+    return list(dict.fromkeys(pair for own in each for pair in own))
 
 
 def exact_layers(config: Config) -> tuple[int, int]:
@@ -84,8 +84,10 @@ def quantised_groups(config: Config, model: ModelConfig, exact: bool | None) -> 
     recipe, groups = recipe_of(config.precision), quantised(config, model)
     if recipe is None or exact or not groups:
         return None
-    names = tensor_names(config)
-    first = {group: names.index(f"{group}.input") for group in groups}
+    pairs = _groups_of_kinds(config)
+    firsts = accumulate((len(group_tensors(*pair)) for pair in pairs), initial=0)
+    of_pair = dict(zip(pairs, firsts, strict=False))
+    first = {group: of_pair[group, matrices] for group, matrices in groups.items()}
     return QuantisedGroups(recipe, groups, first, exact_layers(config) if exact is None else None)
 
 
@@ -105,8 +107,6 @@ def exempt(config: Config) -> list[Exempt]:
     if ends:
         what = "first_layers and last_layers" if len(ends) == 2 else "first_layers" if first else "last_layers"
         found.append(Exempt(f"layers {' and '.join(ends)}", f"precision.matmul_except: {what}"))
-    if any(is_latent(part) for own in models for part in declare_layer(own).parts):
-        found.append(Exempt("latent attention", "its narrow matmuls have no FP8 form yet"))
     if config.lora.rank is not None:
         found.append(Exempt("LoRA's factors", f"{config.lora.rank} columns are too few to gain"))
     if config.model.low_rank:

@@ -49,6 +49,10 @@ REFUSED = {
         ("precision.matmul", "64 x 72", "parallel.tensor: 2", "precision.matmul: null"),
     ),
     "tokens": ([CURRENT, "data.sequence_length=34", "data.batch_size=1"], ("34 tokens", "multiple of 16", "null")),
+    "tokens of latent attention": (
+        [CURRENT, "parallel.tensor=8", "data.batch_size=1", "model.latent_attention={kv_rank: 48, rope_dim: 16}"],
+        ("attention_down", "8 with parallel.tensor: 8", "matmul_except.parts"),
+    ),
     "history without delay": ([CURRENT, "precision.matmul_history=4"], ("matmul_history: 4", "fp8_delayed")),
     "margin without recipe": (["precision.matmul_margin=1"], ("matmul_margin: 1", "precision.matmul")),
     "history": (["precision.matmul=fp8_delayed", "precision.matmul_history=0"], ("matmul_history", "at least 1")),

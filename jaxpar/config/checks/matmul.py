@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import Config
 
 MISSING = {
@@ -33,11 +32,6 @@ def check_matmul(config: Config) -> None:
         raise UserError(
             f"precision.matmul_except: first_layers {excepted.first_layers} and last_layers {excepted.last_layers} "
             f"leave none of the {layers} layers of the model (model.layers) to {recipe}; expected fewer, or "
-            "precision.matmul: null"
-        )
-    if any(model.latent_attention is not None for model in kind_models(config.model).values()):
-        raise UserError(
-            f"precision.matmul: {recipe} has no form for the matmuls of model.latent_attention; expected "
             "precision.matmul: null"
         )
     if config.parallel.tensor_overlap == "ring":

@@ -1,0 +1,61 @@
+"""Latent attention with FP8 matmuls, beside layers of plain attention: the numbers of one device on every layout."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from jaxpar.config.schema.latent_attention import LatentAttentionConfig
+from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.config.schema.model import Pattern
+from jaxpar.layers.matmul_formats import exempt, tensor_names
+from tests.nonzero_gradients import nonzero_gradients
+from tests.precision.test_matmul import apart
+from tests.small_run import SmallRun, small
+
+LATENT = LatentAttentionConfig(kv_rank=16, query_rank=32, rope_dim=16, nope_dim=8, value_dim=8)
+MODEL: dict[str, Any] = {
+    "layers": 4, "embed": 64, "mlp": 128, "kv_heads": None, "head_dim": 16, "latent_attention": LATENT,
+    "kinds": {"latent": {}, "plain": {"latent_attention": None}}, "pattern": Pattern(unit=("latent", "plain")),
+}  # fmt: skip
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tensor, context and shards, recomputed": {
+        "parallel": {"fsdp": 2, "tensor": 2, "context": 2, "microbatches": 2},
+        "memory": {"remat": "full"},
+    },
+    "split backward": {"parallel": {"pipe": 2, "tensor": 2, "microbatches": 2, "schedule": "zb-h1"}},
+}
+
+
+def config_of(sections: dict[str, Any], matmul: str | None) -> Any:
+    excepted = MatmulExcept(parts=("head", "router"), first_layers=1, last_layers=0)
+    precision = {} if matmul is None else {"matmul": matmul, "matmul_except": excepted}
+    return small(**sections | {"model": MODEL, "precision": precision})
+
+
+@cache
+def _reference(matmul: str | None) -> tuple[float, Any]:
+    return nonzero_gradients(SmallRun(config_of({"parallel": {"microbatches": 2}}, matmul)))
+
+
+@pytest.mark.matrix(ci=1)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_give_the_numbers_of_one_device(name: str):
+    """Within the limit of `tests/precision/test_matmul.py`: a third of what quantising itself changes."""
+    loss, gradients = nonzero_gradients(SmallRun(config_of(LAYOUTS[name], "fp8_current")))
+    wanted_loss, wanted = _reference("fp8_current")
+    assert abs(loss - wanted_loss) <= 1e-4 * wanted_loss
+    exact = apart(wanted, _reference(None)[1])
+    assert 0.03 < exact < 0.15, "what quantising changes"
+    assert apart(gradients, wanted) <= exact / 3
+
+
+def test_all_matmuls_of_latent_attention_have_scales():
+    """Kinds with other matrices in a group have columns of their own; nothing of latent attention is an exception."""
+    config = config_of({}, "fp8_delayed")
+    names = tensor_names(config)
+    assert {"query_down", "kv_down", "query_up", "key_up", "value_up", "output", "key", "value"} <= set(names)
+    assert names.count("attention_in.input") == 2 and names.count("mlp_in.input") == 1
+    assert {own.what for own in exempt(config)} == {"head", "layers 0 to 0"}
