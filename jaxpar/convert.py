@@ -16,7 +16,7 @@ from jaxpar.units import parse_file_size
 
 INTO, BACK, FACTORIZE, UPCYCLE = "hf-to-jaxpar", "jaxpar-to-hf", "factorize", "upcycle"
 OPTIONS = {
-    "dtype": (BACK,), "shard_size": (BACK,), "adapter": (BACK,), "check": (INTO, BACK),
+    "dtype": (BACK,), "format": (BACK,), "shard_size": (BACK,), "adapter": (BACK,), "check": (INTO, BACK),
     "rank": (FACTORIZE,), "share": (FACTORIZE,), "solver": (FACTORIZE,),
     "experts": (UPCYCLE,), "granularity": (UPCYCLE,), "per_token": (UPCYCLE,),
 }  # fmt: skip
@@ -30,9 +30,11 @@ def main(arguments: Sequence[str]) -> None:
     for option, directions in OPTIONS.items():
         if options.direction not in directions and getattr(options, option) not in (None, False):
             raise UserError(f"--{option.replace('_', '-')}: expected with {' or '.join(directions)} alone")
-    for option in ("check", "shard_size"):
+    for option in ("check", "shard_size", "format"):
         if options.adapter and getattr(options, option):
             raise UserError(f"--{option.replace('_', '-')}: expected without --adapter, which writes one small file")
+    if options.check and options.format:
+        raise UserError(f"--check: expected without --format {options.format}, which rounds every matrix")
     if (options.out is None) != options.check:
         raise UserError("OUT: expected a new folder, or --check, which writes nothing")
     without_gpus()
@@ -56,6 +58,8 @@ def _parser() -> Parser:
     parser.add_argument("--check", action="store_true", help="both ways in memory, bit for bit; writes nothing")
     words = f"of {BACK}: float32, bfloat16 or float16 (default: what the weights came in, or float32)"
     parser.add_argument("--dtype", help=words)
+    words = f"of {BACK}: compressed-tensors, matrices in FP8 with a scale each, as vLLM reads them (default: none is)"
+    parser.add_argument("--format", choices=("compressed-tensors",), help=words)
     words = f"of {BACK}: the largest file, as 500MB (default: 5GB)"
     parser.add_argument("--shard-size", metavar="SIZE", help=words)
     words = f"of {BACK}: the low-rank factors of a run alone, in PEFT's format (default: merged with the weights)"
@@ -113,9 +117,11 @@ def _into_hf(options: argparse.Namespace) -> None:
     if options.adapter:
         _into_peft(source, options)
         return
-    export = plan_export(source, options.dtype)
+    export = plan_export(source, options.dtype, compressed=options.format is not None)
     dtypes = ", ".join(sorted({dtype.name for dtype in export.dtypes.values()}))
     what = f"{export.family.name}, {len(export.tensors)} tensors, {export.parameters:,} weights in {dtypes}"
+    if export.float8:
+        what += f", {len(export.float8)} tensors of them in FP8"
     if options.check:
         check_export(export)
         print(f"{named(export.source.path)}: {what}: the same bits both ways")

@@ -32,7 +32,12 @@ UNUSED = (
 """Keys of any family that do not change what the model computes."""
 
 QUANTIZATION = "quantization_config"
-"""The key of tensors that are stored in fewer bits; what is written has none."""
+"""The key of tensors that are stored in fewer bits."""
+
+COMPRESSED = "compressed-tensors"
+"""A `quant_method` of any family, of which matrices in float8 with a scale, or one for each output, are read."""
+_READ = {"num_bits": (8,), "type": ("float",), "strategy": ("tensor", "channel"), "symmetric": (True, None)}
+"""By key of a group's `weights`, the values that are read."""
 
 TRAINING = ("preset", "vocab_multiple", "dropout", "init_scale", "z_loss", "kinds", "pattern")
 """Keys of our model section that do not change what a trained model computes, or that are spelled out by layer."""
@@ -87,12 +92,29 @@ def quantization_of(given: Given) -> str | None:
     family, options = family_of(given), given.get(QUANTIZATION)
     if options is None:
         return None
+    method = options.get("quant_method") if isinstance(options, dict) else options
+    if method == COMPRESSED:
+        _check_compressed(given, options)
+        return COMPRESSED
     if not family.quantizations:
         raise UserError(f"{given.file}: the key {QUANTIZATION} is not supported for {family.model_type}")
-    method = options.get("quant_method") if isinstance(options, dict) else options
     if method not in family.quantizations:
-        raise given.refusal(f"{QUANTIZATION}.quant_method", method, " or ".join(family.quantizations))
+        raise given.refusal(f"{QUANTIZATION}.quant_method", method, " or ".join((*family.quantizations, COMPRESSED)))
     return method
+
+
+def _check_compressed(given: Given, options: Mapping[str, Any]) -> None:
+    """Refuse weights that are packed otherwise than in float8 with a scale, or one for each output."""
+    groups = options.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise given.refusal(f"{QUANTIZATION}.config_groups", groups, "a mapping of groups")
+    for name, group in groups.items():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        for key, read in _READ.items():
+            value = weights.get(key) if isinstance(weights, dict) else None
+            if value not in read:
+                wanted = " or ".join(str(one) for one in read if one is not None)
+                raise given.refusal(f"{QUANTIZATION}.config_groups.{name}.weights.{key}", value, wanted)
 
 
 def config_of(family: Family, model: ModelConfig, base: Mapping[str, Any], length: int) -> dict[str, Any]:

@@ -17,6 +17,14 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.config_json import QUANTIZATION, config_of, differences, family_for, model_of
+from jaxpar.interop.conversion.compressed_tensors import (
+    SCALE,
+    SCALE_BYTES,
+    WEIGHT,
+    codes_of,
+    float8_names,
+    quantization_config,
+)
 from jaxpar.interop.conversion.new_folder import copy_beside
 from jaxpar.interop.conversion.tokenizer_files import TokenizerFiles, tokenizer_files
 from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
@@ -47,6 +55,8 @@ class Export:
     beside: Path | None
     """A folder whose `generation_config.json` is copied."""
     tokenizer: TokenizerFiles
+    float8: frozenset[str] = frozenset()
+    """Tensors that are written as codes of 8 bits and a scale."""
     _last: dict[tuple[str, int | None], np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -57,6 +67,13 @@ class Export:
     def values(self, tensor: StoredTensor) -> np.ndarray:
         """A tensor, in its dtype here."""
         return tensor.laid.join(self.weights(tensor)).astype(self.dtypes[tensor.name])
+
+    def written(self, tensor: StoredTensor) -> dict[str, np.ndarray]:
+        """What the file has of a tensor, by name."""
+        if tensor.name not in self.float8:
+            return {tensor.name: self.values(tensor)}
+        codes, scale = codes_of(tensor.laid.join(self.weights(tensor)))
+        return {tensor.name: codes, _scale_name(tensor): scale}
 
     def weights(self, tensor: StoredTensor) -> list[np.ndarray]:
         """The weights that a tensor holds."""
@@ -98,17 +115,20 @@ class Export:
         for number, shard in enumerate(shards, start=1):
             name = WHOLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
             try:
-                save_file({one.name: self.values(one) for one in shard}, folder / name, metadata={"format": "pt"})
+                leaves = {leaf: value for one in shard for leaf, value in self.written(one).items()}
+                save_file(leaves, folder / name, metadata={"format": "pt"})
             except SafetensorError as error:
                 raise OSError(None, str(error)) from error
             files.append(folder / name)
-            by_name |= {tensor.name: name for tensor in shard}
+            by_name |= dict.fromkeys(leaves, name)
         if len(shards) > 1:
             sizes = {"total_parameters": self.parameters, "total_size": sum(map(self._bytes, self.tensors))}
             (folder / INDEX).write_text(_json({"metadata": sizes, "weight_map": by_name}), encoding="utf-8")
         return files
 
     def _bytes(self, tensor: StoredTensor) -> int:
+        if tensor.name in self.float8:
+            return prod(tensor.laid.shape) + SCALE_BYTES
         return prod(tensor.laid.shape) * self.dtypes[tensor.name].itemsize
 
     def _write_beside(self, folder: Path) -> None:
@@ -121,13 +141,20 @@ class Export:
         (folder / GENERATION).write_text(_json({"_from_model_config": True, **ids}), encoding="utf-8")
 
 
-def plan_export(source: Model, dtype: str | None = None, report: Callable[[str], None] = print) -> Export:
+def _scale_name(tensor: StoredTensor) -> str:
+    return tensor.name.removesuffix(WEIGHT) + SCALE
+
+
+def plan_export(
+    source: Model, dtype: str | None = None, report: Callable[[str], None] = print, *, compressed: bool = False
+) -> Export:
     """The export of a model.
 
     Args:
         source: the weights.
         dtype: that of all tensors; None takes those that the tensors had where the weights came from, or float32.
         report: takes a sentence about what is written from scratch because its origin cannot be used.
+        compressed: whether matrices are written in FP8, in the format `compressed-tensors`.
 
     Raises:
         UserError: no family of Hugging Face's format can hold the model.
@@ -149,7 +176,11 @@ def plan_export(source: Model, dtype: str | None = None, report: Callable[[str],
         if differences(model, model_of(before)[1]):
             config = config_of(family, model, before.values, length)
     beside = None if origin is None else origin.folder
-    return Export(source, family, tensors, dtypes, _with_dtype(config, dtypes), beside, tokenizer)
+    config, float8 = _with_dtype(config, dtypes), frozenset()
+    if compressed:
+        float8 = float8_names(source, family, tensors)
+        config |= {QUANTIZATION: quantization_config(tensors, float8)}
+    return Export(source, family, tensors, dtypes, config, beside, tokenizer, float8)
 
 
 def _holds(family: Family, model: ModelConfig) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -16,7 +17,7 @@ import numpy as np
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import named, quoted
 from jaxpar.interop.mapping.form import Region
-from jaxpar.interop.sources.tensor_files import Stored, TensorFiles
+from jaxpar.interop.sources.tensor_files import TensorFiles
 
 BLOCK = 128
 SCALES = "_scale_inv"
@@ -29,6 +30,10 @@ class Float8Files(TensorFiles):
     """The tensors of a folder, those in blocks of float8 as bfloat16."""
 
     packed: Mapping[str, np.dtype] = {"F8_E4M3": FLOAT8}
+    scales = SCALES
+    """What the name of a matrix's scales has behind its own."""
+    unread: tuple[str, ...] = ()
+    """Ends of names of tensors that are not read."""
 
     def __init__(self, folder: Path):
         super().__init__(folder)
@@ -36,22 +41,29 @@ class Float8Files(TensorFiles):
         self._headers: dict[Path, tuple[int, Mapping[str, dict]]] = {}
         self._stored = self.tensors
         codes = {name for name, one in self._stored.items() if one.dtype == FLOAT8}
-        scales = {name + SCALES for name in codes}
-        self.tensors = {name: one for name, one in self._stored.items() if name not in codes | scales}
-        self.tensors |= {name: self._checked(name) for name in sorted(codes)}
+        scales = {name + self.scales for name in codes}
+        left = {name: one for name, one in self._stored.items() if name not in codes | scales}
+        self.tensors = {name: one for name, one in left.items() if not name.endswith(self.unread)}
+        for name in sorted(codes):
+            self.check(name)
+            self.tensors[name] = replace(self._stored[name], dtype=np.dtype(ml_dtypes.bfloat16))
 
     def read(self, name: str, region: Region) -> np.ndarray:
         stored = self._stored[name]
         if stored.dtype != FLOAT8:
             return super().read(name, region)
-        bounds = [part.indices(size)[:2] for part, size in zip(region, stored.shape, strict=True)]
+        codes = np.asarray(self._map(name)[region])
+        return (codes.astype(np.float32) * self.factors(name, region)).astype(ml_dtypes.bfloat16)
+
+    def factors(self, name: str, region: Region) -> np.ndarray:
+        """The scale of each number of a part of a matrix."""
+        bounds = [part.indices(size)[:2] for part, size in zip(region, self._stored[name].shape, strict=True)]
         blocks = tuple(slice(first // BLOCK, -(-last // BLOCK)) for first, last in bounds)
-        file = self._stored[name + SCALES].file
-        scales = self.read_stored(file, name + SCALES, blocks)
+        file = self._stored[name + self.scales].file
+        scales = self.read_stored(file, name + self.scales, blocks)
         for axis, (first, last) in enumerate(bounds):
             scales = np.take(scales, np.arange(first, last) // BLOCK - blocks[axis].start, axis=axis)
-        codes = np.asarray(self._map(name)[region])
-        return (codes.astype(np.float32) * scales).astype(ml_dtypes.bfloat16)
+        return scales
 
     def _map(self, name: str) -> np.ndarray:
         """The codes in the file, which the readers of safetensors for NumPy cannot read by parts."""
@@ -71,7 +83,8 @@ class Float8Files(TensorFiles):
                 self._headers[file] = LENGTH_BYTES + length, json.loads(opened.read(length))
         return self._headers[file]
 
-    def _checked(self, name: str) -> Stored:
+    def check(self, name: str) -> None:
+        """Refuse a matrix whose scales are missing or of another shape."""
         codes, scales = self._stored[name], self._stored.get(name + SCALES)
         expected = tuple(-(-size // BLOCK) for size in codes.shape)
         if scales is None or len(codes.shape) != 2 or scales.shape != expected or scales.dtype != np.float32:
@@ -81,4 +94,3 @@ class Float8Files(TensorFiles):
                 f"{quoted(name + SCALES, 120)} is {found}; expected [outputs, inputs], and float32 {list(expected)}, a "
                 f"scale for each block of {BLOCK} x {BLOCK}"
             )
-        return Stored(codes.file, codes.shape, np.dtype(ml_dtypes.bfloat16))

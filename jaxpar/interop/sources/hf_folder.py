@@ -12,10 +12,11 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import named, quoted
-from jaxpar.interop.config_json import model_of, quantization_of
+from jaxpar.interop.config_json import COMPRESSED, model_of, quantization_of
 from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.keys import Given
+from jaxpar.interop.sources.compressed_tensors import CompressedFiles
 from jaxpar.interop.sources.float8_blocks import Float8Files
 from jaxpar.interop.sources.mxfp4 import Mxfp4Files
 from jaxpar.interop.sources.source import Origin
@@ -24,7 +25,10 @@ from jaxpar.interop.sources.tensor_files import Stored, TensorFiles
 CONFIG = "config.json"
 MOST_FURTHER = 100
 """Layers for further tokens that are expected at most."""
-_FILES: dict[str | None, type[TensorFiles]] = {None: TensorFiles, "fp8": Float8Files, "mxfp4": Mxfp4Files}
+_FILES: dict[str | None, type[TensorFiles]] = {
+    None: TensorFiles, "fp8": Float8Files, "mxfp4": Mxfp4Files,
+    COMPRESSED: CompressedFiles,
+}  # fmt: skip
 """By how tensors are quantized."""
 
 
