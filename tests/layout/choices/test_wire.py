@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from jaxpar.config.plan import Plan
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layout.choices.wire import wire_of
 from jaxpar.layout.make_plan import make_plan, resolve_config
-from jaxpar.mesh.wire.wire import Wire
+from jaxpar.mesh.wire.wire import Wire, secondary_ranks
 from tests.sentences import refused
 from tests.small_run import layout_of, small
 
@@ -88,3 +90,44 @@ def test_what_nodes_do_not_divide_is_refused(
 def test_an_unknown_dtype_of_the_wire_is_refused_with_the_nearest(key: str, value: str, near: str):
     with refused(f"precision.{key}", repr(value), f"did you mean {near}?"):
         plan_of(4, {key: value}, fsdp=8)
+
+
+ROUTED = {"experts": ExpertsConfig(count=8, per_token=2)}
+
+
+@pytest.mark.parametrize(
+    ("own", "sizes", "ranks"),
+    [
+        (8, (4, 4, 2), 2),
+        (4, (2, 4, 2), 2),
+        (2, (2, 4, 4), 2),
+        (16, (4, 4, 2), 4),
+        (4, (2, 4, 1), 1),
+        (12, (2, 4, 3), 3),
+    ],
+)
+def test_a_secondary_shard_of_an_expert_is_among_the_neighbours_that_share_it(
+    own: int, sizes: tuple[int, int, int], ranks: int
+):
+    """Counted from the places of the neighbours on (fsdp, expert, context)."""
+    places = [np.unravel_index(rank, sizes) for rank in range(own)]
+    assert sum(place[1] == 0 for place in places) == ranks
+    axes = dict(zip(("fsdp", "expert", "context"), sizes, strict=True))
+    assert secondary_ranks(own, axes, ("expert",)) == ranks and secondary_ranks(own, axes, ("tensor",)) == own
+
+
+def test_neighbours_that_are_a_part_of_several_axes_are_refused():
+    parallel = {"fsdp": 2, "expert": 4, "context": 3, "secondary_shard": 2}
+    config = small(model=ROUTED, parallel=parallel, data={"batch_size": 24, "sequence_length": 48})
+    with refused("parallel.secondary_shard: 2", "fsdp 2", "expert 4", "context 3", "3 or 6 or 12"):
+        make_plan(resolve_config(config, 24), jax.devices()[0], None)
+
+
+def test_nodes_also_divide_the_ranks_that_share_an_expert():
+    """Those of fsdp and context: three of them are not spread evenly over nodes of four devices."""
+    parallel = {"fsdp": 3, "expert": 4, "collectives": "hierarchical", "replica": 2}
+    config = small(model=ROUTED, parallel=parallel, data={"batch_size": 24})
+    plan = make_plan(resolve_config(config, 24), jax.devices()[0], 4)
+    assert wire_of(plan).hierarchical
+    with refused("parallel.collectives: hierarchical", "fsdp 3", "nodes of 8 devices"):
+        make_plan(resolve_config(config, 24), jax.devices()[0], 8)
