@@ -10,7 +10,7 @@ from jaxpar.config.checks.sizes import divides, key_of, known
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.reading.typed import spell
-from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.schema import Config
 from jaxpar.config.schema.experts import ExpertsConfig
 
 _RANGES: dict[str, tuple[float, float]] = {
@@ -47,7 +47,7 @@ def check_experts(config: Config) -> None:
     some = False
     for kind, own in kind_models(config.model).items():
         if own.experts is not None:
-            _check(key_of(kind, "experts"), own, own.experts)
+            _check(key_of(kind, "experts"), own.experts)
             some = True
     if some:
         _check_combined(config)
@@ -85,7 +85,7 @@ def check_expert_ranks(config: Config) -> None:
             divides(f"{key}.width", width, "parallel.tensor", tensor)
 
 
-def _check(key: str, model: ModelConfig, experts: ExpertsConfig) -> None:
+def _check(key: str, experts: ExpertsConfig) -> None:
     for field in fields(experts):
         value = getattr(experts, field.name)
         if field.name in _RANGES and value is not None:

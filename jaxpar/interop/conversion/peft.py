@@ -117,8 +117,8 @@ def plan_adapter(source: Model, dtype: np.dtype, report: Callable[[str], None]) 
         if one.laid.specs[0].stack:
             raise UserError(
                 f"--adapter: {family.name} has the matrices of all experts in one tensor, as {one.name}, and an "
-                "adapter has modules of one matrix; expected factors of other matrices (lora.targets), or the export of the "
-                "merged model without --adapter"
+                "adapter has modules of one matrix; expected factors of other matrices (lora.targets), or the export "
+                "without --adapter, which merges them"
             )
     if not isinstance(source.base, HFFolder):
         report(

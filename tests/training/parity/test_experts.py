@@ -184,9 +184,7 @@ SPLIT = {"expert": 2, "tensor": 2, "context": 2, "expert_exchange": "all_to_all"
 @pytest.mark.parametrize("router", [*(name for name in ROUTERS if name not in UNLIKE_FLOAT64), *OTHERS])
 def test_loss_and_gradients_equal_float64(router: str):
     more = GPT_OSS | {"kinds": {}, "pattern": None, "window": 9} if router == "gpt_oss" else {}
-    own: dict[str, Any] = {"count": 8, "router": router, "shared": 1, "width": WIDTH} | (
-        ROUTERS | OTHERS
-    )[router]
+    own: dict[str, Any] = {"count": 8, "router": router, "shared": 1, "width": WIDTH} | (ROUTERS | OTHERS)[router]
     run = SmallRun(small(model={"layers": 2, "experts": ExpertsConfig(**own)} | more, parallel=SPLIT))
     weights = moved_weights(run.by_layer(run.step.residency.initial_state().master))
     rows = into_documents(run.rows(0), seed=7)
