@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import PartitionSpec
 from jaxtyping import Int
 
@@ -25,11 +26,12 @@ from jaxpar.layers.experts.feed_forward import Experts
 from jaxpar.layers.experts.replay import EXPERTS, replayed_shape
 from jaxpar.layers.experts.routing import NO_EXPERT
 from jaxpar.layout.stages import stages_of
-from jaxpar.mesh.axes import DATA_AXES
+from jaxpar.mesh.axes import DATA_AXES, vary
+from jaxpar.mesh.collectives import sum_over_stages
 from jaxpar.mesh.layer_order import LAYERS, own_layers
 from jaxpar.mesh.materialize import to_storage
 from jaxpar.mesh.parameters import Weights
-from jaxpar.model.decoder import Batch
+from jaxpar.model.decoder import Batch, DecoderStages
 from jaxpar.training.step.batches import BatchPlacer
 from jaxpar.training.step.train_step import TrainStep
 
@@ -40,22 +42,13 @@ class Recorder:
     """Computes which experts a step uses, before it changes the weights."""
 
     def __init__(self, step: TrainStep, placer: BatchPlacer):
-        check_recorded(step.layout.config, step.layout.plan.axes.pipe)
         self._function, self._unordered = _routing_function(step), np.argsort(placer.order)
 
     def __call__(self, weights: Weights, batch: dict[str, jax.Array]) -> Routed:
         """The experts of a placed batch for all weights of a state (`all_weights`), in the order of the data."""
-        found = np.asarray(jax.device_get(self._function(weights, batch)))
+        found = self._function(weights, batch)
+        found = np.asarray(found if jax.process_count() == 1 else process_allgather(found, tiled=True))
         return found.reshape(-1, *found.shape[2:])[:, self._unordered].astype(np.int16)
-
-
-def check_recorded(config: Config, pipe: int) -> None:
-    """Raise `UserError` for a run whose routing cannot be recorded."""
-    where = f"run.record_routing: {config.run.record_routing}"
-    if pipe > 1:
-        raise UserError(f"{where}, and parallel.pipe is {pipe}; expected 1, since one program runs through all layers")
-    if jax.process_count() > 1:
-        raise UserError(f"{where}, and the run has {jax.process_count()} processes; expected one")
 
 
 def _routing_function(step: TrainStep) -> Any:
@@ -64,39 +57,54 @@ def _routing_function(step: TrainStep) -> Any:
     model, placements = layout.config.model, layout.placements
     layers, choices = replayed_shape(model)
 
-    def of_microbatch(weights: Weights, batch: Batch) -> jax.Array:
-        stages = stages_of(layout, train=True)
-        x, tokens = stages.embed(weights, batch), stages.token_context(batch)
-        found = [jnp.full((*x.shape[:2], choices), NO_EXPERT)] * layers
-        for number, (kind, row) in enumerate(layout.order.slots):
-            w = stages.loop.stack(kind).load(own_layers(weights[LAYERS], kind), row)
+    def of_chunk(chunk: int, weights: Weights, stages: DecoderStages, x: jax.Array, tokens: Any) -> tuple[Any, Any]:
+        """(the chunk's output, by layer the number of each expert plus 1) of a chunk of this pipeline rank."""
+        found = vary(jnp.zeros((*x.shape[:2], layers, choices), jnp.int32))
+        for kind, row in layout.order.slots:
+            stack = stages.loop.stack(kind)
+            number = stack.order.own(chunk)[row]
+            w = stack.load(own_layers(weights[LAYERS], kind), chunk * stack.order.rows_per_chunk + row)
             layer: Any = stages.prototype(kind)
             if isinstance(layer.mlp, Experts):
                 layer.mlp.records = True
-            x, report = with_weights(layer, w)(x, jnp.int32(number), tokens[kind], stages.attend[kind], True)
+            y, report = with_weights(layer, w)(x, number, tokens[kind], stages.attend[kind], True)
+            x = stack.unless_padding(number, y, x)
             if EXPERTS in report:
-                own = report[EXPERTS]
-                found[number] = jnp.pad(own, ((0, 0), (0, 0), (0, choices - own.shape[-1])), constant_values=NO_EXPERT)
-        return jnp.stack(found, axis=2)
+                own = jnp.pad(report[EXPERTS] + 1, ((0, 0), (0, 0), (0, choices - report[EXPERTS].shape[-1])))
+                found = jnp.where(jnp.arange(layers)[:, None] == number, own[:, :, None], found)
+        return x, found
+
+    def of_microbatch(weights: Weights, batch: Batch) -> jax.Array:
+        """Every rank runs the chunk that it has in the place of the one whose turn it is, and that one's counts."""
+        stages = stages_of(layout, train=True)
+        x, tokens = stages.embed(weights, batch), stages.token_context(batch)
+        total = jnp.int32(0)
+        for chunk, rank in enumerate(layout.schedule.rank_of):
+            y, found = of_chunk(layout.schedule.chunks_of[rank].index(chunk), weights, stages, x, tokens)
+            counts = lax.axis_index("pipe") == rank
+            x = sum_over_stages(jnp.where(counts, y, 0))
+            total += jnp.where(counts, found, 0)
+        return lax.psum(total, "pipe") + NO_EXPERT
 
     def function(weights: Weights, batch: Batch) -> jax.Array:
         weights = to_storage(weights, placements)
         parts = [jax.tree.map(lambda a, part=part: a[part], batch) for part in range(layout.plan.microbatches)]
-        # There is one stage, which the types do not show.
-        return lax.psum(jnp.stack([of_microbatch(weights, part) for part in parts]), "pipe")
+        return jnp.stack([of_microbatch(weights, part) for part in parts])
 
     out: Any = PartitionSpec(None, DATA_AXES, ("context", "tensor"))
     return step.compiled(function, (layout.weights, layout.batch), out)
 
 
 class RoutingFolder:
-    """The files of a folder."""
+    """The files of a folder, which all processes of a run share."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
 
     def write(self, batch: int, routed: Routed) -> None:
-        """Write the file of a batch."""
+        """Write the file of a batch: the first process of a run does."""
+        if jax.process_index():
+            return
         self.path.mkdir(parents=True, exist_ok=True)
         np.save(self._file(batch), routed)
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.experts.replay import EXPERTS
 from jaxpar.layout.state import all_weights
 from jaxpar.training.routing import Recorder, RoutingFolder
+from tests.given_weights import state_with
 from tests.sentences import refused
 from tests.small_run import SmallRun, small, worst_difference
 from tests.training.runs import fit, losses, run_config
@@ -24,6 +26,11 @@ OWN: dict[str, dict[str, Any]] = {
     "dense_to_sparse": {"per_token": 2, "anneal_steps": 10, "threshold": 0.05},
     "base": {"per_token": 1},
     "expert_choice": {"per_token": 2, "force": True},
+    "gshard": {"per_token": 2},
+    "softmax_top_k": {"per_token": 2},
+    "cosine": {"per_token": 1},
+    "k_top_1": {"per_token": 2},
+    "sam": {"per_token": 2, "groups": 2},
 }
 
 
@@ -49,6 +56,26 @@ def test_a_run_that_replays_its_own_experts_has_its_own_loss_bit_for_bit(router:
     assert worst <= 1e-6, f"gradient of {leaf} differs by {worst:.1e}"
     other = np.where(routed >= 0, (routed + 1) % 4, -1).astype(np.int32)
     assert float(again.step.gradients(state, again.place(rows | {EXPERTS: other}))[0]) != float(loss)
+
+
+@pytest.mark.matrix(ci=1)
+@pytest.mark.parametrize(
+    "parallel", [{"schedule": "1f1b", "tensor": 2}, {"schedule": "zb-v", "virtual_stages": 2, "expert": 2}]
+)
+def test_a_pipeline_records_what_one_device_does(parallel: dict[str, Any]):
+    """Of layers that the stages do not divide."""
+    experts = ExpertsConfig(count=4, router="sigmoid", width=16)
+    model = {"layers": 5, "experts": experts, "kinds": {"dense": {"experts": None}, "routed": {}}}
+    model["pattern"] = Pattern(prefix=("dense",), unit=("routed",))
+    one, stages = (
+        SmallRun(small(model=model, parallel=own)) for own in ({}, {"pipe": 2, "microbatches": 4} | parallel)
+    )
+    initial = one.step.residency.initial_state()
+    there = state_with(stages.step, stages.by_row(one.by_layer(initial.master)))
+    wanted = Recorder(one.step, one.place)(all_weights(initial), one.batch(0))
+    found = Recorder(stages.step, stages.place)(all_weights(there), stages.batch(0))
+    assert (wanted[:, :, 0] == -1).all() and (wanted[:, :, 1:] >= 0).any(axis=(0, 1, 3)).all()
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.long

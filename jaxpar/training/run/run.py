@@ -33,7 +33,7 @@ from jaxpar.observe.holdings import name_arrays
 from jaxpar.observe.timer import StepTimer
 from jaxpar.training.residency.given_weights import begun_from
 from jaxpar.training.residency.saved_state import SavedState
-from jaxpar.training.routing import Recorder, RoutingFolder, check_recorded
+from jaxpar.training.routing import Recorder, RoutingFolder
 from jaxpar.training.run.compared import compared_plan
 from jaxpar.training.run.heldout import baseline, evaluates, heldout_metrics
 from jaxpar.training.run.out_of_memory import (
@@ -100,8 +100,6 @@ class Run:
         self.config = with_vocab(config, self.data.vocab)
         self.plan = compared_plan(lambda: self._planned(plan, devices), self.config, devices)
         self.mesh = build_mesh(self.plan.axes, devices)
-        if self.config.run.record_routing is not None:
-            check_recorded(self.config, self.plan.axes.pipe)
         self.layout = StepLayout(self.config, self.plan)
         checks = check_state_fits, check_batch_fits, check_offload, check_offloaded_state, check_estimate_fits
         for check in checks:
