@@ -122,7 +122,7 @@ def _known(feed_forwards: tuple[str, ...]) -> dict[str, Activation]:
         for activation, experts in product(feed_forwards, (None, *every_expert)):
             model = ModelConfig(activation=activation, norm_placement=placement, experts=experts)  # pyright: ignore
             _add(found, model)
-        _add(found, ModelConfig(attention_sinks=True, norm_placement=placement))
+        _add(found, ModelConfig(attention_sinks=True, norm_placement=placement))  # pyright: ignore
         for latent in (LatentAttentionConfig(kv_rank=1), LatentAttentionConfig(kv_rank=1, query_rank=1)):
             _add(found, ModelConfig(latent_attention=latent, norm_placement=placement))  # pyright: ignore
     return found

@@ -45,7 +45,7 @@ def check_wire(config: Config, axes: AxisSizes, node_devices: int | None) -> int
     if parallel.collectives == "flat" and wire is None:
         return None
     key = "parallel.collectives: hierarchical" if wire is None else f"precision.gradient_wire: {wire}"
-    splits = [("replica", *SHARD_AXES)] if parallel.zero == 0 else [SHARD_AXES, ("replica",)]
+    splits: list[tuple[str, ...]] = [("replica", *SHARD_AXES)] if parallel.zero == 0 else [SHARD_AXES, ("replica",)]
     if routed:  # the weights of experts travel over the others of these axes
         splits.append(tuple(axis for axis in splits[0] if axis != "expert"))
     for split in splits:

@@ -112,7 +112,7 @@ def test_a_secondary_shard_of_an_expert_is_among_the_neighbours_that_share_it(
     """Counted from the places of the neighbours on (fsdp, expert, context)."""
     places = [np.unravel_index(rank, sizes) for rank in range(own)]
     assert sum(place[1] == 0 for place in places) == ranks
-    axes = dict(zip(("fsdp", "expert", "context"), sizes, strict=True))
+    axes: dict[str, int] = dict(zip(("fsdp", "expert", "context"), sizes, strict=True))
     assert secondary_ranks(own, axes, ("expert",)) == ranks and secondary_ranks(own, axes, ("tensor",)) == own
 
 
