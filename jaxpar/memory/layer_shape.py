@@ -16,6 +16,7 @@ from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
 from jaxpar.layers.declaration.part import Layer, Matmuls, Part
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.experts.messages import exchange_of
+from jaxpar.layers.experts.room import room_of, row_room
 from jaxpar.layers.lora import OFF, targets_of
 from jaxpar.mesh.parameters import ParamSpec
 
@@ -119,6 +120,23 @@ class LayerShape:
         if self.model.experts is None:
             return 0
         return ceil(self.tokens * self.model.experts.per_token * min(self.capacity, self.expert))
+
+    @property
+    def further_rounds(self) -> bool:
+        """Whether an exchange may take more than one round: all experts' ranks together have no room for all rows."""
+        return self.model.experts is not None and self.capacity < self.expert
+
+    @property
+    def later_round(self) -> int:
+        """Bytes of the activations of a round after the first of an exchange, which are not kept."""
+        experts = self.model.experts
+        if experts is None:
+            return 0
+        room = room_of(self.part_tokens * experts.per_token, self.expert, self.capacity)
+        rows = self.tensor * self.expert * row_room(self.part_tokens, room, experts, self.expert, self.capacity)
+        rows = self.routed_rows if self.exchange == "all_gather" else rows
+        names = ("expert_input", "expert_up", "expert_gate", "expert_hidden")
+        return sum(self.sizes.get(name, 0) for name in names) * rows // max(1, self.routed_rows)
 
     @property
     def fullest(self) -> float:

@@ -295,8 +295,25 @@ class _Counted:
         return Work(
             weights.all + self._frozen + self._gathered_layers,
             gradients.all + own,
-            (4 * whole if case.tensor > 1 else 0) + self._codes() + case.scratch,
+            (4 * whole if case.tensor > 1 else 0) + self._codes() + case.scratch + self._of_experts(),
         )
+
+    def _of_experts(self) -> int:
+        """What the backward of experts takes besides their activations; found in programs of four layers.
+
+        XLA's loops over blocks of rows copy their arguments to have room for a block more: the rows of experts, and the
+        gradients of what they are multiplied to. (Kernels do not; it counts for them too.) The loop of further rounds
+        has a sum in float32 of the gradients of tokens, and a round's activations with half of their cotangents: there
+        is memory for it although it does not run. Its sums of the gradients of matrices are the layer's gradients.
+        """
+        return max(self._of_experts_in(shape) for shape in self.shapes.values())
+
+    @staticmethod
+    def _of_experts_in(shape: LayerShape) -> int:
+        copied = sum(shape.sizes.get(name, 0) for name in ("expert_input", "expert_up", "expert_gate"))
+        if not shape.further_rounds:
+            return copied
+        return copied + FLOAT32_BYTES * shape.part_tokens * shape.embed + 3 * shape.later_round // 2
 
     def _turned(self) -> int:
         """The largest gradients of attention and of the feed-forward, which XLA copies to write them back: found in

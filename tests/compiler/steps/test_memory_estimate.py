@@ -8,6 +8,7 @@ import pytest
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config, load_config
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import parameter_count
@@ -66,6 +67,29 @@ def test_the_estimate_of_gemma_is_within_a_twentieth_of_what_xla_allocates():
     assert estimate.device == pytest.approx(report.allocated_bytes, rel=0.05)
     for name in ("optimizer", "weights", "saved_activations"):
         assert getattr(estimate, name) == pytest.approx(report.classes[name], rel=0.05), name
+
+
+EXPERTS: dict[str, dict[str, Any]] = {
+    "over eight ranks": {
+        "model": {"embed": 512, "experts": ExpertsConfig(32, 4, 512)},
+        "parallel": {"expert": 8, "expert_capacity": 1.25, "expert_slices": 1},
+    },
+    "over four ranks of two copies, all recomputed": {
+        "model": {"embed": 1024, "experts": ExpertsConfig(64, 6, 256, shared=2)},
+        "parallel": {"expert": 4, "fsdp": 2, "microbatches": 2, "expert_capacity": 1.5, "expert_slices": 2},
+        "memory": {"remat": "full"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", EXPERTS)
+def test_the_estimate_of_experts_is_within_a_twentieth_of_what_xla_allocates(layout: str):
+    """Also of the loop of further rounds, for which there is memory although it does not run."""
+    sections = EXPERTS[layout] | {
+        "model": {"layers": 4, "heads": 8, "kv_heads": 8, "vocab": 1024} | EXPERTS[layout]["model"]
+    }
+    config = wide(data={"sequence_length": 2048, "batch_size": 16}, **sections)
+    assert_planned(config, "h100:1x8", *inspected(config, "h100:1x8"))
 
 
 def drawn(preset: str, layers: int, parallel: str, *others: str) -> list[str]:
