@@ -17,8 +17,8 @@ from jaxpar.layers.experts.lists import NONE
 from jaxpar.layers.experts.routing import NO_EXPERT
 from jaxpar.layers.experts.rows import collect, spread
 
-VERTICES = 256
-"""Dimensions of a rotated token that a hash looks at, at most."""
+DIMENSIONS = 256
+"""Of a rotated token that a hash looks at, at most."""
 SEED = 0x15A8
 """Of the rotations, which are the same in all steps and runs."""
 
@@ -43,13 +43,20 @@ class Clusters(NamedTuple):
     """Buckets of equal hashes that have no cluster of their own, because there are no places left."""
 
 
-def hashes_of(x: Float[Array, "tokens embed"], number: int, layer: Int[Array, ""] | int) -> Int[Array, "tokens hashes"]:
+def dimensions_of(embed: int, experts: int, room: int) -> int:
+    """Dimensions that a hash looks at, each with two vertices: few enough that buckets of one hash take half of the
+    room at most, so that tokens of a cluster have at least one hash in common."""
+    return max(1, min(DIMENSIONS, embed, room // (4 * experts)))
+
+
+def hashes_of(
+    x: Float[Array, "tokens embed"], number: int, layer: Int[Array, ""] | int, dimensions: int
+) -> Int[Array, "tokens hashes"]:
     """Cross-polytope hashes: the coordinate of the largest magnitude of a rotated token, and its sign (Andoni et al.,
     arXiv:1509.02897). Each layer and each hash has a rotation, for which Gaussian matrices stand."""
     x = lax.stop_gradient(x).astype(jnp.float32)
-    vertices = min(VERTICES, x.shape[1])
     key = jax.random.fold_in(jax.random.key(SEED), layer)
-    rotations = jax.random.normal(key, (x.shape[1], number, vertices), jnp.float32)
+    rotations = jax.random.normal(key, (x.shape[1], number, dimensions), jnp.float32)
     rotated = jnp.einsum("te,ehv->thv", x, rotations)
     best = jnp.argmax(jnp.abs(rotated), axis=2)
     negative = jnp.take_along_axis(rotated, best[:, :, None], axis=2)[:, :, 0] < 0

@@ -23,7 +23,15 @@ from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.layers.dropout import draws
 from jaxpar.layers.experts.assignment import within_capacity
 from jaxpar.layers.experts.biases import expert_of_row, rows_of_experts
-from jaxpar.layers.experts.clusters import centroids_of, clusters_of, hashes_of, interleaved, joined, restored
+from jaxpar.layers.experts.clusters import (
+    centroids_of,
+    clusters_of,
+    dimensions_of,
+    hashes_of,
+    interleaved,
+    joined,
+    restored,
+)
 from jaxpar.layers.experts.exchange import EXCHANGES, Shared, exchanged, lists_of, rounds_needed
 from jaxpar.layers.experts.losses import sequence_loss, share, z_loss
 from jaxpar.layers.experts.replay import EXPERTS, choices_of
@@ -299,7 +307,7 @@ class Experts(nnx.Module):
         """`_routed`, where a row of the exchange is a cluster of tokens of one expert."""
         slices, experts = self.layout.slices, self.experts
         room = cluster_room(experts, len(x), slices)
-        hashes = hashes_of(x, experts.hashes, number)
+        hashes = hashes_of(x, experts.hashes, number, dimensions_of(x.shape[1], experts.count, room))
         clusters = clusters_of(hashes, routing.indices, counts, experts.count, room)
         indices = interleaved(clusters.expert, slices)[:, None]
         of_one = Routing(indices, jnp.ones(indices.shape, jnp.float32), {})

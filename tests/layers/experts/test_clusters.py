@@ -15,6 +15,7 @@ from jaxpar.layers.experts.clusters import (
     Clusters,
     centroids_of,
     clusters_of,
+    dimensions_of,
     hashes_of,
     interleaved,
     joined,
@@ -102,18 +103,19 @@ def test_tokens_get_the_result_of_their_centroid_and_their_residual(room: int):
 def test_a_hash_is_the_nearest_vertex_of_a_rotated_cross_polytope():
     """The same in every run; a token and its multiple have one hash, its opposite has the opposite vertex."""
     x = jnp.float32(X)
-    found = hashes_of(x, 5, 0)
+    found = hashes_of(x, 5, 0, EMBED)
     assert found.shape == (TOKENS, 5) and found.min() >= 0 and found.max() < 2 * EMBED
-    np.testing.assert_array_equal(found, hashes_of(3 * x, 5, 0))
-    np.testing.assert_array_equal(found ^ 1, hashes_of(-x, 5, 0))
-    assert (found != hashes_of(x, 5, 1)).mean() > 0.5, "another layer has another rotation"
-    near = hashes_of(x + 0.01 * jnp.float32(DRAW.standard_normal(X.shape)), 5, 0)
+    np.testing.assert_array_equal(found, hashes_of(3 * x, 5, 0, EMBED))
+    np.testing.assert_array_equal(found ^ 1, hashes_of(-x, 5, 0, EMBED))
+    assert (found != hashes_of(x, 5, 1, EMBED)).mean() > 0.5, "another layer has another rotation"
+    near = hashes_of(x + 0.01 * jnp.float32(DRAW.standard_normal(X.shape)), 5, 0, EMBED)
     assert (found == near).mean() > 0.9
 
 
 def test_room_and_bytes_are_a_share_of_the_choices():
     experts = ExpertsConfig(count=8, per_token=2, compression=0.25)
     assert cluster_room(experts, 1000, 3) == 501 and cluster_room(experts, 4, 1) == 8
+    assert dimensions_of(128, 8, 512) == 16 and dimensions_of(128, 8, 10**6) == 128 and dimensions_of(128, 8, 8) == 1
     one = of_clusters(experts)
     for exchange, factor in (("all_to_all", 0.5), ("all_gather", 0.5)):
         assert rows_sent(exchange, experts, 1.5, 4, 2) == pytest.approx(factor * rows_sent(exchange, one, 1.5, 4, 2))
