@@ -64,6 +64,9 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["model.experts={count: 8, compression: 1.5}"], ("model.experts.compression", "1.5", "at most 1")
     ),
     "hashes of nothing": (["model.experts={count: 8, hashes: 3}"], ("model.experts.hashes", "3", "compression", "6")),
+    "residuals of nothing": (
+        ["model.experts={count: 8, residual: 0.5}"], ("model.experts.residual", "0.5", "compression", "1.0")
+    ),
     "clusters of any number": (
         ["model.experts={count: 8, router: dense_to_sparse, compression: 0.5}"],
         ("model.experts.compression", "0.5", "dense_to_sparse", "null"),

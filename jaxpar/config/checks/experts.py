@@ -19,6 +19,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "bias_rate": (0, inf), "projection": (1, WIDTH), "temperature": (1e-6, inf), "last_temperature": (1e-6, inf),
     "anneal_steps": (1, inf), "threshold": (0, 1),
     "sequence_loss": (0, inf), "capacity_factor": (1e-3, inf), "compression": (1e-3, 1), "hashes": (1, 64),
+    "residual": (0, 1),
 }  # fmt: skip
 _PER_TOKEN = {"switch": 1, "gshard": 2, "base": 1}
 """Routers that choose a fixed number of experts."""
@@ -114,11 +115,13 @@ def _check(key: str, experts: ExpertsConfig) -> None:
         divides(f"{key}.count", count, f"{key}.per_token", chosen, ", since k_top_1 has a group for each")
     if router == "hash" and experts.z_loss:
         raise UserError(f"{key}.z_loss: {experts.z_loss} would not be used, because the router hash has no logits")
-    if experts.compression is None and experts.hashes != ExpertsConfig.hashes:
-        raise UserError(
-            f"{key}.hashes: {experts.hashes} would not be used, because {key}.compression is null; expected "
-            f"{ExpertsConfig.hashes}, or a compression"
-        )
+    for name in ("hashes", "residual"):
+        value, usual = getattr(experts, name), getattr(ExpertsConfig, name)
+        if experts.compression is None and value != usual:
+            raise UserError(
+                f"{key}.{name}: {value} would not be used, because {key}.compression is null; expected {usual}, or a "
+                "compression"
+            )
     if experts.compression is not None and router in _ALL_EXPERTS:
         raise UserError(
             f"{key}.compression: {experts.compression:g}, and the router {router} has no fixed number of experts of a "

@@ -52,6 +52,8 @@ class ExpertsConfig:
     expert are sent as their mean. Null sends each token."""
     hashes: int = 6
     """Locality-sensitive hashes in which tokens that are sent as one are equal, where there are enough rows."""
+    residual: float = 1.0
+    """Factor of a token's difference from the mean that is sent for it, which is added to the expert's result."""
     z_loss: float = 0.0
     """Weight of the mean of `logsumexp(router logits)^2`."""
     bias_rate: float = 0.001

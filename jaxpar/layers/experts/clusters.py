@@ -1,7 +1,7 @@
 """Clusters of tokens that are sent to an expert as one row, their mean (LSH-MoE, arXiv:2411.08446).
 
 Tokens of one expert with the same locality-sensitive hashes form a cluster. The expert computes its centroid c, and a
-token x of it gets `expert(c) + x - c`. So the exchange has a row for each centroid, each for one expert.
+token x of it gets `expert(c) + residual (x - c)`. So the exchange has a row for each centroid, each for one expert.
 """
 
 from __future__ import annotations
@@ -121,14 +121,15 @@ def restored(
     gates: Float[Array, "tokens chosen"],
     centroids: Float[Array, "clusters embed"],
     results: Float[Array, "clusters embed"],
+    residual: float,
 ) -> Float[Array, "tokens embed"]:
-    """`sum_i w_i (expert_i(c) + x - c)` over the experts of each token, from the `results` of the experts for the
-    centroids c."""
-    moved = results.astype(jnp.float32) - centroids.astype(jnp.float32)
+    """`sum_i w_i (expert_i(c) + residual (x - c))` over the experts of each token, from the `results` of the experts
+    for the centroids c."""
+    moved = results.astype(jnp.float32) - residual * centroids.astype(jnp.float32)
     weights = spread(gates.reshape(-1, 1), clusters.order, clusters.place.reshape(-1, 1))
     moved = collect(weights * _members(moved, clusters.cluster, clusters.last), clusters.token, clusters.place)
     own = jnp.where(clusters.place >= 0, gates, 0).sum(axis=1, keepdims=True) * x.astype(jnp.float32)
-    return (moved + own).astype(x.dtype)
+    return (moved + residual * own).astype(x.dtype)
 
 
 def interleaved(x: Array, slices: int) -> Array:

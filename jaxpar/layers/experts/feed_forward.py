@@ -315,7 +315,7 @@ class Experts(nnx.Module):
         results, handled, rounds = self._exchanged(
             of_clusters(experts), interleaved(centroids, slices), of_one, indices[:, 0] != NO_EXPERT, None
         )
-        y = restored(clusters, x, routing.weights, centroids, joined(results, slices))
+        y = restored(clusters, x, routing.weights, centroids, joined(results, slices), experts.residual)
         number_of = lambda there: jnp.sum(there).astype(jnp.float32)
         sent = number_of(clusters.expert != NO_EXPERT)
         handled = handled + number_of(clusters.token >= 0) - sent

@@ -80,7 +80,7 @@ def test_tokens_get_the_result_of_their_centroid_and_their_residual(room: int):
     def ours(x: Any, gates: Any) -> Any:
         centroids = centroids_of(clusters, x)
         results = jnp.tanh(jnp.einsum("ce,cef->cf", centroids, jnp.float32(matrices)[clusters.expert]))
-        return jnp.sum(restored(clusters, x, gates, centroids, results) * jnp.float32(factors))
+        return jnp.sum(restored(clusters, x, gates, centroids, results, 0.7) * jnp.float32(factors))
 
     def formula(x: Any, gates: Any) -> Any:
         """One row of `of` for each choice, 1 at its cluster."""
@@ -88,7 +88,7 @@ def test_tokens_get_the_result_of_their_centroid_and_their_residual(room: int):
         of = np.repeat(np.eye(len(members)), [len(own) for own in members], axis=0)
         centroids = of.T @ x[tokens] / of.sum(axis=0)[:, None]
         results = jnp.tanh(jnp.einsum("ce,cef->cf", centroids, matrices[[INDICES[own[0]] for own in members]]))
-        each = of @ (results - centroids) + x[tokens]
+        each = of @ (results - 0.7 * centroids) + 0.7 * x[tokens]
         return jnp.sum(gates[tokens, choices][:, None] * each * factors[tokens])
 
     found, slopes = jax.jit(jax.value_and_grad(ours, argnums=(0, 1)))(jnp.float32(X), jnp.float32(GATES))
