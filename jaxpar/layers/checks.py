@@ -18,6 +18,7 @@ from jaxpar.layers.counting import parameter_count
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.lora import adaptable
 from jaxpar.layers.matmul_formats import NEVER, dense_groups, group_names, quantised, tensor_names
+from jaxpar.precision.recipe import TILES
 
 MULTIPLE = 16
 """What the sizes of an FP8 matmul are multiples of: 16 bytes of a row (cuBLAS documentation, cublasLtMatmul)."""
@@ -104,7 +105,8 @@ def check_exceptions(config: Config) -> None:
 
 
 def check_multiples(config: Config) -> None:
-    """Refuse matmuls that FP8 units cannot run: the three sizes of each are multiples of 16 on every rank.
+    """Refuse matmuls that FP8 units cannot run: the three sizes of each are multiples of 16 on every rank, or of the
+    tiles that have a scale.
 
     Raises:
         UserError: see above.
@@ -112,13 +114,16 @@ def check_multiples(config: Config) -> None:
     recipe, parallel = config.precision.matmul, config.parallel
     if recipe is None:
         return
+    if recipe in TILES:
+        check_parts(config, TILES[recipe].size)
+    multiple = TILES[recipe].size if recipe in TILES else MULTIPLE
     ranks = known(parallel, "replica", "fsdp", "expert", "context")
     tokens = config.data.batch_size * config.data.sequence_length // (ranks * parallel.microbatches)
     otherwise = f"or precision.matmul: null instead of {recipe}"
-    if tokens % MULTIPLE:
+    if tokens % multiple:
         raise UserError(
             f"data.batch_size x data.sequence_length: {tokens} tokens on each rank in a microbatch are no multiple of "
-            f"{MULTIPLE}, which matmuls in FP8 need; expected longer sequences or fewer ranks, {otherwise}"
+            f"{multiple}, which matmuls in FP8 need; expected longer sequences or fewer ranks, {otherwise}"
         )
     tensor = known(parallel, "tensor")
     for model in kind_models(config.model).values():
@@ -135,12 +140,34 @@ def check_multiples(config: Config) -> None:
                 sides = [prod(spec.shape[: spec.inputs]), prod(spec.shape[spec.inputs :])]
                 heads = spec.shape[spec.axes.index("kv_heads")] if "kv_heads" in spec.axes else tensor
                 sides[group.inward] //= 1 if group.between else min(tensor, heads)
-                if any(side % MULTIPLE for side in sides):
+                if any(side % multiple for side in sides):
                     raise UserError(
-                        f"precision.matmul: {recipe} needs sizes that are multiples of {MULTIPLE} on each rank, and "
+                        f"precision.matmul: {recipe} needs sizes that are multiples of {multiple} on each rank, and "
                         f"matrix {name} is {sides[0]} x {sides[1]} with parallel.tensor: {tensor}; expected less of "
                         f"it, {group.name} in precision.matmul_except.parts, {otherwise}"
                     )
+
+
+def check_parts(config: Config, tile: int) -> None:
+    """Refuse parts of rows in which tiles of tokens are not whole, or not the same tokens as on one device.
+
+    Raises:
+        UserError: see above.
+    """
+    recipe, parallel, length = config.precision.matmul, config.parallel, config.data.sequence_length
+    context, tensor = known(parallel, "context"), known(parallel, "tensor")
+    if context > 1 and parallel.context_order == "striped":
+        raise UserError(
+            f"parallel.context_order: striped separates the {tile} neighbouring tokens that share a scale under "
+            f"precision.matmul: {recipe}; expected zigzag or contiguous, or precision.matmul: fp8_current"
+        )
+    pieces = max(context * tensor, 2 * context if context > 1 else 1)
+    if length % (pieces * tile):
+        raise UserError(
+            f"precision.matmul: {recipe} scales {tile} neighbouring tokens together, and data.sequence_length: "
+            f"{length} in {pieces} parts (parallel.context: {context}, parallel.tensor: {tensor}) leaves parts that "
+            f"are no multiple of {tile}; expected a multiple of {pieces * tile}, fewer ranks, or fp8_current"
+        )
 
 
 def check_parameters(model: ModelConfig) -> None:

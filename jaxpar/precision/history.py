@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxpar.precision.matmul import scale_of
 from jaxpar.precision.recipe import E4M3, Recipe
+from jaxpar.precision.scale import scale_of
 
 type History = Float[Array, "steps layers tensors"]
 """The largest magnitudes, of the last step first; 0 where there was none."""

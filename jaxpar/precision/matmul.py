@@ -24,11 +24,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import gather_sequence, reduce_max, scatter_sequence
-from jaxpar.precision.recipe import E4M3, LARGEST, QuantisedGroups, Recipe
+from jaxpar.precision import tiles
+from jaxpar.precision.recipe import E4M3, QuantisedGroups, Recipe
+from jaxpar.precision.scale import quantise, scale_of
 from pallas_kernels.varying import vary_alike
 
 SCALES = "matmul_scales"
@@ -36,9 +38,6 @@ SCALES = "matmul_scales"
 
 TOKEN_AXES = tuple(axis for axis in AXES if axis != "pipe")
 """Axes that split activations and their gradients: by row, by token, or by column."""
-
-SMALLEST, MOST = -62, 62
-"""Powers of two that scales may have: a product of two stays a normal float32."""
 
 
 class GroupScaling(NamedTuple):
@@ -79,23 +78,6 @@ def scaling_of(
 
 
 # ---- one tensor
-
-
-def scale_of(largest: Float[Array, "..."], form: str, margin: int = 0) -> Float[Array, "..."]:
-    """The least power of two by which a tensor with the `largest` magnitude fits `form` when divided, times
-    2^`margin`. It is 1 for zeros, and NaN where a magnitude is not finite."""
-    bits = lax.bitcast_convert_type(largest.astype(jnp.float32), jnp.uint32)
-    fraction, exponent = bits & 0x7FFFFF, (bits >> 23).astype(jnp.int32) - 127
-    highest = {448.0: 8, 57344.0: 15}[LARGEST[form]]
-    power = exponent - highest + (fraction > 0x600000).astype(jnp.int32) + margin
-    scale = lax.bitcast_convert_type((jnp.clip(power, SMALLEST, MOST) + 127) << 23, jnp.float32)
-    return jnp.where(jnp.isfinite(largest), jnp.where(largest > 0, scale, 1.0), jnp.nan)
-
-
-def quantise(x: Float[Array, "..."], scale: Float[Array, ""], form: str) -> Shaped[Array, "..."]:
-    """Codes of `x` / `scale`, rounded to the nearest; what exceeds the format becomes its largest number."""
-    most = LARGEST[form]
-    return jnp.clip(x.astype(jnp.float32) / scale, -most, most).astype(form)
 
 
 def largest_of(x: Float[Array, "..."]) -> Float[Array, ""]:
@@ -139,8 +121,10 @@ def products(
     Sends `gather_sequence` of codes, one byte a number; its backward again, and `scatter_sequence` of the input's
     gradient in its own dtype. Without given scales also a maximum of one number for each tensor.
     """
-    x, weights = vary_alike((x, tuple(weights)))
     recipe, scales = scaling.recipe, scaling.scales
+    if recipe.tiles is not None:
+        return tiles.products(x, weights, recipe, scaling.exact, gathers=gathers)
+    x, weights = vary_alike((x, tuple(weights)))
     if scales is None:
         of_x = scale_of(largest_over([x], TOKEN_AXES), E4M3, recipe.margin)
         of_weights = scaling.of_codes

@@ -14,10 +14,24 @@ LARGEST = {E4M3: 448.0, E5M2: 57344.0}
 """The largest number of each format. Both are 1.75 times a power of two."""
 
 
+@dataclass(frozen=True)
+class Tiles:
+    """Which numbers of an operand share a scale."""
+
+    size: int
+    """Numbers of a row, along the side that a product sums over."""
+    square: bool
+    """Whether weights are cut into squares of this side."""
+
+
+TILES = {"fp8_block": Tiles(128, square=True)}
+"""By `precision.matmul`; the others have one scale for a tensor."""
+
+
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Recipe:
-    """How a tensor becomes codes of 8 bits and a scale."""
+    """How a tensor becomes codes of 8 bits and their scales."""
 
     delayed: bool
     """Whether scales come from earlier steps; else from the tensor itself."""
@@ -25,14 +39,19 @@ class Recipe:
     """Format of the gradients of outputs; inputs and weights are `E4M3`."""
     margin: int = 0
     """Powers of two that are left unused above the largest magnitude."""
+    tiles: Tiles | None = None
+    """None if a tensor has one scale."""
 
 
 def recipe_of(precision: PrecisionConfig) -> Recipe | None:
     """The recipe of a configuration; None where matmuls run in the compute dtype."""
     if precision.matmul is None:
         return None
-    gradient = E5M2 if precision.matmul_gradient == "e5m2" else E4M3
-    return Recipe(precision.matmul == "fp8_delayed", gradient, precision.matmul_margin)
+    tiles = TILES.get(precision.matmul)
+    # A tile spans fewer powers of two than a tensor: it has more use for significant bits.
+    asked = precision.matmul_gradient or ("e5m2" if tiles is None else "e4m3")
+    gradient = E5M2 if asked == "e5m2" else E4M3
+    return Recipe(precision.matmul == "fp8_delayed", gradient, precision.matmul_margin, tiles)
 
 
 def in_compute_dtype(precision: PrecisionConfig) -> PrecisionConfig:

@@ -22,10 +22,32 @@ model: {layers: 4, embed: 64, heads: 8, mlp: 128, vocab: 64}
 data: {source: synthetic, sequence_length: 64, batch_size: 8}
 """
 CURRENT = "precision.matmul=fp8_current"
+BLOCK = (
+    "precision.matmul=fp8_block",
+    "model.embed=128",
+    "model.mlp=256",
+    "model.head_dim=128",
+    "data.sequence_length=256",
+)
 
 REFUSED = {
-    "block": (["precision.matmul=fp8_block"], ("precision.matmul: fp8_block", "fp8_current or fp8_delayed")),
-    "mxfp8": (["precision.matmul=mxfp8"], ("precision.matmul: mxfp8", "Hopper")),
+    "mxfp8": (["precision.matmul=mxfp8"], ("precision.matmul: mxfp8", "fp8_block")),
+    "tokens of a tile": (
+        [*BLOCK, "data.sequence_length=320"],
+        ("precision.matmul: fp8_block", "data.sequence_length: 320", "multiple of 128", "fp8_current"),
+    ),
+    "tokens of a part": (
+        [*BLOCK, "parallel.tensor=2", "parallel.context=2"],
+        ("data.sequence_length: 256", "4 parts", "multiple of 512", "fewer ranks"),
+    ),
+    "striped tiles": (
+        [*BLOCK, "parallel.context=2", "parallel.context_order=striped"],
+        ("context_order: striped", "fp8_block", "zigzag or contiguous"),
+    ),
+    "blocks of a rank": (
+        [*BLOCK, "model.mlp=384", "parallel.tensor=2"],
+        ("multiples of 128", "128 x 192", "mlp_in", "precision.matmul: null"),
+    ),
     "misspelt": (["precision.matmul=fp8_curent"], ("precision.matmul", "fp8_curent", "fp8_current")),
     "float16": ([CURRENT, "precision.compute=float16"], ("precision.compute", "float16", "bfloat16")),
     "no layers": (
@@ -96,5 +118,7 @@ def test_the_plan_lists_each_exception_with_its_reason():
     assert [value for _, value, _ in others] == ["head", "attention_out", "layers 0 to 0 and 3 to 3"]
     assert all(reason for *_, reason in others)
     assert not matmul_rows(replace(config, precision=replace(config.precision, matmul=None)), None, plan)
+    blocks = replace(config, precision=replace(config.precision, matmul="fp8_block"))
+    assert "128 numbers" in matmul_rows(blocks, None, plan)[0][2] and "gradients e4m3" in matmul_rows(blocks, None, plan)[0][2]
     assert tensor_names(config)[:3] == ("attention_in.input", "query", "key")
     assert [own.what for own in exempt(config)] == [value for _, value, _ in others]

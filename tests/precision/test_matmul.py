@@ -20,10 +20,9 @@ from jaxpar.precision.matmul import (
     largest_of,
     largest_over,
     products,
-    quantise,
-    scale_of,
 )
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe
+from jaxpar.precision.scale import quantise, scale_of
 from tests.nonzero_gradients import nonzero_gradients
 from tests.small_run import SmallRun, small
 from tests.traced import mesh_of

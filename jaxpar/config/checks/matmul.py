@@ -6,8 +6,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config
 
 MISSING = {
-    "fp8_block": "expected fp8_current or fp8_delayed, which scale whole tensors",
-    "mxfp8": "expected fp8_current or fp8_delayed on Hopper and Ada",
+    "mxfp8": "expected fp8_block, fp8_current or fp8_delayed",
 }
 """Recipes that are not implemented, each with what to take instead."""
 

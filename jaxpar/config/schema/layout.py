@@ -111,13 +111,14 @@ class PrecisionConfig:
     """Matmuls and activations; float16 turns on dynamic loss scaling."""
     matmul: Literal["fp8_current", "fp8_delayed", "fp8_block", "mxfp8"] | None = None
     """Format of the layers' matmuls (`docs/fp8.md`): `fp8_current` quantises to 8 bits with one scale for each tensor,
-    from its own largest magnitude; `fp8_delayed` from those of the last `matmul_history` steps; null multiplies in
-    `compute`. `fp8_block` and `mxfp8` are not implemented."""
+    from its own largest magnitude; `fp8_delayed` from those of the last `matmul_history` steps; `fp8_block` with one
+    for 128 numbers, of weights for 128 x 128. null multiplies in `compute`; `mxfp8` is not implemented."""
     matmul_except: MatmulExcept = field(default_factory=MatmulExcept)
     """Matmuls that stay in `compute`: `{parts: [head, router, attention_out], first_layers: 1, last_layers: 1}`. The
     parts are groups of a layer's matmuls; head, router and experts are exceptions in any case."""
-    matmul_gradient: Literal["e5m2", "e4m3"] = "e5m2"
-    """8-bit format of the gradients of outputs; inputs and weights are e4m3."""
+    matmul_gradient: Literal["e5m2", "e4m3"] | None = None
+    """8-bit format of the gradients of outputs; inputs and weights are e4m3. null is e4m3 under `fp8_block`, else
+    e5m2."""
     matmul_history: int = 16
     """Steps of which `fp8_delayed` remembers the largest magnitudes."""
     matmul_margin: int = 0

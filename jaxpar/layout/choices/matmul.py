@@ -10,7 +10,10 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.matmul_formats import exact_layers, exempt, tensor_names
 from jaxpar.layout.choices.pipeline import holds_chunks
 from jaxpar.precision.history import is_gradient
+from jaxpar.precision.recipe import E4M3, E5M2, Recipe, recipe_of
 from jaxpar.units import operations
+
+FORMATS = {E4M3: "e4m3", E5M2: "e5m2"}
 
 
 def check_matmul_units(config: Config, device: Device, cluster: Cluster | None) -> None:
@@ -52,10 +55,9 @@ def matmul_rows(config: Config, gpu: GPU | None, plan: Plan) -> list[tuple[str, 
     first, last = exact_layers(config)
     names = tensor_names(config)
     matrices = [name for name in names if not is_gradient(name) and not name.endswith(".input")]
-    scales = f"of the last {precision.matmul_history} steps" if precision.matmul == "fp8_delayed" else "of the tensor"
-    formats = (
-        f"inputs and weights e4m3, gradients {precision.matmul_gradient}; a scale per tensor by the maximum {scales}"
-    )
+    recipe = recipe_of(precision)
+    assert recipe is not None, "precision.matmul is not null"
+    formats = f"inputs and weights e4m3, gradients {FORMATS[recipe.gradient]}; {_scales(config, recipe)}"
     what = f"{precision.matmul}: {', '.join(matrices)} of layers {first} to {last - 1}"
     rows = [("matmuls", what, formats)]
     each_use = why_each_use(plan)
@@ -66,3 +68,12 @@ def matmul_rows(config: Config, gpu: GPU | None, plan: Plan) -> list[tuple[str, 
         peaks = f"{operations(gpu.training_peak)}/s in bfloat16, {operations(gpu.peaks['float8'])}/s in FP8"
         rows.append(("peaks", peaks, "of a GPU, dense; MFU is a share of the first"))
     return rows
+
+
+def _scales(config: Config, recipe: Recipe) -> str:
+    """What has a scale, and from where it comes."""
+    if recipe.tiles is not None:
+        size = recipe.tiles.size
+        return f"a scale for {size} numbers" + (f", of weights for {size} x {size}" if recipe.tiles.square else "")
+    steps = f"of the last {config.precision.matmul_history} steps" if recipe.delayed else "of the tensor"
+    return f"a scale per tensor by the maximum {steps}"

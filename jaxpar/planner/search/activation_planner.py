@@ -31,6 +31,7 @@ from jaxpar.planner.search.space import Choice, Group
 from jaxpar.planner.settings import ONE_STAGE, Runs, as_remat, of_all_names, runs_of
 from jaxpar.planner.step_time.chunks import Kinds, chunk_slots
 from jaxpar.planner.step_time.pipeline import chunk_layers
+from jaxpar.precision.recipe import TILES
 
 SHARES = 20
 """Parts in which the share of activations on the host is searched."""
@@ -85,7 +86,7 @@ class ActivationPlanner:
             tensor=group.tensor, microbatch=group.microbatch, schedule=choice.schedule,
             virtual_stages=choice.virtual_stages, zero=choice.zero, context_strategy=choice.context_strategy,
             remat=remat, offload_fraction=share, optimizer_offload=choice.optimizer_offload,
-            precision="float8" if precision.matmul else precision.compute,
+            precision="float8" if precision.matmul and precision.matmul not in TILES else precision.compute,
             wire=Wire(precision.weight_wire, precision.gradient_wire),
             stage_layers=choice.stage_layers, expert_exchange=asked.expert_exchange,
             expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,

@@ -7,12 +7,13 @@ from tests.faults.fault import Fault
 MATMUL = "tests/precision/test_matmul.py"
 HISTORY = "tests/precision/test_history.py"
 CODES = "tests/precision/test_weight_codes.py"
+TILES = "tests/precision/test_tiles.py"
 
 PRECISION = (
     Fault(
         name="fp8_scale_is_inverted",
         description="A tensor is multiplied by its scale where it has to be divided.",
-        file="jaxpar/precision/matmul.py",
+        file="jaxpar/precision/scale.py",
         old="jnp.clip(x.astype(jnp.float32) / scale, -most, most)",
         new="jnp.clip(x.astype(jnp.float32) * scale, -most, most)",
         caught_by=(f"{MATMUL}::test_each_product_is_within_its_formats_bound[1.0-float8_e5m2]",),
@@ -56,5 +57,13 @@ PRECISION = (
         old="vary(seen if exact is None else jnp.where(exact, 0, seen), varying_axes(observed))",
         new="vary(seen, varying_axes(observed))",
         caught_by=(f"{HISTORY}::test_what_a_step_saw_does_not_depend_on_the_layout",),
+    ),
+    Fault(
+        name="fp8_tiles_of_inputs_along_columns_in_the_weights_gradient",
+        description="The weight's gradient takes the tiles of the forward, so that an outlier reaches other inputs.",
+        file="jaxpar/precision/tiles.py",
+        old="codes = how.inputs(x, by_token=True)",
+        new="codes = how.inputs(x, by_token=False)",
+        caught_by=(f"{TILES}::test_each_product_is_within_the_bound_of_its_tiles[float8_e4m3fn-fp8_block]",),
     ),
 )

@@ -1,0 +1,173 @@
+"""Matmuls in FP8 with a scale for each tile of an operand, computed where the tile is: `fp8_block` and `mxfp8`.
+
+A tile is so many numbers (`Tiles.size`) along the side that a product sums over, of one row; of weights under
+`fp8_block` a square. Inputs are quantised along their columns for the output and along tokens for the weight's
+gradient; gradients of outputs along columns for the input's gradient and along tokens for the weight's. Where weights
+have squares, their codes are the same in both products.
+
+Every rank holds whole tiles, so scales need no message and are those of the whole tensor. Nothing is kept for later
+steps, and a product that runs again finds the scales again in the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Shaped
+
+from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
+from jaxpar.precision.recipe import E4M3, Recipe, Tiles
+from jaxpar.precision.scale import quantise, scale_of
+from pallas_kernels.varying import vary_alike
+
+
+class Codes(NamedTuple):
+    """A matrix of 8 bits, or several."""
+
+    values: Shaped[Array, "... rows columns"]
+    scales: Float[Array, "... row_tiles column_tiles"]
+
+
+def in_tiles(x: Float[Array, "... rows columns"], tile: tuple[int, int], form: str, margin: int = 0) -> Codes:
+    """`x` as codes, with a scale for each tile of so many rows and columns."""
+    rows, columns = x.shape[-2] // tile[0], x.shape[-1] // tile[1]
+    cut = x.astype(jnp.float32).reshape(*x.shape[:-2], rows, tile[0], columns, tile[1])
+    scales = scale_of(jnp.max(jnp.abs(cut), axis=(-3, -1)), form, margin)
+    return Codes(quantise(cut, scales[..., :, None, :, None], form).reshape(x.shape), scales)
+
+
+def numbers(codes: Codes, dtype: Any = jnp.bfloat16) -> Float[Array, "... rows columns"]:
+    """What the codes stand for. bfloat16 has it exactly: scales are powers of two, and codes have at most 4 bits."""
+    values, scales = codes
+    tile = values.shape[-2] // scales.shape[-2], values.shape[-1] // scales.shape[-1]
+    cut = values.astype(dtype).reshape(*values.shape[:-2], scales.shape[-2], tile[0], scales.shape[-1], tile[1])
+    return (cut * scales.astype(dtype)[..., :, None, :, None]).reshape(values.shape)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _How:
+    recipe: Recipe
+    gathers: bool
+    """Whether the input is a rank's part of the sequence, which the tensor ranks join first."""
+
+    @property
+    def tiles(self) -> Tiles:
+        assert self.recipe.tiles is not None, "it has scales of tiles"
+        return self.recipe.tiles
+
+    def inputs(self, x: jax.Array, *, by_token: bool) -> Codes:
+        """[tokens, inputs] of the joined sequence, in tiles along the tokens or along the inputs."""
+        codes = in_tiles(_flat(x), self._tile(by_token), E4M3, self.recipe.margin)
+        return _matrix(Codes(*map(gather_sequence, codes)) if self.gathers else codes)
+
+    def gradient(self, dy: jax.Array, *, by_token: bool) -> Codes:
+        """[tokens, outputs], in tiles along the tokens or along the outputs."""
+        return _matrix(in_tiles(_flat(dy), self._tile(by_token), self.recipe.gradient, self.recipe.margin))
+
+    def weight(self, w: jax.Array, inputs: int, *, by_input: bool) -> Codes:
+        """[inputs, outputs], in squares, or in tiles along the inputs or along the outputs."""
+        square = (self.tiles.size, self.tiles.size)
+        tile = square if self.tiles.square else self._tile(by_input)
+        return in_tiles(w.reshape(inputs, -1), tile, E4M3, self.recipe.margin)
+
+    def joined(self, dx: jax.Array) -> jax.Array:
+        return scatter_sequence(dx) if self.gathers else dx
+
+    def _tile(self, along_rows: bool) -> tuple[int, int]:
+        return (self.tiles.size, 1) if along_rows else (1, self.tiles.size)
+
+
+def products(
+    x: Float[Array, "batch part *inputs"],
+    weights: Sequence[Float[Array, "..."]],
+    recipe: Recipe,
+    exact: Bool[Array, ""] | None,
+    *,
+    gathers: bool,
+) -> tuple[Float[Array, "batch seq ..."], ...]:
+    """Like `jaxpar.precision.matmul.products`. Sends codes and a scale for each tile, in backward along tokens."""
+    x, weights, exact = vary_alike((x, tuple(weights), exact))
+    return _products(_How(recipe, gathers), x, weights, exact)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _products(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], exact: Any) -> tuple[jax.Array, ...]:
+    inputs = _flat(x).shape[2]
+
+    def shaped(y: jax.Array, w: jax.Array) -> jax.Array:
+        return y.reshape(x.shape[0], -1, *w.shape[x.ndim - 2 :])
+
+    def quantised() -> tuple[jax.Array, ...]:
+        codes = how.inputs(x, by_token=False)
+        each = [(w, how.weight(w, inputs, by_input=True)) for w in weights]
+        return tuple(shaped(product(codes, own, (1, 0), x.dtype), w) for w, own in each)
+
+    def exactly() -> tuple[jax.Array, ...]:
+        whole = _rows(gather_sequence(x) if how.gathers else x)
+        return tuple(shaped(_dot(whole, w.reshape(inputs, -1), (1, 0), x.dtype), w) for w in weights)
+
+    return quantised() if exact is None else lax.cond(exact, exactly, quantised)
+
+
+def _forward(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], exact: Any) -> Any:
+    return _products(how, x, weights, exact), (x, weights, exact)
+
+
+def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
+    x, weights, exact = kept
+    inputs, pairs = _flat(x).shape[2], list(zip(dys, weights, strict=True))
+
+    def of_input(terms: list[jax.Array]) -> jax.Array:
+        dx = sum(terms[1:], terms[0])
+        return how.joined(dx.reshape(x.shape[0], -1, *x.shape[2:]))
+
+    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        codes = how.inputs(x, by_token=True)
+        terms = [
+            product(how.gradient(dy, by_token=False), how.weight(w, inputs, by_input=False), (1, 1), x.dtype)
+            for dy, w in pairs
+        ]
+        dws = [product(codes, how.gradient(dy, by_token=True), (0, 0), w.dtype).reshape(w.shape) for dy, w in pairs]
+        return of_input(terms), tuple(dws)
+
+    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        whole = _rows(gather_sequence(x) if how.gathers else x)
+        terms = [_dot(_rows(dy), w.reshape(inputs, -1), (1, 1), x.dtype) for dy, w in pairs]
+        return of_input(terms), tuple(_dot(whole, _rows(dy), (0, 0), w.dtype).reshape(w.shape) for dy, w in pairs)
+
+    return *(quantised() if exact is None else lax.cond(exact, exactly, quantised)), None
+
+
+_products.defvjp(_forward, _backward)
+
+
+def product(a: Codes, b: Codes, contracted: tuple[int, int], dtype: Any) -> jax.Array:
+    """The product of two matrices over one dim of each, summed in float32."""
+    return _dot(numbers(a), numbers(b), contracted, dtype, lax.Precision.DEFAULT)
+
+
+def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int], dtype: Any, precision: Any = None) -> jax.Array:
+    dims = (((contracted[0],), (contracted[1],)), ((), ()))
+    return lax.dot_general(a, b, dims, precision, preferred_element_type=dtype)
+
+
+def _flat(x: jax.Array) -> jax.Array:
+    """[batch, seq, columns]."""
+    return x.reshape(*x.shape[:2], -1)
+
+
+def _rows(x: jax.Array) -> jax.Array:
+    """[batch * seq, columns]."""
+    return x.reshape(x.shape[0] * x.shape[1], -1)
+
+
+def _matrix(codes: Codes) -> Codes:
+    """[batch, seq, columns] as [batch * seq, columns]: no tile is of two rows of the batch."""
+    return Codes(*map(_rows, codes))
