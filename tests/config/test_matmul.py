@@ -119,6 +119,9 @@ def test_the_plan_lists_each_exception_with_its_reason():
     assert all(reason for *_, reason in others)
     assert not matmul_rows(replace(config, precision=replace(config.precision, matmul=None)), None, plan)
     blocks = replace(config, precision=replace(config.precision, matmul="fp8_block"))
-    assert "128 numbers" in matmul_rows(blocks, None, plan)[0][2] and "gradients e4m3" in matmul_rows(blocks, None, plan)[0][2]
+    assert (
+        "128 numbers" in matmul_rows(blocks, None, plan)[0][2]
+        and "gradients e4m3" in matmul_rows(blocks, None, plan)[0][2]
+    )
     assert tensor_names(config)[:3] == ("attention_in.input", "query", "key")
     assert [own.what for own in exempt(config)] == [value for _, value, _ in others]
