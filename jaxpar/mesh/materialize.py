@@ -166,12 +166,11 @@ def to_storage(master: Weights, placements: Placements) -> Weights:
         weight = gather_shards(weight, added[1], added[0], wire) if added else weight
         return _with_secondary(weight, compute, storage, wire)
 
-    def one(weight: Any, *layouts: Any) -> Any:
-        *places, wire = layouts
+    def one(weight: Any, compute: PartitionSpec, storage: PartitionSpec, optimizer: PartitionSpec, wire: Wire) -> Any:
         with jax.named_scope("stored_weights"):
-            stored = lambda own: moved(own.astype(dtype), *places, wire)
+            stored = lambda own: moved(own.astype(dtype), compute, storage, optimizer, wire)
             return (
-                weight.map(lambda own: moved(own, *places, wire.exact), stored)
+                weight.map(lambda own: moved(own, compute, storage, optimizer, wire.exact), stored)
                 if is_coded_stack(weight)
                 else stored(weight)
             )
