@@ -8,18 +8,20 @@ from dataclasses import dataclass
 
 from jaxpar.compiler.program.attribution import Movement, place
 from jaxpar.compiler.program.costs.ops import float8_flops, flops_by_kind, recomputed_flops
-from jaxpar.compiler.program.hlo.records import Frame
+from jaxpar.compiler.program.hlo.records import Frame, leaves
 from jaxpar.compiler.program.memory.makers import Makers
 from jaxpar.compiler.program.memory.timeline import Occupant, occupants
 from jaxpar.compiler.program.recomputation import copied_by_xla
 from jaxpar.compiler.program.schedule import Overlap
 from jaxpar.compiler.report.analysis import Analysis
-from jaxpar.compiler.report.record import Collective, Exposure, LiveBuffer, PipeRank, Report
+from jaxpar.compiler.report.record import Collective, DeviceCopy, Exposure, LiveBuffer, PipeRank, Report
 from jaxpar.cost.hardware_model import borrowed
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.memory import pool_bytes
 
 LARGEST = 10
+COMPILING = "jaxpar/compiler/"
+"""Part of the file of the line that XLA gives for what is not from one of ours."""
 _OUTSIDE = re.compile(r"^.*/site-packages/|^.*/(?=(?:jaxpar|pallas_kernels)/)")
 """What comes before the part of a path that is shown."""
 
@@ -72,6 +74,7 @@ def make_report(analysis: Analysis, config: str) -> Report:
         seconds_by_kind=_seconds_by_kind(analysis),
         largest_buffers=_largest(analysis, found),
         compile_seconds=compilation.compile_seconds,
+        copies=device_copies(analysis),
     )
 
 
@@ -134,6 +137,25 @@ def exposures(overlaps: tuple[Overlap, ...]) -> tuple[Exposure, ...]:
         for overlap in longest
         if overlap.exposed_per_step > 0
     )
+
+
+def device_copies(analysis: Analysis) -> tuple[DeviceCopy, ...]:
+    """The copies within the device that take longest in a step."""
+    seconds = analysis.kernel_seconds
+    step = lambda cost: seconds[cost.op.name] * cost.executions
+    longest = sorted((cost for cost in analysis.costs if cost.kind == "copy"), key=step, reverse=True)[:LARGEST]
+    makers = Makers(analysis.module, analysis.buffers.order)
+    rows = []
+    for cost in longest:
+        frames = cost.op.frames
+        if not frames or COMPILING in frames[0].file:  # XLA added it
+            maker = makers.maker(cost.op.name)
+            frames = () if maker is None or (maker.frames and COMPILING in maker.frames[0].file) else maker.frames
+        result = next(leaves(cost.op.shape))
+        shape = f"{result.dtype}[{','.join(map(str, result.dims))}]"
+        seconds_each = seconds[cost.op.name]
+        rows.append(DeviceCopy(cost.op.name, shape, where(place(frames)), cost.executions, seconds_each))
+    return tuple(row for row in rows if row.seconds > 0)
 
 
 def _pipeline_note(analysis: Analysis) -> tuple[str, ...]:

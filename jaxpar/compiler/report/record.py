@@ -78,6 +78,21 @@ class LiveBuffer:
 
 
 @dataclass(frozen=True)
+class DeviceCopy:
+    """A kernel that moves data within the device and computes nothing; times are of one execution."""
+
+    name: str
+    """XLA's name of the operation."""
+    shape: str
+    """Of the result, or of the first of several."""
+    source: str
+    """`file:line` of the code that asked for it, or else that computed what it moves; empty where XLA recorded none."""
+    count: float
+    """Executions in a step."""
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Report:
     """Read from the compiled program, per GPU; nothing in it was measured but `compile_seconds`."""
 
@@ -128,6 +143,8 @@ class Report:
     """Time by kind of kernel."""
     largest_buffers: tuple[LiveBuffer, ...]
     compile_seconds: float
+    copies: tuple[DeviceCopy, ...] = ()
+    """The copies within the device that take longest in a step, the longest first."""
     float8_flops: float = 0.0
     """The part of `flops` whose operands have 8 bits; its time is at the rate of these."""
     way_out: str = ""

@@ -34,6 +34,7 @@ def print_report(report: Report, console: Console) -> None:
         _collectives(report, narrow=console.width < ALL_COLUMNS),
         _exposures(report),
         _work(report),
+        _copies(report),
         _buffers(report),
     ):
         console.print()
@@ -156,6 +157,17 @@ def _work(report: Report) -> Table:
     if report.float8_flops:
         share = percent(report.float8_flops, report.flops)
         table.add_row("of it in FP8, at its own rate", f"{operations(report.float8_flops)} ({share})", "")
+    return table
+
+
+def _copies(report: Report) -> Table:
+    numbers = ("times", True), ("each", True), ("step", True)
+    table = _table("Longest copies on the device", ("shape", False), ("asked for by", False), *numbers)
+    for copy in report.copies:
+        whole = seconds(copy.seconds * copy.count)
+        table.add_row(copy.shape, copy.source or copy.name, f"{copy.count:,.0f}", seconds(copy.seconds), whole)
+    if not report.copies:
+        table.add_row("none")
     return table
 
 

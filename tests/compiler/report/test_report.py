@@ -185,6 +185,16 @@ def test_a_difference_names_what_changed_and_only_that():
     assert memory_rows(report, fewer)[-1][3].endswith("(-50%)")
 
 
+def test_copies_on_the_device_are_listed_with_the_line_that_asked_for_them():
+    _, report = hsdp()
+    each = [row.seconds * row.count for row in report.copies]
+    assert each == sorted(each, reverse=True) and each
+    assert sum(each) <= report.seconds_by_kind["copy"] * (1 + 1e-9)
+    assert all(row.source.startswith("jaxpar/") for row in report.copies if row.source)
+    assert any(row.source for row in report.copies)
+    assert report.copies[0].shape in shown_text(report)
+
+
 def test_what_is_waited_for_longest_is_listed_with_the_line_that_asked_for_it():
     _, report = hsdp()
     exposed = [row.exposed_s * row.count for row in report.exposures]
