@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxpar.cost.messages import Network, Ring, overlapped
@@ -22,37 +21,44 @@ class CollectiveMatmul:
     inward: bool
     item: int
     """Bytes of a number."""
+    operand: int
+    """Bytes of a number that is multiplied, and that is gathered for it: fewer in FP8."""
     tensor: int
     """Ranks."""
 
     def plain(self, device: Device, network: Network) -> float:
         """Seconds of whole matmuls and collectives, of which only the second gather of an input runs beside dgrad."""
-        whole = network.ring(self.tensor, 1).gather(float(self.tokens * self.between * self.item))
+        message = lambda item: network.ring(self.tensor, 1).gather(float(self.tokens * self.between * item))
+        gather, scatter = message(self.operand), message(self.item)
         product, dgrad, wgrad = self._matmuls(device, self.tokens)
         if not self.inward:
-            return product + dgrad + wgrad + 2 * whole
-        return product + whole + overlapped(dgrad, whole, network.model.overlap_slowdown) + wgrad + whole
+            return product + dgrad + wgrad + gather + scatter
+        return product + gather + overlapped(dgrad, gather, network.model.overlap_slowdown) + wgrad + scatter
 
     def ring(self, device: Device, network: Network, chunks: int) -> float:
         """Seconds of rings in so many chunks of a rank's part; what ends one is computed beside nothing."""
         pieces = self.tensor * chunks
         tokens, sends = self.tokens // pieces, pieces - chunks
         ring: Ring = network.ring(self.tensor, 1)
-        send = ring.shift(float(tokens * self.between * self.item))
         product, dgrad, wgrad = self._matmuls(device, tokens)
-        beside: Callable[[float], float] = lambda work: (
-            sends * overlapped(work, send, network.model.overlap_slowdown) + chunks * work
-        )
-        matmuls = beside(dgrad) + beside(wgrad) if self.inward else beside(dgrad + wgrad)
-        return beside(product) + matmuls + device.bytes_seconds(self._copied(chunks))
+
+        def beside(work: float, item: int) -> float:
+            send = ring.shift(float(tokens * self.between * item))
+            return sends * overlapped(work, send, network.model.overlap_slowdown) + chunks * work
+
+        if self.inward:
+            matmuls = beside(product, self.operand) + beside(dgrad, self.operand) + beside(wgrad, self.item)
+        else:
+            matmuls = beside(product, self.item) + beside(dgrad + wgrad, self.operand)
+        return matmuls + device.bytes_seconds(self._copied(chunks))
 
     def _matmuls(self, device: Device, tokens: int) -> tuple[float, float, float]:
         """Of so many tokens: the product, the gradient of the input, and that of the weights in float32."""
         n, k = (self.inside, self.between) if self.inward else (self.between, self.inside)
         return (
-            device.matmul(tokens, n, k, 1, self.item, self.item),
-            device.matmul(tokens, k, n, 1, self.item, self.item),
-            device.matmul(n, k, tokens, 1, 8, self.item),
+            device.matmul(tokens, n, k, 1, self.item, self.operand),
+            device.matmul(tokens, k, n, 1, self.item, self.operand),
+            device.matmul(n, k, tokens, 1, 8, self.operand),
         )
 
     def _copied(self, chunks: int) -> float:

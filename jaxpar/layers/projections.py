@@ -15,6 +15,7 @@ from jaxpar.layers.lora import FACTORS
 from jaxpar.mesh.collective_matmul import gather_matmul, matmul_scatter, product
 from jaxpar.mesh.collectives import scatter_sequence
 from jaxpar.precision.matmul import GroupScaling, products
+from jaxpar.precision.ring import ring_in, ring_out
 
 
 class Matrix(NamedTuple):
@@ -58,7 +59,11 @@ def project_in(
     made = iter(gather_matmul(x, first, overlap) if first else ())
     whole = made
     if scaling is not None:
-        whole = iter(products(x, [own.whole for own in matrices if own.whole is not None], scaling, gathers=True))
+        quantised = [own.whole for own in matrices if own.whole is not None]
+        if rings(overlap, scaling):
+            whole = iter(ring_in(x, quantised, scaling, overlap.chunks))
+        else:
+            whole = iter(products(x, quantised, scaling, gathers=True))
     found: list[jax.Array] = []
     for own in matrices:
         terms = [] if own.whole is None else [next(whole)]
@@ -66,6 +71,12 @@ def project_in(
             terms.append(product(own.inside(next(made)), own.factors[1]))
         found.append(sum(terms[1:], terms[0]))
     return tuple(found)
+
+
+def rings(overlap: TensorOverlap, scaling: GroupScaling) -> bool:
+    """Whether matmuls in FP8 exchange the sequence in a ring. Where some pipeline ranks multiply exactly they do not:
+    ranks in different branches would meet in each other's permutes."""
+    return overlap.algorithm == "ring" and scaling.exact is None
 
 
 def project_out(
@@ -77,10 +88,12 @@ def project_out(
     """
     if scaling is not None:
         assert matrix.whole is not None, "products of two are not quantised"
-        (y,) = products(x, [matrix.whole], scaling, gathers=False)
-        if matrix.factors is not None:
-            y = y + product(matrix.inside(product(x, matrix.factors[0])), matrix.factors[1])
-        return scatter_sequence(y)
+        if matrix.factors is not None:  # the sum of both is one message
+            (y,) = products(x, [matrix.whole], scaling, gathers=False)
+            return scatter_sequence(y + product(matrix.inside(product(x, matrix.factors[0])), matrix.factors[1]))
+        if rings(overlap, scaling):
+            return ring_out(x, matrix.whole, scaling, overlap.chunks)
+        return products(x, [matrix.whole], scaling, gathers=False, scatters=True)[0]
     pairs = [] if matrix.whole is None else [(x, matrix.whole)]
     if matrix.factors is not None:
         pairs.append((matrix.inside(product(x, matrix.factors[0])), matrix.factors[1]))

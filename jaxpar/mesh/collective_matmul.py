@@ -10,27 +10,36 @@ partial sums of all ranks then exist whole. The derivatives are rings, too:
   pairs of Kwai's system (USENIX ATC'24); the ring of a dependent pair is that of arXiv:2302.05442 and of
   asynchronous tensor parallelism in PyTorch.
 
-XLA would move all sends to one place and wait for them. An `optimization_barrier` around a send and the matmuls beside
-it makes both end before the next send begins, so the latency-hiding scheduler starts the send first.
+`jaxpar.mesh.rings` has what passes round; `jaxpar.precision.ring` has the same rings for matmuls in FP8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
+from jax.typing import DTypeLike
 from jaxtyping import Array, Shaped
 
 from jaxpar.config.plan import TensorOverlap
 from jaxpar.mesh.collectives import gather_sequence, must_vary, scatter_sequence
-from pallas_kernels.varying import vary_alike, vary_over, varying_axes
+from jaxpar.mesh.rings import (
+    Asked,
+    Place,
+    asked_of,
+    gather_and_scatter,
+    gather_round,
+    instantiated,
+    joined_chunks,
+    rings_of,
+    scatter_round,
+)
+from pallas_kernels.varying import vary_alike
 
 PLAIN = TensorOverlap()
 """Collectives before and after whole matmuls."""
@@ -71,107 +80,83 @@ def product(x: Shaped[Array, "batch seq *inputs"], w: Shaped[Array, "..."]) -> S
     return jnp.tensordot(x, w, x.ndim - 2)
 
 
-# ---- one way round
+# ---- rings of operands, which may be codes of 8 bits: results have another dtype, and their scales come after
 
 
-class _Place(NamedTuple):
-    """Where a chunk belongs in the joined sequence."""
+def gathered_products(
+    chunks: int, x: jax.Array, weights: Sequence[jax.Array], dtype: DTypeLike
+) -> tuple[jax.Array, ...]:
+    """The sequence that `x` is joined to times each of `weights`, as `dtype`."""
 
-    first: jax.Array
-    tokens: int
+    def visit(chunk: jax.Array, place: Place, state: None) -> tuple[None, list[jax.Array]]:
+        own = [_times(_rows(chunk), _matrix(w, x.ndim - 2), dtype) for w in weights]
+        shapes = [(*chunk.shape[:2], *w.shape[x.ndim - 2 :]) for w in weights]
+        return state, [y.reshape(shape) for y, shape in zip(own, shapes, strict=True)]
 
-    def of(self, xs: Sequence[jax.Array]) -> list[jax.Array]:
-        """The chunk of each array of the whole sequence."""
-        return [lax.dynamic_slice_in_dim(x, self.first, self.tokens, axis=1) for x in xs]
-
-
-class _Ring(NamedTuple):
-    """A chunk of each rank's part, on its way round the tensor ranks."""
-
-    chunk: int
-    tokens: int
-    """Of the chunk."""
-    part: int
-    """Tokens of a whole part."""
-    by: Literal[1, -1]
-    """How many ranks further it is sent."""
-
-    def behind(self, ranks: int) -> _Place:
-        """The chunk of the rank from which so many sends lead to this one."""
-        rank = (lax.axis_index("tensor") - ranks * self.by) % lax.axis_size("tensor")
-        return _Place(rank * self.part + self.chunk * self.tokens, self.tokens)
-
-    def own(self, x: jax.Array) -> jax.Array:
-        """The chunk of this rank's part."""
-        return lax.slice_in_dim(x, self.chunk * self.tokens, (self.chunk + 1) * self.tokens, axis=1)
-
-    def send(self, x: jax.Array, collective: str) -> jax.Array:
-        """What the rank before this one sends."""
-        ranks = lax.axis_size("tensor")
-        with jax.named_scope(collective):
-            return lax.ppermute(x, "tensor", [(rank, (rank + self.by) % ranks) for rank in range(ranks)])
+    _, parts = gather_round(rings_of(x.shape[1], chunks), x, visit, None)
+    length = x.shape[1] * lax.axis_size("tensor")
+    return tuple(joined_chunks([(place, each[n]) for place, each in parts], length) for n in range(len(weights)))
 
 
-def _rings(part: int, chunks: int) -> list[_Ring]:
-    """Every second chunk goes the other way round."""
-    assert part % chunks == 0, f"{part} tokens of a rank in {chunks} chunks"
-    return [_Ring(chunk, part // chunks, part, -1 if chunk % 2 else 1) for chunk in range(chunks)]
+def gathered_gradients(
+    chunks: int,
+    asked: Asked,
+    x: jax.Array,
+    weights: Sequence[jax.Array],
+    dys: list[jax.Array],
+    dtype: DTypeLike,
+    scales: Sequence[jax.Array] | None = None,
+) -> tuple[jax.Array | None, list[jax.Array]]:
+    """Of `gathered_products`: the gradient of `x` as `dtype`, [batch, part, inputs], and the float32 gradients of the
+    weights that have one.
 
-
-def _gather[State](
-    rings: list[_Ring], x: jax.Array, visit: Callable[[jax.Array, _Place, State], tuple[State, Any]], state: State
-) -> tuple[State, list[tuple[_Place, Any]]]:
-    """The chunks of `x` pass round, and `visit(chunk, its place, state)` gives (state, result) beside each send."""
-    held, results = [ring.own(x) for ring in rings], []
-    for left in reversed(range(lax.axis_size("tensor"))):
-        for ring in rings:
-            chunk, place = held[ring.chunk], ring.behind(lax.axis_size("tensor") - 1 - left)
-            state, result = visit(chunk, place, state)
-            if left:
-                held[ring.chunk] = ring.send(chunk, "gather_sequence")
-                held, state, result = lax.optimization_barrier((held, state, result))
-            results.append((place, result))
-    return state, results
-
-
-def _scatter(rings: list[_Ring], xs: Any, products: Callable[[Any, Any], jax.Array]) -> jax.Array:
-    """`products(chunk of each of xs, addend)` summed over all ranks: each sum passes round, to the rank of its chunk.
-
-    With two chunks, one is sent while the products of the other are computed and added to what has arrived. With one
-    chunk, what arrives is added to the products that were computed beside it.
+    `scales` are those of the products of each of `dys` and its weight, in the gradient of `x`.
     """
-    sums: list[Any] = [None] * len(rings)
-    sending: _Ring | None = None
-    for left in reversed(range(lax.axis_size("tensor"))):
-        for ring in rings:
-            arrived = sums[ring.chunk] if sending is not ring else None
-            later = arrived is None and sums[ring.chunk] is not None
-            new = products(ring.behind(-left).of(xs), arrived)
-            if sending is not None:
-                sent = sending.send(sums[sending.chunk], "scatter_sequence")
-                sums[sending.chunk], new, xs = lax.optimization_barrier((sent, new, xs))
-            if later:
-                new = sums[ring.chunk] + new
-            if later or sending is None:  # no product is computed before what is sent beside it can be sent
-                new, xs = lax.optimization_barrier((new, xs))
-            sums[ring.chunk], sending = new, ring if left else None
-    return _part(rings, sums)
+    rings = rings_of(x.shape[1], chunks)
+    dgrad = lambda dys, arrived: _input_gradient(dys, weights, x.ndim - 2, dtype, arrived, scales)
+    wgrad = lambda x, dys, sums: _weight_gradients([(x, dy) for dy in asked.of(dys)], sums)
+    if not any(asked.weights):
+        return scatter_round(rings, dys, dgrad), []
+    if not asked.inputs:
+        visit = lambda chunk, place, sums: (wgrad(chunk, place.of(dys), sums), ())
+        sums: list[jax.Array] | None = None
+        sums, _ = gather_round(rings, x, visit, sums)
+        return None, sums or []
+    return gather_and_scatter(rings, x, dys, dgrad, wgrad)
 
 
-def _part(rings: list[_Ring], chunks: list[Any]) -> jax.Array:
-    """A rank's part of the sequence from its chunks [batch * tokens, embed]."""
-    return jnp.concatenate(
-        [chunk.reshape(-1, ring.tokens, chunk.shape[-1]) for ring, chunk in zip(rings, chunks, strict=True)], axis=1
-    )
+def scattered_products(
+    chunks: int, xs: Sequence[jax.Array], weights: Sequence[jax.Array], dtype: DTypeLike
+) -> jax.Array:
+    """A rank's part of the sum of the products of `xs` and `weights` over all ranks, as `dtype`."""
+
+    def products(xs: Any, addend: jax.Array | None) -> jax.Array:
+        each = [_times(_rows(x), _matrix(w, x.ndim - 2), dtype) for x, w in zip(xs, weights, strict=True)]
+        return _sum(each if addend is None else [addend, *each])
+
+    return scatter_round(rings_of(xs[0].shape[1] // lax.axis_size("tensor"), chunks), list(xs), products)
 
 
-def _joined(parts: list[tuple[_Place, jax.Array]], length: int) -> jax.Array:
-    """Chunks of the whole sequence as one array."""
-    like = parts[0][1]
-    whole = vary_over(lax.empty((like.shape[0], length, *like.shape[2:]), like.dtype), varying_axes(like))
-    for place, chunk in parts:
-        whole = lax.dynamic_update_slice_in_dim(whole, chunk, place.first, axis=1)
-    return whole
+def scattered_gradients(
+    chunks: int, asked: Asked, xs: Sequence[jax.Array], weights: Sequence[jax.Array], dy: jax.Array, dtype: DTypeLike
+) -> tuple[list[jax.Array] | None, list[jax.Array]]:
+    """Of `scattered_products`: the gradients of `xs` as `dtype`, and the float32 gradients of the weights that have
+    one."""
+
+    def visit(chunk: jax.Array, place: Place, sums: Any) -> tuple[Any, list[jax.Array]]:
+        new = [
+            _input_gradient([chunk], [w], x.ndim - 2, dtype).reshape(*chunk.shape[:2], *x.shape[2:])
+            for x, w in zip(xs, weights, strict=True)
+        ]
+        if any(asked.weights):
+            sums = _weight_gradients([(x, chunk) for x in place.of(asked.of(xs))], sums)
+        return sums, new if asked.inputs else []
+
+    sums, parts = gather_round(rings_of(dy.shape[1], chunks), dy, visit, None)
+    if not asked.inputs:
+        return None, sums or []
+    length = xs[0].shape[1]
+    return [joined_chunks([(place, each[n]) for place, each in parts], length) for n in range(len(xs))], sums or []
 
 
 # ---- products of a chunk
@@ -190,11 +175,25 @@ def _matrix(w: jax.Array, inputs: int) -> jax.Array:
     return w.reshape(prod(w.shape[:inputs]), -1)
 
 
+def _times(a: jax.Array, b: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """The product of two matrices. Of codes it is exact in float32; a precision would keep XLA from cuBLASLt's call."""
+    if a.dtype.itemsize > 1:
+        return a @ b
+    return lax.dot(a, b, precision=lax.Precision.DEFAULT, preferred_element_type=dtype)
+
+
 def _input_gradient(
-    dys: Sequence[jax.Array], weights: Sequence[jax.Array], inputs: int, addend: jax.Array | None = None
+    dys: Sequence[jax.Array],
+    weights: Sequence[jax.Array],
+    inputs: int,
+    dtype: DTypeLike,
+    addend: jax.Array | None = None,
+    scales: Sequence[jax.Array] | None = None,
 ) -> jax.Array:
     """[batch * tokens, inputs], of the common input of `weights`, whose first `inputs` dims it has, plus `addend`."""
-    each = [_rows(dy) @ _matrix(w, inputs).T for dy, w in zip(dys, weights, strict=True)]
+    each = [_times(_rows(dy), _matrix(w, inputs).T, dtype) for dy, w in zip(dys, weights, strict=True)]
+    if scales is not None:
+        each = [dx * scale.astype(dtype) for dx, scale in zip(each, scales, strict=True)]
     return _sum(each if addend is None else [addend, *each])
 
 
@@ -204,7 +203,8 @@ def _weight_gradients(pairs: Sequence[tuple[jax.Array, jax.Array]], sums: Any) -
     for number, (x, dy) in enumerate(pairs):
         if found:  # XLA would join the matmuls of one input, and then cannot add to the sums in them
             x, found[-1] = lax.optimization_barrier((x, found[-1]))
-        new = lax.dot_general(x, dy, (((0, 1), (0, 1)), ((), ())), preferred_element_type=jnp.float32)
+        precision = lax.Precision.DEFAULT if x.dtype.itemsize == 1 else None
+        new = lax.dot_general(x, dy, (((0, 1), (0, 1)), ((), ())), precision, preferred_element_type=jnp.float32)
         found.append(new if sums is None else sums[number] + new)
     return found
 
@@ -212,95 +212,20 @@ def _weight_gradients(pairs: Sequence[tuple[jax.Array, jax.Array]], sums: Any) -
 # ---- derivatives
 
 
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class _Asked:
-    """Of which arguments a derivative is asked for: a split backward asks for one half at a time."""
-
-    inputs: bool
-    weights: tuple[bool, ...]
-
-    def of[Leaf](self, weights: Sequence[Leaf]) -> list[Leaf]:
-        """Those of the weights, or of what belongs to each, that have gradients."""
-        return [own for own, asked in zip(weights, self.weights, strict=True) if asked]
-
-    def gradients(self, sums: list[jax.Array] | None, weights: Sequence[jax.Array]) -> tuple[jax.Array | None, ...]:
-        """Cotangents of all weights, from the sums for those that have gradients."""
-        each = iter(sums or ())
-        return tuple(
-            next(each).astype(w.dtype) if asked else None for w, asked in zip(weights, self.weights, strict=True)
-        )
-
-
-def _asked(inputs: Any, weights: Any) -> tuple[_Asked, Any, Any]:
-    """(what is asked for, values of inputs, values of weights), of the arguments of a forward with symbolic zeros."""
-    is_leaf = lambda leaf: hasattr(leaf, "perturbed")
-    perturbed = lambda tree: [leaf.perturbed for leaf in jax.tree.leaves(tree, is_leaf=is_leaf)]
-    values = lambda tree: jax.tree.map(lambda leaf: leaf.value, tree, is_leaf=is_leaf)
-    return _Asked(any(perturbed(inputs)), tuple(perturbed(weights))), values(inputs), values(weights)
-
-
-def _instantiated(dy: Any, like: jax.Array) -> jax.Array:
-    """A cotangent as an array, which varies over the axes of `like`."""
-    if isinstance(dy, SymbolicZero):
-        return vary_over(jnp.zeros(dy.shape, like.dtype), varying_axes(like))
-    return dy
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gather_matmul(chunks: int, x: jax.Array, weights: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    visit = lambda chunk, place, state: (state, [product(chunk, w) for w in weights])
-    _, parts = _gather(_rings(x.shape[1], chunks), x, visit, None)
-    length = x.shape[1] * lax.axis_size("tensor")
-    return tuple(
-        _joined([(place, chunks[number]) for place, chunks in parts], length) for number in range(len(weights))
-    )
+    return gathered_products(chunks, x, weights, x.dtype)
 
 
 def _gather_matmul_forward(chunks: int, x: Any, weights: Any) -> tuple[tuple[jax.Array, ...], Any]:
-    asked, x, weights = _asked(x, weights)
+    asked, x, weights = asked_of(x, weights)
     return _gather_matmul(chunks, x, weights), (asked, x, weights)
 
 
 def _gather_matmul_backward(chunks: int, kept: Any, dys: Any) -> tuple[Any, Any]:
     asked, x, weights = kept
-    dys = [_instantiated(dy, x) for dy in dys]
-    rings = _rings(x.shape[1], chunks)
-    dgrad = lambda dys, arrived: _input_gradient(dys, weights, x.ndim - 2, arrived)
-    wgrad = lambda x, dys, sums: _weight_gradients([(x, dy) for dy in asked.of(dys)], sums)
-    if not any(asked.weights):
-        return _scatter(rings, dys, dgrad), None
-    if not asked.inputs:
-        visit = lambda chunk, place, sums: (wgrad(chunk, place.of(dys), sums), ())
-        return None, asked.gradients(_gather(rings, x, visit, None)[0], weights)
-    dx, sums = _gather_and_scatter(rings, x, dys, dgrad, wgrad)
+    dx, sums = gathered_gradients(chunks, asked, x, weights, [instantiated(dy, x) for dy in dys], x.dtype)
     return dx, asked.gradients(sums, weights)
-
-
-def _gather_and_scatter(
-    rings: list[_Ring], x: jax.Array, dys: list[jax.Array], dgrad: Callable[..., jax.Array], wgrad: Callable[..., Any]
-) -> tuple[jax.Array, Any]:
-    """(`x`'s part of `dgrad(dys, addend)` summed over the ranks, sum of `wgrad(x, dys, sums)` over all chunks).
-
-    The chunks of `x` are sent beside dgrad, and the sums of dgrad beside wgrad. Both go the same way round, so that the
-    chunk of `dys` that dgrad takes is that which wgrad takes one send later.
-    """
-    held, sums = [ring.own(x) for ring in rings], None
-    totals: list[Any] = [None] * len(rings)
-    before = [ring.behind(0).of(dys) for ring in rings]
-    for left in reversed(range(lax.axis_size("tensor"))):
-        for number, ring in enumerate(rings):
-            chunk, of_chunk, before[number] = held[number], before[number], ring.behind(-left).of(dys)
-            new = dgrad(before[number], totals[number])
-            if left:
-                held[number] = ring.send(chunk, "gather_sequence")
-                held, new, of_chunk = lax.optimization_barrier((held, new, of_chunk))
-            sums = wgrad(chunk, of_chunk, sums)
-            if left:
-                new = ring.send(new, "scatter_sequence")
-                new, held, sums, before, dys = lax.optimization_barrier((new, held, sums, before, dys))
-            totals[number] = new
-    return _part(rings, totals), sums
 
 
 _gather_matmul.defvjp(_gather_matmul_forward, _gather_matmul_backward, symbolic_zeros=True)
@@ -308,39 +233,18 @@ _gather_matmul.defvjp(_gather_matmul_forward, _gather_matmul_backward, symbolic_
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _matmul_scatter(chunks: int, xs: tuple[jax.Array, ...], weights: tuple[jax.Array, ...]) -> jax.Array:
-    def products(xs: Any, addend: jax.Array | None) -> jax.Array:
-        each = [_rows(x) @ _matrix(w, x.ndim - 2) for x, w in zip(xs, weights, strict=True)]
-        return _sum(each if addend is None else [addend, *each])
-
-    return _scatter(_rings(xs[0].shape[1] // lax.axis_size("tensor"), chunks), xs, products)
+    return scattered_products(chunks, xs, weights, xs[0].dtype)
 
 
 def _matmul_scatter_forward(chunks: int, xs: Any, weights: Any) -> tuple[jax.Array, Any]:
-    asked, xs, weights = _asked(xs, weights)
+    asked, xs, weights = asked_of(xs, weights)
     return _matmul_scatter(chunks, xs, weights), (asked, xs, weights)
 
 
 def _matmul_scatter_backward(chunks: int, kept: Any, dy: Any) -> tuple[Any, Any]:
     asked, xs, weights = kept
-    dy = _instantiated(dy, xs[0])
-
-    def visit(chunk: jax.Array, place: _Place, sums: Any) -> tuple[Any, list[jax.Array]]:
-        new = [
-            _input_gradient([chunk], [w], x.ndim - 2).reshape(*chunk.shape[:2], *x.shape[2:])
-            for x, w in zip(xs, weights, strict=True)
-        ]
-        if any(asked.weights):
-            sums = _weight_gradients([(x, chunk) for x in place.of(asked.of(xs))], sums)
-        return sums, new if asked.inputs else []
-
-    sums, parts = _gather(_rings(dy.shape[1], chunks), dy, visit, None)
-    gradients = asked.gradients(sums, weights)
-    if not asked.inputs:
-        return None, gradients
-    length = xs[0].shape[1]
-    return tuple(_joined([(place, each[number]) for place, each in parts], length) for number in range(len(xs))), (
-        gradients
-    )
+    dxs, sums = scattered_gradients(chunks, asked, xs, weights, instantiated(dy, xs[0]), xs[0].dtype)
+    return None if dxs is None else tuple(dxs), asked.gradients(sums, weights)
 
 
 _matmul_scatter.defvjp(_matmul_scatter_forward, _matmul_scatter_backward, symbolic_zeros=True)

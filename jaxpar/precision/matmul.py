@@ -95,46 +95,100 @@ def largest_over(parts: Sequence[Array], axes: Sequence[str]) -> Float[Array, "t
 # ---- the products of a group
 
 
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class _How:
-    recipe: Recipe
-    gathers: bool
-    """Whether the input is a rank's part of the sequence, which the tensor ranks join first."""
-    coded: bool
-    """Whether the weights are values of codes already."""
-
-    def codes_of(self, w: jax.Array, scale: jax.Array) -> jax.Array:
-        """A weight as codes."""
-        return w.astype(E4M3) if self.coded else quantise(w, scale, E4M3)
-
-
 def products(
     x: Float[Array, "batch part *inputs"],
     weights: Sequence[Float[Array, "..."]],
     scaling: GroupScaling,
     *,
     gathers: bool,
+    scatters: bool = False,
 ) -> tuple[Float[Array, "batch seq ..."], ...]:
-    """`x`, or the sequence that it is joined to, times each matrix [*inputs, *outputs].
+    """`x`, or the sequence that it is joined to, times each matrix [*inputs, *outputs]; where it `scatters`, this
+    rank's part of the sequence of each product, summed over the tensor ranks.
 
     Sends `gather_sequence` of codes, one byte a number; its backward again, and `scatter_sequence` of the input's
-    gradient in its own dtype. Without given scales also a maximum of one number for each tensor.
+    gradient in its own dtype. Scattered, the forward sends `scatter_sequence` of products in the dtype of `x`, and the
+    backward `gather_sequence` of codes. Without given scales also a maximum of one number for each tensor.
     """
+    if scaling.recipe.tiles is not None:
+        found = tiles.products(x, weights, scaling.recipe, scaling.exact, gathers=gathers)
+        return tuple(map(scatter_sequence, found)) if scatters else found
+    x, given, scales, observed = scales_of_group(x, weights, scaling)
+    exact, x, given, scales, observed = vary_alike((scaling.exact, x, given, scales, observed))
+    how = _How(scaling.recipe, gathers, scatters, scaling.of_codes is not None)
+    return _products(how, x, given, scales, observed, exact)
+
+
+def scales_of_group(
+    x: jax.Array, weights: Sequence[jax.Array], scaling: GroupScaling
+) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array, jax.Array | None]:
+    """(input, weights, scales of both and perhaps of gradients, zeros for what is seen), varying over the same axes."""
+    x, given = vary_alike((x, tuple(weights)))
     recipe, scales = scaling.recipe, scaling.scales
-    if recipe.tiles is not None:
-        return tiles.products(x, weights, recipe, scaling.exact, gathers=gathers)
-    x, weights = vary_alike((x, tuple(weights)))
     if scales is None:
         of_x = scale_of(largest_over([x], TOKEN_AXES), E4M3, recipe.margin)
         of_weights = scaling.of_codes
         if of_weights is None:
-            of_weights = scale_of(largest_over(weights, ("tensor",)), E4M3, recipe.margin)
+            of_weights = scale_of(largest_over(given, ("tensor",)), E4M3, recipe.margin)
         scales = checkpoint_name(jnp.concatenate(vary_alike((of_x, of_weights, x))[:2]), SCALES)
-    exact, observed = scaling.exact, scaling.observed
-    x, weights, scales, observed, exact = vary_alike((x, weights, scales, observed, exact))
-    how = _How(recipe, gathers, scaling.of_codes is not None)
-    return _products(how, x, weights, scales, observed, exact)
+    return vary_alike((x, given, scales, scaling.observed))
+
+
+def codes_of(weights: Sequence[jax.Array], scales: jax.Array, coded: bool) -> list[jax.Array]:
+    """The weights of a group as codes; `coded` is whether they are values of codes already."""
+    each = enumerate(weights, start=1)
+    return [w.astype(E4M3) if coded else quantise(w, scales[n], E4M3) for n, w in each]
+
+
+def gradient_scales(dys: Sequence[jax.Array], scales: jax.Array, number: int, recipe: Recipe) -> jax.Array:
+    """The scales of the gradients of the outputs of so many weights: those given, or of the gradients themselves."""
+    if scales.shape[0] > 1 + number:
+        return scales[1 + number :]
+    return scale_of(largest_over(dys, TOKEN_AXES), recipe.gradient, recipe.margin)
+
+
+def seen_by_group(
+    x: jax.Array,
+    weights: Sequence[jax.Array],
+    dys: Sequence[jax.Array],
+    observed: jax.Array | None,
+    coded: bool,
+    exact: jax.Array | None = None,
+) -> jax.Array | None:
+    """The largest magnitudes of a group's tensors on this rank, 0 in exact layers; None if nothing asks for them."""
+    if observed is None:
+        return None
+    of_weights = [jnp.float32(0) if coded else largest_of(w) for w in weights]
+    seen = jnp.stack(vary_alike((largest_of(x), *of_weights, *map(largest_of, dys))))
+    return vary(seen if exact is None else jnp.where(exact, 0, seen), varying_axes(observed))
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _How:
+    recipe: Recipe
+    gathers: bool
+    """Whether the input is a rank's part of the sequence, which the tensor ranks join first."""
+    scatters: bool
+    """Whether the outputs are partial sums, of which each tensor rank keeps its part of the sequence."""
+    coded: bool
+    """Whether the weights are values of codes already."""
+
+    def before(self, x: jax.Array) -> jax.Array:
+        """The input, or its codes, as it is multiplied."""
+        return gather_sequence(x) if self.gathers else x
+
+    def after(self, y: jax.Array) -> jax.Array:
+        """An output from its product."""
+        return scatter_sequence(y) if self.scatters else y
+
+    def before_backward(self, dy: jax.Array) -> jax.Array:
+        """The gradient of an output, or its codes, as it is multiplied."""
+        return gather_sequence(dy) if self.scatters else dy
+
+    def after_backward(self, dx: jax.Array) -> jax.Array:
+        """The gradient of the input from the sum of its products."""
+        return scatter_sequence(dx) if self.gathers else dx
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -142,14 +196,14 @@ def _products(
     how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, observed: Any, exact: Any
 ) -> tuple[jax.Array, ...]:
     def quantised() -> tuple[jax.Array, ...]:
-        q = quantise(x, scales[0], E4M3)
-        q = gather_sequence(q) if how.gathers else q
-        each = enumerate(weights, start=1)
-        return tuple(_output(q, how.codes_of(w, scales[n]), scales[0] * scales[n], x.dtype) for n, w in each)
+        q = how.before(quantise(x, scales[0], E4M3))
+        each = enumerate(codes_of(weights, scales, how.coded), start=1)
+        found = (_output(q, w, scales[0] * scales[n], x.dtype) for n, w in each)
+        return tuple(map(how.after, found))
 
     def exactly() -> tuple[jax.Array, ...]:
-        whole = gather_sequence(x) if how.gathers else x
-        return tuple(_output(whole, w, None, x.dtype) for w in weights)
+        whole = how.before(x)
+        return tuple(how.after(_output(whole, w, None, x.dtype)) for w in weights)
 
     return quantised() if exact is None else lax.cond(exact, exactly, quantised)
 
@@ -162,44 +216,34 @@ def _forward(
 
 def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
     x, weights, scales, observed, exact = kept
-    recipe, number = how.recipe, len(weights)
-    if scales.shape[0] > 1 + number:
-        of_gradients = scales[1 + number :]
-    else:
-        of_gradients = scale_of(largest_over(dys, TOKEN_AXES), recipe.gradient, recipe.margin)
+    recipe = how.recipe
+    of_gradients = gradient_scales(dys, scales, len(weights), recipe)
 
     def quantised() -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        q = quantise(x, scales[0], E4M3)
-        q = gather_sequence(q) if how.gathers else q
+        q = how.before(quantise(x, scales[0], E4M3))
         of_input, of_weights = [], []
-        for n, (w, dy) in enumerate(zip(weights, dys, strict=True)):
+        for n, (w, matrix, dy) in enumerate(zip(weights, codes_of(weights, scales, how.coded), dys, strict=True)):
             codes = quantise(dy, of_gradients[n], recipe.gradient)
-            of_w = scales[1 + n]
-            of_input.append(_input_gradient(codes, how.codes_of(w, of_w), of_w * of_gradients[n], x))
+            codes = how.before_backward(codes)
+            of_input.append(_input_gradient(codes, matrix, scales[1 + n] * of_gradients[n], x))
             of_weights.append(_weight_gradient(q, codes, scales[0] * of_gradients[n], w))
-        return _joined(of_input), tuple(of_weights)
+        return how.after_backward(_sum(of_input)), tuple(of_weights)
 
     def exactly() -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        whole = gather_sequence(x) if how.gathers else x
-        of_input = [_input_gradient(dy, w, None, x) for dy, w in zip(dys, weights, strict=True)]
-        return _joined(of_input), tuple(
-            _weight_gradient(whole, dy, None, w) for dy, w in zip(dys, weights, strict=True)
-        )
-
-    def _joined(terms: list[jax.Array]) -> jax.Array:
-        dx = sum(terms[1:], terms[0])
-        return scatter_sequence(dx) if how.gathers else dx
+        whole, each = how.before(x), [how.before_backward(dy) for dy in dys]
+        of_input = [_input_gradient(dy, w, None, x) for dy, w in zip(each, weights, strict=True)]
+        of_weights = tuple(_weight_gradient(whole, dy, None, w) for dy, w in zip(each, weights, strict=True))
+        return how.after_backward(_sum(of_input)), of_weights
 
     dx, dws = quantised() if exact is None else lax.cond(exact, exactly, quantised)
-    seen = None
-    if observed is not None:
-        of_weights = [jnp.float32(0) if how.coded else largest_of(w) for w in weights]
-        seen = jnp.stack(vary_alike((largest_of(x), *of_weights, *map(largest_of, dys))))
-        seen = vary(seen if exact is None else jnp.where(exact, 0, seen), varying_axes(observed))
-    return dx, dws, None, seen, None
+    return dx, dws, None, seen_by_group(x, weights, dys, observed, how.coded, exact), None
 
 
 _products.defvjp(_forward, _backward)
+
+
+def _sum(terms: list[jax.Array]) -> jax.Array:
+    return sum(terms[1:], terms[0])
 
 
 # ---- one product of two operands, codes or not

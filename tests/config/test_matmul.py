@@ -55,7 +55,10 @@ REFUSED = {
         ("first_layers 2", "last_layers 2", "4 layers", "fewer"),
     ),
     "negative": ([CURRENT, "precision.matmul_except={first_layers: -1}"], ("first_layers", "at least 0", "-1")),
-    "ring": ([CURRENT, "parallel.tensor=2", "parallel.tensor_overlap=ring"], ("tensor_overlap: ring", "auto or plain")),
+    "ring of tiles": (
+        ["precision.matmul=fp8_block", "parallel.tensor=2", "parallel.tensor_overlap=ring"],
+        ("tensor_overlap: ring", "fp8_block", "auto or plain"),
+    ),
     "tiles": ([CURRENT, "memory.mlp_tiles=2"], ("memory.mlp_tiles: 2", "1 or null")),
     "unknown part": (
         [CURRENT, "precision.matmul_except={parts: [atention_out]}"],

@@ -33,10 +33,10 @@ def check_matmul(config: Config) -> None:
             f"leave none of the {layers} layers of the model (model.layers) to {recipe}; expected fewer, or "
             "precision.matmul: null"
         )
-    if config.parallel.tensor_overlap == "ring":
+    if config.parallel.tensor_overlap == "ring" and recipe == "fp8_block":
         raise UserError(
-            f"parallel.tensor_overlap: ring has no FP8 matmuls yet, and precision.matmul is {recipe}; expected auto or "
-            "plain, or precision.matmul: null"
+            f"parallel.tensor_overlap: ring has no matmuls with scales of tiles, and precision.matmul is {recipe}; "
+            "expected auto or plain, or precision.matmul: fp8_current"
         )
     if (config.memory.mlp_tiles or 1) > 1:
         raise UserError(

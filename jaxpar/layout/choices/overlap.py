@@ -16,7 +16,9 @@ from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.layers.checks import MULTIPLE
 from jaxpar.layers.declaration.part import Matmuls, Part
+from jaxpar.layers.matmul_formats import quantised
 from jaxpar.layout.choices.tiles import head_tokens
 from jaxpar.memory.layer_shape import LayerShape, layer_shapes
 from jaxpar.units import seconds
@@ -112,8 +114,8 @@ def _plain_because(config: Config, device: Device, cluster: Cluster | None) -> s
     """Why `auto` does not consider rings."""
     if _branches(config):
         return "a ring permutes, and in the branching ticks of a pipeline (parallel.pipe_ticks) permutes corrupt data"
-    if config.precision.matmul is not None:
-        return "rings have no FP8 matmuls yet"
+    if config.precision.matmul == "fp8_block":
+        return "a ring has no matmuls with a scale for each tile"
     if device.platform == "cpu":
         return "CPU devices overlap nothing"
     return "the speeds of these devices and their links are unknown" if cluster is None else None
@@ -128,12 +130,20 @@ def _timed(config: Config, groups: list[_Group], cluster: Cluster | None, tiles:
             f"of {'a tile (memory.mlp_tiles)' if tiles > 1 else 'a row (data.sequence_length)'}; expected a divisor, "
             "or null"
         )
-    allowed = [parallel.tensor_chunks] if parallel.tensor_chunks else _divisors(part)
+    multiple = MULTIPLE if any(_in_fp8(config, one) for one in groups) else 1
+    rows = groups[0].shape.rows
+    if parallel.tensor_chunks is not None and part // parallel.tensor_chunks * rows % multiple:
+        raise UserError(
+            f"parallel.tensor_chunks: {parallel.tensor_chunks} make chunks of {part // parallel.tensor_chunks * rows} "
+            f"tokens, which are no multiple of {MULTIPLE}, and matmuls in FP8 (precision.matmul) need one; expected "
+            "fewer, or null"
+        )
+    allowed = [parallel.tensor_chunks] if parallel.tensor_chunks else _divisors(part, rows, multiple)
     if cluster is None:
         return TensorOverlap("ring", allowed[0], "named by parallel.tensor_overlap")
     hardware = nearest_hardware(cluster.gpu)
     on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
-    cases = [(_case(one, part * parallel.tensor, tiles), one.layers) for one in groups]
+    cases = [(_case(config, one, part * parallel.tensor, tiles), one.layers) for one in groups]
     layers = sum(number for _, number in cases)
     plain = sum(case.plain(*on) * number for case, number in cases) / layers
     rings = {chunks: sum(case.ring(*on, chunks) * number for case, number in cases) / layers for chunks in allowed}
@@ -144,11 +154,13 @@ def _timed(config: Config, groups: list[_Group], cluster: Cluster | None, tiles:
     return TensorOverlap("ring", best, reason) if rings[best] < plain else TensorOverlap(reason=reason)
 
 
-def _divisors(part: int) -> list[int]:
-    return [chunks for chunks in range(1, CHUNKS + 1) if part % chunks == 0]
+def _divisors(part: int, rows: int, multiple: int) -> list[int]:
+    """Numbers of chunks, of so many rows of `part` tokens, that have a multiple of tokens each; 1 at least."""
+    divisors = [chunks for chunks in range(1, CHUNKS + 1) if part % chunks == 0]
+    return [chunks for chunks in divisors if part // chunks * rows % multiple == 0] or [1]
 
 
-def _case(one: _Group, tokens: int, tiles: int) -> CollectiveMatmul:
+def _case(config: Config, one: _Group, tokens: int, tiles: int) -> CollectiveMatmul:
     """Of all rows, or of a tile, in which tokens of all rows are in one."""
     factor = 0 if one.group.inward else 1  # of two, that next to the exchange
     each = [one.part.factors_of(name) for name in one.group.weights]
@@ -156,7 +168,13 @@ def _case(one: _Group, tokens: int, tiles: int) -> CollectiveMatmul:
     inside = sum(outputs for _, outputs in sides) if one.group.inward else sides[0][0]
     between = round(one.shape.embed * one.shape.gathered(one.part, one.group))
     tokens *= one.shape.rows if tiles == 1 else 1
-    return CollectiveMatmul(tokens, between, inside, one.group.inward, one.shape.item_bytes, one.shape.tensor)
+    item = one.shape.item_bytes
+    operand = 1 if _in_fp8(config, one) else item
+    return CollectiveMatmul(tokens, between, inside, one.group.inward, item, operand, one.shape.tensor)
+
+
+def _in_fp8(config: Config, one: _Group) -> bool:
+    return one.group.name in quantised(config, one.shape.model)
 
 
 def _groups(config: Config, axes: AxisSizes, rows: int) -> dict[str, list[_Group]]:

@@ -37,4 +37,6 @@ def test_all_products_but_the_exceptions_run_in_fp8(recipe: str):
     assert report.flops - report.float8_flops > 0
     del analysis
     gathers = {row.dtype for row in report.collectives if row.collective == "gather_sequence"}
-    assert gathers == ({"f8e4m3fn", "bf16"} if config.parallel.tensor > 1 else set())
+    assert gathers == ({"f8e4m3fn", "f8e5m2", "bf16"} if config.parallel.tensor > 1 else set())
+    weights = {row.dtype for row in report.collectives if row.collective == "gather_weight"}
+    assert weights == {"f8e4m3fn", "bf16"}, "the exceptions"

@@ -98,7 +98,7 @@ COMMUNICATION = (
     Fault(
         name="chunk_of_a_ring_skipped",
         description="The last chunk that passes round is put in the place of the one before.",
-        file="jaxpar/mesh/collective_matmul.py",
+        file="jaxpar/mesh/rings.py",
         old='chunk, place = held[ring.chunk], ring.behind(lax.axis_size("tensor") - 1 - left)',
         new='chunk, place = held[ring.chunk], ring.behind(lax.axis_size("tensor") - 1 - max(left, 1))',
         caught_by=(RING,),
@@ -106,7 +106,7 @@ COMMUNICATION = (
     Fault(
         name="ring_the_wrong_way_round",
         description="Chunks pass round the tensor ranks in the other direction than their places are counted.",
-        file="jaxpar/mesh/collective_matmul.py",
+        file="jaxpar/mesh/rings.py",
         old='return lax.ppermute(x, "tensor", [(rank, (rank + self.by) % ranks) for rank in range(ranks)])',
         new='return lax.ppermute(x, "tensor", [(rank, (rank - self.by) % ranks) for rank in range(ranks)])',
         caught_by=(RING,),

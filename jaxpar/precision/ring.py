@@ -1,0 +1,143 @@
+"""Matmuls in FP8 as rings over tensor ranks: what passes from rank to rank is codes of 8 bits.
+
+The rings of `jaxpar.mesh.collective_matmul` with the products of `jaxpar.precision.matmul`: inputs on their way into a
+layer, and gradients of what leaves it, travel as codes, which have the scale of the whole tensor; so they have the bits
+of the codes that are gathered whole. Partial sums travel in the dtype of the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float
+
+from jaxpar.mesh.collective_matmul import (
+    gathered_gradients,
+    gathered_products,
+    scattered_gradients,
+    scattered_products,
+)
+from jaxpar.mesh.rings import Asked, asked_of, instantiated
+from jaxpar.precision.matmul import GroupScaling, codes_of, gradient_scales, quantise, scales_of_group, seen_by_group
+from jaxpar.precision.recipe import E4M3, Recipe
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _How:
+    recipe: Recipe
+    chunks: int
+    """Of a rank's part of the sequence."""
+    coded: bool
+    """Whether the weights are values of codes already."""
+
+
+def ring_in(
+    x: Float[Array, "batch part *inputs"], weights: Sequence[Float[Array, "..."]], scaling: GroupScaling, chunks: int
+) -> tuple[Float[Array, "batch seq ..."], ...]:
+    """The sequence that `x` is joined to times each matrix [*inputs, *outputs].
+
+    Sends `x * (n - 1)` bytes with n = tensor, of codes: one byte a number. Backward the same again, and
+    `x * (n - 1)` bytes of the input's gradient in its own dtype.
+    """
+    x, weights, scales, observed = scales_of_group(x, weights, scaling)
+    return _in(_How(scaling.recipe, chunks, scaling.of_codes is not None), x, weights, scales, observed)
+
+
+def ring_out(
+    x: Float[Array, "batch seq *inputs"], weight: Float[Array, "..."], scaling: GroupScaling, chunks: int
+) -> Float[Array, "batch part *outputs"]:
+    """This rank's part of `x` times a matrix [*inputs, *outputs], summed over the tensor ranks.
+
+    Sends `y * (n - 1) / n` bytes with n = tensor and y the bytes of the product in the dtype of `x`. Backward
+    `y * (n - 1) / n` bytes of codes: one byte a number.
+    """
+    x, weights, scales, observed = scales_of_group(x, [weight], scaling)
+    return _out(_How(scaling.recipe, chunks, scaling.of_codes is not None), x, weights, scales, observed)
+
+
+# ---- in
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _in(how: _How, x: Any, weights: tuple[Any, ...], scales: Any, observed: Any) -> tuple[jax.Array, ...]:
+    del observed
+    codes = quantise(x, scales[0], E4M3)
+    found = gathered_products(how.chunks, codes, codes_of(weights, scales, how.coded), x.dtype)
+    return tuple(y * (scales[0] * scale).astype(x.dtype) for y, scale in zip(found, scales[1:], strict=False))
+
+
+def _in_forward(how: _How, x: Any, weights: Any, scales: Any, observed: Any) -> tuple[Any, Any]:
+    asked, x, weights = asked_of(x, weights)
+    scales, observed = _values((scales, observed))
+    return _in(how, x, weights, scales, observed), (asked, x, weights, scales, observed)
+
+
+def _in_backward(how: _How, kept: Any, dys: Any) -> tuple[Any, ...]:
+    asked, x, weights, scales, observed = kept
+    dys = [instantiated(dy, x) for dy in dys]
+    of_dys = gradient_scales(dys, scales, len(weights), how.recipe)
+    seen = seen_by_group(x, weights, dys, observed, how.coded)
+    codes = [quantise(dy, scale, how.recipe.gradient) for dy, scale in zip(dys, of_dys, strict=True)]
+    dx, sums = gathered_gradients(
+        how.chunks, asked, quantise(x, scales[0], E4M3), codes_of(weights, scales, how.coded), codes, x.dtype,
+        [of_dys[n] * scales[1 + n] for n in range(len(weights))],
+    )  # fmt: skip
+    return (
+        dx,
+        _gradients(asked, sums, weights, scales[0], of_dys),
+        None,
+        seen,
+    )
+
+
+_in.defvjp(_in_forward, _in_backward, symbolic_zeros=True)
+
+
+# ---- out
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _out(how: _How, x: Any, weights: tuple[Any, ...], scales: Any, observed: Any) -> jax.Array:
+    del observed
+    codes = quantise(x, scales[0], E4M3)
+    found = scattered_products(how.chunks, [codes], codes_of(weights, scales, how.coded), x.dtype)
+    return found * (scales[0] * scales[1]).astype(x.dtype)
+
+
+def _out_forward(how: _How, x: Any, weights: Any, scales: Any, observed: Any) -> tuple[Any, Any]:
+    asked, x, weights = asked_of(x, weights)
+    scales, observed = _values((scales, observed))
+    return _out(how, x, weights, scales, observed), (asked, x, weights, scales, observed)
+
+
+def _out_backward(how: _How, kept: Any, dy: Any) -> tuple[Any, ...]:
+    asked, x, weights, scales, observed = kept
+    dy = instantiated(dy, x)
+    of_dys = gradient_scales([dy], scales, 1, how.recipe)
+    seen = seen_by_group(x, weights, [dy], observed, how.coded)
+    codes = quantise(dy, of_dys[0], how.recipe.gradient)
+    matrices = codes_of(weights, scales, how.coded)
+    dxs, sums = scattered_gradients(how.chunks, asked, [quantise(x, scales[0], E4M3)], matrices, codes, x.dtype)
+    dx = None if dxs is None else dxs[0] * (of_dys[0] * scales[1]).astype(x.dtype)
+    return dx, _gradients(asked, sums, weights, scales[0], of_dys), None, seen
+
+
+_out.defvjp(_out_forward, _out_backward, symbolic_zeros=True)
+
+
+def _gradients(
+    asked: Asked, sums: list[jax.Array], weights: Any, of_x: jax.Array, of_dys: jax.Array
+) -> tuple[Any, ...]:
+    """Cotangents of all weights, from sums of products of codes for those that have gradients."""
+    each = zip(sums, asked.of(list(of_dys)), asked.of(weights), strict=True)
+    return asked.gradients([(total * (of_x * scale)).reshape(w.shape) for total, scale, w in each], weights)
+
+
+def _values(tree: Any) -> Any:
+    """Values of arguments of a forward with symbolic zeros."""
+    return jax.tree.map(lambda leaf: leaf.value, tree, is_leaf=lambda leaf: hasattr(leaf, "perturbed"))
