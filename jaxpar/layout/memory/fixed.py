@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from jaxpar.config import Config
 from jaxpar.config.counting import padded_vocab
+from jaxpar.config.kinds import kind_model
+from jaxpar.layers.matmul_formats import quantised
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.state import StateBytes
 from jaxpar.layout.memory.weights import HALVES, Ends, Part, Parts, Weight, Weights
@@ -163,8 +165,31 @@ class _Counted:
         if case.secondary > 1:
             return self._held()
         if same and (case.shards == 1 or case.zero == 0 or ends) and case.state == "none":
-            return Ends(0, 0, 0, 0)
-        return self._bytes(width, sharded, ends, "trained")
+            return Ends(self._coded(sharded, True) + self._coded(sharded, False), 0, 0, 0)
+        made = self._bytes(width, sharded, ends, "trained")
+        # Codes replace the copies of trained matrices; frozen ones are a part of the state, and their codes are made.
+        return made._replace(
+            layers=made.layers - (width - 1) * self._coded(sharded, True) + self._coded(sharded, False)
+        )
+
+    def _coded(self, sharded: bool, trained: bool) -> int:
+        """Elements of matrices that are stored as codes of 8 bits, once per step (`docs/fp8.md`), trained or frozen.
+
+        Rows that may hold an exception are not among them. A case with several chunks a rank under ZeRO-3 counts none,
+        because its schedule may gather chunks in the compute dtype.
+        """
+        case, excepted = self.case, self.config.precision.matmul_except
+        if case.state != "none" or (case.virtual_stages > 1 and case.zero >= 3):
+            return 0
+        found = 0
+        for kind, own in self.parts.layers.items():
+            groups = quantised(self.config, kind_model(self.config.model, kind))
+            names = {name for matrices in groups.values() for name in matrices}
+            coded = (one for one in own.weights if one.name.split(".")[-1] in names and one.trained == trained)
+            elements = sum(one.local(sharded) for one in coded)
+            rows = max(0, case.rows_of[kind] - excepted.first_layers - excepted.last_layers)
+            found += elements * rows * case.virtual_stages
+        return found
 
     def _held(self) -> Ends:
         """Weights in a secondary shard: several shards of each that is sharded, frozen ones too."""
