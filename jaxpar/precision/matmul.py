@@ -148,19 +148,14 @@ def gradient_scales(dys: Sequence[jax.Array], scales: jax.Array, number: int, re
 
 
 def seen_by_group(
-    x: jax.Array,
-    weights: Sequence[jax.Array],
-    dys: Sequence[jax.Array],
-    observed: jax.Array | None,
-    coded: bool,
-    exact: jax.Array | None = None,
+    x: jax.Array, weights: Sequence[jax.Array], dys: Sequence[jax.Array], observed: jax.Array | None, coded: bool
 ) -> jax.Array | None:
-    """The largest magnitudes of a group's tensors on this rank, 0 in exact layers; None if nothing asks for them."""
+    """The largest magnitudes of a group's tensors on this rank; None if nothing asks for them."""
     if observed is None:
         return None
     of_weights = [jnp.float32(0) if coded else largest_of(w) for w in weights]
     seen = jnp.stack(vary_alike((largest_of(x), *of_weights, *map(largest_of, dys))))
-    return vary(seen if exact is None else jnp.where(exact, 0, seen), varying_axes(observed))
+    return vary(seen, varying_axes(observed))
 
 
 @jax.tree_util.register_static
@@ -219,7 +214,9 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
     recipe = how.recipe
     of_gradients = gradient_scales(dys, scales, len(weights), recipe)
 
-    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    # What is seen comes out of the branch: XLA for CPUs does not order the collectives of a branch with a maximum that
+    # does not depend on it, and ranks that run them in different orders wait for each other.
+    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array | None]:
         q = how.before(quantise(x, scales[0], E4M3))
         of_input, of_weights = [], []
         for n, (w, matrix, dy) in enumerate(zip(weights, codes_of(weights, scales, how.coded), dys, strict=True)):
@@ -227,16 +224,17 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
             codes = how.before_backward(codes)
             of_input.append(_input_gradient(codes, matrix, scales[1 + n] * of_gradients[n], x))
             of_weights.append(_weight_gradient(q, codes, scales[0] * of_gradients[n], w))
-        return how.after_backward(_sum(of_input)), tuple(of_weights)
+        seen = seen_by_group(x, weights, dys, observed, how.coded)
+        return how.after_backward(_sum(of_input)), tuple(of_weights), seen
 
-    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array | None]:
         whole, each = how.before(x), [how.before_backward(dy) for dy in dys]
         of_input = [_input_gradient(dy, w, None, x) for dy, w in zip(each, weights, strict=True)]
         of_weights = tuple(_weight_gradient(whole, dy, None, w) for dy, w in zip(each, weights, strict=True))
-        return how.after_backward(_sum(of_input)), of_weights
+        return how.after_backward(_sum(of_input)), of_weights, jax.tree.map(jnp.zeros_like, observed)
 
-    dx, dws = quantised() if exact is None else lax.cond(exact, exactly, quantised)
-    return dx, dws, None, seen_by_group(x, weights, dys, observed, how.coded, exact), None
+    dx, dws, seen = quantised() if exact is None else lax.cond(exact, exactly, quantised)
+    return dx, dws, None, seen, None
 
 
 _products.defvjp(_forward, _backward)
