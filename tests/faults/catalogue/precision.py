@@ -54,8 +54,8 @@ PRECISION = (
         name="fp8_exact_layers_are_seen",
         description="Layers that are not quantised in a pipeline's chunk enter the history.",
         file="jaxpar/precision/matmul.py",
-        old="vary(seen if exact is None else jnp.where(exact, 0, seen), varying_axes(observed))",
-        new="vary(seen, varying_axes(observed))",
+        old="of_weights, jax.tree.map(jnp.zeros_like, observed)",
+        new="of_weights, seen_by_group(x, weights, dys, observed, how.coded)",
         caught_by=(f"{HISTORY}::test_what_a_step_saw_does_not_depend_on_the_layout",),
     ),
     Fault(
