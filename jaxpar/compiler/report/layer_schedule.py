@@ -49,8 +49,9 @@ def layer_schedules(analysis: Analysis) -> list[LayerSchedule]:
 
 
 def layer_loops(analysis: Analysis) -> list[Computation]:
-    """Bodies of the innermost loops that multiply matrices outside attention: the two that take longest."""
-    multiply = {cost.op.computation for cost in analysis.costs if cost.kind == "matmul"}
+    """Bodies of the innermost loops that multiply matrices outside attention: the two that take longest. A loop that
+    runs no times, as that over further rounds of an exchange, is none."""
+    multiply = {cost.op.computation for cost in analysis.costs if cost.kind == "matmul" and cost.executions}
     bodies = {
         op.computation_of("body")
         for name in analysis.counts.counts

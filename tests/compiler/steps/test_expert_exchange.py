@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from jaxpar.compiler.compile import plan_for
+from jaxpar.compiler.report.layer_schedule import layer_schedules
 from jaxpar.config import Config
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
@@ -75,3 +77,15 @@ def test_flops_are_those_of_the_rows_that_are_expected():
     every_pair = dict.fromkeys(causal_pairs(model, tokens, data.sequence_length), tokens * data.sequence_length)
     wanted = flops_per_step(model, tokens, every_pair, model.vocab or 0) / 8
     assert report.flops - report.recompute_flops == pytest.approx(wanted, rel=0.02)
+
+
+def test_the_layers_of_the_page_are_not_the_rounds_that_a_balanced_step_never_runs():
+    """A layer's body contains the loop over further rounds, whose products are the same. XLA unrolls two layers."""
+    config = config_of("all to all")
+    parallel = replace(config.parallel, expert_backend="mosaic", expert_capacity=2.0, microbatches=1)
+    analysis, _ = inspected(replace(config, model=replace(config.model, layers=3), parallel=parallel), CLUSTER)
+    forward, backward = layer_schedules(analysis)
+    assert (forward.title, backward.title) == ("Forward", "Backward")
+    for one in (forward, backward):
+        assert one.executions and "matmul" in {span.kind for span in one.kernels}
+        assert any("exchange_tokens" in span.label for span in one.transfers)
