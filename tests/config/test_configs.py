@@ -17,6 +17,7 @@ FOLDER = Path(__file__).parents[2] / "configs"
 
 # name: devices, tokens per step, parameters in millions (published shape, learned positions included)
 GOLDEN = {
+    "deepseek_v3": (128, 4_194_304, 671_026),
     "dpo": (8, 32_768, 135),
     "gemma3_1b": (8, 1_048_576, 1000),
     "gpt2_124m": (8, 524_288, 124),
@@ -25,6 +26,7 @@ GOLDEN = {
     "llama3_70b": (256, 4_194_304, 70_554),
     "llama3_8b": (8, 524_288, 8030),
     "lora": (8, 524_288, 8030),
+    "qwen3_30b_a3b": (16, 4_194_304, 30_532),
     "qwen3_0p6b": (8, 524_288, 596),
     "sft": (8, 65_536, 135),
 }
