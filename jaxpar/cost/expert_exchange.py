@@ -1,75 +1,153 @@
-"""Seconds of a layer's experts with the exchange of their tokens, in slices."""
+"""Seconds of a layer's experts with the exchange of their tokens, in slices.
+
+A slice's products run beside two messages: the next slice on its way out, and the results of the one before. An
+`optimization_barrier` ends the three together (`jaxpar.layers.experts.exchange`), so that each of these stages takes as
+long as the longer of products and messages.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-from jaxpar.cost.messages import Network
+from jaxpar.config.bounds import SLICES
+from jaxpar.cost.grouped import grouped_gradient, grouped_matmul
+from jaxpar.cost.messages import Network, overlapped
 from jaxpar.cost.operations import Device
+from jaxpar.cost.wire_messages import element_bytes
+from jaxpar.layers.experts.messages import messages_of
+from jaxpar.layers.experts.room import rows_for_ranks
+from jaxpar.memory.layer_shape import LayerShape
+
+MOVED = 4.0
+"""Numbers read and written for each number of a row that experts have room for, on the way in and back together;
+backward as many."""
+ADDED = 3.0
+"""Numbers read and written to add a slice's gradient of a weight to another's."""
+
+
+class Work(NamedTuple):
+    """Seconds of compute that messages run beside."""
+
+    forward: float
+    inward: float
+    """Backward: gradients of the rows."""
+    weights: float
+    """Backward: gradients of the matrices."""
+
+    @property
+    def backward(self) -> float:
+        """All of it."""
+        return self.inward + self.weights
 
 
 @dataclass(frozen=True)
 class ExpertExchange:
-    """The routed experts of one device, in one microbatch."""
+    """The experts of one device that a microbatch's tokens are sent to."""
 
-    algorithm: str
-    tokens: int
-    """Of the device's own."""
-    rows: float
-    """Rows that are sent for each of them one way, those to itself included."""
-    chosen: int
-    """Experts of a token."""
-    experts: int
-    """Of the device."""
-    embed: int
-    width: int
-    """Hidden width, of one tensor rank."""
-    inward: int
-    """Matrices into the hidden activation: two with a gate."""
-    item: int
-    """Bytes of a number."""
-    expert: int
-    tensor: int
-    stride: int
-    """Devices from one expert rank to the next."""
+    shape: LayerShape
+    """Of a layer that has experts."""
+
+    def best(self, device: Device, network: Network, asked: int | Literal["auto"] = "auto") -> int:
+        """Slices: as many as are asked for, or those that take least."""
+        if asked != "auto":
+            return asked
+        tokens = self.shape.part_tokens
+        allowed = [number for number in range(1, SLICES + 1) if tokens % number == 0]
+        return min(allowed, key=lambda number: self.seconds(device, network, number))
 
     def seconds(self, device: Device, network: Network, slices: int) -> float:
         """Forward and backward. A message costs its start in addition to its bytes (alpha + beta n; FSMoE,
-        arXiv:2501.10714), and each slice one more addition to the gradients of the weights.
+        arXiv:2501.10714), and each slice one more addition to the gradients of the weights."""
+        work = self.products(device, slices)
+        added = device.bytes_seconds(ADDED * (slices - 1) * self.shape.item_bytes * self._weights)
+        return slices * (work.forward + work.backward) + added + sum(self.exposed(device, network, slices))
 
-        The first slice is sent beside nothing, and the results of the last one return beside nothing.
+    def exposed(self, device: Device, network: Network, slices: int) -> tuple[float, float]:
+        """Seconds that the messages add to what is computed, forward and backward.
+
+        Forward, the first slice is sent beside nothing, and the last one returns beside the shared experts. Backward,
+        gradients of the results begin beside those of the shared experts' rows (XLA computes those of their matrices
+        elsewhere), and the last gradients of tokens return beside those of the matrices.
         """
-        send = self.message(network, slices)
-        forward, backward = self._products(device, slices)
-        added = device.bytes_seconds((slices - 1) * 3.0 * self.item * self._weights)
-        pipeline = lambda work: 2 * send + max(slices * work, (2 * slices - 2) * send)
-        return pipeline(forward) + pipeline(backward) + added
+        send, work, shared = self.message(network, slices), self.products(device, slices), self._shared(device)
+        out = self.outward(network, slices)
+        adds = lambda compute, messages: overlapped(compute, messages, network.model.overlap_slowdown) - compute
+        between = lambda compute, to: (
+            adds(compute, to) + adds(compute, send) + (slices - 2) * adds(compute, to + send) if slices > 1 else 0.0
+        )
+        forward = out + between(work.forward, out) + adds(shared.forward, send)
+        return forward, adds(shared.inward, send) + between(work.backward, send) + adds(work.weights, send)
 
-    def message(self, network: Network, slices: int = 1) -> float:
-        """Seconds of one way of a slice."""
-        own = self.tokens / slices * self.embed * self.item
-        ring = network.ring(self.expert, self.stride, shared=False)
-        if self.algorithm == "all_gather":
-            ranks = self.expert * self.tensor
-            per_host = max(1, min(ranks, network.per_host // (self.stride // self.tensor)))
-            return network.group(ranks, per_host, shared=False).gather(own * ranks)
-        joined = network.ring(self.tensor, 1).gather(own * self.rows * self.tensor)
-        if self.algorithm == "hierarchical" and ring.hosts > 1:
-            mates = self.expert // ring.hosts
+    def outward(self, network: Network, slices: int = 1) -> float:
+        """Seconds of a slice's tokens to their experts, in the format of `LayerShape.exchange_wire`."""
+        return self.message(network, slices, self.shape.exchange_wire)
+
+    def message(self, network: Network, slices: int = 1, wire: str | None = None) -> float:
+        """Seconds of one way of a slice, of rows in the compute dtype or in a format on the wire."""
+        shape, experts = self.shape, self.shape.model.experts
+        assert experts is not None, "a layer with experts"
+        own = shape.part_tokens / slices * shape.embed * element_bytes(wire, shape.item_bytes)
+        ring = network.ring(shape.expert, shape.context * shape.tensor)
+        rows = rows_for_ranks(experts, shape.capacity, shape.expert)
+        if shape.exchange == "all_gather":
+            ranks = shape.expert * shape.tensor
+            per_host = max(1, min(ranks, network.per_host // shape.context))
+            return network.group(ranks, per_host).gather(own * ranks)
+        joined = network.ring(shape.tensor, 1).gather(own * rows * shape.tensor)
+        if shape.exchange == "hierarchical" and ring.hosts > 1:
+            mates = shape.expert // ring.hosts
             levels = network.group(mates, mates), network.group(ring.hosts, 1)
-            return joined + sum(level.exchange(own * self.rows) for level in levels)
-        return joined + ring.exchange(own * self.rows)
+            return joined + sum(level.exchange(own * rows) for level in levels)
+        return joined + ring.exchange(own * rows)
+
+    @property
+    def _matrices(self) -> list[tuple[int, int]]:
+        """Inputs and outputs of the matrices of an expert."""
+        return [self.shape.matrix(spec) for spec in self.shape.layer.matrices if "experts" in spec.axes]
+
+    @property
+    def _groups(self) -> int:
+        experts = self.shape.model.experts
+        assert experts is not None, "a layer with experts"
+        return experts.count // self.shape.expert
 
     @property
     def _weights(self) -> int:
-        return self.experts * (self.inward + 1) * self.embed * self.width
+        return self._groups * sum(k * n for k, n in self._matrices)
 
-    def _products(self, device: Device, slices: int) -> tuple[float, float]:
-        """Of a slice, forward and backward, if all experts get as many rows."""
-        rows = max(1, round(self.tokens * self.tensor * self.chosen / slices / self.experts))
-        e, w = self.embed, self.width
-        times = lambda m, n, k: device.matmul(m, n, k, self.experts, self.item, self.item)
-        forward = self.inward * times(rows, w, e) + times(rows, e, w)
-        dgrad = self.inward * times(rows, e, w) + times(rows, w, e)
-        wgrad = (self.inward + 1) * times(e, w, rows)
-        return forward, dgrad + wgrad
+    def products(self, device: Device, slices: int) -> Work:
+        """Of a slice, if all experts get as many rows, with what moves them."""
+        shape, groups, item = self.shape, self._groups, self.shape.item_bytes
+        experts = shape.model.experts
+        assert experts is not None, "a layer with experts"
+        rows = shape.tokens * experts.per_token / slices
+        moved = device.bytes_seconds(MOVED * item * shape.routed_rows / slices * shape.embed)
+        forward = sum(grouped_matmul(device, rows, groups, n, k, item) for k, n in self._matrices)
+        inward = sum(grouped_matmul(device, rows, groups, k, n, item) for k, n in self._matrices)
+        weights = sum(grouped_gradient(device, rows, groups, n, k, item, item) for k, n in self._matrices)
+        return Work(forward + moved, inward + moved, weights)
+
+    def _shared(self, device: Device) -> Work:
+        """Of the shared experts, for all tokens."""
+        shape, item = self.shape, self.shape.item_bytes
+        sides = [
+            shape.matrix(part.weights[name])
+            for part in shape.layer.parts
+            for name in part.weights
+            if name.startswith("shared_")
+        ]
+        times = lambda m, n, k: device.matmul(m, n, k, 1, item, item)
+        return Work(
+            sum(times(shape.tokens, n, k) for k, n in sides),
+            sum(times(shape.tokens, k, n) for k, n in sides),
+            sum(times(k, n, shape.tokens) for k, n in sides),
+        )
+
+
+def sends(shape: LayerShape) -> bool:
+    """Whether tokens of a layer are sent to the ranks of their experts at all."""
+    experts = shape.model.experts
+    return experts is not None and bool(
+        messages_of(shape.exchange, experts, shape.capacity, shape.expert, shape.tensor)
+    )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from jaxpar.cost.expert_exchange import ADDED, ExpertExchange, sends
 from jaxpar.cost.grouped import grouped_gradient, grouped_matmul
 from jaxpar.cost.layer_case import LayerCase
-from jaxpar.cost.messages import Network, Ring
+from jaxpar.cost.mechanisms import Mechanisms
+from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
-from jaxpar.cost.wire_messages import element_bytes
 from jaxpar.layers.declaration.part import Matmuls, Part
-from jaxpar.layers.experts.messages import Message, messages_of
 
 COMBINED = 4.0
 """Numbers read and written for each number of a row on its way back, which is moved twice, as on the way to its expert;
@@ -23,16 +23,16 @@ ROUTED = 8.0
 """Numbers of 32 bits read and written for each token and expert, forward: softmax, choice, sums over the batch."""
 ROUTED_PER_CHOICE = 4.0
 """The same for each token, expert and choice: two arrays of ones at the choices, written and read."""
-SMALL_MESSAGES = 1
-"""Messages beside those of the rows, which hardly take more than their start: the weight, expert and row of each
-assignment."""
+SMALL_MESSAGES = 2
+"""Messages beside those of the rows, forward and again backward, which hardly take more than their start: the weight,
+expert and row of each assignment, and the number of rounds."""
 
 
 class ExpertTimes:
     """The operations of a layer's experts."""
 
-    def __init__(self, case: LayerCase, device: Device, network: Network):
-        self.case, self.shape, self.device, self.network = case, case.shape, device, network
+    def __init__(self, case: LayerCase, device: Device, network: Network, does: Mechanisms):
+        self.case, self.shape, self.device, self.network, self.does = case, case.shape, device, network, does
 
     def of(self, part: Part, group: Matmuls) -> bool:
         """Whether a group of matmuls is the experts', each row of which meets one matrix of many."""
@@ -57,13 +57,17 @@ class ExpertTimes:
         return 0.0 if experts is None else float(self.shape.tokens * experts.per_token) * self.shape.fullest
 
     def forward(self, n: int, k: int) -> float:
-        """Products with the matrices [k, n] of all experts."""
-        return grouped_matmul(self.device, self.rows, self.groups, n, k, self.case.item)
+        """Products with the matrices [k, n] of all experts, slice by slice."""
+        return self.slices * grouped_matmul(self.device, self.rows / self.slices, self.groups, n, k, self.case.item)
 
     def gradients(self, n: int, k: int, accumulated: float) -> tuple[float, float]:
-        """Gradients of rows, and of the matrices, which take `accumulated` bytes a number."""
-        inward = grouped_matmul(self.device, self.rows, self.groups, k, n, self.case.item)
-        return inward, grouped_gradient(self.device, self.rows, self.groups, n, k, accumulated, self.case.item)
+        """Gradients of rows, and of the matrices, which take `accumulated` bytes a number and are added up over
+        slices."""
+        rows, item = self.rows / self.slices, self.case.item
+        inward = grouped_matmul(self.device, rows, self.groups, k, n, item)
+        weight = grouped_gradient(self.device, rows, self.groups, n, k, accumulated, item)
+        added = self.device.bytes_seconds(ADDED * (self.slices - 1) * item * self.groups * k * n)
+        return self.slices * inward, self.slices * weight + added
 
     # ---- routers
 
@@ -93,34 +97,39 @@ class ExpertTimes:
         return COMBINED * self.case.item * self.shape.rounds * self.shape.routed_rows * self.case.embed
 
     @cached_property
-    def exchange(self) -> float:
-        """Seconds of the messages of one way, in all rounds: of results, and of gradients in both directions."""
-        return self.shape.rounds * sum(self._seconds(one, self.case.item) for one in self._messages)
+    def slices(self) -> int:
+        """Parts in which tokens are sent."""
+        if not self.does.overlap_exchange or not sends(self.shape):
+            return 1
+        return ExpertExchange(self.shape).best(self.device, self.network, self.case.slices)
 
     @cached_property
-    def exchange_out(self) -> float:
-        """Seconds of the messages of tokens to their experts, in all rounds."""
-        item = element_bytes(self.shape.exchange_wire, self.case.item)
-        return self.shape.rounds * sum(self._seconds(one, item) for one in self._messages)
+    def exposed(self) -> tuple[float, float]:
+        """Seconds of the messages that nothing is computed beside, forward and backward. Rounds after the first hide
+        nothing, nor do systems that send all tokens at once."""
+        if not sends(self.shape):
+            return 0.0, 0.0
+        exchange, shape = ExpertExchange(self.shape), self.shape
+        start = SMALL_MESSAGES * self._start
+        send = exchange.message(self.network)
+        once = exchange.outward(self.network) + send + start, 2 * send + start
+        if not self.does.overlap_exchange:
+            return shape.rounds * once[0], shape.rounds * once[1]
+        forward, backward = exchange.exposed(self.device, self.network, self.slices)
+        more = shape.rounds - 1
+        return forward + start + more * once[0], backward + start + more * once[1]
+
+    @cached_property
+    def outward(self) -> float:
+        """Share of the way to the experts in the messages forward."""
+        if not sends(self.shape):
+            return 0.5
+        exchange = ExpertExchange(self.shape)
+        out = exchange.outward(self.network)
+        return out / (out + exchange.message(self.network))
 
     @property
-    def _messages(self) -> tuple[Message, ...]:
-        shape, experts = self.shape, self.shape.model.experts
-        if experts is None:
-            return ()
-        return messages_of(shape.exchange, experts, shape.capacity, shape.expert, shape.tensor)
-
-    def _seconds(self, message: Message, item: float) -> float:
-        ring = self._ring(message)
-        whole = message.rows * self.shape.part_tokens * self.case.embed * item
-        moved = ring.exchange(whole) if message.kind == "exchange" else ring.gather(whole)
-        return moved + SMALL_MESSAGES * (ring.start + ring.latency)
-
-    def _ring(self, message: Message) -> Ring:
-        """The ranks of a message; those of `expert` are apart by all context and tensor ranks."""
-        shape = self.shape
-        if message.axes == ("tensor",):
-            return self.network.ring(message.ranks, 1)
-        if message.axes == ("expert",):
-            return self.network.ring(message.ranks, shape.context * shape.tensor)
-        return self.network.group(message.ranks, max(1, min(message.ranks, self.network.per_host // shape.context)))
+    def _start(self) -> float:
+        """Seconds of a message without bytes among the ranks of the experts."""
+        ring = self.network.ring(self.shape.expert, self.shape.context * self.shape.tensor)
+        return ring.start + ring.latency

@@ -74,7 +74,7 @@ class _Counted:
 
     def __init__(self, case: LayerCase, device: Device, network: Network, does: Mechanisms):
         self.case, self.device, self.does, self.shape = case, device, does, case.shape
-        self.messages, self.experts = LayerMessages(case, network, does), ExpertTimes(case, device, network)
+        self.messages, self.experts = LayerMessages(case, network, does), ExpertTimes(case, device, network, does)
         self.fused, self.half = does.fused_elementwise, case.item / 2
         self.unfused, self.launches = (1, 2) if self.fused else (3, 6)
         fast = case.float8 and does.float8_scales == "tensor"  # with a scale for each row no faster than 16 bits
@@ -182,7 +182,7 @@ class _Counted:
         numbers = self.numbers(one.output)
         moved = self.moved(one.traffic, numbers) + (self.drop * numbers if one.adds else 0.0)
         kernels = self.launches * one.norms + 2 * self.unfused * one.adds if one.norms else self.unfused
-        sent = self.experts.exchange_out if one.sends_rows else 0.0
+        sent = self.experts.exposed[0] * self.experts.outward if one.sends_rows else 0.0
         return Work(other=self.device.bytes_seconds(moved), kernels=kernels, exchange=sent)
 
     def products(self, part: Part, group: Matmuls) -> dict[str, Work]:
@@ -217,7 +217,7 @@ class _Counted:
         kernels = (2 * self.unfused if group.adds else 1) + 3 * bool(low_rank)
         if self.experts.of(part, group):
             other = self.device.bytes_seconds(added + self.experts.combined_bytes)
-            return Work(out, 0.0, other, kernels=kernels, exchange=self.experts.exchange)
+            return Work(out, 0.0, other, kernels=kernels, exchange=self.experts.exposed[0] * (1 - self.experts.outward))
         other = self.device.bytes_seconds(added + cast + low_rank)
         out += sum(self.low_rank(part, group, name)[0] for name in group.weights)
         return Work(out, 0.0, other, self.messages.scatter(out), kernels=kernels)
@@ -286,7 +286,7 @@ class _Counted:
                     beside.append(((one.inward, self.shape.gathered(part, one)), backs[-1]))
                 elif not one.inward:
                     moved += self.experts.combined_bytes
-                    exchanged += 2 * self.experts.exchange
+                    exchanged += self.experts.exposed[1]
                 elif self.experts.routes(part, one):
                     moved += self.experts.choice_bytes
                 moved += self._matmuls_back(part, one) + self.casts(part, one)[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.lora import OFF
@@ -18,6 +19,8 @@ class LayerCase:
     context_strategy: str
     sequence_parallel: bool
     float8: bool
+    slices: int | Literal["auto"] = "auto"
+    """Parts in which tokens are sent to their experts: `parallel.expert_slices`."""
 
     @property
     def tokens(self) -> int:
@@ -84,7 +87,7 @@ class LayerCase:
 def layer_case(
     model: ModelConfig, sequence: int, rows: int, tensor: int, context: int, strategy: str, parallel: bool,
     precision: str, lora: LoraConfig = OFF, expert: int = 1, exchange: str = "auto", capacity: float = 1.0,
-    imbalance: float = 1.0, exchange_wire: str | None = None,
+    imbalance: float = 1.0, slices: int | Literal["auto"] = "auto", exchange_wire: str | None = None,
 ) -> LayerCase:  # fmt: skip
     """The case of a layer of `model`, whose layers are all alike."""
     item = 4 if precision == "float32" else 2
@@ -93,4 +96,4 @@ def layer_case(
         model, rows, sequence, context, tensor, item, lora, expert, capacity, exchange, imbalance,
         exchange_wire,
     )  # fmt: skip
-    return LayerCase(shape, strategy, parallel and tensor > 1, precision == "float8")
+    return LayerCase(shape, strategy, parallel and tensor > 1, precision == "float8", slices)

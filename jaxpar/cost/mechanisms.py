@@ -34,6 +34,8 @@ class Mechanisms:
     """Whether the sum of an input's gradient over tensor ranks runs beside the gradient of the weight."""
     overlap_context: bool = False
     """Whether keys and values travel over context ranks beside compute."""
+    overlap_exchange: bool = False
+    """Whether tokens travel to the ranks of their experts, and back, in slices beside the experts' products."""
     overlap_pipe: bool = False
     """Whether a rank computes while it sends to the next stage."""
     shared_cards: bool = True
@@ -105,7 +107,7 @@ GENERATIONS: dict[str, Mechanisms] = {
     ),
     "jaxpar": Mechanisms(
         attention="flash3", compiled=True, overlap_data="none", prefetch_weights=True, overlap_tensor=False,
-        overlap_pipe=True, lockstep=True, fused_accumulation=True, recompute_last_matmul=False,
+        overlap_exchange=True, overlap_pipe=True, lockstep=True, fused_accumulation=True, recompute_last_matmul=False,
     ),
 }  # fmt: skip
 """Generations of software by name."""

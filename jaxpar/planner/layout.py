@@ -38,6 +38,8 @@ class Layout:
     """As `parallel.expert_exchange`."""
     expert_capacity: float = 2.0
     """Room of an exchange, as a multiple of an even share."""
+    expert_slices: int | Literal["auto"] = "auto"
+    """As `parallel.expert_slices`."""
     imbalance: float = 1.0
     """Rows of the fullest rank, relative to the mean."""
     exchange_wire: str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config
@@ -28,13 +29,15 @@ def config_of(config: Config, layout: Layout) -> Config:
         layout: of all devices.
     """
     pipelined = layout.pipe > 1
+    exchange: dict[str, Any] = {name: getattr(config.parallel, name) for name in EXCHANGE_KEYS}
+    exchange["expert_slices"] = layout.expert_slices
     parallel = ParallelConfig(
         pipe=layout.pipe,
         replica=layout.replica,
         fsdp=layout.fsdp,
         expert=layout.expert,
         context=layout.context,
-        **{name: getattr(config.parallel, name) for name in EXCHANGE_KEYS},
+        **exchange,
         tensor=layout.tensor,
         zero=layout.zero,  # pyright: ignore[reportArgumentType]
         microbatches=layout.microbatches(config.data.batch_size),

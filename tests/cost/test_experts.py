@@ -10,13 +10,14 @@ import pytest
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.cost.expert_exchange import ExpertExchange
 from jaxpar.cost.experts import ExpertTimes
 from jaxpar.cost.grouped import grouped_gradient, grouped_matmul, share_of
-from jaxpar.cost.hardware_model import hardware_of
+from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.layer import layer_time
 from jaxpar.cost.layer_case import LayerCase, layer_case
-from jaxpar.cost.mechanisms import Mechanisms
-from jaxpar.cost.messages import network_of
+from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
+from jaxpar.cost.messages import Network, network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.experts.messages import MESSAGES, exchange_of, messages_of, rows_sent
@@ -27,6 +28,8 @@ from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.step_time.model import step_time
 
 CLUSTER = named_cluster("h100:2x8")
+AT_ONCE = replace(GENERATIONS["jaxpar"], overlap_exchange=False)
+"""Systems that send all tokens of a microbatch at once."""
 MODEL = ModelConfig(
     layers=4, embed=2048, heads=16, kv_heads=4, mlp=4096, vocab=32000,
     experts=ExpertsConfig(count=64, per_token=4, width=1024, shared=1),
@@ -48,7 +51,7 @@ def case_of(expert: int, exchange: str = "all_to_all", capacity: float = 1.0, **
 def times_of(case: LayerCase, cluster: str = "h100:2x8") -> ExpertTimes:
     there = parse_cluster(cluster)
     model = hardware_of(there.gpu)
-    return ExpertTimes(case, device_of(there.gpu, model), network_of(there, model))
+    return ExpertTimes(case, device_of(there.gpu, model), network_of(there, model), AT_ONCE)
 
 
 # rows, k, n, groups, milliseconds: tokamax, data/autotuning/nvidia_h100_80gb_hbm3/pallas_mosaic_gpu_ragged_dot.json at
@@ -97,24 +100,28 @@ def test_an_exchange_takes_the_bytes_of_its_formula_over_the_link_of_its_ranks(
     sent = rows_sent(exchange, MODEL.experts, 1.5, 4, tensor)
     own = case.shape.part_tokens * case.embed * case.item
     rate = 1e3 * slow.model.node_share
-    assert ExpertTimes(case, h100(), slow).exchange == pytest.approx(sent * own / rate, rel=1e-6)
+    exposed = ExpertTimes(case, h100(), slow, AT_ONCE).exposed
+    assert exposed == pytest.approx((2 * sent * own / rate,) * 2, rel=1e-6), "to the experts and back"
     in_codes = case_of(4, exchange, 1.5, tensor=tensor, context=context, exchange_wire="float8_e4m3fn")
     row = row_bytes(MODEL.embed, "float8_e4m3fn") * case.shape.part_tokens
-    assert ExpertTimes(in_codes, h100(), slow).exchange_out == pytest.approx(sent * row / rate, rel=1e-6)
+    times = ExpertTimes(in_codes, h100(), slow, AT_ONCE)
+    assert times.exposed == pytest.approx((sent * (row + own) / rate, exposed[1]), rel=1e-6), "the way out alone"
+    assert times.exposed[0] * times.outward == pytest.approx(sent * row / rate, rel=1e-6)
 
 
 def test_nothing_is_sent_where_experts_are_not_split():
     for exchange in MESSAGES:
         assert messages_of(exchange, ExpertsConfig(count=8), 2.0, 1, 1) == ()
-    assert times_of(case_of(1)).exchange == 0.0
+    assert times_of(case_of(1)).exposed == (0.0, 0.0)
     assert exchange_of("auto", ExpertsConfig(count=8), 2.0, 1, 1)[0] in MESSAGES
 
 
 def test_the_fullest_rank_decides_and_further_rounds_send_again():
     even, fuller, twice = (times_of(case_of(8, capacity=1.5, imbalance=factor)) for factor in (1.0, 1.5, 1.6))
     assert fuller.rows == 1.5 * even.rows
-    assert fuller.exchange == even.exchange
-    assert (twice.exchange, twice.combined_bytes) == (2 * even.exchange, 2 * even.combined_bytes)
+    assert fuller.exposed == even.exposed
+    assert twice.exposed == tuple(2 * seconds for seconds in even.exposed)
+    assert twice.combined_bytes == 2 * even.combined_bytes
     alone = times_of(case_of(1, imbalance=3.0))
     assert alone.rows == times_of(case_of(1)).rows
     assert times_of(case_of(2, imbalance=64.0)).rows == 2 * times_of(case_of(2)).rows
@@ -177,3 +184,58 @@ def test_mfu_counts_the_experts_that_a_token_uses():
     more = replace(MODEL, experts=replace(experts, count=128))
     one, other = step(), step(model=more)
     assert one.mfu * one.seconds == pytest.approx(other.mfu * other.seconds, rel=0.01)
+
+
+# ---- slices
+
+
+def sliced(number: int, cluster: str = "h100:2x8", **other: Any) -> tuple[float, float]:
+    """Seconds that messages add forward and backward, of links that start at once and slow no product."""
+    model, network = without_starts(cluster)
+    case = case_of(8, slices=number, **other)
+    return ExpertTimes(case, device_of(parse_cluster(cluster).gpu, model), network, GENERATIONS["jaxpar"]).exposed
+
+
+def without_starts(cluster: str = "h100:2x8") -> tuple[HardwareModel, Network]:
+    there = parse_cluster(cluster)
+    model = replace(hardware_of(there.gpu), overlap_slowdown=0.0, message_seconds=0.0)
+    return model, replace(network_of(there, model), inside_latency=0.0, outside_latency=0.0)
+
+
+def test_slices_hide_messages_beside_products():
+    """Of many slices the first one's way out is left forward, and hardly anything backward."""
+    whole, halves, many = (sum(sliced(number)) for number in (1, 2, 8))
+    assert many < halves < whole < sum(times_of(case_of(8)).exposed)
+    first = ExpertExchange(case_of(8).shape).message(without_starts()[1], 8)
+    assert sliced(8) == pytest.approx((first, 0.0), abs=0.2 * first)
+
+
+def test_where_links_are_slow_messages_wait_for_each_other():
+    """A stage ends with the longer of its products and its two messages: nothing is hidden twice."""
+    model, network = without_starts()
+    device, slow = device_of(parse_cluster("h100:2x8").gpu, model), replace(network, inside=1e9)
+    exchange = ExpertExchange(case_of(8).shape)
+    send, work = exchange.message(slow, 4), exchange.products(device, 4)
+    both = sum(ExpertTimes(case_of(8, slices=4), device, slow, GENERATIONS["jaxpar"]).exposed)
+    hidden = 16 * send - both
+    assert 0 < hidden < 4 * (work.forward + work.backward) + 2 * send
+
+
+def test_an_exchange_in_two_levels_has_a_second_hop():
+    """On two hosts of 4 ranks each, rows that change hosts are sent once more inside one."""
+    _, free = without_starts("h100:2x4")
+    plain, levels = (ExpertExchange(case_of(8, name).shape) for name in ("all_to_all", "hierarchical"))
+    assert levels.message(free) > plain.message(free), "more bytes"
+    slow = replace(free, outside_latency=1e-3)
+    more = lambda exchange: exchange.message(slow) - exchange.message(free)
+    assert more(levels) == pytest.approx(more(plain)), "and no more messages between hosts"
+    one, other = (step("h100:2x4", fsdp=1, expert_exchange=name) for name in ("all_to_all", "hierarchical"))
+    assert other.breakdown["exchange"] > one.breakdown["exchange"]
+
+
+def test_a_step_is_timed_with_the_slices_that_are_asked_for():
+    """The layers of `auto` take least: products of small slices are slower, and messages wait for less."""
+    steps = {number: step(expert_slices=number, zero=1, microbatch=2) for number in (1, 2, 4, "auto")}
+    assert steps[4].breakdown["exchange"] < steps[1].breakdown["exchange"]
+    assert steps[4].breakdown["matmuls"] > steps[1].breakdown["matmuls"]
+    assert steps["auto"].seconds == min(one.seconds for one in steps.values()) == steps[2].seconds

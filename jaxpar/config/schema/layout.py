@@ -85,7 +85,7 @@ class ParallelConfig:
     means the same. `python -m jaxpar.plan` plans for any cluster that is described."""
 
 
-EXCHANGE_KEYS = ("expert_exchange", "expert_capacity", "expert_imbalance")
+EXCHANGE_KEYS = ("expert_exchange", "expert_slices", "expert_backend", "expert_capacity", "expert_imbalance")
 """Keys of `parallel` that the planner takes as they are, where it searches the others."""
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from jaxpar.config import Config, UserError
-from jaxpar.config.bounds import SLICES
 from jaxpar.config.kinds import kind_model, kind_models
 from jaxpar.config.plan import AxisSizes, Choice, ExpertLayout, Plan
 from jaxpar.config.reading.typed import shown
@@ -19,12 +18,10 @@ from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.layers.declared import declare_feed_forward
 from jaxpar.layers.experts.exchange import EXCHANGES
 from jaxpar.layers.experts.feed_forward import width_of
 from jaxpar.layers.experts.messages import exchange_of
-from jaxpar.layers.experts.room import rows_for_ranks
-from jaxpar.memory.layer_shape import ITEM_BYTES, layer_shapes
+from jaxpar.memory.layer_shape import LayerShape, layer_shapes
 from jaxpar.mesh.wire.levels import split_by_nodes
 from jaxpar.units import seconds
 from pallas_kernels.grouped_matmul.registry import IMPLEMENTATIONS, Request, choose, implementation
@@ -51,13 +48,13 @@ def expert_layouts(
         UserError: The nodes or the tokens do not divide as they are asked to, or the kernel that is named does not
             support the run.
     """
-    parallel, found = config.parallel, {}
+    parallel, found, shapes = config.parallel, {}, layer_shapes(config, axes, rows)
     for kind, model in kind_models(config.model).items():
         if model.experts is not None:
             name, why = exchange_of(
                 parallel.expert_exchange, model.experts, parallel.expert_capacity, axes.expert, axes.tensor
             )
-            slices, slices_why = _slices(config, model, axes, name, device, cluster, rows)
+            slices, slices_why = _slices(config, shapes[kind], axes, device, cluster, rows)
             node = _check_nodes(axes, node_devices) if name == "hierarchical" else None
             chosen: Any = name
             found[kind] = ExpertLayout(
@@ -194,9 +191,8 @@ def _tokens(config: Config, axes: AxisSizes, rows: int) -> int:
 
 
 def _slices(
-    config: Config, model: ModelConfig, axes: AxisSizes, algorithm: str, device: Device, cluster: Cluster | None,
-    rows: int,
-) -> tuple[int, str]:  # fmt: skip
+    config: Config, shape: LayerShape, axes: AxisSizes, device: Device, cluster: Cluster | None, rows: int
+) -> tuple[int, str]:
     """(number of slices, why)."""
     asked, tokens = config.parallel.expert_slices, _tokens(config, axes, rows)
     if axes.expert == 1:
@@ -218,22 +214,9 @@ def _slices(
         return 1, "the speeds of these devices and their links are unknown"
     hardware = nearest_hardware(cluster.gpu)
     on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
-    case = _case(config, model, axes, algorithm, tokens)
-    times = {number: case.seconds(*on, number) for number in range(1, SLICES + 1) if tokens % number == 0}
-    best = min(times, key=lambda number: times[number])
-    return best, f"experts and exchange of a layer and microbatch are expected to take {seconds(times[best])}, " + (
-        f"{seconds(times[1])} in one" if best > 1 else "and more in slices"
+    case = ExpertExchange(shape)
+    best = case.best(*on)
+    least = seconds(case.seconds(*on, best))
+    return best, f"experts and exchange of a layer and microbatch are expected to take {least}, " + (
+        f"{seconds(case.seconds(*on, 1))} in one" if best > 1 else "and more in slices"
     )
-
-
-def _case(config: Config, model: ModelConfig, axes: AxisSizes, algorithm: str, tokens: int) -> ExpertExchange:
-    experts = model.experts
-    assert experts is not None, "a model with experts"
-    inward = sum(name in declare_feed_forward(model).weights for name in ("up", "gate"))
-    rows = rows_for_ranks(experts, config.parallel.expert_capacity, axes.expert)
-    return ExpertExchange(
-        algorithm, tokens, rows, experts.per_token, experts.count // axes.expert,
-        model.embed, width_of(model) // axes.tensor,
-        inward, ITEM_BYTES[config.precision.compute],
-        axes.expert, axes.tensor, axes.context * axes.tensor,
-    )  # fmt: skip

@@ -91,6 +91,7 @@ class ActivationPlanner:
             stage_layers=choice.stage_layers, expert_exchange=asked.expert_exchange,
             expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,
             exchange_wire=precision.exchange_wire,
+            expert_slices=asked.expert_slices if group.expert > 1 else "auto",
         )  # fmt: skip
 
     def least(self) -> MemoryEstimate:

@@ -261,6 +261,11 @@ class Space:
         elif group.pipe <= model.layers and not self.schedules(group.pipe, microbatches):
             held = [name for name in ("schedule", "virtual_stages") if name in self.fixed]
             yield " and ".join(f"--fix {name}={self.fixed[name]}" for name in held) or "the schedules' microbatches"
+        asked = self.config.parallel.expert_slices
+        if asked != "auto" and group.expert > 1:
+            tokens = group.microbatch * self.config.data.sequence_length // (group.context * group.tensor)
+            if tokens % asked:
+                yield f"parallel.expert_slices ({asked}) over the tokens of a rank"
         if not self.zeros(group):
             yield f"--fix zero={self.fixed['zero']}"
         if model.heads % group.tensor == 0 and not self.strategies(group):

@@ -58,7 +58,7 @@ class Layers:
             kind: layer_case(
                 own, sequence, layout.microbatch, layout.tensor, layout.context, layout.context_strategy,
                 layout.sequence_parallel, layout.precision, lora, layout.expert, layout.expert_exchange,
-                layout.expert_capacity, layout.imbalance, layout.exchange_wire,
+                layout.expert_capacity, layout.imbalance, layout.expert_slices, layout.exchange_wire,
             )
             for kind, own in kind_models(model).items()
         }  # fmt: skip

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 
+from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.cost.expert_exchange import ExpertExchange
+from jaxpar.cost.hardware_model import nearest_hardware
+from jaxpar.cost.messages import network_of
+from jaxpar.cost.operations import device_of
+from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.experts.room import PLACE_BYTES, room_of, row_room
+from jaxpar.memory.layer_shape import LayerShape
 from tests.gpu_compile import in_child
 
 SIZES = {
@@ -54,3 +62,17 @@ def test_slices_hide_the_exchange_forward_and_backward():
     # What is announced, and the first slice on its way out, are sent before any product.
     assert len(waited) <= 2, sliced["messages"]
     assert sliced["exposed"] < 0.2 * whole["exposed"]
+
+
+@pytest.mark.long
+def test_what_the_planner_expects_of_slices_is_what_the_program_waits_for():
+    """Within a seventh, without what a message costs the products beside it, which is in no account of a program."""
+    experts = ExpertsConfig(count=SIZES["count"], per_token=SIZES["per_token"], shared=1)
+    model = ModelConfig(layers=1, embed=SIZES["embed"], heads=8, mlp=SIZES["width"], vocab=256, experts=experts)
+    shape = LayerShape(model, 1, SIZES["tokens"], expert=SIZES["expert"], capacity=CAPACITY)
+    cluster = parse_cluster("h100:2x4")
+    hardware = replace(nearest_hardware(cluster.gpu), overlap_slowdown=0.0)
+    on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
+    expected = sum(ExpertExchange(shape).exposed(*on, SLICES))
+    assert expected == pytest.approx(account("all_to_all", SLICES)["exposed"], rel=1 / 7)
+    assert sum(ExpertExchange(shape).exposed(*on, 1)) > 3 * expected

@@ -68,7 +68,7 @@ def test_with_few_tokens_on_a_gpu_experts_are_split(name: str):
     """4k tokens a GPU and step: a gather of all experts takes longer than their products."""
     best = first(name, "h100:8x8", 64)
     layout, time = best.candidate.layout, best.candidate.time
-    assert layout.expert >= 4 and layout.tensor == 1
+    assert layout.expert >= 4
     assert 0 < time.breakdown["exchange"] < 0.4 * time.seconds
     assert best.plan.experts[""].capacity == 2.0
 
