@@ -119,7 +119,9 @@ class LayerShape:
         """Rows that the experts of a device have room for."""
         if self.model.experts is None:
             return 0
-        return ceil(self.tokens * self.model.experts.per_token * min(self.capacity, self.expert))
+        if self.exchange == "all_gather" and self.expert > 1:
+            return room_of(self.tokens * self.expert * self.model.experts.per_token, self.expert, self.capacity)
+        return self.tensor * self.expert * self._assignment_room
 
     @property
     def further_rounds(self) -> bool:
@@ -132,11 +134,17 @@ class LayerShape:
         experts = self.model.experts
         if experts is None:
             return 0
-        room = room_of(self.part_tokens * experts.per_token, self.expert, self.capacity)
-        rows = self.tensor * self.expert * row_room(self.part_tokens, room, experts, self.expert, self.capacity)
+        room = row_room(self.part_tokens, self._assignment_room, experts, self.expert, self.capacity)
+        rows = self.tensor * self.expert * room
         rows = self.routed_rows if self.exchange == "all_gather" else rows
         names = ("expert_input", "expert_up", "expert_gate", "expert_hidden")
         return sum(self.sizes.get(name, 0) for name in names) * rows // max(1, self.routed_rows)
+
+    @property
+    def _assignment_room(self) -> int:
+        """Assignments that a rank's tokens have room for in each list, by `all_to_all`."""
+        assert self.model.experts is not None, "a layer with experts"
+        return room_of(self.part_tokens * self.model.experts.per_token, self.expert, self.capacity)
 
     @property
     def fullest(self) -> float:

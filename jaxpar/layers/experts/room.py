@@ -11,9 +11,18 @@ PLACE_BYTES = 8
 """What is sent with each assignment: its weight, and its expert and row."""
 
 
+ALIGN = 8
+"""Room is a multiple of this, because the TMA copies of the grouped matmuls for Hopper have tiles of 8 rows."""
+
+
 def room_of(assignments: int, lists: int, capacity: float) -> int:
-    """Assignments that a round has room for in each list, of so many in all: all of them at most."""
-    return min(assignments, ceil(capacity * assignments / lists)) if lists > 1 else assignments
+    """Assignments that a round has room for in each list, of so many in all: all of them at most, rounded up to
+    `ALIGN`."""
+    return _aligned(min(assignments, ceil(capacity * assignments / lists)) if lists > 1 else assignments)
+
+
+def _aligned(rows: int) -> int:
+    return -(-rows // ALIGN) * ALIGN
 
 
 def ranks_per_token(experts: ExpertsConfig, ranks: int) -> float:
@@ -29,9 +38,8 @@ def ranks_per_token(experts: ExpertsConfig, ranks: int) -> float:
 def row_room(tokens: int, room: int, experts: ExpertsConfig, ranks: int, capacity: float) -> int:
     """Rows that a round has room for in each rank's list, of so many `tokens`, each of which is sent once to a rank;
     `room` is that for assignments."""
-    if ranks == 1:
-        return tokens
-    return min(room, tokens, ceil(capacity * tokens * ranks_per_token(experts, ranks) / ranks))
+    own = tokens if ranks == 1 else min(tokens, ceil(capacity * tokens * ranks_per_token(experts, ranks) / ranks))
+    return min(room, _aligned(own))
 
 
 def cluster_room(experts: ExpertsConfig, tokens: int, slices: int) -> int:
@@ -52,7 +60,8 @@ def rows_to_send(experts: ExpertsConfig) -> float:
 
 
 def rows_for_ranks(experts: ExpertsConfig, capacity: float, expert: int) -> float:
-    """Rows that a round has room for on all expert ranks together, for each of a rank's tokens."""
+    """Rows that a round has room for on all expert ranks together, for each of a rank's tokens, before each rank's are
+    rounded up to `ALIGN`."""
     if experts.compression is not None:
         return rows_to_send(experts) * rows_for_ranks(of_clusters(experts), capacity, expert)
     return min(expert, experts.per_token * min(capacity, expert), capacity * ranks_per_token(experts, expert))

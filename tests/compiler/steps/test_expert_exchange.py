@@ -64,8 +64,9 @@ def test_an_exchange_has_its_name_and_the_bytes_of_its_formula(layout: str):
             found[row.collective] = found.get(row.collective, 0.0) + row.bytes
     for one in messages_of(chosen.exchange, experts, chosen.capacity, plan.axes.expert, plan.axes.tensor):
         if one.name != "gather_sequence":  # attention sends it too
-            both = {one.name, SCATTERS[one.name]}  # rooms are whole rows
-            assert sum(found[name] for name in both) == pytest.approx(one.sent * rows * bytes_of_row, rel=2e-3), found
+            both = {one.name, SCATTERS[one.name]}
+            wanted = one.sent * rows * bytes_of_row  # before the rows of a list, 714 of them, are a multiple of 8
+            assert sum(found[name] for name in both) == pytest.approx(wanted, rel=0.01), found
 
 
 def test_flops_are_those_of_the_rows_that_are_expected():

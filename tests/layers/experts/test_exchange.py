@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import comb
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
+from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts.lists import by_expert, by_rank, rounds_of, window_of
 from jaxpar.layers.experts.messages import exchange_of, rows_sent
 from jaxpar.layers.experts.room import ranks_per_token, room_of, row_room
 from jaxpar.layers.experts.rows import collect, spread
+from jaxpar.memory.layer_shape import LayerShape
+from pallas_kernels.grouped_matmul.mosaic import times_weights
 
 RANKS, EACH, ROOM, ROWS = 3, 2, 6, 4
 ROUTINGS = {
@@ -94,10 +99,32 @@ def test_a_token_meets_as_many_ranks_as_draws_without_replacement_give():
     assert ranks_per_token(grouped, 8) == pytest.approx(4 * (1 - comb(96, 8) / comb(128, 8)))
 
 
+@pytest.mark.parametrize(
+    ("expert", "tensor", "exchange"), [(2, 1, "all_to_all"), (1, 1, "all_to_all"), (3, 2, "all_gather")]
+)
+def test_kernels_for_hopper_take_the_rows_that_there_is_room_for(expert: int, tensor: int, exchange: str):
+    """1,001 tokens and room for 1.1 times an even share: no number of them is a multiple of 8 by itself."""
+    experts = ExpertsConfig(count=6, per_token=3, width=64)
+    model = ModelConfig(layers=1, embed=64, heads=4, mlp=64, vocab=61, experts=experts)
+    shape = LayerShape(model, 1, 1001 * tensor, tensor=tensor, expert=expert, capacity=1.1, exchange=exchange)
+    room = room_of(1001 * 3, expert, 1.1)
+    whole = exchange == "all_gather"
+    sources, later = (1, room) if whole else (expert * tensor, row_room(1001, room, experts, expert, 1.1))
+    least = 1001 * 3 * tensor * min(1.1, expert)
+    assert least <= shape.routed_rows < least + 8 * sources + 1, "the estimate has the room of the exchange"
+    array = jax.ShapeDtypeStruct
+    weights, sizes = array((2, 64, 64), jnp.bfloat16), array((2,), jnp.int32)
+    hopper = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=hopper)):
+        for rows in {shape.routed_rows, sources * later}:
+            product = partial(times_weights, transposed=False)
+            jax.jit(product).trace(array((rows, 64), jnp.bfloat16), weights, sizes).lower(lowering_platforms=("cuda",))
+
+
 def test_room_is_bounded_and_auto_sends_less():
-    assert room_of(1000, 8, 2.0) == 250 and room_of(1000, 8, 100.0) == 1000 and room_of(1000, 1, 1.0) == 1000
+    assert room_of(1000, 8, 2.0) == 256 and room_of(1000, 8, 100.0) == 1000 and room_of(1000, 1, 1.0) == 1000
     qwen, mixtral = ExpertsConfig(count=128, per_token=8), ExpertsConfig(count=8, per_token=2)
-    assert row_room(4096, room_of(8 * 4096, 8, 1.0), qwen, 8, 1.0) == 2734 < 4096
+    assert row_room(4096, room_of(8 * 4096, 8, 1.0), qwen, 8, 1.0) == 2736 < 4096, "2,734 rounded up"
     assert row_room(4096, room_of(8 * 4096, 8, 2.0), qwen, 8, 2.0) == 4096, "a rank gets no token twice"
     assert rows_sent("all_to_all", qwen, 1.0, 8, 1) == pytest.approx(7 / 8 * ranks_per_token(qwen, 8))
     assert exchange_of("auto", mixtral, 1.0, expert=8, tensor=1)[0] == "all_to_all"
