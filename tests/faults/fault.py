@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,14 +40,18 @@ class Fault:
 
     @property
     def digest(self) -> str:
-        """Of the fault, of the code that it is put in, and of the tests that must notice it, whenever these run.
+        """Of the fault, of the definition that it is put in, and of the tests that must notice it, whenever these run.
 
-        Of the code itself, wherever it stands: not of comments, docstrings and imports.
+        What else stands in these files does not count, nor do other files: a fault that was seen red stays so while
+        others write beside it. CI draws some of all faults for each commit, which finds the exceptions.
         """
-        tests = sorted({name.split("::")[0] for name in self.caught_by})
-        names = sorted(name.split("::")[1] for name in self.caught_by)
-        code = [code_of((ROOT / name).read_text()) for name in (self.file, *tests)]
-        parts = (self.name, self.old, self.new, self.found, names, code)
+        source = (ROOT / self.file).read_text()
+        line = 1 + source[: source.index(self.old)].count("\n") if self.old in source else 0
+        code = [Module.of(self.file).around(line)]
+        for name in sorted(self.caught_by):
+            file, test = name.split("[")[0].split("::")[:2]
+            code.append(Module.of(file).used_by(test))
+        parts = (self.name, self.old, self.new, self.found, sorted(self.caught_by), code)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     @property
@@ -55,18 +60,68 @@ class Fault:
         return red_digests().get(self.name) == self.digest
 
 
-def code_of(text: str) -> str:
-    """What a Python file does, without comments, docstrings, imports and the marks that say when a test runs."""
-    tree = ast.parse(WHEN.sub("", text))
-    for node in ast.walk(tree):
+class Module:
+    """Top-level definitions of a Python file, without comments, docstrings and the marks that say when a test runs."""
+
+    def __init__(self, text: str):
+        self.statements = [line for line in ast.parse(WHEN.sub("", text)).body if not _is_ignored(line)]
+        self.named: dict[str, list[ast.stmt]] = {}
+        for statement in self.statements:
+            for name in _defined(statement):
+                self.named.setdefault(name, []).append(statement)
+
+    @staticmethod
+    @cache
+    def of(file: str) -> Module:
+        """The module in a file, from the root of the repository."""
+        return Module((ROOT / file).read_text())
+
+    def around(self, line: int) -> list[str]:
+        """The definition that a line stands in."""
+        return [_code(each) for each in self.statements if _first_line(each) <= line <= (each.end_lineno or 0)]
+
+    def used_by(self, name: str) -> list[str]:
+        """The definition of a name, and of all in the file that it uses, as what it does with fixtures."""
+        found, names = set[str](), [name]
+        while names:
+            if (name := names.pop()) in found or name not in self.named:
+                continue
+            found.add(name)
+            for node in (node for statement in self.named[name] for node in ast.walk(statement)):
+                if isinstance(node, ast.Name):
+                    names.append(node.id)
+                elif isinstance(node, ast.arg):
+                    names.append(node.arg)
+        return [_code(each) for name in sorted(found) for each in self.named[name]]
+
+
+def _defined(statement: ast.stmt) -> list[str]:
+    """Names that a statement gives a meaning."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [statement.name]
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return []
+    return [node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+
+
+def _first_line(statement: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(each.lineno for each in decorators)])
+
+
+@cache
+def _code(statement: ast.stmt) -> str:
+    """What a statement does, without docstrings."""
+    for node in ast.walk(statement):
         for part in ("body", "orelse", "finalbody"):
             lines = getattr(node, part, None)
             if isinstance(lines, list):
                 setattr(node, part, [line for line in lines if not _is_ignored(line)])
-    return ast.dump(tree)
+    return ast.dump(statement)
 
 
 def _is_ignored(line: ast.stmt) -> bool:
+    """Whether it is a docstring or an import."""
     if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant):
         return isinstance(line.value.value, str)
     return isinstance(line, ast.Import | ast.ImportFrom)
