@@ -97,9 +97,12 @@ class Selection:
         self.asked = [Path(argument.split("::")[0]).name for argument in config.args if "::" in argument]
         self.filtered = bool(config.option.keyword or config.option.markexpr or config.option.deselect)
         self.left: dict[str, int] = {}
+        self.collected: set[str] = set()
+        """Ids of all tests that were found, those of other levels too."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        self.collected = {item.nodeid for item in items}
         kept = self.kept(items)
         left = [item for item in items if item not in kept]
         items[:] = [item for item in items if item in kept]
