@@ -11,9 +11,10 @@ LAYOUT = $(if $(filter $(QUICKSTART),$(CONFIG)),$(shell nvidia-smi >/dev/null 2>
 JOBS ?= 2
 
 TEST_BIN := .venv-test/bin
-# The tests run on virtual CPU devices; what XLA compiles for them is kept for the next run.
+# The tests run on virtual CPU devices; what XLA and Python compile for them is kept for the next run and its processes.
 TEST_ENV := JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 LLVM_DISABLE_SYMBOLIZATION=1 \
-    JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.venv-test/xla-cache" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.5
+    JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.venv-test/xla-cache" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.5 \
+    PYTHONDONTWRITEBYTECODE=
 PYTEST := $(TEST_ENV) $(TEST_BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 help:
