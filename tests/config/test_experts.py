@@ -77,7 +77,7 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["model.experts={count: 8, width: 6}", "parallel.tensor=4"], ("model.experts.width", "6", "parallel.tensor (4)")
     ),
     "products of two": ([GOOD, "model.low_rank={query: 8}"], ("model.low_rank", "query", "{}")),
-    "tiles": ([GOOD, "memory.mlp_tiles=2"], ("memory.mlp_tiles", "2", "1")),
+    "tiles": ([GOOD, "memory.mlp_tiles=2"], ("memory.mlp_tiles", "2", "every layer", "1 or null")),
     "an exchange without experts": (
         ["parallel.expert_exchange=all_gather"], ("parallel.expert_exchange", "all_gather", "model.experts")
     ),

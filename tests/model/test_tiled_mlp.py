@@ -11,6 +11,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpar.config import ModelConfig
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layers.declared import feed_forward_class, hidden_names
 from jaxpar.layout.memory.estimate import chunk_bytes
@@ -144,6 +146,21 @@ def test_the_plan_states_that_hidden_activations_are_recomputed_and_nothing_as_w
     kept, more = (traced_bytes(run.config, run.step.layout.plan).stash for run in (tiles, without))
     assert kept <= more - hidden
     assert kept == chunk_bytes(tiles.config, tiles.step.layout.plan).stash
+
+
+def test_a_dense_layer_beside_experts_is_in_tiles_and_they_are_not():
+    """What is kept is less by the dense layer's hidden activations alone, as the plan and the estimate have it."""
+    kinds = {"kinds": {"dense": {"experts": None}, "routed": {}}, "pattern": Pattern(("routed",), prefix=("dense",))}
+    model = {"layers": 3, "experts": ExpertsConfig(4, 2, 16)} | kinds
+    make = lambda tiles: SmallRun(small(model=model, parallel={"expert": 2}, memory={"remat": "none"} | tiles))
+    tiled, whole = make({"mlp_tiles": 4}), make({})
+    plan = tiled.step.layout.plan
+    assert (plan.mlp_tiles, whole.step.layout.plan.mlp_tiles) == (4, 1)
+    kept, more = (traced_bytes(run.config, run.step.layout.plan).stash for run in (tiled, whole))
+    assert kept == chunk_bytes(tiled.config, plan).stash
+    config = tiled.config
+    tokens = config.data.batch_size // 2 * config.data.sequence_length
+    assert more - kept == len(hidden_names() & set(plan.runs[0].activations)) * tokens * config.model.mlp * 4
 
 
 @pytest.mark.long

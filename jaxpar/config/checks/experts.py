@@ -166,7 +166,8 @@ def _check_combined(config: Config) -> None:
     if config.model.low_rank:
         names = ", ".join(config.model.low_rank)
         raise UserError(f"model.low_rank: {names}, and models with experts have no products of two yet; expected {{}}")
-    if (memory.mlp_tiles or 1) > 1:
+    if (memory.mlp_tiles or 1) > 1 and all(own.experts for own in kind_models(config.model).values()):
         raise UserError(
-            f"memory.mlp_tiles: {memory.mlp_tiles}, and experts are not computed in tiles; expected 1 or null"
+            f"memory.mlp_tiles: {memory.mlp_tiles} is for layers without experts, and every layer has them; expected 1 "
+            "or null"
         )

@@ -200,7 +200,7 @@ class MemoryConfig:
     mlp_tiles: int | None = None
     """The same for each layer's feed-forward, whose hidden activations are then recomputed in the backward. Null makes
     tiles of about `model.embed` tokens where they are recomputed anyway (`remat: full`) and take more than 1 GiB in a
-    layer, and one tile elsewhere."""
+    layer, and one tile elsewhere. Experts are not computed in tiles; other layers of their model are."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def loss_tiles(config: Config) -> Tiles:
 
 
 def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -> Tiles:
-    """As many as make tiles of about `model.embed` tokens, unless the configuration gives a number.
+    """As many as make tiles of about `model.embed` tokens, unless the configuration gives a number; of dense layers.
 
     `runs` is what layers keep. The default is one tile where tiles would cost time, because hidden activations are
     saved, or would save little. Raises `UserError` if tiles are configured and the schedule splits the backward.
@@ -68,12 +68,13 @@ def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -
         return Tiles(1, "a tile would have FP8 scales of its own")
     if splits_backward:
         return Tiles(1, "the schedule keeps hidden activations from B to W")
-    if any(own.experts is not None for own in kind_models(model).values()):
+    dense = [own for own in kind_models(model).values() if own.experts is None]
+    if not dense:
         return Tiles(1, "experts are not computed in tiles")
-    first = {declare_layer(own).part("mlp").groups[0].outputs[0] for own in kind_models(model).values()}
+    first = {declare_layer(own).part("mlp").groups[0].outputs[0] for own in dense}
     if not all(run.activations[name] == "recompute" for run in runs for name in first):
         return Tiles(1, "memory.remat keeps hidden activations")
-    bytes_of = max(_hidden_bytes(config, own) for own in kind_models(model).values())
+    bytes_of = max(_hidden_bytes(config, own) for own in dense)
     hidden = f"a layer has {size(bytes_of)} of hidden activations"
     if bytes_of <= GIB:
         return Tiles(1, hidden)

@@ -114,6 +114,7 @@ ROWS = [
     _PLAIN | {"expert": 2, "tensor": 2, "context": 2, "shared": 2},
     _PLAIN
     | {"pipe": "1f1b", "tensor": 2, "fsdp": 2, "exchange": "all_gather", "microbatches": 4, "zero": 3, "remat": "full"},
+    _PLAIN | {"router": "switch", "kinds": True, "expert": 2, "tensor": 2, "remat": "full", "mlp_tiles": 3},
 ]
 
 
@@ -125,7 +126,7 @@ def config_of(row: dict[str, Any]) -> Any:
     layers = 2 * PIPES[row["pipe"]].get("virtual_stages", 1)
     model = {"layers": layers, "experts": ExpertsConfig(**own)} | (KINDS if row["kinds"] else {})
     model |= GPT_OSS if row["router"] == "gpt_oss" else {}
-    return small(model=model, parallel=axes | exchange | PIPES[row["pipe"]], memory={"remat": row["remat"]})
+    return small(model=model, parallel=axes | exchange | PIPES[row["pipe"]], memory={"remat": row["remat"], "mlp_tiles": row.get("mlp_tiles")})
 
 
 @cache
