@@ -126,7 +126,11 @@ def config_of(row: dict[str, Any]) -> Any:
     layers = 2 * PIPES[row["pipe"]].get("virtual_stages", 1)
     model = {"layers": layers, "experts": ExpertsConfig(**own)} | (KINDS if row["kinds"] else {})
     model |= GPT_OSS if row["router"] == "gpt_oss" else {}
-    return small(model=model, parallel=axes | exchange | PIPES[row["pipe"]], memory={"remat": row["remat"], "mlp_tiles": row.get("mlp_tiles")})
+    return small(
+        model=model,
+        parallel=axes | exchange | PIPES[row["pipe"]],
+        memory={"remat": row["remat"], "mlp_tiles": row.get("mlp_tiles")},
+    )
 
 
 @cache
