@@ -10,7 +10,7 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.matmul_formats import exact_layers, exempt, tensor_names
 from jaxpar.layout.choices.pipeline import holds_chunks
 from jaxpar.precision.history import is_gradient
-from jaxpar.precision.recipe import E4M3, E5M2, Recipe, recipe_of
+from jaxpar.precision.recipe import E4M3, E5M2, TILES, Recipe, recipe_of
 from jaxpar.units import operations
 
 FORMATS = {E4M3: "e4m3", E5M2: "e5m2"}
@@ -34,6 +34,8 @@ def codes_once(plan: Plan) -> bool:
 
 def why_each_use(plan: Plan) -> str | None:
     """Why matrices are quantised with each use and not once per step; None if they are not."""
+    if plan.dtypes.matmul in TILES:
+        return f"scales of tiles ({plan.dtypes.matmul}) are found where a matrix is multiplied"
     if plan.optimizer_offload != "none":
         return "master weights are not on the device (memory.optimizer_offload)"
     if holds_chunks(plan):

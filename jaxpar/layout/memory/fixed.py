@@ -16,6 +16,7 @@ from jaxpar.layout.memory.state import StateBytes
 from jaxpar.layout.memory.weights import HALVES, Ends, Part, Parts, Weight, Weights
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, ITEM_BYTES, LayerShape, between_bytes, matmul_bytes
 from jaxpar.memory.streaming import PIECES
+from jaxpar.precision.recipe import TILES
 
 BATCH_BYTES = 6 * 4
 """Bytes of a token: tokens, labels, mask, segments, positions, indices."""
@@ -179,7 +180,8 @@ class _Counted:
         because its schedule may gather chunks in the compute dtype.
         """
         case, excepted = self.case, self.config.precision.matmul_except
-        if case.state != "none" or (case.virtual_stages > 1 and case.zero >= 3):
+        by_tile = self.config.precision.matmul in TILES
+        if by_tile or case.state != "none" or (case.virtual_stages > 1 and case.zero >= 3):
             return 0
         found = 0
         for kind, own in self.parts.layers.items():
@@ -194,8 +196,8 @@ class _Counted:
     def _held(self) -> Ends:
         """Weights in a secondary shard: several shards of each that is sharded, frozen ones too."""
         _, width, _ = self._widths
-        copies = {own: self.case.copies(own) for own in (False, True)}
-        held = lambda part: sum(min(one.compute, one.sharded * copies[one.of_experts]) for one in part.weights)
+        copies = self.case.copies
+        held = lambda part: sum(min(one.compute, one.sharded * copies(one.of_experts)) for one in part.weights)
         rows = self._local_rows
         layers = sum(held(own) * rows[kind] for kind, own in self.parts.layers.items())
         if self.case.pipe > 1:
