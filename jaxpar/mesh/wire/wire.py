@@ -36,7 +36,7 @@ class Wire:
 def secondary_ranks(secondary: int, sizes: Mapping[str, int], split: Collection[str]) -> int | None:
     """Ranks of a secondary shard of `secondary` neighbours that share a weight: those with one place on the axes
     `split`, over which it is split while it is multiplied. None where neighbours are no whole ranks of an axis."""
-    if not set(split) & set(SHARD_AXES):
+    if all(axis not in split or sizes[axis] == 1 for axis in SHARD_AXES):
         return secondary
     found, left = 1, secondary
     for axis in reversed(SHARD_AXES):

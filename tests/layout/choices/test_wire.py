@@ -12,6 +12,7 @@ from jaxpar.config.plan import Plan
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layout.choices.wire import wire_of
 from jaxpar.layout.make_plan import make_plan, resolve_config
+from jaxpar.layout.memory.estimate import estimated_bytes
 from jaxpar.mesh.wire.wire import Wire, secondary_ranks
 from tests.sentences import refused
 from tests.small_run import layout_of, small
@@ -114,6 +115,15 @@ def test_a_secondary_shard_of_an_expert_is_among_the_neighbours_that_share_it(
     assert sum(place[1] == 0 for place in places) == ranks
     axes: dict[str, int] = dict(zip(("fsdp", "expert", "context"), sizes, strict=True))
     assert secondary_ranks(own, axes, ("expert",)) == ranks and secondary_ranks(own, axes, ("tensor",)) == own
+
+
+def test_neighbours_of_an_axis_of_one_rank_are_those_of_the_others():
+    """Also where they are no whole ranks of an axis: nothing is split over the experts' axis."""
+    assert secondary_ranks(8, {"fsdp": 8, "expert": 1, "context": 3}, ("expert",)) == 8
+    parallel = {"fsdp": 2, "context": 3, "secondary_shard": 2}
+    config = resolve_config(small(parallel=parallel, data={"batch_size": 24, "sequence_length": 48}), 6)
+    plan = make_plan(config, jax.devices()[0], None)
+    assert wire_of(plan).secondary == 2 and estimated_bytes(config, plan) > 0
 
 
 def test_neighbours_that_are_a_part_of_several_axes_are_refused():
