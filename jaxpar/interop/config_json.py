@@ -39,6 +39,17 @@ COMPRESSED = "compressed-tensors"
 _READ = {"num_bits": (8,), "type": ("float",), "strategy": ("tensor", "channel"), "symmetric": (True, None)}
 """By key of a group's `weights`, the values that are read."""
 
+ONLY_IN_TRAINING = (
+    "balance_loss",
+    "sequence_loss",
+    "z_loss",
+    "bias_rate",
+    "capacity_factor",
+    "compression",
+    "hashes",
+    "residual",
+)
+"""Keys of experts that do not change what a trained model computes."""
 TRAINING = ("preset", "vocab_multiple", "dropout", "init_scale", "z_loss", "kinds", "pattern")
 """Keys of our model section that do not change what a trained model computes, or that are spelled out by layer."""
 
@@ -202,7 +213,7 @@ def _experts(model: ModelConfig, experts: ExpertsConfig) -> ExpertsConfig:
     """Those of the keys of experts that decide what they compute."""
     width = model.mlp if experts.width is None else experts.width
     router = SAME.get(experts.router, experts.router)
-    trained = {name: getattr(ExpertsConfig(1), name) for name in ("balance_loss", "z_loss", "bias_rate")}
+    trained = {name: getattr(ExpertsConfig(1), name) for name in ONLY_IN_TRAINING}
     return replace(experts, width=width, router=router, **trained)
 
 

@@ -14,6 +14,7 @@ from jaxpar.config.spelling import did_you_mean, one_of
 from jaxpar.hardware.host import PINNED
 from jaxpar.layers.declaration.activations import LAYER_INPUT
 from jaxpar.layers.declared import known_activations
+from jaxpar.layers.experts.clusters import HASHES
 from jaxpar.precision.matmul import SCALES
 
 type Treatment = Literal["save", "recompute", "offload"]
@@ -156,12 +157,12 @@ def recomputed(runs: Iterable[LayerRun], name: str) -> bool:
 def remat_policy(treatments: Mapping[str, str]) -> Callable[..., Any]:
     """The `jax.checkpoint` policy of a remat map, for what lies inside a layer (its input is the layer loop's to keep).
 
-    Scales of quantised matmuls are always kept, so that a matmul that runs again has those of the first. Unnamed
-    intermediates are never kept: those inside norms and non-linearities are recomputed under every map.
+    Scales of quantised matmuls and hashes of tokens are always kept, so that what runs again has those of the first.
+    Unnamed intermediates are never kept: those inside norms and non-linearities are recomputed under every map.
     """
     inside = {name: treatment for name, treatment in treatments.items() if name != LAYER_INPUT}
     return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[SCALES, *(name for name, treatment in inside.items() if treatment == "save")],
+        names_which_can_be_saved=[SCALES, HASHES, *(name for name, treatment in inside.items() if treatment == "save")],
         names_which_can_be_offloaded=[name for name, treatment in inside.items() if treatment == "offload"],
         offload_src="device",
         offload_dst=PINNED,

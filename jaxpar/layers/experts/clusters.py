@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.layers.experts.lists import NONE
@@ -19,6 +20,9 @@ from jaxpar.layers.experts.rows import collect, spread
 
 DIMENSIONS = 256
 """Of a rotated token that a hash looks at, at most."""
+HASHES = "cluster_hashes"
+"""The name of the hashes for remat: one that came out otherwise when it ran again would move rows that are kept."""
+
 SEED = 0x15A8
 """Of the rotations, which are the same in all steps and runs."""
 
@@ -57,10 +61,10 @@ def hashes_of(
     x = lax.stop_gradient(x).astype(jnp.float32)
     key = jax.random.fold_in(jax.random.key(SEED), layer)
     rotations = jax.random.normal(key, (x.shape[1], number, dimensions), jnp.float32)
-    rotated = jnp.einsum("te,ehv->thv", x, rotations)
+    rotated = jnp.einsum("te,ehv->thv", x, rotations, precision="highest")
     best = jnp.argmax(jnp.abs(rotated), axis=2)
     negative = jnp.take_along_axis(rotated, best[:, :, None], axis=2)[:, :, 0] < 0
-    return 2 * best + negative
+    return checkpoint_name(2 * best + negative, HASHES)
 
 
 def clusters_of(
@@ -70,7 +74,7 @@ def clusters_of(
     experts: int,
     room: int,
 ) -> Clusters:
-    """At most `room` clusters, which is at least `experts`.
+    """At most `room` clusters, which is at least `experts`, or the number of choices.
 
     Assignments are sorted by expert and then by the hashes. If there are more buckets than places, places go to those
     that differ from the bucket before in the expert, then in the first hash, in the second and so on; of equally

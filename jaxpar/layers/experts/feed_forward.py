@@ -183,13 +183,13 @@ class Experts(nnx.Module):
         kept = self._without_dropped(routing, counts, tokens, train)
         shared = (lambda flat: self._shared(flat.reshape(x.shape)).reshape(flat.shape)) if self.experts.shared else None
         routed = self._routed if self.experts.compression is None or not train else partial(self._clustered, number)
-        y, handled, rounds, of_clusters = routed(flat, kept, counts, shared)
+        y, handled, rounds, sent_clusters = routed(flat, kept, counts, shared)
         chosen = jnp.sum(counts[:, None] & (routing.indices != NO_EXPERT)).astype(jnp.float32)
         of_layers = {layer_report(one): jnp.where(number == one, report[LOAD], 0.0) for one in range(self.layers)}
         overflows = report[TOKENS] * (rounds > 1)
         recorded = {EXPERTS: routing.indices.reshape(*x.shape[:2], -1)} if self.records else {}
         return y.reshape(x.shape), {
-            **report, DROPPED: chosen - handled, OVERFLOWS: overflows, **of_clusters, **of_layers, **recorded
+            **report, DROPPED: chosen - handled, OVERFLOWS: overflows, **sent_clusters, **of_layers, **recorded
         }  # fmt: skip
 
     # ---- routing

@@ -43,10 +43,11 @@ def row_room(tokens: int, room: int, experts: ExpertsConfig, ranks: int, capacit
 
 
 def cluster_room(experts: ExpertsConfig, tokens: int, slices: int) -> int:
-    """Clusters of so many tokens of a rank (`model.experts.compression`), at least one for each expert."""
+    """Clusters of so many tokens of a rank (`model.experts.compression`): at least one for each expert, at most one
+    for each choice."""
     assert experts.compression is not None, "experts whose tokens are sent in clusters"
     choices = tokens * experts.per_token
-    return slices * ceil(max(experts.count, experts.compression * choices) / slices)
+    return slices * ceil(min(choices, max(experts.count, experts.compression * choices)) / slices)
 
 
 def of_clusters(experts: ExpertsConfig) -> ExpertsConfig:
