@@ -23,7 +23,7 @@ from jaxpar.layers.linear import Tap, untapped
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.report import Output, Report
 from jaxpar.mesh.collective_matmul import PLAIN
-from jaxpar.precision.matmul import scaling_of
+from jaxpar.precision.matmul import GroupScaling, scaling_of
 from jaxpar.precision.recipe import QuantisedGroups
 
 
@@ -68,7 +68,7 @@ class DecoderLayer(nnx.Module):
         `index` and `observed` are as in `__call__`, `scales` and `weight_scales` as in `TokenContext`, for groups that
         are quantised.
         """
-        scaling = None if self.fp8 is None else scaling_of(self.fp8, name, index, scales, weight_scales, observed)
+        scaling = self._scaling(name, index, scales, weight_scales, observed)
         for part in (self.attention, self.mlp):
             if isinstance(part, Experts):
                 continue
@@ -81,6 +81,16 @@ class DecoderLayer(nnx.Module):
                 assert isinstance(part, LatentAttention), "other parts have matmuls in and out alone"
                 return part.project_inside(name, x, self.overlap.get(name, PLAIN), scaling)
         raise AssertionError(f"a decoder layer has no matmuls named {name!r}")
+
+    def _scaling(
+        self,
+        name: str,
+        index: jax.Array,
+        scales: jax.Array | None,
+        weight_scales: jax.Array | None,
+        observed: jax.Array | None,
+    ) -> GroupScaling | None:
+        return None if self.fp8 is None else scaling_of(self.fp8, name, index, scales, weight_scales, observed)
 
     def __call__(
         self,
@@ -108,7 +118,8 @@ class DecoderLayer(nnx.Module):
         h = self._named(self.mlp_norm(x) if self.norms_before else x, "mlp_input")
         report: Report = {}
         if isinstance(self.mlp, Experts):
-            h, report = self.mlp(h, index, tokens, train)
+            scaling = lambda name: self._scaling(name, index, tokens.scales, tokens.weight_scales, observed)
+            h, report = self.mlp(h, index, tokens, train, scaling)
         elif self.mlp_tiles == 1:
             h = self.mlp.add_bias(tap("mlp_out", linear, self.mlp.activate(*tap("mlp_in", linear, h))))
         else:

@@ -19,6 +19,9 @@ NEVER = {
 }
 """Products that are not quantised under any recipe, each with the reason."""
 
+ROUTER_GROUPS = ("routers", "router_projection")
+"""Groups of matmuls of a router."""
+
 
 class Exempt(NamedTuple):
     """Products that stay in the compute dtype."""
@@ -28,12 +31,12 @@ class Exempt(NamedTuple):
 
 
 def dense_groups(model: ModelConfig) -> Iterator[tuple[Part, Matmuls]]:
-    """The groups of matmuls of the layers of `model`, a model of one kind, that are not of experts."""
+    """The groups of matmuls of the layers of `model`, a model of one kind, but those of routed experts and routers."""
     for part in declare_layer(model).parts:
-        if part.name == "mlp" and model.experts is not None:
-            continue
         for group in part.groups:
-            yield part, group
+            weights = [part.weights[name] for name in part.factors_of(*group.weights)]
+            if group.name not in ROUTER_GROUPS and not any("experts" in spec.axes for spec in weights):
+                yield part, group
 
 
 def group_names(model: ModelConfig) -> tuple[str, ...]:

@@ -95,8 +95,8 @@ class MatmulExcept:
 
     parts: tuple[str, ...] = ("head", "router", "attention_out")
     """Groups of a layer's matmuls (`attention_in`, `attention_out`, `mlp_in`, `mlp_out`; of latent attention also
-    `attention_down` and `attention_up`). `head`, `router` and `experts` may be named, and are exceptions in any
-    case."""
+    `attention_down` and `attention_up`; of shared experts `shared_in` and `shared_out`). `head`, `router` and `experts`
+    may be named, and are exceptions in any case."""
     first_layers: int = 1
     """Number of layers at the beginning of the model."""
     last_layers: int = 1

@@ -22,15 +22,13 @@ from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import Model
 from jaxpar.interop.sources.whole import whole_model
 from jaxpar.layers.declared import declare_layer
-from jaxpar.layers.matmul_formats import is_exact, quantised
+from jaxpar.layers.matmul_formats import ROUTER_GROUPS, is_exact, quantised
 from jaxpar.precision.recipe import E4M3, LARGEST
 
 FORMAT = "compressed-tensors"
 WEIGHT, SCALE = ".weight", ".weight_scale"
 SCALE_BYTES = 4
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
-_ROUTERS = ("routers", "router_projection")
-"""Groups of matmuls that are never quantised."""
 
 
 def float8_names(source: Model, family: Family, tensors: Iterable[StoredTensor]) -> frozenset[str]:
@@ -65,7 +63,7 @@ def _matrices(source: Model, layer: int) -> set[str]:
         if is_exact(source.config, layer):
             return set()
         return {name for matrices in quantised(source.config, own).values() for name in matrices}
-    groups = [group for part in declare_layer(own).parts for group in part.groups if group.name not in _ROUTERS]
+    groups = [group for part in declare_layer(own).parts for group in part.groups if group.name not in ROUTER_GROUPS]
     return {name for group in groups for name in group.weights}
 
 

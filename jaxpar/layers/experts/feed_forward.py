@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -54,11 +55,16 @@ from jaxpar.layers.experts.token_order import TOKEN_AXES, TokenOrder
 from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.layers.feed_forward.gated import Gated
 from jaxpar.layers.lora import FACTORS, adapted
+from jaxpar.layers.projections import matrix_of, project_in, project_out
 from jaxpar.layers.report import AUXILIARY_LOSS, Report
-from jaxpar.mesh.collectives import gather_sequence, reduce_max, reduce_sum, scatter_sequence
+from jaxpar.mesh.collective_matmul import PLAIN
+from jaxpar.mesh.collectives import reduce_max, reduce_sum
 from jaxpar.mesh.parameters import Arrays, ParamSpec
+from jaxpar.precision.matmul import GroupScaling
 from pallas_kernels.grouped_matmul import Matrices, grouped_feed_forward, grouped_matmul
 from pallas_kernels.varying import vary_alike
+
+type Scaling = Callable[[str], GroupScaling | None]
 
 ROUTED = ("routed", "expert_mlp")
 """Dims of a hidden activation of the routed experts: rows for each token, hidden width."""
@@ -171,9 +177,17 @@ class Experts(nnx.Module):
         declare_weights(self, self.part.weights)
 
     def __call__(
-        self, x: Float[Array, "batch part embed"], number: Int[Array, ""], tokens: TokenContext, train: bool
+        self,
+        x: Float[Array, "batch part embed"],
+        number: Int[Array, ""],
+        tokens: TokenContext,
+        train: bool,
+        scaling: Scaling = lambda group: None,
     ) -> tuple[Float[Array, "batch part embed"], Report]:
-        """The sum, and the report. Tokens that pad rows are sent to no expert and count in no statistic."""
+        """The sum, and the report. Tokens that pad rows are sent to no expert and count in no statistic.
+
+        `scaling` gives how the products of a group are scaled, by its name; None for those that are not quantised.
+        """
         flat = x.reshape(-1, x.shape[-1])
         counts = sequence_part(tokens.segments).ravel() > 0
         logits = self._router_logits(flat)
@@ -181,7 +195,8 @@ class Experts(nnx.Module):
         routing = self.router_kind.route(logits, state, self.experts)
         report = self._report(logits, routing, counts.astype(jnp.float32).reshape(x.shape[:2]))
         kept = self._without_dropped(routing, counts, tokens, train)
-        shared = (lambda flat: self._shared(flat.reshape(x.shape)).reshape(flat.shape)) if self.experts.shared else None
+        every = lambda flat: self._shared(flat.reshape(x.shape), scaling).reshape(flat.shape)
+        shared = every if self.experts.shared else None
         routed = self._routed if self.experts.compression is None or not train else partial(self._clustered, number)
         y, handled, rounds, sent_clusters = routed(flat, kept, counts, shared)
         chosen = jnp.sum(counts[:, None] & (routing.indices != NO_EXPERT)).astype(jnp.float32)
@@ -363,14 +378,14 @@ class Experts(nnx.Module):
         of_one = jnp.where(lax.axis_index("tensor") == 0, of_row * gates[:, None], 0)
         return y + rows_of_experts(of_one, w["down_bias"])
 
-    def _shared(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:
-        joined = gather_sequence(x)
+    def _shared(self, x: Float[Array, "batch part embed"], scaling: Scaling) -> Float[Array, "batch part embed"]:
         names = ("up", "gate") if issubclass(self.feed_forward, Gated) else ("up",)
-        w = {name: self._weight(name) for name in self.part.weights if name.startswith("shared")}
-        times = lambda x, name: self._times(jnp.matmul, jnp.matmul, x, f"shared_{name}", w)
-        biased = lambda y, name: y + w[f"shared_{name}_bias"] if "shared_down_bias" in w else y
-        hidden = self._activated("shared", {name: biased(times(joined, name), name) for name in names})
-        return biased(scatter_sequence(times(hidden, "down")), "down")  # once, and not on each tensor rank
+        matrix = lambda name: matrix_of(self.part, f"shared_{name}", self._weight, self.lora)
+        bias = lambda y, name: y + self._weight(f"shared_{name}_bias") if "shared_down_bias" in self.part.weights else y
+        made = project_in(x, [matrix(name) for name in names], PLAIN, scaling("shared_in"))
+        hidden = self._activated("shared", {name: bias(y, name) for name, y in zip(names, made, strict=True)})
+        y = project_out(hidden, matrix("down"), PLAIN, scaling("shared_out"))
+        return bias(y, "down")  # once, and not on each tensor rank
 
     def _times(self, product: Any, narrow: Any, x: jax.Array, name: str, w: Arrays) -> jax.Array:
         """`x` times a matrix, and times its two factors (`lora`) if it has any."""

@@ -1,13 +1,16 @@
-"""Experts in 8 bits: tokens on their way to them, on several layouts."""
+"""Experts in 8 bits, on several layouts: tokens on their way to them, and products of shared experts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.layers.matmul_formats import exempt, tensor_names
 from tests.nonzero_gradients import nonzero_gradients
 from tests.precision.test_matmul import apart
 from tests.small_run import SmallRun, small
@@ -30,9 +33,27 @@ WIRES: dict[str, dict[str, Any]] = {
 }
 
 
+SPLIT: dict[str, dict[str, Any]] = {
+    "expert and tensor ranks": {"parallel": {"expert": 2, "tensor": 2, "fsdp": 2, "expert_exchange": "all_to_all"}},
+    "slices in a pipeline": {
+        "parallel": {"pipe": 2, "expert": 2, "microbatches": 2, "expert_slices": 2, "expert_exchange": "all_to_all"}
+    },
+}
+EXCEPTED = MatmulExcept(parts=("head", "router", "attention_in", "attention_out"), first_layers=1, last_layers=0)
+
+
 @cache
 def _exact() -> tuple[float, Any]:
     return nonzero_gradients(SmallRun(small(model=MODEL)))
+
+
+@cache
+def _one_device() -> tuple[float, Any]:
+    return nonzero_gradients(SmallRun(_in_fp8({"parallel": {"microbatches": 2}})))
+
+
+def _in_fp8(sections: dict[str, Any]) -> Any:
+    return small(**sections | {"model": MODEL, "precision": {"matmul": "fp8_current", "matmul_except": EXCEPTED}})
 
 
 @pytest.mark.matrix(ci=1)
@@ -44,3 +65,25 @@ def test_tokens_in_codes_on_their_way_to_experts_change_a_step_by_their_rounding
     wanted_loss, wanted = _exact()
     assert abs(loss - wanted_loss) <= 1e-3 * wanted_loss
     assert apart(gradients, wanted) == pytest.approx(0.0135, rel=0.02)
+
+
+@pytest.mark.matrix(ci=1)
+@pytest.mark.parametrize("name", SPLIT)
+def test_shared_experts_in_fp8_give_the_numbers_of_one_device(name: str):
+    """Nothing else of the model is quantised; a third of what that changes is the limit."""
+    loss, gradients = nonzero_gradients(SmallRun(_in_fp8(SPLIT[name])))
+    wanted_loss, wanted = _one_device()
+    changed = apart(wanted, _exact()[1])
+    assert 1e-3 < changed < 0.15, "what quantising changes"
+    assert abs(loss - wanted_loss) <= 1e-4 * wanted_loss and apart(gradients, wanted) <= changed / 3
+
+
+@pytest.mark.parametrize("router", ["softmax_top_k", "cosine", "noisy_top_k"])
+def test_routers_and_routed_experts_are_exceptions_with_a_reason(router: str):
+    own = replace(EXPERTS, router=router, per_token=1)
+    config = small(model={**MODEL, "layers": 4, "experts": own}, precision={"matmul": "fp8_delayed"})
+    names = tensor_names(config)
+    assert {"shared_up", "shared_gate", "shared_down.gradient", "query"} <= set(names)
+    assert not {"router", "noise", "projection", "up", "gate", "down"} & set(names)
+    reasons = {one.what: one.why for one in exempt(config)}
+    assert "tokens" not in reasons and "which experts" in reasons["router"] and "kernel" in reasons["experts"]
