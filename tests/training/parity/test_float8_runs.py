@@ -1,0 +1,102 @@
+"""FP8 matmuls in whole runs: checkpoints, adapters, preferences, and what an evaluation or generation multiplies in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpar.config import Config, LoraConfig
+from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.generation.layout import generation_config
+from tests.data.preference_files import prepared_pairs
+from tests.precision.test_matmul import apart
+from tests.same_bits import assert_same_bits
+from tests.small_run import SmallRun, small
+from tests.training.parity.test_dpo import batch_of, of_pairs
+from tests.training.parity.test_lora import adapted, lively
+from tests.training.runs import fit, losses, run_config, saved_state
+
+EXCEPTED = MatmulExcept(parts=("head", "router"), first_layers=0, last_layers=0)
+MODEL: dict[str, Any] = {"layers": 2, "embed": 32, "mlp": 64, "kv_heads": 8}
+SPLIT = {"fsdp": 2, "tensor": 2, "context": 2, "microbatches": 2}
+
+
+def fp8(recipe: str, **other: Any) -> dict[str, Any]:
+    return {"matmul": recipe, "matmul_except": EXCEPTED, **other}
+
+
+@pytest.mark.long
+def test_a_run_goes_on_with_its_history_bit_for_bit_and_on_another_mesh(tmp_path: Path):
+    """The window of magnitudes is restored with the weights: on the same mesh the run has the bits of one that was not
+    interrupted, and on another one it starts from the same magnitudes."""
+
+    def config(name: str, steps: int, **parallel: int) -> Config:
+        sections = {"run": {"name": name}, "checkpoint": {"every": 2, "keep_last": 9}}
+        precision = fp8("fp8_delayed", matmul_history=3)
+        return run_config(tmp_path, steps, model=MODEL, precision=precision, parallel=parallel, **sections)
+
+    first, other = {"fsdp": 2, "tensor": 2}, {"pipe": 2, "context": 2, "microbatches": 2}
+    fit(config("whole", 4, **first))
+    for name, rest in (("parts", first), ("moved", other)):
+        fit(config(name, 2, **first))
+        fit(config(name, 4, **rest))
+    whole, parts, moved = (saved_state(config(name, 4, **first), 4) for name in ("whole", "parts", "moved"))
+    assert_same_bits(parts, whole)
+    (_, _, oldest), before = moved.matmul_history, saved_state(config("moved", 2, **first), 2).matmul_history
+    np.testing.assert_array_equal(oldest, before[0])
+    assert (before[:2] > 0).all() and not before[2].any()
+    wanted, found = losses(config("whole", 4, **first)), losses(config("moved", 4, **first))
+    assert all(found[step] == pytest.approx(loss, rel=1e-4) for step, loss in wanted.items())
+
+
+@pytest.mark.long
+def test_adapters_are_exact_beside_frozen_matrices_in_fp8():
+    """Gradients of the factors change by what the rounding of frozen matrices changes, on layouts alike; factors whose
+    second is zero add nothing."""
+    found: dict[str, tuple[float, Any]] = {}
+    for name, recipe, parallel in (
+        ("one", "fp8_current", {"microbatches": 2}),
+        ("split", "fp8_current", SPLIT),
+        ("exact", None, {"microbatches": 2}),
+    ):
+        precision = {} if recipe is None else fp8(recipe)
+        run = SmallRun(adapted(LoraConfig(rank=4), model=MODEL, parallel=parallel, precision=precision))
+        loss, gradients = run.step.gradients(lively(run), run.batch(0))
+        found[name] = float(loss), run.by_layer(gradients)
+        if name == "one":
+            zeros = float(run.step.gradients(run.step.residency.initial_state(), run.batch(0))[0])
+    base = SmallRun(small(model=MODEL, parallel={"microbatches": 2}, precision=fp8("fp8_current")))
+    assert float(base.loss_and_gradients()[0]) == zeros
+    rounding = apart(found["one"][1], found["exact"][1])
+    assert 0.03 < rounding < 0.2 and apart(found["split"][1], found["one"][1]) < rounding / 3
+    assert found["split"][0] == pytest.approx(found["one"][0], rel=1e-4)
+
+
+@pytest.mark.long
+def test_preferences_are_learnt_alike_on_every_layout(tmp_path: Path):
+    tokens = str(prepared_pairs(tmp_path / "pairs").path)
+    found = []
+    for recipe, parallel in (
+        ("fp8_current", {"fsdp": 1}),
+        ("fp8_current", {"fsdp": 2, "tensor": 2}),
+        (None, {"fsdp": 1}),
+    ):
+        config = of_pairs(tokens, parallel=parallel, precision={} if recipe is None else fp8(recipe))
+        run = SmallRun(replace(config, model=replace(config.model, mlp=64, kv_heads=8)))
+        loss, gradients = run.step.gradients(run.step.residency.initial_state(), run.place(batch_of(run)))
+        found.append((float(loss), run.by_layer(jax.device_get(gradients))))
+    (one, of_one), (split, of_split), (_, of_exact) = found
+    rounding = apart(of_one, of_exact)
+    assert split == pytest.approx(one, rel=1e-4)
+    assert 0.02 < rounding < 0.3 and apart(of_split, of_one) < rounding / 3
+
+
+def test_generation_multiplies_in_the_compute_dtype_and_sends_exact_tokens():
+    config = small(precision=fp8("fp8_delayed") | {"compute": "bfloat16", "exchange_wire": "float8_e4m3fn"})
+    precision = generation_config(config, rows=2, tokens=16, zero=0).precision
+    assert (precision.matmul, precision.exchange_wire, precision.compute) == (None, None, "bfloat16")
