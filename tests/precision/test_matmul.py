@@ -15,6 +15,7 @@ from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.mapped import mapped
 from jaxpar.precision.matmul import (
+    SCALES,
     TOKEN_AXES,
     GroupScaling,
     largest_of,
@@ -24,6 +25,7 @@ from jaxpar.precision.matmul import (
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe
 from jaxpar.precision.scale import quantise, scale_of
 from tests.nonzero_gradients import nonzero_gradients
+from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
 from tests.traced import mesh_of
 
@@ -97,6 +99,26 @@ def test_each_product_is_within_its_formats_bound(gradient: str, size: float):
         assert error.max() > 1e-3 * np.abs(a @ b).max(), "it was not quantised"
 
 
+def test_a_recomputed_product_has_the_scales_and_the_bits_of_the_first():
+    """A policy that keeps nothing but scales: gradients are the same bits, and no magnitude is looked for again."""
+    draw = np.random.default_rng(4)
+    x, first, second = (
+        jnp.asarray(draw.normal(size=shape), jnp.float32) for shape in ((2, 16, 32), (32, 64), (64, 32))
+    )
+
+    def block(x: jax.Array, *weights: jax.Array) -> jax.Array:
+        for w in weights:
+            (x,) = products(jnp.sin(x), [w], GroupScaling(CURRENT), gathers=False)
+        return jnp.sum(x * x)
+
+    policy = jax.checkpoint_policies.save_only_these_names(SCALES)
+    plain, again = (jax.value_and_grad(own, (0, 1, 2)) for own in (block, jax.checkpoint(block, policy=policy)))
+    assert_same_bits(jax.jit(again)(x, first, second), jax.jit(plain)(x, first, second))
+    # Forward of two operands each, backward of each output's gradient.
+    searches = [str(jax.make_jaxpr(own)(x, first, second)).count("reduce_max") for own in (plain, again)]
+    assert searches == [6, 6]
+
+
 @pytest.mark.parametrize(("axes", "split"), [
     ({"fsdp": 2, "context": 2, "tensor": 2}, PartitionSpec(("replica", "fsdp"), "context", "tensor")),
     ({"replica": 4, "expert": 2}, PartitionSpec(("replica", "expert"))),
@@ -132,7 +154,22 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         "parallel": {"fsdp": 2, "microbatches": 2},
         "memory": {"optimizer_offload": "host", "weights_offload": "host"},
     },
-}
+    "ring of keys under ZeRO-2": {
+        "parallel": {"fsdp": 2, "context": 2, "zero": 2, "context_strategy": "ring", "microbatches": 2}
+    },
+    "replicas and heads in turn under ZeRO-1": {
+        "parallel": {
+            "replica": 2, "fsdp": 2, "context": 2, "zero": 1, "context_strategy": "ulysses", "microbatches": 2,
+        }
+    },
+    "split backward of two chunks": {
+        "parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2, "schedule": "zb-v", "virtual_stages": 2}
+    },
+    "activations and optimizer on the host": {
+        "parallel": {"fsdp": 4, "microbatches": 2},
+        "memory": {"remat": {"preset": "full", "layer_input": "offload"}, "optimizer_offload": "host"},
+    },
+}  # fmt: skip
 
 
 def config_of(sections: dict[str, dict[str, Any]], matmul: str | None = "fp8_current") -> Any:
