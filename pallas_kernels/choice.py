@@ -136,8 +136,8 @@ def logged(what: str, chosen: Chosen, request: OnDevice) -> Chosen:
     return chosen
 
 
-def refused_by_gpu(request: OnDevice, *, hopper: bool) -> str | None:
-    """Why kernels for tensor cores in 16 bits do not run where a request is from; None where they do.
+def refused_by_gpu(request: OnDevice, *, hopper: bool, dtypes: tuple[str, ...] = ("bfloat16", "float16")) -> str | None:
+    """Why kernels for tensor cores do not run where a request is from, or not in its dtype; None where they do.
 
     `hopper` is of kernels that use what only Hopper has; others run on Ampere and later.
     """
@@ -148,6 +148,6 @@ def refused_by_gpu(request: OnDevice, *, hopper: bool) -> str | None:
         return f"it needs compute capability 9.0 (Hopper), and the GPU has {capability or 'none'}"
     if request.platform == "gpu" and (capability or 0.0) < 8.0:
         return f"it needs compute capability 8.0 (Ampere), and the GPU has {capability or 'none'}"
-    if request.dtype not in ("bfloat16", "float16"):
-        return f"it computes in bfloat16 or float16, not {request.dtype}"
+    if request.dtype not in dtypes:
+        return f"it computes in {' or '.join(dtypes)}, not {request.dtype}"
     return None

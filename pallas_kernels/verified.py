@@ -37,6 +37,10 @@ SOURCES = {
         "grouped_matmul/triton.py", "grouped_matmul/blocks.py", "grouped_matmul/feed_forward.py", "ranges.py",
         "varying.py",
     ),
+    "tiled_matmul/mosaic": (
+        "tiled_matmul", "attention/mosaic/memory.py", "attention/mosaic/registers.py", "attention/mosaic/schedule.py",
+        "varying.py",
+    ),
     "linear_cross_entropy/triton": ("linear_cross_entropy", "ranges.py", "varying.py"),
 }
 # fmt: on

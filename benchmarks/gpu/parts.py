@@ -60,6 +60,18 @@ def _grouped(journal: Journal) -> None:
     grouped.measure(journal)
 
 
+def _check_tiled(journal: Journal) -> None:
+    from benchmarks.gpu import tiled
+
+    tiled.check(journal)
+
+
+def _tiled(journal: Journal) -> None:
+    from benchmarks.gpu import tiled
+
+    tiled.measure(journal)
+
+
 def _step(journal: Journal) -> None:
     from benchmarks.gpu import training
 
@@ -99,8 +111,10 @@ PARTS = (
     Part("check-mosaic-deterministic", 80, _check_attention("mosaic_deterministic")),
     Part("check-cross-entropy", 30, _check_cross_entropy),
     Part("check-grouped", 30, _check_grouped),
+    Part("check-tiled", 20, _check_tiled),
     Part("attention", 130, _attention),
     Part("grouped", 45, _grouped),
+    Part("tiled", 25, _tiled),
     Part("cross-entropy", 45, _cross_entropy),
     Part("check-cudnn", 25, _check_attention("cudnn")),
     Part("step", 60, _step),

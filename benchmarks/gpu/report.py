@@ -22,6 +22,7 @@ def table(result: Mapping[str, Any]) -> str:
         ("Right or wrong, against float64", [_check(row) for row in of("check")]),
         ("Attention, TFLOP/s (median of turns)", _attention(of("attention"))),
         ("Grouped matmuls, TFLOP/s (median of turns)", [_grouped(row) for row in of("grouped")]),
+        ("Matmuls of FP8 tiles, TFLOP/s (median of turns)", [_tiled(row) for row in of("tiled")]),
         ("Tiles: the table's entry, and the fastest of its neighbours", _tiles(of("tile"))),
         ("Linear cross-entropy, forward and backward", [_cross_entropy(row) for row in of("cross_entropy")]),
         ("State on the device and on the host: the same bits", [_bits(row) for row in of("bits")]),
@@ -86,6 +87,11 @@ def _grouped(row: Mapping[str, Any]) -> str:
     head = f"{row['case']:26}{row['rows']:7} rows, {row['groups']:3} groups, {row['k']} x {row['n']:6}  "
     rate = f"{row['tflops']:8.0f}" if "tflops" in row else _why_not(row)
     return f"{head}{row['by']:12}{row['way']:10}{rate}"
+
+
+def _tiled(row: Mapping[str, Any]) -> str:
+    rate = f"{row['tflops']:8.0f}" if "tflops" in row else _why_not(row)
+    return f"{row['case']:28}{row['m']:6} x {row['n']:6} x {row['k']:6}  {row['by']:18}{rate}"
 
 
 def _cross_entropy(row: Mapping[str, Any]) -> str:

@@ -41,6 +41,8 @@ class Recipe:
     """Powers of two that are left unused above the largest magnitude."""
     tiles: Tiles | None = None
     """None if a tensor has one scale."""
+    backend: str = "auto"
+    """Which implementation of `pallas_kernels.tiled_matmul` multiplies tiles."""
 
 
 def recipe_of(precision: PrecisionConfig) -> Recipe | None:
@@ -51,7 +53,7 @@ def recipe_of(precision: PrecisionConfig) -> Recipe | None:
     # A tile spans fewer powers of two than a tensor: it has more use for significant bits.
     asked = precision.matmul_gradient or ("e5m2" if tiles is None else "e4m3")
     gradient = E5M2 if asked == "e5m2" else E4M3
-    return Recipe(precision.matmul == "fp8_delayed", gradient, precision.matmul_margin, tiles)
+    return Recipe(precision.matmul == "fp8_delayed", gradient, precision.matmul_margin, tiles, precision.matmul_backend)
 
 
 def in_compute_dtype(precision: PrecisionConfig) -> PrecisionConfig:

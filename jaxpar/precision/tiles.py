@@ -24,6 +24,7 @@ from jaxtyping import Array, Bool, Float, Shaped
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.precision.recipe import E4M3, Recipe, Tiles
 from jaxpar.precision.scale import quantise, scale_of
+from pallas_kernels.tiled_matmul import tiled_matmul
 from pallas_kernels.varying import vary_alike
 
 
@@ -40,14 +41,6 @@ def in_tiles(x: Float[Array, "... rows columns"], tile: tuple[int, int], form: s
     cut = x.astype(jnp.float32).reshape(*x.shape[:-2], rows, tile[0], columns, tile[1])
     scales = scale_of(jnp.max(jnp.abs(cut), axis=(-3, -1)), form, margin)
     return Codes(quantise(cut, scales[..., :, None, :, None], form).reshape(x.shape), scales)
-
-
-def numbers(codes: Codes, dtype: Any = jnp.bfloat16) -> Float[Array, "... rows columns"]:
-    """What the codes stand for. bfloat16 has it exactly: scales are powers of two, and codes have at most 4 bits."""
-    values, scales = codes
-    tile = values.shape[-2] // scales.shape[-2], values.shape[-1] // scales.shape[-1]
-    cut = values.astype(dtype).reshape(*values.shape[:-2], scales.shape[-2], tile[0], scales.shape[-1], tile[1])
-    return (cut * scales.astype(dtype)[..., :, None, :, None]).reshape(values.shape)
 
 
 @jax.tree_util.register_static
@@ -107,7 +100,7 @@ def _products(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], exact: An
     def quantised() -> tuple[jax.Array, ...]:
         codes = how.inputs(x, by_token=False)
         each = [(w, how.weight(w, inputs, by_input=True)) for w in weights]
-        return tuple(shaped(product(codes, own, (1, 0), x.dtype), w) for w, own in each)
+        return tuple(shaped(product(codes, own, (1, 0), x.dtype, how.recipe.backend), w) for w, own in each)
 
     def exactly() -> tuple[jax.Array, ...]:
         whole = _rows(gather_sequence(x) if how.gathers else x)
@@ -122,7 +115,7 @@ def _forward(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], exact: Any
 
 def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
     x, weights, exact = kept
-    inputs, pairs = _flat(x).shape[2], list(zip(dys, weights, strict=True))
+    inputs, pairs, backend = _flat(x).shape[2], list(zip(dys, weights, strict=True)), how.recipe.backend
 
     def of_input(terms: list[jax.Array]) -> jax.Array:
         dx = sum(terms[1:], terms[0])
@@ -131,10 +124,11 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
     def quantised() -> tuple[jax.Array, tuple[jax.Array, ...]]:
         codes = how.inputs(x, by_token=True)
         terms = [
-            product(how.gradient(dy, by_token=False), how.weight(w, inputs, by_input=False), (1, 1), x.dtype)
+            product(how.gradient(dy, by_token=False), how.weight(w, inputs, by_input=False), (1, 1), x.dtype, backend)
             for dy, w in pairs
         ]
-        dws = [product(codes, how.gradient(dy, by_token=True), (0, 0), w.dtype).reshape(w.shape) for dy, w in pairs]
+        of_weight = lambda dy, w: product(codes, how.gradient(dy, by_token=True), (0, 0), w.dtype, backend)
+        dws = [of_weight(dy, w).reshape(w.shape) for dy, w in pairs]
         return of_input(terms), tuple(dws)
 
     def exactly() -> tuple[jax.Array, tuple[jax.Array, ...]]:
@@ -148,14 +142,17 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
 _products.defvjp(_forward, _backward)
 
 
-def product(a: Codes, b: Codes, contracted: tuple[int, int], dtype: Any) -> jax.Array:
+def product(a: Codes, b: Codes, contracted: tuple[int, int], dtype: Any, backend: str) -> jax.Array:
     """The product of two matrices over one dim of each, summed in float32."""
-    return _dot(numbers(a), numbers(b), contracted, dtype, lax.Precision.DEFAULT)
+    left, right = (
+        codes if dim else Codes(*(x.T for x in codes)) for codes, dim in zip((a, b), contracted, strict=True)
+    )
+    return tiled_matmul(*left, *right, dtype, implementation=backend)
 
 
-def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int], dtype: Any, precision: Any = None) -> jax.Array:
+def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int], dtype: Any) -> jax.Array:
     dims = (((contracted[0],), (contracted[1],)), ((), ()))
-    return lax.dot_general(a, b, dims, precision, preferred_element_type=dtype)
+    return lax.dot_general(a, b, dims, preferred_element_type=dtype)
 
 
 def _flat(x: jax.Array) -> jax.Array:

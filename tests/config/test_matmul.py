@@ -12,7 +12,7 @@ from jaxpar.config import load_config
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.checks import validate
 from jaxpar.layers.matmul_formats import exempt, tensor_names
-from jaxpar.layout.choices.matmul import check_matmul_units, matmul_rows
+from jaxpar.layout.choices.matmul import check_matmul_units, matmul_rows, tiled_choice
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from tests.sentences import refused
 from tests.small_run import small
@@ -47,6 +47,10 @@ REFUSED = {
     "blocks of a rank": (
         [*BLOCK, "model.mlp=384", "parallel.tensor=2"],
         ("multiples of 128", "128 x 192", "mlp_in", "precision.matmul: null"),
+    ),
+    "a kernel that no product takes": (
+        [CURRENT, "precision.matmul_backend=mosaic"],
+        ("precision.matmul_backend", "mosaic", "fp8_current", "fp8_block"),
     ),
     "misspelt": (["precision.matmul=fp8_curent"], ("precision.matmul", "fp8_curent", "fp8_current")),
     "float16": ([CURRENT, "precision.compute=float16"], ("precision.compute", "float16", "bfloat16")),
@@ -109,6 +113,12 @@ def test_a_gpu_without_fp8_is_refused():
     check_matmul_units(config, device, parse_cluster("h100:1x8"))
 
 
+def test_a_kernel_that_is_named_and_does_not_run_is_refused():
+    config = small(precision={"matmul": "fp8_block", "matmul_backend": "mosaic"})
+    with refused("precision.matmul_backend is mosaic", "NVIDIA GPU", "expected auto"):
+        tiled_choice(config, jax.devices()[0])
+
+
 def test_the_plan_lists_each_exception_with_its_reason():
     config = small(model={"layers": 4, "embed": 64, "mlp": 128}, precision={"matmul": "fp8_delayed"})
     plan = make_plan(config, jax.devices()[0])
@@ -126,5 +136,9 @@ def test_the_plan_lists_each_exception_with_its_reason():
         "128 numbers" in matmul_rows(blocks, None, plan)[0][2]
         and "gradients e4m3" in matmul_rows(blocks, None, plan)[0][2]
     )
+    [row] = [
+        row for row in matmul_rows(blocks, None, plan, tiled_choice(blocks, jax.devices()[0])) if "tiles" in row[0]
+    ]
+    assert row[1] == "xla" and "not mosaic: it needs an NVIDIA GPU" in row[2]
     assert tensor_names(config)[:3] == ("attention_in.input", "query", "key")
     assert [own.what for own in exempt(config)] == [value for _, value, _ in others]

@@ -15,7 +15,8 @@ from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.mesh.mapped import mapped
 from jaxpar.precision.matmul import GroupScaling, products
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe, Tiles
-from jaxpar.precision.tiles import in_tiles, numbers
+from jaxpar.precision.tiles import in_tiles
+from pallas_kernels.tiled_matmul.reference import numbers
 from tests.nonzero_gradients import nonzero_gradients
 from tests.precision.test_matmul import STEP, apart
 from tests.small_run import SmallRun, small
@@ -49,13 +50,13 @@ def test_codes_have_the_scale_of_their_tile_and_bfloat16_holds_what_they_stand_f
     wanted = reference_scales(x, tile, form)
     np.testing.assert_array_equal(np.kron(codes.scales, np.ones(tile)), wanted)
     exact = np.asarray(codes.values, np.float64) * wanted
-    np.testing.assert_array_equal(np.asarray(numbers(codes), np.float64), exact)
+    np.testing.assert_array_equal(np.asarray(numbers(*codes), np.float64), exact)
     assert (np.abs(exact - x) <= error_of(x, tile, form)).all()
 
 
 def test_what_is_not_finite_is_not_hidden():
     x = jnp.ones((1, 256)).at[0, 130].set(jnp.inf)
-    found = np.isnan(numbers(in_tiles(x, (1, 128), E4M3)).astype(jnp.float32))
+    found = np.isnan(numbers(*in_tiles(x, (1, 128), E4M3)).astype(jnp.float32))
     np.testing.assert_array_equal(found[0], np.arange(256) >= 128)
 
 

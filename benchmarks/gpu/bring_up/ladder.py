@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.gpu import attention, cross_entropy, grouped
+from benchmarks.gpu import attention, cross_entropy, grouped, tiled
 from benchmarks.gpu.attention_cases import CHECKED, Case
 from benchmarks.gpu.journal import Journal
 from pallas_kernels.attention.registry import implementation
@@ -125,6 +125,26 @@ def _grouped(name: str) -> Kernel:
     return Kernel(f"grouped_matmul/{name}", _grouped_cases, lambda case: case.name, check, repeat)
 
 
+def _tiled_cases(processors: int, dry: bool) -> Mapping[str, Sequence[tiled.Case]]:
+    if dry:
+        return {RUNGS[0]: tiled.DRY}
+    wave = 128 * max(1, processors // 2)  # two tiles of columns
+    return {
+        "one tile": [
+            tiled.Case("one tile", 128, 128, 128),
+            tiled.Case("one tile, float32", 128, 128, 1024, False, "float32"),
+        ],
+        "one wave": [tiled.Case("one wave", wave, 256, 1024)],
+        "three tiles a processor": [tiled.Case("three waves", 3 * wave, 256, 1024, squares=False)],
+        "the grid": tiled.CHECKED,
+    }
+
+
+def _repeat_tiled(case: tiled.Case, dry: bool) -> Run:
+    run, arrays = tiled.program(case, "mosaic", dry), case.arrays()
+    return (lambda: run(*arrays)), tiled.RESULTS
+
+
 KERNELS = (
     _attention("mosaic", varies=("dq",)),
     _attention("mosaic_deterministic"),
@@ -137,6 +157,7 @@ KERNELS = (
         _repeat_cross_entropy,
     ),
     *map(_grouped, grouped.KERNELS),
+    Kernel(tiled.KERNEL, _tiled_cases, lambda case: case.name, tiled.check_case, _repeat_tiled),
 )
 
 

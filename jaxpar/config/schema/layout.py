@@ -123,6 +123,9 @@ class PrecisionConfig:
     """Steps of which `fp8_delayed` remembers the largest magnitudes."""
     matmul_margin: int = 0
     """Powers of two that are left unused above the largest magnitude."""
+    matmul_backend: Literal["auto", "mosaic", "xla"] = "auto"
+    """What multiplies codes with scales of tiles (`fp8_block`): `mosaic` is a kernel for Hopper GPUs, `xla` multiplies
+    what the codes stand for in bfloat16; `auto` takes the kernel on GPUs where it was verified (`docs/kernels.md`)."""
     storage: Literal["float32", "bfloat16", "float16"] | None = None
     """Weights between their uses in a step, and on the wire when they are gathered; null means `compute`."""
     master: Literal["float32"] = "float32"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxpar.config import Config, UserError
-from jaxpar.config.plan import Plan
+from jaxpar.config.plan import Choice, Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
@@ -12,6 +12,8 @@ from jaxpar.layout.choices.pipeline import holds_chunks
 from jaxpar.precision.history import is_gradient
 from jaxpar.precision.recipe import E4M3, E5M2, TILES, Recipe, recipe_of
 from jaxpar.units import operations
+from pallas_kernels.tiled_matmul import Request, choose
+from pallas_kernels.unsupported import Unsupported
 
 FORMATS = {E4M3: "e4m3", E5M2: "e5m2"}
 
@@ -25,6 +27,32 @@ def check_matmul_units(config: Config, device: Device, cluster: Cluster | None) 
         f"precision.matmul: {recipe} needs GPUs that multiply in FP8 (Ada, Hopper and later), and {cluster.gpu.name} "
         "does not; expected null, which multiplies in precision.compute"
     )
+
+
+def tiled_choice(config: Config, device: Device) -> Choice | None:
+    """What multiplies codes with scales of tiles; None where there are none.
+
+    Raises:
+        UserError: What `precision.matmul_backend` names does not run on such a device.
+    """
+    precision = config.precision
+    recipe = recipe_of(precision)
+    if recipe is None or recipe.tiles is None:
+        return None
+    capability = getattr(device, "compute_capability", None)
+    size = recipe.tiles.size  # all sides of all products are multiples of it
+    request = Request(
+        device.platform, (E4M3, recipe.gradient), precision.compute, size, size, size, size,
+        None if capability is None else float(capability), getattr(device, "device_kind", ""),
+        getattr(device, "core_count", None),
+    )  # fmt: skip
+    key = "precision.matmul_backend"
+    try:
+        found = choose(precision.matmul_backend, request, named_by=f"{key} names")
+    except Unsupported as error:
+        name = precision.matmul_backend
+        raise UserError(f"{key} is {name}, which does not run here: {error.refused[name]}; expected auto") from None
+    return Choice(found.name, found.reason, found.rejected)
 
 
 def codes_once(plan: Plan) -> bool:
@@ -43,13 +71,14 @@ def why_each_use(plan: Plan) -> str | None:
     return None
 
 
-def matmul_rows(config: Config, gpu: GPU | None, plan: Plan) -> list[tuple[str, str, str]]:
+def matmul_rows(config: Config, gpu: GPU | None, plan: Plan, tiled: Choice | None = None) -> list[tuple[str, str, str]]:
     """(name, value, reason) for the table of a plan: what is multiplied in FP8, and each exception; empty without.
 
     Args:
         config: it is resolved.
         gpu: whose peaks are named; None where the catalogue does not have it.
         plan: of the run.
+        tiled: what `tiled_choice` found.
     """
     precision = config.precision
     if precision.matmul is None:
@@ -65,6 +94,9 @@ def matmul_rows(config: Config, gpu: GPU | None, plan: Plan) -> list[tuple[str, 
     each_use = why_each_use(plan)
     once = "stored and gathered in 8 bits, 1 byte a number; from the master weights"
     rows.append(("FP8 weights", "quantised with each use" if each_use else "quantised once per step", each_use or once))
+    if tiled is not None:
+        why_not = "".join(f"; not {name}: {reason}" for name, reason in tiled.rejected.items())
+        rows.append(("matmuls of tiles", tiled.name, tiled.reason + why_not))
     rows += [(f"matmuls, {precision.compute}", own.what, own.why) for own in exempt(config)]
     if gpu is not None and "float8" in gpu.peaks:
         peaks = f"{operations(gpu.training_peak)}/s in bfloat16, {operations(gpu.peaks['float8'])}/s in FP8"

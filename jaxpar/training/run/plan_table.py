@@ -13,7 +13,7 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.layers.counting import factor_parameters, matmul_parameters, parameter_count
-from jaxpar.layout.choices.matmul import matmul_rows
+from jaxpar.layout.choices.matmul import matmul_rows, tiled_choice
 from jaxpar.layout.memory.estimate import chunk_bytes, offloaded_bytes
 from jaxpar.layout.memory.state_bytes import frozen_bytes, state_bytes
 from jaxpar.layout.memory.state_storage import offload_rows
@@ -40,12 +40,13 @@ ZERO_WORDS = (
 def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tuple[str, str, str]]:
     """(name, value, reason) for each decision of the plan of `layout`."""
     plan, config, axes, roles = layout.plan, layout.config, layout.plan.axes, layout.placements
+    device = mesh.devices.flat[0]
     rows = config.data.batch_size // axes.data
     part = config.data.sequence_length // (axes.context * axes.tensor)
     used = ", ".join(f"{axis} {axes[axis]}" for axis in AXES if axes[axis] > 1) or "one device"
     tokens = config.data.batch_size * config.data.sequence_length
     return [
-        ("mesh", used, f"{axes.devices} x {mesh.devices.flat[0].device_kind}{_crossings(mesh)}"),
+        ("mesh", used, f"{axes.devices} x {device.device_kind}{_crossings(mesh)}"),
         (
             "parameters",
             count(parameter_count(config.model, padded=False)),
@@ -65,14 +66,14 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
             _bytes(layout, layout.trained, roles.gradient),
             f"per device, accumulated and reduced in {plan.dtypes.gradient}",
         ),
-        *matmul_rows(config, gpu_of(mesh.devices.flat[0].device_kind), plan),
+        *matmul_rows(config, gpu_of(device.device_kind), plan, tiled_choice(config, device)),
         *_wire_row(plan),
         ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{tokens:,} tokens a step"),
         ("per device", f"{rows} x {part}", f"rows x sequence, in {plan.microbatches} microbatch(es)"),
         *_pipeline_rows(layout),
         ("remat", plan.remat, _kept_words(plan)),
         *_offload_rows(layout),
-        *offload_rows(layout, mesh.devices.flat[0].device_kind),
+        *offload_rows(layout, device.device_kind),
         ("loss", plan.loss.name, _why(plan.loss.reason, plan.loss.rejected)),
         _tiles_row(plan),
         *_attention_rows(plan),

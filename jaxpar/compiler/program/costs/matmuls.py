@@ -57,6 +57,9 @@ _HEAD_LOSS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients
 _GROUPED = {"grouped_matmul_of_rows": 1, "grouped_matmul_of_weights": 1, "grouped_matmul_gated": 2}
 """Names of the kernels of `pallas_kernels.grouped_matmul`, and how many products each makes."""
 
+_TILED = "tiled_matmul"
+"""Name of the kernel of `pallas_kernels.tiled_matmul`."""
+
 
 def products(module: Module, op: Op, *, one_backward: bool = False) -> Iterator[Product]:
     """The matrix products that one execution of `op` computes; of a fusion, those inside it.
@@ -98,6 +101,8 @@ def _product_of(op: Op, one_backward: bool) -> Product | None:
         return _head_loss(op)
     if _OURS.fullmatch(op.target) and any(name in op.op_name for name in _GROUPED):
         return _grouped(op)
+    if _OURS.fullmatch(op.target) and _TILED in op.op_name:
+        return _tiled(op)
     raise ProgramError(f"the work of custom call {op.target} ({op.name}) is not known", line=op.line)
 
 
@@ -168,6 +173,13 @@ def _grouped(op: Op) -> Product:
     each = 2.0 * rows * left.dims[1] * out.dims[-1]
     number = next(number for name, number in _GROUPED.items() if name in op.op_name)
     return _product(op, number * each, arithmetic(op, left, right, "", []))
+
+
+def _tiled(op: Op) -> Product:
+    """Codes [m, k] times codes [n, k], with scales between them."""
+    left, right = _array(op, 0), _array(op, 2)
+    kind = arithmetic(op, left, right, "", [])
+    return _product(op, 2.0 * left.dims[0] * right.dims[0] * left.dims[1], kind)
 
 
 def _kept_pairs(op: Op, config: Mapping[str, Any], queries: int, keys: int) -> int:

@@ -1,0 +1,196 @@
+"""The kernel for Hopper GPUs: one warpgroup loads by TMA, two multiply by wgmma and add up in float32.
+
+A step is one tile of the sum, 128 codes of a row: four wgmma with an accumulator that begins at zero. Its result is
+multiplied by the scales of its rows and columns and added to the sum in registers, while the other consumer's products
+keep the tensor cores busy (two consumers, each with 64 rows of the tile, as in DeepGEMM). An accumulator of the tensor
+cores never holds more than 128 products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Shaped
+
+from pallas_kernels.attention.mosaic.memory import Loaded, tiled
+from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
+from pallas_kernels.attention.mosaic.schedule import CONSUMERS, ROWS, TILE, specialise
+from pallas_kernels.choice import refused_by_gpu
+from pallas_kernels.device import multiprocessors
+from pallas_kernels.tiled_matmul.request import INDEXED, Request
+from pallas_kernels.varying import vary_over, varying_axes
+
+STEP = 128
+"""Codes of a row that have one scale, and that a step multiplies."""
+STAGES = {2: 5, 4: 4}
+"""Steps in shared memory, by the bytes of a number of the result: as many as fit beside it into 227 KiB."""
+SECTION = 8
+"""Tiles of rows that are gone through together, column by column, so that programs share what they read in L2."""
+
+
+def refusal(request: Request) -> str | None:
+    """None if the kernel computes what is asked for, else why not."""
+    if (reason := refused_by_gpu(request, hopper=True, dtypes=("bfloat16", "float32"))) is not None:
+        return reason
+    if request.m % TILE or request.n % TILE or request.k % STEP or request.tile != STEP:
+        return f"sides are multiples of {TILE}, cut into tiles of {STEP}, not {request}"
+    if max(request.m * request.k, request.n * request.k, request.m * request.n) >= INDEXED:
+        return f"its arrays have at most 2^31 - 1 elements, which {request} exceeds"
+    return None
+
+
+def tiled_matmul(
+    left: Shaped[Array, "m k"],
+    left_scales: Float[Array, "m tiles"],
+    right: Shaped[Array, "n k"],
+    right_scales: Float[Array, "row_tiles tiles"],
+    dtype: Any,
+    *,
+    interpret: bool = False,
+) -> Float[Array, "m n"]:
+    """Like `api.tiled_matmul`."""
+    (m, k), n = left.shape, right.shape[0]
+    squares = right_scales.shape[0] != n
+    if squares:  # one number, which TMA cannot load: the same for all rows of the square, 3% of the bytes of the codes
+        right_scales = jnp.repeat(right_scales, n // right_scales.shape[0], axis=0)
+    of_tiles = lambda scales: scales.astype(jnp.float32).T  # of a step side by side
+    columns, item = n // TILE, jnp.dtype(dtype).itemsize
+    tiles = m // TILE * columns
+    programs = 1 if interpret else min(multiprocessors(), tiles)  # the simulator runs several in turn
+    body = Kernel(STAGES[item], k // STEP, m // TILE, columns, programs, squares)
+    out = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((m, n), dtype),
+        scratch_types={"memory": body.memory(left.dtype, right.dtype, dtype)},
+        grid=(programs,),
+        grid_names=("program",),
+        num_threads=CONSUMERS + 1,
+        thread_name="warpgroup",
+        kernel_name="tiled_matmul",
+        interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else None,
+    )(left, of_tiles(left_scales), right, of_tiles(right_scales))
+    return vary_over(out, varying_axes(left))  # a launch forgets what its results vary over
+
+
+class Memory(NamedTuple):
+    """In shared memory."""
+
+    left: Loaded
+    """By step and consumer: 64 rows of codes, and their scales."""
+    right: Loaded
+    """By step: 128 rows of codes, and their scales."""
+    out: Any
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a program of the launch does: it goes through its tiles of the result, one after the other."""
+
+    stages: int
+    steps: int
+    rows: int
+    """Tiles of the rows of the result."""
+    columns: int
+    """Tiles of its columns."""
+    programs: int
+    squares: bool
+    """Whether all rows of the right operand in a tile have the same scale."""
+
+    def memory(self, left: Any, right: Any, out: Any) -> Memory:
+        """The types of its shared memory, given formats and the dtype of the result."""
+        slots = self.stages
+        return Memory(
+            Loaded.of(slots * CONSUMERS, 1, ROWS, (STEP,), left, (1, jnp.float32)),
+            Loaded.of(slots, CONSUMERS, TILE, (STEP,), right, (1, jnp.float32)),
+            tiled((CONSUMERS, ROWS, TILE), out),
+        )
+
+    def __call__(self, left: Any, left_scales: Any, right: Any, right_scales: Any, out: Any, *, memory: Memory) -> None:
+        produce = partial(self.produce, (left, left_scales), (right, right_scales), memory)
+        specialise(partial(self.consume, out, memory), produce)
+
+    def for_each_tile(self, body: Callable[[Any, Any, Any], None]) -> None:
+        """`body(row, column, done)` for the tiles of this program, `done` steps after the first one's first."""
+        program = lax.axis_index("program")
+        count = lax.div(self.rows * self.columns - program + self.programs - 1, jnp.int32(self.programs))
+
+        def tile(index: Any, _: None) -> None:
+            section, within = _divided(program + index * self.programs, SECTION * self.columns)
+            first = section * SECTION
+            height = jnp.minimum(SECTION, self.rows - first)  # the last section may have fewer rows
+            column = lax.div(within, height)
+            body((first + within - column * height) * TILE, column * TILE, index * self.steps)
+
+        lax.fori_loop(0, count, tile, None)
+
+    def produce(self, left: tuple[Any, Any], right: tuple[Any, Any], memory: Memory) -> None:
+        def tile(row: Any, column: Any, done: Any) -> None:
+            def step(number: Any, _: None) -> None:
+                codes = pl.ds(number * STEP, STEP)
+                slot = memory.right.slot(done + number)
+                for half in range(CONSUMERS):
+                    rows = pl.ds(row + half * ROWS, ROWS)
+                    sources = left[0].at[rows, codes], left[1].at[pl.ds(number, 1), rows]
+                    memory.left.load(slot * CONSUMERS + half, *sources)
+                columns = pl.ds(column, TILE)
+                memory.right.load(slot, right[0].at[columns, codes], right[1].at[pl.ds(number, 1), columns])
+
+            lax.fori_loop(0, self.steps, step, None)
+
+        self.for_each_tile(tile)
+        memory.left.drain()
+        memory.right.drain()
+
+    def consume(self, out: Any, memory: Memory, warpgroup: Any) -> None:
+        for slot in range(self.stages):
+            memory.left.release(slot * CONSUMERS + warpgroup)
+            memory.right.release(slot)
+
+        def tile(row: Any, column: Any, done: Any) -> None:
+            add = lambda number, total: total + self.step(memory, warpgroup, done + number)
+            total = lax.fori_loop(0, self.steps, add, full((ROWS, TILE), 0.0))
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            half = memory.out.at[warpgroup]
+            half[...] = total.astype(half.dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(half, out.at[pl.ds(row + warpgroup * ROWS, ROWS), pl.ds(column, TILE)])
+
+        self.for_each_tile(tile)
+        plgpu.wait_smem_to_gmem(0)
+
+    def step(self, memory: Memory, warpgroup: Any, number: Any) -> jax.Array:
+        """The products of a tile of the sum, with the scales of both sides."""
+        slot = memory.right.slot(number)
+        half = slot * CONSUMERS + warpgroup
+        memory.left.wait(half)
+        memory.right.wait(slot)
+        (left, left_scales), (right, right_scales) = memory.left.at(half), memory.right.at(slot)
+
+        def products(accumulator: Any) -> tuple[Any, ...]:
+            plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
+            of_rows = row_values(left_scales.at[0])  # while the products are under way
+            if self.squares:
+                of_rows, of_columns = of_rows * right_scales[0, 0], None
+            else:
+                of_columns = column_values(right_scales.at[0])
+            plgpu.commit_smem()  # TMA writes there again when these are read
+            return accumulator[...], of_rows, of_columns
+
+        accumulator = plgpu.WGMMAAccumulatorRef((ROWS, TILE), jnp.float32)
+        found, of_rows, of_columns = pl.run_scoped(products, accumulator)
+        memory.left.release(half)
+        memory.right.release(slot)
+        found = found * across(of_rows, found.shape)
+        return found if of_columns is None else found * down(of_columns, found.shape)
+
+
+def _divided(number: Any, by: int) -> tuple[Any, Any]:
+    return lax.div(number, jnp.int32(by)), lax.rem(number, jnp.int32(by))
