@@ -24,7 +24,7 @@ class Tiles:
     """Whether weights are cut into squares of this side."""
 
 
-TILES = {"fp8_block": Tiles(128, square=True)}
+TILES = {"fp8_block": Tiles(128, square=True), "mxfp8": Tiles(32, square=False)}
 """By `precision.matmul`; the others have one scale for a tensor."""
 
 

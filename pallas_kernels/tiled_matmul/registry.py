@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pallas_kernels import choice
 from pallas_kernels.choice import Chosen, by_name, logged
-from pallas_kernels.tiled_matmul import mosaic, reference
+from pallas_kernels.tiled_matmul import cudnn, mosaic, reference
 from pallas_kernels.tiled_matmul.request import Request
 
 __all__ = ["IMPLEMENTATIONS", "Implementation", "Request", "choose", "chosen", "implementation"]
@@ -26,9 +26,10 @@ class Implementation(choice.Implementation):
 
 IMPLEMENTATIONS = (
     Implementation("mosaic", mosaic.refusal, mosaic.tiled_matmul, recorded=True),
+    Implementation("cudnn", cudnn.refusal, cudnn.tiled_matmul),
     Implementation("xla", lambda request: None, reference.tiled_matmul),
 )
-"""In order of preference; `xla` is the plain JAX form, the reference of the other."""
+"""In order of preference; `xla` is the plain JAX form, the reference of the others."""
 
 
 def implementation(name: str) -> Implementation:

@@ -31,7 +31,10 @@ BLOCK = (
 )
 
 REFUSED = {
-    "mxfp8": (["precision.matmul=mxfp8"], ("precision.matmul: mxfp8", "fp8_block")),
+    "tokens of a small tile": (
+        ["precision.matmul=mxfp8", "data.sequence_length=80", "data.batch_size=1"],
+        ("precision.matmul: mxfp8", "data.sequence_length: 80", "multiple of 32"),
+    ),
     "tokens of a tile": (
         [*BLOCK, "data.sequence_length=320"],
         ("precision.matmul: fp8_block", "data.sequence_length: 320", "multiple of 128", "fp8_current"),
@@ -111,6 +114,10 @@ def test_a_gpu_without_fp8_is_refused():
     with refused("precision.matmul: fp8_current", "A100", "null"):
         check_matmul_units(config, device, parse_cluster("a100-80:1x8"))
     check_matmul_units(config, device, parse_cluster("h100:1x8"))
+    small_tiles = small(precision={"matmul": "mxfp8"})
+    with refused("precision.matmul: mxfp8", "Blackwell", "H100", "fp8_block"):
+        check_matmul_units(small_tiles, device, parse_cluster("h100:1x8"))
+    check_matmul_units(small_tiles, device, parse_cluster("b200:1x8"))
 
 
 def test_a_kernel_that_is_named_and_does_not_run_is_refused():

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.mesh.mapped import mapped
 from jaxpar.precision.matmul import GroupScaling, products
-from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe, Tiles
+from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, TILES, Recipe
 from jaxpar.precision.tiles import in_tiles
 from pallas_kernels.tiled_matmul.reference import numbers
 from tests.nonzero_gradients import nonzero_gradients
@@ -22,7 +22,7 @@ from tests.precision.test_matmul import STEP, apart
 from tests.small_run import SmallRun, small
 from tests.traced import mesh_of
 
-RECIPES = {"fp8_block": Tiles(128, square=True)}
+RECIPES = TILES
 
 
 def reference_scales(x: np.ndarray, tile: tuple[int, int], form: str) -> np.ndarray:
@@ -107,6 +107,7 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         "memory": {"remat": "full"},
     },
     "split backward": {"parallel": {"pipe": 2, "microbatches": 2, "schedule": "zb-h1"}},
+    "mxfp8, tensor and shards": {"parallel": {"fsdp": 2, "tensor": 2, "microbatches": 2}},
 }
 
 
@@ -115,20 +116,22 @@ DATA = {"sequence_length": 256, "batch_size": 4}
 EXCEPT = MatmulExcept(parts=("head", "router"), first_layers=1, last_layers=0)
 
 
-def config_of(sections: dict[str, dict[str, Any]]) -> Any:
-    precision = {"matmul": "fp8_block", "matmul_except": EXCEPT}
+def config_of(sections: dict[str, dict[str, Any]], recipe: str = "fp8_block") -> Any:
+    precision = {"matmul": recipe, "matmul_except": EXCEPT}
     return small(**sections | {"model": MODEL, "precision": precision, "data": DATA})
 
 
 @cache
-def _reference() -> tuple[float, Any]:
-    return nonzero_gradients(SmallRun(config_of({"parallel": {"microbatches": 2}})))
+def _reference(recipe: str = "fp8_block") -> tuple[float, Any]:
+    return nonzero_gradients(SmallRun(config_of({"parallel": {"microbatches": 2}}, recipe)))
 
 
-def test_a_step_is_near_that_of_products_which_are_not_quantised():
+@pytest.mark.matrix(quick=("fp8_block",), ci=1)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_step_is_near_that_of_products_which_are_not_quantised(recipe: str):
     """Gradients change by 6%; the tolerance is twice that. Matrices that are multiplied as codes without their scales
     change them by 140%."""
-    loss, gradients = _reference()
+    loss, gradients = _reference(recipe)
     sections = {"model": MODEL, "data": DATA, "parallel": {"microbatches": 2}}
     exact_loss, exact = nonzero_gradients(SmallRun(small(**sections)))
     assert loss == pytest.approx(exact_loss, rel=0.01)
@@ -139,7 +142,8 @@ def test_a_step_is_near_that_of_products_which_are_not_quantised():
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_give_the_numbers_of_one_device(name: str):
     """Within a third of what quantising changes in this model, as with scales of tensors (`test_matmul.py`)."""
-    loss, gradients = nonzero_gradients(SmallRun(config_of(LAYOUTS[name])))
-    wanted_loss, wanted = _reference()
+    recipe = "mxfp8" if name.startswith("mxfp8") else "fp8_block"
+    loss, gradients = nonzero_gradients(SmallRun(config_of(LAYOUTS[name], recipe)))
+    wanted_loss, wanted = _reference(recipe)
     assert abs(loss - wanted_loss) <= 1e-4 * wanted_loss
     assert apart(gradients, wanted) <= 0.01

@@ -5,14 +5,12 @@ from __future__ import annotations
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config
 
-MISSING = {
-    "mxfp8": "expected fp8_block, fp8_current or fp8_delayed",
-}
-"""Recipes that are not implemented, each with what to take instead."""
+OF_TILES = ("fp8_block", "mxfp8")
+"""Recipes with scales of tiles."""
 
 
 def check_matmul(config: Config) -> None:
-    """Refuse a recipe that is not implemented, what it cannot be combined with, and exceptions that leave nothing."""
+    """Refuse what a recipe cannot be combined with, and exceptions that leave nothing."""
     precision, layers = config.precision, config.model.layers
     recipe, excepted = precision.matmul, precision.matmul_except
     for key in ("first_layers", "last_layers"):
@@ -20,8 +18,6 @@ def check_matmul(config: Config) -> None:
             raise UserError(f"precision.matmul_except.{key}: must be at least 0, got {getattr(excepted, key)}")
     if recipe is None:
         return
-    if recipe in MISSING:
-        raise UserError(f"precision.matmul: {recipe} is not implemented; {MISSING[recipe]}")
     if precision.compute == "float16":
         raise UserError(
             f"precision.matmul: {recipe} needs the range of bfloat16 between matmuls, and precision.compute is "
@@ -33,7 +29,7 @@ def check_matmul(config: Config) -> None:
             f"leave none of the {layers} layers of the model (model.layers) to {recipe}; expected fewer, or "
             "precision.matmul: null"
         )
-    if config.parallel.tensor_overlap == "ring" and recipe == "fp8_block":
+    if config.parallel.tensor_overlap == "ring" and recipe in OF_TILES:
         raise UserError(
             f"parallel.tensor_overlap: ring has no matmuls with scales of tiles, and precision.matmul is {recipe}; "
             "expected auto or plain, or precision.matmul: fp8_current"

@@ -37,9 +37,19 @@ _OWNERS = (
     _Owner("attention", "backend", ("query_block", "kv_block"), lambda name: name in ("xla", "auto"), "xla"),
     _Owner("precision", "compute", ("loss_scale",), lambda dtype: dtype == "float16", "float16"),
     _Owner("precision", "matmul", ("matmul_history",), lambda recipe: recipe == "fp8_delayed", "fp8_delayed"),
-    _Owner("precision", "matmul", ("matmul_backend",), lambda recipe: recipe == "fp8_block", "fp8_block"),
     _Owner(
-        "precision", "matmul", ("matmul_",), lambda recipe: recipe is not None, "fp8_current, fp8_delayed or fp8_block"
+        "precision",
+        "matmul",
+        ("matmul_backend",),
+        lambda recipe: recipe in ("fp8_block", "mxfp8"),
+        "fp8_block or mxfp8",
+    ),
+    _Owner(
+        "precision",
+        "matmul",
+        ("matmul_",),
+        lambda recipe: recipe is not None,
+        "fp8_current, fp8_delayed, fp8_block or mxfp8",
     ),
     _Owner("evaluation", "sample_tokens", ("sample_temperature",), lambda tokens: tokens > 0, "above 0"),
     _Owner("loss", "name", ("beta", "label_smoothing", "reference"), lambda name: name == "dpo", "dpo"),

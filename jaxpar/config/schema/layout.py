@@ -112,20 +112,22 @@ class PrecisionConfig:
     matmul: Literal["fp8_current", "fp8_delayed", "fp8_block", "mxfp8"] | None = None
     """Format of the layers' matmuls (`docs/fp8.md`): `fp8_current` quantises to 8 bits with one scale for each tensor,
     from its own largest magnitude; `fp8_delayed` from those of the last `matmul_history` steps; `fp8_block` with one
-    for 128 numbers, of weights for 128 x 128. null multiplies in `compute`; `mxfp8` is not implemented."""
+    for 128 numbers, of weights for 128 x 128; `mxfp8` with one for 32 numbers, on Blackwell GPUs. null multiplies in
+    `compute`."""
     matmul_except: MatmulExcept = field(default_factory=MatmulExcept)
     """Matmuls that stay in `compute`: `{parts: [head, router, attention_out], first_layers: 1, last_layers: 1}`. The
     parts are groups of a layer's matmuls; head, router and experts are exceptions in any case."""
     matmul_gradient: Literal["e5m2", "e4m3"] | None = None
-    """8-bit format of the gradients of outputs; inputs and weights are e4m3. null is e4m3 under `fp8_block`, else
-    e5m2."""
+    """8-bit format of the gradients of outputs; inputs and weights are e4m3. null is e4m3 under `fp8_block` and
+    `mxfp8`, else e5m2."""
     matmul_history: int = 16
     """Steps of which `fp8_delayed` remembers the largest magnitudes."""
     matmul_margin: int = 0
     """Powers of two that are left unused above the largest magnitude."""
-    matmul_backend: Literal["auto", "mosaic", "xla"] = "auto"
-    """What multiplies codes with scales of tiles (`fp8_block`): `mosaic` is a kernel for Hopper GPUs, `xla` multiplies
-    what the codes stand for in bfloat16; `auto` takes the kernel on GPUs where it was verified (`docs/kernels.md`)."""
+    matmul_backend: Literal["auto", "mosaic", "cudnn", "xla"] = "auto"
+    """What multiplies codes with scales of tiles: `mosaic` is a kernel for Hopper GPUs (`fp8_block`), `cudnn` the
+    units of Blackwell GPUs (`mxfp8`), and `xla` multiplies what the codes stand for in bfloat16; `auto` takes the first
+    that runs, the kernel on GPUs where it was verified (`docs/kernels.md`)."""
     storage: Literal["float32", "bfloat16", "float16"] | None = None
     """Weights between their uses in a step, and on the wire when they are gathered; null means `compute`."""
     master: Literal["float32"] = "float32"

@@ -21,7 +21,14 @@ FORMATS = {E4M3: "e4m3", E5M2: "e5m2"}
 def check_matmul_units(config: Config, device: Device, cluster: Cluster | None) -> None:
     """Raise `UserError` for FP8 on GPUs that have no units for it; CPUs emulate them."""
     recipe = config.precision.matmul
-    if recipe is None or device.platform == "cpu" or cluster is None or "float8" in cluster.gpu.peaks:
+    if recipe is None or device.platform == "cpu" or cluster is None:
+        return
+    if recipe == "mxfp8" and cluster.gpu.compute_capability[0] != 10:
+        raise UserError(
+            f"precision.matmul: mxfp8 needs GPUs with units for scales of 32 numbers (compute capability 10, "
+            f"Blackwell), and {cluster.gpu.name} has none; expected fp8_block, fp8_current or fp8_delayed"
+        )
+    if "float8" in cluster.gpu.peaks:
         return
     raise UserError(
         f"precision.matmul: {recipe} needs GPUs that multiply in FP8 (Ada, Hopper and later), and {cluster.gpu.name} "

@@ -21,6 +21,7 @@ from jaxpar.layers.declaration.part import Matmuls, Part
 from jaxpar.layers.matmul_formats import quantised
 from jaxpar.layout.choices.tiles import head_tokens
 from jaxpar.memory.layer_shape import LayerShape, layer_shapes
+from jaxpar.precision.recipe import TILES
 from jaxpar.units import seconds
 
 
@@ -114,7 +115,7 @@ def _plain_because(config: Config, device: Device, cluster: Cluster | None) -> s
     """Why `auto` does not consider rings."""
     if _branches(config):
         return "a ring permutes, and in the branching ticks of a pipeline (parallel.pipe_ticks) permutes corrupt data"
-    if config.precision.matmul == "fp8_block":
+    if config.precision.matmul in TILES:
         return "a ring has no matmuls with a scale for each tile"
     if device.platform == "cpu":
         return "CPU devices overlap nothing"

@@ -1,4 +1,4 @@
-"""FP8 matmuls in programs compiled for H100s: which products run in 8 bits, and what tensor ranks send in 8 bits."""
+"""FP8 in programs compiled for H100s, MXFP8 for B200s: which products are in 8 bits, and what is sent in 8 bits."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from tests.compiler.inspected import inspected, wide
 LAYOUTS: dict[str, dict[str, Any]] = {
     "fp8_current": {"fsdp": 4, "tensor": 2, "microbatches": 2},
     "fp8_delayed": {"fsdp": 8, "microbatches": 1},
+    "fp8_block": {"fsdp": 8, "microbatches": 1},
+    "mxfp8": {"fsdp": 8, "microbatches": 1},
 }
+BACKENDS = {"fp8_block": "mosaic", "mxfp8": "auto"}
 
 
 @pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("recipe", LAYOUTS)
 def test_all_products_but_the_exceptions_run_in_fp8(recipe: str):
-    """FLOPs of calls of cuBLASLt in 8 bits are exactly those of three products for each quantised matrix and layer."""
+    """FLOPs of 8-bit calls of cuBLASLt, of our kernel for tiles, or of cuDNN for MXFP8 are exactly those of three
+    products for each quantised matrix and layer."""
     excepted = MatmulExcept(parts=("head", "router"), first_layers=1, last_layers=1)
     config = wide(
         model={"layers": 5, "embed": 256, "mlp": 512}, data={"sequence_length": 128, "batch_size": 16},
-        precision={"matmul": recipe, "matmul_except": excepted}, parallel=LAYOUTS[recipe],
+        precision={"matmul": recipe, "matmul_except": excepted, "matmul_backend": BACKENDS.get(recipe, "auto")},
+        parallel=LAYOUTS[recipe],
     )  # fmt: skip
-    analysis, report = inspected(config, "h100:1x8")
+    analysis, report = inspected(config, "b200:1x8" if recipe == "mxfp8" else "h100:1x8")
     model = kind_model(config.model, "")
     names = [name for matrices in quantised(config, model).values() for name in matrices]
     sizes = sum(
@@ -39,4 +44,4 @@ def test_all_products_but_the_exceptions_run_in_fp8(recipe: str):
     gathers = {row.dtype for row in report.collectives if row.collective == "gather_sequence"}
     assert gathers == ({"f8e4m3fn", "f8e5m2", "bf16"} if config.parallel.tensor > 1 else set())
     weights = {row.dtype for row in report.collectives if row.collective == "gather_weight"}
-    assert weights == {"f8e4m3fn", "bf16"}, "the exceptions"
+    assert weights == {"bf16"} | ({"f8e4m3fn"} if recipe not in BACKENDS else set()), "the exceptions, and tiles"

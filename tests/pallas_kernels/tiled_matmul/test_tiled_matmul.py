@@ -120,6 +120,13 @@ def test_what_the_kernel_does_not_compute_is_refused_with_the_reason(given: dict
         choose("mosaic", replace(HOPPER, **given))
 
 
+def test_blackwell_multiplies_small_tiles_by_cudnn() -> None:
+    blackwell = replace(HOPPER, compute_capability=10.0, gpu="NVIDIA B200", processors=148, tile=32)
+    assert choose("auto", blackwell).name == "cudnn"
+    assert "tiles of 32" in choose("auto", replace(blackwell, tile=128)).rejected["cudnn"]
+    assert "Blackwell" in choose("auto", HOPPER).rejected["cudnn"]
+
+
 def test_without_a_record_the_kernel_waits_to_be_named() -> None:
     assert choose("auto", HOPPER).name == "xla"
     named = choose("mosaic", HOPPER)

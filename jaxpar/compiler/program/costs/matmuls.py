@@ -57,6 +57,8 @@ _HEAD_LOSS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients
 _GROUPED = {"grouped_matmul_of_rows": 1, "grouped_matmul_of_weights": 1, "grouped_matmul_gated": 2}
 """Names of the kernels of `pallas_kernels.grouped_matmul`, and how many products each makes."""
 
+_BLOCK_SCALED = "__cudnn$blockScaledDot"
+"""XLA's call for codes with a scale for each 32."""
 _TILED = "tiled_matmul"
 """Name of the kernel of `pallas_kernels.tiled_matmul`."""
 
@@ -95,6 +97,8 @@ def _product_of(op: Op, one_backward: bool) -> Product | None:
         return _gemm(op)
     if op.target.startswith(_ATTENTION):
         return _attention(op)
+    if op.target == _BLOCK_SCALED:
+        return _block_scaled(op)
     if _OURS.fullmatch(op.target) and (work := _attention_work(op)) is not None:
         return _attention_kernel(op, work, one_backward)
     if _OURS.fullmatch(op.target) and any(name in op.op_name for name in _HEAD_LOSS):
@@ -180,6 +184,13 @@ def _tiled(op: Op) -> Product:
     left, right = _array(op, 0), _array(op, 2)
     kind = arithmetic(op, left, right, "", [])
     return _product(op, 2.0 * left.dims[0] * right.dims[0] * left.dims[1], kind)
+
+
+def _block_scaled(op: Op) -> Product:
+    """Codes [batch, m, k] times codes [batch, n, k], with scales."""
+    left, right = _array(op, 0), _array(op, 1)
+    flops = 2.0 * prod(left.dims) * right.dims[-2]
+    return _product(op, flops, arithmetic(op, left, right, "", []))
 
 
 def _kept_pairs(op: Op, config: Mapping[str, Any], queries: int, keys: int) -> int:
