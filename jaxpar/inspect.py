@@ -10,6 +10,7 @@ from pathlib import Path
 from jaxpar.cli import Parser, command, seconds, size, stop
 from jaxpar.config import UserError
 
+PICTURE = "draw one layer over time, as .svg (with --diff of both); with --remat-frontier the frontier, as .svg or .png"
 WHAT_IS_LEFT = -1  # no size that a user can give
 
 
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str]) -> int | None:
         help="compile nothing; print which weights' master weights and moments (or which layers) stay on a GPU, and "
         "what the others move, if SIZE of them (as in 6GiB; by default what is left) may be there",
     )
-    parser.add_argument("--picture", metavar="FILE", type=Path, help="with --remat-frontier: draw it, as .svg or .png")
+    parser.add_argument("--picture", metavar="FILE", type=Path, help=PICTURE)
     words = "limit of a compile (default 600)"
     parser.add_argument("--timeout", metavar="SECONDS", type=seconds, default=600, help=words)
     parser.add_argument("--no-cache", action="store_true", help="do not use the cache of compiled programs")
@@ -49,7 +50,10 @@ def main(arguments: Sequence[str]) -> int | None:
 
 def _inspect(options: argparse.Namespace) -> int | None:
     if options.picture is not None and not options.remat_frontier:
-        raise UserError("--picture: expected --remat-frontier with it; the page of a compiled step is --html")
+        if options.chunks is not None:
+            raise UserError("--picture: expected no --chunks with it, which draws nothing")
+        if options.picture.suffix != ".svg":
+            raise UserError(f"--picture {options.picture}: layers are drawn as .svg; expected a file of that name")
     from jaxpar.compiler.quiet import quiet_screen
 
     with quiet_screen():
@@ -78,6 +82,7 @@ def _inspect(options: argparse.Namespace) -> int | None:
         other=options.diff,
         as_json=options.json,
         page=options.html,
+        picture=options.picture,
         timeout_s=options.timeout,
         remember=not options.no_cache,
     )

@@ -13,6 +13,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.compiler.report.difference import print_difference
+from jaxpar.compiler.report.layer_picture import Program, layers_picture
+from jaxpar.compiler.report.layer_schedule import layer_schedules
 from jaxpar.compiler.report.page import html_page
 from jaxpar.compiler.report.text import print_report
 from jaxpar.compiler.way_out import way_out
@@ -36,17 +38,24 @@ class Inspection:
     as_json: bool = False
     page: Path | None = None
     """Where to write the HTML page."""
+    picture: Path | None = None
+    """Where to write the picture of a layer."""
     timeout_s: float = 600
     remember: bool = True
     """Whether to reuse and keep cached results."""
 
     def run(self) -> None:
         """Compile, and print. Raises `UserError` with one sentence."""
-        if self.page is not None:
-            _check_writable(self.page)
+        for option, file in (("--html", self.page), ("--picture", self.picture)):
+            if file is not None:
+                _check_writable(option, file)
         cluster = parse_cluster(self.cluster)
         analysis, report = self._report(self.config, cluster)
-        other = self._report(self.other, cluster)[1] if self.other is not None else None
+        before = self._report(self.other, cluster) if self.other is not None else None
+        other = before[1] if before is not None else None
+        if self.picture is not None:
+            made = [(analysis, report)] if before is None else [before, (analysis, report)]
+            self.picture.write_text(self._picture(made), encoding="utf-8")
         if self.page is not None:
             self.page.write_text(html_page(analysis, report), encoding="utf-8")
         if self.as_json:
@@ -60,6 +69,14 @@ class Inspection:
             print_report(report, console)
         if self.page is not None:
             console.print(f"Page: {self.page}", soft_wrap=True, highlight=False)
+        if self.picture is not None:
+            console.print(f"Picture: {self.picture}", soft_wrap=True, highlight=False)
+
+    def _picture(self, made: Sequence[tuple[Analysis, Report]]) -> str:
+        programs = [Program(report.config, layer_schedules(analysis)) for analysis, report in made]
+        if not any(program.layers for program in programs):
+            raise UserError("--picture: the program has no loop over layers; expected three layers or more of a kind")
+        return layers_picture(programs, f"One layer on {made[-1][1].cluster}")
 
     def _report(self, file: Path, cluster: Cluster) -> tuple[Analysis, Report]:
         config = load_config(file, self.overrides)
@@ -80,16 +97,16 @@ class Inspection:
         return analysis, report
 
 
-def _check_writable(page: Path) -> None:
-    """Raises `UserError` for a page that could not be written once the compile is over."""
+def _check_writable(option: str, page: Path) -> None:
+    """Raises `UserError` for a file that could not be written once the compile is over."""
     if not page.parent.is_dir():
-        raise UserError(f"--html {page}: the folder {page.parent} does not exist")
+        raise UserError(f"{option} {page}: the folder {page.parent} does not exist")
     if page.is_dir():
-        raise UserError(f"--html {page}: a folder, expected the name of a file")
+        raise UserError(f"{option} {page}: a folder, expected the name of a file")
     new = not page.exists()
     try:
         page.open("a").close()
         if new:
             page.unlink()
     except OSError as error:
-        raise UserError(f"--html {page}: cannot be written ({error.strerror})") from error
+        raise UserError(f"{option} {page}: cannot be written ({error.strerror})") from error

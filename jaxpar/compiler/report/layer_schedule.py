@@ -10,8 +10,8 @@ from jaxpar.compiler.program.loops import controlled
 from jaxpar.compiler.report.analysis import Analysis
 from jaxpar.compiler.report.build import axis_of, where
 
-LOOPS = 2
-"""Forward and backward."""
+LOOP_SOURCE = "jaxpar/model/loop/"
+"""Part of the names of the files that loop over layers."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,23 @@ def layer_schedules(analysis: Analysis) -> list[LayerSchedule]:
 
 
 def layer_loops(analysis: Analysis) -> list[Computation]:
-    """Bodies of the innermost loops that multiply matrices outside attention: the two that take longest. A loop that
-    runs no times, as that over further rounds of an exchange, is none."""
-    multiply = {cost.op.computation for cost in analysis.costs if cost.kind == "matmul" and cost.executions}
-    bodies = {
+    """Bodies of the loops over layers, in the order of the program: of each direction, the one that takes longest (a
+    model may have several kinds of layers)."""
+    bodies = dict.fromkeys(
         op.computation_of("body")
         for name in analysis.counts.counts
         for op in analysis.module.computations[name].ops
-        if op.opcode == "while"
-    }
-    found = [name for name in bodies & multiply if not _inside(analysis, name) & multiply]
-    time = lambda name: _total(analysis, name) * analysis.counts.counts[name]
-    longest = sorted(found, key=time, reverse=True)[:LOOPS]
-    return [analysis.module.computations[name] for name in analysis.counts.counts if name in longest]
+        if op.opcode == "while" and op.source is not None and LOOP_SOURCE in op.source.file
+    )
+    computations = [analysis.module.computations[name] for name in bodies if analysis.counts.counts.get(name)]
+    time = lambda body: _total(analysis, body.name) * analysis.counts.counts[body.name]
+    ways = [[body for body in computations if _is_backward(body) is way] for way in (False, True)]
+    longest = {max(way, key=time).name for way in ways if way}
+    return [body for body in computations if body.name in longest]
+
+
+def _is_backward(body: Computation) -> bool:
+    return any("transpose(" in op.op_name for op in body.ops if op.opcode in ("custom-call", "fusion"))
 
 
 def _inside(analysis: Analysis, name: str) -> set[str]:
@@ -99,8 +103,9 @@ def _longest_kind(analysis: Analysis, op: Op) -> str:
 
 
 def _walk(analysis: Analysis, computation: Computation) -> LayerSchedule:
-    backward = any("transpose(" in op.op_name for op in computation.ops if op.opcode in ("custom-call", "fusion"))
-    made = LayerSchedule("Backward" if backward else "Forward", analysis.counts.counts[computation.name])
+    made = LayerSchedule(
+        "Backward" if _is_backward(computation) else "Forward", analysis.counts.counts[computation.name]
+    )
     starts = {m.transfer.start.name: m for m in analysis.movements}
     pending: dict[str, Span] = {}
     now = 0.0

@@ -6,6 +6,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -14,16 +15,19 @@ from jaxpar.compiler.program.hlo.records import Frame
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.compiler.report.build import where
 from jaxpar.compiler.report.difference import memory_rows, traffic_rows
-from jaxpar.compiler.report.layer_schedule import layer_schedules
+from jaxpar.compiler.report.layer_picture import LEFT, Program, layers_picture
+from jaxpar.compiler.report.layer_schedule import LayerSchedule, Span, layer_schedules
 from jaxpar.compiler.report.memory_classes import CLASSES
 from jaxpar.compiler.report.memory_timeline import memory_timeline
 from jaxpar.compiler.report.page import html_page
 from jaxpar.compiler.report.text import print_report
 from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.hardware.memory import pool_bytes
+from jaxpar.units import percent
 from tests.compiler.inspected import hsdp
 
 LAYERS, MICROBATCHES, FSDP = 4, 2, 4
+SVG = "{http://www.w3.org/2000/svg}"
 WEIGHTS_OF_A_LAYER = 4 * 128 * 128 + 3 * 128 * 256
 TABLE = 512 * 128
 
@@ -126,6 +130,33 @@ def test_one_layer_waits_as_long_as_the_schedule_states():
     exposed = sum(o.exposed for o in analysis.schedule.overlaps if o.movement.transfer.start.computation in inside)
     waited = sum(span.end - span.start for schedule in schedules for span in schedule.waits)
     assert waited == pytest.approx(exposed)
+
+
+def test_the_picture_has_a_box_for_all_time_that_is_computed_sent_or_waited_for():
+    """Boxes of a kind are as wide, together, as its time on the axis; those of kernels of one kind are joined."""
+    analysis, _ = hsdp()
+    layers = layer_schedules(analysis)
+    root = ElementTree.fromstring(layers_picture([Program("<before>", layers), Program("after", layers)], "a & b"))
+    boxes = [box for box in root.iter(f"{SVG}rect") if box.find(f"{SVG}title") is not None]
+    widest = max(layer.seconds for layer in layers)
+    ends = [float(box.attrib["x"]) + float(box.attrib["width"]) for box in boxes]
+    pixels = (max(ends) - LEFT) / widest
+    spans = [span for layer in layers for span in [*layer.kernels, *layer.transfers, *layer.waits]]
+    drawn = sum(float(box.attrib["width"]) for box in boxes)
+    assert drawn == pytest.approx(2 * pixels * sum(span.end - span.start for span in spans), rel=0.05)
+    assert len(boxes) < 2 * len(spans)
+    words = "".join(text.text or "" for text in root.iter(f"{SVG}text"))
+    assert "a & b" in words and "<before>" in words and "not measured" in words
+    waiting = sum(span.end - span.start for span in layers[1].waits) / layers[1].seconds
+    assert words.count(f"{percent(waiting)} of it waiting") == 2
+
+
+def test_transfers_that_run_at_the_same_time_have_lanes_of_their_own():
+    span = lambda start, end: Span("gather_weight over fsdp", "gather_weight", start, end, "")
+    layer = LayerSchedule("Forward", 1, 3e-3, [], [span(0, 2e-3), span(1e-3, 3e-3), span(2e-3, 3e-3)])
+    root = ElementTree.fromstring(layers_picture([Program("a", [layer])], "a"))
+    boxes = [box for box in root.iter(f"{SVG}rect") if box.find(f"{SVG}title") is not None]
+    assert len({box.attrib["y"] for box in boxes}) == 2
 
 
 def test_the_timeline_has_its_maximum_at_the_peak():
