@@ -71,6 +71,9 @@ class ParallelConfig:
     collectives: Literal["flat", "hierarchical"] = "flat"
     """Gathers of weights and reductions of gradients over axes that span nodes: `flat`, as one message; `hierarchical`,
     inside the nodes and between them apart."""
+    joined_messages: Literal["matrix", "xla"] = "matrix"
+    """Gathers of a layer's weights, and reduce-scatters of its gradients, that XLA joins into one on GPUs: `matrix`, up
+    to the size of the layer's largest matrix; `xla`, up to its own default of 30 MiB (`docs/overlap.md`)."""
     ulysses: int | None = None
     """Context ranks in a group of `usp`; null takes the most ranks of a node among which the heads divide."""
     tensor_overlap: Literal["auto", "plain", "ring"] = "auto"
