@@ -106,10 +106,14 @@ class _Counted:
         gradients = [self.gradients(n, k, rows) for k, n in sides]
         return forward, sum(inward for inward, _ in gradients), sum(weight for _, weight in gradients)
 
-    def low_rank_bytes(self, part: Part, name: str) -> float:
-        """Bytes of adding the product with the factors of a matrix to the other: two numbers are read, one written."""
+    def low_rank_bytes(self, part: Part, group: Matmuls, name: str, back: bool = False) -> float:
+        """Bytes of adding the product with the factors of a matrix to the other, or backward the gradient of the input:
+        two numbers are read, one written."""
         sides = self.shape.factors(part, name)
-        return 3.0 * self.case.item * self.case.tokens * sides[-1][1] if sides else 0.0
+        if not sides:
+            return 0.0
+        wide = sides[0][0] if back else sides[-1][1]
+        return 3.0 * self.case.item * self.shape.rows_of(part, group) * wide
 
     def casts(self, part: Part, group: Matmuls) -> tuple[int, int]:
         """Bytes of casts to float8 and of their scales, forward and backward."""
@@ -197,7 +201,7 @@ class _Counted:
         for name, weight in zip(group.outputs, group.weights, strict=True):
             share = self.share(part, group, weight)
             rotation = rope * (self.widths[name] / turned) if name in group.rotated else 0.0
-            added = self.low_rank_bytes(part, weight)
+            added = self.low_rank_bytes(part, group, weight)
             other = self.device.bytes_seconds(rotation + (layout + cast + chosen) * share + added)
             kernels = (2 * self.unfused if group.by_head else 1) + 3 * bool(added)
             matmul = joined * share + self.low_rank(part, group, weight)[0]
@@ -213,13 +217,13 @@ class _Counted:
         """The matmul back into the residual stream."""
         out, (cast, _) = self.group_seconds(part, group), self.casts(part, group)
         added = self.moved(RESIDUAL, self.case.between) + self.drop * self.case.between if group.adds else 0.0
-        low_rank = sum(self.low_rank_bytes(part, name) for name in group.weights)
+        low_rank = sum(self.low_rank_bytes(part, group, name) for name in group.weights)
         kernels = (2 * self.unfused if group.adds else 1) + 3 * bool(low_rank)
+        out += sum(self.low_rank(part, group, name)[0] for name in group.weights)
         if self.experts.of(part, group):
-            other = self.device.bytes_seconds(added + self.experts.combined_bytes)
+            other = self.device.bytes_seconds(added + self.experts.combined_bytes + low_rank)
             return Work(out, 0.0, other, kernels=kernels, exchange=self.experts.exposed[0] * (1 - self.experts.outward))
         other = self.device.bytes_seconds(added + cast + low_rank)
-        out += sum(self.low_rank(part, group, name)[0] for name in group.weights)
         return Work(out, 0.0, other, self.messages.scatter(out), kernels=kernels)
 
     def core(self) -> Work:
@@ -322,8 +326,7 @@ class _Counted:
         if group.adds:
             moved += self.moved(RESIDUAL, self.case.between, back=True) + self.drop_back * self.case.between
         for place, name in enumerate(group.weights):
-            if sides := self.shape.factors(part, name):
-                moved += 3.0 * self.case.item * self.case.tokens * sides[0][0]  # the gradients of the input are added
+            moved += self.low_rank_bytes(part, group, name, back=True)
             if f"{name}_bias" in part.weights and not self.case.frozen:
                 numbers = self.numbers(group.outputs[place]) if group.inward else self.case.between
                 moved += 2.0 * self.half * numbers

@@ -96,3 +96,27 @@ def test_factors_of_orthogonalized_updates_are_the_matrices():
     )
     some, every = steps(muon), steps(replace(muon, lora=OFF))
     assert some.layers.orthogonal(some.device, 5) < 0.05 * every.layers.orthogonal(every.device, 5)
+
+
+@dataclass(frozen=True)
+class Moving(Device):
+    """A device whose seconds are bytes of memory."""
+
+    def bytes_seconds(self, count: float) -> float:
+        return count
+
+
+def test_factors_of_experts_have_the_rows_of_experts():
+    """Bytes of adding products with factors: those of the rows that are sent to experts, forward and backward."""
+    model, device = PRESETS["qwen3-30b-a3b"], device_of(CLUSTER.gpu, HARDWARE)
+    moving = Moving(*(getattr(device, field) for field in device.__dataclass_fields__))
+    network, lora = network_of(CLUSTER, HARDWARE), LoraConfig(rank=16, targets=("up", "down"))
+    times = {}
+    for one in (OFF, lora):
+        case = layer_case(model, SEQUENCE, 1, 1, 1, "allgather", False, "bfloat16", one)
+        times[one] = layer_time(case, moving, network, JAXPAR)
+    rows, numbers = case.shape.routed_rows, 3.0 * case.item
+    experts = model.experts
+    assert experts is not None and rows >= SEQUENCE * experts.per_token
+    added = times[lora].forward.other - times[OFF].forward.other
+    assert added == pytest.approx(numbers * rows * (experts.width + model.embed))
