@@ -24,7 +24,7 @@ KINDS: dict[str, Color] = {
     "copy": ("#ccd3db", "#434d59"),
     "wait": THEME["red"],
 }
-_ROUND = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
+_ROUND = (1, 2, 5, 10)
 """Lengths of the axis, times a power of ten, so that pictures of about the same time have one scale."""
 
 
