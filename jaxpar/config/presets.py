@@ -58,6 +58,10 @@ PRESETS: dict[str, ModelConfig] = {
     "llama3-70b": replace(
         _LLAMA3, preset="llama3-70b", layers=80, embed=8192, heads=64, head_dim=128, mlp=28672, rope_factor=8.0
     ),
+    # meta-llama/Llama-3.1-405B
+    "llama3-405b": replace(
+        _LLAMA3, preset="llama3-405b", layers=126, embed=16384, heads=128, head_dim=128, mlp=53248, rope_factor=8.0
+    ),
     # Qwen/Qwen3-0.6B-Base
     "qwen3-0.6b": replace(_QWEN3, preset="qwen3-0.6b", layers=28, embed=1024, heads=16, mlp=3072, tied=True),
     # Qwen/Qwen3-8B-Base

@@ -180,11 +180,6 @@ def test_bad_input_is_one_sentence(arguments: list[str], expected: str, capfd: p
     refused_by_command(run(*arguments), *capfd.readouterr(), expected)
 
 
-def test_a_picture_of_a_compiled_step_is_not_this_one(capfd: pytest.CaptureFixture[str]):
-    assert main(["--config", str(LLAMA), "--cluster", "h100:1x8", "--picture", "x.svg"]) == 2
-    assert "expected --remat-frontier" in capfd.readouterr().err
-
-
 def test_the_hull_leaves_out_what_two_kinds_of_layers_beat():
     def point(size: int, seconds: float) -> FrontierPoint:
         return FrontierPoint("", size, size, size, 0, 0.0, seconds, 0.0, True, True, ((1, {}),))
