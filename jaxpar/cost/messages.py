@@ -1,4 +1,8 @@
-"""Seconds of collectives: a message's start, the hops of a ring, and its bytes at the slowest level's bandwidth."""
+"""Seconds of collectives: a message's start, the hops of a ring, and its bytes at the slowest level's bandwidth.
+
+Levels are a host, the network between hosts, and the uplinks of a pod, which may be oversubscribed. A ring visits one
+pod after another, and so leaves each of them once, however many of its ranks are in it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,22 @@ from jaxpar.hardware.cluster import Cluster
 
 UNSWITCHED_LINKS = {2: 1 / 6, 4: 4 / 6}
 """Share of a V100's six NVLinks that rings of two and four GPUs can use in a DGX-1, whose links go point to point."""
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """What a group of ranks has of the uplinks of the pods that it spans."""
+
+    cards: float
+    """Cards of a pod for each of the messages that leave it at the same time."""
+    members: int
+    """Ranks of the group in a pod."""
+    oversubscription: float
+    """Bandwidth of a pod's network cards over that of its uplinks."""
+
+    def lane(self, card: float) -> float:
+        """Bytes per second of each of the messages that leave a pod, where a card sends `card`."""
+        return card * self.cards / self.oversubscription
 
 
 @dataclass(frozen=True)
@@ -31,11 +51,23 @@ class Ring:
     """Seconds of its slowest hop."""
     start: float
     """Seconds before anything is sent."""
+    leaving: Leaving | None = None
+    """None inside one pod."""
+    shared: bool = True
+    """Whether its members of a host, and of a pod, share the way out."""
 
     @property
     def bandwidth(self) -> float:
         """Bytes per second of the ring."""
-        return min(self.inside, self.across)
+        if self.leaving is None:
+            return min(self.inside, self.across)
+        way_out = self._lane if self.shared else self.card / self.leaving.oversubscription
+        return min(self.inside, self.across, way_out)
+
+    @property
+    def _lane(self) -> float:
+        """Bytes per second from one pod to the next; infinite in one pod."""
+        return inf if self.leaving is None else self.leaving.lane(self.card)
 
     def gather(self, whole: float) -> float:
         """All-gather that ends with `whole` bytes on each rank; the same as a reduce-scatter that starts with them."""
@@ -52,19 +84,25 @@ class Ring:
     def exchange(self, whole: float) -> float:
         """All-to-all in which each rank holds `whole` bytes, an equal part for every rank.
 
-        No part is for two ranks: parts for other hosts leave over the sender's own card, beside those that stay.
+        No part is for two ranks: parts for other hosts leave over the sender's own card, beside those that stay, and
+        those for other pods over the sender's share of the uplinks.
         """
         if self.ranks == 1 or whole == 0:
             return 0.0
         mates = self.ranks / self.hosts
         stays, leaves = whole * (mates - 1) / self.ranks, whole * (self.ranks - mates) / self.ranks
-        return self.start + self.latency + max(stays / self.inside, leaves / self.card)
+        longest = max(stays / self.inside, leaves / self.card)
+        if self.leaving is not None:
+            far = whole * (self.ranks - self.leaving.members) / self.ranks
+            longest = max(longest, far * self.leaving.oversubscription / self.card)
+        return self.start + self.latency + longest
 
     def shift(self, part: float) -> float:
-        """Every rank sends `part` bytes to its neighbour; all wait for the pair that sits in two hosts: one card."""
+        """Every rank sends `part` bytes to its neighbour; all wait for the pair that sits in two hosts (one card) or
+        in two pods."""
         if self.ranks == 1 or part == 0:
             return 0.0
-        return self.start + self.hop + part / min(self.inside, self.card)
+        return self.start + self.hop + part / min(self.inside, self.card, self._lane)
 
 
 @dataclass(frozen=True)
@@ -85,6 +123,10 @@ class Network:
     edge: float = inf
     """Bytes per second of the slowest link that a pipeline crosses, where that is not `outside`: between groups."""
     edge_latency: float = 0.0
+    per_pod: int | None = None
+    """GPUs of a pod; None if all are in one, or if its uplinks carry as much as its network cards."""
+    oversubscription: float = 1.0
+    """Bandwidth of a pod's network cards over that of its uplinks."""
 
     def ring(self, ranks: int, stride: int, shared: bool = True) -> Ring:
         """The group of `ranks` devices of which each is `stride` devices after the one before.
@@ -94,9 +136,21 @@ class Network:
         network cards of all of them, and other groups of the same axis, one for each other device of the host, use
         their own. If the cards are not `shared`, every rank gets all of its bytes over its own.
         """
-        return self.group(ranks, max(1, min(ranks, self.per_host // stride)), shared)
+        return self.group(ranks, max(1, min(ranks, self.per_host // stride)), shared, self.leaving(ranks, stride))
 
-    def group(self, ranks: int, per_host: int, shared: bool = True) -> Ring:
+    def leaving(self, ranks: int, stride: int) -> Leaving | None:
+        """What a group of `ranks` devices, each `stride` after the one before, has of the uplinks of its pods.
+
+        Pods are filled in the order of devices, so that `stride` rings pass from a pod to the next. A group that would
+        fit but lies across a border, since pods are no multiple of it, counts as half in each pod.
+        """
+        if self.per_pod is None or ranks == 1 or self.per_pod % (ranks * stride) == 0:
+            return None
+        fits = ranks * stride <= self.per_pod
+        members = ranks // 2 if fits else max(1, self.per_pod // stride)
+        return Leaving(max(1.0, self.per_pod / stride), members, self.oversubscription)
+
+    def group(self, ranks: int, per_host: int, shared: bool = True, leaving: Leaving | None = None) -> Ring:
         """The same of `ranks` devices of which `per_host` are in each host."""
         hosts = -(-ranks // per_host)
         bandwidth = self.inside * self.model.node_share
@@ -108,7 +162,8 @@ class Network:
             bandwidth = inf
         latency = (ranks - hosts) * self.inside_latency + (hosts - 1) * self.outside_latency
         hop = self.outside_latency if hosts > 1 else self.inside_latency
-        return Ring(ranks, hosts, bandwidth, across, card, latency, hop, self.model.message_seconds)
+        start = self.model.message_seconds
+        return Ring(ranks, hosts, bandwidth, across, card, latency, hop, start, leaving, shared)
 
     def share(self, hosts: int) -> float:
         """The share of its link that a collective over so many hosts reaches: less with each doubling, since more of
@@ -121,7 +176,7 @@ class Network:
         if stride * ranks > self.per_host:
             card = min(self.outside, self.edge) * self.model.network_share
             hop = max(self.outside_latency, self.edge_latency)
-            return Ring(2, 2, inf, card, card, hop, hop, start)
+            return Ring(2, 2, inf, card, card, hop, hop, start, self.leaving(ranks, stride))
         return Ring(
             2, 1, self.inside * self.model.node_share, inf, inf, self.inside_latency, self.inside_latency, start
         )
@@ -130,9 +185,13 @@ class Network:
 def network_of(cluster: Cluster, model: HardwareModel) -> Network:
     """The links of a cluster, at the shares that `model` gives."""
     inside, outside = cluster.link(False), cluster.link(True)
+    pods = cluster.pods
+    apart = pods is not None and pods.oversubscription > 1 and pods.hosts < cluster.hosts
     return Network(
         cluster.gpus_per_host, inside.bandwidth, inside.latency, outside.bandwidth, outside.latency,
         cluster.gpu.compute_capability >= (8, 0), model, cluster.between.bandwidth, cluster.between.latency,
+        pods.hosts * cluster.gpus_per_host if pods is not None and apart else None,
+        1.0 if pods is None else pods.oversubscription,
     )  # fmt: skip
 
 

@@ -51,7 +51,8 @@ class WireMessages:
 
     @cached_property
     def _between(self) -> Ring:
-        return self.network.group(self._whole.hosts, 1, self.shared)
+        hosts = self._whole.hosts
+        return self.network.group(hosts, 1, self.shared, self.network.leaving(hosts, self.stride * self._each))
 
     @property
     def _two_levels(self) -> bool:

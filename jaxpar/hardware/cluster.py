@@ -18,6 +18,8 @@ from jaxpar.units import GIB, TIB, rate
 
 HOST_MEMORY = TIB
 """Default bytes of a host's memory for its GPUs, where it is not on their module (`GPU.host_bytes`)."""
+MOST_OVERSUBSCRIBED = 1000
+"""The largest ratio that a file may have."""
 FORM = "expected gpu:hosts x gpus, as in h100:1x8, or the path of a .yaml file"
 
 
@@ -39,6 +41,16 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Pods:
+    """Hosts whose switches reach each other at full bandwidth, and the thinner network between such pods."""
+
+    hosts: int
+    """Hosts of a pod; the last one may have fewer."""
+    oversubscription: float
+    """Bandwidth of a pod's network cards over that of its uplinks, 1 or more."""
+
+
+@dataclass(frozen=True)
 class Cluster:
     """Groups of hosts, each host with the same number of GPUs. Most clusters have one group.
 
@@ -53,6 +65,8 @@ class Cluster:
     """Measured bandwidth between hosts, for placing ranks (`jaxpar.planner.placement.placement`)."""
     written_between: Link | None = None
     """Between hosts of two groups, if given: networks of different kinds are connected by a third one, if at all."""
+    pods: Pods | None = None
+    """Hosts are in pods in their order; None if the network has full bandwidth between all of them."""
 
     @cached_property
     def gpu(self) -> GPU:
@@ -154,6 +168,10 @@ class Cluster:
             lines.append(f"{group.hosts} x {self.gpus_per_host} {group.gpu.name}; per GPU and direction: {shown}")
         if self.written_between is not None and len(self.groups) > 1:
             lines.append(f"between groups: {rate(self.between.bandwidth)} ({self.between.source})")
+        if self.pods is not None:
+            hosts, ratio = self.pods.hosts, self.pods.oversubscription
+            count = f"{-(-self.hosts // hosts)} pods of {hosts} hosts" if hosts < self.hosts else "one pod"
+            lines.append(f"{count}, oversubscribed {ratio:g} to 1 between pods")
         return "\n".join(lines)
 
 
@@ -194,6 +212,12 @@ class _Levels:
 
 
 @dataclass(frozen=True)
+class _WrittenPods:
+    hosts: int
+    oversubscription: float = 1.0
+
+
+@dataclass(frozen=True)
 class _WrittenGroup:
     gpu: str
     hosts: int
@@ -212,6 +236,7 @@ class _WrittenCluster:
     groups: dict[str, _WrittenGroup] = field(default_factory=dict)
     between: _Numbers | None = None
     bandwidth: str = ""
+    pods: _WrittenPods | None = None
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -253,7 +278,21 @@ def read_cluster(path: Path) -> Cluster:
     if written.between is not None:
         usual = replace(groups[0].network, name="between groups")
         between = usual.with_bandwidth(written.between.bandwidth, written.between.latency, str(path))
-    return Cluster(written.name or path.stem, written.gpus_per_host, tuple(groups), measured, between)
+    pods = _read_pods(written.pods, place("pods"))
+    return Cluster(written.name or path.stem, written.gpus_per_host, tuple(groups), measured, between, pods)
+
+
+def _read_pods(written: _WrittenPods | None, place: str) -> Pods | None:
+    if written is None:
+        return None
+    _positive(written.hosts, "pods.hosts", place, RANKS)
+    ratio = written.oversubscription
+    if not 1 <= ratio <= MOST_OVERSUBSCRIBED:
+        raise UserError(
+            f"{place}: pods.oversubscription: expected a number from 1 to {MOST_OVERSUBSCRIBED}, the bandwidth of a "
+            f"pod's network cards over that of its uplinks, got {ratio:g}"
+        )
+    return Pods(written.hosts, ratio)
 
 
 def _read_group(

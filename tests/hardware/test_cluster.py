@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxpar.hardware.catalogue import gpu_named
-from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.hardware.cluster import Pods, parse_cluster
 from tests.sentences import refused
 
 
@@ -112,6 +112,16 @@ def test_text_that_is_no_cluster_gets_one_sentence(text: str, expected: str):
         parse_cluster(text)
 
 
+def test_hosts_may_be_in_pods(tmp_path: Path):
+    text = "gpu: h100\nhosts: 8\npods: {hosts: 3, oversubscription: 7}\n"
+    cluster = parse_cluster(write(tmp_path, text))
+    assert cluster.pods == Pods(3, 7.0)
+    assert "3 pods of 3 hosts, oversubscribed 7 to 1" in cluster.describe()
+    llama = parse_cluster(f"{Path(__file__).parents[2]}/launch/clusters/llama3_pods.yaml")
+    assert (llama.devices, llama.pods) == (24576, Pods(384, 7.0))
+    assert parse_cluster(write(tmp_path, "gpu: h100\nhosts: 8\npods: {hosts: 4}\n")).pods == Pods(4, 1.0)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -131,6 +141,13 @@ def test_text_that_is_no_cluster_gets_one_sentence(text: str, expected: str):
         ("groups: {a: {gpu: h10, hosts: 1}}\n", "c.yaml:1: groups.a.gpu: no GPU is called 'h10'"),
         ("- h100\n", "c.yaml:1: expected a mapping"),
         ("gpu: h100\nhosts: 2\nbetween: {bandwidth: 3}\n", "c.yaml:3: between: expected two groups or more"),
+        ("gpu: h100\nhosts: 2\npods: {hosts: 0}\n", "c.yaml:3: pods.hosts: expected a number above 0, got 0"),
+        ("gpu: h100\nhosts: 2\npods: {oversubscription: 2}\n", "c.yaml:3: pods: the key hosts is missing"),
+        ("gpu: h100\nhosts: 2\npods: {hosts: 1, ratio: 2}\n", "c.yaml:3: pods: unknown key 'ratio'"),
+        (
+            "gpu: h100\nhosts: 2\npods: {hosts: 1, oversubscription: 0.5}\n",
+            "c.yaml:3: pods.oversubscription: expected a number from 1 to 1000",
+        ),
         (
             "groups: {a: {gpu: h100, hosts: 1}, b: {gpu: h100, hosts: 1}}\nbetween: {bandwidth: 0}\n",
             "c.yaml:2: between.bandwidth: expected a number above 0, got 0",

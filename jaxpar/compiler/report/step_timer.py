@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 
 from jaxpar.compiler.program.attribution import Movement
 from jaxpar.compiler.program.costs.ops import Cost
@@ -11,7 +12,7 @@ from jaxpar.compiler.program.hlo.groups import groups_of
 from jaxpar.compiler.program.hlo.records import ProgramError
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.cost.mechanisms import GENERATIONS
-from jaxpar.cost.messages import network_of
+from jaxpar.cost.messages import Leaving, network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
@@ -61,7 +62,9 @@ class StepTimer:
         size = movement.operand_bytes
         if movement.transfer.channel == "host":
             return size / self.cluster.host_bandwidth
-        ring = network_of(self.cluster, self.model).group(movement.ranks, self._in_one_host(movement))
+        network = network_of(self.cluster, self.model)
+        leaving = None if network.per_pod is None else self._leaving(movement, network.per_pod)
+        ring = network.group(movement.ranks, self._in_one_host(movement), leaving=leaving)
         match movement.kind:
             case "all-gather":
                 return ring.gather(float(size * movement.ranks))
@@ -80,3 +83,16 @@ class StepTimer:
         rows = groups_of(movement.transfer.inner, self.cluster.devices).rows
         each = self.cluster.gpus_per_host
         return min(min(Counter(device // each for device in row).values()) for row in rows)
+
+    def _leaving(self, movement: Movement, per_pod: int) -> Leaving | None:
+        """What its groups have of the uplinks of pods of so many GPUs; None if no group is in two pods."""
+        groups = groups_of(movement.transfer.inner, self.cluster.devices)
+        rows = [[device // per_pod for device in row] for row in groups.rows]
+        edges = rows if groups.permutes else [pair for row in rows for pair in pairwise([*row, row[0]])]
+        passed = Counter(source for source, target in edges if source != target)
+        if not passed:
+            return None
+        assert self.cluster.pods is not None, "the network has pods"
+        members = min(min(Counter(row).values()) for row in rows if len(set(row)) > 1)
+        most = max(passed.values())
+        return Leaving(max(1.0, per_pod / most), members, self.cluster.pods.oversubscription)

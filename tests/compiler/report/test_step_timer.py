@@ -15,7 +15,7 @@ from jaxpar.compiler.report.step_timer import StepTimer
 from jaxpar.cost.hardware_model import HOPPER, hardware_of
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
-from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.hardware.cluster import Pods, parse_cluster
 from tests.compiler.inspected import hsdp
 from tests.compiler.program.programs import module
 from tests.sentences import refused
@@ -99,6 +99,24 @@ def test_collectives_take_what_the_rings_of_the_planner_take(groups: str, ranks:
 def test_permutes_take_a_hop(pairs: str, in_one_host: int):
     found = moved(f"f32[1048576]{{0}} collective-permute(%a), source_target_pairs={pairs}")
     assert CLOCK.transfer(found) == NETWORK.group(2, in_one_host).shift(SIZE)
+
+
+def test_transfers_between_pods_take_what_they_take_in_the_planner():
+    """Every host of four GPUs is a pod: replicas are in two of them, shards in one."""
+    cluster = replace(CLUSTER, pods=Pods(1, 7.0))
+    timer, network = StepTimer(cluster.gpu, cluster, HOPPER), network_of(cluster, HOPPER)
+    for groups, ranks, stride in (("[2,4]<=[8]", 4, 1), ("[1,8]<=[8]", 8, 1), ("[4,2]<=[2,4]T(1,0)", 2, 4)):
+        ring = network.ring(ranks, stride)
+        reduced = moved(f"f32[1048576]{{0}} all-reduce(%a), replica_groups={groups}")
+        assert timer.transfer(reduced) == ring.reduce(SIZE)
+        assert (timer.transfer(reduced) > CLOCK.transfer(reduced)) == (ranks != 4)
+        exchange = moved(f"f32[1048576]{{0}} all-to-all(%a), dimensions={{0}}, replica_groups={groups}")
+        assert timer.transfer(exchange) == ring.exchange(SIZE)
+    alone, at_once = 7 / 4, 7.0  # cards that one pair has of its pod, and each of four
+    for pairs, slower in (("{{0,1},{1,0}}", 1.0), ("{{0,4},{4,0}}", alone), ("{{0,4},{1,5},{2,6},{3,7}}", at_once)):
+        permute = moved(f"f32[1048576]{{0}} collective-permute(%a), source_target_pairs={pairs}")
+        extra = (slower - 1) * SIZE / (CLUSTER.bandwidth(True) * HOPPER.network_share)
+        assert timer.transfer(permute) == pytest.approx(CLOCK.transfer(permute) + extra)
 
 
 def test_a_report_takes_its_times_from_the_clock():

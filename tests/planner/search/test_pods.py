@@ -1,0 +1,31 @@
+"""Plans for clusters whose pods are oversubscribed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jaxpar.hardware.cluster import Pods, parse_cluster
+from jaxpar.planner.search.candidate import Candidate
+from jaxpar.planner.search.search import Search
+from jaxpar.planner.search.space import Space
+from tests.planner.spaces import model_of
+
+
+def best(pods: Pods | None) -> Candidate:
+    cluster = replace(parse_cluster("h800:4x4"), pods=pods)
+    held = {"tensor": "1", "context": "1"}
+    return Search(Space(model_of(data={"batch_size": 64}), cluster, held)).best(1)[0].candidate
+
+
+def test_heavy_traffic_stays_inside_a_pod():
+    """Weights over all GPUs where pods reach each other at full bandwidth; else stages in pods of their own, between
+    which only activations pass."""
+    open_network, alike = best(None), best(Pods(1, 1.0))
+    assert alike == open_network
+    assert (open_network.layout.pipe, open_network.layout.fsdp) == (1, 16)
+    times = [open_network.seconds]
+    for ratio in (3.0, 8.0):
+        found = best(Pods(1, ratio))
+        assert (found.layout.pipe, found.layout.fsdp) == (4, 4)
+        times.append(found.seconds)
+    assert times == sorted(times) and times[0] < times[-1]
