@@ -33,10 +33,19 @@ class Exempt(NamedTuple):
 def dense_groups(model: ModelConfig) -> Iterator[tuple[Part, Matmuls]]:
     """The groups of matmuls of the layers of `model`, a model of one kind, but those of routed experts and routers."""
     for part in declare_layer(model).parts:
-        for group in part.groups:
-            weights = [part.weights[name] for name in part.factors_of(*group.weights)]
-            if group.name not in ROUTER_GROUPS and not any("experts" in spec.axes for spec in weights):
-                yield part, group
+        yield from ((part, group) for group in _dense(part))
+
+
+def multiplied(part: Part) -> set[str]:
+    """The weights of a part that its dense groups of matmuls multiply with: not those of routed experts and routers."""
+    return {name for group in _dense(part) for name in part.factors_of(*group.weights)}
+
+
+def _dense(part: Part) -> Iterator[Matmuls]:
+    for group in part.groups:
+        weights = [part.weights[name] for name in part.factors_of(*group.weights)]
+        if group.name not in ROUTER_GROUPS and not any("experts" in spec.axes for spec in weights):
+            yield group
 
 
 def group_names(model: ModelConfig) -> tuple[str, ...]:

@@ -76,8 +76,36 @@ def matmul_scatter(
 
 
 def product(x: Shaped[Array, "batch seq *inputs"], w: Shaped[Array, "..."]) -> Shaped[Array, "batch seq *outputs"]:
-    """`x` times a matrix `w` [*inputs, *outputs]."""
-    return jnp.tensordot(x, w, x.ndim - 2)
+    """`x` times a matrix `w` [*inputs, *outputs], in the dtype of `x`; the gradient of `w` has the dtype of `w`."""
+    if w.dtype == x.dtype:
+        return jnp.tensordot(x, w, x.ndim - 2)
+    return _product(*vary_alike((x, w)))
+
+
+@jax.custom_vjp
+def _product(x: jax.Array, w: jax.Array) -> jax.Array:
+    """`product` with a matrix of values of the dtype of `x` in a wider one.
+
+    Autodiff would round the product that is the matrix's gradient, and convert the rounded one.
+    """
+    return jnp.tensordot(x, w.astype(x.dtype), x.ndim - 2)
+
+
+def _product_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _product(x, w), (x, w)
+
+
+def _product_backward(kept: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, w = kept
+    narrow, inputs, outputs = w.astype(x.dtype), x.ndim - 2, dy.ndim - 2
+    over = lambda left, right: ((tuple(left), tuple(right)), ((), ()))
+    dx = lax.dot_general(dy, narrow, over(range(2, dy.ndim), range(inputs, w.ndim)))
+    dw = lax.dot_general(x, dy, over((0, 1), (0, 1)), preferred_element_type=w.dtype)
+    assert dw.ndim == inputs + outputs, "all dims of both but batch and tokens"
+    return dx, dw
+
+
+_product.defvjp(_product_forward, _product_backward)
 
 
 # ---- rings of operands, which may be codes of 8 bits: results have another dtype, and their scales come after
@@ -212,9 +240,14 @@ def _weight_gradients(pairs: Sequence[tuple[jax.Array, jax.Array]], sums: Any) -
 # ---- derivatives
 
 
+def _narrow(weights: Sequence[jax.Array], x: jax.Array) -> list[jax.Array]:
+    """Matrices as they are multiplied: see `product`."""
+    return [w.astype(x.dtype) for w in weights]
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gather_matmul(chunks: int, x: jax.Array, weights: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    return gathered_products(chunks, x, weights, x.dtype)
+    return gathered_products(chunks, x, _narrow(weights, x), x.dtype)
 
 
 def _gather_matmul_forward(chunks: int, x: Any, weights: Any) -> tuple[tuple[jax.Array, ...], Any]:
@@ -224,7 +257,8 @@ def _gather_matmul_forward(chunks: int, x: Any, weights: Any) -> tuple[tuple[jax
 
 def _gather_matmul_backward(chunks: int, kept: Any, dys: Any) -> tuple[Any, Any]:
     asked, x, weights = kept
-    dx, sums = gathered_gradients(chunks, asked, x, weights, [instantiated(dy, x) for dy in dys], x.dtype)
+    each = [instantiated(dy, x) for dy in dys]
+    dx, sums = gathered_gradients(chunks, asked, x, _narrow(weights, x), each, x.dtype)
     return dx, asked.gradients(sums, weights)
 
 
@@ -233,7 +267,7 @@ _gather_matmul.defvjp(_gather_matmul_forward, _gather_matmul_backward, symbolic_
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _matmul_scatter(chunks: int, xs: tuple[jax.Array, ...], weights: tuple[jax.Array, ...]) -> jax.Array:
-    return scattered_products(chunks, xs, weights, xs[0].dtype)
+    return scattered_products(chunks, xs, _narrow(weights, xs[0]), xs[0].dtype)
 
 
 def _matmul_scatter_forward(chunks: int, xs: Any, weights: Any) -> tuple[jax.Array, Any]:
@@ -243,7 +277,8 @@ def _matmul_scatter_forward(chunks: int, xs: Any, weights: Any) -> tuple[jax.Arr
 
 def _matmul_scatter_backward(chunks: int, kept: Any, dy: Any) -> tuple[Any, Any]:
     asked, xs, weights = kept
-    dxs, sums = scattered_gradients(chunks, asked, xs, weights, instantiated(dy, xs[0]), xs[0].dtype)
+    x = xs[0]
+    dxs, sums = scattered_gradients(chunks, asked, xs, _narrow(weights, x), instantiated(dy, x), x.dtype)
     return None if dxs is None else tuple(dxs), asked.gradients(sums, weights)
 
 

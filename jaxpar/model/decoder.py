@@ -25,16 +25,17 @@ from jaxpar.layers.experts.routers import ROUTERS
 from jaxpar.layers.layer import DecoderLayer
 from jaxpar.layers.linear import Tap
 from jaxpar.layers.lora import with_frozen
-from jaxpar.layers.matmul_formats import quantised_groups, tensor_names
+from jaxpar.layers.matmul_formats import multiplied, quantised_groups, tensor_names
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.report import Output
 from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
 from jaxpar.mesh.collectives import gather_context
-from jaxpar.mesh.layer_order import LAYERS, LayerOrder, with_own_layers
+from jaxpar.mesh.layer_order import LAYERS, LayerOrder, own_layers, with_own_layers
 from jaxpar.mesh.materialize import gather, materialize
 from jaxpar.mesh.parameters import Arrays, Nested, ParamSpec, Specs, Weights, map_specs
 from jaxpar.mesh.placements import Placements
+from jaxpar.mesh.wire.wire import Wire
 from jaxpar.model.embedding import (
     Embedding,
     Head,
@@ -107,6 +108,19 @@ def _computed_apart(layer: DecoderLayer, specs: Nested[ParamSpec]) -> Nested[boo
     return {
         name: map_specs(lambda spec, name=name: spec.matrix and name not in whole, own) for name, own in specs.items()
     }
+
+
+def _wide(layer: DecoderLayer, specs: Nested[ParamSpec], wires: Nested[Wire]) -> Nested[bool]:
+    """The matrices whose gradients leave their products in the dtype in which they accumulate and travel: those of the
+    feed-forward. Attention's are computed beside gathers, which XLA would hide behind too little (docs/decisions.md).
+    """
+    part = layer.mlp.part
+
+    def one(name: str, own: Nested[ParamSpec], wires: Nested[Wire]) -> Nested[bool]:
+        names = multiplied(part) if name == part.name else ()
+        return {key: key in names and wires[key].gradient is None for key in own}
+
+    return {name: one(name, own, wires[name]) for name, own in specs.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,7 +254,16 @@ class DecoderStages:
         frozen = map_specs(lambda spec: not spec.trained, specs)
         frozen = frozen if any(jax.tree.leaves(frozen)) else None
         tensors = len(tensor_names(self.config)) if fp8 is not None and fp8.recipe.delayed and self.train else 0
-        return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen, tensors)
+        wide = _wide(prototype, specs, own_layers(self.placements.wires[LAYERS], kind)) if self._widens else None
+        return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen, wide, tensors)
+
+    @property
+    def _widens(self) -> bool:
+        """Whether gradients are wider than the matrices that they are of. Quantised products make theirs in compute
+        dtype, and of matrices with `lora` none."""
+        compute, gradient = (jnp.dtype(role.dtype) for role in (self.placements.compute, self.placements.gradient))
+        apart = self.config.precision.matmul is not None or self.config.lora.rank is not None
+        return gradient.itemsize > compute.itemsize and not apart
 
     def over_held_chunks(self) -> LayerLoop:
         """`loop`, over chunks that are gathered whole."""

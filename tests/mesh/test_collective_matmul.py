@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar.config.plan import TensorOverlap
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.collective_matmul import PLAIN, gather_matmul, matmul_scatter
+from jaxpar.mesh.collective_matmul import PLAIN, gather_matmul, matmul_scatter, product
 from tests.sentences import refused
 from tests.traced import mesh_of, operations, sent_bytes
 
@@ -132,3 +132,20 @@ def test_a_value_that_all_ranks_hold_alike_is_refused(function: Any, overlap: Te
     )
     with refused("over ('tensor',)", "same on all ranks of ['tensor']", error=ValueError):
         jax.eval_shape(program, jax.ShapeDtypeStruct((2, 8, 6), jnp.float32), jax.ShapeDtypeStruct((6, 4), jnp.float32))
+
+
+def test_the_gradient_of_a_wider_matrix_is_not_rounded():
+    """The products are those of the narrow matrix; its gradient is the product's sum in float32."""
+    x, w, dy = (
+        jnp.asarray(DRAW.standard_normal(shape), jnp.bfloat16) for shape in ((2, 8, 6), (6, 2, 3), (2, 8, 2, 3))
+    )
+    y, pullback = jax.vjp(product, x, w.astype(jnp.float32))
+    narrow, of_narrow = jax.vjp(product, x, w)
+    (dx, dw), (narrow_dx, _) = pullback(dy), of_narrow(dy)
+    assert y.dtype == dx.dtype == jnp.bfloat16 and dw.dtype == jnp.float32
+    np.testing.assert_array_equal(y, narrow)
+    np.testing.assert_array_equal(dx, narrow_dx)
+    exact = np.einsum("bse,bshd->ehd", *(np.asarray(a, np.float64) for a in (x, dy)))
+    np.testing.assert_allclose(dw, exact, rtol=1e-5, atol=1e-5)
+    rounded = np.asarray(jnp.asarray(dw, jnp.bfloat16), np.float64)
+    assert np.abs(rounded - exact).max() > 1e-3, "a rounded gradient would not pass"

@@ -53,6 +53,9 @@ class LayerKind:
     """Names of what a layer reports."""
     frozen: Nested[bool] | None = None
     """Which weights have no gradients; None gives all of them one."""
+    wide: Nested[bool] | None = None
+    """Which weights `apply` takes in the dtype of their gradients, so that these leave its matmuls unrounded; None for
+    none."""
     tensors: int = 0
     """Tensors of a layer whose largest magnitudes leave the backward; with any, `apply` takes zeros for them."""
     quantised: Mapping[bool | None, LayerKind] = field(default_factory=dict)

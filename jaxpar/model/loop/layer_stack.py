@@ -70,12 +70,17 @@ class LayerStack:
         return self.widened(self.load(weights, 0, on_host=self.kind.host_rows > 0, coded=coded))
 
     def widened(self, weights: Arrays) -> Arrays:
-        """Weights of a layer as it takes them: codes as numbers of compute dtype, like the gradients of the weights.
+        """Weights of a layer as it takes them, in the dtype of their gradients: codes in compute dtype, matrices of
+        the kind's `wide` in that of gradient placement.
 
         What multiplies them converts them back, and XLA removes both conversions where both are in one loop.
         """
         dtype = jnp.dtype(self.placements.compute.dtype)
-        return jax.tree.map(lambda w: w.astype(dtype) if is_code(w) else w, weights)
+        weights = jax.tree.map(lambda w: w.astype(dtype) if is_code(w) else w, weights)
+        if self.kind.wide is None:
+            return weights
+        accumulated = jnp.dtype(self.placements.gradient.dtype)
+        return jax.tree.map(lambda w, wide: w.astype(accumulated) if wide else w, weights, self.kind.wide)
 
     def taps(self, weights: Arrays, x: jax.Array, tokens: TokenContext) -> Arrays:
         """Zeros for what a split backward of a layer keeps."""

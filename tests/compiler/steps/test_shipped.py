@@ -14,6 +14,8 @@ from jaxpar.hardware.cluster import parse_cluster
 CONFIGS = Path(__file__).parents[3] / "configs"
 WAITED = 0.05
 """Most of a step, compute and exposed transfers together."""
+COPIED = 0.032
+"""Most of compute, copies within the device."""
 
 
 def compiled(file: str, on: str, *overrides: str) -> Report:
@@ -36,6 +38,7 @@ def compiled(file: str, on: str, *overrides: str) -> Report:
 def test_a_step_waits_for_little(file: str, on: str, overrides: tuple[str, ...]):
     report = compiled(file, on, *overrides)
     assert report.fits and report.exposed_fraction <= WAITED
+    assert report.seconds_by_kind["copy"] <= COPIED * report.compute_seconds
     assert not [
         row for row in report.exposures if row.synchronous and row.count > 20 and "gather_weight" in row.collectives
     ], "no gather of each layer's weights has the step to itself"
