@@ -54,3 +54,13 @@ def test_a_step_that_waits_for_more_is_as_fast_as_was_reached(file: str, on: str
     """docs/decisions.md has the layouts that were compiled, of which this is the fastest."""
     report = compiled(file, on)
     assert report.fits and report.compute_seconds + report.exposed_seconds <= seconds
+
+
+@pytest.mark.long
+def test_matmuls_of_8b_in_fp8_take_a_fraction_of_the_time():
+    """At the peaks of the GPU, with the usual exceptions: at least 1.6 times less."""
+    report = compiled("llama3_8b", "h100:1x8", "precision.matmul=fp8_current")
+    matmuls = report.flops_by_kind["matmul"]
+    assert matmuls / (matmuls - report.float8_flops / 2) >= 1.6
+    weights = {row.dtype: row.bytes for row in report.collectives if row.collective == "gather_weight"}
+    assert weights["f8e4m3fn"] > 2 * weights["bf16"], "exceptions, embedding and head"
