@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log1p, sqrt
 from statistics import fmean, median
 
@@ -75,7 +75,7 @@ def generations_left_out(known: Slopes) -> dict[str, list[Judged]]:
     for name in sorted({run.software or "" for run in known.runs}):
         others = fit(known, lambda run: run.software != name, reach=REACH)  # noqa: B023 (called here)
         for one in others.judge(as_unknown([run for run in known.runs if run.software == name])):
-            judged[one.run.source].append(one)
+            judged[one.run.source].append(replace(one, run=replace(one.run, software=name or None)))
     return dict(sorted(judged.items()))
 
 
@@ -114,13 +114,17 @@ def coverage_left_out(sources: Mapping[str, Sequence[Judged]]) -> dict[str, floa
 
 
 def anchored(sources: Mapping[str, Sequence[Judged]]) -> dict[str, list[float]]:
-    """By source: the errors of its runs where one other of them was measured, for every choice of that one."""
-    found: dict[str, list[float]] = {}
+    """By source: the errors of its runs where another of them, of the same software, was measured, for each choice of
+    that one."""
+    found: dict[str, list[float]] = defaultdict(list)
     for name, judged in sources.items():
-        own = errors(judged)
         before = spread_of({other: rows for other, rows in sources.items() if other != name})
-        shifts = [before.measured([anchor]).shift for anchor in own]
-        found[name] = [exp(error - shifts[i]) - 1 for i in range(len(own)) for j, error in enumerate(own) if i != j]
+        for software in dict.fromkeys(one.run.software for one in judged):
+            own = errors([one for one in judged if one.run.software == software])
+            shifts = [before.measured([anchor]).shift for anchor in own]
+            found[name] += [
+                exp(error - shifts[i]) - 1 for i in range(len(own)) for j, error in enumerate(own) if i != j
+            ]
     return {name: pairs for name, pairs in found.items() if pairs}
 
 

@@ -16,6 +16,9 @@ from jaxpar.planner.evidence.validate import judge
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.step_time.interval import KNOWN, NOMINAL, Spread
 
+OURS = "jaxpar"
+"""The software that plans are for, in rows of runs."""
+
 
 @dataclass(frozen=True)
 class Anchors:
@@ -54,11 +57,16 @@ def read_anchors(path: Path, cluster: Cluster, hardware: HardwareModel | None = 
             else ""
         )
         raise UserError(f"--measured {named(file)}: no row has a time on {cluster.gpu.name}{why}")
+    ours = [run for run in own if run.software == OURS]
+    others = len(own) - len(ours) if ours else 0
+    own = ours or own
     errors = [error for run in own if (error := judge(run, hardware).error) is not None]
     prior = NOMINAL if is_cpu(cluster) else KNOWN
     spread = prior.measured([log1p(error) for error in errors])
     software = one_of(sorted({run.software or "unknown software" for run in own}))
     left = [f"{one.row} is left out: {one.why}" for one in refused]
+    if others:
+        left.append(f"{others} run{'s' if others > 1 else ''} of other software left out, beside those of {OURS}")
     runs_of = f"{len(own)} measured run{'s' if len(own) > 1 else ''} of {software}"
     median = sorted(errors)[len(errors) // 2]
     text = f"{runs_of} took {abs(median):.1%} {'more' if median > 0 else 'less'} time than predicted"

@@ -51,6 +51,19 @@ def test_the_row_of_a_run_holds_its_layout_and_is_timed_as_the_plan_was(tmp_path
     assert judge(run).error == pytest.approx(0, abs=0.03)
 
 
+def test_runs_of_other_software_count_only_where_there_are_none_of_ours(tmp_path: Path, planned: Planned):
+    both = tmp_path / "runs.csv"
+    ours = (row(tmp_path, planned, 1.2) / MEASURED_FILE).read_text()
+    theirs = (row(tmp_path, planned, 3.0, framework="torchtitan") / MEASURED_FILE).read_text().splitlines()[1]
+    both.write_text(ours + theirs + "\n")
+    alone = tmp_path / "ours.csv"
+    alone.write_text(ours)
+    found, wanted = (read_anchors(file, planned.cluster) for file in (both, alone))
+    assert found.spread == wanted.spread
+    assert "1 run of other software left out" in found.lines[1]
+    assert read_anchors(tmp_path, planned.cluster).spread.factor > wanted.spread.factor
+
+
 def test_a_measured_run_moves_times_towards_it_and_narrows_the_interval(tmp_path: Path, planned: Planned):
     found = read_anchors(row(tmp_path, planned, 1.2), planned.cluster).spread
     assert 1.03 < found.factor < 1.2
