@@ -140,10 +140,10 @@ def exposures(overlaps: tuple[Overlap, ...]) -> tuple[Exposure, ...]:
 
 
 def device_copies(analysis: Analysis) -> tuple[DeviceCopy, ...]:
-    """The copies within the device that take longest in a step."""
+    """All copies within the device, those first that take longest in a step."""
     seconds = analysis.kernel_seconds
     step = lambda cost: seconds[cost.op.name] * cost.executions
-    longest = sorted((cost for cost in analysis.costs if cost.kind == "copy"), key=step, reverse=True)[:LARGEST]
+    longest = sorted((cost for cost in analysis.costs if cost.kind == "copy"), key=step, reverse=True)
     makers = Makers(analysis.module, analysis.buffers.order)
     rows = []
     for cost in longest:

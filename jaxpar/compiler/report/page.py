@@ -99,11 +99,16 @@ def _tables(report: Report) -> list[tuple[str, Table]]:
         (kind, operations(report.flops_by_kind[kind]) if kind in report.flops_by_kind else "", seconds(time))
         for kind, time in sorted(report.seconds_by_kind.items(), key=lambda item: -item[1])
     ]
+    copies = [
+        (c.shape, c.source or c.name, f"{c.count:,.0f}", seconds(c.seconds), seconds(c.seconds * c.count))
+        for c in report.copies
+    ]
     buffers = [(size(b.bytes), spaced(b.memory_class), b.shape, b.source or b.name) for b in report.largest_buffers]
     heads = ("axis", "collective", "as", "dtype", "link", "times", "sent", "needs", "exposed")
     return [
         ("Transfers per GPU and step", Table(heads, traffic, numbers=(5, 6, 7, 8))),
         ("Work per GPU and step", Table(("kind", "matrix products", "time"), work, numbers=(1, 2))),
+        ("Copies on the device", Table(("shape", "asked for by", "times", "each", "step"), copies, numbers=(2, 3, 4))),
         ("Largest buffers at the peak", Table(("bytes", "class", "shape", "made by"), buffers, numbers=(0,))),
     ]
 

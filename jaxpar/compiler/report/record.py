@@ -144,7 +144,7 @@ class Report:
     largest_buffers: tuple[LiveBuffer, ...]
     compile_seconds: float
     copies: tuple[DeviceCopy, ...] = ()
-    """The copies within the device that take longest in a step, the longest first."""
+    """All copies within the device, those first that take longest in a step."""
     float8_flops: float = 0.0
     """The part of `flops` whose operands have 8 bits; its time is at the rate of these."""
     way_out: str = ""

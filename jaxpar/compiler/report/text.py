@@ -25,6 +25,9 @@ COLORS = {
     "host": "white",
 }
 
+COPIES = 10
+"""Copies on the device that the screen lists."""
+
 
 def print_report(report: Report, console: Console) -> None:
     """Print whether it fits, then memory, traffic, work, and the largest buffers."""
@@ -163,9 +166,13 @@ def _work(report: Report) -> Table:
 def _copies(report: Report) -> Table:
     numbers = ("times", True), ("each", True), ("step", True)
     table = _table("Longest copies on the device", ("shape", False), ("asked for by", False), *numbers)
-    for copy in report.copies:
+    shown, others = report.copies[:COPIES], report.copies[COPIES:]
+    for copy in shown:
         whole = seconds(copy.seconds * copy.count)
         table.add_row(copy.shape, copy.source or copy.name, f"{copy.count:,.0f}", seconds(copy.seconds), whole)
+    if others:
+        rest = seconds(sum(copy.seconds * copy.count for copy in others))
+        table.add_row(f"{len(others)} more", "listed by --json and --html", "", "", rest)
     if not report.copies:
         table.add_row("none")
     return table
