@@ -82,6 +82,41 @@ def test_gradients_are_those_of_full_fine_tuning_projected():
                 assert np.abs(got - wanted).max() <= TOLERANCE * np.abs(wanted).max(), (part, name, what)
 
 
+@pytest.mark.long
+def test_experts_with_factors_are_the_merged_experts():
+    """Each expert's matrix is W + s A B, with s = 2: loss, and gradients of the factors of the experts, from those of
+    the merged matrices G: dA = s G B^T and dB = s A^T G."""
+    lora, scale = LoraConfig(rank=8, alpha=16.0), 2.0
+    model = {"layers": 2, "experts": ExpertsConfig(count=4, per_token=2, width=24, shared=1)}
+    run = SmallRun(adapted(lora, model=model))
+    state = lively(run)
+    loss, found = loss_and_gradients(run)
+    factors, frozen = jax.device_get((state.master, state.frozen))
+    merged: dict[str, dict[str, np.ndarray]] = {}
+    for part, own in factors["layers"].items():
+        names = [name.removesuffix("_lora_a") for name in own if name.endswith("_a")]
+        merged[part] = {name: frozen["layers"][part][name] for name in names}
+        for name, w in merged[part].items():
+            left, right = own[f"{name}_lora_a"], own[f"{name}_lora_b"]
+            lead = left.shape[: left.ndim - 2] if left.ndim == 4 and w.ndim == 4 and part == "mlp" else left.shape[:1]
+            left, right = left.reshape(*lead, -1, lora.rank), right.reshape(*lead, lora.rank, -1)
+            merged[part][name] = w + scale * (left @ right).reshape(w.shape)
+    full = SmallRun(small(model=model))
+    wanted_loss, gradients = full.step.gradients(
+        state_with(full.step, merge(frozen, {"layers": merged})), full.batch(0)
+    )
+    assert loss == pytest.approx(float(wanted_loss), rel=TOLERANCE)
+    own, checked = factors["layers"]["mlp"], 0
+    for name in ("up", "gate", "down"):
+        g, a, b = np.asarray(gradients["layers"]["mlp"][name]), own[f"{name}_lora_a"], own[f"{name}_lora_b"]
+        assert a.shape == (2, 4, g.shape[2], 8), "each expert has factors of its own"
+        for end, wanted in (("a", scale * g @ b.swapaxes(2, 3)), ("b", scale * a.swapaxes(2, 3) @ g)):
+            got = found["layers"]["mlp"][f"{name}_lora_{end}"]
+            assert np.abs(got - wanted).max() <= TOLERANCE * np.abs(wanted).max(), (name, end)
+            checked += 1
+    assert checked == 6
+
+
 LAYOUTS = factor_layouts.LAYOUTS | {
     "stages that share the vocabulary": {
         "parallel": {"pipe": 2, "tensor": 2, "microbatches": 2, "pipe_ends": "shared"}, "model": {"tied": True}
