@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 MemoryKind = Literal["device", "host"]
 
-AnomalyKind = Literal["not_finite", "loss_spike", "slow_step", "slow_pace", "data_wait", "straggler"]
+AnomalyKind = Literal["not_finite", "loss_spike", "slow_step", "slow_pace", "data_wait", "straggler", "fp8_range"]
 """`docs/operations.md` states what each looks like and what to do."""
 
 
@@ -96,6 +96,13 @@ class StepRecord:
     """Of a model with experts: `jaxpar.layers.experts.reports.expert_metrics`."""
     expert_loads: dict[str, float] | None = None
     """Number of a layer with experts to `load` in it."""
+    matmul_magnitudes: dict[str, list[float]] | None = None
+    """Under `fp8_delayed`: tensor of a quantised matmul to its largest magnitude in each layer of the model."""
+    matmul_scales: dict[str, list[float]] | None = None
+    """The scales by which they were divided."""
+    matmul_reach: dict[str, float] | None = None
+    """Number of a layer to the largest share that a tensor of it has of what its codes reach: above 1 values were cut
+    off."""
     data_wait: float = 0.0
     """Share of the time since the previous record in which the devices of this process waited for a batch."""
     metrics: dict[str, float] | None = None

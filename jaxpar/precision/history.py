@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxpar.precision.recipe import E4M3, Recipe
+from jaxpar.precision.recipe import E4M3, LARGEST, Recipe
 from jaxpar.precision.scale import scale_of
 
 type History = Float[Array, "steps layers tensors"]
@@ -42,6 +42,12 @@ def scales_of(history: History, tensors: Sequence[str], recipe: Recipe, tokens: 
 def next_history(history: History, seen: Float[Array, "layers tensors"], finite: Bool[Array, ""]) -> History:
     """The history after a step that saw these magnitudes; after one that was skipped, the same."""
     return jnp.where(finite, jnp.concatenate([seen[None], history[:-1]]), history)
+
+
+def reach(magnitude: float, scale: float, tensor: str, recipe: Recipe) -> float:
+    """A magnitude as a share of the largest number that a tensor's codes reach with this scale: above 1, it was cut
+    off."""
+    return magnitude / (scale * LARGEST[recipe.gradient if is_gradient(tensor) else E4M3])
 
 
 def no_history(steps: int, layers: int, tensors: int) -> History:

@@ -12,7 +12,7 @@ import pytest
 from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.precision.history import is_gradient, next_history, no_history, scales_of
-from jaxpar.precision.recipe import E5M2, Recipe
+from jaxpar.precision.recipe import E5M2, Recipe, recipe_of
 from tests.small_run import SmallRun, small
 
 NAMES = ("mlp_in.input", "up", "up.gradient")
@@ -72,6 +72,9 @@ def test_what_a_step_saw_does_not_depend_on_the_layout():
         for step in range(2):
             state, metrics = run.step.train(state, run.batch(step))
             assert metrics.finite
+            np.testing.assert_array_equal(metrics.magnitudes, state.matmul_history[0])
+        scales = scales_of(state.matmul_history[1:], tensor_names(config), recipe_of(config.precision), 1)
+        np.testing.assert_array_equal(metrics.scales[1:], scales[1:])
         history = np.asarray(jax.device_get(state.matmul_history))
         assert history.shape == (3, 4, len(tensor_names(config)))
         assert not history[2].any() and not history[:, 0].any(), "a third step, or a layer that is an exception"

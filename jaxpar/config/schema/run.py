@@ -76,6 +76,8 @@ class WatchConfig:
     """Waiting for data is reported from this share of the time on."""
     straggler: float | None = 0.1
     """A process is reported when all others wait for it for this share of the time."""
+    fp8_range: float | None = 2.0
+    """Under `fp8_delayed`, a tensor is reported if its largest magnitude is this many times what its codes reach."""
 
 
 @dataclass(frozen=True)

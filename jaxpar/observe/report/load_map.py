@@ -1,4 +1,4 @@
-"""The heat map of a run with experts: the load of the fullest expert by layer and step."""
+"""Heat maps of a run by layer and step: the load of the fullest expert, and how far FP8 codes are filled."""
 
 from __future__ import annotations
 
@@ -9,8 +9,33 @@ from jaxpar.observe.report.run_record import RunRecord, number
 
 MOST_COLUMNS = 120
 """Most columns of a map; each is the mean of neighbouring logged steps."""
-EVEN = 1.0
-"""Load of an expert that has as many tokens as all others."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is mapped."""
+
+    key: str
+    """Of the metrics: number of a layer to a value."""
+    least: float
+    """Value of the palest color."""
+    title: str
+    """Of the section."""
+    pale: str
+    """What the palest color means."""
+
+
+KINDS = (
+    Kind(
+        "expert_loads", 1.0, "Load of the fullest expert, by layer and step", "1, as many tokens as every other expert"
+    ),
+    Kind(
+        "matmul_reach",
+        0.0,
+        "FP8: largest magnitude against what codes reach, by layer and step",
+        "0; above 1 values were cut off",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -18,35 +43,37 @@ class LoadMap:
     """What the page draws."""
 
     label: str
+    kind: Kind
     layers: Sequence[int]
     steps: Sequence[str]
     """The steps of each column."""
     rows: Sequence[Sequence[tuple[float, str]]]
-    """Of each layer and column, the share of the color and the load; without a load, (0, "")."""
+    """Of each layer and column, the share of the color and the value; without one, (0, "")."""
     most: str
-    """The load of the fullest color."""
+    """The value of the fullest color."""
 
 
-def load_maps(runs: Sequence[RunRecord]) -> list[LoadMap]:
-    """A map of each run that has experts."""
-    return [found for run in runs if (found := _load_map(run)) is not None]
+def load_maps(runs: Sequence[RunRecord]) -> dict[str, list[LoadMap]]:
+    """By title of a section, the maps of the runs that have such values."""
+    found = {kind.title: [made for run in runs if (made := _map(run, kind)) is not None] for kind in KINDS}
+    return {title: maps for title, maps in found.items() if maps}
 
 
-def _load_map(run: RunRecord) -> LoadMap | None:
-    lines = [(line["step"], line["expert_loads"]) for line in run.metrics if isinstance(line.get("expert_loads"), dict)]
+def _map(run: RunRecord, kind: Kind) -> LoadMap | None:
+    lines = [(line["step"], line[kind.key]) for line in run.metrics if isinstance(line.get(kind.key), dict)]
     layers = sorted({int(name) for _, loads in lines for name in loads if name.isdecimal()})
     if not layers:
         return None
     width = -(-len(lines) // MOST_COLUMNS)
     columns = [lines[first : first + width] for first in range(0, len(lines), width)]
     means = [[_mean(column, layer) for column in columns] for layer in layers]
-    most = max((value for row in means for value in row if value is not None), default=EVEN)
-    share = lambda value: (value - EVEN) / (most - EVEN) if most > EVEN else 0.0
+    most = max((value for row in means for value in row if value is not None), default=kind.least)
+    share = lambda value: (value - kind.least) / (most - kind.least) if most > kind.least else 0.0
     rows = [
         [(0.0, "") if value is None else (max(0.0, share(value)), f"{value:.2f}") for value in row] for row in means
     ]
     spans = [str(one[0][0]) if len(one) == 1 else f"{one[0][0]} to {one[-1][0]}" for one in columns]
-    return LoadMap(run.label, layers, spans, rows, f"{most:.2f}")
+    return LoadMap(run.label, kind, layers, spans, rows, f"{most:.2f}")
 
 
 def _mean(column: Sequence[tuple[int, dict[str, float]]], layer: int) -> float | None:

@@ -52,7 +52,7 @@ def html_page(runs: list[RunRecord]) -> str:
         difference=sections.configuration_difference(runs) if len(runs) == PAIR else "",
         has_curves=any(run.metrics for run in runs),
         thinned=MOST_POINTS if any(map(is_thinned, runs)) else 0,
-        load_maps=[] if is_sweep else load_maps(runs),
+        load_maps={} if is_sweep else load_maps(runs),
         plan=sections.plan(runs),
         memory=sections.memory(runs),
         on_host=sections.measured_on_host(runs),

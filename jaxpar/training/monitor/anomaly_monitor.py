@@ -10,7 +10,7 @@ import json
 import math
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -46,6 +46,7 @@ WORDS: dict[str, str] = {
     "slow_pace": "stretches of slower steps",
     "data_wait": "times that devices waited for data",
     "straggler": "times that one process held up the others",
+    "fp8_range": "times that FP8 codes did not reach the values",
 }
 
 
@@ -102,6 +103,19 @@ class AnomalyMonitor:
         if jax.process_count() > 1 and lap.steps:
             self._compare_processes(number, lap)
         return lap.batch_share
+
+    def codes(self, number: int, reach: Mapping[str, float] | None) -> None:
+        """Judge how far the FP8 codes of each layer were filled in step `number`, which was logged."""
+        limit = self._watch.fp8_range
+        if limit is None or not reach:
+            return
+        layer, most = max(reach.items(), key=lambda item: item[1])
+        if most >= limit:
+            text = (
+                f"Values in layer {layer} were up to {plain(most, 3)} times as large as FP8 codes reach at step "
+                f"{number}, and cut off: their scale is of earlier steps (precision.matmul: fp8_delayed)."
+            )
+            self._report(number, "fp8_range", text, layer=int(layer), reach=most)
 
     def skipped(self, number: int, metrics: StepMetrics, weights: Weights, newest: Callable[[], str]) -> None:
         """Step `number` was not finite and not applied; `weights` are those after it.

@@ -302,7 +302,9 @@ class _Loop:
         every = config.evaluation.every
         if self.trainer.evaluates and not stop and (number == last or (every and number % every == 0)):
             self._evaluate(number)
-        self.listeners.step(self.progress.record(self.trainer, number, metrics, lap, data_wait))
+        record = self.progress.record(self.trainer, number, metrics, lap, data_wait)
+        self.monitor.codes(number, record.matmul_reach)
+        self.listeners.step(record)
         if save:
             liveness.at(f"saving step {number}")
             with self.timer.paused():

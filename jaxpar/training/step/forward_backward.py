@@ -55,6 +55,10 @@ class StepMetrics(NamedTuple):
     """Sum of the squares of each weight's gradient before clipping: [rows] of a stacked weight, else a scalar."""
     report: dict[str, Float[Array, ""]]
     """The layers' own metrics, summed over layers and tokens, per unmasked token; and the loss's, per pair."""
+    magnitudes: Float[Array, "layers tensors"] | None = None
+    """Under delayed scaling: the largest of each tensor of quantised matmuls, over microbatches and ranks."""
+    scales: Float[Array, "layers tensors"] | None = None
+    """By which these were divided."""
 
 
 class StepGradients(NamedTuple):
@@ -68,6 +72,8 @@ class StepGradients(NamedTuple):
     report: dict[str, Float[Array, ""]]
     seen: Float[Array, "layers tensors"] | None
     """The largest magnitudes of tensors of quantised matmuls, under delayed scaling."""
+    scales: Float[Array, "layers tensors"] | None
+    """Their scales."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,8 @@ class StepFunctions:
         report = {name: reduce_sum(value, AXES) / jnp.maximum(tokens, 1.0) for name, value in report.items()}
         if seen is not None:
             seen = reduce_max(seen if largest is None else jnp.maximum(seen, largest), AXES)
-        return StepGradients(loss, gradients, tokens, report | means, seen)
+        scales = given[SCALES][0] if SCALES in given else None
+        return StepGradients(loss, gradients, tokens, report | means, seen, scales)
 
     def _with_scales(self, batch: Batch, history: History | None) -> Batch:
         """`batch` with the scales of the layers' matmuls in each microbatch, where earlier steps give them."""
@@ -128,7 +135,7 @@ class StepFunctions:
 
     def measured(self, state: TrainState, batch: Batch) -> Measured:
         """Gradients and the facts of the update; the state after the step, without what the update makes; metrics."""
-        loss, gradients, count, report, seen = self.gradients(state, batch)
+        loss, gradients, count, report, seen, scales = self.gradients(state, batch)
         sums = self.residency.squares(gradients)
         norm = global_norm(sums, self.layout.squares)
         finite = jnp.isfinite(norm) & jnp.isfinite(loss)
@@ -148,7 +155,9 @@ class StepFunctions:
         )
         rate, of_muon = self.layout.learning_rate(state.applied), self.layout.muon_learning_rate
         muon_rate = None if of_muon is None else of_muon(state.applied)
-        metrics = StepMetrics(loss, norm, rate, muon_rate, count, finite, skipped, state.loss_scale.value, sums, report)
+        metrics = StepMetrics(
+            loss, norm, rate, muon_rate, count, finite, skipped, state.loss_scale.value, sums, report, seen, scales
+        )
         return Measured(gradients, UpdateFacts(norm, finite, state.applied), following, metrics)
 
     def evaluate(self, weights: Weights, batch: Batch) -> tuple[dict[str, Float[Array, ""]], Float[Array, ""]]:

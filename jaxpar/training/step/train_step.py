@@ -40,6 +40,8 @@ class TrainStep:
         report = dict.fromkeys([*self._stages.loop.reports, *self._stages.loss_reports], WHOLE)
         del report["loss"]
         metrics = StepMetrics(*[WHOLE] * len(StepMetrics._fields))
+        if not self.layout.delayed_tensors:
+            metrics = metrics._replace(magnitudes=None, scales=None)
         return self.residency.train(
             self._functions.measured, metrics._replace(squares=self.layout.squares, report=report)
         )

@@ -23,7 +23,9 @@ def test_loads_of_layers_are_means_over_tokens():
 
 def test_a_map_has_a_row_for_each_layer_and_the_mean_of_neighbouring_steps():
     lines = [{"step": step, "expert_loads": {"1": 1.0, "10": 1.0 + step}} for step in range(2 * MOST_COLUMNS)]
-    [found] = load_maps([RunRecord("a", Path("a"), metrics=[*lines]), RunRecord("b", Path("b"), metrics=[{"step": 1}])])
+    [[found]] = load_maps(
+        [RunRecord("a", Path("a"), metrics=[*lines]), RunRecord("b", Path("b"), metrics=[{"step": 1}])]
+    ).values()
     assert found.layers == [1, 10] and len(found.steps) == MOST_COLUMNS and found.steps[1] == "2 to 3"
     assert found.rows[0][1] == (0.0, "1.00") and found.rows[1][1][1] == "3.50"
     assert found.rows[1][-1][0] == 1.0 and found.most == found.rows[1][-1][1]
@@ -34,4 +36,10 @@ def test_the_page_shows_the_map_and_the_curves(tmp_path: Path):
     runs = read_runs([tmp_path / "run"])
     assert points(runs[0], "experts.entropy")[0][1] == 1.5
     assert set(page_data(runs)["runs"][0]["series"]) >= {f"experts.{name}" for name in EXPERTS if name != "overflows"}
-    assert "layer 1, step 2: 2.50" in html_page(runs)
+    assert "layer 1, step 2: 2.50" in html_page(runs) and "cut off" not in html_page(runs)
+
+
+def test_the_page_shows_how_far_codes_of_fp8_are_filled(tmp_path: Path):
+    write_run(tmp_path / "run", matmul_reach={"1": 0.5, "2": 1.25})
+    page = html_page(read_runs([tmp_path / "run"]))
+    assert "layer 2, step 2: 1.25" in page and "above 1 values were cut off" in page and "fullest expert" not in page
