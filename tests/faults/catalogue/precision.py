@@ -59,11 +59,11 @@ PRECISION = (
         caught_by=(f"{HISTORY}::test_what_a_step_saw_does_not_depend_on_the_layout",),
     ),
     Fault(
-        name="fp8_tiles_of_inputs_along_columns_in_the_weights_gradient",
-        description="The weight's gradient takes the tiles of the forward, so that an outlier reaches other inputs.",
+        name="fp8_tiles_with_scales_of_other_tokens",
+        description="In the weight's gradient, tiles of inputs have the scales of other tokens.",
         file="jaxpar/precision/tiles.py",
         old="codes = how.inputs(x, by_token=True)",
-        new="codes = how.inputs(x, by_token=False)",
+        new="codes = how.inputs(x, by_token=True)._replace(scales=how.inputs(x, by_token=True).scales[::-1])",
         caught_by=(f"{TILES}::test_each_product_is_within_the_bound_of_its_tiles[float8_e4m3fn-fp8_block]",),
     ),
 )
