@@ -36,17 +36,24 @@ def start_job(config: Config, file: Path, count: int, **how: Any) -> list[subpro
     """Start the processes of a job, with `how` for each; each has its share of eight devices."""
     write_config(config, file)
     job = [f"distributed.coordinator=127.0.0.1:{free_port()}", f"distributed.processes={count}"]
+    how["environment"] = {"PYTHONFAULTHANDLER": "1", **how.get("environment", {})}
     return [start(file, *job, f"distributed.process_id={rank}", devices=8 // count, **how) for rank in range(count)]
 
 
 def outputs(job: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    """(exit code, stdout, stderr) of each process."""
-    try:
-        message = [process.communicate(timeout=PATIENCE_S) for process in job]
-    finally:
-        for process in job:
-            process.kill()
-    return [(process.returncode, *texts) for process, texts in zip(job, message, strict=True)]
+    """(exit code, stdout, stderr) of each process; one that does not end says where its threads are."""
+    deadline, stuck = time.monotonic() + PATIENCE_S, list[int]()
+    texts: list[tuple[str, str]] = []
+    for rank, process in enumerate(job):
+        try:
+            texts.append(process.communicate(timeout=max(1.0, deadline - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            stuck.append(rank)
+            process.send_signal(signal.SIGABRT)  # `PYTHONFAULTHANDLER` has it print every thread's stack.
+            texts.append(process.communicate())
+    done = [(process.returncode, *text) for process, text in zip(job, texts, strict=True)]
+    assert not stuck, f"still running after {PATIENCE_S:.0f} s: processes {stuck}; {done}"
+    return done
 
 
 @pytest.mark.long
