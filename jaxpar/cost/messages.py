@@ -6,7 +6,7 @@ pod after another, and so leaves each of them once, however many of its ranks ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, log2
 
 from jaxpar.cost.hardware_model import HardwareModel
@@ -164,6 +164,15 @@ class Network:
         hop = self.outside_latency if hosts > 1 else self.inside_latency
         start = self.model.message_seconds
         return Ring(ranks, hosts, bandwidth, across, card, latency, hop, start, leaving, shared)
+
+    def stages(self, stride: int, ranks: int) -> Ring:
+        """The group of all stages of a pipeline, of which neighbours are `stride` devices apart; it waits for the
+        slowest link that the pipeline crosses."""
+        ring = self.ring(ranks, stride)
+        if ring.hosts == 1:
+            return ring
+        slowest = self.edge * self.share(ring.hosts)
+        return replace(ring, across=min(ring.across, slowest * ring.ranks / ring.hosts), card=min(ring.card, slowest))
 
     def share(self, hosts: int) -> float:
         """The share of its link that a collective over so many hosts reaches: less with each doubling, since more of

@@ -65,6 +65,10 @@ class MeasuredNetwork(Network):
         card = min(self._slowest(here, there), self._slowest(there, here))
         return replace(ring, across=card, card=card)
 
+    def stages(self, stride: int, ranks: int) -> Ring:
+        """Over all nodes, whichever part this is the network of."""
+        return Network.stages(replace(self, first=0, devices=ranks * stride), stride, ranks)
+
     def _places(self, first: int, devices: int) -> np.ndarray:
         return np.arange(first, first + devices) // self.per_host
 

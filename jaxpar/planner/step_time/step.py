@@ -21,6 +21,13 @@ from jaxpar.planner.step_time.chunks import GATHERED, Kinds, chunk_kinds, chunk_
 from jaxpar.planner.step_time.layer_times import Layers, Passed
 from jaxpar.planner.step_time.pipeline import ChunkTime, Pieces, Stages, pipeline_seconds, seconds_of_chunks
 from jaxpar.planner.step_time.update import Update
+from jaxpar.planner.step_time.weight_traffic import (
+    IN_TICKS,
+    as_executed,
+    held_seconds,
+    holds_chunks,
+    reduces_with_weights,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,11 +83,17 @@ class Steps:
             layout.zero, layout.context_strategy, layout.remat, layout.offload_fraction, layout.optimizer_offload,
             layout.sequence_parallel, layout.precision, layout.wire, kinds_of_slots(self.model, layout),
             layout.expert_exchange, layout.expert_capacity, layout.imbalance, layout.expert_slices,
-            layout.exchange_wire,
+            layout.exchange_wire, self._held_rows(layout), reduces_with_weights(layout, self.does),
         )  # fmt: skip
         if key not in self._steps:
             self._steps[key] = Step(self, layout)
         return self._steps[key]
+
+    def _held_rows(self, layout: Layout) -> tuple[int, int]:
+        """Virtual stages and the rows of each, of chunks that are held whole; none where they are not."""
+        if not (as_executed(layout, self.does) and holds_chunks(layout)):
+            return 0, 0
+        return layout.virtual_stages, max(chunk_lengths(self.model, layout))
 
     def layers(self, layout: Layout) -> Layers:
         """The layers of a layout, and its head."""
@@ -132,6 +145,8 @@ class Step:
         self.microbatches = max(1, layout.microbatches(where.batch))
         self.layers = where.layers(layout)
         self.case = self.layers.case
+        self.executed = as_executed(layout, self.does)
+        self.holds = self.executed and holds_chunks(layout)
         self.slots: Kinds = kinds_of_slots(where.model, layout)
         """The kind of each; none where all layers are alike."""
         again = self.layers.again(layout.remat, self.slots)
@@ -195,18 +210,31 @@ class Step:
     def _passed(self, kind: str, again: float, again_kernels: float) -> Passed:
         """A layer of a kind, forward and backward."""
         time = self.layers.times[kind]
-        gathered, gathered_back = self._weights(kind)
+        gathered, gathered_back, scattered = (0.0, 0.0, 0.0) if self.holds else self._weights(kind)
         launch = 0.0 if self.does.compiled else self.hardware.launch_seconds
         f = max(time.forward.seconds, time.forward.kernels * launch)
         b_again = max(again, again_kernels * launch)
         b = max(time.backward.seconds, time.backward.kernels * launch)
-        slow = self.hardware.overlap_slowdown
-        whole_f = overlapped(f, gathered, slow) if self.does.prefetch_weights else f + gathered
         back = b + b_again
-        whole_b = overlapped(back, gathered_back, slow) if self.does.prefetch_weights else back + gathered_back
+        weight = min(time.weight, back)
+        least, least_back = (IN_TICKS.gather * gathered, IN_TICKS.gather * gathered_back) if self.executed else (0, 0)
+        reduced = IN_TICKS.scatter * scattered if self.executed else 0.0
+        whole_f = self._beside(f, gathered, least)
+        if reduces_with_weights(self.layout, self.does):
+            weight = self._beside(weight, scattered, reduced)
+            whole_b = self._beside(back - min(time.weight, back), gathered_back, least_back) + weight
+        else:
+            whole_b = self._beside(back, gathered_back + scattered, least_back + reduced)
         offload = self._offload(kind, whole_f, whole_b)
         whole_f, whole_b = whole_f + offload[0], whole_b + offload[1]
-        return Passed(whole_f, whole_b, min(time.weight, whole_b), f, b, b_again, *offload, gathered)
+        return Passed(whole_f, whole_b, min(weight, whole_b), f, b, b_again, *offload, gathered)
+
+    def _beside(self, compute: float, message: float, least: float) -> float:
+        """Seconds of compute and the messages of weights beside it, of which `least` cannot be hidden."""
+        if not self.does.prefetch_weights:
+            return compute + message
+        hidden = overlapped(compute, message, self.hardware.overlap_slowdown)
+        return hidden + max(0.0, least - max(0.0, message - compute))
 
     def _microbatches(self, spent: dict[str, float]) -> None:
         """Forward and backward of all microbatches, the pipeline around them included."""
@@ -236,15 +264,27 @@ class Step:
         spent["data"] = count * (whole_f + whole_b - f - back - sum(offload))
         spent["bubble"] = spent["stragglers"] = 0.0  # of the schedule, below
 
-    def _weights(self, kind: str) -> tuple[float, float]:
-        """Messages of a layer's sharded weights and gradients per microbatch: forward, backward."""
+    def _weights(self, kind: str, layers: int = 1) -> tuple[float, float, float]:
+        """Messages of the sharded weights and gradients of so many layers per microbatch: gathered forward, gathered
+        backward, reduced."""
         layout, case = self.layout, self.layers.cases[kind]
         if layout.zero < 3:
-            return 0.0, 0.0
-        gather = self.shards.gather(case.parameters) + self.expert_shards.gather(case.experts)
-        scatter = self.shards.scatter(case.trained) + self.expert_shards.scatter(case.experts)
+            return 0.0, 0.0, 0.0
+        gather = self.shards.gather(layers * case.parameters) + self.expert_shards.gather(layers * case.experts)
+        scatter = self.shards.scatter(layers * case.trained) + self.expert_shards.scatter(layers * case.experts)
         again = 2 if self.does.gather_again and layout.remat != "none" else 1
-        return gather, again * gather + scatter
+        return gather, again * gather, scatter
+
+    def _held(self) -> float:
+        """Seconds of the messages of chunks that are held whole, once a step."""
+        rows = Counter(self.slots) or {next(iter(self.layers.cases)): max(chunk_lengths(self.model, self.layout))}
+        gathers, _, scatters = zip(*(self._weights(kind, number) for kind, number in rows.items()), strict=True)
+        return held_seconds(self.layout, sum(gathers), sum(scatters), self.hardware.overlap_slowdown)
+
+    def _ends_over_pipe(self, elements: float) -> float:
+        """The sum over pipe of the float32 gradients of embedding and head, of so many elements on a device."""
+        layout = self.layout
+        return self.network.stages(layout.devices // layout.pipe, layout.pipe).reduce(4.0 * elements)
 
     def _offload(self, kind: str, forward: float, backward: float) -> tuple[float, float]:
         """Seconds of copies to and from the host's memory that a layer's compute does not hide."""
@@ -280,7 +320,8 @@ class Step:
         """Once a step: what is left of the reduction of gradients, the update, the gather of weights."""
         layout = self.layout
         table = self.vocab * self.model.embed // layout.tensor
-        tables = 1 if self.model.tied or layout.pipe > 1 else 2
+        # Every stage of this executor has both tables; elsewhere the first has one and the last the other.
+        tables = 1 if self.model.tied or (layout.pipe > 1 and not self.executed) else 2
         trained = 0 if self.case.frozen else tables
         dense, experts = self._own_layers()
         own = dense + trained * table
@@ -289,8 +330,9 @@ class Step:
         held = own / sharded if layout.zero else own
         held_experts = experts / self.expert_shards.ranks if layout.zero else experts
         if layout.zero == 3:
-            exposed += tables * 2 * self.shards.gather(table) + trained * self.shards.scatter(table)
-            exposed *= self.microbatches if self.does.prefetch_weights else 1
+            times = 1 if self.executed else 2  # for the forward and for the backward
+            exposed += tables * times * self.shards.gather(table) + trained * self.shards.scatter(table)
+            exposed *= self.microbatches if self.does.prefetch_weights and not self.executed else 1
             exposed += self.replicas.reduce(held + held_experts) + self.shards.gather_once(own)
         elif layout.zero == 0:
             reduce = self.data.reduce(own) + self.expert_data.reduce(experts)
@@ -303,6 +345,10 @@ class Step:
             left = self._left(scatter, backward=True) if self.does.overlap_data != "none" else scatter
             exposed += times * left + self.replicas.reduce(held + held_experts)
             exposed += self._left(gather, backward=False) if self.does.overlap_data == "both" else gather
+        if self.holds:
+            exposed += self._held()
+        if self.executed:
+            exposed += self._ends_over_pipe(trained * table / (sharded if layout.zero else 1))
         moved = self.update.moved * (0.5 if self.does.pure_16bit else 1.0)
         held += held_experts
         update = self.device.bytes_seconds(moved * held)

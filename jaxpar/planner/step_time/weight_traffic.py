@@ -1,0 +1,78 @@
+"""How often a pipeline's executor gathers weights and reduces gradients under ZeRO, from the ticks of its schedule."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxpar.cost.mechanisms import Mechanisms
+from jaxpar.layout.memory.slots import holds
+from jaxpar.pipeline.schedules.registry import SCHEDULES
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.step_time.ticks import ticks_of
+
+
+class Exposed(NamedTuple):
+    """The least share of messages that no compute hides."""
+
+    gather: float
+    scatter: float
+
+
+IN_TICKS = Exposed(0.023, 0.035)
+"""Of layers that are gathered in every tick: from the compiled program of Llama-3 8B, pipe 2 x fsdp 8, 1F1B, for H100s.
+Its compiler's schedule was read; nothing was timed on GPUs."""
+HELD = Exposed(0.41, 0.66)
+"""The same of chunks that are held whole: breadth-first with two virtual stages. A loop over ticks waits for them."""
+
+
+class WeightMessages(NamedTuple):
+    """Messages of one layer in a step, on average over the layers of a rank."""
+
+    gathers: float
+    scatters: float
+
+
+def weight_messages(layout: Layout, microbatches: int) -> WeightMessages:
+    """Messages of a layer's weights and gradients in a step of a pipeline in uniform ticks.
+
+    Under ZeRO-3 every rank gathers a chunk of its v in each tick in which some rank goes forward, and in each in which
+    one goes backward; it reduces gradients in each tick with B, or with W where the backward is split. Chunks that are
+    held are gathered for their forwards and for their backwards, the last one once for both. Below ZeRO-3 weights are
+    gathered, and gradients reduced, once.
+    """
+    if layout.zero < 3:
+        return WeightMessages(min(layout.zero, 1), min(layout.zero, 1))
+    v = layout.virtual_stages
+    if holds_chunks(layout):
+        return WeightMessages((2 * v - 1) / v, 1.0)
+    ticks = ticks_of(layout.schedule, layout.pipe, microbatches, v)
+    forward, backward, weight = (
+        sum(number for tick, number in ticks.counts if getattr(tick, kind)) / v
+        for kind in ("forward", "backward", "weight")
+    )
+    return WeightMessages(forward + backward, weight if ticks.splits_backward else backward)
+
+
+def held_seconds(layout: Layout, gather: float, scatter: float, slowdown: float) -> float:
+    """What a step takes longer for chunks that are held, of which the messages of one take `gather` and `scatter`
+    seconds: what is exposed, and what the rest takes from compute beside it."""
+    counts, v = weight_messages(layout, 1), layout.virtual_stages  # whatever the number of microbatches
+    gather, scatter = v * counts.gathers * gather, v * counts.scatters * scatter
+    exposed = HELD.gather * gather + HELD.scatter * scatter
+    return exposed + slowdown * (gather + scatter - exposed)
+
+
+def holds_chunks(layout: Layout) -> bool:
+    """Whether the executor holds whole chunks while microbatches go through them."""
+    shards = layout.fsdp * layout.expert * layout.context
+    return layout.pipe > 1 and holds(layout.schedule, layout.virtual_stages, layout.zero, shards)
+
+
+def as_executed(layout: Layout, does: Mechanisms) -> bool:
+    """Whether messages are those of this executor: a pipeline in uniform ticks."""
+    return layout.pipe > 1 and does.lockstep
+
+
+def reduces_with_weights(layout: Layout, does: Mechanisms) -> bool:
+    """Whether layers' gradients are reduced in ticks with W."""
+    return as_executed(layout, does) and layout.zero == 3 and SCHEDULES[layout.schedule].splits_backward

@@ -1,0 +1,110 @@
+"""Messages of weights and gradients under pipelines, against what the executor's own step sends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import jax
+import pytest
+
+from jaxpar.compiler.compile import plan_for
+from jaxpar.config.presets import PRESETS
+from jaxpar.cost.hardware_model import hardware_of
+from jaxpar.cost.mechanisms import GENERATIONS
+from jaxpar.cost.messages import network_of
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layout.choices.pipeline import holds_chunks as executor_holds_chunks
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.mesh.placements import added_dim, local_shape
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.step_time.model import StepTime, step_time
+from jaxpar.planner.step_time.weight_traffic import HELD, holds_chunks, weight_messages
+from tests.compiler.inspected import CLUSTER, asked, wide
+
+MODEL = PRESETS["llama3-8b"]
+HOSTS = parse_cluster("h100:2x8")
+HELD_LAYOUT = Layout(pipe=2, fsdp=8, zero=3, schedule="breadth-first", virtual_stages=2)
+
+
+def elements(layout: StepLayout, part: str) -> int:
+    """Of a device's shards of the weights that a gather over fsdp joins."""
+    trees = (layout.specs, layout.placements.compute.layout, layout.placements.optimizer.layout)
+    return sum(
+        prod(local_shape(spec.shape, sharded, layout.plan.axes))
+        for spec, compute, sharded in zip(*(jax.tree.leaves(tree[part]) for tree in trees), strict=True)
+        if added_dim(compute, sharded) is not None
+    )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "virtual", "zero"),
+    [
+        pytest.param("1f1b", 1, 3, id="1f1b"),
+        pytest.param("interleaved", 2, 3, id="interleaved"),
+        pytest.param("breadth-first", 2, 3, id="breadth-first: held"),
+        pytest.param("breadth-first", 3, 3, id="breadth-first of three chunks: held"),
+        pytest.param("zb-v", 2, 3, id="zb-v: gradients with W"),
+        pytest.param("zb-h1", 1, 1, id="zb-h1, ZeRO-1"),
+    ],
+)
+def test_messages_are_those_that_the_executor_sends(schedule: str, virtual: int, zero: int):
+    """Layers as often as the table has it, ends once a step, and the ends' gradients summed over pipe in float32."""
+    parallel: dict[str, Any] = {"schedule": schedule, "microbatches": 4, "pipe": 2, "fsdp": 4, "zero": zero}
+    if virtual > 1:
+        parallel["virtual_stages"] = virtual
+    asked_of = wide(parallel=parallel, model={"layers": 12}, data={"batch_size": 16})
+    config, plan = plan_for(asked_of, parse_cluster(CLUSTER))
+    made, sent = StepLayout(config, plan), asked(config, plan)
+    layers, ends = elements(made, "layers"), sum(elements(made, part) for part in ("embedding", "final_norm", "head"))
+    layout = Layout(pipe=2, fsdp=4, zero=zero, schedule=schedule_of(plan.schedule), virtual_stages=virtual)
+    counts = weight_messages(layout, 4)
+    assert holds_chunks(layout) == executor_holds_chunks(plan)
+    assert sent["gather_weight", "fsdp"] == 3 * 2 * (counts.gathers * layers + ends)
+    assert sent["scatter_gradient", "fsdp"] == 3 * 4 * (counts.scatters * layers + ends)
+    assert sent["reduce_sum", "pipe"] == pytest.approx(4 * ends, abs=8)  # and a scalar
+
+
+def schedule_of(name: str) -> str:
+    """The name that the planner has for a schedule of a plan."""
+    return {"zb-h1": "zb-uniform"}.get(name, name)
+
+
+def seconds(layout: Layout, batch: int = 128, vocab: int = 32000, tied: bool = False) -> StepTime:
+    model = replace(MODEL, vocab=vocab, tied=tied)
+    return step_time(model, 4096, batch, layout, HOSTS, GENERATIONS["jaxpar"])
+
+
+def test_held_chunks_cost_their_messages_once_a_batch():
+    """Twice the microbatches add no message, where chunks gathered in every tick have more."""
+    few, many = (seconds(HELD_LAYOUT, batch=batch).breakdown["data"] for batch in (128, 256))
+    assert many == pytest.approx(few)
+    ticks = replace(HELD_LAYOUT, schedule="interleaved")
+    few, many = (seconds(ticks, batch=batch).breakdown["data"] for batch in (128, 256))
+    assert many > 1.3 * few
+
+
+def test_held_chunks_wait_for_the_share_that_compiled_programs_do_not_hide():
+    network, model = network_of(HOSTS, hardware_of(HOSTS.gpu)), replace(MODEL, vocab=32000)
+    ring = network.ring(8, 1)
+    mlp, attention = 3 * model.embed * 14336, 2 * model.embed * (4096 + 1024)
+    chunk = model.layers // 4 * (mlp + attention)
+    gather, scatter = 3 * ring.gather(2.0 * chunk), 2 * ring.gather(4.0 * chunk)
+    exposed = HELD.gather * gather + HELD.scatter * scatter
+    slow = hardware_of(HOSTS.gpu).overlap_slowdown
+    table = 32000 * model.embed
+    ends = 2 * (ring.gather(2.0 * table) + ring.gather(4.0 * table)) + network.stages(8, 2).reduce(4.0 * 2 * table / 8)
+    found = seconds(HELD_LAYOUT).breakdown["data"]
+    assert found == pytest.approx(exposed + slow * (gather + scatter - exposed) + ends, rel=0.01)
+
+
+def test_ends_cost_once_a_step_and_a_sum_over_pipe():
+    layout = Layout(pipe=2, fsdp=8, zero=1, schedule="1f1b")
+    untied, tied = (seconds(layout, tied=value).breakdown["data"] for value in (False, True))
+    network, table = network_of(HOSTS, hardware_of(HOSTS.gpu)), 32000 * MODEL.embed
+    ring = network.ring(8, 1)
+    size = lambda own, item: item * own * 7 / 8 / ring.bandwidth
+    pipe = network.stages(8, 2)
+    more = size(table, 2) + size(table, 4) + pipe.reduce(4.0 * table / 8) - pipe.start - 2 * pipe.latency
+    assert untied - tied == pytest.approx(more, rel=1e-6)
