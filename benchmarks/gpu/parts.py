@@ -78,6 +78,12 @@ def _step(journal: Journal) -> None:
     training.step(journal)
 
 
+def _recipes(journal: Journal) -> None:
+    from benchmarks.gpu import training
+
+    training.recipes(journal)
+
+
 def _bits(journal: Journal) -> None:
     from benchmarks.gpu import training
 
@@ -118,6 +124,7 @@ PARTS = (
     Part("cross-entropy", 45, _cross_entropy),
     Part("check-cudnn", 25, _check_attention("cudnn")),
     Part("step", 60, _step),
+    Part("fp8", 120, _recipes),
     Part("generation", 60, _generation),
     Part("bits", 45, _bits),
     Part("memory-device", 70, _tier("none")),

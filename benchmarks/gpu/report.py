@@ -27,6 +27,7 @@ def table(result: Mapping[str, Any]) -> str:
         ("Linear cross-entropy, forward and backward", [_cross_entropy(row) for row in of("cross_entropy")]),
         ("State on the device and on the host: the same bits", [_bits(row) for row in of("bits")]),
         ("A step", [_step(row) for row in of("step")]),
+        ("A step in each FP8 recipe (MFU: of the bfloat16 peak)", [_step(row) for row in of("recipe")]),
         ("Generation, tokens/s (median of turns)", _generation(of("generation"))),
         ("The deepest model, by where its state is stored", [_step(row) for row in of("tier")]),
         ("Targets", [_target(target) for target in result["targets"]]),

@@ -28,6 +28,8 @@ STATE_BYTES = {"none": 18, "host": 6}
 """Bytes of a parameter on the device: master weight and two moments (12, on the host under `host`), the weight in
 compute dtype (2) and its gradient (4)."""
 HOST_BYTES = 12
+RECIPES = ("bfloat16", "fp8_current", "fp8_delayed", "fp8_block")
+"""What multiplies: bfloat16, and what `precision.matmul` takes on a Hopper GPU."""
 SHARE = 0.8
 """Share of the device's memory for these; activations, temporaries and fragmentation take the remainder."""
 HOST_SHARE = 0.5
@@ -38,6 +40,18 @@ def step(journal: Journal) -> None:
     """Tokens per second and MFU of llama3-1b, 4096 tokens a row."""
     options = (*ONE, "data.batch_size=8", "parallel.microbatches=2", "memory.remat=gemm_last")
     journal.add("step", name="llama3-1b", **_measured(LLAMA_1B, options, journal, steps=8))
+
+
+def recipes(journal: Journal) -> None:
+    """The same step with matmuls in bfloat16 and in each FP8 recipe, all layers quantised."""
+    for recipe in RECIPES[:2] if journal.dry else RECIPES:
+        if not journal.has_time(recipe, 25):
+            continue
+        options = (*ONE, "data.batch_size=8", "parallel.microbatches=2", "memory.remat=gemm_last")
+        if recipe != "bfloat16":
+            every = "precision.matmul_except={first_layers: 0, last_layers: 0}"
+            options = (*options, f"precision.matmul={recipe}", every)
+        journal.add("recipe", name=recipe, **_measured(LLAMA_1B, options, journal, steps=6))
 
 
 def tier(journal: Journal, offload: str) -> None:
@@ -79,7 +93,8 @@ def _config(file: str, options: tuple[str, ...], dry: bool) -> tuple[str, tuple[
     """File and overrides; a dry run has as few programs as possible, since it only compiles them."""
     if not dry:
         return file, options
-    return LLAMA_1B, (*ONE, *TINY, *(option for option in options if option.startswith("memory.optimizer_offload")))
+    kept = (option for option in options if option.startswith(("memory.optimizer_offload", "precision.")))
+    return LLAMA_1B, (*ONE, *TINY, *kept)
 
 
 def same_bits(journal: Journal) -> None:

@@ -54,6 +54,8 @@ def test_a_dry_run_goes_through_every_part_without_the_packages_that_gpu_machine
     right = {row["kernel"] for row in rows if row.get("passed") and row["kind"] == "check"}
     assert right == {*SOURCES} - {*ALWAYS}, "every kernel of ours, in an interpreter"
     assert [row["passed"] for row in rows if row["kind"] == "bits"] == [True]
+    recipes = [row["name"] for row in rows if row["kind"] == "recipe" and "step_time_s" in row]
+    assert recipes == ["bfloat16", "fp8_current"]
     assert {row["by"] for row in rows if row["kind"] == "cross_entropy"} == {
         "fused", "chunks in plain JAX", "full logits", "jaxpar's tiles",
     }  # fmt: skip

@@ -3,7 +3,8 @@
     python -m benchmarks.fp8 --folder runs/fp8 --seeds 3 --steps 400
 
 Every run is a training run of `configs/quickstart.yaml` on one device, in a folder of its own; what is in the folder
-already is not run again, so a study that was cut off goes on.
+already is not run again, so a study that was cut off goes on. `--outlier 65536` plants a channel of that magnitude
+(`benchmarks.fp8.planted`) in what the quantised matmuls read; `--embed 512` makes the model wider, of several tiles.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from benchmarks.results import add_json_file, write_json
 from jaxpar.cli import Parser, command
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 EXACT = "none"
 RECIPES = (EXACT, "fp8_current", "fp8_delayed", "fp8_block", "mxfp8")
 SETTINGS = {
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=RECIPES)
+    parser.add_argument("--outlier", type=float, help="magnitude of a channel that is planted; by default none")
+    parser.add_argument("--embed", type=int, default=128, help="width of the model; feed-forwards have three times it")
     add_json_file(parser)
     options = parser.parse_args(arguments)
     losses: dict[str, list[float]] = {recipe: [] for recipe in options.recipes}
@@ -54,15 +57,18 @@ def main(arguments: Sequence[str]) -> None:
 
 def held_out(options: argparse.Namespace, recipe: str, seed: int) -> float:
     """The held-out loss after the last step of a run, in nats a byte; it is trained where it is not in the folder."""
-    name = f"{recipe}-{options.steps}-{seed}"
+    planted = recipe != EXACT and options.outlier is not None
+    name = f"{recipe}-{options.embed}-{options.steps}-{seed}" + (f"-outlier{options.outlier:g}" if planted else "")
     summary = options.folder / name / "summary.json"
     if not summary.exists():
         settings = SETTINGS | {
             "run.dir": options.folder, "run.name": name, "run.steps": options.steps, "run.seed": seed,
             "precision.matmul": "null" if recipe == EXACT else recipe,
+            "model.embed": options.embed, "model.mlp": 3 * options.embed,
         }  # fmt: skip
         words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        run = [sys.executable, "-m", "jaxpar.train", "--config", str(ROOT / "configs/quickstart.yaml"), *words]
+        module = ["benchmarks.fp8.planted", str(options.outlier)] if planted else ["jaxpar.train"]
+        run = [sys.executable, "-m", *module, "--config", str(ROOT / "configs/quickstart.yaml"), *words]
         subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
     return float(json.loads(summary.read_text())["eval_loss"])
 
