@@ -3,8 +3,9 @@
     python -m benchmarks.fp8 --folder runs/fp8 --seeds 3 --steps 400
 
 Every run is a training run of `configs/quickstart.yaml` on one device, in a folder of its own; what is in the folder
-already is not run again, so a study that was cut off goes on. `--outlier 65536` plants a channel of that magnitude
-(`benchmarks.fp8.planted`) in what the quantised matmuls read; `--embed 512` makes the model wider, of several tiles.
+already is not run again, so a study that was cut off goes on. `--outlier 1048576` plants a channel of that magnitude
+(`benchmarks.fp8.planted`) in what the quantised matmuls read, and then all layers are quantised; `--embed 512` makes the
+model wider, of several tiles.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ def held_out(options: argparse.Namespace, recipe: str, seed: int) -> float:
             "precision.matmul": "null" if recipe == EXACT else recipe,
             "model.embed": options.embed, "model.mlp": 3 * options.embed,
         }  # fmt: skip
+        if planted:
+            settings |= {"precision.matmul_except": "{first_layers: 0, last_layers: 0}"}
         words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         module = ["benchmarks.fp8.planted", str(options.outlier)] if planted else ["jaxpar.train"]
         run = [sys.executable, "-m", *module, "--config", str(ROOT / "configs/quickstart.yaml"), *words]

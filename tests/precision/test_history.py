@@ -57,6 +57,7 @@ def test_twenty_steps_equal_a_simulation():
                     simulated[layer, name].see(float(seen[layer, place]))
 
 
+@pytest.mark.long
 def test_what_a_step_saw_does_not_depend_on_the_layout():
     """Of weights bit for bit, in the order of the model; of activations and gradients up to the order of sums."""
     excepted = MatmulExcept(parts=("head", "router", "attention_out"), first_layers=1, last_layers=0)

@@ -39,7 +39,7 @@ def config_of(router: str, routing: str | None = None, **parallel: Any) -> Any:
     return small(model={"layers": 2, "experts": experts}, data={"routing": routing}, parallel=parallel)
 
 
-@pytest.mark.matrix(quick=("top_k_softmax",), ci=1)
+@pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("router", OWN)
 def test_a_run_that_replays_its_own_experts_has_its_own_loss_bit_for_bit(router: str):
     """And its gradients, on other ranks too; with other experts it has another one."""

@@ -72,6 +72,7 @@ def test_the_interpreted_kernel_is_as_near_to_float64_as_plain_jax(sizes: tuple[
     assert worst(by("triton", rows, w, factors, dy, sizes, interpret=True), wanted) <= 2 * low
 
 
+@pytest.mark.long
 def test_the_simulated_kernel_is_as_near_to_float64_as_plain_jax_and_without_a_race(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -76,7 +76,7 @@ def reference() -> tuple[float, Any, Any]:
     return *nonzero_gradients(run, initial), initial
 
 
-@pytest.mark.matrix(quick=("pipe-zb-h1",), ci=2)
+@pytest.mark.matrix(ci=3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_loss_and_gradients_equal_one_device(layout: str):
     loss, gradients, weights = reference()

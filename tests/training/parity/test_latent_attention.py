@@ -109,7 +109,7 @@ def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
     assert_equals_one_device(SmallRun(config_of(row)), loss, gradients, weights)
 
 
-@pytest.mark.matrix(quick=("compressed",), ci=1)
+@pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("query_rank", [None, 10], ids=["direct", "compressed"])
 def test_loss_and_gradients_equal_float64(query_rank: int | None):
     latent = LatentAttentionConfig(query_rank=query_rank, **WIDTHS)

@@ -134,7 +134,7 @@ def size_of(tree: Any) -> float:
     return float(np.sqrt(sum(float(np.sum(np.square(leaf))) for leaf in jax.tree.leaves(tree))))
 
 
-@pytest.mark.matrix(quick=("all of int8, accumulation, remat, tied",), ci=2)
+@pytest.mark.matrix(ci=3)
 @pytest.mark.parametrize("name", QUANTISED)
 def test_quantised_messages_give_them_within_the_stated_error(name: str):
     limit, sections = QUANTISED[name]
