@@ -27,7 +27,7 @@ import pytest
 LEVELS = ("quick", "ci", "all")
 FIXED = Path(__file__).with_name("fixed_rows.txt")
 SECONDS = Path(__file__).with_name("seconds.json")
-BUDGET = 700.0
+BUDGET = 450.0
 """Seconds of processor time for the long tests of one commit, on the machine that recorded `tests/seconds.json`."""
 QUICK_SEED = "quick"
 RELEASES, LONG, ROWS, OTHERS = "that take minutes each", "that are long", "rows of matrices", "that other commits draw"

@@ -25,7 +25,7 @@ EVENTS = {
     "/jax/core/compile/backend_compile_duration": "compile",
 }
 COLUMNS = ("clock", "own", "children", *EVENTS.values())
-SLOWEST = 10
+SLOWEST = 25
 
 type Row = dict[str, Any]
 
