@@ -2,10 +2,14 @@
 
 Rows are sorted by expert. For the output, and for the gradient of rows, a tile is numbers of one row, as in
 `jaxpar.precision.tiles`, so that a row has the same codes on every layout. The gradient of an expert's matrix sums over
-the expert's rows, and a tile is so many neighbouring ones of a column, counted from the expert's first: none has rows of
-two experts, and the last tile of an expert is filled up with zeros. Which rows are neighbours depends on the layout.
+the expert's rows, and a tile is so many neighbouring ones of a column, counted from the expert's first: none has rows
+of two experts, and the last tile of an expert is filled up with zeros. Which rows are neighbours depends on the layout.
 Scales are powers of two, so that this moves only codes of numbers that are too small for the format's full precision,
 2^-14 of their tile's largest and less.
+
+The gradient of a matrix is a product of what the codes stand for, in the compute dtype, which has it exactly. FP8 units
+sum along neighbouring bytes alone, so a kernel for it would need both operands transposed, tile by tile of each expert;
+there is none yet.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from jaxpar.precision.tiles import Codes, in_tiles
 from pallas_kernels.grouped_matmul.api import Static, request_of
 from pallas_kernels.grouped_matmul.blocks import row_blocks
 from pallas_kernels.grouped_matmul.registry import chosen
+from pallas_kernels.grouped_tiled_matmul import IMPLEMENTATIONS, grouped_tiled_matmul
 from pallas_kernels.tiled_matmul.reference import numbers
 from pallas_kernels.varying import vary_alike
 
@@ -58,7 +63,8 @@ def grouped_products(
         sizes: Rows of each expert.
         recipe: With scales of tiles.
         exact: Whether nothing is quantised after all; None if it is in all layers.
-        implementation: Of `pallas_kernels.grouped_matmul`, for what the codes stand for.
+        implementation: Of `pallas_kernels.grouped_matmul`, for what the codes stand for: gradients of matrices, and
+            all products where no kernel multiplies codes.
         expected: Rows that are expected, as in `pallas_kernels.grouped_matmul.grouped_matmul`.
     """
     name = chosen(implementation, request_of(x, weights[0], None)).name
@@ -95,8 +101,11 @@ class _How:
 
     def times(self, rows: Codes, matrices: Codes, sizes: jax.Array, dtype: Any) -> jax.Array:
         """[rows, outputs] of codes [rows, inputs] and those of matrices [experts, outputs, inputs]."""
-        pair = (numbers(*codes).astype(dtype) for codes in (rows, matrices))
-        return self.grouped.times_weights(*pair, sizes, transposed=True)
+        named = self.recipe.backend in [entry.name for entry in IMPLEMENTATIONS]  # cuDNN has no grouped product
+        return grouped_tiled_matmul(
+            *rows, *matrices, sizes, dtype, implementation=self.recipe.backend if named else "auto",
+            numbers_by=self.grouped.name, expected=self.grouped.expected,
+        )  # fmt: skip
 
 
 def in_whole_tiles(sizes: Int[Array, " experts"], rows: int, tile: int) -> Places:

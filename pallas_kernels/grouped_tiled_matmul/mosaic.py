@@ -1,8 +1,8 @@
-"""The kernel for Hopper GPUs: tiles of 128 rows that lie in one group, as in `pallas_kernels.grouped_matmul`, each a sum
-of products of 128 codes that are scaled and added up in float32 registers, as in `pallas_kernels.tiled_matmul`.
+"""The kernel for Hopper GPUs: tiles of 128 rows that lie in one group, as in `pallas_kernels.grouped_matmul`, each a
+sum of products of 128 codes that are scaled and added up in float32 registers, as in `pallas_kernels.tiled_matmul`.
 
-Tiles begin where their group begins, or up to 7 rows before, at a multiple of 8. What a tile loads before and behind its
-group is multiplied with the group's matrix too, and not written: a row's sum has nothing of another row.
+Tiles begin where their group begins, or up to 7 rows before, at a multiple of 8. What a tile loads before and behind
+its group is multiplied with the group's matrix too, and not written: a row's sum has nothing of another row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is asked of a grouped matmul of codes with scales of tiles: all that a choice between implementations depends on."""
+"""What is asked of a grouped matmul of codes with scales of tiles: all that the choice of what runs depends on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of routed experts in FP8 with scales of tiles, against float64 products of numbers that are quantised here."""
+"""Products of routed experts in FP8 with scales of tiles, against float64 products of numbers quantised here."""
 
 from __future__ import annotations
 
@@ -58,10 +58,11 @@ def expected_of(tiles: Tiles, gradient: str) -> tuple[np.ndarray, ...]:
     x, w, dy = drawn()
     y, dx, dw = np.zeros((ROWS, OUTPUTS)), np.zeros((ROWS, INPUTS)), np.zeros(w.shape)
     along, down, square = (1, tiles.size), (tiles.size, 1), (tiles.size, tiles.size)
+    of_inputs, of_outputs = (square, square) if tiles.square else (down, along)
     for expert, (end, size) in enumerate(zip(np.cumsum(SIZES), SIZES, strict=True)):
         own = slice(end - size, end)
-        y[own] = numbers_of(x[own], along, E4M3) @ numbers_of(w[expert], square if tiles.square else down, E4M3)
-        dx[own] = numbers_of(dy[own], along, gradient) @ numbers_of(w[expert], square if tiles.square else along, E4M3).T
+        y[own] = numbers_of(x[own], along, E4M3) @ numbers_of(w[expert], of_inputs, E4M3)
+        dx[own] = numbers_of(dy[own], along, gradient) @ numbers_of(w[expert], of_outputs, E4M3).T
         if size:
             dw[expert] = numbers_of(x[own], down, E4M3).T @ numbers_of(dy[own], down, gradient)
     return y, dx, dw
@@ -86,7 +87,8 @@ def test_products_of_experts_are_those_of_the_numbers_that_the_codes_stand_for(n
 def test_an_exception_among_layers_that_share_a_program_is_not_quantised():
     recipe = Recipe(delayed=False, gradient=E4M3, tiles=TILES["fp8_block"])
     x, w, _ = drawn()
-    wanted = np.concatenate([x[end - size : end] @ w[e] for e, (end, size) in enumerate(zip(np.cumsum(SIZES), SIZES))])
+    ends = np.cumsum(SIZES)
+    wanted = np.concatenate([x[end - SIZES[e] : end] @ w[e] for e, end in enumerate(ends)])
     exact, quantised, always = (found_by(recipe, branch)[0] for branch in (True, False, None))
     assert apart(exact[: len(wanted)], wanted) < 2e-6 < 1e-3 < apart(quantised[: len(wanted)], wanted)
     np.testing.assert_array_equal(quantised, always)

@@ -1,4 +1,4 @@
-"""Grouped products of codes with scales of tiles: plain JAX and the Hopper kernel against float64, and which one runs."""
+"""Grouped products of codes with scales of tiles: plain JAX and the Hopper kernel against float64; which one runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def operands(case: Case) -> tuple[Codes, Codes]:
 
 
 def error(found: jax.Array, left: Codes, right: Codes, sizes: tuple[int, ...]) -> float:
-    """The largest, as a share of the sum of the products' magnitudes; infinite where a row behind the groups is not 0."""
+    """The largest, as a share of the sum of the products' magnitudes; infinite if a row behind the groups is not 0."""
     values, scales = (np.asarray(x, np.float64) for x in left)
     rows = values * scales.repeat(128, axis=1)
     matrices = [np.asarray(x, np.float64) for x in right]
