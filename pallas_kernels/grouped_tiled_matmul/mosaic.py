@@ -117,7 +117,8 @@ class _Kernel(Kernel):
         )
 
     def __call__(self, rows: Any, weights: Any, *refs: Any, memory: Any) -> None:
-        arrays = _Arrays(rows, weights, *refs[:2], Work(*refs[2:7]), refs[7])
+        row_scales, weight_scales, *rest = refs
+        arrays = _Arrays(rows, weights, row_scales, weight_scales, Work(*rest[:5]), rest[5])
         specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
 
     def produce(self, arrays: Any, memory: Any) -> None:
