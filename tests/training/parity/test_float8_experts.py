@@ -80,7 +80,7 @@ def test_shared_experts_in_fp8_give_the_numbers_of_one_device(name: str):
 
 ROUTED = ExpertsConfig(count=8, per_token=2, router="hash", width=256)
 WIDE: dict[str, Any] = {"layers": 2, "experts": ROUTED, "embed": 128, "heads": 4, "kv_heads": 4}
-LONG = {"sequence_length": 256, "batch_size": 8}
+LONG = {"sequence_length": 256, "batch_size": 4}
 ROUTED_ON: dict[str, dict[str, Any]] = {
     "expert and tensor ranks": {"parallel": {"expert": 2, "tensor": 2, "fsdp": 2, "expert_exchange": "all_to_all"}},
     "four expert ranks, slices, several rounds": {
