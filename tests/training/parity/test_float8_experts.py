@@ -81,6 +81,8 @@ def test_shared_experts_in_fp8_give_the_numbers_of_one_device(name: str):
 ROUTED = ExpertsConfig(count=8, per_token=2, router="hash", width=256)
 WIDE: dict[str, Any] = {"layers": 2, "experts": ROUTED, "embed": 128, "heads": 4, "kv_heads": 4}
 LONG = {"sequence_length": 256, "batch_size": 4}
+CHANGED = 0.036
+"""By so much of their norm gradients of this model change."""
 ROUTED_ON: dict[str, dict[str, Any]] = {
     "expert and tensor ranks": {"parallel": {"expert": 2, "tensor": 2, "fsdp": 2, "expert_exchange": "all_to_all"}},
     "four expert ranks, slices, several rounds": {
@@ -106,14 +108,19 @@ def _routed_on_one_device(matmul: str | None) -> tuple[float, Any]:
 @pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("name", ROUTED_ON)
 def test_routed_experts_in_fp8_give_the_numbers_of_one_device(name: str):
-    """Nothing else of the model is quantised, and the limit is that of shared experts. Where tensor ranks do not split
-    sums, layouts differ by which rows are neighbours, which hardly moves a code: by 3e-7."""
+    """Nothing else of the model is quantised, and the limit is that of shared experts, a third of what that changes.
+    Where tensor ranks do not split sums, layouts differ by which rows are neighbours, which hardly moves a code: by
+    3e-7."""
     loss, gradients = _routed(ROUTED_ON[name], "fp8_block")
     wanted_loss, wanted = _routed_on_one_device("fp8_block")
-    changed = apart(wanted, _routed_on_one_device(None)[1])
-    assert 0.01 < changed < 0.1, "what quantising changes"
     assert abs(loss - wanted_loss) <= 1e-4 * wanted_loss
-    assert apart(gradients, wanted) <= (changed / 3 if "tensor" in name else 1e-5)
+    assert apart(gradients, wanted) <= (CHANGED / 3 if "tensor" in name else 1e-5)
+
+
+@pytest.mark.long
+def test_gradients_change_by_a_few_hundredths_where_routed_experts_are_quantised():
+    changed = apart(_routed_on_one_device("fp8_block")[1], _routed_on_one_device(None)[1])
+    assert changed == pytest.approx(CHANGED, rel=0.1)
 
 
 @pytest.mark.parametrize("router", ["softmax_top_k", "cosine", "noisy_top_k"])
