@@ -81,7 +81,7 @@ def test_shared_experts_in_fp8_give_the_numbers_of_one_device(name: str):
 ROUTED = ExpertsConfig(count=8, per_token=2, router="hash", width=256)
 WIDE: dict[str, Any] = {"layers": 2, "experts": ROUTED, "embed": 128, "heads": 4, "kv_heads": 4}
 LONG = {"sequence_length": 256, "batch_size": 4}
-CHANGED = 0.036
+CHANGED = 0.040
 """By so much of their norm gradients of this model change."""
 ROUTED_ON: dict[str, dict[str, Any]] = {
     "expert and tensor ranks": {"parallel": {"expert": 2, "tensor": 2, "fsdp": 2, "expert_exchange": "all_to_all"}},
@@ -109,8 +109,7 @@ def _routed_on_one_device(matmul: str | None) -> tuple[float, Any]:
 @pytest.mark.parametrize("name", ROUTED_ON)
 def test_routed_experts_in_fp8_give_the_numbers_of_one_device(name: str):
     """Nothing else of the model is quantised, and the limit is that of shared experts, a third of what that changes.
-    Where tensor ranks do not split sums, layouts differ by which rows are neighbours, which hardly moves a code: by
-    3e-7."""
+    Where tensor ranks do not split sums, layouts differ by which rows are neighbours, which hardly moves a code."""
     loss, gradients = _routed(ROUTED_ON[name], "fp8_block")
     wanted_loss, wanted = _routed_on_one_device("fp8_block")
     assert abs(loss - wanted_loss) <= 1e-4 * wanted_loss
