@@ -41,6 +41,10 @@ SOURCES = {
         "tiled_matmul", "attention/mosaic/memory.py", "attention/mosaic/registers.py", "attention/mosaic/schedule.py",
         "varying.py",
     ),
+    "grouped_tiled_matmul/mosaic": (
+        "grouped_tiled_matmul", "tiled_matmul/mosaic.py", "grouped_matmul/mosaic", "grouped_matmul/blocks.py",
+        "attention/mosaic/memory.py", "attention/mosaic/registers.py", "attention/mosaic/schedule.py", "varying.py",
+    ),
     "linear_cross_entropy/triton": ("linear_cross_entropy", "ranges.py", "varying.py"),
 }
 # fmt: on

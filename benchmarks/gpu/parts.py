@@ -61,15 +61,17 @@ def _grouped(journal: Journal) -> None:
 
 
 def _check_tiled(journal: Journal) -> None:
-    from benchmarks.gpu import tiled
+    from benchmarks.gpu import grouped_tiled, tiled
 
     tiled.check(journal)
+    grouped_tiled.check(journal)
 
 
 def _tiled(journal: Journal) -> None:
-    from benchmarks.gpu import tiled
+    from benchmarks.gpu import grouped_tiled, tiled
 
     tiled.measure(journal)
+    grouped_tiled.measure(journal)
 
 
 def _step(journal: Journal) -> None:
@@ -117,10 +119,10 @@ PARTS = (
     Part("check-mosaic-deterministic", 80, _check_attention("mosaic_deterministic")),
     Part("check-cross-entropy", 30, _check_cross_entropy),
     Part("check-grouped", 30, _check_grouped),
-    Part("check-tiled", 20, _check_tiled),
+    Part("check-tiled", 35, _check_tiled),
     Part("attention", 130, _attention),
     Part("grouped", 45, _grouped),
-    Part("tiled", 25, _tiled),
+    Part("tiled", 45, _tiled),
     Part("cross-entropy", 45, _cross_entropy),
     Part("check-cudnn", 25, _check_attention("cudnn")),
     Part("step", 60, _step),

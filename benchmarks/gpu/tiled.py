@@ -103,7 +103,7 @@ def _compare(case: Case, dry: bool) -> dict[str, Any]:
     run = program(case, "mosaic", dry)
     have, again, low = (np.asarray(each(*arrays)[0]) for each in (run, run, program(case, "xla")))
     wanted = _float64(*arrays)
-    errors, allowed = {"out": _error(have, wanted)}, {"out": 2 * _error(low, wanted) + 1e-6}
+    errors, allowed = {"out": error_of(have, wanted)}, {"out": 2 * error_of(low, wanted) + 1e-6}
     same_bits = np.array_equal(have, again)
     return {
         "errors": errors, "allowed": allowed, "passed": same_bits and errors["out"] <= allowed["out"],
@@ -119,7 +119,8 @@ def _float64(left: jax.Array, left_scales: jax.Array, right: jax.Array, right_sc
     return numbers(left, left_scales) @ numbers(right, right_scales).T
 
 
-def _error(have: np.ndarray, wanted: np.ndarray) -> float:
+def error_of(have: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest error relative to the largest number that is wanted; infinite if one of them is not finite."""
     difference = np.abs(have.astype(np.float64) - wanted)
     return float(difference.max() / max(np.abs(wanted).max(), 1e-30)) if np.isfinite(difference).all() else float("inf")
 
@@ -130,16 +131,21 @@ def measure(journal: Journal) -> None:
         if journal.has("over", case=case.name) or not journal.has_time(case.name, 10):
             continue
         journal.begin(case.name)
-        _measure_case(journal, case)
+        row = {"case": case.name, "m": case.m, "n": case.n, "k": case.k}
+        timed(journal, row, case.flops(), case.arrays(), _paths(case))
         journal.add("over", case=case.name)
 
 
-def _measure_case(journal: Journal, case: Case) -> None:
-    row, arrays = {"case": case.name, "m": case.m, "n": case.n, "k": case.k}, case.arrays()
+def timed(
+    journal: Journal,
+    row: dict[str, Any],
+    flops: float,
+    arrays: tuple[jax.Array, ...],
+    paths: dict[str, Callable[..., jax.Array]],
+) -> None:
+    """Adds `row` with the TFLOP/s of each of several ways to a product of so many FLOPs."""
     ready: dict[str, Callable[[], jax.Array]] = {}
-    lowered = {
-        name: (lambda function=function: jax.jit(function).lower(*arrays)) for name, function in _paths(case).items()
-    }
+    lowered = {name: (lambda function=function: jax.jit(function).lower(*arrays)) for name, function in paths.items()}
     for name, compiled in compile_all(lowered).items():
         if isinstance(compiled, Exception):
             journal.add("tiled", **row, by=name, **why_not(compiled))
@@ -151,7 +157,7 @@ def _measure_case(journal: Journal, case: Case) -> None:
             journal.add("tiled", **row, by=name, **why_not(error))
             del ready[name]
     for name, seconds in seconds_of(ready, 2 if journal.dry else 7).items() if ready else ():
-        journal.add("tiled", **row, by=name, tflops=case.flops() / seconds["seconds"] / 1e12, **seconds)
+        journal.add("tiled", **row, by=name, tflops=flops / seconds["seconds"] / 1e12, **seconds)
 
 
 def _paths(case: Case) -> dict[str, Callable[..., jax.Array]]:

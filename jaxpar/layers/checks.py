@@ -17,7 +17,7 @@ from jaxpar.config.validate import validate as validate_keys
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.lora import adaptable
-from jaxpar.layers.matmul_formats import NEVER, dense_groups, group_names, quantised, tensor_names
+from jaxpar.layers.matmul_formats import NEVER, dense_groups, group_names, quantised, routed_groups, tensor_names
 from jaxpar.precision.recipe import TILES
 
 MULTIPLE = 16
@@ -128,7 +128,7 @@ def check_multiples(config: Config) -> None:
     tensor = known(parallel, "tensor")
     for model in kind_models(config.model).values():
         groups = quantised(config, model)
-        for part, group in dense_groups(model):
+        for part, group in (*dense_groups(model), *routed_groups(model)):
             if group.between and group.name in groups and tokens // tensor % MULTIPLE:
                 raise UserError(
                     f"precision.matmul: {recipe} needs multiples of {MULTIPLE} tokens on each rank, and {group.name} "
@@ -137,7 +137,8 @@ def check_multiples(config: Config) -> None:
                 )
             for name in groups.get(group.name, ()):
                 spec = part.weights[name]
-                sides = [prod(spec.shape[: spec.inputs]), prod(spec.shape[spec.inputs :])]
+                shape = spec.shape[spec.axes.index("experts") + 1 :] if "experts" in spec.axes else spec.shape
+                sides = [prod(shape[: spec.inputs]), prod(shape[spec.inputs :])]
                 heads = spec.shape[spec.axes.index("kv_heads")] if "kv_heads" in spec.axes else tensor
                 sides[group.inward] //= 1 if group.between else min(tensor, heads)
                 if any(side % multiple for side in sides):

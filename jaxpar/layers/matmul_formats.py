@@ -10,17 +10,19 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.declaration.part import Matmuls, Part
 from jaxpar.layers.declared import declare_layer
-from jaxpar.precision.recipe import QuantisedGroups, group_tensors, recipe_of
+from jaxpar.precision.recipe import TILES, QuantisedGroups, group_tensors, recipe_of
 
 NEVER = {
     "head": "its rounding would reach every logit, and it is a small share of the FLOPs",
     "router": "its rounding would change which experts a token uses",
-    "experts": "their grouped products have no FP8 kernel yet",
 }
 """Products that are not quantised under any recipe, each with the reason."""
 
 ROUTER_GROUPS = ("routers", "router_projection")
 """Groups of matmuls of a router."""
+
+ROUTED_BY_TENSOR = "a scale for all their rows would cost each round of the exchange a message between all ranks"
+"""Why routed experts are not quantised where a tensor has one scale."""
 
 
 class Exempt(NamedTuple):
@@ -36,30 +38,39 @@ def dense_groups(model: ModelConfig) -> Iterator[tuple[Part, Matmuls]]:
         yield from ((part, group) for group in _dense(part))
 
 
+def routed_groups(model: ModelConfig) -> Iterator[tuple[Part, Matmuls]]:
+    """The groups of matmuls of the routed experts of `model`, a model of one kind."""
+    for part in declare_layer(model).parts:
+        yield from ((part, group) for group in part.groups if _is_routed(part, group))
+
+
 def multiplied(part: Part) -> set[str]:
     """The weights of a part that its dense groups of matmuls multiply with: not those of routed experts and routers."""
     return {name for group in _dense(part) for name in part.factors_of(*group.weights)}
 
 
 def _dense(part: Part) -> Iterator[Matmuls]:
-    for group in part.groups:
-        weights = [part.weights[name] for name in part.factors_of(*group.weights)]
-        if group.name not in ROUTER_GROUPS and not any("experts" in spec.axes for spec in weights):
-            yield group
+    yield from (group for group in part.groups if group.name not in ROUTER_GROUPS and not _is_routed(part, group))
+
+
+def _is_routed(part: Part, group: Matmuls) -> bool:
+    return any("experts" in part.weights[name].axes for name in part.factors_of(*group.weights))
 
 
 def group_names(model: ModelConfig) -> tuple[str, ...]:
-    """Names of the groups of matmuls of a model's layers, of all kinds, that may be quantised."""
-    return tuple(dict.fromkeys(group.name for own in kind_models(model).values() for _, group in dense_groups(own)))
+    """Names of the groups of matmuls of a model's layers, of all kinds, that some recipe quantises."""
+    each = ((*dense_groups(own), *routed_groups(own)) for own in kind_models(model).values())
+    return tuple(dict.fromkeys(group.name for own in each for _, group in own))
 
 
 def quantised(config: Config, model: ModelConfig) -> dict[str, tuple[str, ...]]:
     """By group of the layers of `model`, a model of one kind, the matrices that are quantised."""
     if config.precision.matmul is None:
         return {}
+    routed = routed_groups(model) if config.precision.matmul in TILES else ()
     found = {
         group.name: tuple(name for name in group.weights if not part.is_factored(name))
-        for part, group in dense_groups(model)
+        for part, group in (*dense_groups(model), *routed)
         if group.name not in config.precision.matmul_except.parts
     }
     return {name: matrices for name, matrices in found.items() if matrices}
@@ -108,11 +119,13 @@ def exempt(config: Config) -> list[Exempt]:
     precision, models = config.precision, kind_models(config.model).values()
     excepted, layers = precision.matmul_except, config.model.layers
     found = [Exempt("head", NEVER["head"])]
-    if any(own.experts is not None for own in models):
-        found += [Exempt(name, NEVER[name]) for name in ("router", "experts")]
-    found += [
-        Exempt(name, "precision.matmul_except.parts") for name in group_names(config.model) if name in excepted.parts
-    ]
+    routed = tuple(dict.fromkeys(group.name for own in models for _, group in routed_groups(own)))
+    if routed:
+        found.append(Exempt("router", NEVER["router"]))
+    if routed and precision.matmul not in TILES:
+        found.append(Exempt(" and ".join(routed), f"{ROUTED_BY_TENSOR}; fp8_block has scales of tiles"))
+    named = set(excepted.parts) - (set() if precision.matmul in TILES else set(routed))
+    found += [Exempt(name, "precision.matmul_except.parts") for name in group_names(config.model) if name in named]
     first, last = exact_layers(config)
     ends = [f"0 to {first - 1}"] if first else []
     ends += [f"{last} to {layers - 1}"] if last < layers else []

@@ -21,7 +21,7 @@ from jaxpar.layout.auto_remat import auto_runs
 from jaxpar.layout.choices.attention import attention_plan, strategy_on
 from jaxpar.layout.choices.experts import expert_layouts, with_fused
 from jaxpar.layout.choices.head_loss import choose_loss
-from jaxpar.layout.choices.matmul import check_matmul_units, tiled_choice
+from jaxpar.layout.choices.matmul import check_matmul_units, routed_choice, tiled_choice
 from jaxpar.layout.choices.overlap import tensor_overlap
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
 from jaxpar.layout.choices.tiles import loss_tiles, mlp_tiles, without_hidden
@@ -103,6 +103,7 @@ def make_plan(
     )
     check_matmul_units(config, device, at_hand)
     tiled_choice(config, device)
+    routed_choice(config, device)
     costs = _layer_costs(config, axes, rows, at_hand)
 
     def keeping(asked: Sequence[LayerRun]) -> Plan:

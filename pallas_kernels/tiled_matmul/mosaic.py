@@ -155,7 +155,7 @@ class Kernel:
             memory.right.release(slot)
 
         def tile(row: Any, column: Any, done: Any) -> None:
-            add = lambda number, total: total + self.step(memory, warpgroup, done + number)
+            add = lambda number, total: total + scaled_products(memory, warpgroup, done + number, squares=self.squares)
             total = lax.fori_loop(0, self.steps, add, full((ROWS, TILE), 0.0))
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             half = memory.out.at[warpgroup]
@@ -166,30 +166,34 @@ class Kernel:
         self.for_each_tile(tile)
         plgpu.wait_smem_to_gmem(0)
 
-    def step(self, memory: Memory, warpgroup: Any, number: Any) -> jax.Array:
-        """The products of a tile of the sum, with the scales of both sides."""
-        slot = memory.right.slot(number)
-        half = slot * CONSUMERS + warpgroup
-        memory.left.wait(half)
-        memory.right.wait(slot)
-        (left, left_scales), (right, right_scales) = memory.left.at(half), memory.right.at(slot)
 
-        def products(accumulator: Any) -> tuple[Any, ...]:
-            plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
-            of_rows = row_values(left_scales.at[0])  # while the products are under way
-            if self.squares:
-                of_rows, of_columns = of_rows * right_scales[0, 0], None
-            else:
-                of_columns = column_values(right_scales.at[0])
-            plgpu.commit_smem()  # TMA writes there again when these are read
-            return accumulator[...], of_rows, of_columns
+def scaled_products(memory: Any, warpgroup: Any, number: Any, *, squares: bool) -> jax.Array:
+    """The products of a tile of the sum, of this consumer's rows, with the scales of both sides.
 
-        accumulator = plgpu.WGMMAAccumulatorRef((ROWS, TILE), jnp.float32)
-        found, of_rows, of_columns = pl.run_scoped(products, accumulator)
-        memory.left.release(half)
-        memory.right.release(slot)
-        found = found * across(of_rows, found.shape)
-        return found if of_columns is None else found * down(of_columns, found.shape)
+    `memory` has `left` and `right`, as `Memory` has them.
+    """
+    slot = memory.right.slot(number)
+    half = slot * CONSUMERS + warpgroup
+    memory.left.wait(half)
+    memory.right.wait(slot)
+    (left, left_scales), (right, right_scales) = memory.left.at(half), memory.right.at(slot)
+
+    def products(accumulator: Any) -> tuple[Any, ...]:
+        plgpu.wgmma(accumulator, left, right.transpose((1, 0)))
+        of_rows = row_values(left_scales.at[0])  # while the products are under way
+        if squares:
+            of_rows, of_columns = of_rows * right_scales[0, 0], None
+        else:
+            of_columns = column_values(right_scales.at[0])
+        plgpu.commit_smem()  # TMA writes there again when these are read
+        return accumulator[...], of_rows, of_columns
+
+    accumulator = plgpu.WGMMAAccumulatorRef((ROWS, TILE), jnp.float32)
+    found, of_rows, of_columns = pl.run_scoped(products, accumulator)
+    memory.left.release(half)
+    memory.right.release(slot)
+    found = found * across(of_rows, found.shape)
+    return found if of_columns is None else found * down(of_columns, found.shape)
 
 
 def _divided(number: Any, by: int) -> tuple[Any, Any]:

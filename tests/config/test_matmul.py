@@ -9,10 +9,12 @@ import jax
 import pytest
 
 from jaxpar.config import load_config
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.checks import validate
 from jaxpar.layers.matmul_formats import exempt, tensor_names
-from jaxpar.layout.choices.matmul import check_matmul_units, matmul_rows, tiled_choice
+from jaxpar.layout.choices.matmul import check_matmul_units, matmul_rows, routed_choice, tiled_choice
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from tests.sentences import refused
 from tests.small_run import small
@@ -124,6 +126,39 @@ def test_a_kernel_that_is_named_and_does_not_run_is_refused():
     config = small(precision={"matmul": "fp8_block", "matmul_backend": "mosaic"})
     with refused("precision.matmul_backend is mosaic", "NVIDIA GPU", "expected auto"):
         tiled_choice(config, jax.devices()[0])
+
+
+def test_what_multiplies_tiles_of_routed_experts_is_chosen_apart():
+    """The kernel of dense matmuls makes float32 too, and that of experts does not; cuDNN has none for experts."""
+    hopper = type(
+        "H100", (), {"platform": "gpu", "device_kind": "NVIDIA H100", "compute_capability": "9.0", "core_count": 132}
+    )()
+    model = {"layers": 4, "embed": 128, "experts": ExpertsConfig(count=4, width=128)}
+    of = lambda **precision: small(model=model, precision={"matmul": "fp8_block", **precision})
+    found = routed_choice(of(compute="bfloat16", matmul_backend="mosaic"), hopper)
+    assert found is not None and found.name == "mosaic"
+    found = routed_choice(of(compute="bfloat16", matmul_backend="auto"), hopper)
+    assert found is not None and found.name == "xla" and "verified" in found.rejected["mosaic"]
+    found = routed_choice(of(compute="bfloat16", matmul="mxfp8", matmul_backend="cudnn"), hopper)
+    assert found is not None and found.name == "xla" and "squares" in found.rejected["mosaic"]
+    with refused("precision.matmul_backend is mosaic", "routed experts", "float32", "experts_in and experts_out"):
+        routed_choice(of(matmul_backend="mosaic"), hopper)
+    excepted = MatmulExcept(parts=("experts_in", "experts_out"))
+    assert routed_choice(of(matmul_backend="mosaic", matmul_except=excepted), hopper) is None
+    assert routed_choice(small(model=model, precision={"matmul": "fp8_current"}), hopper) is None
+
+
+def test_widths_of_experts_that_are_no_whole_tiles_on_a_rank_are_refused():
+    experts = ExpertsConfig(count=4, width=192)
+    config = small(
+        model={"layers": 4, "embed": 128, "mlp": 128, "head_dim": 32, "experts": experts},
+        precision={"matmul": "fp8_block"}, data={"sequence_length": 256},
+    )  # fmt: skip
+    with refused("precision.matmul: fp8_block", "multiples of 128", "up is 128 x 192", "experts_in"):
+        resolve_config(config, 1)
+    excepted = replace(config.precision, matmul_except=MatmulExcept(parts=("experts_in", "experts_out")))
+    resolve_config(replace(config, precision=excepted), 1)
+    resolve_config(replace(config, precision=replace(config.precision, matmul="mxfp8")), 1)
 
 
 def test_the_plan_lists_each_exception_with_its_reason():

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.gpu import attention, cross_entropy, grouped, tiled
+from benchmarks.gpu import attention, cross_entropy, grouped, grouped_tiled, tiled
 from benchmarks.gpu.attention_cases import CHECKED, Case
 from benchmarks.gpu.journal import Journal
 from pallas_kernels.attention.registry import implementation
@@ -140,6 +140,28 @@ def _tiled_cases(processors: int, dry: bool) -> Mapping[str, Sequence[tiled.Case
     }
 
 
+def _grouped_tiled_cases(processors: int, dry: bool) -> Mapping[str, Sequence[grouped_tiled.Case]]:
+    if dry:
+        return {RUNGS[0]: grouped_tiled.DRY}
+    wave = 128 * max(1, processors // 2)  # two tiles of columns
+    return {
+        "one tile": [
+            grouped_tiled.Case("one tile", (128,), 128, 128),
+            grouped_tiled.Case("some of a tile", (77,), 128, 1024, room=20),
+        ],
+        "one wave": [grouped_tiled.Case("one wave", (wave // 2, wave // 2), 256, 1024)],
+        "three tiles a processor": [
+            grouped_tiled.Case("three waves", (wave, 0, 2 * wave - 100, 300), 256, 1024, room=50)
+        ],
+        "the grid": grouped_tiled.CHECKED,
+    }
+
+
+def _repeat_grouped_tiled(case: grouped_tiled.Case, dry: bool) -> Run:
+    run, arrays = grouped_tiled.program(case, "mosaic", dry), case.arrays()
+    return (lambda: run(*arrays)), grouped_tiled.RESULTS
+
+
 def _repeat_tiled(case: tiled.Case, dry: bool) -> Run:
     run, arrays = tiled.program(case, "mosaic", dry), case.arrays()
     return (lambda: run(*arrays)), tiled.RESULTS
@@ -158,6 +180,13 @@ KERNELS = (
     ),
     *map(_grouped, grouped.KERNELS),
     Kernel(tiled.KERNEL, _tiled_cases, lambda case: case.name, tiled.check_case, _repeat_tiled),
+    Kernel(
+        grouped_tiled.KERNEL,
+        _grouped_tiled_cases,
+        lambda case: case.name,
+        grouped_tiled.check_case,
+        _repeat_grouped_tiled,
+    ),
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.gpu import attention, cross_entropy, grouped, tiled
+from benchmarks.gpu import attention, cross_entropy, grouped, grouped_tiled, tiled
 from benchmarks.gpu.bring_up.ladder import KERNELS, RUNGS, Kernel, differing
 from benchmarks.gpu.journal import Journal
 
@@ -125,6 +125,7 @@ SPEEDS = (
     Step("speeds of attention", _measure(attention.measure)),
     Step("speeds of grouped matmuls", _measure(grouped.measure)),
     Step("speeds of matmuls of FP8 tiles", _measure(tiled.measure)),
+    Step("speeds of grouped matmuls of FP8 tiles", _measure(grouped_tiled.measure)),
     Step("speeds of cross-entropy", _measure(cross_entropy.measure)),
 )
 """After the records: a bring-up that is cut off here has kernels turned on."""

@@ -98,8 +98,9 @@ class MatmulExcept:
 
     parts: tuple[str, ...] = ("head", "router", "attention_out")
     """Groups of a layer's matmuls (`attention_in`, `attention_out`, `mlp_in`, `mlp_out`; of latent attention also
-    `attention_down` and `attention_up`; of shared experts `shared_in` and `shared_out`). `head`, `router` and `experts`
-    may be named, and are exceptions in any case."""
+    `attention_down` and `attention_up`; of shared experts `shared_in` and `shared_out`, of routed ones `experts_in` and
+    `experts_out`). `head` and `router` may be named, and are exceptions in any case; routed experts are under
+    `fp8_current` and `fp8_delayed`."""
     first_layers: int = 1
     """Number of layers at the beginning of the model."""
     last_layers: int = 1

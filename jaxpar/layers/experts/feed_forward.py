@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -57,15 +57,23 @@ from jaxpar.layers.feed_forward.gated import Gated
 from jaxpar.layers.lora import FACTORS, adapted
 from jaxpar.layers.projections import matrix_of, project_in, project_out
 from jaxpar.layers.report import AUXILIARY_LOSS, Report
+from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collective_matmul import PLAIN
 from jaxpar.mesh.collectives import reduce_max, reduce_sum
 from jaxpar.mesh.parameters import Arrays, ParamSpec
+from jaxpar.precision.grouped import grouped_products
 from jaxpar.precision.matmul import GroupScaling
+from jaxpar.precision.recipe import Recipe
 from pallas_kernels.grouped_matmul import Matrices, grouped_feed_forward, grouped_matmul
 from pallas_kernels.varying import vary_alike
 
 type Scaling = Callable[[str], GroupScaling | None]
 
+EXACT = "exact"
+"""Beside the weights that the exchange's loops are given: 1 in a layer whose products are not quantised."""
+
+IN, OUT = "experts_in", "experts_out"
+"""The groups of matmuls of the routed experts."""
 ROUTED = ("routed", "expert_mlp")
 """Dims of a hidden activation of the routed experts: rows for each token, hidden width."""
 SHARED = ("shared_mlp",)
@@ -91,7 +99,7 @@ def declare(model: ModelConfig, feed_forward: type[FeedForward]) -> Part:
     routers = tuple(name for name in ("router", "noise") if name in (weights := _weights(model, experts, inward)))
     # Rows are read and written when they are sent, and again when they are sorted by expert.
     sent = Elementwise("expert_input", traffic=Traffic(4, 4, unfused=4, unfused_backward=4), sends_rows=True)
-    hidden = Matmuls("experts_in", inward, inward=True, outputs=tuple(f"expert_{name}" for name in inward))
+    hidden = Matmuls(IN, inward, inward=True, outputs=tuple(f"expert_{name}" for name in inward))
     activations = [Activation("expert_input", ("routed", "embed")), *_hidden("expert", ROUTED, inward)]
     operations: list[Operation] = [hidden, sent, *_non_linear("expert", gated)]
     if routers:
@@ -109,7 +117,7 @@ def declare(model: ModelConfig, feed_forward: type[FeedForward]) -> Part:
         activations += _hidden("shared", SHARED, inward)
         operations += [Matmuls("shared_in", names, inward=True, outputs=names), *_non_linear("shared", gated)]
         operations += [Matmuls("shared_out", ("shared_down",), inward=False, input="shared_hidden")]
-    operations += [Matmuls("mlp_out", ("down",), inward=False, input="expert_hidden")]
+    operations += [Matmuls(OUT, ("down",), inward=False, input="expert_hidden")]
     return Part("mlp", weights, tuple(activations), tuple(operations))
 
 
@@ -197,8 +205,9 @@ class Experts(nnx.Module):
         kept = self._without_dropped(routing, counts, tokens, train)
         every = lambda flat: self._shared(flat.reshape(x.shape), scaling).reshape(flat.shape)
         shared = every if self.experts.shared else None
+        scalings = {group: own for group in (IN, OUT) if (own := scaling(group)) is not None}
         routed = self._routed if self.experts.compression is None or not train else partial(self._clustered, number)
-        y, handled, rounds, sent_clusters = routed(flat, kept, counts, shared)
+        y, handled, rounds, sent_clusters = routed(scalings, flat, kept, counts, shared)
         chosen = jnp.sum(counts[:, None] & (routing.indices != NO_EXPERT)).astype(jnp.float32)
         of_layers = {layer_report(one): jnp.where(number == one, report[LOAD], 0.0) for one in range(self.layers)}
         overflows = report[TOKENS] * (rounds > 1)
@@ -307,17 +316,28 @@ class Experts(nnx.Module):
     # ---- experts
 
     def _routed(
-        self, x: Float[Array, "tokens embed"], routing: Routing, counts: jax.Array, shared: Shared | None
+        self,
+        scalings: Mapping[str, GroupScaling],
+        x: Float[Array, "tokens embed"],
+        routing: Routing,
+        counts: jax.Array,
+        shared: Shared | None,
     ) -> tuple[Float[Array, "tokens embed"], Float[Array, ""], Int[Array, ""], Report]:
         """(the sums over each token's experts, `shared` included, assignments that this rank has handled, rounds of the
         exchange, what is reported of clusters)."""
-        found = self._exchanged(self.experts, x, routing, counts, shared)
+        found = self._exchanged(self.experts, scalings, x, routing, counts, shared)
         if self.experts.compression is None:
             return *found, {}
         return *found, {CLUSTERS: found[1], MERGED: 0 * found[1]}
 
     def _clustered(
-        self, number: Int[Array, ""], x: jax.Array, routing: Routing, counts: jax.Array, shared: Shared | None
+        self,
+        number: Int[Array, ""],
+        scalings: Mapping[str, GroupScaling],
+        x: Float[Array, "tokens embed"],
+        routing: Routing,
+        counts: jax.Array,
+        shared: Shared | None,
     ) -> tuple[Float[Array, "tokens embed"], Float[Array, ""], Int[Array, ""], Report]:
         """`_routed`, where a row of the exchange is a cluster of tokens of one expert."""
         slices, experts = self.layout.slices, self.experts
@@ -328,7 +348,7 @@ class Experts(nnx.Module):
         of_one = Routing(indices, jnp.ones(indices.shape, jnp.float32), {})
         centroids = centroids_of(clusters, x)
         results, handled, rounds = self._exchanged(
-            of_clusters(experts), interleaved(centroids, slices), of_one, indices[:, 0] != NO_EXPERT, None
+            of_clusters(experts), scalings, interleaved(centroids, slices), of_one, indices[:, 0] != NO_EXPERT, None
         )
         y = restored(clusters, x, routing.weights, centroids, joined(results, slices), experts.residual)
         number_of = lambda there: jnp.sum(there).astype(jnp.float32)
@@ -338,7 +358,13 @@ class Experts(nnx.Module):
         return y if shared is None else y + shared(x), handled, rounds, report
 
     def _exchanged(
-        self, experts: ExpertsConfig, x: jax.Array, routing: Routing, counts: jax.Array, shared: Shared | None
+        self,
+        experts: ExpertsConfig,
+        scalings: Mapping[str, GroupScaling],
+        x: Float[Array, "tokens embed"],
+        routing: Routing,
+        counts: jax.Array,
+        shared: Shared | None,
     ) -> tuple[Float[Array, "tokens embed"], Float[Array, ""], Int[Array, ""]]:
         """(the sums over the experts of each row, `shared` included, assignments that this rank has handled, rounds of
         the exchange)."""
@@ -347,12 +373,19 @@ class Experts(nnx.Module):
         lists = lists_of(exchange, layout.slices, routing.indices, counts)
         rounds = reduce_max(rounds_needed(exchange, lists), TOKEN_AXES)
         weights = {name: self._weight(name) for name, spec in self.part.weights.items() if "experts" in spec.axes}
+        recipes = {group: own.recipe for group, own in scalings.items()}
+        for own in scalings.values():
+            if own.exact is not None:  # a number, because the loops make gradients of all that they are given
+                weights[EXACT] = vary(own.exact.astype(jnp.float32))
         x, gates = vary_alike((x, routing.weights))  # those of a hash are constants
-        y, handled = exchanged(exchange, self._products, weights, x, gates, lists, rounds, shared)
+        products = partial(self._products, recipes)
+        y, handled = exchanged(exchange, products, weights, x, gates, lists, rounds, shared)
         # After an all-gather, each tensor rank handles the rows of all of them.
         return y, handled / lax.axis_size("tensor") if layout.exchange == "all_gather" else handled, rounds
 
-    def _products(self, w: Arrays, rows: jax.Array, gates: jax.Array, sizes: jax.Array) -> jax.Array:
+    def _products(
+        self, recipes: Mapping[str, Recipe], w: Arrays, rows: jax.Array, gates: jax.Array, sizes: jax.Array
+    ) -> jax.Array:
         """The experts of this rank for the rows of each, times the routers' weights."""
         rows, biased = self._named(rows, "expert_input"), "down_bias" in w
         inward = [name for name in ("up", "gate") if name in w]
@@ -362,16 +395,24 @@ class Experts(nnx.Module):
             matrices = Matrices(w["up"], w["gate"], w["down"])
             return grouped_feed_forward(rows, matrices, sizes, gates, names=("expert_up", "expert_gate"), **options)
         product = partial(grouped_matmul, group_sizes=sizes, **options)
-        narrow = partial(product, implementation="xla")  # kernels are for wider matrices than factors
-        times = lambda x, name: self._times(product, narrow, x, name, w)
-        made = {name: times(rows, name) for name in inward}
+
+        def times(group: str, x: jax.Array, names: Sequence[str]) -> list[jax.Array]:
+            if (recipe := recipes.get(group)) is None:
+                found = [product(x, w[name]) for name in names]
+            else:
+                exact = w[EXACT] > 0 if EXACT in w else None
+                found = grouped_products(x, [w[name] for name in names], sizes, recipe, exact, **options)
+            narrow = partial(product, implementation="xla")  # kernels are for wider matrices than factors
+            return [self._adapted(narrow, x, name, w, y) for name, y in zip(names, found, strict=True)]
+
+        made = dict(zip(inward, times(IN, rows, inward), strict=True))
         of_row = expert_of_row(sizes, len(rows)) if biased else None
         if of_row is not None:
             made = {name: one + rows_of_experts(of_row, w[f"{name}_bias"]) for name, one in made.items()}
         hidden = self._activated("expert", made)
         # The weight is a factor of the hidden activation, so that no backward needs the output of `down`.
         weighted = (hidden.astype(jnp.float32) * gates[:, None]).astype(rows.dtype)
-        y = times(weighted, "down")
+        (y,) = times(OUT, weighted, ["down"])
         if of_row is None:
             return y
         # The sums of tensor ranks are partial, so one of them adds the bias.
@@ -387,9 +428,9 @@ class Experts(nnx.Module):
         y = project_out(hidden, matrix("down"), PLAIN, scaling("shared_out"))
         return bias(y, "down")  # once, and not on each tensor rank
 
-    def _times(self, product: Any, narrow: Any, x: jax.Array, name: str, w: Arrays) -> jax.Array:
-        """`x` times a matrix, and times its two factors (`lora`) if it has any."""
-        y, (a, b) = product(x, w[name]), (f"{name}_{factor}" for factor in FACTORS)
+    def _adapted(self, narrow: Any, x: jax.Array, name: str, w: Arrays, y: jax.Array) -> jax.Array:
+        """`y`, which is `x` times a matrix, and `x` times the matrix's two factors (`lora`) if it has any."""
+        a, b = (f"{name}_{factor}" for factor in FACTORS)
         if a not in w:
             return y
         assert self.lora.rank is not None, "there are factors"

@@ -21,6 +21,7 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.experts.exchange import EXCHANGES
 from jaxpar.layers.experts.feed_forward import width_of
 from jaxpar.layers.experts.messages import exchange_of
+from jaxpar.layers.matmul_formats import quantised, routed_groups
 from jaxpar.memory.layer_shape import LayerShape, layer_shapes
 from jaxpar.mesh.wire.levels import split_by_nodes
 from jaxpar.units import seconds
@@ -87,6 +88,8 @@ def _why_apart(config: Config, model: ModelConfig, products: str, plan: Plan) ->
         return "the kernel adds no biases"
     if config.lora.rank is not None:
         return "the kernel adds no products of factors (lora.rank)"
+    if any(group.name in quantised(config, model) for _, group in routed_groups(model)):
+        return f"the kernel multiplies in {config.precision.compute} (precision.matmul: {config.precision.matmul})"
     kept = [name for name in _HIDDEN if any(run.activations.get(name, "recompute") != "recompute" for run in plan.runs)]
     return f"memory.remat keeps {' and '.join(kept)}, which the kernel does not write" if kept else None
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from jaxpar.config import Config, UserError
+from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Choice, Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.layers.matmul_formats import exact_layers, exempt, tensor_names
+from jaxpar.layers.matmul_formats import exact_layers, exempt, quantised, routed_groups, tensor_names
 from jaxpar.layout.choices.pipeline import holds_chunks
 from jaxpar.precision.history import is_gradient
 from jaxpar.precision.recipe import E4M3, E5M2, TILES, Recipe, recipe_of
 from jaxpar.units import operations
+from pallas_kernels.grouped_tiled_matmul import registry as grouped
 from pallas_kernels.tiled_matmul import Request, choose
 from pallas_kernels.unsupported import Unsupported
 
+WEIGHT_GRADIENTS = "gradients of their matrices multiply what the codes stand for"
 FORMATS = {E4M3: "e4m3", E5M2: "e5m2"}
 
 
@@ -62,6 +65,37 @@ def tiled_choice(config: Config, device: Device) -> Choice | None:
     return Choice(found.name, found.reason, found.rejected)
 
 
+def routed_choice(config: Config, device: Device) -> Choice | None:
+    """What multiplies codes of routed experts with scales of tiles; None where none are quantised.
+
+    Raises:
+        UserError: What `precision.matmul_backend` names does not run on such a device.
+    """
+    precision = config.precision
+    recipe = recipe_of(precision)
+    models = kind_models(config.model).values()
+    groups = {group.name for own in models for _, group in routed_groups(own) if group.name in quantised(config, own)}
+    if recipe is None or recipe.tiles is None or not groups:
+        return None
+    capability = getattr(device, "compute_capability", None)
+    size = recipe.tiles.size
+    request = grouped.Request(
+        device.platform, (E4M3, recipe.gradient), precision.compute, size, 1, size, size, size, recipe.tiles.square,
+        None if capability is None else float(capability), getattr(device, "device_kind", ""),
+        getattr(device, "core_count", None),
+    )  # fmt: skip
+    key, name = "precision.matmul_backend", precision.matmul_backend
+    known = [entry.name for entry in grouped.IMPLEMENTATIONS]
+    try:
+        found = grouped.choose(name if name in known else "auto", request, named_by=f"{key} names")
+    except Unsupported as error:
+        raise UserError(
+            f"{key} is {name}, which does not run here for routed experts: {error.refused[name]}; expected auto, or "
+            f"{' and '.join(sorted(groups))} in precision.matmul_except.parts"
+        ) from None
+    return Choice(found.name, found.reason, found.rejected)
+
+
 def codes_once(plan: Plan) -> bool:
     """Whether quantised matrices become codes once per optimizer step, and are stored and gathered as these."""
     return plan.dtypes.matmul is not None and why_each_use(plan) is None
@@ -78,7 +112,9 @@ def why_each_use(plan: Plan) -> str | None:
     return None
 
 
-def matmul_rows(config: Config, gpu: GPU | None, plan: Plan, tiled: Choice | None = None) -> list[tuple[str, str, str]]:
+def matmul_rows(
+    config: Config, gpu: GPU | None, plan: Plan, tiled: Choice | None = None, routed: Choice | None = None
+) -> list[tuple[str, str, str]]:
     """(name, value, reason) for the table of a plan: what is multiplied in FP8, and each exception; empty without.
 
     Args:
@@ -86,6 +122,7 @@ def matmul_rows(config: Config, gpu: GPU | None, plan: Plan, tiled: Choice | Non
         gpu: whose peaks are named; None where the catalogue does not have it.
         plan: of the run.
         tiled: what `tiled_choice` found.
+        routed: what `routed_choice` found.
     """
     precision = config.precision
     if precision.matmul is None:
@@ -101,9 +138,11 @@ def matmul_rows(config: Config, gpu: GPU | None, plan: Plan, tiled: Choice | Non
     each_use = why_each_use(plan)
     once = "stored and gathered in 8 bits, 1 byte a number; from the master weights"
     rows.append(("FP8 weights", "quantised with each use" if each_use else "quantised once per step", each_use or once))
+    why = lambda own: own.reason + "".join(f"; not {name}: {reason}" for name, reason in own.rejected.items())
     if tiled is not None:
-        why_not = "".join(f"; not {name}: {reason}" for name, reason in tiled.rejected.items())
-        rows.append(("matmuls of tiles", tiled.name, tiled.reason + why_not))
+        rows.append(("matmuls of tiles", tiled.name, why(tiled)))
+    if routed is not None:
+        rows.append(("tiles of routed experts", routed.name, f"{why(routed)}; {WEIGHT_GRADIENTS}"))
     rows += [(f"matmuls, {precision.compute}", own.what, own.why) for own in exempt(config)]
     if gpu is not None and "float8" in gpu.peaks:
         peaks = f"{operations(gpu.training_peak)}/s in bfloat16, {operations(gpu.peaks['float8'])}/s in FP8"

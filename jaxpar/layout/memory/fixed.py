@@ -10,7 +10,7 @@ from typing import NamedTuple
 from jaxpar.config import Config
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.kinds import kind_model
-from jaxpar.layers.matmul_formats import quantised
+from jaxpar.layers.matmul_formats import quantised, routed_groups
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.state import StateBytes
 from jaxpar.layout.memory.weights import HALVES, Ends, Part, Parts, Weight, Weights
@@ -333,7 +333,15 @@ class _Counted:
         has a sum in float32 of the gradients of tokens, and a round's activations with half of their cotangents: there
         is memory for it although it does not run. Its sums of the gradients of matrices are the layer's gradients.
         """
-        return max(self._of_experts_in(shape) for shape in self.shapes.values())
+        return max(self._of_experts_in(shape) + self._of_codes_in(shape) for shape in self.shapes.values())
+
+    def _of_codes_in(self, shape: LayerShape) -> int:
+        """What the codes of routed experts stand for, where they are quantised: rows and gradients in the order of the
+        tiles that gradients of matrices sum over, and once more those of a product in the order of rows."""
+        groups = quantised(self.config, shape.model)
+        if not any(group.name in groups for _, group in routed_groups(shape.model)):
+            return 0
+        return sum(shape.sizes.get(name, 0) for name in ("expert_input", "expert_up", "expert_gate", "expert_hidden"))
 
     @staticmethod
     def _of_experts_in(shape: LayerShape) -> int:

@@ -13,7 +13,7 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.layers.counting import factor_parameters, matmul_parameters, parameter_count
-from jaxpar.layout.choices.matmul import matmul_rows, tiled_choice
+from jaxpar.layout.choices.matmul import matmul_rows, routed_choice, tiled_choice
 from jaxpar.layout.memory.estimate import chunk_bytes, offloaded_bytes
 from jaxpar.layout.memory.state_bytes import frozen_bytes, state_bytes
 from jaxpar.layout.memory.state_storage import offload_rows
@@ -66,7 +66,9 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
             _bytes(layout, layout.trained, roles.gradient),
             f"per device, accumulated and reduced in {plan.dtypes.gradient}",
         ),
-        *matmul_rows(config, gpu_of(device.device_kind), plan, tiled_choice(config, device)),
+        *matmul_rows(
+            config, gpu_of(device.device_kind), plan, tiled_choice(config, device), routed_choice(config, device)
+        ),
         *_wire_row(plan),
         ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{tokens:,} tokens a step"),
         ("per device", f"{rows} x {part}", f"rows x sequence, in {plan.microbatches} microbatch(es)"),

@@ -10,7 +10,9 @@ import pytest
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.program.hlo.records import leaves
+from jaxpar.compiler.report import Analysis
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.memory.estimate import estimate_memory
 from tests.compiler.inspected import inspected, wide
@@ -19,7 +21,14 @@ LAYERS, EMBED, WIDTH, EXPERTS, PER_TOKEN = 2, 256, 512, 16, 2
 """Experts are split over four ranks, and their width over two."""
 TOKENS = 16 * 256 // 4
 """Of a microbatch on one device, those of its tensor ranks joined."""
+DENSE = TOKENS * PER_TOKEN * 4 * (EXPERTS // 4) * min(EMBED, WIDTH // 2)
+"""Numbers of a row for each expert."""
 CLUSTER = "h100:1x8"
+
+
+def largest_of(analysis: Analysis) -> int:
+    """Numbers of the largest array of a program."""
+    return max(prod(leaf.dims) for cost in analysis.costs for leaf in leaves(cost.op.shape))
 
 
 @pytest.mark.long
@@ -40,8 +49,38 @@ def test_the_kernels_are_in_the_step_and_no_product_is_dense(backend: str):
             runs[name[1], cost.flops / one] += cost.executions
     once = {("gated", 2): LAYERS, ("of_rows", 1): 4 * LAYERS, ("of_weights", 1): 3 * LAYERS}
     assert runs == once, "nothing runs twice"
-    dense = TOKENS * PER_TOKEN * 4 * (EXPERTS // 4) * min(EMBED, WIDTH // 2)
-    largest = max(prod(leaf.dims) for cost in analysis.costs for leaf in leaves(cost.op.shape))
-    assert largest < dense, "nothing is as large as a row for each expert"
+    assert largest_of(analysis) < DENSE, "nothing is as large as a row for each expert"
+    filled, _ = plan_for(config, parse_cluster(CLUSTER))
+    assert report.allocated_bytes <= estimate_memory(filled, analysis.compilation.plan).device
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["mosaic", "xla"])
+def test_experts_multiply_tiles_in_fp8(backend: str):
+    """With the kernel of tiles outputs and gradients of rows are products of 8 bits, without it none; gradients of
+    matrices are in bfloat16. The two kernels of a layer multiply as much as those of bfloat16."""
+    config = wide(
+        model={"layers": LAYERS, "embed": EMBED, "experts": ExpertsConfig(EXPERTS, PER_TOKEN, WIDTH)},
+        parallel={
+            "expert": 4, "tensor": 2, "expert_backend": "mosaic", "expert_exchange": "all_to_all",
+            "expert_capacity": 4.0,
+        },
+        precision={
+            "matmul": "fp8_block", "matmul_backend": backend,
+            "matmul_except": MatmulExcept(("attention_in", "attention_out"), first_layers=0, last_layers=0),
+        },
+        data={"sequence_length": 256, "batch_size": 16},
+    )  # fmt: skip
+    analysis, report = inspected(config, CLUSTER)
+    one = 2 * TOKENS * PER_TOKEN * EMBED * WIDTH / 2
+    runs: defaultdict[str, float] = defaultdict(float)
+    for cost in analysis.costs:
+        if cost.flops and (name := re.search(r"grouped_matmul_(\w+)", cost.op.op_name)):
+            assert cost.flops == one
+            runs[name[1]] += cost.executions
+    by = "of_tiles" if backend == "mosaic" else "of_rows"
+    assert runs == {by: 6 * LAYERS, "of_weights": 3 * LAYERS}
+    assert report.float8_flops == (6 * LAYERS * one if backend == "mosaic" else 0)
+    assert largest_of(analysis) < DENSE
     filled, _ = plan_for(config, parse_cluster(CLUSTER))
     assert report.allocated_bytes <= estimate_memory(filled, analysis.compilation.plan).device

@@ -8,6 +8,7 @@ MATMUL = "tests/precision/test_matmul.py"
 HISTORY = "tests/precision/test_history.py"
 CODES = "tests/precision/test_weight_codes.py"
 TILES = "tests/precision/test_tiles.py"
+GROUPED = "tests/precision/test_grouped.py"
 
 PRECISION = (
     Fault(
@@ -65,5 +66,26 @@ PRECISION = (
         old="codes = how.inputs(x, by_token=True)",
         new="codes = how.inputs(x, by_token=True)._replace(scales=how.inputs(x, by_token=True).scales[::-1])",
         caught_by=(f"{TILES}::test_each_product_is_within_the_bound_of_its_tiles[float8_e4m3fn-fp8_block]",),
+    ),
+    Fault(
+        name="fp8_experts_with_scales_of_other_experts",
+        description="In the gradient of rows, codes of an expert's matrix have the scales of another expert.",
+        file="jaxpar/precision/grouped.py",
+        old="terms = [how.times(how.rows(dy, form), how.weight(w, by_input=False), sizes, x.dtype) for dy, w in pairs]",
+        new="""other = lambda codes: codes._replace(scales=codes.scales[::-1])
+        of_w = lambda w: other(how.weight(w, by_input=False))
+        terms = [how.times(how.rows(dy, form), of_w(w), sizes, x.dtype) for dy, w in pairs]""",
+        caught_by=(
+            f"{GROUPED}::test_products_of_experts_are_those_of_the_numbers_that_the_codes_stand_for"
+            "[float8_e4m3fn-fp8_block]",
+        ),
+    ),
+    Fault(
+        name="fp8_experts_whose_tiles_hold_rows_of_others",
+        description="In the gradient of matrices, tiles of rows begin anywhere, and have rows of two experts.",
+        file="jaxpar/precision/grouped.py",
+        old="    found = row_blocks(sizes, rows, tile)\n",
+        new="    found = row_blocks(sizes, rows, tile, align=8)\n",
+        caught_by=(f"{GROUPED}::test_each_expert_begins_a_tile_and_no_row_is_lost[sizes2]",),
     ),
 )

@@ -13,6 +13,7 @@ from jaxpar.config.axes import axis_sizes
 from jaxpar.config.plan import AxisSizes, Choice, ExpertLayout
 from jaxpar.config.schema import MemoryConfig
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.choices.experts import check_expert_layouts, expert_layouts
@@ -97,6 +98,21 @@ def test_one_kernel_makes_the_hidden_activation_where_nothing_else_needs_it():
     assert make_plan(resolve_config(run("triton"), 4), H100).experts[""].fused
     apart = make_plan(resolve_config(run("xla"), 4), H100).experts[""]
     assert not apart.fused and apart.fused_reason == "xla has no kernel for it"
+
+
+def test_experts_in_fp8_have_no_kernel_that_makes_the_hidden_activation():
+    config = run("mosaic")
+    excepted = lambda *parts: replace(
+        config.precision,
+        matmul="fp8_block",
+        matmul_except=MatmulExcept(("attention_in", "attention_out", *parts), 0, 0),
+    )
+    planned = lambda precision: make_plan(
+        resolve_config(replace(config, precision=precision, data=replace(config.data, sequence_length=256)), 4), H100
+    ).experts[""]
+    assert not planned(excepted()).fused and "fp8_block" in planned(excepted()).fused_reason
+    assert not planned(excepted("experts_in")).fused
+    assert planned(replace(excepted(), matmul="fp8_current", matmul_except=MatmulExcept())).fused
 
 
 def test_a_plan_that_asks_for_what_the_kernel_cannot_do_is_refused():

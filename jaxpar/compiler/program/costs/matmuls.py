@@ -54,8 +54,14 @@ _OURS = re.compile(r"__gpu\$xla\.gpu\.triton|mosaic_gpu\w*")
 """Custom calls of Pallas kernels, through Triton and by Mosaic GPU."""
 _HEAD_LOSS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
 """Names of the kernels of `pallas_kernels.linear_cross_entropy`, forward and backward."""
-_GROUPED = {"grouped_matmul_of_rows": 1, "grouped_matmul_of_weights": 1, "grouped_matmul_gated": 2}
-"""Names of the kernels of `pallas_kernels.grouped_matmul`, and how many products each makes."""
+_GROUPED = {
+    "grouped_matmul_of_rows": 1,
+    "grouped_matmul_of_weights": 1,
+    "grouped_matmul_gated": 2,
+    "grouped_matmul_of_tiles": 1,
+}
+"""Names of the kernels of `pallas_kernels.grouped_matmul` and `grouped_tiled_matmul`, and how many products each
+makes."""
 
 _BLOCK_SCALED = "__cudnn$blockScaledDot"
 """XLA's call for codes with a scale for each 32."""

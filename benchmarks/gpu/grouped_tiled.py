@@ -1,0 +1,149 @@
+"""Grouped matmuls of codes with scales of tiles: checks the kernel against float64, and compares its speed with the
+grouped matmul in bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.gpu.journal import Journal
+from benchmarks.gpu.programs import sentence
+from benchmarks.gpu.tiled import E4M3, E5M2, TILE, error_of, timed
+from pallas_kernels.device import INTERPRETER, target
+from pallas_kernels.grouped_matmul import grouped_matmul
+from pallas_kernels.grouped_tiled_matmul import Request, grouped_tiled_matmul
+from pallas_kernels.grouped_tiled_matmul.registry import implementation
+
+KERNEL = "grouped_tiled_matmul/mosaic"
+RESULTS = ("out",)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows of each group, and the sides of its matrix [n, k]."""
+
+    name: str
+    sizes: tuple[int, ...]
+    n: int
+    k: int
+    room: int = 0
+    """Rows behind the last group."""
+    form: str = E4M3
+    """Of the rows."""
+
+    @property
+    def m(self) -> int:
+        return sum(self.sizes) + self.room
+
+    def arrays(self) -> tuple[jax.Array, ...]:
+        """Codes and scales, powers of two, of rows and matrices."""
+        keys = iter(jax.random.split(jax.random.key(0), 4))
+        codes = lambda form, *shape: jax.random.normal(next(keys), shape).astype(form)
+        scales = lambda *shape: 2.0 ** jax.random.randint(next(keys), shape, -3, 4)
+        groups, steps = len(self.sizes), self.k // TILE
+        return (
+            codes(self.form, self.m, self.k), scales(self.m, steps),
+            codes(E4M3, groups, self.n, self.k), scales(groups, self.n // TILE, steps),
+        )  # fmt: skip
+
+    def flops(self) -> float:
+        return 2.0 * sum(self.sizes) * self.n * self.k
+
+    def request(self, device: Any) -> Request:
+        sides = self.m, len(self.sizes), self.n, self.k, TILE
+        return Request(device.platform, (self.form, E4M3), "bfloat16", *sides, True, device.compute_capability)
+
+
+CHECKED = (
+    Case("one row of tiles", (1,), 128, 128),
+    Case("single rows of tiles", (1,) * 40, 128, 256),
+    Case("empty groups of tiles", (0, 70, 0, 0, 3, 0), 256, 128, room=20),
+    Case("all tiles in one group", (0, 0, 4096, 0), 512, 768, form=E5M2),
+    Case("uneven groups of tiles", (1, 700, 5, 0, 129, 127, 1000, 64), 1024, 1408, room=300),
+    Case("no tiles at all", (0, 0), 128, 128, room=200),
+    Case("a long sum of tiles", (300, 17, 90), 384, 16384),
+)
+DRY = (Case("small groups of tiles", (3, 0, 20), 128, 128, room=4),)
+TIMED = (
+    Case("DeepSeek-V3 up, 32 experts", (1024,) * 32, 2048, 7168),
+    Case("Qwen3-30B up, 16 experts", (4096,) * 16, 768, 2048),
+    Case("Mixtral up, 8 experts", (2048,) * 8, 14336, 4096),
+)
+
+
+def program(case: Case, name: str, interpret: bool = False) -> Callable[..., tuple[jax.Array]]:
+    """`case.arrays` -> (product,) by an implementation; not jitted in the interpreter."""
+
+    def run(*arrays: jax.Array) -> tuple[jax.Array]:
+        options: dict[str, Any] = {"implementation": name, "interpret": interpret, "numbers_by": "xla"}
+        return (grouped_tiled_matmul(*arrays, jnp.array(case.sizes), **options),)
+
+    return run if interpret else jax.jit(run)
+
+
+def check(journal: Journal) -> None:
+    """The kernel against float64."""
+    for case in DRY if journal.dry else CHECKED:
+        check_case(journal, case)
+
+
+def check_case(journal: Journal, case: Case) -> None:
+    """Adds the row of one case."""
+    row: dict[str, Any] = {"kernel": KERNEL, "case": case.name}
+    reason = implementation("mosaic").supports(case.request(INTERPRETER if journal.dry else target()))
+    if reason is not None:
+        journal.add("check", **row, refused=reason)
+        return
+    journal.begin(f"{KERNEL}: {case.name}")
+    try:
+        journal.add("check", **row, **_compare(case, journal.dry))
+    except Exception as error:  # a row reports what went wrong, and the others are still checked
+        journal.add("check", **row, failed=sentence(error))
+
+
+def _compare(case: Case, dry: bool) -> dict[str, Any]:
+    arrays = case.arrays()
+    run = program(case, "mosaic", dry)
+    have, again, low = (np.asarray(each(*arrays)[0]) for each in (run, run, program(case, "xla")))
+    wanted = _float64(case, *arrays)
+    errors, allowed = {"out": error_of(have, wanted)}, {"out": 2 * error_of(low, wanted) + 1e-6}
+    same_bits = np.array_equal(have, again)
+    return {
+        "errors": errors, "allowed": allowed, "passed": same_bits and errors["out"] <= allowed["out"],
+        "same_bits": same_bits,
+    }  # fmt: skip
+
+
+def _float64(case: Case, *arrays: jax.Array) -> np.ndarray:
+    rows, row_scales, weights, weight_scales = (np.asarray(x.astype(jnp.float32), np.float64) for x in arrays)
+    rows, weights = rows * row_scales.repeat(TILE, 1), weights * weight_scales.repeat(TILE, 1).repeat(TILE, 2)
+    out, begin = np.zeros((case.m, case.n)), 0
+    for size, matrix in zip(case.sizes, weights, strict=True):
+        out[begin : begin + size] = rows[begin : begin + size] @ matrix.T
+        begin += size
+    return out
+
+
+def measure(journal: Journal) -> None:
+    """TFLOP/s of the kernel, of plain XLA, and of the grouped matmul in bfloat16."""
+    for case in DRY if journal.dry else TIMED:
+        if journal.has("over", case=case.name) or not journal.has_time(case.name, 10):
+            continue
+        journal.begin(case.name)
+        row = {"case": case.name, "m": case.m, "n": case.n, "k": case.k}
+        timed(journal, row, case.flops(), case.arrays(), _paths(case))
+        journal.add("over", case=case.name)
+
+
+def _paths(case: Case) -> dict[str, Callable[..., jax.Array]]:
+    def plain(rows: jax.Array, _: jax.Array, weights: jax.Array, __: jax.Array) -> jax.Array:
+        wide = rows.astype(jnp.bfloat16), jnp.swapaxes(weights, 1, 2).astype(jnp.bfloat16)
+        return grouped_matmul(*wide, jnp.array(case.sizes), implementation="mosaic")
+
+    ours = lambda name: lambda *arrays: program(case, name)(*arrays)[0]
+    return {"mosaic": ours("mosaic"), "xla": ours("xla"), "mosaic bfloat16": plain}

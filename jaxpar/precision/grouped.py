@@ -1,0 +1,158 @@
+"""Products of routed experts in FP8 with a scale for each tile: `fp8_block` and `mxfp8`.
+
+Rows are sorted by expert. For the output, and for the gradient of rows, a tile is numbers of one row, as in
+`jaxpar.precision.tiles`, so that a row has the same codes on every layout. The gradient of an expert's matrix sums over
+the expert's rows, and a tile is so many neighbouring ones of a column, counted from the expert's first: none has rows
+of two experts, and the last tile of an expert is filled up with zeros. Which rows are neighbours depends on the layout.
+Scales are powers of two, so that this moves only codes of numbers that are too small for the format's full precision,
+2^-14 of their tile's largest and less.
+
+The gradient of a matrix is a product of what the codes stand for, in the compute dtype, which has it exactly. FP8 units
+sum along neighbouring bytes alone, so a kernel for it would need both operands transposed, tile by tile of each expert;
+there is none yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxpar.precision.recipe import E4M3, Recipe, Tiles
+from jaxpar.precision.tiles import Codes, in_tiles
+from pallas_kernels.grouped_matmul.api import Static, request_of
+from pallas_kernels.grouped_matmul.blocks import row_blocks
+from pallas_kernels.grouped_matmul.registry import chosen
+from pallas_kernels.grouped_tiled_matmul import IMPLEMENTATIONS, grouped_tiled_matmul
+from pallas_kernels.tiled_matmul.reference import numbers
+from pallas_kernels.varying import vary_alike
+
+
+class Places(NamedTuple):
+    """Where rows of experts are, each expert's in whole tiles."""
+
+    row: Int[Array, " places"]
+    """The row at each place; -1 is none."""
+    sizes: Int[Array, " experts"]
+    """Places of each expert, a multiple of a tile."""
+
+
+def grouped_products(
+    x: Float[Array, "rows inputs"],
+    weights: Sequence[Float[Array, "experts inputs outputs"]],
+    sizes: Int[Array, " experts"],
+    recipe: Recipe,
+    exact: Bool[Array, ""] | None,
+    *,
+    implementation: str,
+    expected: int,
+) -> tuple[Float[Array, "rows outputs"], ...]:
+    """`x` times each of the matrices of its rows' experts, and gradients, quantised alike; 0 behind the last expert.
+
+    Sends nothing.
+
+    Args:
+        x: Rows in the order of the experts.
+        weights: Of one or more stacks of matrices.
+        sizes: Rows of each expert.
+        recipe: With scales of tiles.
+        exact: Whether nothing is quantised after all; None if it is in all layers.
+        implementation: Of `pallas_kernels.grouped_matmul`, for what the codes stand for: gradients of matrices, and
+            all products where no kernel multiplies codes.
+        expected: Rows that are expected, as in `pallas_kernels.grouped_matmul.grouped_matmul`.
+    """
+    name = chosen(implementation, request_of(x, weights[0], None)).name
+    how = _How(recipe, Static(name, expected, False))
+    return _products(how, *vary_alike((x, tuple(weights), sizes, exact)))
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _How:
+    recipe: Recipe
+    grouped: Static
+
+    @property
+    def tiles(self) -> Tiles:
+        assert self.recipe.tiles is not None, "it has scales of tiles"
+        return self.recipe.tiles
+
+    def rows(self, x: jax.Array, form: str) -> Codes:
+        """In tiles of numbers of one row."""
+        return in_tiles(x, (1, self.tiles.size), form, self.recipe.margin)
+
+    def by_expert(self, x: jax.Array, places: Places, form: str) -> jax.Array:
+        """What the codes stand for, in tiles of neighbouring rows of one expert, each in whole tiles."""
+        there = places.row >= 0
+        filled = jnp.where(there[:, None], x.at[jnp.maximum(places.row, 0)].get(mode="promise_in_bounds"), 0)
+        return numbers(*in_tiles(filled, (self.tiles.size, 1), form, self.recipe.margin)).astype(x.dtype)
+
+    def weight(self, w: jax.Array, *, by_input: bool) -> Codes:
+        """[experts, inputs, outputs], in squares, or in tiles along the inputs or along the outputs."""
+        size = self.tiles.size
+        along = (size, 1) if by_input else (1, size)
+        return in_tiles(w, (size, size) if self.tiles.square else along, E4M3, self.recipe.margin)
+
+    def times(self, rows: Codes, matrices: Codes, sizes: jax.Array, dtype: Any) -> jax.Array:
+        """[rows, outputs] of codes [rows, inputs] and those of matrices [experts, outputs, inputs]."""
+        named = self.recipe.backend in [entry.name for entry in IMPLEMENTATIONS]  # cuDNN has no grouped product
+        return grouped_tiled_matmul(
+            *rows, *matrices, sizes, dtype, implementation=self.recipe.backend if named else "auto",
+            numbers_by=self.grouped.name, expected=self.grouped.expected,
+        )  # fmt: skip
+
+
+def in_whole_tiles(sizes: Int[Array, " experts"], rows: int, tile: int) -> Places:
+    """The places of so many rows: those of each expert from the first row of a tile on."""
+    found = row_blocks(sizes, rows, tile)
+    within = jnp.arange(tile, dtype=jnp.int32)
+    row = jnp.where(within < found.high[:, None], found.start[:, None] + within, -1)
+    used = (found.high > 0)[:, None] & (found.group[:, None] == jnp.arange(sizes.shape[0]))
+    return Places(row.ravel(), tile * jnp.sum(used, axis=0, dtype=jnp.int32))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _products(
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], sizes: jax.Array, exact: Any
+) -> tuple[jax.Array, ...]:
+    def quantised() -> tuple[jax.Array, ...]:
+        rows = how.rows(x, E4M3)
+        each = (Codes(*(part.mT for part in how.weight(w, by_input=True))) for w in weights)
+        return tuple(how.times(rows, matrices, sizes, x.dtype) for matrices in each)
+
+    def exactly() -> tuple[jax.Array, ...]:
+        return tuple(how.grouped.times_weights(x, w, sizes, transposed=False) for w in weights)
+
+    return quantised() if exact is None else lax.cond(exact, exactly, quantised)
+
+
+def _forward(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], sizes: jax.Array, exact: Any) -> Any:
+    return _products(how, x, weights, sizes, exact), (x, weights, sizes, exact)
+
+
+def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
+    x, weights, sizes, exact = kept
+    pairs = list(zip(dys, weights, strict=True))
+
+    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        form = how.recipe.gradient
+        terms = [how.times(how.rows(dy, form), how.weight(w, by_input=False), sizes, x.dtype) for dy, w in pairs]
+        places = in_whole_tiles(sizes, len(x), how.tiles.size)
+        rows = how.by_expert(x, places, E4M3)
+        dws = [how.grouped.of_weights(rows, how.by_expert(dy, places, form), places.sizes) for dy in dys]
+        return sum(terms[1:], terms[0]), tuple(dws)
+
+    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        terms = [how.grouped.times_weights(dy, w, sizes, transposed=True) for dy, w in pairs]
+        return sum(terms[1:], terms[0]), tuple(how.grouped.of_weights(x, dy, sizes) for dy in dys)
+
+    return *(quantised() if exact is None else lax.cond(exact, exactly, quantised)), None, None
+
+
+_products.defvjp(_forward, _backward)

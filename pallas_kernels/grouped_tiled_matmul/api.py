@@ -1,0 +1,88 @@
+"""`grouped_tiled_matmul`: codes of each group's rows times codes of the group's matrix, on any platform."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Shaped
+
+from pallas_kernels.device import INTERPRETER, target
+from pallas_kernels.grouped_matmul.work import expecting
+from pallas_kernels.grouped_tiled_matmul.registry import Request, chosen
+from pallas_kernels.grouped_tiled_matmul.registry import implementation as entry
+from pallas_kernels.tiled_matmul.api import FORMS
+from pallas_kernels.varying import vary_alike
+
+
+def grouped_tiled_matmul(
+    rows: Shaped[Array, "m k"],
+    row_scales: Float[Array, "m tiles"],
+    weights: Shaped[Array, "groups n k"],
+    weight_scales: Float[Array, "groups row_tiles tiles"],
+    group_sizes: Int[Array, " groups"],
+    dtype: Any = jnp.bfloat16,
+    *,
+    implementation: str = "auto",
+    numbers_by: str = "auto",
+    expected: int | None = None,
+    interpret: bool = False,
+) -> Float[Array, "m n"]:
+    """Each row times the transposed matrix of its group, of what the codes stand for; without gradients.
+
+    The first `group_sizes[0]` rows are of group 0, the next of group 1, and so on; rows behind the last group give 0.
+    Both sides are summed over their last dim, as the FP8 units of a Hopper read them, in float32: see
+    `pallas_kernels.tiled_matmul`.
+
+    Args:
+        rows: Codes of 8 bits, sorted by group.
+        row_scales: Powers of two, one for each k / tiles codes of a row.
+        weights: Codes of 8 bits, perhaps of the other format: a matrix for each group.
+        weight_scales: The same, for each row of a matrix or for as many rows together as there are codes in a tile.
+        group_sizes: Rows of each group, integers from 0.
+        dtype: Of the result.
+        implementation: `auto`, or by name: see `registry.IMPLEMENTATIONS`.
+        numbers_by: The implementation of `pallas_kernels.grouped_matmul` that multiplies what the codes stand for,
+            where codes are not multiplied.
+        expected: As in `pallas_kernels.grouped_matmul.grouped_matmul`.
+        interpret: Run the kernel in Pallas' interpreter, for tests.
+
+    Raises:
+        ValueError: If shapes or formats do not fit together, or what is named does not support them.
+    """
+    check(rows, row_scales, weights, weight_scales, group_sizes)
+    device = INTERPRETER if interpret else target()
+    (m, k), (groups, n, _) = rows.shape, weights.shape
+    request = Request(
+        device.platform, (str(rows.dtype), str(weights.dtype)), str(jnp.dtype(dtype)), m, groups, n, k,
+        k // row_scales.shape[1], weight_scales.shape[1] != n, device.compute_capability, device.gpu, device.processors,
+    )  # fmt: skip
+    found = entry(chosen(implementation, request).name)
+    options: dict[str, Any] = {"numbers_by": numbers_by} if found.by_numbers else {"interpret": interpret}
+    with expecting(m if expected is None else expected):
+        arrays = vary_alike((rows, row_scales, weights, weight_scales, group_sizes))
+        return found.grouped_tiled_matmul(*arrays, dtype, **options)
+
+
+def check(rows: Array, row_scales: Array, weights: Array, weight_scales: Array, sizes: Array) -> None:
+    """Refuse shapes and formats that do not fit together. Raises `ValueError`."""
+    shapes = (
+        f"rows {rows.shape} with scales {row_scales.shape}, weights {weights.shape} with scales "
+        f"{weight_scales.shape} and group sizes {sizes.shape}"
+    )
+    ranks = tuple(x.ndim for x in (rows, row_scales, weights, weight_scales, sizes))
+    if ranks != (2, 2, 3, 3, 1) or rows.shape[1] != weights.shape[2]:
+        raise ValueError(
+            "a grouped matmul of tiles is of rows [m, k], weights [groups, n, k] with scales of both, and sizes "
+            f"[groups], got {shapes}"
+        )
+    tiles, of_rows = row_scales.shape[1], weight_scales.shape[1]
+    fits = tiles and of_rows and rows.shape[1] % tiles == 0 and weights.shape[1] % of_rows == 0
+    alike = row_scales.shape[0] == rows.shape[0] and weight_scales.shape[2] == tiles
+    if not fits or not alike or not weights.shape[0] == weight_scales.shape[0] == sizes.shape[0]:
+        raise ValueError(
+            "scales are [m, tiles] and [groups, n or parts of it, tiles] with as many tiles of k, and there is a size "
+            f"for each group, got {shapes}"
+        )
+    if str(rows.dtype) not in FORMS or str(weights.dtype) not in FORMS:
+        raise ValueError(f"codes are of {' or '.join(FORMS)}, got {rows.dtype} and {weights.dtype}")

@@ -1,0 +1,157 @@
+"""The kernel for Hopper GPUs: tiles of 128 rows that lie in one group, as in `pallas_kernels.grouped_matmul`, each a
+sum of products of 128 codes that are scaled and added up in float32 registers, as in `pallas_kernels.tiled_matmul`.
+
+Tiles begin where their group begins, or up to 7 rows before, at a multiple of 8. What a tile loads before and behind
+its group is multiplied with the group's matrix too, and not written: a row's sum has nothing of another row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int, Shaped
+
+from pallas_kernels.attention.mosaic.memory import Loaded, tiled
+from pallas_kernels.attention.mosaic.registers import full
+from pallas_kernels.attention.mosaic.schedule import CONSUMERS, ROWS, TILE, specialise
+from pallas_kernels.choice import refused_by_gpu
+from pallas_kernels.device import multiprocessors
+from pallas_kernels.grouped_matmul.blocks import all_row_blocks
+from pallas_kernels.grouped_matmul.mosaic.kernel import At, Kernel, Tiles, Work
+from pallas_kernels.grouped_matmul.mosaic.tiles import ALIGN, SECTION
+from pallas_kernels.grouped_matmul.mosaic.tiles import STEP as PIECE
+from pallas_kernels.grouped_tiled_matmul.request import INDEXED, Request
+from pallas_kernels.tiled_matmul.mosaic import STEP, scaled_products
+from pallas_kernels.varying import vary_over, varying_axes
+
+STAGES = 5
+"""Steps in shared memory: as many as fit into 227 KiB beside the result and the rows that leave a tile one by one."""
+
+
+def refusal(request: Request) -> str | None:
+    """None if the kernel computes what is asked for, else why not."""
+    if (reason := refused_by_gpu(request, hopper=True, dtypes=("bfloat16",))) is not None:
+        return reason
+    if request.n % TILE or request.k % STEP or request.tile != STEP or not request.squares:
+        return f"sides of matrices are multiples of {TILE}, cut into squares of {STEP}, not {request}"
+    if max(request.m * max(request.k, request.n), request.groups * request.n * request.k) >= INDEXED:
+        return f"its arrays have at most 2^31 - 1 elements, which {request} exceeds"
+    return None
+
+
+def grouped_tiled_matmul(
+    rows: Shaped[Array, "m k"],
+    row_scales: Float[Array, "m tiles"],
+    weights: Shaped[Array, "groups n k"],
+    weight_scales: Float[Array, "groups row_tiles tiles"],
+    sizes: Int[Array, " groups"],
+    dtype: Any,
+    *,
+    interpret: bool = False,
+) -> Float[Array, "m n"]:
+    """Like `api.grouped_tiled_matmul`."""
+    (m, k), n = rows.shape, weights.shape[1]
+    found, steps = all_row_blocks(sizes, m, TILE, k // STEP, ALIGN)
+    work = Work(*found, steps)
+    work = Work(*(jnp.pad(each, (0, -each.shape[0] % SECTION)) for each in work))  # without rows: nothing is done
+    # A step's scales side by side, in rows of whole 16 bytes, as TMA loads them; it loads no single number, so that a
+    # square's scale is repeated for its rows: 3% of the bytes of the codes.
+    of_rows = jnp.pad(row_scales.astype(jnp.float32), ((0, -m % ALIGN), (0, 0))).T
+    of_weights = jnp.repeat(weight_scales.astype(jnp.float32), n // weight_scales.shape[1], axis=1).mT
+    columns, count = n // TILE, work.group.shape[0]
+    programs = 1 if interpret else min(multiprocessors(), count * columns)  # the simulator runs several in turn
+    body = _Kernel(Tiles(TILE, "rows", transposed=True), count, 1, columns, SECTION, programs, dtype)
+    out = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((m, n), dtype),
+        scratch_types={"memory": body.memory_of(rows.dtype, weights.dtype)},
+        grid=(programs,),
+        grid_names=("program",),
+        num_threads=CONSUMERS + 1,
+        thread_name="warpgroup",
+        kernel_name="grouped_matmul_of_tiles",
+        interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else None,
+    )(rows, weights, of_rows, of_weights, *work)
+    return vary_over(out, varying_axes(rows))  # a launch forgets what its results vary over
+
+
+class _Memory(NamedTuple):
+    """In shared memory."""
+
+    left: Loaded
+    """By step and consumer: 64 rows of codes, and their scales."""
+    right: Loaded
+    """By step: 128 rows of codes of a matrix, and their scales."""
+    out: Any
+    rest: Any
+    """As in `pallas_kernels.grouped_matmul.mosaic.kernel.Memory`."""
+
+
+class _Arrays(NamedTuple):
+    """In global memory."""
+
+    rows: Any
+    weights: Any
+    row_scales: Any
+    weight_scales: Any
+    work: Work
+    out: Any
+
+
+@dataclass(frozen=True)
+class _Kernel(Kernel):
+    def memory_of(self, left: Any, right: Any) -> _Memory:
+        """The types of its shared memory, given formats."""
+        return _Memory(
+            Loaded.of(STAGES * CONSUMERS, 1, ROWS, (STEP,), left, (1, jnp.float32)),
+            Loaded.of(STAGES, CONSUMERS, TILE, (STEP,), right, (1, jnp.float32)),
+            tiled((CONSUMERS, ROWS, TILE), self.dtype),
+            plgpu.SMEM((CONSUMERS, ROWS, PIECE), self.dtype),
+        )
+
+    def __call__(self, rows: Any, weights: Any, *refs: Any, memory: Any) -> None:
+        row_scales, weight_scales, *rest = refs
+        arrays = _Arrays(rows, weights, row_scales, weight_scales, Work(*rest[:5]), rest[5])
+        specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
+
+    def produce(self, arrays: Any, memory: Any) -> None:
+        def load_tile(at: At) -> None:
+            def load(number: Any, _: None) -> None:
+                codes, columns = pl.ds(number * STEP, STEP), pl.ds(at.column, TILE)
+                slot = memory.right.slot(at.done + number)
+                for half in range(CONSUMERS):
+                    own = pl.ds(at.start + half * ROWS, ROWS)
+                    sources = arrays.rows.at[own, codes], arrays.row_scales.at[pl.ds(number, 1), own]
+                    memory.left.load(slot * CONSUMERS + half, *sources)
+                scales = arrays.weight_scales.at[at.group, pl.ds(number, 1), columns]
+                memory.right.load(slot, arrays.weights.at[at.group, columns, codes], scales)
+
+            lax.fori_loop(0, at.steps, load, None)
+
+        self.for_each_tile(arrays.work, load_tile)
+        memory.left.drain()
+        memory.right.drain()
+
+    def consume(self, arrays: Any, memory: Any, warpgroup: Any) -> None:
+        for slot in range(STAGES):
+            memory.left.release(slot * CONSUMERS + warpgroup)
+            memory.right.release(slot)
+        self.for_each_tile(arrays.work, partial(self.multiply, arrays, memory, warpgroup))
+        plgpu.wait_smem_to_gmem(0)
+
+    def multiply(self, arrays: Any, memory: Any, warpgroup: Any, at: At) -> None:
+        """This consumer's half of a tile."""
+        add = lambda number, total: total + scaled_products(memory, warpgroup, at.done + number, squares=True)
+        total = lax.fori_loop(0, at.steps, add, full((ROWS, TILE), 0.0))
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        half = memory.out.at[warpgroup]
+        half[...] = total.astype(half.dtype)
+        plgpu.commit_smem()
+        self.write(half, arrays.out, memory.rest, warpgroup, at)

@@ -1,0 +1,30 @@
+"""The product in plain JAX: what the codes stand for, multiplied by `pallas_kernels.grouped_matmul`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Shaped
+
+from pallas_kernels.device import target
+from pallas_kernels.grouped_matmul.api import request_of
+from pallas_kernels.grouped_matmul.registry import chosen
+from pallas_kernels.grouped_matmul.registry import implementation as entry
+from pallas_kernels.tiled_matmul.reference import numbers
+
+
+def grouped_tiled_matmul(
+    rows: Shaped[Array, "m k"],
+    row_scales: Float[Array, "m tiles"],
+    weights: Shaped[Array, "groups n k"],
+    weight_scales: Float[Array, "groups row_tiles tiles"],
+    sizes: Int[Array, " groups"],
+    dtype: Any,
+    numbers_by: str,
+) -> Float[Array, "m n"]:
+    """Like `api.grouped_tiled_matmul`."""
+    left = numbers(rows, row_scales).astype(dtype)
+    right = numbers(weights, weight_scales).astype(dtype)
+    name = chosen(numbers_by, request_of(left, jnp.swapaxes(right, 1, 2), target())).name
+    return entry(name).times_weights(left, right, sizes, transposed=True)
