@@ -33,7 +33,6 @@ from pallas_kernels.attention.mosaic.schedule import (
     blocks_of,
     for_each_block,
     launch,
-    rows_of,
     specialise,
     zero,
 )
@@ -174,7 +173,7 @@ class _KeyGradients:
         def load_tile(row: Any, tile: Any, kv_head: Any, done: Any) -> Any:
             _, kept = blocks_of(arrays.visits, row, tile)
             for half in range(CONSUMERS):
-                rows = rows_of(tile, half)
+                rows = self.schedule.rows_of(tile, half)
                 of_keys = arrays.k.at[row, rows, kv_head], arrays.v.at[row, rows, kv_head], arrays.keys.at[row, :, rows]
                 memory.keys.load(half, *of_keys)
 
@@ -231,7 +230,7 @@ class _KeyGradients:
         self.release_keys(memory, warpgroup)
         for name, total in sums.items():
             scaled = total * self.scores.scale if name == "k" else total
-            arrays.d[name][row, rows_of(tile, warpgroup), kv_head] = scaled
+            arrays.d[name][row, self.schedule.rows_of(tile, warpgroup), kv_head] = scaled
         return done
 
     def step(

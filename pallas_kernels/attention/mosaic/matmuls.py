@@ -87,6 +87,8 @@ class InFlight[Made](NamedTuple):
     """Runs when both are under way."""
     done: Callable[[], None]
     """Runs after both."""
+    apart: bool = False
+    """The first is used when both are over, so that the operand of the second takes no registers beside it."""
 
 
 def _after_wait[Values](values: Values) -> Values:
@@ -102,6 +104,10 @@ class OnDevice:
     """Accumulates in place, with the first operand in registers."""
 
     needs_scratch = False
+
+    @staticmethod
+    def order_reads() -> None:
+        """Nothing: what a consumer has read is in registers when it gives a block back, and a fence spills 4 bytes."""
 
     @staticmethod
     def add(
@@ -133,9 +139,16 @@ class OnDevice:
             plgpu.wgmma(one, *pair.first)
             plgpu.wgmma(running.ref, *pair.second)
             pair.issued()
-            made, factor = pair.use(_after_wait(plgpu.wgmma_accumulator_load(one, wait_n=1)))
-            found, made = _after_wait((plgpu.wgmma_accumulator_load(running.ref, wait_n=0), made))
-            pair.done()
+            if pair.apart:
+                raw, found = _after_wait(
+                    (plgpu.wgmma_accumulator_load(one, wait_n=0), plgpu.wgmma_accumulator_load(running.ref, wait_n=0))
+                )
+                pair.done()
+                made, factor = pair.use(raw)
+            else:
+                made, factor = pair.use(_after_wait(plgpu.wgmma_accumulator_load(one, wait_n=1)))
+                found, made = _after_wait((plgpu.wgmma_accumulator_load(running.ref, wait_n=0), made))
+                pair.done()
             wgmma_accumulator_store(running.ref, found * factor)
             return made
 
@@ -172,6 +185,11 @@ class Simulated:
     needs_scratch = True
 
     @staticmethod
+    def order_reads() -> None:
+        """What this consumer has read of shared memory is read before TMA writes there again."""
+        plgpu.commit_smem()
+
+    @staticmethod
     def add(
         total: jax.Array, a: jax.Array, b: Any, scratch: Any, meanwhile: Callable[[], None] | None = None
     ) -> jax.Array:
@@ -194,10 +212,15 @@ class Simulated:
             plgpu.wgmma(one, *pair.first)
             plgpu.wgmma(two, scratch, pair.second[1])
             pair.issued()
-            made, factor = pair.use(plgpu.wgmma_accumulator_load(one, wait_n=1))
-            found = total + plgpu.wgmma_accumulator_load(two, wait_n=0)
-            pair.done()
-            return found * factor, made
+            if pair.apart:
+                raw, found = plgpu.wgmma_accumulator_load(one, wait_n=0), plgpu.wgmma_accumulator_load(two, wait_n=0)
+                pair.done()
+                made, factor = pair.use(raw)
+            else:
+                made, factor = pair.use(plgpu.wgmma_accumulator_load(one, wait_n=1))
+                found = plgpu.wgmma_accumulator_load(two, wait_n=0)
+                pair.done()
+            return (total + found) * factor, made
 
         return pl.run_scoped(compute, _accumulator(pair.first), _accumulator(pair.second))
 
