@@ -84,8 +84,8 @@ def launches(case: Case, settings: Settings, tokens: Tokens) -> Iterator[Launch]
             entry = getattr(table, name)
             yield Launch("triton", name, entry, of_triton(entry)[:some], backward)
     if not settings.interpret and mosaic.refusal(request) is None:
-        form = *sizes, kind_of(case.mask), case.softcap
-        tiles, listed = mosaic_tiles(*form), others(*form)
+        kind = kind_of(case.mask)
+        tiles, listed = mosaic_tiles(*sizes, kind, case.softcap), others(*sizes, kind)
         for name, entry in tiles._asdict().items():
             if entry is not None:
                 yield _of_mosaic(name, entry, listed.get(name, []), tiles, settings, tokens)

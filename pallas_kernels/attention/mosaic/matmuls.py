@@ -30,17 +30,23 @@ def product(a: Any, b: Any, meanwhile: Callable[[], None] | None = None) -> jax.
 
 
 def products[Made](
-    first: tuple[Any, Any], second: tuple[Any, Any], between: Callable[[], None], use: Callable[[jax.Array], Made]
+    first: tuple[Any, Any],
+    second: tuple[Any, Any],
+    between: Callable[[], None],
+    use: Callable[[jax.Array], Made],
+    issued: Callable[[], None] | None = None,
 ) -> tuple[Made, jax.Array]:
     """What `use` makes of the first of two products while the second is under way, and the second.
 
-    `between` runs after the first was issued.
+    `between` runs after the first was issued, `issued` after both.
     """
 
     def compute(one: Any, two: Any) -> tuple[Made, jax.Array]:
         plgpu.wgmma(one, *first)
         between()
         plgpu.wgmma(two, *second)
+        if issued is not None:
+            issued()
         made = use(_after_wait(plgpu.wgmma_accumulator_load(one, wait_n=1)))
         return made, _after_wait(plgpu.wgmma_accumulator_load(two, wait_n=0))
 
@@ -178,6 +184,23 @@ class OnDevice:
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(stage, target, reduction_op="add")
 
+    @staticmethod
+    def leave(target: Any, value: jax.Array, stage: Any) -> None:
+        """Leave `value` in shared memory, for `add_left`."""
+        del target
+        stage[...] = value
+        plgpu.commit_smem()
+
+    @staticmethod
+    def add_left(stage: Any, target: Any) -> None:
+        """Add what `leave` left to global memory, without waiting."""
+        plgpu.copy_smem_to_gmem(stage, target, reduction_op="add")
+
+    @staticmethod
+    def wait_for_added() -> None:
+        """Until what `leave` left is read."""
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
 
 class Simulated:
     """The same through `scratch`, a reference of a's shape."""
@@ -238,4 +261,19 @@ class Simulated:
         stage[...] = target[...] + value
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(stage, target)
+        plgpu.wait_smem_to_gmem(0)
+
+    @staticmethod
+    def leave(target: Any, value: jax.Array, stage: Any) -> None:
+        """With what is in global memory, for the simulator copies without adding."""
+        stage[...] = target[...] + value
+        plgpu.commit_smem()
+
+    @staticmethod
+    def add_left(stage: Any, target: Any) -> None:
+        plgpu.copy_smem_to_gmem(stage, target)
+
+    @staticmethod
+    def wait_for_added() -> None:
+        """Until it is written: `leave` reads it there."""
         plgpu.wait_smem_to_gmem(0)

@@ -10,6 +10,7 @@ of mean 1k, and with 64 keys 89% and 92%. No GPU has timed any of this.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pallas_kernels.attention.kinds import Kind
@@ -79,8 +80,18 @@ def tiles(width: int, value_width: int, kind: Kind, softcap: float | None = None
     return found._replace(forward=FULL[sizes]) if kind == "full" and sizes in FULL else found
 
 
-def others(width: int, value_width: int, kind: Kind, softcap: float | None = None) -> dict[str, list[Any]]:
-    """By the field of `Tiles`, what a measurement compares with the entry for these heads under such a mask."""
-    sizes, entry = (width, value_width), tiles(width, value_width, kind, softcap)
+def others(width: int, value_width: int, kind: Kind) -> dict[str, list[Any]]:
+    """By the field of `Tiles`, what a measurement compares with the entry for these heads under such a mask.
+
+    The fused backward with the gradient of queries stored by the producer, with consumers in turn, and with both. At
+    width 128 storing leaves no registers for scores and dP together in blocks that the mask cuts.
+    """
+    sizes, entry = (width, value_width), tiles(width, value_width, kind)
     forwards = FORWARDS.get(sizes, ()) + (WIDE.get(sizes, ()) if kind == "full" else ())
-    return {"forward": [one for one in forwards if one != entry.forward]}
+    found: dict[str, list[Any]] = {"forward": [one for one in forwards if one != entry.forward]}
+    if entry.fused is not None:
+        stored = {"stored_apart": True} | ({"together": "whole"} if sizes == (128, 128) else {})
+        found["fused"] = [
+            replace(entry.fused, **change) for change in (stored, {"in_turn": True}, stored | {"in_turn": True})
+        ]
+    return found

@@ -46,7 +46,7 @@ def kernels(
     by_heads, rows = PartitionSpec("batch", None, "heads"), PartitionSpec("batch")
     settings = Settings(MASKS[mask], width**-0.5, softcap)
     chosen = DETERMINISTIC_KERNELS if deterministic else KERNELS
-    form = width, value_width, kind_of(settings.mask), softcap
+    form = width, value_width, kind_of(settings.mask)
     changed = None if other is None else tiles(*form)._replace(**{other[0]: others(*form)[other[0]][other[1]]})
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> Any:

@@ -22,7 +22,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 from pallas_kernels.attention import Settings, output_products, reference
 from pallas_kernels.attention import Tokens as KernelTokens
 from pallas_kernels.attention.kinds import kind_of
-from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS, forward, matmuls, refusal
+from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS, backward, forward, matmuls, refusal
 from pallas_kernels.attention.mosaic.bounds import Limits, key_tokens, query_limits, visits
 from pallas_kernels.attention.mosaic.forward import ForwardTiles
 from pallas_kernels.attention.mosaic.tiles import TABLE
@@ -84,6 +84,15 @@ FORWARDS = {
     ),
     "blocks-of-192": (Case(Mask(causal=False), 203, 1, 1), ForwardTiles(192, 2, "whole")),
 }  # fmt: skip
+
+
+APART, IN_TURN = {"stored_apart": True}, {"in_turn": True}
+BACKWARDS = {
+    "apart-in-turn-packed": (Case(Mask(segmented=True), 150, 1, 1), APART | IN_TURN),
+    "apart-causal": (Case(Mask(), 300, 2, 1), APART),
+    "in-turn-width-128": (Case(Mask(window=60), 203, 2, 1, (128, 128), 2.0), IN_TURN),
+    "apart-in-turn-width-96": (Case(Mask(segmented=True), 290, 1, 1, (96, 96)), APART | IN_TURN),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -153,6 +162,33 @@ def test_forwards_that_the_tables_only_list_are_too(
     found, plain = (
         worst(dict(zip(("out", "lse"), jax.jit(run)(*(inputs[x] for x in "qkv"), named), strict=True)), expected)
         for run in (simulated, partial(reference.KERNELS.forward, options))
+    )
+    assert all(found[name] <= max(TIMES * plain[name], FLOOR) for name in found), (found, plain)
+    assert REPORTED not in capfd.readouterr().out
+
+
+@pytest.mark.matrix(quick=("apart-in-turn-packed",), ci=1)
+@pytest.mark.parametrize(("case", "change"), BACKWARDS.values(), ids=BACKWARDS)
+def test_fused_backwards_that_the_tables_only_list_are_too(
+    case: Case, change: dict[str, bool], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """From the output and log-sum-exp of the plain JAX form."""
+    tokens = tokens_of(case)
+    inputs, options = random_inputs(case, tokens), Settings(case.mask, case.widths[0] ** -0.5, case.softcap)
+    q, k, v, d_out, d_lse = (inputs[name] for name in ("q", "k", "v", "d_out", "d_lse"))
+    exact = {name: np.asarray(x, np.float64) for name, x in inputs.items()}
+    expected = attention(**exact, kept=pairs(case.mask, tokens), softcap=case.softcap)
+    expected = {name: expected[name] for name in ("dq", "dk", "dv")}
+    named = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+    out, lse = jax.jit(partial(reference.KERNELS.forward, options))(q, k, v, named)
+    given = q, k, v, named, lse, output_products(out, d_out, lse, d_lse), d_out
+    entry = table_tiles(*case.widths, kind_of(case.mask), case.softcap)
+    assert entry.fused is not None
+    changed = entry._replace(fused=replace(entry.fused, **change))
+    simulated = partial(backward, replace(options, neighbours=case.neighbours, interpret=True), tiles=changed)
+    found, plain = (
+        worst(dict(zip(expected, jax.jit(run)(*given), strict=True)), expected)
+        for run in (simulated, partial(reference.KERNELS.backward, options))
     )
     assert all(found[name] <= max(TIMES * plain[name], FLOOR) for name in found), (found, plain)
     assert REPORTED not in capfd.readouterr().out

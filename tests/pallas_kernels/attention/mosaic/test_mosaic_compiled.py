@@ -130,6 +130,7 @@ OTHERS_LISTED = [
     for mask, kind in (("packed-window", "packed"), ("full", "full"))
     for field, listed in others(*widths, kind).items()
     for place in range(len(listed))
+    if field == "forward" or kind == "packed"  # whose masks take the most registers
 ]
 
 
@@ -140,10 +141,13 @@ def test_what_is_listed_beside_the_entries_spills_nothing_either(other: Other) -
     [found] = in_child("tests.pallas_kernels.attention.mosaic.gpu_mosaic:all_of", arguments)
     kind = "full" if other.mask == "full" else "packed"
     entry = others(*other.widths, kind)[other.field][other.place]
-    kernel = found["kernels"][-1 if other.field != "forward" else 0]
+    name = "attention_forward" if other.field == "forward" else "attention_key_gradients"
+    [kernel] = (one for one in found["kernels"] if one["name"] == name)
     assert max(found["shared"]) <= SHARED
     assert kernel["spilled"] == 0 and kernel["serialized"] == 0, kernel
     assert 1 in kernel["waits"], kernel
-    if other.field == "forward":
+    if other.field == "fused":
+        assert kernel["reduce"] > 0 and kernel["setmaxnreg"] == [*REGISTERS[CONSUMERS]], kernel
+    else:
         assert kernel["setmaxnreg"] == [*REGISTERS[entry.consumers]], kernel
         assert kernel["registers"] * 128 * (entry.consumers + 1) <= 65536, kernel
