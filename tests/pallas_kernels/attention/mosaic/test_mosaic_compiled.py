@@ -134,7 +134,7 @@ OTHERS_LISTED = [
 ]
 
 
-@pytest.mark.matrix(quick=("64 full forward 0",), ci=2)
+@pytest.mark.matrix(quick=("64 packed-window forward 0",), ci=2)
 @pytest.mark.parametrize("other", OTHERS_LISTED, ids=lambda other: " ".join(map(str, (other.widths[0], *other[1:]))))
 def test_what_is_listed_beside_the_entries_spills_nothing_either(other: Other) -> None:
     arguments = [[*other.widths, other.mask, None, False, False, "bfloat16", 8, other[2:]]]
