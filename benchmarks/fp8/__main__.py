@@ -4,8 +4,8 @@
 
 Every run is a training run of `configs/quickstart.yaml` on one device, in a folder of its own; what is in the folder
 already is not run again, so a study that was cut off goes on. `--outlier 1048576` plants a channel of that magnitude
-(`benchmarks.fp8.planted`) in what the quantised matmuls read, and then all layers are quantised; `--embed 512` makes the
-model wider, of several tiles.
+(`benchmarks.fp8.planted`) in what the quantised matmuls read, and then all layers are quantised; `--embed 512` makes
+the model wider, of several tiles.
 """
 
 from __future__ import annotations

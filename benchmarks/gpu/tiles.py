@@ -1,5 +1,6 @@
-"""Times the entries of the tile tables and their neighbours, and prints the best tile of each entry on this device.
+"""Times the entries of the tile tables, their neighbours and what the tables list beside them, on this device.
 
+It prints the best tile of each entry.
 Enter a faster tile into the table by hand. This changes the sources, so the records of the kernel expire, and
 `--record` has to check it again.
 """
@@ -19,6 +20,9 @@ from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import compile_all, seconds_of, sentence
 from pallas_kernels.attention import Settings, Tokens, mosaic, triton
 from pallas_kernels.attention.kinds import kind_of
+from pallas_kernels.attention.mosaic.forward import ForwardTiles
+from pallas_kernels.attention.mosaic.schedule import CONSUMERS
+from pallas_kernels.attention.mosaic.tiles import others
 from pallas_kernels.attention.mosaic.tiles import tiles as mosaic_tiles
 from pallas_kernels.attention.triton.tiles import Tile, widths
 from pallas_kernels.attention.triton.tiles import tiles as triton_tiles
@@ -80,13 +84,14 @@ def launches(case: Case, settings: Settings, tokens: Tokens) -> Iterator[Launch]
             entry = getattr(table, name)
             yield Launch("triton", name, entry, of_triton(entry)[:some], backward)
     if not settings.interpret and mosaic.refusal(request) is None:
-        tiles = mosaic_tiles(*sizes, kind_of(case.mask), case.softcap)
+        kind = kind_of(case.mask)
+        tiles, listed = mosaic_tiles(*sizes, kind, case.softcap), others(*sizes, kind)
         for name, entry in tiles._asdict().items():
             if entry is not None:
-                yield _of_mosaic(name, entry, tiles, settings, tokens)
+                yield _of_mosaic(name, entry, listed.get(name, []), tiles, settings, tokens)
 
 
-def _of_mosaic(name: str, entry: Any, tiles: Any, settings: Settings, tokens: Tokens) -> Launch:
+def _of_mosaic(name: str, entry: Any, listed: list[Any], tiles: Any, settings: Settings, tokens: Tokens) -> Launch:
     def program(candidate: Any) -> Callable[..., Any]:
         chosen = tiles._replace(**{name: candidate})
         if name == "forward":
@@ -94,7 +99,8 @@ def _of_mosaic(name: str, entry: Any, tiles: Any, settings: Settings, tokens: To
         kernel = partial(mosaic.backward, tiles=chosen, deterministic=name != "fused")
         return partial(_backward, kernel, settings, tokens)
 
-    return Launch("mosaic", name, entry, of_mosaic(entry), program)
+    neighbours = of_mosaic(entry)
+    return Launch("mosaic", name, entry, neighbours + [one for one in listed if one not in neighbours], program)
 
 
 def of_triton(tile: Tile) -> list[Tile]:
@@ -121,8 +127,14 @@ def of_mosaic(entry: Any) -> list[Any]:
     wider = [replace(entry, **{side: new}) for new in sorted(sizes) if 32 <= new != size]
     unique = {getattr(one, side): one for one in wider}
     deeper = [replace(entry, stages=entry.stages + by) for by in (-1, 1) if entry.stages + by > 0]
-    others = [replace(entry, overlapped=not entry.overlapped)] if hasattr(entry, "overlapped") else []
-    return [*unique.values(), *deeper, *others]
+    return [*unique.values(), *deeper, *(_of_forward(entry) if isinstance(entry, ForwardTiles) else [])]
+
+
+def _of_forward(entry: ForwardTiles) -> list[ForwardTiles]:
+    """The same with one product in flight, where two consumers take turns with one, or with two."""
+    if entry.overlapped == "none":
+        return [replace(entry, overlapped="all")]
+    return [replace(entry, overlapped="none")] if entry.consumers == CONSUMERS else []
 
 
 def _forward(kernel: Callable, settings: Settings, tokens: Tokens, q, k, v, d_out, lse) -> Any:

@@ -1,4 +1,4 @@
-"""Attention kernels for Hopper GPUs, in Pallas Mosaic GPU: one warpgroup loads by TMA, two compute by wgmma.
+"""Attention kernels for Hopper GPUs, in Pallas Mosaic GPU: one warpgroup loads by TMA, the others compute by wgmma.
 
 `forward` (with `overlapped`), `backward_by_queries` and `backward_by_keys` are the kernels, the last with `query_parts`
 where all gradients come from one. `schedule`, `memory`, `registers`, `matmuls` and `scores` are what they share,
@@ -67,8 +67,8 @@ def forward(
     """
     limits, scores, launch = _static(settings)
     cut = (tiles or _tiles(settings, q, v)).forward
-    queries, keys = query_limits(settings.mask, tokens, TILE), key_tokens(settings.mask, tokens, cut.keys)
-    found = visits(limits, queries, keys, TILE, cut.keys, of_keys=False, neighbours=_neighbours(settings))
+    queries, keys = query_limits(settings.mask, tokens, cut.queries), key_tokens(settings.mask, tokens, cut.keys)
+    found = visits(limits, queries, keys, cut.queries, cut.keys, of_keys=False, neighbours=_neighbours(settings))
     launch |= {"exact": settings.result_dtype(q) == jnp.float32, "tiles": cut}
     with multiplies(settings.mask, *FORWARD):
         out, lse = forward_kernel(q, k, v, queries, keys, found, limits=limits, scores=scores, **launch)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
@@ -22,6 +23,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.mosaic.bounds import Limits, Visits
 from pallas_kernels.attention.mosaic.matmuls import product, products
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
+from pallas_kernels.attention.mosaic.overlapped import await_turn, first_turn, hand_over, last_turn, turns
 from pallas_kernels.attention.mosaic.query_parts import Exchange, QueryGradientParts
 from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
 from pallas_kernels.attention.mosaic.schedule import (
@@ -33,7 +35,6 @@ from pallas_kernels.attention.mosaic.schedule import (
     blocks_of,
     for_each_block,
     launch,
-    rows_of,
     specialise,
     zero,
 )
@@ -51,6 +52,11 @@ class KeyGradientTiles:
     together: Literal["all", "whole", "none"] = "whole"
     """The blocks whose scores and dP are issued together, so that probabilities are computed while dP is: all, or those
     that the mask does not cut, whose limits need no registers."""
+    stored_apart: bool = False
+    """Fused, the producer stores the gradient of the queries, so that consumers neither issue that nor wait for it."""
+    in_turn: bool = False
+    """The second consumer issues the scores and dP of a block after the first, so that one computes probabilities while
+    the other multiplies."""
 
 
 def key_gradients(
@@ -77,7 +83,8 @@ def key_gradients(
     head_bytes = heads // kv_heads * q.shape[1] * (width + value_width) * q.dtype.itemsize
     schedule = Schedule.of(padded // TILE, batch, kv_heads, head_bytes, 1, programs)
     widths = {letter: wide for letter, wide in (("k", width), ("v", value_width)) if letter in wanted}
-    fused = QueryGradientParts(width, tiles.queries, scores.scale, matmuls) if "q" in wanted else None
+    parts = QueryGradientParts(width, tiles.queries, scores.scale, matmuls, tiles.stored_apart)
+    fused = parts if "q" in wanted else None
     body = _KeyGradients(schedule, heads // kv_heads, tiles, limits, scores, matmuls, fused, widths, width, q.dtype)
     results = [jax.ShapeDtypeStruct((batch, padded, kv_heads, wide), jnp.float32) for wide in widths.values()]
     inputs = (q, k, v, d_out, statistics, queries, keys, *visits)
@@ -112,6 +119,7 @@ class _Memory(NamedTuple):
     d_out: Loaded
     scratch: Any
     fused: Exchange | None
+    turn: Any
 
 
 class _Place(NamedTuple):
@@ -145,6 +153,10 @@ class _KeyGradients:
     dtype: Any
 
     @property
+    def stored_apart(self) -> bool:
+        return self.fused is not None and self.fused.apart
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Of the scores of a step."""
         return ROWS, self.tiles.queries
@@ -160,6 +172,7 @@ class _KeyGradients:
             d_out=Loaded.of(stages, CONSUMERS, block, (value_width,), dtype, like=like),
             scratch=tiled((CONSUMERS, ROWS, block), dtype) if self.matmuls.needs_scratch else None,
             fused=self.fused.memory(dtype) if self.fused else None,
+            turn=turns(CONSUMERS) if self.tiles.in_turn else None,
         )
 
     def __call__(
@@ -171,28 +184,47 @@ class _KeyGradients:
         specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
 
     def produce(self, arrays: _Arrays, memory: _Memory) -> None:
+        """Loads, and stores of the queries' gradient, each when the block that takes its block's place is loaded."""
+        fused, exchange = self.fused, memory.fused
+        later = self.tiles.stages if self.stored_apart else 0
+
         def load_tile(row: Any, tile: Any, kv_head: Any, done: Any) -> Any:
             _, kept = blocks_of(arrays.visits, row, tile)
             for half in range(CONSUMERS):
-                rows = rows_of(tile, half)
+                rows = self.schedule.rows_of(tile, half)
                 of_keys = arrays.k.at[row, rows, kv_head], arrays.v.at[row, rows, kv_head], arrays.keys.at[row, :, rows]
                 memory.keys.load(half, *of_keys)
+            blocks = kept * self.group
 
-            def load_blocks(member: Any, done: Any) -> Any:
-                head = kv_head * self.group + member
-                lax.fori_loop(0, kept, lambda index, _: load_block(row, tile, head, done, index), None)
-                return done + kept
+            def step(n: Any, _: None) -> None:
+                pl.when(n < blocks)(lambda: load_block(row, *place(n), done + n))
+                if self.stored_apart:
+                    pl.when(n >= later)(lambda: store_block(row, *place(n - later), done + n - later))
 
-            return lax.fori_loop(0, self.group, load_blocks, done)
+            def place(n: Any) -> tuple[Any, Any, Any]:
+                head = kv_head * self.group + lax.div(n, kept)
+                return tile, head, lax.rem(n, kept)
 
-        def load_block(row: Any, tile: Any, head: Any, done: Any, index: Any) -> None:
+            lax.fori_loop(0, blocks + later, step, None)
+            return done + blocks
+
+        def load_block(row: Any, tile: Any, head: Any, index: Any, step: Any) -> None:
             rows = block_rows(arrays.visits, row, tile, index, self.tiles.queries)
-            slot = memory.queries.slot(done + index)
+            slot = memory.queries.slot(step)
             of_queries = arrays.q.at[row, rows, head], arrays.statistics.at[row, head, :, rows]
             memory.queries.load(slot, *of_queries, arrays.queries.at[row, :, rows])
             memory.d_out.load(slot, arrays.d_out.at[row, rows, head])
 
+        def store_block(row: Any, tile: Any, head: Any, index: Any, step: Any) -> None:
+            assert fused is not None and exchange is not None
+            start = block_rows(arrays.visits, row, tile, index, self.tiles.queries).start
+            fused.store(exchange, step, fused.target(arrays.d["q"], row, head, start))
+
+        if exchange is not None:
+            exchange.release_all()
         self.schedule.for_each_tile(arrays.visits.order, load_tile, jnp.int32(0))
+        if self.stored_apart:
+            plgpu.wait_smem_to_gmem(0)
         for loaded in (memory.keys, memory.queries, memory.d_out):
             loaded.drain()
 
@@ -201,8 +233,14 @@ class _KeyGradients:
         memory.d_out.release_all()
         self.release_keys(memory, warpgroup)
         differentiate = partial(self.differentiate, arrays, memory, warpgroup)
+        if self.tiles.in_turn:
+            first_turn(memory.turn, warpgroup)
         self.schedule.for_each_tile(arrays.visits.order, differentiate, jnp.int32(0))
-        if self.fused:
+        if self.tiles.in_turn:
+            last_turn(memory.turn, warpgroup)
+        if memory.fused is not None and self.stored_apart:
+            plgpu.barrier_wait(memory.fused.free.at[warpgroup])
+        elif self.fused:
             plgpu.wait_smem_to_gmem(0)
 
     def release_keys(self, memory: _Memory, warpgroup: Any) -> None:
@@ -231,7 +269,7 @@ class _KeyGradients:
         self.release_keys(memory, warpgroup)
         for name, total in sums.items():
             scaled = total * self.scores.scale if name == "k" else total
-            arrays.d[name][row, rows_of(tile, warpgroup), kv_head] = scaled
+            arrays.d[name][row, self.schedule.rows_of(tile, warpgroup), kv_head] = scaled
         return done
 
     def step(
@@ -250,10 +288,14 @@ class _KeyGradients:
             p = self.probabilities(raw, statistics, limits, at, masked)
             return p, self.scores.weight(raw, p)
 
+        if self.tiles.in_turn:
+            await_turn(memory.turn, at.warpgroup)
+        issued = partial(hand_over, memory.turn, at.warpgroup) if self.tiles.in_turn else None
         if self.together(masked):
-            (p, weight), dp = products(of_scores, of_dp, wait_for_d_out, weights)
+            (p, weight), dp = products(of_scores, of_dp, wait_for_d_out, weights, issued)
         else:
-            (p, weight), dp = weights(product(*of_scores, wait_for_d_out)), None
+            both = wait_for_d_out if issued is None else lambda: (wait_for_d_out(), issued(), None)[-1]
+            (p, weight), dp = weights(product(*of_scores, both)), None
         if "v" in self.widths:
             sums = sums | {"v": self.matmuls.add(sums["v"], p.astype(self.dtype), d_out, held)}
         if "k" not in self.widths:

@@ -27,7 +27,6 @@ from pallas_kernels.attention.mosaic.schedule import (
     for_each_block,
     launch,
     load_by_queries,
-    rows_of,
     specialise,
     zero,
 )
@@ -174,7 +173,7 @@ class _QueryGradients:
         at = _Tile(warpgroup, done, of_query, *(row_values(statistics.at[i]) for i in range(2)))
         dq = for_each_block((whole, kept), partial(self.step, memory, at), full((ROWS, self.width), 0.0))
         memory.queries.release(warpgroup)
-        arrays.dq[row, rows_of(tile, warpgroup), head] = dq * self.scores.scale
+        arrays.dq[row, self.schedule.rows_of(tile, warpgroup), head] = dq * self.scores.scale
         return done + kept
 
     def step(self, memory: _Memory, at: _Tile, index: Any, dq: jax.Array, *, masked: bool) -> jax.Array:

@@ -1,7 +1,7 @@
-"""Forward: one tile of 128 queries at a time, over the blocks of keys that its mask keeps.
+"""Forward: one tile of 64 queries for each consumer at a time, over the blocks of keys that its mask keeps.
 
-The online softmax in base 2, with the two consumers taking turns on the tensor cores: while one multiplies, the other
-exponentiates (the ping-pong schedule of FlashAttention-3, arXiv:2407.08608, section 3.1). `overlapped` has the form in
+The online softmax in base 2, with the consumers taking turns on the tensor cores: while one multiplies, the others
+exponentiate (the ping-pong schedule of FlashAttention-3, arXiv:2407.08608, section 3.1). `overlapped` has the form in
 which a consumer also exponentiates beside a product of its own.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -21,18 +21,17 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.mosaic.bounds import Limits, Visits
 from pallas_kernels.attention.mosaic.matmuls import product
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
-from pallas_kernels.attention.mosaic.overlapped import alternation, await_turn, hand_over, overlapped_blocks
+from pallas_kernels.attention.mosaic.overlapped import first_turn, last_turn, overlapped_blocks, turns
 from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
 from pallas_kernels.attention.mosaic.schedule import (
     CONSUMERS,
+    REGISTERS,
     ROWS,
-    TILE,
     Schedule,
     blocks_of,
     for_each_block,
     launch,
     load_by_queries,
-    rows_of,
     specialise,
     zero,
 )
@@ -47,11 +46,24 @@ class ForwardTiles:
     """Keys of a block: a multiple of 16."""
     stages: int
     """Blocks of keys and values in shared memory."""
-    overlapped: bool = True
-    """The scores of a block are under way beside the product of the block before with its values, so that a consumer
-    exponentiates while its own second product is computed; else each product is waited for."""
+    overlapped: Literal["all", "whole", "none"] = "all"
+    """The blocks whose scores a consumer exponentiates while it multiplies the block before with its values: all, or
+    those that the mask does not cut, whose tokens need no registers. With "none" one product is in flight."""
     own_output: bool = True
     """The output has shared memory of its own, so that queries arrive while it leaves; else it takes theirs."""
+    consumers: int = CONSUMERS
+    """Warpgroups that compute, 64 queries of a tile each."""
+
+    def __post_init__(self) -> None:
+        if self.consumers not in REGISTERS:
+            raise ValueError(f"consumers is {self.consumers}: {sorted(REGISTERS)} have registers")
+        if self.overlapped == "none" and self.consumers != CONSUMERS:
+            raise ValueError(f"consumers is {self.consumers}: with one product in flight {CONSUMERS} take turns")
+
+    @property
+    def queries(self) -> int:
+        """Of a tile."""
+        return self.consumers * ROWS
 
 
 def forward_kernel(
@@ -77,7 +89,7 @@ def forward_kernel(
     batch, length, heads, width = q.shape
     group, value_width, dtype, padded = heads // k.shape[2], v.shape[3], q.dtype, queries.shape[2]
     head_bytes = k.shape[1] * (width + value_width) * dtype.itemsize
-    schedule = Schedule.of(padded // TILE, batch, heads, head_bytes, group, programs)
+    schedule = Schedule.of(padded // tiles.queries, batch, heads, head_bytes, group, programs, tiles.consumers)
     body = _Forward(schedule, group, tiles, limits, scores, matmuls, exact, dtype)
     results = (
         jax.ShapeDtypeStruct((batch, padded if exact else length, heads, value_width), jnp.float32 if exact else dtype),
@@ -104,7 +116,7 @@ class _Memory(NamedTuple):
     """In shared memory."""
 
     queries: Loaded
-    """A half for each consumer: queries, their limits."""
+    """A part for each consumer: queries, their limits."""
     keys: Loaded
     """Blocks: keys, their tokens."""
     values: Loaded
@@ -112,7 +124,7 @@ class _Memory(NamedTuple):
     lse: Any
     scratch: Any
     turn: Any
-    """The barrier at which the tensor cores change hands."""
+    """Where the tensor cores change hands."""
 
 
 class _Tile(NamedTuple):
@@ -139,23 +151,29 @@ class _Forward:
     exact: bool
     dtype: Any
 
+    @property
+    def overlapped(self) -> bool:
+        """Whether two products are in flight."""
+        return self.tiles.overlapped != "none"
+
     def memory(self, width: int, value_width: int) -> _Memory:
         """The types of its shared memory."""
-        block, stages, dtype = self.tiles.keys, self.tiles.stages, self.dtype
+        block, stages, consumers, dtype = self.tiles.keys, self.tiles.stages, self.tiles.consumers, self.dtype
         own_output = self.tiles.own_output and not self.exact
         return _Memory(
-            queries=Loaded.of(CONSUMERS, 1, ROWS, (width,), dtype, (self.limits.query_rows, jnp.int32)),
-            keys=Loaded.of(stages, CONSUMERS, block, (width,), dtype, (self.limits.key_rows, jnp.int32)),
-            values=Loaded.of(stages, CONSUMERS, block, (value_width,), dtype),
-            out=tiled((CONSUMERS, ROWS, value_width), dtype) if own_output else None,
-            lse=plgpu.SMEM((CONSUMERS, ROWS), jnp.float32),
-            scratch=tiled((CONSUMERS, ROWS, block), dtype) if self.matmuls.needs_scratch else None,
-            turn=alternation() if self.tiles.overlapped else plgpu.Barrier(num_arrivals=CONSUMERS),
+            queries=Loaded.of(consumers, 1, ROWS, (width,), dtype, (self.limits.query_rows, jnp.int32)),
+            keys=Loaded.of(stages, consumers, block, (width,), dtype, (self.limits.key_rows, jnp.int32)),
+            values=Loaded.of(stages, consumers, block, (value_width,), dtype),
+            out=tiled((consumers, ROWS, value_width), dtype) if own_output else None,
+            lse=plgpu.SMEM((consumers, ROWS), jnp.float32),
+            scratch=tiled((consumers, ROWS, block), dtype) if self.matmuls.needs_scratch else None,
+            turn=turns(consumers) if self.overlapped else plgpu.Barrier(num_arrivals=consumers),
         )
 
     def __call__(self, q: Any, k: Any, v: Any, queries: Any, keys: Any, *refs: Any, memory: _Memory) -> None:
         arrays = _Arrays(q, k, v, queries, keys, Visits(*refs[:3]), *refs[3:])
-        specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
+        consume, produce = partial(self.consume, arrays, memory), partial(self.produce, arrays, memory)
+        specialise(consume, produce, self.tiles.consumers)
 
     def produce(self, arrays: _Arrays, memory: _Memory) -> None:
         load_by_queries(
@@ -174,24 +192,24 @@ class _Forward:
         memory.values.release_all()
         memory.queries.release(warpgroup)
         attend = partial(self.attend, arrays, memory, warpgroup)
-        if self.tiles.overlapped:
-            pl.when(warpgroup == 1)(lambda: hand_over(memory.turn, warpgroup))
+        if self.overlapped:
+            first_turn(memory.turn, warpgroup)
         self.schedule.for_each_tile(arrays.visits.order, attend, jnp.int32(0))
-        if self.tiles.overlapped:
-            pl.when(warpgroup == 0)(lambda: await_turn(memory.turn, warpgroup))
+        if self.overlapped:
+            last_turn(memory.turn, warpgroup)
         plgpu.wait_smem_to_gmem(0)
 
     def attend(
         self, arrays: _Arrays, memory: _Memory, warpgroup: Any, row: Any, tile: Any, head: Any, done: Any
     ) -> Any:
-        """This consumer's half of a tile."""
+        """This consumer's part of a tile."""
         whole, kept = blocks_of(arrays.visits, row, tile)
         memory.queries.wait(warpgroup)
         _, limits = memory.queries.at(warpgroup)
         at = _Tile(warpgroup, done, kept, tuple(row_values(limits.at[i]) for i in range(self.limits.query_rows)))
-        where = row, rows_of(tile, warpgroup), head
+        where = row, self.schedule.rows_of(tile, warpgroup), head
         state = (full((ROWS, arrays.v.shape[3]), 0.0), full((ROWS,), -jnp.inf), full((ROWS,), 0.0))
-        if self.tiles.overlapped:
+        if self.overlapped:
             state = overlapped_blocks(self, memory, at, whole, state)
             self.write(arrays, memory, warpgroup, where, *state)
             memory.queries.release(warpgroup)
@@ -214,6 +232,7 @@ class _Forward:
             memory.queries.at(at.warpgroup + zero(at.done + index)), memory.keys.at(slot), memory.values.at(slot)
         )  # fmt: skip
         s = self.seen(product(q, k.transpose((1, 0)), lambda: _take_turn(memory)), at.limits, tokens, masked)
+        self.matmuls.order_reads()
         memory.keys.release(slot)
         p, decay, new_peak = self.soften(s, peak, masked)
         out, total = out * across(decay, out.shape), total * decay + p.sum(axis=1)
@@ -243,7 +262,7 @@ class _Forward:
     def write(
         self, arrays: _Arrays, memory: _Memory, warpgroup: Any, where: tuple, out: Any, peak: Any, total: Any
     ) -> None:
-        """Output and log-sum-exp of this consumer's half of a tile; `where` is row, rows and head."""
+        """Output and log-sum-exp of this consumer's part of a tile; `where` is row, rows and head."""
         (row, rows, head), (q, _) = where, memory.queries.at(warpgroup)
         out_tile = memory.out.at[warpgroup] if memory.out is not None else q
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)

@@ -30,17 +30,23 @@ def product(a: Any, b: Any, meanwhile: Callable[[], None] | None = None) -> jax.
 
 
 def products[Made](
-    first: tuple[Any, Any], second: tuple[Any, Any], between: Callable[[], None], use: Callable[[jax.Array], Made]
+    first: tuple[Any, Any],
+    second: tuple[Any, Any],
+    between: Callable[[], None],
+    use: Callable[[jax.Array], Made],
+    issued: Callable[[], None] | None = None,
 ) -> tuple[Made, jax.Array]:
     """What `use` makes of the first of two products while the second is under way, and the second.
 
-    `between` runs after the first was issued.
+    `between` runs after the first was issued, `issued` after both.
     """
 
     def compute(one: Any, two: Any) -> tuple[Made, jax.Array]:
         plgpu.wgmma(one, *first)
         between()
         plgpu.wgmma(two, *second)
+        if issued is not None:
+            issued()
         made = use(_after_wait(plgpu.wgmma_accumulator_load(one, wait_n=1)))
         return made, _after_wait(plgpu.wgmma_accumulator_load(two, wait_n=0))
 
@@ -87,6 +93,8 @@ class InFlight[Made](NamedTuple):
     """Runs when both are under way."""
     done: Callable[[], None]
     """Runs after both."""
+    apart: bool = False
+    """The first is used when both are over, so that the operand of the second takes no registers beside it."""
 
 
 def _after_wait[Values](values: Values) -> Values:
@@ -102,6 +110,10 @@ class OnDevice:
     """Accumulates in place, with the first operand in registers."""
 
     needs_scratch = False
+
+    @staticmethod
+    def order_reads() -> None:
+        """Nothing: what a consumer has read is in registers when it gives a block back, and a fence spills 4 bytes."""
 
     @staticmethod
     def add(
@@ -133,9 +145,16 @@ class OnDevice:
             plgpu.wgmma(one, *pair.first)
             plgpu.wgmma(running.ref, *pair.second)
             pair.issued()
-            made, factor = pair.use(_after_wait(plgpu.wgmma_accumulator_load(one, wait_n=1)))
-            found, made = _after_wait((plgpu.wgmma_accumulator_load(running.ref, wait_n=0), made))
-            pair.done()
+            if pair.apart:
+                raw, found = _after_wait(
+                    (plgpu.wgmma_accumulator_load(one, wait_n=0), plgpu.wgmma_accumulator_load(running.ref, wait_n=0))
+                )
+                pair.done()
+                made, factor = pair.use(raw)
+            else:
+                made, factor = pair.use(_after_wait(plgpu.wgmma_accumulator_load(one, wait_n=1)))
+                found, made = _after_wait((plgpu.wgmma_accumulator_load(running.ref, wait_n=0), made))
+                pair.done()
             wgmma_accumulator_store(running.ref, found * factor)
             return made
 
@@ -165,11 +184,33 @@ class OnDevice:
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(stage, target, reduction_op="add")
 
+    @staticmethod
+    def leave(target: Any, value: jax.Array, stage: Any) -> None:
+        """Leave `value` in shared memory, for `add_left`."""
+        del target
+        stage[...] = value
+        plgpu.commit_smem()
+
+    @staticmethod
+    def add_left(stage: Any, target: Any) -> None:
+        """Add what `leave` left to global memory, without waiting."""
+        plgpu.copy_smem_to_gmem(stage, target, reduction_op="add")
+
+    @staticmethod
+    def wait_for_added() -> None:
+        """Until what `leave` left is read."""
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
 
 class Simulated:
     """The same through `scratch`, a reference of a's shape."""
 
     needs_scratch = True
+
+    @staticmethod
+    def order_reads() -> None:
+        """What this consumer has read of shared memory is read before TMA writes there again."""
+        plgpu.commit_smem()
 
     @staticmethod
     def add(
@@ -194,10 +235,15 @@ class Simulated:
             plgpu.wgmma(one, *pair.first)
             plgpu.wgmma(two, scratch, pair.second[1])
             pair.issued()
-            made, factor = pair.use(plgpu.wgmma_accumulator_load(one, wait_n=1))
-            found = total + plgpu.wgmma_accumulator_load(two, wait_n=0)
-            pair.done()
-            return found * factor, made
+            if pair.apart:
+                raw, found = plgpu.wgmma_accumulator_load(one, wait_n=0), plgpu.wgmma_accumulator_load(two, wait_n=0)
+                pair.done()
+                made, factor = pair.use(raw)
+            else:
+                made, factor = pair.use(plgpu.wgmma_accumulator_load(one, wait_n=1))
+                found = plgpu.wgmma_accumulator_load(two, wait_n=0)
+                pair.done()
+            return (total + found) * factor, made
 
         return pl.run_scoped(compute, _accumulator(pair.first), _accumulator(pair.second))
 
@@ -215,4 +261,19 @@ class Simulated:
         stage[...] = target[...] + value
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(stage, target)
+        plgpu.wait_smem_to_gmem(0)
+
+    @staticmethod
+    def leave(target: Any, value: jax.Array, stage: Any) -> None:
+        """With what is in global memory, for the simulator copies without adding."""
+        stage[...] = target[...] + value
+        plgpu.commit_smem()
+
+    @staticmethod
+    def add_left(stage: Any, target: Any) -> None:
+        plgpu.copy_smem_to_gmem(stage, target)
+
+    @staticmethod
+    def wait_for_added() -> None:
+        """Until it is written: `leave` reads it there."""
         plgpu.wait_smem_to_gmem(0)

@@ -1,9 +1,9 @@
 """The forward's blocks with two products in flight: the scores of a block beside the values of the block before.
 
 FlashAttention-3's pipeline within a warpgroup (arXiv:2407.08608, section 3.2). The sum of values stays in the registers
-of its accumulator from the first block of a tile to the last. Beside it the two consumers alternate, as in section 3.1:
-each issues both products of a step and hands over, so that the tensor cores have the other's products while this one
-exponentiates.
+of its accumulator from the first block of a tile to the last. Beside it the consumers alternate, as in section 3.1:
+each issues both products of a step and hands over to the next, so that the tensor cores have the others' products while
+this one exponentiates.
 """
 
 from __future__ import annotations
@@ -12,28 +12,39 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.mosaic.matmuls import InFlight, product
 from pallas_kernels.attention.mosaic.registers import across
-from pallas_kernels.attention.mosaic.schedule import CONSUMERS, zero
+from pallas_kernels.attention.mosaic.schedule import zero
 
 
-def alternation() -> Any:
+def turns(consumers: int) -> Any:
     """The type of barriers by which consumers take turns, one for each."""
-    return plgpu.Barrier(num_barriers=CONSUMERS, num_arrivals=1)
+    return plgpu.Barrier(num_barriers=consumers, num_arrivals=1)
+
+
+def first_turn(turn: Any, warpgroup: Any) -> None:
+    """The first consumer begins: the last one hands over before anything else."""
+    pl.when(warpgroup == turn.shape[0] - 1)(lambda: hand_over(turn, warpgroup))
+
+
+def last_turn(turn: Any, warpgroup: Any) -> None:
+    """The first consumer takes what the last one handed over at the end, so that no barrier is left half used."""
+    pl.when(warpgroup == 0)(lambda: await_turn(turn, warpgroup))
 
 
 def await_turn(turn: Any, warpgroup: Any) -> None:
-    """Wait until the other consumer hands over."""
+    """Wait until the consumer before hands over."""
     plgpu.barrier_wait(turn.at[warpgroup])
 
 
 def hand_over(turn: Any, warpgroup: Any) -> None:
-    """Give the turn to the other consumer."""
-    plgpu.barrier_arrive(turn.at[1 - warpgroup])
+    """Give the turn to the next consumer."""
+    plgpu.barrier_arrive(turn.at[lax.rem(warpgroup + 1, jnp.int32(turn.shape[0]))])
 
 
 def overlapped_blocks(kernel: Any, memory: Any, at: Any, whole: Any, state: tuple) -> tuple:
@@ -52,8 +63,7 @@ def _blocks(kernel: Any, memory: Any, at: Any, whole: Any, state: tuple) -> tupl
         memory.keys.wait(slot)
         raw = product(q, k.transpose((1, 0)))
         p, _, peak = kernel.soften(kernel.seen(raw, at.limits, tokens, True), peak, True)
-        if kernel.matmuls.needs_scratch:  # on a device the tokens are in registers by now, and the fence spills 4 bytes
-            plgpu.commit_smem()
+        kernel.matmuls.order_reads()
         memory.keys.release(slot)
         carry = (out if kernel.matmuls.needs_scratch else None, peak, total + p.sum(axis=1), p.astype(kernel.dtype))
         step = partial(_step, kernel, memory, at, running)
@@ -83,13 +93,14 @@ def _step(kernel: Any, memory: Any, at: Any, running: Any, index: Any, carry: tu
 
     def use(raw: jax.Array) -> tuple[tuple, jax.Array]:
         s = kernel.seen(raw, at.limits, tokens, masked)
+        kernel.matmuls.order_reads()
         memory.keys.release(slot)
         new, decay, new_peak = kernel.soften(s, peak, masked)
         new_total = total * decay + new.sum(axis=1)
         return (new_peak, new_total, new), across(decay, (raw.shape[0], v.shape[1]))
 
     issued, done = lambda: hand_over(memory.turn, at.warpgroup), lambda: memory.values.release(before)
-    pair = InFlight((q, k.transpose((1, 0))), (p, v), use, issued, done)
+    pair = InFlight((q, k.transpose((1, 0))), (p, v), use, issued, done, masked and kernel.tiles.overlapped == "whole")
     out, (peak, total, p) = kernel.matmuls.beside(running, out, pair, _held(memory, at))
     return out, peak, total, p.astype(kernel.dtype)
 

@@ -28,6 +28,10 @@ class Exchange(NamedTuple):
     """The barrier of a step: both halves are there."""
     dq: Any
     """Of each consumer a part of a block's gradient, on its way out."""
+    full: Any
+    """Where the producer stores them: a barrier a consumer, its part is there ..."""
+    free: Any
+    """... and has left."""
 
     def share(self, step: Any, warpgroup: Any, ds: jax.Array) -> None:
         """Leave `ds` where the other consumer finds it.
@@ -37,6 +41,12 @@ class Exchange(NamedTuple):
         self.ds.at[lax.rem(step, jnp.int32(2)), warpgroup][...] = ds
         plgpu.commit_smem()
         plgpu.barrier_arrive(self.ready)
+
+    def release_all(self) -> None:
+        """Nothing is on its way out."""
+        if self.free is not None:
+            for consumer in range(CONSUMERS):
+                plgpu.barrier_arrive(self.free.at[consumer])
 
     def wait(self) -> None:
         """For the other consumer's half."""
@@ -52,6 +62,8 @@ class QueryGradientParts:
     """Of a block: 128, of which a consumer has half; 64, of which it has some columns; or 32, those on their side."""
     scale: float
     matmuls: Any
+    apart: bool
+    """The producer adds the parts to global memory; else consumers do."""
 
     @property
     def transposed(self) -> bool:
@@ -77,6 +89,8 @@ class QueryGradientParts:
             ds=tiled((2, CONSUMERS, ROWS, self.queries), dtype, like=self.queries if self.transposed else self.width),
             ready=plgpu.Barrier(num_arrivals=CONSUMERS),
             dq=[tiled((CONSUMERS, *shape(columns)), jnp.float32) for columns in self.columns],
+            full=plgpu.Barrier(num_barriers=CONSUMERS, num_arrivals=1) if self.apart else None,
+            free=plgpu.Barrier(num_barriers=CONSUMERS, num_arrivals=1) if self.apart else None,
         )
 
     def zeros(self, batch: int, queries: int, heads: int) -> jax.Array:
@@ -96,7 +110,7 @@ class QueryGradientParts:
 
     def add(self, memory: Exchange, step: Any, warpgroup: Any, keys: Any, target: Callable[[Any, Any], Any]) -> None:
         """Add this consumer's part, from what is exchanged and both halves of the keys, to what is at `target`."""
-        ds, parts = memory.ds.at[lax.rem(step, jnp.int32(2))], self.columns
+        ds = memory.ds.at[lax.rem(step, jnp.int32(2))]
 
         def add_part(first: Any, columns: Any, stages: Any) -> None:
             halves = tuple(keys.at[half + zero(step), :, columns] for half in range(CONSUMERS))
@@ -106,13 +120,36 @@ class QueryGradientParts:
                 rows = pl.ds(first, ROWS)
                 pairs = tuple((ds.at[n, :, rows].transpose((1, 0)), half) for n, half in enumerate(halves))
             dq = product_over_halves(pairs) * self.scale
-            self.matmuls.add_to_global(target(first, columns), dq, stages.at[warpgroup])
+            if self.apart:
+                plgpu.barrier_wait(memory.free.at[warpgroup])
+                self.matmuls.leave(target(first, columns), dq, stages.at[warpgroup])
+                plgpu.barrier_arrive(memory.full.at[warpgroup])
+            else:
+                self.matmuls.add_to_global(target(first, columns), dq, stages.at[warpgroup])
 
+        self._of_part(memory, step, warpgroup, add_part)
+
+    def store(self, memory: Exchange, step: Any, target: Callable[[Any, Any], Any]) -> None:
+        """What the producer does after a step: both copies are under way before it waits for their reads."""
+        for consumer in range(CONSUMERS):
+            plgpu.barrier_wait(memory.full.at[consumer])
+            self._of_part(memory, step, jnp.int32(consumer), partial(self._store_part, consumer, target))
+        self.matmuls.wait_for_added()
+        for consumer in range(CONSUMERS):
+            plgpu.barrier_arrive(memory.free.at[consumer])
+
+    def _store_part(self, consumer: int, target: Callable[[Any, Any], Any], *part: Any) -> None:
+        first, columns, stages = part
+        self.matmuls.add_left(stages.at[consumer], target(first, columns))
+
+    def _of_part(self, memory: Exchange, step: Any, warpgroup: Any, run: Callable[[Any, Any, Any], None]) -> None:
+        """`run` of the first row, the columns and the memory of a consumer's part."""
+        parts = self.columns
         if parts == (self.width,):
-            add_part(warpgroup * ROWS, pl.ds(0, self.width), *memory.dq)
+            run(warpgroup * ROWS, pl.ds(0, self.width), *memory.dq)
         elif len(parts) == 1:
-            add_part(0, pl.ds(warpgroup * parts[0], parts[0]), *memory.dq)
+            run(0, pl.ds(warpgroup * parts[0], parts[0]), *memory.dq)
         else:
             turn = lax.rem(warpgroup + step, jnp.int32(CONSUMERS))
             for n, (first, columns) in enumerate(zip((0, parts[0]), parts, strict=True)):
-                pl.when(turn == n)(partial(add_part, 0, pl.ds(first, columns), memory.dq[n]))
+                pl.when(turn == n)(partial(run, 0, pl.ds(first, columns), memory.dq[n]))

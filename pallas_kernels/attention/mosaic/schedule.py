@@ -1,8 +1,8 @@
 """How a persistent grid goes through the tiles: which one comes when, and how its blocks reach the consumers.
 
-One program per multiprocessor takes every `programs`-th tile of a list that begins with the longest ones. Of its three
-warpgroups the last loads and the first two compute, 64 rows of the tile each (FlashAttention-3, arXiv:2407.08608,
-section 3.1): loads for the next tile are under way while this one is being finished.
+One program per multiprocessor takes every `programs`-th tile of a list that begins with the longest ones. The last of
+its warpgroups loads and the others compute, 64 rows of the tile each (FlashAttention-3, arXiv:2407.08608, section 3.1):
+loads for the next tile are under way while this one is being finished.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from jax import lax
 from pallas_kernels.attention.mosaic.bounds import Visits
 
 CONSUMERS = 2
+"""Warpgroups that compute, where a kernel has no other number of them."""
 ROWS = 64
 """Rows of a consumer: what one wgmma computes."""
 TILE = CONSUMERS * ROWS
-PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240
-"""Together 504 of the 512 per lane of three warpgroups, in the steps of 8 that setmaxnreg takes."""
+REGISTERS = {2: (24, 240), 3: (32, 160)}
+"""Of a thread of the producer and of each consumer, by the number of consumers: at most 512 together, in the steps of 8
+that setmaxnreg takes (FlashAttention-3's)."""
 _CACHE = 24 * 2**20
 """Bytes of the other side that the tiles of neighbouring programs should share: half of a Hopper's L2."""
 
@@ -41,13 +43,21 @@ class Schedule:
     heads_at_once: int
     """Heads whose tiles are gone through together, longest first; a divisor of `heads`."""
     programs: int
+    consumers: int = CONSUMERS
+    """Warpgroups that compute, each `ROWS` rows of a tile."""
 
     @classmethod
-    def of(cls, tiles: int, rows: int, heads: int, head_bytes: int, group: int, programs: int) -> Schedule:
+    def of(
+        cls, tiles: int, rows: int, heads: int, head_bytes: int, group: int, programs: int, consumers: int = CONSUMERS
+    ) -> Schedule:
         """As many heads at once as leave what they read in the cache; `group` of them read the same."""
         fitting = max(1, _CACHE // max(1, head_bytes)) * group
         at_once = next(n for n in range(min(heads, fitting), 0, -1) if heads % n == 0)
-        return cls(tiles, rows, heads, at_once, min(programs, tiles * rows * heads))
+        return cls(tiles, rows, heads, at_once, min(programs, tiles * rows * heads), consumers)
+
+    def rows_of(self, tile: Any, part: Any) -> Any:
+        """The rows of a consumer."""
+        return pl.ds((tile * self.consumers + part) * ROWS, ROWS)
 
     def for_each_tile(self, order: Any, body: Callable[[Any, Any, Any, Any], Any], carry: Any) -> Any:
         """Run `carry = body(row, tile, head, carry)` for every tile of this program."""
@@ -66,18 +76,19 @@ class Schedule:
         return lax.fori_loop(0, count, step, carry)
 
 
-def specialise(consume: Callable[[Any], None], produce: Callable[[], None]) -> None:
-    """Run `consume(warpgroup)` on the first two warpgroups and `produce()` on the last."""
+def specialise(consume: Callable[[Any], None], produce: Callable[[], None], consumers: int = CONSUMERS) -> None:
+    """Run `consume(warpgroup)` on the first warpgroups and `produce()` on the last."""
     warpgroup = lax.axis_index("warpgroup")
+    of_producer, of_consumer = REGISTERS[consumers]
 
-    @pl.when(warpgroup < CONSUMERS)
+    @pl.when(warpgroup < consumers)
     def _() -> None:
-        plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
+        plgpu.set_max_registers(of_consumer, action="increase")
         consume(warpgroup)
 
-    @pl.when(warpgroup == CONSUMERS)
+    @pl.when(warpgroup == consumers)
     def _() -> None:
-        plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+        plgpu.set_max_registers(of_producer, action="decrease")
         produce()
 
 
@@ -90,7 +101,7 @@ def launch(
     name: str,
     interpret: Any,
 ) -> Any:
-    """Run `kernel(*inputs, *results, memory=memory)` on references, in the three warpgroups of every program."""
+    """Run `kernel(*inputs, *results, memory=memory)` on references, in the warpgroups of every program."""
     run = plgpu.kernel(
         kernel,
         out_type=results,
@@ -98,7 +109,7 @@ def launch(
         compiler_params=plgpu.CompilerParams(approx_math=True),
         grid=(schedule.programs,),
         grid_names=("program",),
-        num_threads=CONSUMERS + 1,
+        num_threads=schedule.consumers + 1,
         thread_name="warpgroup",
         kernel_name=name,
         interpret=interpret,
@@ -124,7 +135,7 @@ def load_by_queries(
     of_keys: Callable[[Any, Any, Any], tuple],
     of_values: Callable[[Any, Any, Any], tuple],
 ) -> None:
-    """The producer of kernels whose tiles are queries: a half for each consumer, then the blocks of keys, then values.
+    """The producer of kernels whose tiles are queries: a part for each consumer, then the blocks of keys, then values.
 
     `memory` has `queries`, `keys` and `values`, which are `Loaded`; what belongs there of a batch row, head and rows
     (for keys and values the KV head, which `group` heads share) the three functions say.
@@ -133,8 +144,8 @@ def load_by_queries(
     def load_tile(row: Any, tile: Any, head: Any, done: Any) -> Any:
         _, kept = blocks_of(visits, row, tile)
         kv_head = lax.div(head, jnp.int32(group))
-        for half in range(CONSUMERS):
-            memory.queries.load(half, *of_queries(row, head, rows_of(tile, half)))
+        for part in range(schedule.consumers):
+            memory.queries.load(part, *of_queries(row, head, schedule.rows_of(tile, part)))
 
         def load_block(index: Any, _: None) -> None:
             rows, slot = block_rows(visits, row, tile, index, block), memory.keys.slot(done + index)
@@ -147,11 +158,6 @@ def load_by_queries(
     schedule.for_each_tile(visits.order, load_tile, jnp.int32(0))
     for loaded in (memory.queries, memory.keys, memory.values):
         loaded.drain()
-
-
-def rows_of(tile: Any, half: Any) -> Any:
-    """The rows of a consumer."""
-    return pl.ds(tile * TILE + half * ROWS, ROWS)
 
 
 def block_rows(visits: Visits, row: Any, tile: Any, index: Any, block: int) -> Any:

@@ -10,7 +10,8 @@ of mean 1k, and with 64 keys 89% and 92%. No GPU has timed any of this.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from pallas_kernels.attention.kinds import Kind
 from pallas_kernels.attention.mosaic.backward_by_keys import KeyGradientTiles
@@ -41,23 +42,33 @@ TABLE = {
     (96, 96): Tiles(ForwardTiles(128, 2), QueryGradientTiles(128, 2), _BOTH_64, KeyGradientTiles(64, 2, "all")),
     (128, 128): Tiles(ForwardTiles(128, 2), QueryGradientTiles(128, 2), _BOTH_64, KeyGradientTiles(64, 2, "all")),
     (192, 128): Tiles(ForwardTiles(64, 3), QueryGradientTiles(64, 2), _BOTH_32, KeyGradientTiles(32, 2, "all")),
-    (256, 256): Tiles(
-        ForwardTiles(64, 2, overlapped=False, own_output=False), QueryGradientTiles(64, 1), _ONE_BY_ONE, None
-    ),
+    (256, 256): Tiles(ForwardTiles(64, 2, "none", own_output=False), QueryGradientTiles(64, 1), _ONE_BY_ONE, None),
 }
 """By (width of queries and keys, width of values): for masks that cut a row."""
 
-FULL = {(64, 64): ForwardTiles(192, 2)}
-"""The forward of masks that keep every pair: no block is cut, so that the widest that fits loses nothing at an edge and
-rescales its output least often. With two products in flight 192 keys spill 116 bytes at width 96. At width 128 they
-are 236 KB of shared memory, beyond the limit."""
+FULL = {(64, 64): ForwardTiles(128, 2, "whole", consumers=3)}
+"""The forward of masks that keep every pair: no block is cut, so that a tile of three consumers loses nothing at an
+edge (docs/kernels.md has the argument for three)."""
 
 CAPPED = {
     (64, 64): {"fused": KeyGradientTiles(128, 2, "none")},
-    (128, 128): {"forward": ForwardTiles(128, 2, overlapped=False), "fused": KeyGradientTiles(64, 2, "whole")},
+    (128, 128): {"forward": ForwardTiles(128, 2, "whole"), "fused": KeyGradientTiles(64, 2, "whole")},
 }
 """What differs with a soft-cap, whose second factor takes registers: with two products in flight as often as without
 one, these spill 4 to 20 bytes where documents or windows cut blocks."""
+
+_THREE_64, _THREE_128 = ForwardTiles(64, 2, "whole", consumers=3), ForwardTiles(128, 2, "whole", consumers=3)
+
+FORWARDS: dict[tuple[int, int], tuple[ForwardTiles, ...]] = {
+    (64, 64): (ForwardTiles(128, 3), _THREE_128, _THREE_64),
+    (96, 96): (_THREE_64,),
+    (128, 128): (_THREE_64,),
+    (192, 128): (_THREE_64,),
+}
+"""Other forwards that spill nothing under any mask, for a measurement to choose from."""
+
+WIDE = {(64, 64): (ForwardTiles(192, 2),), (96, 96): (ForwardTiles(192, 2, "whole"),)}
+"""The same under masks that keep every pair."""
 
 
 def tiles(width: int, value_width: int, kind: Kind, softcap: float | None = None) -> Tiles:
@@ -67,3 +78,20 @@ def tiles(width: int, value_width: int, kind: Kind, softcap: float | None = None
     if softcap is not None:
         found = found._replace(**CAPPED.get(sizes, {}))
     return found._replace(forward=FULL[sizes]) if kind == "full" and sizes in FULL else found
+
+
+def others(width: int, value_width: int, kind: Kind) -> dict[str, list[Any]]:
+    """By the field of `Tiles`, what a measurement compares with the entry for these heads under such a mask.
+
+    The fused backward with the gradient of queries stored by the producer, with consumers in turn, and with both. At
+    width 128 storing leaves no registers for scores and dP together in blocks that the mask cuts.
+    """
+    sizes, entry = (width, value_width), tiles(width, value_width, kind)
+    forwards = FORWARDS.get(sizes, ()) + (WIDE.get(sizes, ()) if kind == "full" else ())
+    found: dict[str, list[Any]] = {"forward": [one for one in forwards if one != entry.forward]}
+    if entry.fused is not None:
+        stored = {"stored_apart": True} | ({"together": "whole"} if sizes == (128, 128) else {})
+        found["fused"] = [
+            replace(entry.fused, **change) for change in (stored, {"in_turn": True}, stored | {"in_turn": True})
+        ]
+    return found

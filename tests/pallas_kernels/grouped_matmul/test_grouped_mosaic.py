@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from pallas_kernels.attention.mosaic.schedule import CONSUMER_REGISTERS, CONSUMERS, PRODUCER_REGISTERS
+from pallas_kernels.attention.mosaic.schedule import CONSUMERS, REGISTERS
 from tests.gpu_compile import in_child
 from tests.pallas_kernels.attention.mosaic.simulator import REPORTED, watch_tensor_cores
 from tests.pallas_kernels.grouped_matmul.grouped64 import arrays, by, expected, worst
@@ -77,7 +77,7 @@ def test_compiled_kernels_spill_nothing_and_have_two_products_in_flight(shape: t
         assert kernel["spilled"] == 0 and kernel["wgmma"] > 0 and kernel["tma"] > 0, kernel
         assert kernel["waits"] == [0, 1], "a product is waited for when the next is under way, and the last at the end"
         assert kernel["serialized"] == 0, kernel
-        assert kernel["setmaxnreg"] == [PRODUCER_REGISTERS, CONSUMER_REGISTERS], kernel
+        assert kernel["setmaxnreg"] == [*REGISTERS[CONSUMERS]], kernel
 
 
 @pytest.mark.parametrize("processors", [78, 114])

@@ -12,7 +12,7 @@ import pytest
 
 from jaxpar.precision.recipe import E4M3, E5M2
 from jaxpar.precision.tiles import Codes, in_tiles
-from pallas_kernels.attention.mosaic.schedule import CONSUMER_REGISTERS, PRODUCER_REGISTERS
+from pallas_kernels.attention.mosaic.schedule import CONSUMERS, REGISTERS
 from pallas_kernels.tiled_matmul import Request, choose, tiled_matmul
 from pallas_kernels.unsupported import Unsupported
 from tests.gpu_compile import in_child
@@ -96,7 +96,7 @@ def test_compiled_kernel_spills_nothing(shape: tuple) -> None:
     assert kernel["name"] == "tiled_matmul" and max(found["shared"]) <= SHARED
     assert kernel["spilled"] == 0 and kernel["serialized"] == 0 and kernel["tma"] > 0, kernel
     assert kernel["wgmma"] == 4 and kernel["waits"] == [0], "128 products, then the sum outside the tensor cores"
-    assert kernel["setmaxnreg"] == [PRODUCER_REGISTERS, CONSUMER_REGISTERS], kernel
+    assert kernel["setmaxnreg"] == [*REGISTERS[CONSUMERS]], kernel
     scales = 4 * (shape[0] + shape[1]) * shape[2] // 128
     assert found["temporary"] <= 2 * scales, "scales side by side; nothing of the size of the codes"
 

@@ -11,7 +11,9 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels.attention import Settings, Tokens, output_products
-from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS
+from pallas_kernels.attention.kinds import kind_of
+from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS, backward, forward
+from pallas_kernels.attention.mosaic.tiles import others, tiles
 from pallas_kernels.masks import Mask
 from tests.gpu_compile import h100s
 from tests.pallas_kernels.mosaic_compile import compiled_kernels
@@ -33,19 +35,28 @@ def kernels(
     exact: bool = False,
     dtype: str = "bfloat16",
     heads: int = 8,
+    other: tuple[str, int] | None = None,
 ) -> dict[str, Any]:
     """What ptxas reports of each kernel of attention with gradients, also of its log-sum-exp, in a `shard_map` over 8.
 
-    `exact` asks for results in float32, as a ring does, whose steps call forward and backward themselves.
+    `exact` asks for results in float32, as a ring does, whose steps call forward and backward themselves. `other` is
+    the field of `Tiles` and the place of what the tables list beside the entry, which then is compiled.
     """
     mesh = Mesh(np.array(h100s("1x1x8")).reshape(4, 2), ("batch", "heads"), axis_types=(AxisType.Auto,) * 2)
     by_heads, rows = PartitionSpec("batch", None, "heads"), PartitionSpec("batch")
     settings = Settings(MASKS[mask], width**-0.5, softcap)
     chosen = DETERMINISTIC_KERNELS if deterministic else KERNELS
+    form = width, value_width, kind_of(settings.mask)
+    changed = None if other is None else tiles(*form)._replace(**{other[0]: others(*form)[other[0]][other[1]]})
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> Any:
         indices = jnp.broadcast_to(jnp.arange(q.shape[1]), segments.shape)
         tokens = Tokens(indices, indices, segments, segments, segments[:, 0] if settings.mask.prefix else None)
+        if other is not None:
+            out, lse = forward(settings, q, k, v, tokens, tiles=changed)
+            if other[0] == "forward":
+                return out, lse
+            return backward(settings, q, k, v, tokens, lse, output_products(out, out, lse, lse), out, tiles=changed)
         if exact:
             out, lse = chosen.forward(settings, q, k, v, tokens)
             inner = output_products(out, out, lse, lse)
@@ -53,7 +64,7 @@ def kernels(
         (out, lse), pull = jax.vjp(lambda q, k, v: chosen.attend(settings, q, k, v, tokens), q, k, v)
         return out, lse, *pull((out, lse))
 
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(by_heads,) * 3 + (rows,), out_specs=(by_heads,) * 5)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(by_heads,) * 3 + (rows,), out_specs=by_heads)
     shape = lambda spec, dtype, *sizes: jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, spec))
     of_heads = partial(shape, by_heads, jnp.dtype(dtype), 4, 2000)
     arguments = (of_heads(heads, width), of_heads(4, width), of_heads(4, value_width), shape(rows, jnp.int32, 4, 2000))

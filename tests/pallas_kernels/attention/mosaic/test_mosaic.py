@@ -8,8 +8,9 @@ gets.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +21,12 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from pallas_kernels.attention import Settings, output_products, reference
 from pallas_kernels.attention import Tokens as KernelTokens
-from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS, forward, matmuls, refusal
+from pallas_kernels.attention.kinds import kind_of
+from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS, backward, forward, matmuls, refusal
 from pallas_kernels.attention.mosaic.bounds import Limits, key_tokens, query_limits, visits
+from pallas_kernels.attention.mosaic.forward import ForwardTiles
 from pallas_kernels.attention.mosaic.tiles import TABLE
+from pallas_kernels.attention.mosaic.tiles import tiles as table_tiles
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
 from tests.pallas_kernels.attention.mosaic.simulator import REPORTED, watch_tensor_cores
@@ -62,11 +66,32 @@ LONG = {
     "causal-fused": Case(Mask(), 203, results="inputs", neighbours=True),
     "one-token": Case(Mask(), 1),
     "full-float16": Case(Mask(causal=False), 150, 1, 1, widths=(128, 128), dtype="float16"),
-    "full-in-blocks-of-192": Case(Mask(causal=False), 203, 1, 1, results="inputs"),
+    "full": Case(Mask(causal=False), 203, 1, 1, results="inputs"),
     "packed-width-96": Case(Mask(segmented=True), 150, 1, 1, widths=(96, 96)),
     "window-two-widths": Case(Mask(window=20), 70, 1, 1, (192, 128), deterministic=True, neighbours=True),
     "prefix-two-widths": Case(Mask(prefix=True), 113, 1, 1, widths=(192, 128), results="inputs"),
     "some-queries-width-256": Case(Mask(window=50), 113, 1, 1, (256, 256), queries=slice(30, 113), results="inputs"),
+}
+
+
+FORWARDS = {
+    "three-consumers-packed": (Case(Mask(segmented=True), 200, 1, 1), ForwardTiles(64, 2, consumers=3)),
+    "three-consumers-width-128": (
+        Case(Mask(), 290, 1, 1, (128, 128), 2.0), ForwardTiles(64, 2, "whole", consumers=3)
+    ),
+    "three-consumers-window": (
+        Case(Mask(window=300), 600, 1, 1, neighbours=True), ForwardTiles(128, 3, "whole", consumers=3)
+    ),
+    "blocks-of-192": (Case(Mask(causal=False), 203, 1, 1), ForwardTiles(192, 2, "whole")),
+}  # fmt: skip
+
+
+APART, IN_TURN = {"stored_apart": True}, {"in_turn": True}
+BACKWARDS = {
+    "apart-in-turn-packed": (Case(Mask(segmented=True), 150, 1, 1), APART | IN_TURN),
+    "apart-causal": (Case(Mask(), 300, 2, 1), APART),
+    "in-turn-width-128": (Case(Mask(window=60), 203, 2, 1, (128, 128), 2.0), IN_TURN),
+    "apart-in-turn-width-96": (Case(Mask(segmented=True), 290, 1, 1, (96, 96)), APART | IN_TURN),
 }
 
 
@@ -117,6 +142,54 @@ def check(case: Case, capfd: pytest.CaptureFixture[str]) -> None:
     expected = attention(**exact, kept=pairs(case.mask, tokens), softcap=case.softcap)
     kernels = DETERMINISTIC_KERNELS if case.deterministic else KERNELS
     found, plain = (worst(run(which, case, tokens, inputs), expected) for which in (kernels, reference.KERNELS))
+    assert all(found[name] <= max(TIMES * plain[name], FLOOR) for name in found), (found, plain)
+    assert REPORTED not in capfd.readouterr().out
+
+
+@pytest.mark.matrix(quick=("three-consumers-packed",), ci=1)
+@pytest.mark.parametrize(("case", "tiles"), FORWARDS.values(), ids=FORWARDS)
+def test_forwards_that_the_tables_only_list_are_too(
+    case: Case, tiles: ForwardTiles, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tokens = tokens_of(case)
+    inputs, options = random_inputs(case, tokens), Settings(case.mask, case.widths[0] ** -0.5, case.softcap)
+    exact = {name: np.asarray(x, np.float64) for name, x in inputs.items()}
+    expected = attention(**exact, kept=pairs(case.mask, tokens), softcap=case.softcap)
+    named = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+    entry = table_tiles(*case.widths, kind_of(case.mask), case.softcap)._replace(forward=tiles)
+    simulated = partial(forward, replace(options, neighbours=case.neighbours, interpret=True), tiles=entry)
+    expected = {name: expected[name] for name in ("out", "lse")}
+    found, plain = (
+        worst(dict(zip(("out", "lse"), jax.jit(run)(*(inputs[x] for x in "qkv"), named), strict=True)), expected)
+        for run in (simulated, partial(reference.KERNELS.forward, options))
+    )
+    assert all(found[name] <= max(TIMES * plain[name], FLOOR) for name in found), (found, plain)
+    assert REPORTED not in capfd.readouterr().out
+
+
+@pytest.mark.matrix(quick=("apart-in-turn-packed",), ci=1)
+@pytest.mark.parametrize(("case", "change"), BACKWARDS.values(), ids=BACKWARDS)
+def test_fused_backwards_that_the_tables_only_list_are_too(
+    case: Case, change: dict[str, bool], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """From the output and log-sum-exp of the plain JAX form."""
+    tokens = tokens_of(case)
+    inputs, options = random_inputs(case, tokens), Settings(case.mask, case.widths[0] ** -0.5, case.softcap)
+    q, k, v, d_out, d_lse = (inputs[name] for name in ("q", "k", "v", "d_out", "d_lse"))
+    exact = {name: np.asarray(x, np.float64) for name, x in inputs.items()}
+    expected = attention(**exact, kept=pairs(case.mask, tokens), softcap=case.softcap)
+    expected = {name: expected[name] for name in ("dq", "dk", "dv")}
+    named = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+    out, lse = jax.jit(partial(reference.KERNELS.forward, options))(q, k, v, named)
+    given = q, k, v, named, lse, output_products(out, d_out, lse, d_lse), d_out
+    entry = table_tiles(*case.widths, kind_of(case.mask), case.softcap)
+    assert entry.fused is not None
+    changed = entry._replace(fused=replace(entry.fused, **change))
+    simulated = partial(backward, replace(options, neighbours=case.neighbours, interpret=True), tiles=changed)
+    found, plain = (
+        worst(dict(zip(expected, jax.jit(run)(*given), strict=True)), expected)
+        for run in (simulated, partial(reference.KERNELS.backward, options))
+    )
     assert all(found[name] <= max(TIMES * plain[name], FLOOR) for name in found), (found, plain)
     assert REPORTED not in capfd.readouterr().out
 
@@ -252,9 +325,9 @@ def test_values_are_loaded_over_once_the_product_that_reads_them_is_over(
     np.testing.assert_allclose(np.asarray(attended(), np.float64)[0, :, 0], wanted, atol=4e-3)
     assert REPORTED not in capfd.readouterr().out
 
-    def early(*given: Any) -> Any:
-        others, (issued, done) = given[:-2], given[-2:]
-        return cast(Any, beside)(*others, lambda: (issued(), done(), None)[-1], lambda: None)
+    def early(running: Any, total: Any, pair: matmuls.InFlight, scratch: Any) -> Any:
+        changed = pair._replace(issued=lambda: (pair.issued(), pair.done(), None)[-1], done=lambda: None)
+        return beside(running, total, changed, scratch)
 
     monkeypatch.setattr(matmuls.Simulated, "beside", staticmethod(early))
     attended()

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pallas_kernels.attention.mosaic.schedule import CONSUMER_REGISTERS, PRODUCER_REGISTERS
-from pallas_kernels.attention.mosaic.tiles import FULL, TABLE, tiles
+from pallas_kernels.attention.mosaic.schedule import CONSUMERS, REGISTERS
+from pallas_kernels.attention.mosaic.tiles import FULL, TABLE, Tiles, others, tiles
 from tests.gpu_compile import in_child
 
 SHARED = 232448
@@ -58,7 +58,8 @@ def check(configuration: Configuration, found: dict[str, Any]) -> None:
         assert compiled_kernel["serialized"] == 0, compiled_kernel
         two_in_flight = 1 in compiled_kernel["waits"]
         assert two_in_flight == _issues_two(compiled_kernel["name"], configuration, fused), compiled_kernel
-        assert compiled_kernel["setmaxnreg"] == [PRODUCER_REGISTERS, CONSUMER_REGISTERS], compiled_kernel
+        consumers = _entry(configuration).forward.consumers if "forward" in compiled_kernel["name"] else CONSUMERS
+        assert compiled_kernel["setmaxnreg"] == [*REGISTERS[consumers]], compiled_kernel
         assert (compiled_kernel["reduce"] > 0) == (fused and compiled_kernel["name"] == "attention_key_gradients"), (
             compiled_kernel
         )
@@ -70,14 +71,18 @@ def _issues_two(kernel: str, configuration: Configuration, fused: bool) -> bool:
     In the forward the scores of a block beside the values of the block before, in the backward scores and dP, where
     the tiles have it so; not at width 256, whose registers hold no second product.
     """
-    kind = "full" if configuration.mask == "full" else "packed"
-    entry = tiles(*configuration.widths, kind, configuration.softcap)
+    entry = _entry(configuration)
     if kernel == "attention_forward":
-        return entry.forward.overlapped
+        return entry.forward.overlapped != "none"
     if fused:
         assert entry.fused is not None
         return entry.fused.together != "none"
     return configuration.widths != (256, 256)
+
+
+def _entry(configuration: Configuration) -> Tiles:
+    kind = "full" if configuration.mask == "full" else "packed"
+    return tiles(*configuration.widths, kind, configuration.softcap)
 
 
 def _name(configuration: Configuration) -> str:
@@ -96,8 +101,11 @@ def test_kernels_use_tensor_cores_and_tma_and_spill_nothing(configuration: Confi
 def test_two_products_are_in_flight_wherever_registers_hold_them() -> None:
     """The widths and soft-caps that the table excepts, which spill: docs/kernels.md has the bytes."""
     forms = {(widths, cap): tiles(*widths, "packed", cap) for widths in TABLE for cap in (None, 30.0)}
-    excepted = {form for form, entry in forms.items() if not entry.forward.overlapped}
-    assert excepted == {((128, 128), 30.0), ((256, 256), None), ((256, 256), 30.0)}
+    forwards = {form: entry.forward.overlapped for form, entry in forms.items()}
+    assert {form for form, blocks in forwards.items() if blocks == "none"} == {
+        ((256, 256), cap) for cap in (None, 30.0)
+    }
+    assert {form for form, blocks in forwards.items() if blocks == "whole"} == {((128, 128), 30.0)}
     assert {form for form, entry in forms.items() if entry.fused and entry.fused.together == "none"} == {
         ((64, 64), 30.0)
     }
@@ -105,3 +113,41 @@ def test_two_products_are_in_flight_wherever_registers_hold_them() -> None:
 
 def test_every_width_is_compiled_with_a_soft_cap() -> None:
     assert {configuration.widths for configuration in OTHERS if configuration.softcap} == set(TABLE)
+
+
+class Other(NamedTuple):
+    """What the tables list beside an entry."""
+
+    widths: tuple[int, int]
+    mask: str
+    field: str
+    place: int
+
+
+OTHERS_LISTED = [
+    Other(widths, mask, field, place)
+    for widths in TABLE
+    for mask, kind in (("packed-window", "packed"), ("full", "full"))
+    for field, listed in others(*widths, kind).items()
+    for place in range(len(listed))
+    if field == "forward" or kind == "packed"  # whose masks take the most registers
+]
+
+
+@pytest.mark.matrix(quick=("64 packed-window forward 0",), ci=2)
+@pytest.mark.parametrize("other", OTHERS_LISTED, ids=lambda other: " ".join(map(str, (other.widths[0], *other[1:]))))
+def test_what_is_listed_beside_the_entries_spills_nothing_either(other: Other) -> None:
+    arguments = [[*other.widths, other.mask, None, False, False, "bfloat16", 8, other[2:]]]
+    [found] = in_child("tests.pallas_kernels.attention.mosaic.gpu_mosaic:all_of", arguments)
+    kind = "full" if other.mask == "full" else "packed"
+    entry = others(*other.widths, kind)[other.field][other.place]
+    name = "attention_forward" if other.field == "forward" else "attention_key_gradients"
+    [kernel] = (one for one in found["kernels"] if one["name"] == name)
+    assert max(found["shared"]) <= SHARED
+    assert kernel["spilled"] == 0 and kernel["serialized"] == 0, kernel
+    assert 1 in kernel["waits"], kernel
+    if other.field == "fused":
+        assert kernel["reduce"] > 0 and kernel["setmaxnreg"] == [*REGISTERS[CONSUMERS]], kernel
+    else:
+        assert kernel["setmaxnreg"] == [*REGISTERS[entry.consumers]], kernel
+        assert kernel["registers"] * 128 * (entry.consumers + 1) <= 65536, kernel
