@@ -11,7 +11,7 @@ from jaxpar.config.bounds import CAPACITY, CHUNKS, COUNT, LAYERS, MICROBATCHES, 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 """The version of `plan.json` that is written. A new field of `Plan` raises it; one of a record inside has the value of
 before as its default, and does not. Plans of earlier versions are read, and derived again before they are run."""
 
@@ -206,6 +206,10 @@ class Plan:
     """Bytes up to which XLA joins gathers of a layer's weights to one message; null where it takes its default."""
     joined_scatters: int | None = None
     """The same of reduce-scatters of a layer's gradients."""
+    replica_sums: Literal["after", "overlapped"] = "after"
+    """Whether gradients are summed over replicas after the backward of the last microbatch, or layer by layer in it."""
+    replica_sums_reason: str = ""
+    """Why; nothing where there is nothing to sum."""
     ulysses: int = 1
     """Neighbouring context ranks that exchange sequence for heads."""
     tensor_overlap: dict[str, TensorOverlap] = field(default_factory=dict, hash=False)

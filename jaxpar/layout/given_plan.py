@@ -17,6 +17,7 @@ from jaxpar.layout.choices.experts import check_expert_layouts
 from jaxpar.layout.choices.head_loss import check_loss
 from jaxpar.layout.choices.overlap import check_overlap
 from jaxpar.layout.choices.pipeline import layer_order, schedule_of, whole_backward
+from jaxpar.layout.choices.replica_sums import check_replica_sums
 from jaxpar.layout.choices.tiles import head_tokens
 from jaxpar.layout.choices.wire import check_wire
 from jaxpar.layout.step_layout import StepLayout
@@ -69,6 +70,7 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
             raise UserError(f"plan.{key}: {tiles} are more than a device's {tokens} tokens of a microbatch")
     _check_residency(plan, config)
     check_overlap(plan, config)
+    check_replica_sums(plan, config)
     try:
         check_expert_layouts(plan, config, device, node_devices)
         wanted = check_wire(config, plan.axes, node_devices)

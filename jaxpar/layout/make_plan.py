@@ -24,6 +24,7 @@ from jaxpar.layout.choices.head_loss import choose_loss
 from jaxpar.layout.choices.matmul import check_matmul_units, routed_choice, tiled_choice
 from jaxpar.layout.choices.overlap import tensor_overlap
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
+from jaxpar.layout.choices.replica_sums import replica_sums
 from jaxpar.layout.choices.tiles import loss_tiles, mlp_tiles, without_hidden
 from jaxpar.layout.choices.wire import check_wire
 from jaxpar.layout.joining import with_joined_messages
@@ -77,6 +78,7 @@ def make_plan(
     stage_layers = chunk_layers(config, schedule.chunks)
     kinds = [slot.kind for slot in order_of_chunks(schedule, stage_layers, config.model).slots]
     loss_parts = loss_tiles(config)
+    sums = replica_sums(config, axes, device)
     at_hand = cluster or cluster_of(device, axes.devices, node_devices)
     settled = partial(
         Plan,
@@ -98,6 +100,8 @@ def make_plan(
         secondary_shard=parallel.secondary_shard or 1,
         collectives=parallel.collectives,
         node_devices=check_wire(config, axes, node_devices),
+        replica_sums=sums.when,
+        replica_sums_reason=sums.why,
         optimizer_offload=memory.optimizer_offload,
         weights_offload=memory.weights_offload,
     )

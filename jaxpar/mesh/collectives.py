@@ -34,7 +34,7 @@ def scatter_sequence(x: Shaped[Array, "batch seq embed"]) -> Shaped[Array, "batc
     The derivative is `gather_sequence`. Sends `x * (n - 1) / n` bytes with n = tensor.
     """
     must_vary(x, ("tensor",), "scatter_sequence")
-    _must_add_up(x, "scatter_sequence")
+    must_add_up(x, "scatter_sequence")
     with jax.named_scope("scatter_sequence"):
         return lax.psum_scatter(x, "tensor", scatter_dimension=1, tiled=True)
 
@@ -55,7 +55,7 @@ def scatter_context(x: Shaped[Array, "..."], axis: int = 1) -> Shaped[Array, "..
     Sends `x * (n - 1) / n` bytes with n = context.
     """
     must_vary(x, ("context",), "scatter_context")
-    _must_add_up(x, "scatter_context")
+    must_add_up(x, "scatter_context")
     with jax.named_scope("scatter_context"):
         return lax.psum_scatter(x, "context", scatter_dimension=axis, tiled=True)
 
@@ -117,6 +117,7 @@ def scatter_tokens(x: Shaped[Array, "more_tokens ..."]) -> Shaped[Array, "tokens
     The derivative is `gather_tokens`. Sends `x * (n - 1) / n` bytes with n = expert * tensor.
     """
     must_vary(x, ("expert", "tensor"), "scatter_tokens")
+    must_add_up(x, "scatter_tokens")
     with jax.named_scope("scatter_tokens"):
         return lax.psum_scatter(x, ("expert", "tensor"), scatter_dimension=0, tiled=True)
 
@@ -154,7 +155,7 @@ def scatter_gradient(x: Shaped[Array, "..."], axes: Sequence[str], dim: int) -> 
     Sends `x * (n - 1) / n` bytes with n = product of the sizes of `axes`.
     """
     must_vary(x, axes, "scatter_gradient")
-    _must_add_up(x, "scatter_gradient")
+    must_add_up(x, "scatter_gradient")
     with jax.named_scope("scatter_gradient"):
         return lax.psum_scatter(x, tuple(axes), scatter_dimension=dim, tiled=True)
 
@@ -190,6 +191,7 @@ def sum_over_heads(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
 def _sum_for_each(x: Shaped[Array, "..."], axis: str, collective: str) -> Shaped[Array, "..."]:
     """The sum over `axis`, which each rank uses differently; so the derivative is the sum of the ranks' gradients."""
     must_vary(x, (axis,), collective)
+    must_add_up(x, collective)
     with jax.named_scope(collective):
         return vary_over(lax.psum(x, axis), frozenset({axis}))
 
@@ -207,7 +209,7 @@ def reduce_sum(x: Shaped[Array, "..."], axes: Sequence[str]) -> Shaped[Array, ".
     does not vary over: `lax.psum` would multiply by its size.
     """
     must_vary(x, axes, "reduce_sum")
-    _must_add_up(x, "reduce_sum")
+    must_add_up(x, "reduce_sum")
     with jax.named_scope("reduce_sum"):
         return lax.psum(x, tuple(axes)) if axes else x
 
@@ -218,8 +220,9 @@ def reduce_max(x: Shaped[Array, "..."], axes: Sequence[str]) -> Shaped[Array, ".
         return lax.pmax(lax.stop_gradient(x), tuple(axes))
 
 
-def _must_add_up(x: jax.Array, collective: str) -> None:
-    """A sum in 8 bits would compile, and overflow: codes are exchanged, and summed in float32."""
+def must_add_up(x: jax.Array, collective: str) -> None:
+    """Raise `ValueError` for a sum in 8 bits, which would compile, and overflow: codes are exchanged, and summed in
+    float32."""
     if x.dtype.itemsize < 2 and x.dtype != bool:
         raise ValueError(
             f"{collective} of {x.dtype.name}: the sum would be computed in this type; expected an all-to-all of the "

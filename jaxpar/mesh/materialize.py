@@ -8,7 +8,9 @@ gradient placement.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial, reduce
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -20,6 +22,7 @@ from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Arrays, Nested, Weights, only
 from jaxpar.mesh.placements import Placements, added_dim, unreduced_axes
+from jaxpar.mesh.wire.agreed import agreed
 from jaxpar.mesh.wire.travel import (
     gather_secondary,
     gather_shards,
@@ -180,6 +183,28 @@ def to_storage(master: Weights, placements: Placements) -> Weights:
     return jax.tree.map(one, master, *trees, is_leaf=is_coded_stack)
 
 
+def summed_early(gradients: Arrays, wires: Nested[Wire]) -> Arrays:
+    """Complete gradients in gradient placement, of which those that travel early are summed over their ranks.
+
+    `gradients` may leave out weights of `wires`. `reduced_gradient` leaves these sums out. Those that travel alike are
+    one message: XLA would send several one after another, each beside little.
+    Bytes: `reduce_shards` of each, in gradient dtype.
+    """
+    leaves, structure = jax.tree.flatten(gradients)
+    alike: dict[Wire, list[int]] = {}
+    for place, wire in enumerate(structure.flatten_up_to(only(wires, gradients))):
+        if wire.early:
+            alike.setdefault(replace(wire, weight=None, secondary=1), []).append(place)
+    for wire, places in alike.items():
+        own = [leaves[place] for place in places]
+        joined = jnp.concatenate([leaf.reshape(-1) for leaf in own]) if len(own) > 1 else own[0]
+        summed = vary(reduce_shards(joined, wire.early, wire)).reshape(-1)
+        parts = jnp.split(summed, list(accumulate(leaf.size for leaf in own[:-1])))
+        for place, part in zip(places, parts, strict=True):
+            leaves[place] = part.reshape(leaves[place].shape)
+    return structure.unflatten(leaves)
+
+
 def to_optimizer(gradients: Weights, placements: Placements) -> Weights:
     """Accumulated gradients from gradient to optimizer placement: once per step, the only reduction of ZeRO-0 and 1.
 
@@ -207,7 +232,8 @@ def reduced_gradient(
     pending = added_dim(gradient, optimizer)
     if pending:
         grad = scatter_shards(grad, pending[1], pending[0], wire)
-    done = scattered[1] if scattered else ()
+    done = (*(scattered[1] if scattered else ()), *wire.early)
+    grad = agreed(grad, wire.early)
     rest = tuple(axis for axis in unreduced_axes(compute) if axis not in done)
     if wire.gradient is None and not wire.hierarchical:
         return reduce_sum(grad, rest).astype(jnp.dtype(dtype))

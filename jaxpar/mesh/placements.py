@@ -88,13 +88,29 @@ def place(
     stored = storage if zero >= 3 else compute
     # Nothing updates a frozen weight: it stays as it is stored, and no step gathers it from elsewhere.
     updated = map_specs(lambda spec, own, stored: own if spec.trained else stored, specs, sharded, stored)
+    accumulated, updated = gradient if zero >= 2 else compute, updated if zero >= 1 else compute
+
+    def wire_of(spec: ParamSpec, *roles: PartitionSpec) -> Wire:
+        early = _summed_early(spec, *roles)
+        return _wire(spec, rules, sizes, replace(wire, early=tuple(axis for axis in wire.early if axis in early)))
+
     return Placements(
         compute=Placement(compute, dtypes.compute),
         storage=Placement(stored, dtypes.storage),
-        gradient=Placement(gradient if zero >= 2 else compute, dtypes.gradient),
-        optimizer=Placement(updated if zero >= 1 else compute, dtypes.master),
-        wires=map_specs(lambda spec: _wire(spec, rules, sizes, wire), specs),
+        gradient=Placement(accumulated, dtypes.gradient),
+        optimizer=Placement(updated, dtypes.master),
+        wires=map_specs(wire_of, specs, compute, accumulated, updated),
     )
+
+
+def _summed_early(
+    spec: ParamSpec, compute: PartitionSpec, gradient: PartitionSpec, optimizer: PartitionSpec
+) -> tuple[str, ...]:
+    """Axes over which a matrix is summed once a step and keeps its shape; of others the messages are small."""
+    if added_dim(gradient, optimizer) or len(spec.shape) - ("layers" in spec.axes) < 2:
+        return ()
+    scattered = added_dim(compute, optimizer)
+    return tuple(axis for axis in unreduced_axes(compute) if scattered is None or axis not in scattered[1])
 
 
 def _wire(spec: ParamSpec, rules: Rules, sizes: AxisSizes, wire: Wire) -> Wire:

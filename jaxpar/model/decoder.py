@@ -32,7 +32,7 @@ from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
 from jaxpar.mesh.collectives import gather_context
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder, own_layers, with_own_layers
-from jaxpar.mesh.materialize import gather, materialize
+from jaxpar.mesh.materialize import gather, materialize, summed_early
 from jaxpar.mesh.parameters import Arrays, Nested, ParamSpec, Specs, Weights, map_specs
 from jaxpar.mesh.placements import Placements
 from jaxpar.mesh.wire.wire import Wire
@@ -209,6 +209,12 @@ class DecoderStages:
         (cotangents,) = pullback(vary(dx))
         added = add_table_gradients(self.placements, table, ids, cotangents, gradients["embedding"])
         return gradients | {"embedding": added}
+
+    def completed(self, gradients: Weights, *, embedded: bool) -> Weights:
+        """`gradients` with those of the embedding, or of the parts that only the loss uses, summed over the ranks over
+        which they travel early (`jaxpar.mesh.materialize.summed_early`)."""
+        parts = [part for part in gradients if part != LAYERS and (part == "embedding") == embedded]
+        return gradients | {part: summed_early(gradients[part], self.placements.wires[part]) for part in parts}
 
     def _join(self, rows: Arrays, batch: Batch) -> Float[Array, "batch part embed"]:
         x = join_rows(self.placements, rows, self.model)

@@ -125,6 +125,28 @@ def test_a_collective_refuses_a_value_that_all_ranks_hold_alike(name: str):
         jax.eval_shape(program, jax.ShapeDtypeStruct((8, 8, 8), jnp.float32))
 
 
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.float8_e4m3fn])
+@pytest.mark.parametrize(
+    ("name", "arguments", "axes"),
+    [
+        ("reduce_sum", {"axes": ("fsdp",)}, ("fsdp",)),
+        ("scatter_gradient", {"axes": ("fsdp",), "dim": 0}, ("fsdp",)),
+        ("scatter_sequence", {}, ("tensor",)),
+        ("scatter_context", {}, ("context",)),
+        ("scatter_tokens", {}, ("expert", "tensor")),
+        ("sum_over_heads", {}, ("tensor",)),
+        ("sum_over_stages", {}, ("pipe",)),
+    ],
+)
+def test_a_sum_in_8_bits_is_refused(name: str, arguments: dict[str, Any], axes: tuple[str, ...], dtype: Any):
+    """It would add up in that type: 100 + 100 is -56."""
+    program = jax.shard_map(
+        partial(getattr(collectives, name), **arguments), mesh=mesh_of(**SIZES), in_specs=P(axes), out_specs=P(axes)
+    )
+    with refused(f"{name} of {jnp.dtype(dtype).name}", "computed in this type", "float32", error=ValueError):
+        jax.eval_shape(program, jax.ShapeDtypeStruct((8, 8, 8), dtype))
+
+
 def test_a_sum_over_no_axes_is_the_value():
     np.testing.assert_array_equal(
         jax.jit(on_the_mesh(lambda x: collectives.reduce_sum(x, ())))(WHOLE).ravel(), parts().ravel()

@@ -74,6 +74,10 @@ class ParallelConfig:
     joined_messages: Literal["matrix", "xla"] = "matrix"
     """Gathers of a layer's weights, and reduce-scatters of its gradients, that XLA joins into one on GPUs: `matrix`, up
     to the size of the layer's largest matrix; `xla`, up to its own default of 30 MiB (`docs/overlap.md`)."""
+    replica_sums: Literal["auto", "after", "overlapped"] = "auto"
+    """When gradients are summed over replicas, and under ZeRO-0 over all data ranks: `after` the backward of the last
+    microbatch; or a layer's beside the next layer's backward in it (`overlapped`), for which the last microbatch is
+    compiled apart. `auto` is `overlapped` on GPUs where it is possible (`docs/overlap.md`)."""
     ulysses: int | None = None
     """Context ranks in a group of `usp`; null takes the most ranks of a node among which the heads divide."""
     tensor_overlap: Literal["auto", "plain", "ring"] = "auto"

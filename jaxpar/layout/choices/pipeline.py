@@ -86,7 +86,12 @@ def schedule_of(plan: Plan) -> Schedule:
 
 def pipeline_program(plan: Plan) -> PipelineProgram:
     """The program that the executor runs for a plan."""
-    return make_program(schedule_of(plan), hold=holds_chunks(plan), branching=plan.pipe_ticks == "branching")
+    return make_program(
+        schedule_of(plan),
+        hold=holds_chunks(plan),
+        branching=plan.pipe_ticks == "branching",
+        completes=plan.replica_sums == "overlapped",
+    )
 
 
 TABLE = ".csv"

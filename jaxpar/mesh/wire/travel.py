@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
-from jaxpar.mesh.collectives import gather_weight, must_vary, reduce_sum, scatter_gradient
+from jaxpar.mesh.collectives import gather_weight, must_add_up, must_vary, reduce_sum, scatter_gradient
 from jaxpar.mesh.wire.agreed import agreed
 from jaxpar.mesh.wire.codes import decode, encode
 from jaxpar.mesh.wire.levels import Levels, RankGroups, levels_of
@@ -120,6 +120,7 @@ def scatter_shards(x: Float[Array, "..."], axes: Sequence[str], dim: int, wire: 
     if wire.gradient is None and 1 in levels:
         return scatter_gradient(x, axes, dim)
     must_vary(x, axes, "scatter_gradient")
+    must_add_up(x, "scatter_gradient")
     parts = _split(x, dim, levels.nodes, levels.ranks)
     with jax.named_scope("scatter_gradient"):
         if wire.gradient is None:
@@ -138,6 +139,7 @@ def reduce_shards(x: Float[Array, "..."], axes: Sequence[str], wire: Wire) -> Fl
     if levels == Levels(1, 1) or (wire.gradient is None and 1 in levels):
         return reduce_sum(x, axes)
     must_vary(x, axes, "reduce_sum")
+    must_add_up(x, "reduce_sum")
     n = levels.nodes * levels.ranks
     flat = x.reshape(-1)
     flat = jnp.pad(flat, (0, -x.size % n)).reshape(levels.ranks, levels.nodes, -1)

@@ -26,6 +26,9 @@ class Wire:
     """Devices of a node; None if all are in one."""
     secondary: int = 1
     """Neighbouring ranks that hold a second copy of the weights among them during a step."""
+    early: tuple[str, ...] = ()
+    """Axes over which a gradient is summed as soon as it is complete, in the backward of the last microbatch; the rest
+    once a step, after all of them."""
 
     @property
     def exact(self) -> Wire:

@@ -170,6 +170,7 @@ class LayerLoop:
         fresh: Bool[Array, ""] | bool = False,
         seed: Float[Array, ""] | None = None,
         seen: Float[Array, "layers tensors"] | None = None,
+        completes: bool = False,
     ) -> tuple[jax.Array, Arrays, Arrays | None, jax.Array | None]:
         """Backward through a chunk from `slot` of the stashes: (dx, gradients, kept, seen).
 
@@ -177,7 +178,8 @@ class LayerLoop:
         the backward is split these are the gradients of all but the matrices, for which `kept_slot` of `kept` fills.
         If `fresh`, nothing has accumulated yet: gradients in host memory are not initialised to zeros. `seed` is the
         cotangent of the layers' auxiliary losses. `seen` has, by the layer's number, the largest magnitudes of the
-        tensors of quantised matmuls so far.
+        tensors of quantised matmuls so far. If the backward `completes` the gradients, those that travel early are
+        summed over their ranks, a layer's while the next one goes backward.
         """
         again, dy = read_after(weights.stack, dy)
         weights = weights._replace(stack=again)
@@ -192,8 +194,10 @@ class LayerLoop:
                 x, residuals = in_order(at(stash, slot, row - first, instead=fetched))
                 own = w, x, number, tokens[stack.name]
                 derivative = stack.kind.of(keep).derivative
-                dw, through, taps, *_, new = derivative.pullback(keep.policy, residuals, *own)((dx, of_report))
                 total = own_layers(totals, stack.name)
+                dw, through, taps, *_, new = derivative.pullback(keep.policy, residuals, *own)((dx, of_report))
+                if completes:
+                    total, dw = stack.with_next_summed(total, dw, row)
                 total = stack.accumulate(total, dw, stack.row(gradients, row), number, counts, keep.on_host, fresh)
                 if kept is not None:
                     with jax.named_scope("kept_for_weights"):
@@ -206,7 +210,10 @@ class LayerLoop:
 
             return step, lambda row: fetch(stash, slot, row - first)
 
-        return self._walk(weights, site, (vary(dy), gradients.stack, kept, seen), reverse=True)
+        dx, totals, kept, seen = self._walk(weights, site, (vary(dy), gradients.stack, kept, seen), reverse=True)
+        for kind in self.kinds if completes else ():
+            totals = with_own_layers(totals, kind, self.stack(kind).with_first_summed(own_layers(totals, kind)))
+        return dx, totals, kept, seen
 
     def weight_gradients(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -181,10 +181,12 @@ class _Executor:
             at = self._at(carry.cotangents, row["b_cotangent"])
             if run.head:
                 last = row["b_counts"] & row["b_last"]
-                g, carry = self._act(last, ("gradients", "reported"), "loss", row, carry, given)
+                loss = "last loss" if run.completes else "loss"
+                g, carry = self._act(last, ("gradients", "reported"), loss, row, carry, given)
                 at = jnp.where(row["b_last"] == 1, g, at)
             changed = ("gradients", "held", "kept", "seen")
-            g, carry = self._act(row["b_counts"], changed, "backward", row | {"b_dy": at}, carry, given)
+            backward = "last backward" if run.completes else "backward"
+            g, carry = self._act(row["b_counts"], changed, backward, row | {"b_dy": at}, carry, given)
             # Later operations overwrite what was read here; without this barrier, XLA copies the whole buffer.
             stash, g = lax.optimization_barrier((carry.stash, g))
             carry = carry._replace(stash=stash)
@@ -201,7 +203,14 @@ class _Executor:
     @cached_property
     def _actions(self) -> dict[str, Act]:
         """The operations of a tick, each traced once where several runs of ticks use it."""
-        actions = {"forward": self._forward, "loss": self._loss, "backward": self._backward, "weight": self._weight}
+        actions: dict[str, Act] = {
+            "forward": self._forward,
+            "loss": self._loss,
+            "last loss": partial(self._loss, completes=True),
+            "backward": self._backward,
+            "last backward": partial(self._backward, completes=True),
+            "weight": self._weight,
+        }
         return {name: TracedOnce(act) for name, act in actions.items()} if len(self.program.runs) > 1 else actions
 
     def _act(
@@ -237,7 +246,7 @@ class _Executor:
         outputs = self._put(carry.outputs, y, row["f_output"], last)
         return y, carry._replace(stash=stash, outputs=outputs, report=report)
 
-    def _loss(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
+    def _loss(self, row: Row, carry: Carry, given: Given, completes: bool = False) -> tuple[jax.Array, Carry]:
         """Loss of the last chunk's output: its gradients counted, and the cotangent of the output."""
         counts = (row["b_counts"] & row["b_last"]) == 1
         data = self._last(row, given, "b")
@@ -253,10 +262,12 @@ class _Executor:
         with jax.named_scope("gradients"):
             mine = True if self._shares_ends else counts
             ends = jax.tree.map(lambda total, a: total + _where(mine, a), ends, new)
+        if completes:
+            ends = self.stages.completed(ends, embedded=False)
         reported = {name: total + _where(mine, reports[name]) for name, total in carry.reported.items()}
         return g, carry._replace(gradients=carry.gradients | ends, reported=reported)
 
-    def _backward(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
+    def _backward(self, row: Row, carry: Carry, given: Given, completes: bool = False) -> tuple[jax.Array, Carry]:
         data = self._microbatch(given, row["b_microbatch"])
         counts = row["b_counts"] == 1
         totals = carry.held if self.program.holds else carry.gradients[LAYERS]
@@ -264,12 +275,14 @@ class _Executor:
             self._chunk(given.layers, row, "b", "weights"), row["b_dy"], self.stages.token_context(data),
             carry.stash, row["b_slot"], self._chunk(totals, row, "b", "gradients"), counts, carry.kept, row["b_kept"],
             self._is_first(row, given), None if given.seeds is None else given.seeds.auxiliary,
-            carry.seen,
+            carry.seen, completes,
         )  # fmt: skip
         carry = carry._replace(held=totals) if self.program.holds else _with_layers(carry, totals)
         into_embedding = jnp.where(counts & (row["b_first"] == 1), dx, 0)
         first = self._first(row, given, "b")
         gradients = self.stages.embed_gradients(given.weights, first, into_embedding, carry.gradients)
+        if completes:
+            gradients = self.stages.completed(gradients, embedded=True)
         return dx, carry._replace(gradients=gradients, kept=kept, seen=seen)
 
     def _is_first(self, row: Row, given: Given) -> jax.Array | bool:

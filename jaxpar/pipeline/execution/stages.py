@@ -53,6 +53,11 @@ class Stages(Protocol):
         """`gradients` of the whole model with those of `embed` added, whose cotangent is `dx`."""
         ...
 
+    def completed(self, gradients: Weights, *, embedded: bool) -> Weights:
+        """Complete gradients, summed over the ranks over which they travel early: of the embedding, or of the parts
+        that only the loss uses."""
+        ...
+
     def loss(
         self, weights: Weights, accumulators: Weights, x: jax.Array, batch: Batch
     ) -> tuple[jax.Array, dict[str, jax.Array]]:

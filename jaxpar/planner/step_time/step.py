@@ -23,6 +23,7 @@ from jaxpar.planner.step_time.pipeline import ChunkTime, Pieces, Stages, pipelin
 from jaxpar.planner.step_time.update import Update
 from jaxpar.planner.step_time.weight_traffic import (
     IN_TICKS,
+    REPLICA_SUMS,
     as_executed,
     held_seconds,
     holds_chunks,
@@ -333,17 +334,19 @@ class Step:
             times = 1 if self.executed else 2  # for the forward and for the backward
             exposed += tables * times * self.shards.gather(table) + trained * self.shards.scatter(table)
             exposed *= self.microbatches if self.does.prefetch_weights and not self.executed else 1
-            exposed += self.replicas.reduce(held + held_experts) + self.shards.gather_once(own)
+            exposed += self._replica_sums(held + held_experts) + self.shards.gather_once(own)
         elif layout.zero == 0:
             reduce = self.data.reduce(own) + self.expert_data.reduce(experts)
-            exposed += self._left(reduce, backward=True) if self.does.overlap_data != "none" else reduce
+            exposed += (
+                self._left(reduce, backward=True) if self.does.overlap_data != "none" else self._beside_last(reduce)
+            )
         else:
             # Stage 2 holds no whole gradient between microbatches, unless a pipeline takes many through the weights.
             times = self.microbatches if layout.zero == 2 and layout.pipe == 1 else 1
             scatter = self.shards.scatter(own) + self.expert_shards.scatter(experts)
             gather = self.shards.gather_whole(own) + self.expert_shards.gather_whole(experts)
             left = self._left(scatter, backward=True) if self.does.overlap_data != "none" else scatter
-            exposed += times * left + self.replicas.reduce(held + held_experts)
+            exposed += times * left + self._replica_sums(held + held_experts)
             exposed += self._left(gather, backward=False) if self.does.overlap_data == "both" else gather
         if self.holds:
             exposed += self._held()
@@ -359,6 +362,15 @@ class Step:
         self.once = {"data": exposed, "optimizer": update}
         spent["data"] += exposed
         spent["optimizer"] = update
+
+    def _replica_sums(self, elements: float) -> float:
+        """Seconds of the sums of so many gradients over replicas that no compute hides."""
+        reduce = self.replicas.reduce(elements)
+        return reduce if self.layout.zero == 1 and self.shards.ranks > 1 else self._beside_last(reduce)
+
+    def _beside_last(self, reduce: float) -> float:
+        """What is left of a sum over ranks beside the last microbatch's backward, where the executor runs it there."""
+        return REPLICA_SUMS * reduce if self.does.lockstep and self.layout.pipe == 1 else reduce
 
     def _orthogonal(self, sharded: int) -> float:
         """Muon: ranks that share weights exchange layers for dims, work on whole matrices, and send them back."""

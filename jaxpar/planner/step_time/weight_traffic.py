@@ -25,6 +25,11 @@ HELD = Exposed(0.41, 0.66)
 """The same of chunks that are held whole: breadth-first with two virtual stages. A loop over ticks waits for them."""
 
 
+REPLICA_SUMS = 0.5
+"""The share of sums over replicas that a step waits for where they run beside the last microbatch's backward: from the
+compiled program of Llama-3 8B, replica 4 x fsdp 8, for H100s (`docs/overlap.md`); nothing was timed on GPUs."""
+
+
 class WeightMessages(NamedTuple):
     """Messages of one layer in a step, on average over the layers of a rank."""
 

@@ -1,0 +1,64 @@
+"""When gradients are summed over the ranks that no placement shards them over: after the backward, or beside it."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from jaxpar.config import Config, UserError
+from jaxpar.config.plan import AxisSizes, Plan
+from jaxpar.distributed.devices import Device
+
+
+class ReplicaSums(NamedTuple):
+    """The choice."""
+
+    when: Literal["after", "overlapped"]
+    why: str
+    """Nothing where there is nothing to sum."""
+
+
+def replica_sums(config: Config, axes: AxisSizes, device: Device) -> ReplicaSums:
+    """What `parallel.replica_sums` of a resolved configuration means on devices like `device`.
+
+    Raises `UserError` for `overlapped` where it is impossible.
+    """
+    asked = config.parallel.replica_sums
+    impossible = _impossible(config, axes)
+    if asked == "overlapped":
+        if impossible is not None:
+            raise UserError(f"parallel.replica_sums: overlapped is impossible, because {impossible}; expected auto")
+        return ReplicaSums("overlapped", "named by parallel.replica_sums")
+    if not _sums(config, axes):
+        return ReplicaSums("after", "")
+    if asked == "after":
+        return ReplicaSums("after", "named by parallel.replica_sums")
+    if impossible is not None:
+        return ReplicaSums("after", impossible)
+    if device.platform == "cpu":
+        return ReplicaSums("after", "CPU devices overlap nothing")
+    return ReplicaSums("overlapped", "beside the backward of the last microbatch")
+
+
+def check_replica_sums(plan: Plan, config: Config) -> None:
+    """Raise `UserError` if a plan overlaps sums that the configuration cannot overlap."""
+    if plan.replica_sums == "overlapped" and (why := _impossible(config, plan.axes)) is not None:
+        raise UserError(f"plan.replica_sums: overlapped is impossible, because {why}; expected after")
+
+
+def _sums(config: Config, axes: AxisSizes) -> bool:
+    """Whether gradients of matrices are summed once a step and keep their shape."""
+    shards = axes.fsdp * axes.expert * axes.context
+    return axes.replica > 1 or (config.parallel.zero == 0 and shards > 1)
+
+
+def _impossible(config: Config, axes: AxisSizes) -> str | None:
+    """Why no sum runs beside the backward; None if one may."""
+    if not _sums(config, axes):
+        return "gradients are not summed over replicas (parallel.replica is 1)"
+    if axes.pipe > 1:
+        return "the gradients of a pipeline's chunks are complete at different times on different ranks"
+    if config.parallel.zero == 1 and axes.fsdp * axes.expert * axes.context > 1:
+        return "under parallel.zero: 1 gradients are first scattered, once all are complete"
+    if config.memory.weights_offload != "none":
+        return "under memory.weights_offload gradients of layers are in host memory"
+    return None

@@ -1,0 +1,80 @@
+"""When a plan sums gradients over replicas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import pytest
+
+from jaxpar.config.plan import AxisSizes
+from jaxpar.layout.choices.pipeline import pipeline_program
+from jaxpar.layout.choices.replica_sums import check_replica_sums, replica_sums
+from jaxpar.layout.make_plan import make_plan, resolve_config
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.mesh.layer_order import LAYERS
+from tests.sentences import refused
+from tests.small_run import layout_of, small
+
+
+class OnGpu:
+    """A device, as the choice sees it."""
+
+    platform = "gpu"
+
+
+def chosen(memory: dict[str, Any] | None = None, **parallel: Any) -> tuple[str, str]:
+    config = small(parallel=parallel, memory=memory or {})
+    own = config.parallel
+    axes = AxisSizes(own.pipe, own.replica, own.fsdp, own.expert, own.context, own.tensor)
+    device: Any = OnGpu()
+    return tuple(replica_sums(config, axes, device))
+
+
+@pytest.mark.parametrize(
+    ("parallel", "when"),
+    [
+        ({"replica": 2, "fsdp": 2}, "overlapped"),
+        ({"replica": 2, "fsdp": 2, "zero": 2}, "overlapped"),
+        ({"fsdp": 4, "zero": 0}, "overlapped"),
+        ({"replica": 2, "zero": 1}, "overlapped"),
+        ({"replica": 2, "fsdp": 2, "zero": 1}, "after"),
+        ({"replica": 2, "pipe": 2, "microbatches": 2}, "after"),
+        ({"replica": 2, "fsdp": 2, "replica_sums": "after"}, "after"),
+        ({"fsdp": 4}, "after"),
+    ],
+)
+def test_sums_run_beside_the_backward_where_they_can(parallel: dict[str, Any], when: str):
+    assert chosen(**parallel)[0] == when
+
+
+def test_layers_in_host_memory_are_summed_after_the_backward():
+    host = {"optimizer_offload": "host", "weights_offload": "host"}
+    assert "host memory" in chosen(host, replica=2, fsdp=2)[1]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "why"),
+    [
+        ({"fsdp": 4}, "parallel.replica is 1"),
+        ({"replica": 2, "pipe": 2, "microbatches": 2}, "a pipeline's chunks"),
+        ({"replica": 2, "fsdp": 2, "zero": 1}, "first scattered"),
+    ],
+)
+def test_sums_that_cannot_overlap_are_refused(parallel: dict[str, Any], why: str):
+    with refused("parallel.replica_sums: overlapped", why, "expected auto"):
+        chosen(**parallel, replica_sums="overlapped")
+
+
+def test_a_plan_that_overlaps_has_its_last_microbatch_apart_and_sums_matrices_in_it():
+    config = small(parallel={"replica": 2, "fsdp": 2, "microbatches": 2, "replica_sums": "overlapped"})
+    config = resolve_config(config, layout_of(config.parallel))
+    plan = make_plan(config, jax.devices()[0])
+    assert [(run.ticks, run.completes) for run in pipeline_program(plan).runs] == [(1, False), (1, True)]
+    wires = StepLayout(config, plan).placements.wires[LAYERS]
+    assert "replica" in wires["mlp"]["up"].early and "fsdp" not in wires["mlp"]["up"].early
+    assert wires["attention_norm"]["scale"].early == ()
+    alone = replace(plan, axes=AxisSizes(fsdp=4))
+    with refused("plan.replica_sums: overlapped", "parallel.replica is 1", "expected after"):
+        check_replica_sums(alone, config)
