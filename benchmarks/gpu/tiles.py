@@ -8,7 +8,7 @@ Enter a faster tile into the table by hand. This changes the sources, so the rec
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -120,7 +120,7 @@ def of_mosaic(entry: Any) -> list[Any]:
             tuple((name, cut) for (name, _), cut in zip(entry, cuts, strict=True))
             for cuts in zip(*changed, strict=True)
         ]
-    side = "queries" if hasattr(entry, "queries") else "keys"
+    side = "queries" if any(field.name == "queries" for field in fields(entry)) else "keys"
     size = getattr(entry, side)
     # A block of queries is 32, 64 or 128 long, one of keys a multiple of 64 (or 32).
     sizes = {size // 2, 2 * size} & {32, 64, 128} if side == "queries" else {size // 2, size - 64, size + 64}

@@ -49,9 +49,9 @@ def test_a_run_that_goes_on_is_reported_up_to_its_last_step(tmp_path: Path) -> N
         ({"version": 2, "plan": {"zero": 3}, "config": {}}, {"zero": 3}, ""),
         ({"zero": 3}, {"zero": 3}, ""),
         (
-            {"version": 3, "plan": {"zero": 3}},
+            {"version": 4, "plan": {"zero": 3}},
             {},
-            "plan.json: version 3 of plan.json; this release reads versions 1 to 2",
+            "plan.json: version 4 of plan.json; this release reads versions 1 to 3",
         ),
         ({"version": 2, "plan": 3}, {}, "plan.json is damaged: it has no plan."),
     ],

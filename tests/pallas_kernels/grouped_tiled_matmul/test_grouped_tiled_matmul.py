@@ -12,7 +12,7 @@ import pytest
 
 from jaxpar.precision.recipe import E4M3, E5M2
 from jaxpar.precision.tiles import Codes, in_tiles
-from pallas_kernels.attention.mosaic.schedule import CONSUMER_REGISTERS, PRODUCER_REGISTERS
+from pallas_kernels.attention.mosaic.schedule import CONSUMERS, REGISTERS
 from pallas_kernels.grouped_tiled_matmul import Request, choose, grouped_tiled_matmul
 from pallas_kernels.unsupported import Unsupported
 from tests.gpu_compile import in_child
@@ -99,7 +99,7 @@ def test_compiled_kernel_spills_nothing(shape: tuple) -> None:
     assert kernel["name"] == "grouped_matmul_of_tiles" and max(found["shared"]) <= SHARED
     assert kernel["spilled"] == 0 and kernel["serialized"] == 0 and kernel["tma"] > 0, kernel
     assert kernel["wgmma"] == 4 and kernel["waits"] == [0], "128 products, then the sum outside the tensor cores"
-    assert kernel["setmaxnreg"] == [PRODUCER_REGISTERS, CONSUMER_REGISTERS], kernel
+    assert kernel["setmaxnreg"] == [*REGISTERS[CONSUMERS]], kernel
     m, groups, n, k, _ = shape
     scales = 4 * (m + groups * n) * k // 128
     assert found["temporary"] <= 2 * scales + 2**20, "scales side by side; nothing of the size of the codes"

@@ -18,14 +18,14 @@ def best(pods: Pods | None) -> Candidate:
 
 
 def test_heavy_traffic_stays_inside_a_pod():
-    """Weights over all GPUs where pods reach each other at full bandwidth; else stages in pods of their own, between
-    which only activations pass."""
+    """Weights over all GPUs where pods reach each other at full bandwidth; else over those of a pod, and between pods
+    pass activations of stages, or gradients of replicas, once a step and beside the backward."""
     open_network, alike = best(None), best(Pods(1, 1.0))
     assert alike == open_network
     assert (open_network.layout.pipe, open_network.layout.fsdp) == (1, 16)
     times = [open_network.seconds]
     for ratio in (3.0, 8.0):
         found = best(Pods(1, ratio))
-        assert (found.layout.pipe, found.layout.fsdp) == (4, 4)
+        assert found.layout.fsdp == 4 and {found.layout.pipe, found.layout.replica} == {1, 4}
         times.append(found.seconds)
     assert times == sorted(times) and times[0] < times[-1]
