@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.gpu.journal import Journal
-from benchmarks.gpu.programs import sentence
-from benchmarks.gpu.tiled import E4M3, E5M2, TILE, error_of, timed
+from benchmarks.gpu.tiled import E4M3, E5M2, TILE, Checked, check_codes, measure_codes
 from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.grouped_tiled_matmul import Request, grouped_tiled_matmul
@@ -94,29 +94,11 @@ def check(journal: Journal) -> None:
 
 def check_case(journal: Journal, case: Case) -> None:
     """Adds the row of one case."""
-    row: dict[str, Any] = {"kernel": KERNEL, "case": case.name}
-    reason = implementation("mosaic").supports(case.request(INTERPRETER if journal.dry else target()))
-    if reason is not None:
-        journal.add("check", **row, refused=reason)
-        return
-    journal.begin(f"{KERNEL}: {case.name}")
-    try:
-        journal.add("check", **row, **_compare(case, journal.dry))
-    except Exception as error:  # a row reports what went wrong, and the others are still checked
-        journal.add("check", **row, failed=sentence(error))
-
-
-def _compare(case: Case, dry: bool) -> dict[str, Any]:
-    arrays = case.arrays()
-    run = program(case, "mosaic", dry)
-    have, again, low = (np.asarray(each(*arrays)[0]) for each in (run, run, program(case, "xla")))
-    wanted = _float64(case, *arrays)
-    errors, allowed = {"out": error_of(have, wanted)}, {"out": 2 * error_of(low, wanted) + 1e-6}
-    same_bits = np.array_equal(have, again)
-    return {
-        "errors": errors, "allowed": allowed, "passed": same_bits and errors["out"] <= allowed["out"],
-        "same_bits": same_bits,
-    }  # fmt: skip
+    device = INTERPRETER if journal.dry else target()
+    refused = implementation("mosaic").supports(case.request(device))
+    check_codes(
+        journal, KERNEL, case.name, case.arrays, Checked(refused, partial(program, case), partial(_float64, case))
+    )
 
 
 def _float64(case: Case, *arrays: jax.Array) -> np.ndarray:
@@ -132,12 +114,7 @@ def _float64(case: Case, *arrays: jax.Array) -> np.ndarray:
 def measure(journal: Journal) -> None:
     """TFLOP/s of the kernel, of plain XLA, and of the grouped matmul in bfloat16."""
     for case in DRY if journal.dry else TIMED:
-        if journal.has("over", case=case.name) or not journal.has_time(case.name, 10):
-            continue
-        journal.begin(case.name)
-        row = {"case": case.name, "m": case.m, "n": case.n, "k": case.k}
-        timed(journal, row, case.flops(), case.arrays(), _paths(case))
-        journal.add("over", case=case.name)
+        measure_codes(journal, case, _paths(case))
 
 
 def _paths(case: Case) -> dict[str, Callable[..., jax.Array]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -86,23 +87,42 @@ def check(journal: Journal) -> None:
 
 def check_case(journal: Journal, case: Case) -> None:
     """Adds the row of one case."""
-    row: dict[str, Any] = {"kernel": KERNEL, "case": case.name}
-    reason = implementation("mosaic").supports(case.request(INTERPRETER if journal.dry else target()))
-    if reason is not None:
-        journal.add("check", **row, refused=reason)
+    device = INTERPRETER if journal.dry else target()
+    run = Checked(implementation("mosaic").supports(case.request(device)), partial(program, case), _float64)
+    check_codes(journal, KERNEL, case.name, case.arrays, run)
+
+
+class Checked(NamedTuple):
+    """What a kernel for codes is compared with."""
+
+    refused: str | None
+    """Why it does not support the case; None if it does."""
+    program: Callable[..., Callable[..., tuple[jax.Array]]]
+    """By the name of an implementation, and whether it is interpreted."""
+    float64: Callable[..., np.ndarray]
+    """The product of the case's arrays."""
+
+
+def check_codes(
+    journal: Journal, kernel: str, name: str, arrays: Callable[[], tuple[jax.Array, ...]], checked: Checked
+) -> None:
+    """Adds the row of one case of a kernel for codes: twice the error of plain XLA is allowed, and the same bits twice
+    are required."""
+    row: dict[str, Any] = {"kernel": kernel, "case": name}
+    if checked.refused is not None:
+        journal.add("check", **row, refused=checked.refused)
         return
-    journal.begin(f"{KERNEL}: {case.name}")
+    journal.begin(f"{kernel}: {name}")
     try:
-        journal.add("check", **row, **_compare(case, journal.dry))
+        journal.add("check", **row, **_compare(arrays(), checked, journal.dry))
     except Exception as error:  # a row reports what went wrong, and the others are still checked
         journal.add("check", **row, failed=sentence(error))
 
 
-def _compare(case: Case, dry: bool) -> dict[str, Any]:
-    arrays = case.arrays()
-    run = program(case, "mosaic", dry)
-    have, again, low = (np.asarray(each(*arrays)[0]) for each in (run, run, program(case, "xla")))
-    wanted = _float64(*arrays)
+def _compare(arrays: tuple[jax.Array, ...], checked: Checked, dry: bool) -> dict[str, Any]:
+    run = checked.program("mosaic", dry)
+    have, again, low = (np.asarray(each(*arrays)[0]) for each in (run, run, checked.program("xla")))
+    wanted = checked.float64(*arrays)
     errors, allowed = {"out": error_of(have, wanted)}, {"out": 2 * error_of(low, wanted) + 1e-6}
     same_bits = np.array_equal(have, again)
     return {
@@ -128,15 +148,20 @@ def error_of(have: np.ndarray, wanted: np.ndarray) -> float:
 def measure(journal: Journal) -> None:
     """TFLOP/s of the kernel, of plain XLA, and of cuBLAS in FP8 with one scale for a matrix and in bfloat16."""
     for case in DRY if journal.dry else TIMED:
-        if journal.has("over", case=case.name) or not journal.has_time(case.name, 10):
-            continue
-        journal.begin(case.name)
-        row = {"case": case.name, "m": case.m, "n": case.n, "k": case.k}
-        timed(journal, row, case.flops(), case.arrays(), _paths(case))
-        journal.add("over", case=case.name)
+        measure_codes(journal, case, _paths(case))
 
 
-def timed(
+def measure_codes(journal: Journal, case: Any, paths: dict[str, Callable[..., jax.Array]]) -> None:
+    """TFLOP/s of each of several ways to the product of a case, unless an earlier run has them or time is up."""
+    if journal.has("over", case=case.name) or not journal.has_time(case.name, 10):
+        return
+    journal.begin(case.name)
+    row = {"case": case.name, "m": case.m, "n": case.n, "k": case.k}
+    _timed(journal, row, case.flops(), case.arrays(), paths)
+    journal.add("over", case=case.name)
+
+
+def _timed(
     journal: Journal,
     row: dict[str, Any],
     flops: float,
