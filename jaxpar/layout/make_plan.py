@@ -78,7 +78,6 @@ def make_plan(
     stage_layers = chunk_layers(config, schedule.chunks)
     kinds = [slot.kind for slot in order_of_chunks(schedule, stage_layers, config.model).slots]
     loss_parts = loss_tiles(config)
-    sums = replica_sums(config, axes, device)
     at_hand = cluster or cluster_of(device, axes.devices, node_devices)
     settled = partial(
         Plan,
@@ -100,8 +99,7 @@ def make_plan(
         secondary_shard=parallel.secondary_shard or 1,
         collectives=parallel.collectives,
         node_devices=check_wire(config, axes, node_devices),
-        replica_sums=sums.when,
-        replica_sums_reason=sums.why,
+        **replica_sums(config, axes, device)._asdict(),
         optimizer_offload=memory.optimizer_offload,
         weights_offload=memory.weights_offload,
     )

@@ -49,13 +49,9 @@ def tiled_choice(config: Config, device: Device) -> Choice | None:
     recipe = recipe_of(precision)
     if recipe is None or recipe.tiles is None:
         return None
-    capability = getattr(device, "compute_capability", None)
     size = recipe.tiles.size  # all sides of all products are multiples of it
-    request = Request(
-        device.platform, (E4M3, recipe.gradient), precision.compute, size, size, size, size,
-        None if capability is None else float(capability), getattr(device, "device_kind", ""),
-        getattr(device, "core_count", None),
-    )  # fmt: skip
+    forms = E4M3, recipe.gradient
+    request = Request(device.platform, forms, precision.compute, size, size, size, size, *_hardware(device))
     key = "precision.matmul_backend"
     try:
         found = choose(precision.matmul_backend, request, named_by=f"{key} names")
@@ -77,13 +73,11 @@ def routed_choice(config: Config, device: Device) -> Choice | None:
     groups = {group.name for own in models for _, group in routed_groups(own) if group.name in quantised(config, own)}
     if recipe is None or recipe.tiles is None or not groups:
         return None
-    capability = getattr(device, "compute_capability", None)
-    size = recipe.tiles.size
+    size, square = recipe.tiles.size, recipe.tiles.square
+    forms = E4M3, recipe.gradient
     request = grouped.Request(
-        device.platform, (E4M3, recipe.gradient), precision.compute, size, 1, size, size, size, recipe.tiles.square,
-        None if capability is None else float(capability), getattr(device, "device_kind", ""),
-        getattr(device, "core_count", None),
-    )  # fmt: skip
+        device.platform, forms, precision.compute, size, 1, size, size, size, square, *_hardware(device)
+    )
     key, name = "precision.matmul_backend", precision.matmul_backend
     known = [entry.name for entry in grouped.IMPLEMENTATIONS]
     try:
@@ -94,6 +88,13 @@ def routed_choice(config: Config, device: Device) -> Choice | None:
             f"{' and '.join(sorted(groups))} in precision.matmul_except.parts"
         ) from None
     return Choice(found.name, found.reason, found.rejected)
+
+
+def _hardware(device: Device) -> tuple[float | None, str, int | None]:
+    """Compute capability, name and number of multiprocessors of a GPU; a CPU has none."""
+    capability = getattr(device, "compute_capability", None)
+    name, processors = getattr(device, "device_kind", ""), getattr(device, "core_count", None)
+    return None if capability is None else float(capability), name, processors
 
 
 def codes_once(plan: Plan) -> bool:

@@ -10,10 +10,10 @@ from jaxpar.distributed.devices import Device
 
 
 class ReplicaSums(NamedTuple):
-    """The choice."""
+    """The choice, by its names in a plan."""
 
-    when: Literal["after", "overlapped"]
-    why: str
+    replica_sums: Literal["after", "overlapped"]
+    replica_sums_reason: str
     """Nothing where there is nothing to sum."""
 
 
