@@ -27,6 +27,7 @@ from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
+from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.memory.remat import recomputed
 from jaxpar.units import size
 from pallas_kernels.attention import SAVED_NAMES
@@ -158,9 +159,8 @@ def attention_request(
     model, parallel = config.model, config.parallel
     tensor, context = parallel.tensor, parallel.context
     at_hand = context if node_devices is None else gcd(context, max(1, node_devices // tensor))
-    capability = getattr(device, "compute_capability", None)
     return AttentionRequest(
-        platform=device.platform,
+        **hardware_of(device),
         dtype=config.precision.compute,
         heads=model.heads // tensor,
         kv_heads=max(1, kv_heads(model) // tensor),
@@ -178,7 +178,4 @@ def attention_request(
         ulysses=parallel.ulysses or neighbours(context, model.heads // tensor, at_hand),
         permutes=parallel.pipe == 1 or parallel.pipe_ticks == "uniform",
         deterministic=config.attention.deterministic,
-        compute_capability=None if capability is None else float(capability),
-        gpu=getattr(device, "device_kind", ""),
-        processors=getattr(device, "core_count", None),
     )

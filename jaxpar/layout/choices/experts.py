@@ -22,6 +22,7 @@ from jaxpar.layers.experts.exchange import EXCHANGES
 from jaxpar.layers.experts.feed_forward import width_of
 from jaxpar.layers.experts.messages import exchange_of
 from jaxpar.layers.matmul_formats import quantised, routed_groups
+from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.memory.layer_shape import LayerShape, layer_shapes
 from jaxpar.mesh.wire.levels import split_by_nodes
 from jaxpar.units import seconds
@@ -153,18 +154,14 @@ def _requests(
 ) -> dict[str, Request]:
     """By kind with experts, the products of a slice on one device."""
     rows = config.data.batch_size // (axes.data * config.parallel.microbatches)
-    capability = getattr(device, "compute_capability", None)
     return {
         kind: Request(
-            platform=device.platform,
+            **hardware_of(device),
             dtype=config.precision.compute,
             m=shape.routed_rows // layouts[kind].slices,
             groups=shape.model.experts.count // axes.expert,
             k=shape.model.embed,
             n=width_of(shape.model) // axes.tensor,
-            compute_capability=None if capability is None else float(capability),
-            gpu=getattr(device, "device_kind", ""),
-            processors=getattr(device, "core_count", None),
         )
         for kind, shape in layer_shapes(config, axes, rows).items()
         if shape.model.experts is not None

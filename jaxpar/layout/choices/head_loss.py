@@ -6,6 +6,7 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.plan import Choice, Plan
 from jaxpar.config.spelling import quoted
 from jaxpar.distributed.devices import Device
+from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.tiles import head_columns, head_tokens
 from pallas_kernels.linear_cross_entropy.registry import Request, choose
 
@@ -54,14 +55,10 @@ def check_loss(plan: Plan, config: Config, device: Device) -> None:
 
 def _request(config: Config, device: Device) -> Request:
     """The request of the head to a kernel, on one device."""
-    capability = getattr(device, "compute_capability", None)
     return Request(
-        platform=device.platform,
+        **hardware_of(device),
         dtype=config.precision.compute,
         tokens=head_tokens(config),
         embed=config.model.embed,
         columns=head_columns(config),
-        compute_capability=None if capability is None else float(capability),
-        gpu=getattr(device, "device_kind", ""),
-        processors=getattr(device, "core_count", None),
     )

@@ -9,6 +9,7 @@ from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.matmul_formats import exact_layers, exempt, quantised, routed_groups, tensor_names
+from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.pipeline import holds_chunks
 from jaxpar.precision.history import is_gradient
 from jaxpar.precision.recipe import E4M3, E5M2, TILES, Recipe, recipe_of
@@ -51,7 +52,7 @@ def tiled_choice(config: Config, device: Device) -> Choice | None:
         return None
     size = recipe.tiles.size  # all sides of all products are multiples of it
     forms = E4M3, recipe.gradient
-    request = Request(device.platform, forms, precision.compute, size, size, size, size, *_hardware(device))
+    request = Request(forms=forms, dtype=precision.compute, m=size, n=size, k=size, tile=size, **hardware_of(device))
     key = "precision.matmul_backend"
     try:
         found = choose(precision.matmul_backend, request, named_by=f"{key} names")
@@ -76,8 +77,9 @@ def routed_choice(config: Config, device: Device) -> Choice | None:
     size, square = recipe.tiles.size, recipe.tiles.square
     forms = E4M3, recipe.gradient
     request = grouped.Request(
-        device.platform, forms, precision.compute, size, 1, size, size, size, square, *_hardware(device)
-    )
+        forms=forms, dtype=precision.compute, m=size, groups=1, n=size, k=size, tile=size, squares=square,
+        **hardware_of(device),
+    )  # fmt: skip
     key, name = "precision.matmul_backend", precision.matmul_backend
     known = [entry.name for entry in grouped.IMPLEMENTATIONS]
     try:
@@ -88,13 +90,6 @@ def routed_choice(config: Config, device: Device) -> Choice | None:
             f"{' and '.join(sorted(groups))} in precision.matmul_except.parts"
         ) from None
     return Choice(found.name, found.reason, found.rejected)
-
-
-def _hardware(device: Device) -> tuple[float | None, str, int | None]:
-    """Compute capability, name and number of multiprocessors of a GPU; a CPU has none."""
-    capability = getattr(device, "compute_capability", None)
-    name, processors = getattr(device, "device_kind", ""), getattr(device, "core_count", None)
-    return None if capability is None else float(capability), name, processors
 
 
 def codes_once(plan: Plan) -> bool:
