@@ -15,7 +15,7 @@ from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.layers.attention import Attention
 from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
 from jaxpar.layers.declaration.part import RESIDUAL, Elementwise, Layer, Matmuls, Norm, Operation, Part, Traffic
-from jaxpar.layers.experts.feed_forward import declare as declare_experts
+from jaxpar.layers.experts.declaration import declare as declare_experts
 from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.layers.latent_attention import LatentAttention
 from jaxpar.layers.norm import NORMS

@@ -18,8 +18,8 @@ from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.layers.experts.declaration import width_of
 from jaxpar.layers.experts.exchange import EXCHANGES
-from jaxpar.layers.experts.feed_forward import width_of
 from jaxpar.layers.experts.messages import exchange_of
 from jaxpar.layers.matmul_formats import quantised, routed_groups
 from jaxpar.layout.choices.hardware import hardware_of

@@ -14,7 +14,7 @@ from jaxpar.config.counting import kv_heads, padded_vocab
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.layers.experts.feed_forward import width_of
+from jaxpar.layers.experts.declaration import width_of
 from jaxpar.layout.choices.pipeline import whole_backward
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules import SCHEDULES, schedule_name

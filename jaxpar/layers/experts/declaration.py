@@ -1,0 +1,107 @@
+"""What experts declare of themselves: weights, named activations, groups of matmuls and elementwise work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jaxpar.config.counting import projection_of
+from jaxpar.config.schema import ModelConfig
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.layers.declaration.activations import Activation, Dims
+from jaxpar.layers.declaration.part import Elementwise, Matmuls, Operation, Part, Traffic, Weights, matrix, vector
+from jaxpar.layers.experts.routers import ROUTERS
+from jaxpar.layers.feed_forward.base import FeedForward
+from jaxpar.layers.feed_forward.gated import Gated
+from jaxpar.mesh.parameters import ParamSpec
+
+IN, OUT = "experts_in", "experts_out"
+"""The groups of matmuls of the routed experts."""
+
+ROUTED = ("routed", "expert_mlp")
+"""Dims of a hidden activation of the routed experts: rows for each token, hidden width."""
+SHARED = ("shared_mlp",)
+"""Dims of a hidden activation of the shared ones."""
+
+
+def width_of(model: ModelConfig) -> int:
+    """Hidden width of an expert."""
+    assert model.experts is not None, "a model with experts"
+    return model.mlp if model.experts.width is None else model.experts.width
+
+
+def declare(model: ModelConfig, feed_forward: type[FeedForward]) -> Part:
+    """The part: a router, the matrices of all experts stacked, and those of the shared ones side by side."""
+    experts = model.experts
+    assert experts is not None, "a model with experts"
+    gated = issubclass(feed_forward, Gated)
+    inward = ("up", "gate") if gated else ("up",)
+    routers = tuple(name for name in ("router", "noise") if name in (weights := _weights(model, experts, inward)))
+    # Rows are read and written when they are sent, and again when they are sorted by expert.
+    sent = Elementwise("expert_input", traffic=Traffic(4, 4, unfused=4, unfused_backward=4), sends_rows=True)
+    hidden = Matmuls(IN, inward, inward=True, outputs=tuple(f"expert_{name}" for name in inward))
+    activations = [Activation("expert_input", ("routed", "embed")), *_hidden("expert", ROUTED, inward)]
+    operations: list[Operation] = [hidden, sent, *_non_linear("expert", gated)]
+    if routers:
+        logits = tuple(f"{name}_logits" for name in routers)
+        of_logits = [Activation(name, ("experts",), between=True, float32=True) for name in logits]
+        first = [Matmuls("routers", routers, inward=True, outputs=logits)]
+        if ROUTERS[experts.router].cosine:
+            of_logits = [Activation("router_projected", ("projection",), between=True, float32=True), *of_logits]
+            project = Matmuls("router_projection", ("projection",), inward=True, outputs=("router_projected",))
+            first = [project, replace(first[0], input="router_projected")]
+        activations = [*of_logits, *activations]
+        operations = [*first, sent, replace(hidden, input="expert_input"), *_non_linear("expert", gated)]
+    if experts.shared:
+        names = tuple(f"shared_{name}" for name in inward)
+        activations += _hidden("shared", SHARED, inward)
+        operations += [Matmuls("shared_in", names, inward=True, outputs=names), *_non_linear("shared", gated)]
+        operations += [Matmuls("shared_out", ("shared_down",), inward=False, input="shared_hidden")]
+    operations += [Matmuls(OUT, ("down",), inward=False, input="expert_hidden")]
+    return Part("mlp", weights, tuple(activations), tuple(operations))
+
+
+def _hidden(of: str, dims: Dims, inward: tuple[str, ...]) -> list[Activation]:
+    """The activations inside a feed-forward: outputs of matmuls, and what elementwise work makes of them."""
+    cheap = ("activated", "hidden") if len(inward) > 1 else ("hidden",)
+    made = [Activation(f"{of}_{name}", dims) for name in inward]
+    return made + [Activation(f"{of}_{name}", dims, cheap=True) for name in cheap]
+
+
+def _non_linear(of: str, gated: bool) -> list[Operation]:
+    if not gated:
+        return [Elementwise(f"{of}_hidden", traffic=Traffic(2, 3, unfused=2, unfused_backward=3))]
+    hidden = Elementwise(f"{of}_hidden", traffic=Traffic(3, 5, unfused=5, unfused_backward=8))
+    return [Elementwise(f"{of}_activated"), hidden]
+
+
+def _weights(model: ModelConfig, experts: ExpertsConfig, inward: tuple[str, ...]) -> Weights:
+    count, embed, width = experts.count, model.embed, width_of(model)
+    back = model.init_scale / (2 * model.layers) ** 0.5
+    kind, found = ROUTERS[experts.router], {}
+    if kind.cosine:
+        width_of_cosine = projection_of(experts)
+        found["projection"] = ParamSpec((embed, width_of_cosine), ("embed", "rank"), scale=embed**-0.5, decay=True)
+        found["router"] = ParamSpec((width_of_cosine, count), ("rank", "router"), scale=model.init_scale, decay=True)
+        found["temperature"] = ParamSpec((1,), ("router",), init="zeros")
+    elif kind.learned:
+        found["router"] = ParamSpec((embed, count), ("embed", "router"), scale=model.init_scale, decay=True)
+    if kind.noise:
+        found["noise"] = ParamSpec((embed, count), ("embed", "router"), init="zeros", decay=True)
+    if kind.bias:
+        found["bias"] = ParamSpec((count,), ("router",), init="zeros", balance_rate=experts.bias_rate)
+    if model.mlp_bias and kind.learned and not kind.cosine:
+        found["router_bias"] = vector((count,), ("router",))
+    for name in inward:
+        found[name] = matrix((count, embed, width), ("experts", "embed", "mlp"), scale=model.init_scale)
+    found["down"] = matrix((count, width, embed), ("experts", "mlp", "embed"), scale=back)
+    if model.mlp_bias:
+        found |= {f"{name}_bias": vector((count, width), ("experts", "mlp")) for name in inward}
+        found["down_bias"] = vector((count, embed), ("experts", "norm"))
+    if experts.shared:
+        wide = (embed, experts.shared * width)
+        found |= {f"shared_{name}": matrix(wide, ("embed", "mlp"), scale=model.init_scale) for name in inward}
+        found["shared_down"] = matrix(wide[::-1], ("mlp", "embed"), scale=back)
+        if model.mlp_bias:
+            found |= {f"shared_{name}_bias": vector(wide[1:], ("mlp",)) for name in inward}
+            found["shared_down_bias"] = vector((embed,), ("norm",))
+    return Weights(found)
