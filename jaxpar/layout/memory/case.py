@@ -38,6 +38,8 @@ class Case(NamedTuple):
     """Ranks among `shards` that share the experts."""
     scratch: int = 0
     """Bytes that a layer's attention takes besides its arguments and results."""
+    sums_early: bool = False
+    """Whether a layer's gradients are summed over replicas, as one message, while the next layer goes backward."""
 
     @property
     def rows_of(self) -> Counter[str]:

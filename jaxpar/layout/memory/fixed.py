@@ -270,6 +270,11 @@ class _Counted:
         return weight.local(self._gradients_sharded)
 
     @property
+    def _message(self) -> int:
+        """The accumulated gradients of a layer, joined."""
+        return self._widths[2] * max(sum(map(self._reduced, own.weights)) for own in self.parts.layers.values())
+
+    @property
     def _largest_gradient(self) -> int:
         """Of a layer's weights, as they accumulate."""
         return self._widths[2] * max(map(self._reduced, self._layer_weights))
@@ -319,6 +324,7 @@ class _Counted:
         whole = shape.tokens * shape.embed * self._widths[0]
         whole_gradients = self._widths[2] * max(own.trained.compute for own in self.parts.layers.values())
         own = 2 * self._largest_gradient if case.host_layers else whole_gradients
+        own += self._message if case.sums_early else 0
         return Work(
             weights.all + self._frozen + self._gathered_layers,
             gradients.all + own,
