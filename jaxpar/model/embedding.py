@@ -89,7 +89,9 @@ def add_table_gradients(
         with jax.named_scope("gradients"):
             if added_dim(*layouts[:2]) is None and total.dtype == jnp.float32:
                 return total.at[rows].add(cotangent, mode="drop")
-            new = vary(jnp.zeros(table.shape, jnp.float32)).at[rows].add(cotangent, mode="drop")
+            # Zeros that depend on the cotangent: XLA may make others before the loss, and hold them through it.
+            zero, cotangent = lax.optimization_barrier((vary(jnp.float32(0)), cotangent))
+            new = jnp.broadcast_to(zero, table.shape).at[rows].add(cotangent, mode="drop")
             return total + to_accumulator(new, *layouts, dtype=dtype, unstacked=False)
 
     return jax.tree.map(add, gradients, tables, ids, cotangents, compute, gradient, wires)
