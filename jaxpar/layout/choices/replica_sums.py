@@ -28,7 +28,7 @@ def replica_sums(config: Config, axes: AxisSizes, device: Device) -> ReplicaSums
         if impossible is not None:
             raise UserError(f"parallel.replica_sums: overlapped is impossible, because {impossible}; expected auto")
         return ReplicaSums("overlapped", "named by parallel.replica_sums")
-    if not _sums(config, axes):
+    if not _sums(axes.replica, _shards(axes), config.parallel.zero):
         return ReplicaSums("after", "")
     if asked == "after":
         return ReplicaSums("after", "named by parallel.replica_sums")
@@ -45,20 +45,30 @@ def check_replica_sums(plan: Plan, config: Config) -> None:
         raise UserError(f"plan.replica_sums: overlapped is impossible, because {why}; expected after")
 
 
-def _sums(config: Config, axes: AxisSizes) -> bool:
+def _shards(axes: AxisSizes) -> int:
+    return axes.fsdp * axes.expert * axes.context
+
+
+def _sums(replica: int, shards: int, zero: int) -> bool:
     """Whether gradients of matrices are summed once a step and keep their shape."""
-    shards = axes.fsdp * axes.expert * axes.context
-    return axes.replica > 1 or (config.parallel.zero == 0 and shards > 1)
+    return replica > 1 or (zero == 0 and shards > 1)
+
+
+def only_after(pipe: int, replica: int, shards: int, zero: int) -> str | None:
+    """Why no sum runs beside the backward on so many ranks, of which ZeRO shards over `shards`; None if one may."""
+    if not _sums(replica, shards, zero):
+        return "gradients are not summed over replicas (parallel.replica is 1)"
+    if pipe > 1:
+        return "the gradients of a pipeline's chunks are complete at different times on different ranks"
+    if zero == 1 and shards > 1:
+        return "under parallel.zero: 1 gradients are first scattered, once all are complete"
+    return None
 
 
 def _impossible(config: Config, axes: AxisSizes) -> str | None:
     """Why no sum runs beside the backward; None if one may."""
-    if not _sums(config, axes):
-        return "gradients are not summed over replicas (parallel.replica is 1)"
-    if axes.pipe > 1:
-        return "the gradients of a pipeline's chunks are complete at different times on different ranks"
-    if config.parallel.zero == 1 and axes.fsdp * axes.expert * axes.context > 1:
-        return "under parallel.zero: 1 gradients are first scattered, once all are complete"
+    if (why := only_after(axes.pipe, axes.replica, _shards(axes), config.parallel.zero)) is not None:
+        return why
     if config.memory.weights_offload != "none":
         return "under memory.weights_offload gradients of layers are in host memory"
     return None

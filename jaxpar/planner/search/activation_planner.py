@@ -14,6 +14,7 @@ from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.declared import activation_names
 from jaxpar.layout.choices.attention import scratch_on
+from jaxpar.layout.choices.replica_sums import only_after
 from jaxpar.layout.choices.tiles import mlp_tiles, without_hidden
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.estimate import IN_TRANSIT, MemoryEstimate, MemoryModel, Units
@@ -125,6 +126,7 @@ class ActivationPlanner:
             group.pipe, group.shards, group.context, group.tensor, group.microbatch, self._microbatches, choice.zero,
             self.kinds, choice.virtual_stages, "host" if choice.optimizer_offload else "none",
             scratch=self._scratch, expert=group.expert,
+            sums_early=only_after(group.pipe, group.replica, group.shards, choice.zero) is None,
         )  # fmt: skip
         budget = self.model.config.memory.optimizer_resident
         return (

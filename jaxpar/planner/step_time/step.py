@@ -15,6 +15,7 @@ from jaxpar.cost.messages import Network, Ring, network_of, overlapped
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.wire_messages import WireMessages
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.layout.choices.replica_sums import only_after
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.chunks import GATHERED, Kinds, chunk_kinds, chunk_lengths, kinds_of_slots, why_padded
@@ -334,7 +335,7 @@ class Step:
             times = 1 if self.executed else 2  # for the forward and for the backward
             exposed += tables * times * self.shards.gather(table) + trained * self.shards.scatter(table)
             exposed *= self.microbatches if self.does.prefetch_weights and not self.executed else 1
-            exposed += self._replica_sums(held + held_experts) + self.shards.gather_once(own)
+            exposed += self._beside_last(self.replicas.reduce(held + held_experts)) + self.shards.gather_once(own)
         elif layout.zero == 0:
             reduce = self.data.reduce(own) + self.expert_data.reduce(experts)
             exposed += (
@@ -346,7 +347,7 @@ class Step:
             scatter = self.shards.scatter(own) + self.expert_shards.scatter(experts)
             gather = self.shards.gather_whole(own) + self.expert_shards.gather_whole(experts)
             left = self._left(scatter, backward=True) if self.does.overlap_data != "none" else scatter
-            exposed += times * left + self._replica_sums(held + held_experts)
+            exposed += times * left + self._beside_last(self.replicas.reduce(held + held_experts))
             exposed += self._left(gather, backward=False) if self.does.overlap_data == "both" else gather
         if self.holds:
             exposed += self._held()
@@ -363,14 +364,11 @@ class Step:
         spent["data"] += exposed
         spent["optimizer"] = update
 
-    def _replica_sums(self, elements: float) -> float:
-        """Seconds of the sums of so many gradients over replicas that no compute hides."""
-        reduce = self.replicas.reduce(elements)
-        return reduce if self.layout.zero == 1 and self.shards.ranks > 1 else self._beside_last(reduce)
-
     def _beside_last(self, reduce: float) -> float:
         """What is left of a sum over ranks beside the last microbatch's backward, where the executor runs it there."""
-        return REPLICA_SUMS * reduce if self.does.lockstep and self.layout.pipe == 1 else reduce
+        layout = self.layout
+        after = only_after(layout.pipe, layout.replica, layout.fsdp * layout.expert * layout.context, layout.zero)
+        return REPLICA_SUMS * reduce if self.does.lockstep and after is None else reduce
 
     def _orthogonal(self, sharded: int) -> float:
         """Muon: ranks that share weights exchange layers for dims, work on whole matrices, and send them back."""
