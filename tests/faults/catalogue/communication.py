@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.fault import Fault, parity, pipeline_parity
 
 RING = "tests/mesh/test_collective_matmul.py::test_a_ring_has_the_numbers_of_the_plain_collectives[4-2]"
+REPLICA_SUMS = "tests/training/parity/test_replica_sums.py::test_loss_and_gradients_equal_one_device[HSDP]"
 
 COMMUNICATION = (
     Fault(
@@ -60,6 +61,30 @@ COMMUNICATION = (
         new='rest = tuple(axis for axis in unreduced_axes(compute) if axis not in (*done, "replica"))',
         caught_by=(parity(replica=2, fsdp=2),),
         found="trace",
+    ),
+    Fault(
+        name="first_layer_summed_before_it_is_complete",
+        description="Beside the backward of the last layer, which none follows, the first layer's gradients are summed.",
+        file="jaxpar/model/loop/layer_stack.py",
+        old="jnp.where(after > 0, new, old)",
+        new="new",
+        caught_by=(REPLICA_SUMS,),
+    ),
+    Fault(
+        name="early_sum_repeated",
+        description="Gradients that were summed over replicas beside the backward are summed again after it.",
+        file="jaxpar/mesh/materialize.py",
+        old="done = (*(scattered[1] if scattered else ()), *wire.early)",
+        new="done = scattered[1] if scattered else ()",
+        caught_by=(REPLICA_SUMS,),
+    ),
+    Fault(
+        name="first_layer_left_unsummed",
+        description="The gradients of a stack's first layer, which the backward completes last, are not summed early.",
+        file="jaxpar/model/loop/layer_stack.py",
+        old="put(total, new, 0) if wire.early else total",
+        new="total",
+        caught_by=(REPLICA_SUMS,),
     ),
     Fault(
         name="doubled_sum_of_gradient_shards",
