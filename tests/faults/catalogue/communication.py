@@ -77,6 +77,7 @@ COMMUNICATION = (
         old="done = (*(scattered[1] if scattered else ()), *wire.early)",
         new="done = scattered[1] if scattered else ()",
         caught_by=(REPLICA_SUMS,),
+        found="trace",
     ),
     Fault(
         name="first_layer_left_unsummed",
