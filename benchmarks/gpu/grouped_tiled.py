@@ -55,8 +55,9 @@ class Case:
         return 2.0 * sum(self.sizes) * self.n * self.k
 
     def request(self, device: Any) -> Request:
-        sides = self.m, len(self.sizes), self.n, self.k, TILE
-        return Request(device.platform, (self.form, E4M3), "bfloat16", *sides, True, device.compute_capability)
+        sides, groups = (self.m, self.n, self.k, TILE), len(self.sizes)
+        forms, capability = (self.form, E4M3), device.compute_capability
+        return Request(device.platform, forms, "bfloat16", *sides, capability, groups=groups, squares=True)
 
 
 CHECKED = (

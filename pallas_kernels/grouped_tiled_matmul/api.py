@@ -54,8 +54,9 @@ def grouped_tiled_matmul(
     device = INTERPRETER if interpret else target()
     (m, k), (groups, n, _) = rows.shape, weights.shape
     request = Request(
-        device.platform, (str(rows.dtype), str(weights.dtype)), str(jnp.dtype(dtype)), m, groups, n, k,
-        k // row_scales.shape[1], weight_scales.shape[1] != n, device.compute_capability, device.gpu, device.processors,
+        device.platform, (str(rows.dtype), str(weights.dtype)), str(jnp.dtype(dtype)), m, n, k,
+        k // row_scales.shape[1], device.compute_capability, device.gpu, device.processors,
+        groups=groups, squares=weight_scales.shape[1] != n,
     )  # fmt: skip
     found = entry(chosen(implementation, request).name)
     options: dict[str, Any] = {"numbers_by": numbers_by} if found.by_numbers else {"interpret": interpret}

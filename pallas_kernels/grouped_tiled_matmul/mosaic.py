@@ -27,8 +27,9 @@ from pallas_kernels.grouped_matmul.blocks import all_row_blocks
 from pallas_kernels.grouped_matmul.mosaic.kernel import At, Kernel, Tiles, Work
 from pallas_kernels.grouped_matmul.mosaic.tiles import ALIGN, SECTION
 from pallas_kernels.grouped_matmul.mosaic.tiles import STEP as PIECE
-from pallas_kernels.grouped_tiled_matmul.request import INDEXED, Request
+from pallas_kernels.grouped_tiled_matmul.request import Request
 from pallas_kernels.tiled_matmul.mosaic import STEP, scaled_products
+from pallas_kernels.tiled_matmul.request import INDEXED
 from pallas_kernels.varying import vary_over, varying_axes
 
 STAGES = 5

@@ -64,7 +64,7 @@ COMMUNICATION = (
     ),
     Fault(
         name="first_layer_summed_before_it_is_complete",
-        description="Beside the backward of the last layer, which none follows, the first layer's gradients are summed.",
+        description="Beside the last layer's backward, which no layer follows, gradients of the first one are summed.",
         file="jaxpar/model/loop/layer_stack.py",
         old="jnp.where(after > 0, new, old)",
         new="new",

@@ -105,7 +105,9 @@ def test_compiled_kernel_spills_nothing(shape: tuple) -> None:
     assert found["temporary"] <= 2 * scales + 2**20, "scales side by side; nothing of the size of the codes"
 
 
-HOPPER = Request("gpu", (E4M3, E4M3), "bfloat16", 256, 4, 256, 256, 128, True, 9.0, "NVIDIA H100 80GB HBM3", 132)
+HOPPER = Request(
+    "gpu", (E4M3, E4M3), "bfloat16", 256, 256, 256, 128, 9.0, "NVIDIA H100 80GB HBM3", 132, groups=4, squares=True
+)
 
 
 @pytest.mark.parametrize(
