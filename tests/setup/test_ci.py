@@ -1,0 +1,62 @@
+"""`.ci/run`, whose parts are stand-ins: it ends with the first part that fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("setup-test", "lint", "types", "imports", "test", "test-ci")
+
+
+def ci(folder: Path, fails: str, *, alone: str = "fails", failed: int = 1) -> subprocess.CompletedProcess[str]:
+    """`.ci/run` where `make fails` fails, and what failed of the tests, alone, does as `alone` states."""
+    (folder / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", folder / ".ci/run")
+    cache = folder / ".pytest_cache/v/cache"
+    cache.mkdir(parents=True)
+    (cache / "lastfailed").write_text("{" + ", ".join(f'"test_{number}": true' for number in range(failed)) + "}")
+    tools = folder / ".venv-test/bin"
+    tools.mkdir(parents=True)
+    (tools / "python").symlink_to(sys.executable)
+    make = tools / "make"
+    again = "0" if alone == "passes" else "1"
+    last = f'case "$*" in *--last-failed*) exit {again};; esac'
+    make.write_text(f'#!/bin/sh\n{last}\n[ "$2" != {fails} ] || {{ echo broken; exit 2; }}\n')
+    make.chmod(0o755)
+    path = {"PATH": f"{tools}:{os.environ['PATH']}"}
+    return subprocess.run(
+        ["bash", str(folder / ".ci/run")], capture_output=True, text=True, check=False, env=os.environ | path
+    )
+
+
+def begun(done: subprocess.CompletedProcess[str]) -> list[str]:
+    lines = [line.removeprefix("== make ") for line in done.stdout.splitlines() if line.startswith("== make ")]
+    return [line for line in lines if line in PARTS]
+
+
+def test_all_parts_run_where_none_fails(tmp_path: Path):
+    done = ci(tmp_path, "nothing")
+    assert done.returncode == 0 and begun(done) == [*PARTS], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_it_fails_with_the_first_part_that_fails_and_runs_no_other(tmp_path: Path, part: str):
+    done = ci(tmp_path, part)
+    assert done.returncode != 0 and begun(done) == [*PARTS[: PARTS.index(part) + 1]], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("part", ["test", "test-ci"])
+def test_tests_that_pass_alone_are_named_and_the_run_goes_on(tmp_path: Path, part: str):
+    done = ci(tmp_path, part, alone="passes")
+    assert done.returncode == 0 and begun(done) == [*PARTS], done.stdout + done.stderr
+    assert "failed, and passed alone\ntest_0" in done.stdout
+
+
+def test_more_than_three_that_failed_do_not_run_again(tmp_path: Path):
+    assert ci(tmp_path, "test", alone="passes", failed=4).returncode != 0
