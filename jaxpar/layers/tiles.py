@@ -62,12 +62,15 @@ def _forward(block: Block, weights: Arrays, frozen: Arrays, x: jax.Array, tiles:
 
 def _backward(block: Block, tiles: int, kept: _Kept, dy: jax.Array) -> tuple[Arrays, None, jax.Array]:
     weights, frozen, x = kept
+    # Matrices may be as wide as their gradients, with values of the dtype of `x`: XLA stores wide ones for the loop.
+    narrow = jax.tree.map(lambda w: w.astype(x.dtype), weights)
 
     def step(total: Arrays, tile: tuple[jax.Array, jax.Array]) -> tuple[Arrays, jax.Array]:
         x, dy = tile
         # No result needs the first of its two forwards; the second is named as a recomputation.
         own = lambda weights, x: block(weights, frozen, x)
-        _, pullback = jax.vjp(jax.checkpoint(own, prevent_cse=False), weights, x[None])
+        wide = jax.tree.map(lambda values, w: values.astype(w.dtype), narrow, weights)
+        _, pullback = jax.vjp(jax.checkpoint(own, prevent_cse=False), wide, x[None])
         dw, dx = pullback(dy[None])
         return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, dw), dx[0]
 
