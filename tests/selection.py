@@ -1,7 +1,8 @@
 """Which tests run when: three levels, and rows of matrices drawn by the commit.
 
 - `quick` (`make test`): all but `long` and `release` ones; of a matrix a fixed few rows.
-- `ci` (`make test-ci`, beside `make test` in `.ci/run`): files of `long` tests and other rows of each matrix, drawn.
+- `ci` (`make test-ci`, beside `make test` in `.ci/run`): files of `long` tests and other rows of half of the matrices,
+  drawn.
 - `all` (`make test-all`): everything, the `release` ones too.
 
 A test whose cases are rows of a matrix says `@pytest.mark.matrix(quick=2, ci=4)`, or names the quick ones:
@@ -30,6 +31,8 @@ SECONDS = Path(__file__).with_name("seconds.json")
 BUDGET = 450.0
 """Seconds of processor time for the long tests of one commit, on the machine that recorded `tests/seconds.json`."""
 QUICK_SEED = "quick"
+ONE_OF = 2
+"""Of how many matrices one has its turn with a commit: `ci` of its rows run beyond the quick ones."""
 RELEASES, LONG, ROWS, OTHERS = "that take minutes each", "that are long", "rows of matrices", "that other commits draw"
 
 
@@ -59,6 +62,11 @@ def drawn(rows: Sequence[str], count: int, seed: str) -> list[str]:
     rank = lambda row: hashlib.sha256(f"{seed} {row}".encode()).digest()
     chosen = set(sorted(rows, key=rank)[:count])
     return [row for row in rows if row in chosen]
+
+
+def has_its_turn(rows: Sequence[str], seed: str) -> bool:
+    """Whether rows of the matrix with these `rows` are drawn with `seed`: so are those of tests with the same ones."""
+    return int(hashlib.sha256(f"{seed} {sorted(rows)}".encode()).hexdigest(), 16) % ONE_OF == 0
 
 
 def recorded_seconds() -> dict[str, float]:
@@ -166,7 +174,8 @@ class Selection:
         others = [name for name in named if name not in quick]
         marked = lambda row: any(mark.name == "long" for mark in row.own_markers)  # not by its file
         always = {name for name in others if named[name].nodeid in fixed_rows() or marked(named[name])}
-        chosen = always | set(drawn([n for n in others if n not in always], marker.kwargs.get("ci", 0), self.seed))
+        number = marker.kwargs.get("ci", 0) if self.filtered or has_its_turn(list(named), self.seed) else 0
+        chosen = always | set(drawn([n for n in others if n not in always], number, self.seed))
         return [named[name] for name in others if name in chosen]
 
     def before(self) -> str:
@@ -174,7 +183,7 @@ class Selection:
         rows = "" if self.level != "ci" else f"; drawn by {self.seed} (to repeat them: --draw {self.seed!r})"
         what = {
             "quick": "all but long tests, and a few rows of each matrix",
-            "ci": f"long tests for {self.budget:.0f} s of processor time, and other rows of each matrix",
+            "ci": f"long tests for {self.budget:.0f} s of processor time, and other rows of some matrices",
             "all": "every test",
         }[self.level]
         return f"level {self.level}: {what}{rows}"

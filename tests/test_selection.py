@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import patience
-from tests.selection import drawn
+from tests.selection import ONE_OF, drawn, has_its_turn
 from tests.spent import union
 
 ROOT = Path(__file__).parents[1]
@@ -87,12 +87,14 @@ def test_ci_runs_what_make_test_leaves_out_and_draws_rows_by_the_seed(tmp_path: 
     assert "level quick: all but long tests" in printed
     assert "not run: 1 that take minutes each, 14 that are long, 30 rows of matrices; `make test-ci` draws" in printed
 
-    first, printed = chosen(tmp_path, "--level", "ci", "--budget", "65", "--draw", "one")
-    again, _ = chosen(tmp_path, "--level", "ci", "--budget", "65", "--draw", "one")
-    other, _ = chosen(tmp_path, "--level", "ci", "--budget", "65", "--draw", "two")
+    first, printed = chosen(tmp_path, "--level", "ci", "--budget", "65", "--draw", "three")
+    again, _ = chosen(tmp_path, "--level", "ci", "--budget", "65", "--draw", "three")
+    other, _ = chosen(tmp_path, "--level", "ci", "--budget", "65", "--draw", "five")
+    none, _ = chosen(tmp_path, "--level", "ci", "--budget", "65", "--draw", "one")
     assert "level ci: long tests for 65 s of processor time" in printed
-    assert "drawn by one (to repeat them: --draw 'one')" in printed
+    assert "drawn by three (to repeat them: --draw 'three')" in printed
     assert first == again != other
+    assert {"test_named[c]"} == {name for name in none if "rows" in name or "named" in name or "sliced" in name}
     for names in (first, other):
         assert not names & quick
         assert {"test_always", "test_long"} <= names, "always, and without a recorded time"
@@ -125,7 +127,13 @@ def test_rows_of_one_matrix_are_the_same_for_all_its_tests_whatever_the_order():
     assert min(counts.values()) > 15, "each row has its turn"
 
 
-def test_every_matrix_has_a_row_in_every_run_of_ci():
+def test_every_matrix_has_its_turn_as_often_as_the_others():
+    matrices = [[f"row {number}" for number in range(size)] for size in range(2, 30)]
+    turns = [sum(has_its_turn(rows[::-1], str(seed)) for seed in range(300)) for rows in matrices]
+    assert all(abs(number - 300 / ONE_OF) < 45 for number in turns)
+
+
+def test_every_matrix_has_rows_that_ci_draws():
     marks = {
         (file.name, mark)
         for file in Path(__file__).parent.rglob("test_*.py")
