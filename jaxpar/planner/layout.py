@@ -44,6 +44,8 @@ class Layout:
     """Rows of the fullest rank, relative to the mean."""
     exchange_wire: str | None = None
     """As `precision.exchange_wire`."""
+    sums_early: bool = True
+    """Whether sums over replicas may run beside the backward: `parallel.replica_sums` is not `after`."""
     context_strategy: str = "allgather"
     """`allgather`, `ring`, `ulysses` or `usp`."""
     remat: Remat = "none"

@@ -13,7 +13,7 @@ from rich.console import Console
 from jaxpar.compiler.compile import DEFAULT_CACHE
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
-from jaxpar.config.schema.layout import EXCHANGE_KEYS
+from jaxpar.config.schema.layout import kept_by_planner
 from jaxpar.config.spelling import quoted
 from jaxpar.cost.hardware_model import HardwareModel, borrowed, described
 from jaxpar.data import open_data
@@ -162,13 +162,12 @@ def planned_config(config: Config) -> Config:
 
 
 def without_layout(config: Config) -> Config:
-    """`config` on one device, whose layers keep what the presets name; how tokens reach experts stays."""
-    kept = {name: getattr(config.parallel, name) for name in EXCHANGE_KEYS}
+    """`config` on one device, whose layers keep what the presets name; keys that the planner does not search stay."""
     memory = replace(
         config.memory, remat="gemm_last", offload_fraction=0.0, optimizer_offload="none", optimizer_resident=0,
         weights_offload="none", weights_resident=0, offload_dir=None, mlp_tiles=None,
     )  # fmt: skip
-    return replace(config, parallel=ParallelConfig(**kept), memory=memory)
+    return replace(config, parallel=ParallelConfig(**kept_by_planner(config.parallel)), memory=memory)
 
 
 def best_plan(config: Config, cluster: Cluster) -> Planned:

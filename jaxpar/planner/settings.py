@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config
 from jaxpar.config.plan import LayerRun, Plan
 from jaxpar.config.schema import MemoryConfig, ParallelConfig
-from jaxpar.config.schema.layout import EXCHANGE_KEYS
+from jaxpar.config.schema.layout import kept_by_planner
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.memory.remat import BASE, LAYERS, TREATMENTS, Treatment, layer_runs, nearest_preset
 from jaxpar.planner.layout import Layout, Remat
@@ -29,15 +28,14 @@ def config_of(config: Config, layout: Layout) -> Config:
         layout: of all devices.
     """
     pipelined = layout.pipe > 1
-    exchange: dict[str, Any] = {name: getattr(config.parallel, name) for name in EXCHANGE_KEYS}
-    exchange["expert_slices"] = layout.expert_slices
+    kept = kept_by_planner(config.parallel) | {"expert_slices": layout.expert_slices}
     parallel = ParallelConfig(
         pipe=layout.pipe,
         replica=layout.replica,
         fsdp=layout.fsdp,
         expert=layout.expert,
         context=layout.context,
-        **exchange,
+        **kept,
         tensor=layout.tensor,
         zero=layout.zero,  # pyright: ignore[reportArgumentType]
         microbatches=layout.microbatches(config.data.batch_size),

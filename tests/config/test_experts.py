@@ -126,6 +126,14 @@ def test_a_plan_keeps_what_is_asked_of_the_exchange():
     assert not found.auto and found.expert == 1
 
 
+def test_a_plan_keeps_what_is_asked_of_messages_where_every_layout_can_have_it():
+    asked = ["model.vocab=256", "parallel.joined_messages=xla", "parallel.auto=true"]
+    found = planned_config(load_config(None, [*asked, "parallel.replica_sums=after"])).parallel
+    assert (found.joined_messages, found.replica_sums) == ("xla", "after")
+    with refused("parallel.replica_sums: overlapped", "would not be used", "parallel: auto"):
+        validate(load_config(None, [*asked, "parallel.replica_sums=overlapped"]))
+
+
 @pytest.mark.parametrize(
     "experts",
     [

@@ -9,7 +9,7 @@ from jaxpar.config.counting import kv_heads, padded_vocab
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import Config, ParallelConfig
-from jaxpar.config.schema.layout import EXCHANGE_KEYS
+from jaxpar.config.schema.layout import kept_by_planner
 
 
 def check_mesh_axes(config: Config) -> None:
@@ -29,8 +29,9 @@ def check_mesh(config: Config) -> None:
 def check_auto(config: Config) -> None:
     """Refuse keys of the layout beside `parallel: auto`, which would not be used."""
     if config.parallel.auto:
+        kept = kept_by_planner(config.parallel)
         for key, usual in vars(ParallelConfig(auto=True)).items():
-            if key not in EXCHANGE_KEYS and getattr(config.parallel, key) != usual:
+            if key not in kept and getattr(config.parallel, key) != usual:
                 raise UserError(
                     f"parallel.{key}: {getattr(config.parallel, key)} would not be used, because parallel: auto plans "
                     "the layout; fix it with python -m jaxpar.plan --fix, or leave out auto"

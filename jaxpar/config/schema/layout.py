@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,16 @@ class ParallelConfig:
     means the same. `python -m jaxpar.plan` plans for any cluster that is described."""
 
 
-EXCHANGE_KEYS = ("expert_exchange", "expert_slices", "expert_backend", "expert_capacity", "expert_imbalance")
-"""Keys of `parallel` that the planner takes as they are, where it searches the others."""
+def kept_by_planner(parallel: ParallelConfig) -> dict[str, Any]:
+    """Keys of `parallel` that the planner takes as they are, where it searches the others.
+
+    Sums over replicas that are to overlap are a matter of the layout: they are possible on some.
+    """
+    names = (
+        "expert_exchange", "expert_slices", "expert_backend", "expert_capacity", "expert_imbalance", "joined_messages",
+    )  # fmt: skip
+    after = {"replica_sums": parallel.replica_sums} if parallel.replica_sums == "after" else {}
+    return {name: getattr(parallel, name) for name in names} | after
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class ActivationPlanner:
             wire=Wire(precision.weight_wire, precision.gradient_wire),
             stage_layers=choice.stage_layers, expert_exchange=asked.expert_exchange,
             expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,
-            exchange_wire=precision.exchange_wire,
+            exchange_wire=precision.exchange_wire, sums_early=asked.replica_sums != "after",
             expert_slices=asked.expert_slices if group.expert > 1 else "auto",
         )  # fmt: skip
 
@@ -126,12 +126,18 @@ class ActivationPlanner:
             group.pipe, group.shards, group.context, group.tensor, group.microbatch, self._microbatches, choice.zero,
             self.kinds, choice.virtual_stages, "host" if choice.optimizer_offload else "none",
             scratch=self._scratch, expert=group.expert,
-            sums_early=only_after(group.pipe, group.replica, group.shards, choice.zero) is None,
+            sums_early=self._sums_early,
         )  # fmt: skip
         budget = self.model.config.memory.optimizer_resident
         return (
             case._replace(resident=self.model.resident(case, budget)) if choice.optimizer_offload and budget else case
         )
+
+    @property
+    def _sums_early(self) -> bool:
+        group = self.group
+        asked = self.model.config.parallel.replica_sums
+        return asked != "after" and only_after(group.pipe, group.replica, group.shards, self.choice.zero) is None
 
     @property
     def _scratch(self) -> int:

@@ -85,7 +85,7 @@ class Steps:
             layout.zero, layout.context_strategy, layout.remat, layout.offload_fraction, layout.optimizer_offload,
             layout.sequence_parallel, layout.precision, layout.wire, kinds_of_slots(self.model, layout),
             layout.expert_exchange, layout.expert_capacity, layout.imbalance, layout.expert_slices,
-            layout.exchange_wire, self._held_rows(layout), reduces_with_weights(layout, self.does),
+            layout.exchange_wire, layout.sums_early, self._held_rows(layout), reduces_with_weights(layout, self.does),
         )  # fmt: skip
         if key not in self._steps:
             self._steps[key] = Step(self, layout)
@@ -368,7 +368,8 @@ class Step:
         """What is left of a sum over ranks beside the last microbatch's backward, where the executor runs it there."""
         layout = self.layout
         after = only_after(layout.pipe, layout.replica, layout.fsdp * layout.expert * layout.context, layout.zero)
-        return REPLICA_SUMS * reduce if self.does.lockstep and after is None else reduce
+        early = layout.sums_early and after is None
+        return REPLICA_SUMS * reduce if self.does.lockstep and early else reduce
 
     def _orthogonal(self, sharded: int) -> float:
         """Muon: ranks that share weights exchange layers for dims, work on whole matrices, and send them back."""

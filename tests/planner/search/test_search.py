@@ -34,6 +34,9 @@ SPACES = {
     "experts behind a dense layer": search_of(
         model_of(**FEW | {"model": FEW["model"] | EXPERTS | ROUTED}), "h100:2x2", limit=60 * GIB
     ),
+    "sums over replicas after the backward": search_of(
+        model_of(**FEW | {"parallel": {"replica_sums": "after"}}), "h100:2x2", limit=60 * GIB
+    ),
     "tight, and nothing on the host": search_of(model_of(**FEW), "h100:1x4", limit=int(1.4 * GIB), offload="none"),
 }
 

@@ -262,6 +262,14 @@ def test_replicas_hold_whole_copies_of_the_optimizer_s_state():
     assert update(Layout(fsdp=8, context=4, zero=1)) == pytest.approx(update(Layout(fsdp=32, zero=1)))
 
 
+def test_sums_over_replicas_after_the_backward_are_waited_for():
+    early = Layout(replica=4, fsdp=8, zero=3)
+    data = [seconds(layout, "jaxpar").breakdown["data"] for layout in (early, replace(early, sums_early=False))]
+    assert data[1] > 1.05 * data[0]
+    alone = Layout(fsdp=32, zero=3)
+    assert seconds(alone, "jaxpar").seconds == seconds(replace(alone, sums_early=False), "jaxpar").seconds
+
+
 def _parameters() -> int:
     """Of the model with the vocabulary of `seconds`: its matrices."""
     own = MODEL.embed * (2 * MODEL.embed + 2 * 1024 + 3 * MODEL.mlp)
