@@ -32,13 +32,14 @@ from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
 DEFAULT_CACHE = Path("~/.cache/jaxpar/compiled").expanduser()
 
 
-def plan_for(config: Config, cluster: Cluster, device: Any = None) -> tuple[Config, Plan]:
+def plan_for(config: Config, cluster: Cluster, device: Any = None, usable: int | None = None) -> tuple[Config, Plan]:
     """`config` with everything filled in, and its layout on `cluster`, as a run there would have them.
 
     Args:
         config: as for the trainer.
         cluster: where.
         device: stands for its devices; by default the least capable of its GPUs.
+        usable: what a program may take of a device, in bytes; by default what the cluster's GPUs leave it.
 
     Raises:
         UserError: the configuration is wrong, or does not divide over the cluster.
@@ -46,7 +47,8 @@ def plan_for(config: Config, cluster: Cluster, device: Any = None) -> tuple[Conf
     config = resolve_config(config, cluster.devices)
     if config.model.vocab is None:
         config = with_vocab(config, open_data(config.data, vocab=None, seed=config.run.seed).vocab)
-    return config, make_plan(config, _device(cluster) if device is None else device, cluster.gpus_per_host, cluster)
+    device = _device(cluster) if device is None else device
+    return config, make_plan(config, device, cluster.gpus_per_host, cluster, usable)
 
 
 def _device(cluster: Cluster) -> DescribedGPU:

@@ -116,6 +116,7 @@ BOUNDS: dict[str, Bound] = {
     "parallel.expert_imbalance": Bound("at least 1", lambda value: value >= 1, CAPACITY),
     "parallel.expert_capacity": Bound("at least 1", lambda value: value >= 1, CAPACITY),
     "parallel.expert_slices": _at_least(1, SLICES),
+    "parallel.layer_unroll": _at_least(1, LAYERS),
     "parallel.microbatches": _at_least(1, MICROBATCHES),
     "parallel.secondary_shard": _at_least(2, RANKS),
     "parallel.ulysses": _at_least(1, RANKS),

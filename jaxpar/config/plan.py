@@ -210,6 +210,10 @@ class Plan:
     """Whether gradients are summed over replicas after the backward of the last microbatch, or layer by layer in it."""
     replica_sums_reason: str = ""
     """Why; nothing where there is nothing to sum."""
+    layer_unroll: int = 1
+    """Layers in a turn of the loop over layers."""
+    layer_unroll_reason: str = ""
+    """Why so many; nothing where no weights are gathered ahead."""
     ulysses: int = 1
     """Neighbouring context ranks that exchange sequence for heads."""
     tensor_overlap: dict[str, TensorOverlap] = field(default_factory=dict, hash=False)
@@ -255,6 +259,7 @@ _RANGES: dict[str, tuple[int, int]] = {
     "microbatch_rows": (1, ROWS),
     "secondary_shard": (1, RANKS),
     "ulysses": (1, RANKS),
+    "layer_unroll": (1, LAYERS),
     "loss_tiles": (1, COUNT),
     "mlp_tiles": (1, COUNT),
     "host_layers": (0, LAYERS),

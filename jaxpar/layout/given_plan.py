@@ -15,6 +15,7 @@ from jaxpar.layers.declared import activation_names
 from jaxpar.layout.choices.attention import check_attention
 from jaxpar.layout.choices.experts import check_expert_layouts
 from jaxpar.layout.choices.head_loss import check_loss
+from jaxpar.layout.choices.layer_unroll import check_layer_unroll
 from jaxpar.layout.choices.overlap import check_overlap
 from jaxpar.layout.choices.pipeline import layer_order, schedule_of, whole_backward
 from jaxpar.layout.choices.replica_sums import check_replica_sums
@@ -71,6 +72,7 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
     _check_residency(plan, config)
     check_overlap(plan, config)
     check_replica_sums(plan, config)
+    check_layer_unroll(plan)
     try:
         check_expert_layouts(plan, config, device, node_devices)
         wanted = check_wire(config, plan.axes, node_devices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 
 from jaxpar.config import Config, UserError
@@ -17,10 +17,11 @@ from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layers.checks import validate
 from jaxpar.layers.declared import activation_names, hidden_names
-from jaxpar.layout.auto_remat import auto_runs
+from jaxpar.layout.auto_remat import ESTIMATED, OVERLAPPED, auto_runs
 from jaxpar.layout.choices.attention import attention_plan, strategy_on
 from jaxpar.layout.choices.experts import expert_layouts, with_fused
 from jaxpar.layout.choices.head_loss import choose_loss
+from jaxpar.layout.choices.layer_unroll import layer_unroll
 from jaxpar.layout.choices.matmul import check_matmul_units, routed_choice, tiled_choice
 from jaxpar.layout.choices.overlap import tensor_overlap
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
@@ -29,6 +30,7 @@ from jaxpar.layout.choices.tiles import loss_tiles, mlp_tiles, without_hidden
 from jaxpar.layout.choices.wire import check_wire
 from jaxpar.layout.joining import with_joined_messages
 from jaxpar.layout.memory.device import host_share, own_host_share, usable_bytes
+from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.layout.memory.resident import with_residency
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.fraction import kept_bytes, offload_share
@@ -108,6 +110,12 @@ def make_plan(
     routed_choice(config, device)
     costs = _layer_costs(config, axes, rows, at_hand)
 
+    @cache
+    def device_bytes() -> int:
+        if usable is not None:
+            return usable
+        return usable_bytes() if cluster is None else pool_bytes(cluster.device_bytes)
+
     def keeping(asked: Sequence[LayerRun]) -> Plan:
         """The layout in which layers keep what is configured, without what a feed-forward in tiles cannot keep."""
         tiles = mlp_tiles(config, asked, schedule.splits_backward)
@@ -116,18 +124,26 @@ def make_plan(
         attention = attention_plan(config, device, kept, node_devices)
         overlap = tensor_overlap(config, device, at_hand, rows, tiles.number)
         plan = settled(
-            runs=kept, mlp_tiles=tiles.number, mlp_tiles_reason=tiles.why, tensor_overlap=overlap, **attention._asdict()
+            **layer_unroll(config, axes, device, kept)._asdict(),
+            runs=kept,
+            mlp_tiles=tiles.number,
+            mlp_tiles_reason=tiles.why,
+            tensor_overlap=overlap,
+            **attention._asdict(),
         )
-        return with_joined_messages(config, with_residency(config, with_fused(config, plan)))
+        plan = with_joined_messages(config, with_residency(config, with_fused(config, plan)))
+        if plan.layer_unroll == 1 or parallel.layer_unroll != "auto":
+            return plan
+        if estimate_memory(config, plan).device <= ESTIMATED * OVERLAPPED * device_bytes():
+            return plan
+        return replace(plan, layer_unroll=1, layer_unroll_reason="there is no memory for the weights of one layer more")
 
     names = activation_names(config.model)
     if memory.remat != AUTO:
         return keeping(layer_runs(memory.remat, names, len(kinds)))
     host = _host_limit(config, cluster, alone=usable is not None)
-    if usable is None:
-        usable = usable_bytes() if cluster is None else pool_bytes(cluster.device_bytes)
     tiled = {kind: _without_tiled(config, of_kind) for kind, of_kind in costs.items()}
-    return keeping(auto_runs(config, keeping(layer_runs("full", names, len(kinds))), tiled, usable, host))
+    return keeping(auto_runs(config, keeping(layer_runs("full", names, len(kinds))), tiled, device_bytes(), host))
 
 
 def _dtypes(precision: PrecisionConfig) -> Dtypes:

@@ -108,4 +108,5 @@ def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
         plan.loss.name,
         plan.tensor_overlap,
         plan.experts,
+        plan.layer_unroll,
     )

@@ -152,6 +152,8 @@ class DecoderStages:
     """How groups of a layer's matmuls exchange the sequence; others take `plain`."""
     experts: Mapping[str, ExpertLayout] = field(default_factory=dict)
     """How the experts of each kind of layers get their tokens."""
+    layer_unroll: int = 1
+    """Layers in a turn of the loop over layers."""
 
     @property
     def model(self) -> ModelConfig:
@@ -226,7 +228,8 @@ class DecoderStages:
     @cached_property
     def loop(self) -> LayerLoop:
         """The layers of this pipeline rank."""
-        return LayerLoop({kind: self._kind(kind) for kind in self.order.stacks}, self.placements, self.order)
+        kinds = {kind: self._kind(kind) for kind in self.order.stacks}
+        return LayerLoop(kinds, self.placements, self.order, self.layer_unroll)
 
     def prototype(self, kind: str, fp8: QuantisedGroups | None = None) -> DecoderLayer:
         """A layer of a kind, as the plan has it run, with `fp8` in place of some of its matmuls."""

@@ -98,10 +98,12 @@ class _CPUDevice:
     platform: str = "cpu"
 
 
-def plan_on(config: Config, cluster: Cluster) -> tuple[Config, Plan]:
+def plan_on(config: Config, cluster: Cluster, usable: int | None = None) -> tuple[Config, Plan]:
     """`config` with everything filled in and the trainer's own layout of it on `cluster`, checked as a run would be.
+
+    `usable` is what a program may take of a device, in bytes; by default what the cluster's GPUs leave it.
 
     Raises:
         UserError: jaxpar would not run it.
     """
-    return plan_for(config, cluster, _CPUDevice() if cluster.gpu.short == CPU else None)
+    return plan_for(config, cluster, _CPUDevice() if cluster.gpu.short == CPU else None, usable)

@@ -78,6 +78,11 @@ class ParallelConfig:
     """When gradients are summed over replicas, and under ZeRO-0 over all data ranks: `after` the backward of the last
     microbatch; or a layer's beside the next layer's backward in it (`overlapped`), for which the last microbatch is
     compiled apart. `auto` is `overlapped` on GPUs where it is possible (`docs/overlap.md`)."""
+    layer_unroll: int | Literal["auto"] = "auto"
+    """Layers in a turn of the loop over layers (`unroll` of `jax.lax.scan`), where the next layer's weights are
+    gathered meanwhile: with 2, layers take turns with two buffers, where 1 has these weights copied within the device.
+    It takes the memory of a layer's weights, and longer to compile. `auto` is 2 on GPUs, and 1 in pipelines and beside
+    copies to the host (`docs/overlap.md`)."""
     ulysses: int | None = None
     """Context ranks in a group of `usp`; null takes the most ranks of a node among which the heads divide."""
     tensor_overlap: Literal["auto", "plain", "ring"] = "auto"
@@ -95,13 +100,14 @@ class ParallelConfig:
 def kept_by_planner(parallel: ParallelConfig) -> dict[str, Any]:
     """Keys of `parallel` that the planner takes as they are, where it searches the others.
 
-    Sums over replicas that are to overlap are a matter of the layout: they are possible on some.
+    Sums over replicas that are to overlap, and several layers in a turn, are possible on some layouts only.
     """
     names = (
         "expert_exchange", "expert_slices", "expert_backend", "expert_capacity", "expert_imbalance", "joined_messages",
     )  # fmt: skip
-    after = {"replica_sums": parallel.replica_sums} if parallel.replica_sums == "after" else {}
-    return {name: getattr(parallel, name) for name in names} | after
+    possible = {"replica_sums": "after", "layer_unroll": 1}
+    asked = {name: value for name, value in possible.items() if getattr(parallel, name) == value}
+    return {name: getattr(parallel, name) for name in names} | asked
 
 
 @dataclass(frozen=True)

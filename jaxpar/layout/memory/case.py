@@ -40,6 +40,8 @@ class Case(NamedTuple):
     """Bytes that a layer's attention takes besides its arguments and results."""
     sums_early: bool = False
     """Whether a layer's gradients are summed over replicas, as one message, while the next layer goes backward."""
+    layer_unroll: int = 1
+    """Layers in a turn of the loop over layers."""
 
     @property
     def rows_of(self) -> Counter[str]:

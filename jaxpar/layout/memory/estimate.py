@@ -124,7 +124,7 @@ def case_of(config: Config, plan: Plan) -> Case:
         plan.virtual_stages, plan.optimizer_offload, plan.resident_weights,
         plan.pipe_ends == "shared" and axes.pipe > 1, plan.host_layers,
         plan.secondary_shard, plan.loss_tiles, axes.expert, _attention_scratch(config, plan),
-        plan.replica_sums == "overlapped",
+        plan.replica_sums == "overlapped", plan.layer_unroll,
     )  # fmt: skip
 
 

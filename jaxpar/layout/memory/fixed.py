@@ -255,10 +255,10 @@ class _Counted:
 
     @property
     def _gathered_layers(self) -> int:
-        """The layer that computes, and the one that is gathered or fetched from the host meanwhile."""
+        """The layers of a turn of the loop, and the one that is gathered or fetched from the host meanwhile."""
         if self.case.host_layers:
             return FLOAT32_BYTES * max(one.local(self.case.zero >= 1) for one in self._layer_weights) + 2 * self._layer
-        return 2 * self._layer if self.case.zero >= 3 and self.case.shards > 1 else 0
+        return (1 + self.case.layer_unroll) * self._layer if self.case.zero >= 3 and self.case.shards > 1 else 0
 
     @property
     def _layer_weights(self) -> list[Weight]:
@@ -298,7 +298,7 @@ class _Counted:
         if case.alone:
             gradients = Ends(gradients.layers, 0, 0, 0)
             weights = weights if model.tied else weights._replace(embedding=0)
-        layers = self._gathered_layers // (1 if case.pipe > 1 else 2)
+        layers = self._gathered_layers // (1 if case.pipe > 1 else 1 + case.layer_unroll)
         anew = (model.tied and self._ends_sharded) or case.tensor > 1 or (case.alone and not gathers)
         trained = self.parts.ends[name].trained.compute
         zeros = tiles > 1 and not anew and trained > 0

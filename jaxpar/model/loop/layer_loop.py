@@ -56,6 +56,8 @@ class LayerLoop:
     placements: Placements
     order: LayerOrder
     """The order of the model's layers in the stacks, and the slots of a chunk."""
+    unroll: int = 1
+    """Layers in a turn of the loop, where the next ones are fetched meanwhile."""
 
     def __post_init__(self) -> None:
         for kind, stack in self.order.stacks.items():
@@ -291,7 +293,7 @@ class LayerLoop:
             return sites[key]
 
         slots = [(site(*slot), slot.row) for slot in self.order.slots]
-        return walk(slots[::-1] if reverse else slots, carry)
+        return walk(slots[::-1] if reverse else slots, carry, self.unroll)
 
 
 type _Step = tuple[Callable[[Arrays, Any, jax.Array, Any], Any], Callable[[jax.Array], Any]]

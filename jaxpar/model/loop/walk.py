@@ -55,13 +55,17 @@ class Repeat(NamedTuple):
         return len(self.rows[0])
 
 
-def walk[Carry](slots: Sequence[tuple[Site, int]], carry: Carry) -> Carry:
-    """`carry` after the steps of all slots, (site, row) each, in their order."""
+def walk[Carry](slots: Sequence[tuple[Site, int]], carry: Carry, unroll: int = 1) -> Carry:
+    """`carry` after the steps of all slots, (site, row) each, in their order.
+
+    A loop over neighbouring slots of one site that fetches meanwhile has `unroll` of them in a turn: what was fetched
+    is then in as many buffers in turn, where XLA copies it into the one of a loop's carry otherwise.
+    """
     repeats = repeating(slots)
     fetched = None
     for own, following in zip(repeats, [*repeats[1:], None], strict=True):
         after = None if following is None else _first_fetch(following)
-        fetched, carry = _repeat(own, fetched, after, carry)
+        fetched, carry = _repeat(own, fetched, after, carry, unroll)
     return carry
 
 
@@ -105,43 +109,50 @@ def _times(likes: Sequence[Hashable], place: int, period: int) -> int:
     return times
 
 
-def _repeat[Carry](repeat: Repeat, fetched: Any, after: Callable[[], Any] | None, carry: Carry) -> tuple[Any, Carry]:
+def _repeat[Carry](
+    repeat: Repeat, fetched: Any, after: Callable[[], Any] | None, carry: Carry, unroll: int
+) -> tuple[Any, Carry]:
     """(what `after` fetches, carry) after all repetitions of the runs; data of the first slot has been fetched."""
     if repeat.times == 1:
-        return _unit(repeat.runs, [rows[0] for rows in repeat.rows], fetched, after, carry)
+        return _unit(repeat.runs, [rows[0] for rows in repeat.rows], fetched, after, carry, unroll)
     first = repeat.runs[0].site
 
     if not _has_arrays(after) and not any(_fetches(run) for run in repeat.runs):
 
         def once(carry: Carry, rows: list[jax.Array]) -> tuple[Carry, None]:
-            return _unit(repeat.runs, rows, None, None, carry)[1], None
+            return _unit(repeat.runs, rows, None, None, carry, unroll)[1], None
 
         return None, lax.scan(once, carry, list(repeat.rows))[0]
 
     def turn(state: tuple[Any, Carry], now: tuple[list[jax.Array], jax.Array]) -> tuple[tuple[Any, Carry], None]:
         fetched, carry = state
         rows, following = now
-        return _unit(repeat.runs, rows, fetched, lambda: first.fetch(following), carry), None
+        return _unit(repeat.runs, rows, fetched, lambda: first.fetch(following), carry, unroll), None
 
     fetched = first.fetch(repeat.rows[0][0, 0]) if fetched is None else fetched
     turns = [rows[:-1] for rows in repeat.rows], repeat.rows[0][1:, 0]
     (fetched, carry), _ = lax.scan(turn, (fetched, carry), turns)
-    return _unit(repeat.runs, [rows[-1] for rows in repeat.rows], fetched, after, carry)
+    return _unit(repeat.runs, [rows[-1] for rows in repeat.rows], fetched, after, carry, unroll)
 
 
 def _unit[Carry](
-    runs: Sequence[Run], rows: Sequence[jax.Array], fetched: Any, after: Callable[[], Any] | None, carry: Carry
+    runs: Sequence[Run],
+    rows: Sequence[jax.Array],
+    fetched: Any,
+    after: Callable[[], Any] | None,
+    carry: Carry,
+    unroll: int,
 ) -> tuple[Any, Carry]:
     """(what `after` fetches, carry) once each of `runs` has run its `rows`, of which the first has `fetched`."""
     for place, (run, own) in enumerate(zip(runs, rows, strict=True)):
         last = place + 1 == len(runs)
         then = after if last else (lambda place=place: runs[place + 1].site.fetch(rows[place + 1][0]))
-        fetched, carry = _run(run.site, own, fetched, then, carry)
+        fetched, carry = _run(run.site, own, fetched, then, carry, unroll)
     return fetched, carry
 
 
 def _run[Carry](
-    site: Site, rows: jax.Array, fetched: Any, after: Callable[[], Any] | None, carry: Carry
+    site: Site, rows: jax.Array, fetched: Any, after: Callable[[], Any] | None, carry: Carry, unroll: int
 ) -> tuple[Any, Carry]:
     """(what `after` fetches, carry) once the slots of a run have run, of which the first has `fetched`."""
     if not _has_arrays(lambda: site.fetch(rows[0])) and not _has_arrays(after):
@@ -155,7 +166,7 @@ def _run[Carry](
         return (coming, site.step(fetched, row, carry)), None
 
     fetched = site.fetch(rows[0]) if fetched is None else fetched
-    (fetched, carry), _ = lax.scan(ahead, (fetched, carry), (rows[:-1], rows[1:]))
+    (fetched, carry), _ = lax.scan(ahead, (fetched, carry), (rows[:-1], rows[1:]), unroll=unroll)
     coming = None if after is None else after()
     return coming, site.step(fetched, rows[-1], carry)
 

@@ -156,7 +156,8 @@ class Search:
         Refused are layouts that round badly: arrays that are offloaded whole, blocks of 8-bit moments.
         """
         try:
-            config, plan = plan_on(config_of(self.space.config, candidate.layout), self.cluster)
+            usable = None if self.limit is None else int(self.limit / ESTIMATED)
+            config, plan = plan_on(config_of(self.space.config, candidate.layout), self.cluster, usable)
         except UserError as error:
             self.effort.declined.append((candidate, str(error)))
             return None

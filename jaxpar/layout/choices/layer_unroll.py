@@ -1,0 +1,73 @@
+"""How many layers a turn of the loop over layers has, where the next layer's weights are gathered meanwhile.
+
+What a loop carries has one buffer, and the weights of the layer that computes are in it until its last product: with
+one layer in a turn, XLA gathers the next ones into another buffer and copies them at the end. With two, layers take
+turns with two buffers, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jaxpar.config import Config, UserError
+from jaxpar.config.plan import AxisSizes, LayerRun, Plan
+from jaxpar.distributed.devices import Device
+from jaxpar.memory.remat import offloaded
+
+
+class LayerUnroll(NamedTuple):
+    """The choice, by its names in a plan."""
+
+    layer_unroll: int
+    layer_unroll_reason: str
+    """Nothing where no weights are gathered ahead."""
+
+
+def layer_unroll(config: Config, axes: AxisSizes, device: Device, runs: Sequence[LayerRun]) -> LayerUnroll:
+    """What `parallel.layer_unroll` of a resolved configuration means on devices like `device`, of layers that keep
+    `runs`.
+
+    Raises `UserError` for a number that would change nothing.
+    """
+    asked = config.parallel.layer_unroll
+    shards = axes.fsdp * axes.expert * axes.context
+    if not gathers_ahead(shards, config.parallel.zero):
+        if asked not in ("auto", 1):
+            raise UserError(
+                f"parallel.layer_unroll: {asked} would change nothing, because no layer's weights are gathered while "
+                "another computes (parallel.zero: 3 over several ranks); expected auto or 1"
+            )
+        return LayerUnroll(1, "")
+    if asked != "auto":
+        return LayerUnroll(asked, "named by parallel.layer_unroll")
+    if (why := only_one(axes.pipe, bool(offloaded(runs)) or config.memory.weights_offload != "none")) is not None:
+        return LayerUnroll(1, why)
+    if device.platform == "cpu":
+        return LayerUnroll(1, "CPU devices gather nothing meanwhile")
+    return LayerUnroll(2, "gathered weights take turns with two buffers, without a copy")
+
+
+def gathers_ahead(shards: int, zero: int) -> bool:
+    """Whether a layer's weights are gathered while another computes; `shards` are the ranks that ZeRO shards over."""
+    return zero == 3 and shards > 1
+
+
+def only_one(pipe: int, offloads: bool) -> str | None:
+    """Why `auto` has one layer in a turn; None where it has two. docs/decisions.md has the programs that this rests
+    on."""
+    if pipe > 1:
+        return "the chunks of a pipeline are short"
+    if offloads:
+        return "beside copies to the host XLA starts gathers later with two"
+    return None
+
+
+def check_layer_unroll(plan: Plan) -> None:
+    """Raise `UserError` if a plan has several layers in a turn for nothing."""
+    axes = plan.axes
+    if plan.layer_unroll > 1 and not gathers_ahead(axes.fsdp * axes.expert * axes.context, plan.zero):
+        raise UserError(
+            f"plan.layer_unroll: {plan.layer_unroll}, and no layer's weights are gathered while another computes; "
+            "expected 1"
+        )

@@ -1,0 +1,69 @@
+"""Layers in a turn of the loop: where several are worth their memory, and where they change nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.hardware.described import DescribedGPU
+from jaxpar.layout.choices.layer_unroll import check_layer_unroll
+from jaxpar.layout.make_plan import make_plan, resolve_config
+from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.units import GIB
+from tests.sentences import refused
+from tests.small_run import small
+
+CLUSTER = parse_cluster("h100:1x4")
+DEVICE = DescribedGPU.of(CLUSTER.gpu)
+
+
+def plan_of(usable: int | None = None, **sections: dict[str, Any]):
+    sections["data"] = {"batch_size": 8} | sections.get("data", {})
+    config = resolve_config(small(**sections), 4)
+    return config, make_plan(config, DEVICE, 4, CLUSTER, usable)
+
+
+@pytest.mark.parametrize(
+    ("sections", "layers", "why"),
+    [
+        ({"parallel": {"fsdp": 4}}, 2, "two buffers"),
+        ({"parallel": {"fsdp": 4, "layer_unroll": 1}}, 1, "named by"),
+        ({"parallel": {"fsdp": 4, "layer_unroll": 3}}, 3, "named by"),
+        ({"parallel": {"fsdp": 4, "zero": 2}}, 1, ""),
+        ({"parallel": {"replica": 4}}, 1, ""),
+        ({"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2}}, 1, "pipeline"),
+        ({"parallel": {"fsdp": 4}, "memory": {"remat": {"mlp_input": "offload"}}}, 1, "copies to the host"),
+        ({"parallel": {"fsdp": 4}, "memory": {"weights_offload": "host", "optimizer_offload": "host"}}, 1, "copies to"),
+    ],
+)
+def test_two_layers_where_weights_are_gathered_ahead_and_nothing_else_passes(
+    sections: dict[str, dict[str, Any]], layers: int, why: str
+):
+    _, plan = plan_of(**sections)
+    assert plan.layer_unroll == layers
+    assert why in plan.layer_unroll_reason and bool(why) == bool(plan.layer_unroll_reason)
+    check_layer_unroll(plan)
+
+
+def test_one_layer_where_there_is_no_memory_for_more():
+    sections = {"parallel": {"fsdp": 4}, "model": {"layers": 4, "embed": 1024, "heads": 8, "mlp": 4096, "vocab": 512}}
+    config, two = plan_of(**sections)
+    one = replace(two, layer_unroll=1)
+    more = estimate_memory(config, two).device - estimate_memory(config, one).device
+    layer = 4 * (4 * 1024 * 1024 + 3 * 1024 * 4096)
+    assert more == pytest.approx(layer, rel=0.01), "the weights of a layer, in float32"
+    tight = int(1.05 * estimate_memory(config, one).device)
+    assert tight < GIB
+    _, plan = plan_of(tight, **sections)
+    assert plan.layer_unroll == 1 and "no memory" in plan.layer_unroll_reason
+
+
+def test_what_would_change_nothing_is_refused():
+    with refused("parallel.layer_unroll: 2", "zero: 3", "expected auto or 1"):
+        plan_of(parallel={"fsdp": 4, "zero": 1, "layer_unroll": 2})
+    _, plan = plan_of(parallel={"fsdp": 4, "zero": 2})
+    with refused("plan.layer_unroll: 2", "expected 1"):
+        check_layer_unroll(replace(plan, layer_unroll=2))

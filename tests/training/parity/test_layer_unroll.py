@@ -1,0 +1,38 @@
+"""Several layers in a turn of the loop: the numbers of one device, whatever is left over after the turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.nonzero_gradients import gemma, nonzero_gradients
+from tests.small_run import SmallRun, small
+from tests.training.parity.one_device import assert_equals_one_device
+
+LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
+    "two, four loops": {"parallel": {"fsdp": 2, "microbatches": 2, "layer_unroll": 2}, "model": {"layers": 5}},
+    "three, sums over replicas beside the backward": {
+        "parallel": {"replica": 2, "fsdp": 2, "replica_sums": "overlapped", "layer_unroll": 3},
+        "model": {"layers": 5},
+    },
+    "more than there are, offloaded, of two kinds": {
+        "parallel": {"fsdp": 2, "context": 2, "layer_unroll": 8},
+        "memory": {"remat": "gemm_last", "offload_fraction": 0.5, "offload_smallest": 1},
+        "model": gemma(layers=7),
+    },
+    "two in a pipeline": {
+        "parallel": {"pipe": 2, "fsdp": 2, "microbatches": 4, "layer_unroll": 2}, "model": {"layers": 8}
+    },
+}  # fmt: skip
+
+
+@pytest.mark.matrix(quick=("two, four loops",), ci=1)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_loss_and_gradients_equal_one_device(layout: str):
+    sections = LAYOUTS[layout]
+    alone = SmallRun(small(model=sections["model"]))
+    initial = alone.by_layer(alone.step.residency.initial_state().master)
+    run = SmallRun(small(**sections))
+    assert run.step.layout.plan.layer_unroll == sections["parallel"]["layer_unroll"]
+    assert_equals_one_device(run, *nonzero_gradients(alone, initial), initial)
