@@ -124,7 +124,7 @@ def make_plan(
         attention = attention_plan(config, device, kept, node_devices)
         overlap = tensor_overlap(config, device, at_hand, rows, tiles.number)
         plan = settled(
-            **layer_unroll(config, axes, device, kept)._asdict(),
+            **layer_unroll(config, axes, device, kept, kinds)._asdict(),
             runs=kept,
             mlp_tiles=tiles.number,
             mlp_tiles_reason=tiles.why,

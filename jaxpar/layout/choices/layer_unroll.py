@@ -8,6 +8,7 @@ turns with two buffers, and nothing is copied.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from jaxpar.config import Config, UserError
@@ -24,9 +25,21 @@ class LayerUnroll(NamedTuple):
     """Nothing where no weights are gathered ahead."""
 
 
-def layer_unroll(config: Config, axes: AxisSizes, device: Device, runs: Sequence[LayerRun]) -> LayerUnroll:
-    """What `parallel.layer_unroll` of a resolved configuration means on devices like `device`, of layers that keep
-    `runs`.
+SHORT = 8
+"""Layers; `auto` leaves shorter loops alone, of which two layers in a turn would be a large part."""
+
+
+def layer_unroll(
+    config: Config, axes: AxisSizes, device: Device, runs: Sequence[LayerRun], kinds: Sequence[str]
+) -> LayerUnroll:
+    """What `parallel.layer_unroll` of a resolved configuration means on devices like `device`.
+
+    Args:
+        config: as the trainer has it, with sizes filled in.
+        axes: of the mesh.
+        device: the devices are like it.
+        runs: what the layers of a chunk keep.
+        kinds: of these layers.
 
     Raises `UserError` for a number that would change nothing.
     """
@@ -41,8 +54,10 @@ def layer_unroll(config: Config, axes: AxisSizes, device: Device, runs: Sequence
         return LayerUnroll(1, "")
     if asked != "auto":
         return LayerUnroll(asked, "named by parallel.layer_unroll")
-    if (why := only_one(axes.pipe, bool(offloaded(runs)) or config.memory.weights_offload != "none")) is not None:
-        return LayerUnroll(1, why)
+    if axes.pipe > 1 or _longest(runs, kinds) < SHORT:
+        return LayerUnroll(1, "the loops are short")
+    if offloaded(runs) or config.memory.weights_offload != "none":
+        return LayerUnroll(1, "beside copies to the host XLA starts gathers later with two")
     if device.platform == "cpu":
         return LayerUnroll(1, "CPU devices gather nothing meanwhile")
     return LayerUnroll(2, "gathered weights take turns with two buffers, without a copy")
@@ -53,14 +68,10 @@ def gathers_ahead(shards: int, zero: int) -> bool:
     return zero == 3 and shards > 1
 
 
-def only_one(pipe: int, offloads: bool) -> str | None:
-    """Why `auto` has one layer in a turn; None where it has two. docs/decisions.md has the programs that this rests
-    on."""
-    if pipe > 1:
-        return "the chunks of a pipeline are short"
-    if offloads:
-        return "beside copies to the host XLA starts gathers later with two"
-    return None
+def _longest(runs: Sequence[LayerRun], kinds: Sequence[str]) -> int:
+    """Layers of the longest loop over one kind of layers that keep the same."""
+    kept = [place for place, run in enumerate(runs) for _ in range(run.layers)]
+    return max(len(list(group)) for _, group in groupby(zip(kinds, kept, strict=True)))
 
 
 def check_layer_unroll(plan: Plan) -> None:

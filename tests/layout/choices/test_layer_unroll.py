@@ -13,6 +13,7 @@ from jaxpar.layout.choices.layer_unroll import check_layer_unroll
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.units import GIB
+from tests.nonzero_gradients import gemma
 from tests.sentences import refused
 from tests.small_run import small
 
@@ -22,6 +23,7 @@ DEVICE = DescribedGPU.of(CLUSTER.gpu)
 
 def plan_of(usable: int | None = None, **sections: dict[str, Any]):
     sections["data"] = {"batch_size": 8} | sections.get("data", {})
+    sections["model"] = {"layers": 8} | sections.get("model", {})
     config = resolve_config(small(**sections), 4)
     return config, make_plan(config, DEVICE, 4, CLUSTER, usable)
 
@@ -34,7 +36,9 @@ def plan_of(usable: int | None = None, **sections: dict[str, Any]):
         ({"parallel": {"fsdp": 4, "layer_unroll": 3}}, 3, "named by"),
         ({"parallel": {"fsdp": 4, "zero": 2}}, 1, ""),
         ({"parallel": {"replica": 4}}, 1, ""),
-        ({"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2}}, 1, "pipeline"),
+        ({"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2}}, 1, "short"),
+        ({"parallel": {"fsdp": 4}, "model": {"layers": 7}}, 1, "short"),
+        ({"parallel": {"fsdp": 4}, "model": gemma(layers=24)}, 1, "short"),
         ({"parallel": {"fsdp": 4}, "memory": {"remat": {"mlp_input": "offload"}}}, 1, "copies to the host"),
         ({"parallel": {"fsdp": 4}, "memory": {"weights_offload": "host", "optimizer_offload": "host"}}, 1, "copies to"),
     ],
@@ -49,7 +53,7 @@ def test_two_layers_where_weights_are_gathered_ahead_and_nothing_else_passes(
 
 
 def test_one_layer_where_there_is_no_memory_for_more():
-    sections = {"parallel": {"fsdp": 4}, "model": {"layers": 4, "embed": 1024, "heads": 8, "mlp": 4096, "vocab": 512}}
+    sections = {"parallel": {"fsdp": 4}, "model": {"embed": 1024, "heads": 8, "mlp": 4096, "vocab": 512}}
     config, two = plan_of(**sections)
     one = replace(two, layer_unroll=1)
     more = estimate_memory(config, two).device - estimate_memory(config, one).device
