@@ -82,7 +82,7 @@ class ParallelConfig:
     """Layers in a turn of the loop over layers (`unroll` of `jax.lax.scan`), where the next layer's weights are
     gathered meanwhile: with 2, layers take turns with two buffers, where 1 has these weights copied within the device.
     It takes the memory of a layer's weights, and longer to compile. `auto` is 2 on GPUs, but 1 where loops are
-    short, beside copies to the host, and where there is no memory for more (`docs/overlap.md`)."""
+    short, with experts, beside copies to the host, and where there is no memory for more (`docs/overlap.md`)."""
     ulysses: int | None = None
     """Context ranks in a group of `usp`; null takes the most ranks of a node among which the heads divide."""
     tensor_overlap: Literal["auto", "plain", "ring"] = "auto"

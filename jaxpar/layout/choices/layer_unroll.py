@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from jaxpar.config import Config, UserError
+from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, LayerRun, Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.memory.remat import offloaded
@@ -58,6 +59,8 @@ def layer_unroll(
         return LayerUnroll(1, "the loops are short")
     if offloaded(runs) or config.memory.weights_offload != "none":
         return LayerUnroll(1, "beside copies to the host XLA starts gathers later with two")
+    if any(model.experts is not None for model in kind_models(config.model).values()):
+        return LayerUnroll(1, "layers with experts were not compared")
     if device.platform == "cpu":
         return LayerUnroll(1, "CPU devices gather nothing meanwhile")
     return LayerUnroll(2, "gathered weights take turns with two buffers, without a copy")

@@ -70,6 +70,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
             config, gpu_of(device.device_kind), plan, tiled_choice(config, device), routed_choice(config, device)
         ),
         *_wire_row(plan),
+        *_overlap_rows(plan),
         ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{tokens:,} tokens a step"),
         ("per device", f"{rows} x {part}", f"rows x sequence, in {plan.microbatches} microbatch(es)"),
         *_pipeline_rows(layout),
@@ -98,6 +99,16 @@ def _wire_row(plan: Plan) -> list[tuple[str, str, str]]:
     ways = [f"a secondary shard of {plan.secondary_shard} ranks"] if plan.secondary_shard > 1 else []
     ways += [f"{plan.collectives} over nodes of {plan.node_devices}"] if plan.collectives == "hierarchical" else []
     return [("wire", ", ".join(codes) or "exact", ", ".join(ways) or "in one message")] if codes or ways else []
+
+
+def _overlap_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """What runs beside messages of weights and gradients; empty where there are none."""
+    rows = []
+    if plan.layer_unroll_reason:
+        rows.append(("loop over layers", f"{plan.layer_unroll} in a turn", plan.layer_unroll_reason))
+    if plan.replica_sums_reason:
+        rows.append(("sums over replicas", plan.replica_sums, plan.replica_sums_reason))
+    return rows
 
 
 def _factors_row(layout: StepLayout) -> list[tuple[str, str, str]]:

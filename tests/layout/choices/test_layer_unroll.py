@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.choices.layer_unroll import check_layer_unroll
@@ -39,6 +40,7 @@ def plan_of(usable: int | None = None, **sections: dict[str, Any]):
         ({"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2}}, 1, "short"),
         ({"parallel": {"fsdp": 4}, "model": {"layers": 7}}, 1, "short"),
         ({"parallel": {"fsdp": 4}, "model": gemma(layers=24)}, 1, "short"),
+        ({"parallel": {"fsdp": 4}, "model": {"experts": ExpertsConfig(4, 2, 16)}}, 1, "experts"),
         ({"parallel": {"fsdp": 4}, "memory": {"remat": {"mlp_input": "offload"}}}, 1, "copies to the host"),
         ({"parallel": {"fsdp": 4}, "memory": {"weights_offload": "host", "optimizer_offload": "host"}}, 1, "copies to"),
     ],
