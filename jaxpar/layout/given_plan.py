@@ -20,6 +20,7 @@ from jaxpar.layout.choices.pipeline import layer_order, schedule_of, whole_backw
 from jaxpar.layout.choices.replica_sums import check_replica_sums
 from jaxpar.layout.choices.tiles import head_tokens
 from jaxpar.layout.choices.wire import check_wire
+from jaxpar.layout.loss_logits import check_logits
 from jaxpar.layout.step_layout import StepLayout
 
 PLANNED = (
@@ -78,6 +79,7 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
             raise UserError(f"plan.node_devices: {shown(plan.node_devices)}, and the nodes here have {shown(wanted)}")
         check_attention(plan, config, device, node_devices)
         check_loss(plan, config, device)
+        check_logits(plan, config)
     except UserError as error:
         raise UserError(f"{error}; {OTHERWISE}") from None
 

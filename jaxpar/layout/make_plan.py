@@ -11,13 +11,13 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.axes import axis_sizes, resolve_axes
 from jaxpar.config.plan import AxisSizes, Dtypes, LayerRun, Plan
 from jaxpar.config.schema import PrecisionConfig
-from jaxpar.cost.recomputation import layer_costs
+from jaxpar.cost.recomputation import layer_costs, logits_seconds
 from jaxpar.distributed.devices import Device, cluster_of
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layers.checks import validate
 from jaxpar.layers.declared import activation_names, hidden_names
-from jaxpar.layout.auto_remat import auto_runs
+from jaxpar.layout.auto_remat import auto_runs, lost_seconds
 from jaxpar.layout.choices.attention import attention_plan, strategy_on
 from jaxpar.layout.choices.experts import expert_layouts, with_fused
 from jaxpar.layout.choices.head_loss import choose_loss
@@ -25,9 +25,10 @@ from jaxpar.layout.choices.matmul import check_matmul_units, routed_choice, tile
 from jaxpar.layout.choices.overlap import tensor_overlap
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
 from jaxpar.layout.choices.replica_sums import replica_sums
-from jaxpar.layout.choices.tiles import loss_tiles, mlp_tiles, without_hidden
+from jaxpar.layout.choices.tiles import head_columns, loss_tiles, mlp_tiles, without_hidden
 from jaxpar.layout.choices.wire import check_wire
 from jaxpar.layout.joining import with_joined_messages
+from jaxpar.layout.loss_logits import asked_logits, kept_beside_layers, kept_where_they_fit
 from jaxpar.layout.memory.device import host_share, own_host_share, usable_bytes
 from jaxpar.layout.memory.resident import with_residency
 from jaxpar.memory.costs import LayerCosts
@@ -71,13 +72,14 @@ def make_plan(
     `usable` is what a program may take of a device, in bytes; by default the processes of the job agree on it.
     Raises `UserError` for a choice that does not support it.
     """
-    parallel, memory = config.parallel, config.memory
+    parallel, memory, alone = config.parallel, config.memory, usable is not None
     axes = AxisSizes(**axis_sizes(parallel))
     rows = config.data.batch_size // (axes.data * parallel.microbatches)
     schedule = choose_schedule(config)
     stage_layers = chunk_layers(config, schedule.chunks)
     kinds = [slot.kind for slot in order_of_chunks(schedule, stage_layers, config.model).slots]
-    loss_parts = loss_tiles(config)
+    loss, loss_parts = choose_loss(config, device), loss_tiles(config)
+    logits, why_logits = asked_logits(config, loss)
     at_hand = cluster or cluster_of(device, axes.devices, node_devices)
     settled = partial(
         Plan,
@@ -92,7 +94,9 @@ def make_plan(
         microbatch_rows=rows,
         remat=remat_name(memory.remat),
         experts=expert_layouts(config, axes, device, at_hand, rows, node_devices),
-        loss=choose_loss(config, device),
+        loss=loss,
+        loss_logits=logits,
+        loss_logits_reason=why_logits,
         loss_tiles=loss_parts.number,
         loss_tiles_reason=loss_parts.why,
         dtypes=_dtypes(config.precision),
@@ -121,13 +125,26 @@ def make_plan(
         return with_joined_messages(config, with_residency(config, with_fused(config, plan)))
 
     names = activation_names(config.model)
-    if memory.remat != AUTO:
-        return keeping(layer_runs(memory.remat, names, len(kinds)))
-    host = _host_limit(config, cluster, alone=usable is not None)
-    if usable is None:
+    open_logits = loss.name == "fused" and memory.loss_logits == "auto"
+    if usable is None and (memory.remat == AUTO or open_logits):
         usable = usable_bytes() if cluster is None else pool_bytes(cluster.device_bytes)
+    if memory.remat != AUTO:
+        plan = keeping(layer_runs(memory.remat, names, len(kinds)))
+        return kept_where_they_fit(config, plan, usable) if open_logits and usable is not None else plan
+    assert usable is not None
+    room, host = usable, _host_limit(config, cluster, alone=alone)
     tiled = {kind: _without_tiled(config, of_kind) for kind, of_kind in costs.items()}
-    return keeping(auto_runs(config, keeping(layer_runs("full", names, len(kinds))), tiled, usable, host))
+
+    def with_layers(plan: Plan) -> Plan:
+        """`plan` with layers that fit beside what it does with logits."""
+        runs = auto_runs(config, plan, tiled, room, host)
+        return replace(keeping(runs), loss_logits=plan.loss_logits)
+
+    full = keeping(layer_runs("full", names, len(kinds)))
+    if not open_logits:
+        return with_layers(full)
+    lost = lambda plan: plan.virtual_stages * lost_seconds(tiled, kinds, plan.runs)
+    return kept_beside_layers(config, full, with_layers, lost, _logits_seconds(config, axes, rows, at_hand))
 
 
 def _dtypes(precision: PrecisionConfig) -> Dtypes:
@@ -168,6 +185,13 @@ def _layer_costs(config: Config, axes: AxisSizes, rows: int, cluster: Cluster | 
     cluster = cluster or parse_cluster(f"h100:1x{axes.devices}")
     strategy = strategy_on(config, cluster)
     return {kind: layer_costs(own, cluster, strategy) for kind, own in layer_shapes(config, axes, rows).items()}
+
+
+def _logits_seconds(config: Config, axes: AxisSizes, rows: int, cluster: Cluster | None) -> float:
+    """Seconds to make a microbatch's logits; for unknown devices those of an H100."""
+    cluster = cluster or parse_cluster(f"h100:1x{axes.devices}")
+    shape = next(iter(layer_shapes(config, axes, rows).values()))
+    return logits_seconds(shape, head_columns(config) * axes.tensor, cluster)
 
 
 def _partly_offloaded(

@@ -1,11 +1,13 @@
-"""`fused_linear_cross_entropy`: the loss of a linear head, whose logits never exist in memory.
+"""`fused_linear_cross_entropy`: the loss of a linear head, whose float32 logits never exist in memory.
 
 Forward is one matmul. Backward recomputes the logits, a chunk of the vocabulary at a time, and of each chunk's
-gradients the two matmuls; so it takes four matmuls in all where logits that are kept take three.
+gradients the two matmuls: four in all. Where the forward keeps what is needed of the logits (`keep`), two bytes each,
+there are three.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +16,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.device import INTERPRETER, target
-from pallas_kernels.linear_cross_entropy.head import CHUNK_BYTES, Head, Tile, merge_shards
+from pallas_kernels.linear_cross_entropy.head import CHUNK_BYTES, Chunks, Head, Tile, merge_shards
+from pallas_kernels.linear_cross_entropy.kept import logit_gradients
 from pallas_kernels.linear_cross_entropy.registry import Request, chosen
 from pallas_kernels.linear_cross_entropy.registry import implementation as entry
 from pallas_kernels.varying import vary_alike, vary_over, varying_axes
@@ -43,6 +46,7 @@ def fused_linear_cross_entropy(
     vocab: int | None = None,
     axes: tuple[str, ...] = (),
     vocab_first: bool = False,
+    keep: bool = False,
     implementation: str = "auto",
     chunk_bytes: int = CHUNK_BYTES,
     tile: Tile | None = None,
@@ -60,6 +64,9 @@ def fused_linear_cross_entropy(
         vocab: Columns of the whole vocabulary that count, where others only pad it; None means all.
         axes: Mesh axes that split the vocabulary, inside `jax.shard_map`: rank r holds the r-th part of the columns.
         vocab_first: How `table` lies.
+        keep: Where there is a derivative, keep an exponential of each logit, rounded to 16 bits, from the forward to the
+            backward, which then is without the matmul that recomputes them; tokens x columns x 2 bytes. Loss and
+            log-sum-exp have the same bits, and gradients of logits are rounded twice instead of once (`kept.py`).
         implementation: `auto`, or by name: see `registry.IMPLEMENTATIONS`.
         chunk_bytes: Gradients of logits that exist at a time in the backward.
         tile: Of the kernel; None takes the device's.
@@ -75,8 +82,9 @@ def fused_linear_cross_entropy(
     columns = table.shape[0 if vocab_first else 1]
     ranks = lax.axis_size(axes) if axes else 1
     head = Head(
-        columns * ranks if vocab is None else vocab, tuple(axes), softcap, vocab_first, chunk_bytes, tile, interpret
-    )
+        columns * ranks if vocab is None else vocab, tuple(axes), softcap, vocab_first, chunk_bytes, tile, interpret,
+        keep,
+    )  # fmt: skip
     if not 0 < head.vocab <= columns * ranks:
         raise ValueError(f"vocab is {head.vocab}, expected 1 to {columns * ranks}, the columns of the table")
     device = INTERPRETER if interpret else target()
@@ -102,30 +110,37 @@ type _Setting = tuple[str, Head]
 
 def _losses_of(setting: _Setting, x: jax.Array, table: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(negative log-likelihood, log-sum-exp) of each token."""
-    return _forward(setting, x, table, labels)[0]
+    name, head = setting
+    return _forward((name, replace(head, keep=False)), x, table, labels)[0]
 
 
 def _forward(setting: _Setting, x: jax.Array, table: jax.Array, labels: jax.Array) -> tuple[Any, Any]:
     name, head = setting
     local, columns = head.local_labels(table, labels), head.columns(table)
-    statistics = entry(name).statistics(head, x, table, local, columns)
+    statistics, kept = entry(name).statistics(head, x, table, local, columns)
     lse, label = merge_shards(statistics, head.axes)
-    return (lse - label, lse), (x, table, local, columns, lse)
+    return (lse - label, lse), (x, table, local, columns, lse, label, kept)
 
 
 def _backward(setting: _Setting, kept: tuple, cotangents: tuple[jax.Array, jax.Array]) -> tuple:
     """Gradients of x (float32 sums over the chunks, then its dtype) and of the table (each element is one matmul's)."""
     name, head = setting
-    x, table, local, columns, lse = kept
+    x, table, local, columns, lse, label, logits = kept
     of_nll, of_lse = cotangents
     token = (lse, of_nll + of_lse, of_nll)
     kernels = entry(name)
-    chunks = head.chunks(table, x.shape[0], x.dtype.itemsize, kernels.multiple)
+    if logits is None:
+        chunks = head.chunks(table, x.shape[0], x.dtype.itemsize, kernels.multiple)
+    else:  # there is memory for them all, which their gradients are written over
+        chunks = Chunks(head.local_vocab(table), head.local_vocab(table))
     axis, of_table, of_x = (0, "tv,te->ve", "tv,ve->te") if head.vocab_first else (1, "tv,te->ev", "tv,ev->te")
 
     def of_chunk(index: jax.Array | int, width: int) -> tuple[jax.Array, jax.Array]:
-        with jax.named_scope("recompute"):
-            gradients = kernels.logit_gradients(head, x, table, local, columns, token, index, chunks.width, width)
+        if logits is not None:
+            gradients = logit_gradients(head, logits, local, token, label, x.dtype)
+        else:
+            with jax.named_scope("recompute"):
+                gradients = kernels.logit_gradients(head, x, table, local, columns, token, index, chunks.width, width)
         part = head.part(table, columns, index * chunks.width, width)
         dx = jnp.einsum(of_x, gradients, part, preferred_element_type=jnp.float32)
         return dx, jnp.einsum(of_table, gradients, x, preferred_element_type=jnp.float32).astype(table.dtype)

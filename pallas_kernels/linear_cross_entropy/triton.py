@@ -3,7 +3,8 @@
 A program multiplies a tile of tokens by a tile of the vocabulary and uses the logits where they are, in registers:
 
 * `statistics`: the online softmax (Milakov & Gimelshein, arXiv:1805.02867) over the tiles of a part of the vocabulary,
-  and the label's logit. It writes three numbers per token and part.
+  and the label's logit. It writes three numbers per token and part, and with `Head.keep` also the exponentials that it
+  sums, for which the second kernel then does not run (`kept.logit_gradients`).
 * `logit_gradients`: recomputes the tile's logits and writes their gradient, in the inputs' dtype.
 
 This cut is that of Cut Cross-Entropy (arXiv:2411.09009, section 4). Its backward adds to the gradients of x and of
@@ -27,6 +28,7 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.linear_cross_entropy.head import Head, Statistics, Tile, merge
+from pallas_kernels.linear_cross_entropy.kept import Kept, kept_dtype
 from pallas_kernels.ranges import Range, both, load
 from pallas_kernels.varying import vary_alike
 
@@ -62,21 +64,24 @@ def statistics(
     table: Float[Array, "..."],
     labels: Int[Array, " tokens"],
     columns: Int[Array, " one"],
-) -> Statistics:
+) -> tuple[Statistics, Kept | None]:
     """As `pallas_kernels.linear_cross_entropy.reference.statistics`."""
     tile, tokens, vocab = _tile(head), x.shape[0], head.local_vocab(table)
     parts, rows = min(PARTS, pl.cdiv(vocab, tile.vocab)), pl.cdiv(tokens, tile.tokens)
     x, table, labels, columns = vary_alike((x, table, labels, columns))
-    shape = jax.ShapeDtypeStruct((parts, tokens), jnp.float32, manual_axis_type=_manual(x))
+    shape = lambda *dims, dtype=jnp.float32: jax.ShapeDtypeStruct(dims, dtype, manual_axis_type=_manual(x))
+    shapes = (shape(parts, tokens),) * 3
+    if head.keep:
+        shapes += shape(tokens, vocab, dtype=kept_dtype(x.dtype)), shape(pl.cdiv(vocab, tile.vocab), tokens)
     found = pl.pallas_call(
         partial(_statistics_kernel, head, tile, parts),
         grid=(rows * parts,),
-        out_shape=(shape, shape, shape),
+        out_shape=shapes,
         compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
         interpret=head.interpret,
         name="linear_cross_entropy_statistics",
     )(x, table, labels, columns)
-    return merge(Statistics(*found))
+    return merge(Statistics(*found[:3])), Kept(*found[3:], tile.vocab) if head.keep else None
 
 
 def logit_gradients(
@@ -117,7 +122,8 @@ def _place(program: jax.Array, rows: int, parts: int) -> tuple[jax.Array, jax.Ar
 
 
 def _statistics_kernel(
-    head: Head, tile: Tile, parts: int, x_ref, table_ref, labels_ref, columns_ref, peak_ref, total_ref, label_ref
+    head: Head, tile: Tile, parts: int, x_ref, table_ref, labels_ref, columns_ref, peak_ref, total_ref, label_ref,
+    *kept_refs,
 ):  # fmt: skip
     tokens, vocab = x_ref.shape[0], head.local_vocab(table_ref)
     tiles = pl.cdiv(vocab, tile.vocab)
@@ -134,7 +140,12 @@ def _statistics_kernel(
         logits = jnp.where((here.indices < columns)[None, :], logits, -jnp.inf)
         new = jnp.maximum(peak, jnp.max(logits, axis=1))
         base = jnp.where(new == -jnp.inf, 0.0, new)
-        total = total * jnp.exp(peak - base) + jnp.sum(jnp.exp(logits - base[:, None]), axis=1)
+        values = jnp.exp(logits - base[:, None])
+        total = total * jnp.exp(peak - base) + jnp.sum(values, axis=1)
+        if head.keep:
+            values_ref, bases_ref = kept_refs
+            plgpu.store(values_ref.at[rows.slice, here.slice], values.astype(values_ref.dtype), mask=both(rows, here))
+            plgpu.store(bases_ref.at[index, rows.slice], base, mask=rows.inside)
         return new, total, label
 
     zeros = jnp.zeros((tile.tokens,), jnp.float32)
