@@ -16,8 +16,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.device import INTERPRETER, target
-from pallas_kernels.linear_cross_entropy.head import CHUNK_BYTES, Chunks, Head, Tile, merge_shards
-from pallas_kernels.linear_cross_entropy.kept import logit_gradients
+from pallas_kernels.linear_cross_entropy.head import CHUNK_BYTES, Head, Tile, merge_shards
+from pallas_kernels.linear_cross_entropy.kept import Token
 from pallas_kernels.linear_cross_entropy.registry import Request, chosen
 from pallas_kernels.linear_cross_entropy.registry import implementation as entry
 from pallas_kernels.varying import vary_alike, vary_over, varying_axes
@@ -64,9 +64,9 @@ def fused_linear_cross_entropy(
         vocab: Columns of the whole vocabulary that count, where others only pad it; None means all.
         axes: Mesh axes that split the vocabulary, inside `jax.shard_map`: rank r holds the r-th part of the columns.
         vocab_first: How `table` lies.
-        keep: Where there is a derivative, keep an exponential of each logit, rounded to 16 bits, from the forward to the
-            backward, which then is without the matmul that recomputes them; tokens x columns x 2 bytes. Loss and
-            log-sum-exp have the same bits, and gradients of logits are rounded twice instead of once (`kept.py`).
+        keep: Where there is a derivative, keep an exponential of each logit, in x's dtype, from the forward to the
+            backward, which is then without the matmul that recomputes them. Loss and log-sum-exp have the same bits,
+            and gradients of logits are rounded twice instead of once (`kept.py`).
         implementation: `auto`, or by name: see `registry.IMPLEMENTATIONS`.
         chunk_bytes: Gradients of logits that exist at a time in the backward.
         tile: Of the kernel; None takes the device's.
@@ -122,25 +122,21 @@ def _forward(setting: _Setting, x: jax.Array, table: jax.Array, labels: jax.Arra
     return (lse - label, lse), (x, table, local, columns, lse, label, kept)
 
 
-def _backward(setting: _Setting, kept: tuple, cotangents: tuple[jax.Array, jax.Array]) -> tuple:
+def _backward(setting: _Setting, residuals: tuple, cotangents: tuple[jax.Array, jax.Array]) -> tuple:
     """Gradients of x (float32 sums over the chunks, then its dtype) and of the table (each element is one matmul's)."""
     name, head = setting
-    x, table, local, columns, lse, label, logits = kept
+    x, table, local, columns, lse, label, kept = residuals
     of_nll, of_lse = cotangents
-    token = (lse, of_nll + of_lse, of_nll)
+    token = Token(lse, of_nll + of_lse, of_nll, label)
     kernels = entry(name)
-    if logits is None:
-        chunks = head.chunks(table, x.shape[0], x.dtype.itemsize, kernels.multiple)
-    else:  # there is memory for them all, which their gradients are written over
-        chunks = Chunks(head.local_vocab(table), head.local_vocab(table))
-    axis, of_table, of_x = (0, "tv,te->ve", "tv,ve->te") if head.vocab_first else (1, "tv,te->ev", "tv,ev->te")
+    if kept is not None:
+        return *_of_kept(head, kernels.kept_gradients(head, kept, local, token), x, table, columns), None
+    chunks = head.chunks(table, x.shape[0], x.dtype.itemsize, kernels.multiple)
+    axis, of_table, of_x = _products(head)
 
     def of_chunk(index: jax.Array | int, width: int) -> tuple[jax.Array, jax.Array]:
-        if logits is not None:
-            gradients = logit_gradients(head, logits, local, token, label, x.dtype)
-        else:
-            with jax.named_scope("recompute"):
-                gradients = kernels.logit_gradients(head, x, table, local, columns, token, index, chunks.width, width)
+        with jax.named_scope("recompute"):
+            gradients = kernels.logit_gradients(head, x, table, local, columns, token, index, chunks.width, width)
         part = head.part(table, columns, index * chunks.width, width)
         dx = jnp.einsum(of_x, gradients, part, preferred_element_type=jnp.float32)
         return dx, jnp.einsum(of_table, gradients, x, preferred_element_type=jnp.float32).astype(table.dtype)
@@ -159,6 +155,21 @@ def _backward(setting: _Setting, kept: tuple, cotangents: tuple[jax.Array, jax.A
         dx = dx + last
         d_table = lax.dynamic_update_slice_in_dim(d_table, part, chunks.full * chunks.width, axis)
     return dx.astype(x.dtype), d_table, None
+
+
+def _of_kept(
+    head: Head, gradients: jax.Array, x: jax.Array, table: jax.Array, columns: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Gradients of x and of the table: one matmul each, which writes what it has summed in float32 in their dtype."""
+    _, of_table, of_x = _products(head)
+    part = head.part(table, columns, 0, head.local_vocab(table))
+    dx = jnp.einsum(of_x, gradients, part, preferred_element_type=x.dtype)
+    return dx, jnp.einsum(of_table, gradients, x, preferred_element_type=table.dtype)
+
+
+def _products(head: Head) -> tuple[int, str, str]:
+    """The table's axis of columns, and the einsums of its gradient and of that of x."""
+    return (0, "tv,te->ve", "tv,ve->te") if head.vocab_first else (1, "tv,te->ev", "tv,ev->te")
 
 
 _losses: Any = jax.custom_vjp(_losses_of, nondiff_argnums=(0,))

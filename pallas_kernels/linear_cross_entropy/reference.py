@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.linear_cross_entropy.head import Head, Statistics, live, merge
-from pallas_kernels.linear_cross_entropy.kept import Kept, kept_dtype
+from pallas_kernels.linear_cross_entropy.kept import Kept, Token, rounded
 
 
 def statistics(
@@ -38,19 +38,19 @@ def statistics(
         base = jnp.where(peak == -jnp.inf, 0.0, peak)
         label = jnp.where(hit, logits, 0.0).sum(-1)
         values = jnp.exp(logits - base[:, None])
-        kept = (values.astype(kept_dtype(x.dtype)), base) if head.keep else None
+        kept = rounded(values, base[:, None], x.dtype) if head.keep else None
         return Statistics(peak, values.sum(-1), label), kept
 
     step = lambda _, index: (None, of_chunk(index * chunks.width, chunks.width))
     parts, kept = lax.scan(step, None, jnp.arange(chunks.full))[1]
     values = bases = None
     if kept is not None:
-        values, bases = jnp.moveaxis(kept[0], 0, 1).reshape(x.shape[0], -1), kept[1]
+        values, bases = jnp.moveaxis(kept[0], 0, 1).reshape(x.shape[0], -1), kept[1][..., 0]
     if chunks.rest:
         last, end = of_chunk(chunks.full * chunks.width, chunks.rest)
         parts = jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), parts, last)
         if end is not None:
-            values, bases = jnp.concatenate([values, end[0]], axis=1), jnp.concatenate([bases, end[1][None]])
+            values, bases = jnp.concatenate([values, end[0]], axis=1), jnp.concatenate([bases, end[1].T])
     return merge(parts), None if values is None else Kept(values, bases, chunks.width)
 
 
@@ -60,17 +60,16 @@ def logit_gradients(
     table: Float[Array, "..."],
     labels: Int[Array, " tokens"],
     columns: Int[Array, " one"],
-    token: Any,
+    token: Token,
     chunk: jax.Array | int,
     stride: int,
     width: int,
 ) -> Float[Array, "tokens width"]:
     """Gradients of the logits before the cap of the `width` columns from `chunk * stride` on, in x's dtype.
 
-    `token` is (lse, of_lse, of_label), float32 [tokens] each: the log-sum-exp, and the factors of the probabilities and
-    of the label.
+    The label's logit, `token.label`, is not used: it is among the logits.
     """
-    (lse, of_lse, of_label), first = token, chunk * stride
+    (lse, of_lse, of_label, _), first = token, chunk * stride
     logits = head.cap(head.product(x, head.part(table, columns, first, width)))
     hit = labels[:, None] == first + jnp.arange(width)
     gradients = of_lse[:, None] * jnp.exp(logits - lse[:, None]) - jnp.where(hit, of_label[:, None], 0.0)

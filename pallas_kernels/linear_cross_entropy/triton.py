@@ -28,7 +28,7 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.linear_cross_entropy.head import Head, Statistics, Tile, merge
-from pallas_kernels.linear_cross_entropy.kept import Kept, kept_dtype
+from pallas_kernels.linear_cross_entropy.kept import Kept, Token, gradients, rounded
 from pallas_kernels.ranges import Range, both, load
 from pallas_kernels.varying import vary_alike
 
@@ -45,6 +45,8 @@ WIDEST = max(tile.vocab for tile in TILES.values())
 
 PARTS = 8
 """Parts of the vocabulary whose statistics are made side by side."""
+KEPT_TOKENS = 32
+"""Of a program that makes gradients of what is kept, for a group of columns."""
 GROUP = 16
 """Token tiles that run side by side: with `PARTS`, about one program for each multiprocessor."""
 
@@ -72,7 +74,7 @@ def statistics(
     shape = lambda *dims, dtype=jnp.float32: jax.ShapeDtypeStruct(dims, dtype, manual_axis_type=_manual(x))
     shapes = (shape(parts, tokens),) * 3
     if head.keep:
-        shapes += shape(tokens, vocab, dtype=kept_dtype(x.dtype)), shape(pl.cdiv(vocab, tile.vocab), tokens)
+        shapes += shape(tokens, vocab, dtype=x.dtype), shape(pl.cdiv(vocab, tile.vocab), tokens)
     found = pl.pallas_call(
         partial(_statistics_kernel, head, tile, parts),
         grid=(rows * parts,),
@@ -90,7 +92,7 @@ def logit_gradients(
     table: Float[Array, "..."],
     labels: Int[Array, " tokens"],
     columns: Int[Array, " one"],
-    token: Any,
+    token: Token,
     chunk: jax.Array | int,
     stride: int,
     width: int,
@@ -106,7 +108,24 @@ def logit_gradients(
         compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
         interpret=head.interpret,
         name="linear_cross_entropy_gradients",
-    )(x, table, labels, columns, *token, chunk)
+    )(x, table, labels, columns, token.lse, token.of_lse, token.of_label, chunk)
+
+
+def kept_gradients(
+    head: Head, kept: Kept, labels: Int[Array, " tokens"], token: Token
+) -> Float[Array, "tokens columns"]:
+    """As `pallas_kernels.linear_cross_entropy.kept.kept_gradients`, in the place of what is kept."""
+    (tokens, columns), groups = kept.values.shape, kept.bases.shape[0]
+    values, bases, labels, token = vary_alike((kept.values, kept.bases, labels, token))
+    return pl.pallas_call(
+        partial(_kept_kernel, head, kept.width),
+        grid=(groups, pl.cdiv(tokens, KEPT_TOKENS)),
+        out_shape=jax.ShapeDtypeStruct((tokens, columns), values.dtype, manual_axis_type=_manual(values)),
+        input_output_aliases={0: 0},
+        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
+        interpret=head.interpret,
+        name="linear_cross_entropy_kept_gradients",
+    )(values, bases, labels, *token)
 
 
 def _manual(x: jax.Array) -> Any:
@@ -144,7 +163,8 @@ def _statistics_kernel(
         total = total * jnp.exp(peak - base) + jnp.sum(values, axis=1)
         if head.keep:
             values_ref, bases_ref = kept_refs
-            plgpu.store(values_ref.at[rows.slice, here.slice], values.astype(values_ref.dtype), mask=both(rows, here))
+            values, base = rounded(values, base, values_ref.dtype)
+            plgpu.store(values_ref.at[rows.slice, here.slice], values, mask=both(rows, here))
             plgpu.store(bases_ref.at[index, rows.slice], base, mask=rows.inside)
         return new, total, label
 
@@ -174,6 +194,22 @@ def _gradients_kernel(
         gradients = gradients * (1.0 - jnp.square(logits / head.softcap))
     gradients = jnp.where((here.indices < columns_ref[0])[None, :], gradients, 0.0)
     plgpu.store(out_ref.at[rows.slice, there.slice], gradients.astype(out_ref.dtype), mask=both(rows, there))
+
+
+def _kept_kernel(
+    head: Head, width: int, values_ref, bases_ref, labels_ref, lse_ref, of_lse_ref, of_label_ref, label_ref, out_ref
+):  # fmt: skip
+    tokens, columns = out_ref.shape
+    group = pl.program_id(0)
+    rows = Range(pl.program_id(1) * KEPT_TOKENS, KEPT_TOKENS, tokens, tokens % KEPT_TOKENS == 0)
+    here = Range(group * width, width, columns, columns % width == 0)
+    values = load(values_ref, rows, here)
+    bases = plgpu.load(bases_ref.at[group, rows.slice], mask=rows.inside, other=None if rows.whole else 0.0)[:, None]
+    hit = rows.load(labels_ref, other=-1)[:, None] == here.indices[None, :]
+    refs = (lse_ref, of_lse_ref, of_label_ref, label_ref)
+    token = Token(*(rows.load(ref, other=0.0)[:, None] for ref in refs))
+    found = gradients(head, values, bases, hit, token).astype(out_ref.dtype)
+    plgpu.store(out_ref.at[rows.slice, here.slice], found, mask=both(rows, here))
 
 
 def _logits(head: Head, block: int, x_ref: Any, table_ref: Any, rows: Range, columns: Range) -> jax.Array:
