@@ -38,8 +38,8 @@ TILES = {
     (80, False): Tile(128, 128, 64, warps=8, stages=4),
     (80, True): Tile(128, 128, 64, warps=8, stages=4),
 }
-"""By the least compute capability, and whether there is a soft-cap, whose derivative takes registers: what compiles for
-it without spills, within its shared memory."""
+"""By the least compute capability, and whether something takes registers beside the product (the derivative of a
+soft-cap, or the addresses of what is kept): what compiles for it without spills, within its shared memory."""
 
 WIDEST = max(tile.vocab for tile in TILES.values())
 
@@ -56,8 +56,8 @@ def _tile(head: Head) -> Tile:
     if head.tile is not None:
         return head.tile
     capability = plgpu.get_gpu_info().compute_capability
-    capped = head.softcap is not None
-    return next(tile for (least, of_capped), tile in TILES.items() if capability >= least and of_capped == capped)
+    full = head.softcap is not None or head.keep
+    return next(tile for (least, of_full), tile in TILES.items() if capability >= least and of_full == full)
 
 
 def statistics(

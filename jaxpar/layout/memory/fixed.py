@@ -288,8 +288,9 @@ class _Counted:
         float32 from zeros as large as itself, which XLA keeps for every run of ticks with a loss; under tensor
         parallelism it allocates new ones, also for a tied head whose gradients accumulate sharded. The gradient of an
         untied head exists twice when it is scaled, without logits. With one microbatch alone, gradients of the ends
-        are not needed before they are computed, and the embedding is not needed any more. The kernel's gradient of the
-        head is one matmul's, in compute dtype.
+        are not needed before they are computed, and the embedding is not needed any more. The kernel sums
+        the gradient of the head in compute dtype, chunk by chunk where it recomputes logits; where it keeps them, they
+        are not needed any more when that is widened.
         """
         case, model = self.case, self.config.model
         name = "embedding" if model.tied else "head"
@@ -305,13 +306,13 @@ class _Counted:
         trained = self.parts.ends[name].trained.compute
         by_kernel = case.loss_logits is not None
         zeros = tiles > 1 and not anew and trained > 0 and not by_kernel
-        gradient = trained * (FLOAT32_BYTES if zeros else self._widths[0 if by_kernel else 2])
+        gradient = trained * (FLOAT32_BYTES if zeros else self._widths[2])
         temporaries = logits * (3 if tiles == 1 or zeros or not trained else 4) // 2
         if zeros and not model.tied:
             temporaries = max(temporaries, gradient)
         if by_kernel:
-            columns = padded_vocab(model) // (case.tensor * case.ends)
-            keeps = case.loss_logits == "keep"
+            keeps, columns = case.loss_logits == "keep", padded_vocab(model) // (case.tensor * case.ends)
+            gradient += 0 if keeps else trained * self._widths[0]
             temporaries = kernel_bytes(self.shape.tokens, model.embed, columns, keeps=keeps)
         stored = weights.all + self._frozen
         work = Work(stored + gathers * self._widths[0] * head + layers, gradients.all, temporaries)

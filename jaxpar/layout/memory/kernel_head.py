@@ -8,7 +8,12 @@ from pallas_kernels.linear_cross_entropy.kept import kept_bytes
 
 
 def kernel_bytes(tokens: int, embed: int, columns: int, *, keeps: bool) -> int:
-    """Temporaries besides the gradient of the table: what is kept of all logits, over which their gradients are written,
-    or the gradients of a chunk; and the sum of the gradient of x, in float32."""
-    logits = kept_bytes(tokens, columns) if keeps else min(CHUNK_BYTES, 2 * tokens * columns)
-    return logits + FLOAT32_BYTES * tokens * embed
+    """Temporaries besides the gradient of the table.
+
+    Where logits are kept, what is kept of them, over which their gradients are written. Else, of a chunk, the gradients
+    of its logits and of its columns of the table, these in float32 like the sum that is x's gradient.
+    """
+    if keeps:
+        return kept_bytes(tokens, columns)
+    width = min(columns, CHUNK_BYTES // (2 * tokens))
+    return 2 * tokens * width + FLOAT32_BYTES * embed * (width + tokens)
