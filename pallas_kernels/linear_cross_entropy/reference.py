@@ -43,15 +43,19 @@ def statistics(
 
     step = lambda _, index: (None, of_chunk(index * chunks.width, chunks.width))
     parts, kept = lax.scan(step, None, jnp.arange(chunks.full))[1]
-    values = bases = None
-    if kept is not None:
-        values, bases = jnp.moveaxis(kept[0], 0, 1).reshape(x.shape[0], -1), kept[1][..., 0]
+    end = None
     if chunks.rest:
         last, end = of_chunk(chunks.full * chunks.width, chunks.rest)
         parts = jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), parts, last)
-        if end is not None:
-            values, bases = jnp.concatenate([values, end[0]], axis=1), jnp.concatenate([bases, end[1].T])
-    return merge(parts), None if values is None else Kept(values, bases, chunks.width)
+    return merge(parts), _joined(kept, end, chunks.width) if head.keep else None
+
+
+def _joined(full: Any, rest: Any, width: int) -> Kept:
+    """What is kept of full chunks [chunk, tokens, ...], and of the rest [tokens, ...] where there is one."""
+    values, bases = jnp.moveaxis(full[0], 0, 1).reshape(full[0].shape[1], -1), full[1][..., 0]
+    if rest is not None:
+        values, bases = jnp.concatenate([values, rest[0]], axis=1), jnp.concatenate([bases, rest[1].T])
+    return Kept(values, bases, width)
 
 
 def logit_gradients(

@@ -83,7 +83,7 @@ def statistics(
         interpret=head.interpret,
         name="linear_cross_entropy_statistics",
     )(x, table, labels, columns)
-    return merge(Statistics(*found[:3])), Kept(*found[3:], tile.vocab) if head.keep else None
+    return merge(Statistics(*found[:3])), Kept(found[3], found[4], tile.vocab) if head.keep else None
 
 
 def logit_gradients(

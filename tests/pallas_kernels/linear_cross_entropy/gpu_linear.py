@@ -121,7 +121,7 @@ def _reports(folder: Path) -> dict[str, dict[str, int]]:
 
 
 def allocated(keep: bool, shape: tuple[int, int, int], options: dict[str, Any]) -> dict[str, int]:
-    """Of loss and gradients of (tokens, embed, columns) on one H100: bytes of temporaries, the FLOPs of all matmuls, and
+    """Of loss and gradients of (tokens, embed, columns) on one H100: bytes of temporaries, and FLOPs of all matmuls and
     of those that are recomputed."""
     tokens, embed, columns = shape
     (device,) = h100s("1x1x1")
@@ -153,7 +153,9 @@ def over_eight(keep: bool) -> list[str]:
     tokens, part = PartitionSpec("fsdp"), PartitionSpec(None, "tensor")
 
     def program(x: jax.Array, table: jax.Array, labels: jax.Array) -> Any:
-        loss = partial(fused_linear_cross_entropy, axes=("tensor",), vocab=15000, z_loss=1e-4, keep=keep, implementation="triton")
+        loss = partial(
+            fused_linear_cross_entropy, axes=("tensor",), vocab=15000, z_loss=1e-4, keep=keep, implementation="triton"
+        )
         total = lambda x, table: jax.lax.psum(loss(x, table, labels).loss.sum(), "fsdp")
         return jax.value_and_grad(total, (0, 1))(x, table)
 
