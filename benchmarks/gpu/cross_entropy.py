@@ -22,9 +22,16 @@ CHECKED: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
     "soft-cap, table of rows": ((512, 512, 4096), {"softcap": 20.0, "vocab_first": True}),
     "z-loss, table of rows": ((1023, 256, 5000), {"z_loss": 1e-2, "vocab_first": True}),
     "50257 columns": ((1024, 768, 50257), {}),
+    "one token, logits kept": ((1, 64, 200), {"keep": True}),
+    "nothing divides, logits kept": ((203, 200, 1025), {"softcap": 20.0, "z_loss": 1e-2, "vocab": 1000, "keep": True}),
+    "table of rows, logits kept": ((512, 512, 4096), {"vocab_first": True, "keep": True}),
+    "50257 columns, logits kept": ((1024, 768, 50257), {"keep": True}),
 }
 """(tokens, embed, columns) and options."""
-DRY_CHECKED = {"small": ((24, 40, 300), {"softcap": 20.0, "z_loss": 1e-2, "vocab": 290})}
+DRY_CHECKED = {
+    "small": ((24, 40, 300), {"softcap": 20.0, "z_loss": 1e-2, "vocab": 290}),
+    "small, logits kept": ((24, 40, 300), {"softcap": 20.0, "z_loss": 1e-2, "vocab": 290, "keep": True}),
+}
 DRY = {"implementation": "triton", "interpret": True, "tile": Tile(32, 128, 32, warps=4, stages=2)}
 
 
@@ -116,10 +123,10 @@ def _error(have: Any, wanted: np.ndarray) -> float:
 
 def kept_logits(
     x: jax.Array, table: jax.Array, labels: jax.Array, *, vocab: int | None = None, softcap: float | None = None,
-    z_loss: float = 0.0, vocab_first: bool = False,
+    z_loss: float = 0.0, vocab_first: bool = False, keep: bool = True,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Loss and log-sum-exp by logits that are kept whole, in float32 or, for float64 inputs, in float64."""
-    del vocab_first  # the table is [embed, columns] here
+    del vocab_first, keep  # the table is [embed, columns] here
     wide = jnp.promote_types(x.dtype, jnp.float32)
     logits = jnp.matmul(x, table[:, :vocab], preferred_element_type=wide)
     logits = logits if softcap is None else softcap * jnp.tanh(logits / softcap)
@@ -142,7 +149,8 @@ def measure(journal: Journal) -> None:
         return lambda x, table: fused_linear_cross_entropy(x, table, labels, **options).loss.mean()
 
     losses = {
-        "fused": fused(**DRY) if journal.dry else fused(implementation="triton"),
+        "fused": fused(**kernel_options(journal.dry)),
+        "fused, logits kept": fused(**kernel_options(journal.dry), keep=True),
         "chunks in plain JAX": fused(implementation="xla"),
         "full logits": full,
     }

@@ -11,7 +11,7 @@ from jaxpar.config.bounds import CAPACITY, CHUNKS, COUNT, LAYERS, MICROBATCHES, 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 """The version of `plan.json` that is written. A new field of `Plan` raises it; one of a record inside has the value of
 before as its default, and does not. Plans of earlier versions are read, and derived again before they are run."""
 
@@ -227,6 +227,10 @@ class Plan:
     """Tiles of a microbatch's tokens in which XLA computes the head and the loss."""
     loss_tiles_reason: str = ""
     """Why so many."""
+    loss_logits: Literal["recompute", "keep"] | None = None
+    """What the kernel of the loss does with logits; null where XLA computes it, whose tiles need them only once."""
+    loss_logits_reason: str = ""
+    """Why; nothing where it is null."""
     mlp_tiles: int = 1
     """Tiles of a microbatch's tokens in which the feed-forward of a layer is computed."""
     mlp_tiles_reason: str = ""

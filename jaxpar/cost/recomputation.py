@@ -68,6 +68,11 @@ def head_seconds(shape: LayerShape, vocab: int, cluster: Cluster) -> float:
     return total(head_time(_case(shape, "allgather"), vocab, *_on(cluster, None))).seconds
 
 
+def logits_seconds(shape: LayerShape, vocab: int, cluster: Cluster) -> float:
+    """Seconds of the matmul that makes logits, for one microbatch: what it takes to make them again."""
+    return head_time(_case(shape, "allgather"), vocab, *_on(cluster, None))[0].matmul
+
+
 def head_flops(shape: LayerShape, vocab: int) -> float:
     """FLOPs of the output head, forward, for one microbatch: shared by the tensor ranks."""
     return 2.0 * shape.tokens * shape.embed * vocab / shape.tensor

@@ -38,6 +38,7 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
     memory = replace(
         config.memory, remat="full", offload_fraction=0.0, optimizer_offload="none", optimizer_resident=0,
         weights_offload="none", weights_resident=0, offload_dir=None, mlp_tiles=1, loss_tiles=1,
+        loss_backend="xla", loss_logits="auto",
     )  # fmt: skip
     data = replace(config.data, sequence_length=tokens, batch_size=rows, packed=False, routing=None)
     precision = in_compute_dtype(replace(config.precision, weight_wire=None, gradient_wire=None, exchange_wire=None))

@@ -54,7 +54,7 @@ def auto_runs(
             if config.memory.host_limit is None:
                 break
         if found:
-            return min(found, key=lambda runs: _seconds(costs, kinds, runs))
+            return min(found, key=lambda runs: lost_seconds(costs, kinds, runs))
     ways = [
         "raise parallel.microbatches" if plan.microbatch_rows > 1 else "split the sequence (parallel.context)",
         *(["choose parallel.zero: 3"] if plan.zero < 3 else []),
@@ -96,7 +96,7 @@ def cheapest_runs(
             least.append(error.least_bytes + on_their_way // room.units)
             continue
         if IN_TRANSIT * max(_offloaded(costs[kind], own) for kind, own in _each(kinds, runs)) <= on_their_way:
-            found.append((_seconds(costs, kinds, runs), runs))
+            found.append((lost_seconds(costs, kinds, runs), runs))
     if not found:
         raise NothingFits(min(least), room.unit_bytes)
     return min(found, key=lambda choice: choice[0])[1]
@@ -113,7 +113,7 @@ def _each(kinds: Sequence[str], runs: Sequence[LayerRun]) -> list[tuple[str, Map
     return list(zip(kinds, (run.activations for run in runs for _ in range(run.layers)), strict=True))
 
 
-def _seconds(costs: Mapping[str, LayerCosts], kinds: Sequence[str], runs: Sequence[LayerRun]) -> float:
+def lost_seconds(costs: Mapping[str, LayerCosts], kinds: Sequence[str], runs: Sequence[LayerRun]) -> float:
     """Time that the slots of a chunk lose by not keeping everything on the device."""
     return sum(point_of(costs[kind], own).seconds for kind, own in _each(kinds, runs))
 

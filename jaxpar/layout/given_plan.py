@@ -15,12 +15,13 @@ from jaxpar.layers.declared import activation_names
 from jaxpar.layout.choices.attention import check_attention
 from jaxpar.layout.choices.experts import check_expert_layouts
 from jaxpar.layout.choices.head_loss import check_loss
-from jaxpar.layout.choices.layer_unroll import check_layer_unroll
 from jaxpar.layout.choices.overlap import check_overlap
 from jaxpar.layout.choices.pipeline import layer_order, schedule_of, whole_backward
 from jaxpar.layout.choices.replica_sums import check_replica_sums
 from jaxpar.layout.choices.tiles import head_tokens
 from jaxpar.layout.choices.wire import check_wire
+from jaxpar.layout.layer_unroll import check_layer_unroll
+from jaxpar.layout.loss_logits import check_logits
 from jaxpar.layout.step_layout import StepLayout
 
 PLANNED = (
@@ -80,6 +81,7 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
             raise UserError(f"plan.node_devices: {shown(plan.node_devices)}, and the nodes here have {shown(wanted)}")
         check_attention(plan, config, device, node_devices)
         check_loss(plan, config, device)
+        check_logits(plan, config)
     except UserError as error:
         raise UserError(f"{error}; {OTHERWISE}") from None
 

@@ -11,26 +11,26 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.axes import axis_sizes, resolve_axes
 from jaxpar.config.plan import AxisSizes, Dtypes, LayerRun, Plan
 from jaxpar.config.schema import PrecisionConfig
-from jaxpar.cost.recomputation import layer_costs
+from jaxpar.cost.recomputation import layer_costs, logits_seconds
 from jaxpar.distributed.devices import Device, cluster_of
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layers.checks import validate
 from jaxpar.layers.declared import activation_names, hidden_names
-from jaxpar.layout.auto_remat import ESTIMATED, OVERLAPPED, auto_runs
+from jaxpar.layout.auto_remat import auto_runs, lost_seconds
 from jaxpar.layout.choices.attention import attention_plan, strategy_on
 from jaxpar.layout.choices.experts import expert_layouts, with_fused
 from jaxpar.layout.choices.head_loss import choose_loss
-from jaxpar.layout.choices.layer_unroll import layer_unroll
 from jaxpar.layout.choices.matmul import check_matmul_units, routed_choice, tiled_choice
 from jaxpar.layout.choices.overlap import tensor_overlap
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
 from jaxpar.layout.choices.replica_sums import replica_sums
-from jaxpar.layout.choices.tiles import loss_tiles, mlp_tiles, without_hidden
+from jaxpar.layout.choices.tiles import head_columns, loss_tiles, mlp_tiles, without_hidden
 from jaxpar.layout.choices.wire import check_wire
 from jaxpar.layout.joining import with_joined_messages
+from jaxpar.layout.layer_unroll import layer_unroll, with_room_for_turns
+from jaxpar.layout.loss_logits import asked_logits, kept_beside_layers, kept_where_they_fit
 from jaxpar.layout.memory.device import host_share, own_host_share, usable_bytes
-from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.layout.memory.resident import with_residency
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.fraction import kept_bytes, offload_share
@@ -79,7 +79,8 @@ def make_plan(
     schedule = choose_schedule(config)
     stage_layers = chunk_layers(config, schedule.chunks)
     kinds = [slot.kind for slot in order_of_chunks(schedule, stage_layers, config.model).slots]
-    loss_parts = loss_tiles(config)
+    loss, loss_parts = choose_loss(config, device), loss_tiles(config)
+    logits, why_logits = asked_logits(config, loss)
     at_hand = cluster or cluster_of(device, axes.devices, node_devices)
     settled = partial(
         Plan,
@@ -94,7 +95,9 @@ def make_plan(
         microbatch_rows=rows,
         remat=remat_name(memory.remat),
         experts=expert_layouts(config, axes, device, at_hand, rows, node_devices),
-        loss=choose_loss(config, device),
+        loss=loss,
+        loss_logits=logits,
+        loss_logits_reason=why_logits,
         loss_tiles=loss_parts.number,
         loss_tiles_reason=loss_parts.why,
         dtypes=_dtypes(config.precision),
@@ -116,6 +119,10 @@ def make_plan(
             return usable
         return usable_bytes() if cluster is None else pool_bytes(cluster.device_bytes)
 
+    def with_room(plan: Plan) -> Plan:
+        """`plan`, with one layer in a turn of the loop where there is no memory for more."""
+        return plan if plan.layer_unroll == 1 else with_room_for_turns(config, plan, device_bytes())
+
     def keeping(asked: Sequence[LayerRun]) -> Plan:
         """The layout in which layers keep what is configured, without what a feed-forward in tiles cannot keep."""
         tiles = mlp_tiles(config, asked, schedule.splits_backward)
@@ -131,19 +138,26 @@ def make_plan(
             tensor_overlap=overlap,
             **attention._asdict(),
         )
-        plan = with_joined_messages(config, with_residency(config, with_fused(config, plan)))
-        if plan.layer_unroll == 1 or parallel.layer_unroll != "auto":
-            return plan
-        if estimate_memory(config, plan).device <= ESTIMATED * OVERLAPPED * device_bytes():
-            return plan
-        return replace(plan, layer_unroll=1, layer_unroll_reason="there is no memory for the weights of one layer more")
+        return with_room(with_joined_messages(config, with_residency(config, with_fused(config, plan))))
 
     names = activation_names(config.model)
+    open_logits = loss.name == "fused" and memory.loss_logits == "auto"
     if memory.remat != AUTO:
-        return keeping(layer_runs(memory.remat, names, len(kinds)))
+        plan = keeping(layer_runs(memory.remat, names, len(kinds)))
+        return with_room(kept_where_they_fit(config, plan, device_bytes())) if open_logits else plan
     host = _host_limit(config, cluster, alone=usable is not None)
     tiled = {kind: _without_tiled(config, of_kind) for kind, of_kind in costs.items()}
-    return keeping(auto_runs(config, keeping(layer_runs("full", names, len(kinds))), tiled, device_bytes(), host))
+
+    def with_layers(plan: Plan) -> Plan:
+        """`plan` with layers that fit beside what it does with logits."""
+        runs = auto_runs(config, plan, tiled, device_bytes(), host)
+        return with_room(replace(keeping(runs), loss_logits=plan.loss_logits))
+
+    full = keeping(layer_runs("full", names, len(kinds)))
+    if not open_logits:
+        return with_layers(full)
+    lost = lambda plan: plan.virtual_stages * lost_seconds(tiled, kinds, plan.runs)
+    return kept_beside_layers(config, full, with_layers, lost, _logits_seconds(config, axes, rows, at_hand))
 
 
 def _dtypes(precision: PrecisionConfig) -> Dtypes:
@@ -184,6 +198,13 @@ def _layer_costs(config: Config, axes: AxisSizes, rows: int, cluster: Cluster | 
     cluster = cluster or parse_cluster(f"h100:1x{axes.devices}")
     strategy = strategy_on(config, cluster)
     return {kind: layer_costs(own, cluster, strategy) for kind, own in layer_shapes(config, axes, rows).items()}
+
+
+def _logits_seconds(config: Config, axes: AxisSizes, rows: int, cluster: Cluster | None) -> float:
+    """Seconds to make a microbatch's logits; for unknown devices those of an H100."""
+    cluster = cluster or parse_cluster(f"h100:1x{axes.devices}")
+    shape = next(iter(layer_shapes(config, axes, rows).values()))
+    return logits_seconds(shape, head_columns(config) * axes.tensor, cluster)
 
 
 def _partly_offloaded(

@@ -106,6 +106,7 @@ def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
         plan.loss_tiles,
         plan.mlp_tiles,
         plan.loss.name,
+        plan.loss_logits == "keep",
         plan.tensor_overlap,
         plan.experts,
         plan.layer_unroll,

@@ -148,6 +148,8 @@ class DecoderStages:
     """Tiles of tokens in a layer's feed-forward."""
     loss_backend: str = "xla"
     """`xla` or `fused`: see `jaxpar.model.tiled_loss.head_loss`."""
+    keeps_logits: bool = False
+    """Whether the kernel of the loss keeps logits for its backward."""
     tensor_overlap: Mapping[str, TensorOverlap] = field(default_factory=dict)
     """How groups of a layer's matmuls exchange the sequence; others take `plain`."""
     experts: Mapping[str, ExpertLayout] = field(default_factory=dict)
@@ -312,7 +314,10 @@ class DecoderStages:
         loss's. So the head's logits are computed once more, and never exist whole.
         """
         x, table = self._before_head(weights, accumulators, x)
-        head = HeadLoss(self.model, self.vocab_axes, self.loss_tiles, self.loss_backend, self._head in accumulators)
+        head = HeadLoss(
+            self.model, self.vocab_axes, self.loss_tiles, self.loss_backend, self._head in accumulators,
+            self.keeps_logits,
+        )  # fmt: skip
         counts, reported = batch["mask"], None
         if self.of_pairs:
             likely = label_log_probabilities(x, table, batch["labels"], head)

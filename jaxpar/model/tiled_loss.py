@@ -52,6 +52,8 @@ class HeadLoss(NamedTuple):
     """`xla`, or a name in `FUSED`: a kernel, which uses no tiles."""
     trained: bool = True
     """Whether the table has gradients."""
+    keeps_logits: bool = False
+    """Whether the kernel keeps what its backward needs of the logits."""
 
 
 def head_loss(x: Parts, table: Table, labels: Labels, mask: Mask, head: HeadLoss) -> Sums:
@@ -67,7 +69,8 @@ def fused_cross_entropy(
 ) -> Sums:
     """As `tiled_cross_entropy`, by `implementation` of the kernel.
 
-    Holds no logits, and in the backward at most 256 MiB of their gradients. Sends what `gather_sequence` of `x` and
+    Holds no logits, and in the backward at most 256 MiB of their gradients; where `head.keeps_logits`, 2 bytes of each
+    logit from the forward to the backward. Sends what `gather_sequence` of `x` and
     `scatter_sequence` of its gradient send, and three floats per token over `axes`.
     """
     found = _fused(x, table, labels, head, implementation)
@@ -81,7 +84,7 @@ def _fused(x: jax.Array, table: jax.Array, labels: jax.Array, head: HeadLoss, im
     joined, model = gather_sequence(x), head.model
     return fused_linear_cross_entropy(
         joined.reshape(-1, joined.shape[-1]), table, labels.reshape(-1), softcap=model.logit_softcap, vocab=model.vocab,
-        axes=head.axes, vocab_first=model.tied, implementation=implementation,
+        axes=head.axes, vocab_first=model.tied, keep=head.keeps_logits, implementation=implementation,
     )  # fmt: skip
 
 

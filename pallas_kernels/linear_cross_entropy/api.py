@@ -1,11 +1,13 @@
-"""`fused_linear_cross_entropy`: the loss of a linear head, whose logits never exist in memory.
+"""`fused_linear_cross_entropy`: the loss of a linear head, whose float32 logits never exist in memory.
 
 Forward is one matmul. Backward recomputes the logits, a chunk of the vocabulary at a time, and of each chunk's
-gradients the two matmuls; so it takes four matmuls in all where logits that are kept take three.
+gradients the two matmuls: four in all. Where the forward keeps what is needed of the logits (`keep`), two bytes each,
+there are three.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.linear_cross_entropy.head import CHUNK_BYTES, Head, Tile, merge_shards
+from pallas_kernels.linear_cross_entropy.kept import Token
 from pallas_kernels.linear_cross_entropy.registry import Request, chosen
 from pallas_kernels.linear_cross_entropy.registry import implementation as entry
 from pallas_kernels.varying import vary_alike, vary_over, varying_axes
@@ -43,6 +46,7 @@ def fused_linear_cross_entropy(
     vocab: int | None = None,
     axes: tuple[str, ...] = (),
     vocab_first: bool = False,
+    keep: bool = False,
     implementation: str = "auto",
     chunk_bytes: int = CHUNK_BYTES,
     tile: Tile | None = None,
@@ -60,6 +64,9 @@ def fused_linear_cross_entropy(
         vocab: Columns of the whole vocabulary that count, where others only pad it; None means all.
         axes: Mesh axes that split the vocabulary, inside `jax.shard_map`: rank r holds the r-th part of the columns.
         vocab_first: How `table` lies.
+        keep: Where there is a derivative, keep an exponential of each logit, in x's dtype, from the forward to the
+            backward, which is then without the matmul that recomputes them. Loss and log-sum-exp have the same bits,
+            and gradients of logits are rounded twice instead of once (`kept.py`).
         implementation: `auto`, or by name: see `registry.IMPLEMENTATIONS`.
         chunk_bytes: Gradients of logits that exist at a time in the backward.
         tile: Of the kernel; None takes the device's.
@@ -75,8 +82,9 @@ def fused_linear_cross_entropy(
     columns = table.shape[0 if vocab_first else 1]
     ranks = lax.axis_size(axes) if axes else 1
     head = Head(
-        columns * ranks if vocab is None else vocab, tuple(axes), softcap, vocab_first, chunk_bytes, tile, interpret
-    )
+        columns * ranks if vocab is None else vocab, tuple(axes), softcap, vocab_first, chunk_bytes, tile, interpret,
+        keep,
+    )  # fmt: skip
     if not 0 < head.vocab <= columns * ranks:
         raise ValueError(f"vocab is {head.vocab}, expected 1 to {columns * ranks}, the columns of the table")
     device = INTERPRETER if interpret else target()
@@ -102,26 +110,29 @@ type _Setting = tuple[str, Head]
 
 def _losses_of(setting: _Setting, x: jax.Array, table: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(negative log-likelihood, log-sum-exp) of each token."""
-    return _forward(setting, x, table, labels)[0]
+    name, head = setting
+    return _forward((name, replace(head, keep=False)), x, table, labels)[0]
 
 
 def _forward(setting: _Setting, x: jax.Array, table: jax.Array, labels: jax.Array) -> tuple[Any, Any]:
     name, head = setting
     local, columns = head.local_labels(table, labels), head.columns(table)
-    statistics = entry(name).statistics(head, x, table, local, columns)
+    statistics, kept = entry(name).statistics(head, x, table, local, columns)
     lse, label = merge_shards(statistics, head.axes)
-    return (lse - label, lse), (x, table, local, columns, lse)
+    return (lse - label, lse), (x, table, local, columns, lse, label, kept)
 
 
-def _backward(setting: _Setting, kept: tuple, cotangents: tuple[jax.Array, jax.Array]) -> tuple:
+def _backward(setting: _Setting, residuals: tuple, cotangents: tuple[jax.Array, jax.Array]) -> tuple:
     """Gradients of x (float32 sums over the chunks, then its dtype) and of the table (each element is one matmul's)."""
     name, head = setting
-    x, table, local, columns, lse = kept
+    x, table, local, columns, lse, label, kept = residuals
     of_nll, of_lse = cotangents
-    token = (lse, of_nll + of_lse, of_nll)
+    token = Token(lse, of_nll + of_lse, of_nll, label)
     kernels = entry(name)
+    if kept is not None:
+        return *_of_kept(head, kernels.kept_gradients(head, kept, local, token), x, table, columns), None
     chunks = head.chunks(table, x.shape[0], x.dtype.itemsize, kernels.multiple)
-    axis, of_table, of_x = (0, "tv,te->ve", "tv,ve->te") if head.vocab_first else (1, "tv,te->ev", "tv,ev->te")
+    axis, of_table, of_x = _products(head)
 
     def of_chunk(index: jax.Array | int, width: int) -> tuple[jax.Array, jax.Array]:
         with jax.named_scope("recompute"):
@@ -144,6 +155,21 @@ def _backward(setting: _Setting, kept: tuple, cotangents: tuple[jax.Array, jax.A
         dx = dx + last
         d_table = lax.dynamic_update_slice_in_dim(d_table, part, chunks.full * chunks.width, axis)
     return dx.astype(x.dtype), d_table, None
+
+
+def _of_kept(
+    head: Head, gradients: jax.Array, x: jax.Array, table: jax.Array, columns: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Gradients of x and of the table: one matmul each, which writes what it has summed in float32 in their dtype."""
+    _, of_table, of_x = _products(head)
+    part = head.part(table, columns, 0, head.local_vocab(table))
+    dx = jnp.einsum(of_x, gradients, part, preferred_element_type=x.dtype)
+    return dx, jnp.einsum(of_table, gradients, x, preferred_element_type=table.dtype)
+
+
+def _products(head: Head) -> tuple[int, str, str]:
+    """The table's axis of columns, and the einsums of its gradient and of that of x."""
+    return (0, "tv,te->ve", "tv,ve->te") if head.vocab_first else (1, "tv,te->ev", "tv,ev->te")
 
 
 _losses: Any = jax.custom_vjp(_losses_of, nondiff_argnums=(0,))

@@ -49,6 +49,8 @@ class Head:
     """None takes the device's from the table of `pallas_kernels.linear_cross_entropy.triton`."""
     interpret: bool = False
     """Run kernels in Pallas' interpreter."""
+    keep: bool = False
+    """Whether the forward keeps what the backward needs of the logits (`kept.Kept`), which else recomputes them."""
 
     def local_vocab(self, table: jax.Array) -> int:
         """Columns of this shard."""
@@ -90,8 +92,10 @@ class Head:
         self, table: jax.Array, columns: Int[Array, " one"], first: jax.Array | int, width: int
     ) -> Float[Array, "..."]:
         """Columns [first, first + width) of the table, with zeros in those that only pad it."""
-        axis = 0 if self.vocab_first else 1
+        axis, ranks = 0 if self.vocab_first else 1, lax.axis_size(self.axes) if self.axes else 1
         part = lax.dynamic_slice_in_dim(table, first, width, axis)
+        if self.vocab == self.local_vocab(table) * ranks:
+            return part
         live = first + jnp.arange(width) < columns[0]
         return jnp.where(live[:, None] if self.vocab_first else live, part, jnp.zeros((), table.dtype))
 

@@ -1,7 +1,7 @@
 """Cross-entropy of a linear head in plain JAX, a chunk of the vocabulary at a time: what kernels are held to.
 
 Matmuls are in the input dtype and accumulate in float32; logits, their statistics and loss are float32. Holds the
-float32 logits of one chunk.
+float32 logits of one chunk, and with `Head.keep` what is kept of all of them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.linear_cross_entropy.head import Head, Statistics, live, merge
+from pallas_kernels.linear_cross_entropy.kept import Kept, Token, rounded
 
 
 def statistics(
@@ -22,25 +23,39 @@ def statistics(
     table: Float[Array, "..."],
     labels: Int[Array, " tokens"],
     columns: Int[Array, " one"],
-) -> Statistics:
-    """Of every token over the columns of this shard; `labels` are its columns (`Head.local_labels`)."""
+) -> tuple[Statistics, Kept | None]:
+    """Of every token over the columns of this shard; `labels` are its columns (`Head.local_labels`).
+
+    With `head.keep` also what the backward needs of the logits.
+    """
     chunks = head.chunks(table, x.shape[0], 4)
 
-    def of_chunk(first: jax.Array | int, width: int) -> Statistics:
+    def of_chunk(first: jax.Array | int, width: int) -> tuple[Statistics, tuple[jax.Array, jax.Array] | None]:
         logits = head.cap(head.product(x, head.part(table, columns, first, width)))
         hit = labels[:, None] == first + jnp.arange(width)
         logits = jnp.where(live(columns, first, width), logits, -jnp.inf)
         peak = logits.max(-1)
         base = jnp.where(peak == -jnp.inf, 0.0, peak)
         label = jnp.where(hit, logits, 0.0).sum(-1)
-        return Statistics(peak, jnp.exp(logits - base[:, None]).sum(-1), label)
+        values = jnp.exp(logits - base[:, None])
+        kept = rounded(values, base[:, None], x.dtype) if head.keep else None
+        return Statistics(peak, values.sum(-1), label), kept
 
     step = lambda _, index: (None, of_chunk(index * chunks.width, chunks.width))
-    parts = lax.scan(step, None, jnp.arange(chunks.full))[1]
+    parts, kept = lax.scan(step, None, jnp.arange(chunks.full))[1]
+    end = None
     if chunks.rest:
-        last = of_chunk(chunks.full * chunks.width, chunks.rest)
+        last, end = of_chunk(chunks.full * chunks.width, chunks.rest)
         parts = jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), parts, last)
-    return merge(parts)
+    return merge(parts), _joined(kept, end, chunks.width) if head.keep else None
+
+
+def _joined(full: Any, rest: Any, width: int) -> Kept:
+    """What is kept of full chunks [chunk, tokens, ...], and of the rest [tokens, ...] where there is one."""
+    values, bases = jnp.moveaxis(full[0], 0, 1).reshape(full[0].shape[1], -1), full[1][..., 0]
+    if rest is not None:
+        values, bases = jnp.concatenate([values, rest[0]], axis=1), jnp.concatenate([bases, rest[1].T])
+    return Kept(values, bases, width)
 
 
 def logit_gradients(
@@ -49,17 +64,16 @@ def logit_gradients(
     table: Float[Array, "..."],
     labels: Int[Array, " tokens"],
     columns: Int[Array, " one"],
-    token: Any,
+    token: Token,
     chunk: jax.Array | int,
     stride: int,
     width: int,
 ) -> Float[Array, "tokens width"]:
     """Gradients of the logits before the cap of the `width` columns from `chunk * stride` on, in x's dtype.
 
-    `token` is (lse, of_lse, of_label), float32 [tokens] each: the log-sum-exp, and the factors of the probabilities and
-    of the label.
+    The label's logit, `token.label`, is not used: it is among the logits.
     """
-    (lse, of_lse, of_label), first = token, chunk * stride
+    (lse, of_lse, of_label, _), first = token, chunk * stride
     logits = head.cap(head.product(x, head.part(table, columns, first, width)))
     hit = labels[:, None] == first + jnp.arange(width)
     gradients = of_lse[:, None] * jnp.exp(logits - lse[:, None]) - jnp.where(hit, of_label[:, None], 0.0)

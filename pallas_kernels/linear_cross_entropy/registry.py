@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pallas_kernels import choice
 from pallas_kernels.choice import Chosen, by_name, logged, refused_by_gpu
-from pallas_kernels.linear_cross_entropy import reference, triton
+from pallas_kernels.linear_cross_entropy import kept, reference, triton
 
 _INDEXED = 2**31
 """Elements of an array that the kernels' indices reach."""
@@ -41,12 +41,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Implementation(choice.Implementation):
-    """The two functions that differ between implementations (see `reference`)."""
+    """The functions that differ between implementations (see `reference`, and `kept` for the last)."""
 
     operation: ClassVar[str] = "linear_cross_entropy"
 
     statistics: Callable[..., Any]
     logit_gradients: Callable[..., Any]
+    kept_gradients: Callable[..., Any]
     multiple: int = field(default=1, kw_only=True)
     """Columns of a chunk of the backward are a multiple of this."""
 
@@ -64,9 +65,15 @@ def _triton_supports(request: Request) -> str | None:
 
 IMPLEMENTATIONS = (
     Implementation(
-        "triton", _triton_supports, triton.statistics, triton.logit_gradients, multiple=triton.WIDEST, recorded=True
+        "triton",
+        _triton_supports,
+        triton.statistics,
+        triton.logit_gradients,
+        triton.kept_gradients,
+        multiple=triton.WIDEST,
+        recorded=True,
     ),
-    Implementation("xla", lambda request: None, reference.statistics, reference.logit_gradients),
+    Implementation("xla", lambda request: None, reference.statistics, reference.logit_gradients, kept.kept_gradients),
 )
 """In order of preference; `xla` is the plain JAX form, the reference of the other."""
 

@@ -3,7 +3,8 @@
 A program multiplies a tile of tokens by a tile of the vocabulary and uses the logits where they are, in registers:
 
 * `statistics`: the online softmax (Milakov & Gimelshein, arXiv:1805.02867) over the tiles of a part of the vocabulary,
-  and the label's logit. It writes three numbers per token and part.
+  and the label's logit. It writes three numbers per token and part, and with `Head.keep` also the exponentials that it
+  sums, for which the second kernel then does not run (`kept.logit_gradients`).
 * `logit_gradients`: recomputes the tile's logits and writes their gradient, in the inputs' dtype.
 
 This cut is that of Cut Cross-Entropy (arXiv:2411.09009, section 4). Its backward adds to the gradients of x and of
@@ -27,6 +28,7 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.linear_cross_entropy.head import Head, Statistics, Tile, merge
+from pallas_kernels.linear_cross_entropy.kept import Kept, Token, gradients, rounded
 from pallas_kernels.ranges import Range, both, load
 from pallas_kernels.varying import vary_alike
 
@@ -36,13 +38,15 @@ TILES = {
     (80, False): Tile(128, 128, 64, warps=8, stages=4),
     (80, True): Tile(128, 128, 64, warps=8, stages=4),
 }
-"""By the least compute capability, and whether there is a soft-cap, whose derivative takes registers: what compiles for
-it without spills, within its shared memory."""
+"""By the least compute capability, and whether something takes registers beside the product (the derivative of a
+soft-cap, or the addresses of what is kept): what compiles for it without spills, within its shared memory."""
 
 WIDEST = max(tile.vocab for tile in TILES.values())
 
 PARTS = 8
 """Parts of the vocabulary whose statistics are made side by side."""
+KEPT_TOKENS = 32
+"""Of a program that makes gradients of what is kept, for a group of columns."""
 GROUP = 16
 """Token tiles that run side by side: with `PARTS`, about one program for each multiprocessor."""
 
@@ -52,8 +56,8 @@ def _tile(head: Head) -> Tile:
     if head.tile is not None:
         return head.tile
     capability = plgpu.get_gpu_info().compute_capability
-    capped = head.softcap is not None
-    return next(tile for (least, of_capped), tile in TILES.items() if capability >= least and of_capped == capped)
+    full = head.softcap is not None or head.keep
+    return next(tile for (least, of_full), tile in TILES.items() if capability >= least and of_full == full)
 
 
 def statistics(
@@ -62,21 +66,24 @@ def statistics(
     table: Float[Array, "..."],
     labels: Int[Array, " tokens"],
     columns: Int[Array, " one"],
-) -> Statistics:
+) -> tuple[Statistics, Kept | None]:
     """As `pallas_kernels.linear_cross_entropy.reference.statistics`."""
     tile, tokens, vocab = _tile(head), x.shape[0], head.local_vocab(table)
     parts, rows = min(PARTS, pl.cdiv(vocab, tile.vocab)), pl.cdiv(tokens, tile.tokens)
     x, table, labels, columns = vary_alike((x, table, labels, columns))
-    shape = jax.ShapeDtypeStruct((parts, tokens), jnp.float32, manual_axis_type=_manual(x))
+    shape = lambda *dims, dtype=jnp.float32: jax.ShapeDtypeStruct(dims, dtype, manual_axis_type=_manual(x))
+    shapes = (shape(parts, tokens),) * 3
+    if head.keep:
+        shapes += shape(tokens, vocab, dtype=x.dtype), shape(pl.cdiv(vocab, tile.vocab), tokens)
     found = pl.pallas_call(
         partial(_statistics_kernel, head, tile, parts),
         grid=(rows * parts,),
-        out_shape=(shape, shape, shape),
+        out_shape=shapes,
         compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
         interpret=head.interpret,
         name="linear_cross_entropy_statistics",
     )(x, table, labels, columns)
-    return merge(Statistics(*found))
+    return merge(Statistics(*found[:3])), Kept(found[3], found[4], tile.vocab) if head.keep else None
 
 
 def logit_gradients(
@@ -85,7 +92,7 @@ def logit_gradients(
     table: Float[Array, "..."],
     labels: Int[Array, " tokens"],
     columns: Int[Array, " one"],
-    token: Any,
+    token: Token,
     chunk: jax.Array | int,
     stride: int,
     width: int,
@@ -101,7 +108,24 @@ def logit_gradients(
         compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
         interpret=head.interpret,
         name="linear_cross_entropy_gradients",
-    )(x, table, labels, columns, *token, chunk)
+    )(x, table, labels, columns, token.lse, token.of_lse, token.of_label, chunk)
+
+
+def kept_gradients(
+    head: Head, kept: Kept, labels: Int[Array, " tokens"], token: Token
+) -> Float[Array, "tokens columns"]:
+    """As `pallas_kernels.linear_cross_entropy.kept.kept_gradients`, in the place of what is kept."""
+    (tokens, columns), groups = kept.values.shape, kept.bases.shape[0]
+    values, bases, labels, token = vary_alike((kept.values, kept.bases, labels, token))
+    return pl.pallas_call(
+        partial(_kept_kernel, head, kept.width),
+        grid=(groups, pl.cdiv(tokens, KEPT_TOKENS)),
+        out_shape=jax.ShapeDtypeStruct((tokens, columns), values.dtype, manual_axis_type=_manual(values)),
+        input_output_aliases={0: 0},
+        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
+        interpret=head.interpret,
+        name="linear_cross_entropy_kept_gradients",
+    )(values, bases, labels, *token)
 
 
 def _manual(x: jax.Array) -> Any:
@@ -117,7 +141,8 @@ def _place(program: jax.Array, rows: int, parts: int) -> tuple[jax.Array, jax.Ar
 
 
 def _statistics_kernel(
-    head: Head, tile: Tile, parts: int, x_ref, table_ref, labels_ref, columns_ref, peak_ref, total_ref, label_ref
+    head: Head, tile: Tile, parts: int, x_ref, table_ref, labels_ref, columns_ref, peak_ref, total_ref, label_ref,
+    *kept_refs,
 ):  # fmt: skip
     tokens, vocab = x_ref.shape[0], head.local_vocab(table_ref)
     tiles = pl.cdiv(vocab, tile.vocab)
@@ -134,7 +159,13 @@ def _statistics_kernel(
         logits = jnp.where((here.indices < columns)[None, :], logits, -jnp.inf)
         new = jnp.maximum(peak, jnp.max(logits, axis=1))
         base = jnp.where(new == -jnp.inf, 0.0, new)
-        total = total * jnp.exp(peak - base) + jnp.sum(jnp.exp(logits - base[:, None]), axis=1)
+        values = jnp.exp(logits - base[:, None])
+        total = total * jnp.exp(peak - base) + jnp.sum(values, axis=1)
+        if head.keep:
+            values_ref, bases_ref = kept_refs
+            values, base = rounded(values, base, values_ref.dtype)
+            plgpu.store(values_ref.at[rows.slice, here.slice], values, mask=both(rows, here))
+            plgpu.store(bases_ref.at[index, rows.slice], base, mask=rows.inside)
         return new, total, label
 
     zeros = jnp.zeros((tile.tokens,), jnp.float32)
@@ -163,6 +194,22 @@ def _gradients_kernel(
         gradients = gradients * (1.0 - jnp.square(logits / head.softcap))
     gradients = jnp.where((here.indices < columns_ref[0])[None, :], gradients, 0.0)
     plgpu.store(out_ref.at[rows.slice, there.slice], gradients.astype(out_ref.dtype), mask=both(rows, there))
+
+
+def _kept_kernel(
+    head: Head, width: int, values_ref, bases_ref, labels_ref, lse_ref, of_lse_ref, of_label_ref, label_ref, out_ref
+):  # fmt: skip
+    tokens, columns = out_ref.shape
+    group = pl.program_id(0)
+    rows = Range(pl.program_id(1) * KEPT_TOKENS, KEPT_TOKENS, tokens, tokens % KEPT_TOKENS == 0)
+    here = Range(group * width, width, columns, columns % width == 0)
+    values = load(values_ref, rows, here)
+    bases = plgpu.load(bases_ref.at[group, rows.slice], mask=rows.inside, other=None if rows.whole else 0.0)[:, None]
+    hit = rows.load(labels_ref, other=-1)[:, None] == here.indices[None, :]
+    refs = (lse_ref, of_lse_ref, of_label_ref, label_ref)
+    token = Token(*(rows.load(ref, other=0.0)[:, None] for ref in refs))
+    found = gradients(head, values, bases, hit, token).astype(out_ref.dtype)
+    plgpu.store(out_ref.at[rows.slice, here.slice], found, mask=both(rows, here))
 
 
 def _logits(head: Head, block: int, x_ref: Any, table_ref: Any, rows: Range, columns: Range) -> jax.Array:

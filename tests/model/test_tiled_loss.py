@@ -52,12 +52,13 @@ def numbers(model: ModelConfig) -> tuple[np.ndarray, ...]:
 def in_tiles(model: ModelConfig, mesh: str, tiles: int | str, *, train: bool = True) -> tuple[Mesh, Any]:
     """(mesh, function): (x, table, labels, mask) -> (objective, nll), with `train` also `SCALE` times (dx, dtable).
 
-    In place of a number of tiles an implementation of the kernel.
+    In place of a number of tiles an implementation of the kernel, or one and that it keeps logits.
     """
     axes, sizes = MESHES[mesh]
     fused = isinstance(tiles, str)
     function: Any = fused_cross_entropy if fused else tiled_cross_entropy
-    settings = (HeadLoss(model, axes), tiles) if fused else (HeadLoss(model, axes, tiles),)
+    kernel, _, kept = str(tiles).partition(", ")
+    settings = (HeadLoss(model, axes, keeps_logits=bool(kept)), kernel) if fused else (HeadLoss(model, axes, tiles),)
     counted = [axis for axis in AXES if axis not in axes]
 
     def program(x: jax.Array, table: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
@@ -116,6 +117,8 @@ CASES = [
     ("one device", "xla", "all"),
     ("tensor 4", "xla", "softcap"),
     ("pipe and tensor", "xla", "z-loss, tied"),
+    ("one device", "xla, logits kept", "softcap"),
+    ("tensor 4", "xla, logits kept", "all"),
 ]
 
 

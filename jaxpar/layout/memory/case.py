@@ -34,6 +34,8 @@ class Case(NamedTuple):
     """Ranks of a secondary shard of the weights; 1 for none."""
     loss_tiles: int | None = None
     """Tiles of a microbatch's tokens in the head; None for the number that the configuration gives."""
+    loss_logits: str | None = None
+    """What the kernel of the loss does with logits: `recompute` or `keep`; None where XLA computes it in tiles."""
     expert: int = 1
     """Ranks among `shards` that share the experts."""
     scratch: int = 0

@@ -123,7 +123,7 @@ def case_of(config: Config, plan: Plan) -> Case:
         plan.microbatches, plan.zero, tuple(slot.kind for slot in layer_order(plan, config.model).slots),
         plan.virtual_stages, plan.optimizer_offload, plan.resident_weights,
         plan.pipe_ends == "shared" and axes.pipe > 1, plan.host_layers,
-        plan.secondary_shard, plan.loss_tiles, axes.expert, _attention_scratch(config, plan),
+        plan.secondary_shard, plan.loss_tiles, plan.loss_logits, axes.expert, _attention_scratch(config, plan),
         plan.replica_sums == "overlapped", plan.layer_unroll,
     )  # fmt: skip
 

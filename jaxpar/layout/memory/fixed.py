@@ -12,6 +12,7 @@ from jaxpar.config.counting import padded_vocab
 from jaxpar.config.kinds import kind_model
 from jaxpar.layers.matmul_formats import quantised, routed_groups
 from jaxpar.layout.memory.case import Case
+from jaxpar.layout.memory.kernel_head import kernel_bytes
 from jaxpar.layout.memory.state import StateBytes
 from jaxpar.layout.memory.weights import HALVES, Ends, Part, Parts, Weight, Weights
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, ITEM_BYTES, LayerShape, between_bytes, matmul_bytes
@@ -287,7 +288,9 @@ class _Counted:
         float32 from zeros as large as itself, which XLA keeps for every run of ticks with a loss; under tensor
         parallelism it allocates new ones, also for a tied head whose gradients accumulate sharded. The gradient of an
         untied head exists twice when it is scaled, without logits. With one microbatch alone, gradients of the ends
-        are not needed before they are computed, and the embedding is not needed any more.
+        are not needed before they are computed, and the embedding is not needed any more. The kernel sums
+        the gradient of the head in compute dtype, chunk by chunk where it recomputes logits; where it keeps them, they
+        are not needed any more when that is widened.
         """
         case, model = self.case, self.config.model
         name = "embedding" if model.tied else "head"
@@ -301,11 +304,16 @@ class _Counted:
         layers = self._gathered_layers // (1 if case.pipe > 1 else 1 + case.layer_unroll)
         anew = (model.tied and self._ends_sharded) or case.tensor > 1 or (case.alone and not gathers)
         trained = self.parts.ends[name].trained.compute
-        zeros = tiles > 1 and not anew and trained > 0
+        by_kernel = case.loss_logits is not None
+        zeros = tiles > 1 and not anew and trained > 0 and not by_kernel
         gradient = trained * (FLOAT32_BYTES if zeros else self._widths[2])
         temporaries = logits * (3 if tiles == 1 or zeros or not trained else 4) // 2
         if zeros and not model.tied:
             temporaries = max(temporaries, gradient)
+        if by_kernel:
+            keeps, columns = case.loss_logits == "keep", padded_vocab(model) // (case.tensor * case.ends)
+            gradient += 0 if keeps else trained * self._widths[0]
+            temporaries = kernel_bytes(self.shape.tokens, model.embed, columns, keeps=keeps)
         stored = weights.all + self._frozen
         work = Work(stored + gathers * self._widths[0] * head + layers, gradients.all, temporaries)
         return work, gradient, zeros

@@ -121,11 +121,12 @@ class ActivationPlanner:
     @cached_property
     def case(self) -> Case:
         """What memory depends on of the group and the choice."""
-        group, choice = self.group, self.choice
+        group, choice, memory = self.group, self.choice, self.model.config.memory
+        logits = "keep" if memory.loss_logits == "keep" else "recompute"
         case = Case(
             group.pipe, group.shards, group.context, group.tensor, group.microbatch, self._microbatches, choice.zero,
             self.kinds, choice.virtual_stages, "host" if choice.optimizer_offload else "none",
-            scratch=self._scratch, expert=group.expert,
+            loss_logits=logits if memory.loss_backend == "fused" else None, scratch=self._scratch, expert=group.expert,
             sums_early=self._sums_early,
         )  # fmt: skip
         budget = self.model.config.memory.optimizer_resident

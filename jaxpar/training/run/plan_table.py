@@ -78,6 +78,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         *_offload_rows(layout),
         *offload_rows(layout, device.device_kind),
         ("loss", plan.loss.name, _why(plan.loss.reason, plan.loss.rejected)),
+        *([("logits", plan.loss_logits, plan.loss_logits_reason)] if plan.loss_logits else []),
         _tiles_row(plan),
         *_attention_rows(plan),
         *_context_rows(layout),

@@ -4,20 +4,51 @@ from __future__ import annotations
 
 import pytest
 
-from tests.compiler.inspected import inspected, wide
+from jaxpar.compiler.program.costs.ops import recomputed_flops
+from tests.compiler.inspected import assert_planned, inspected, wide
+
+STATISTICS, GRADIENTS = "linear_cross_entropy_statistics", "linear_cross_entropy_gradients"
+OF_KEPT = "linear_cross_entropy_kept_gradients"
 
 
 @pytest.mark.long
-def test_the_kernel_is_in_the_step_and_its_work_is_known():
-    """Two ranks share a vocabulary of 512, and each makes the logits of 256 tokens twice."""
-    config = wide(parallel={"tensor": 2, "fsdp": 4}, memory={"loss_backend": "fused"}, model={"logit_softcap": 30.0})
+@pytest.mark.parametrize("logits", ["recompute", "keep"])
+def test_the_kernel_is_in_the_step_and_its_work_is_known(logits: str):
+    """Two ranks share a vocabulary of 512, and each makes the logits of 256 tokens twice, or once where they are
+    kept."""
+    config = wide(
+        parallel={"tensor": 2, "fsdp": 4}, memory={"loss_backend": "fused", "loss_logits": logits, "remat": "none"},
+        model={"logit_softcap": 30.0},
+    )  # fmt: skip
     analysis, _ = inspected(config, "h100:1x8")
+    kernels = STATISTICS, GRADIENTS, OF_KEPT
     costs = {
         name: [cost for cost in analysis.costs if name in cost.op.op_name and cost.op.opcode == "custom-call"]
-        for name in ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
+        for name in kernels
     }
-    (forward,), (backward,) = costs.values()
-    tokens = 64 * 16 // 4
-    assert forward.flops == backward.flops == 2 * tokens * 128 * 512 / 2
-    assert (forward.recomputed_flops, backward.recomputed_flops) == (0, backward.flops)
-    assert forward.arithmetic == "bfloat16" and forward.executions == backward.executions == 1
+    assert [len(costs[name]) for name in kernels] == ([1, 1, 0] if logits == "recompute" else [1, 0, 1])
+    (forward,) = costs[STATISTICS]
+    matmul = 2 * (64 * 16 // 4) * 128 * 512 / 2
+    assert (forward.flops, forward.recomputed_flops, forward.executions) == (matmul, 0, 1)
+    assert forward.arithmetic == "bfloat16"
+    if logits == "recompute":
+        (backward,) = costs[GRADIENTS]
+        assert (backward.flops, backward.recomputed_flops, backward.executions) == (matmul, matmul, 1)
+    else:
+        (backward,) = costs[OF_KEPT]
+        assert (backward.kind, backward.flops, backward.executions) == ("elementwise", 0, 1)
+    assert recomputed_flops(analysis.costs) == (matmul if logits == "recompute" else 0)
+
+
+HEAVY = {"embed": 512, "mlp": 1024, "vocab": 32768}
+"""A device's 2048 tokens of a microbatch have 128 MiB of logits in 16 bits, where a layer keeps 33 MiB."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("logits", ["recompute", "keep"])
+def test_the_estimate_counts_kept_logits(logits: str):
+    config = wide(
+        parallel={"fsdp": 8, "zero": 3, "microbatches": 2}, memory={"loss_backend": "fused", "loss_logits": logits},
+        model=HEAVY, data={"sequence_length": 1024, "batch_size": 32},
+    )  # fmt: skip
+    assert_planned(config, "h100:1x8", *inspected(config, "h100:1x8"))

@@ -27,9 +27,13 @@ from jax.sharding import (
     use_abstract_mesh,
 )
 
+from jaxpar.compiler.program.costs.ops import costs
+from jaxpar.compiler.program.hlo.parser import parse
+from jaxpar.compiler.program.loops import executions
 from pallas_kernels import fused_linear_cross_entropy
 from pallas_kernels.linear_cross_entropy import Head, triton
-from tests.gpu_compile import H100, QUICKLY
+from pallas_kernels.linear_cross_entropy.kept import Token
+from tests.gpu_compile import H100, QUICKLY, compile_for_gpu, h100s
 
 A100 = (
     H100.replace("major: 9 feature_extension: ACCELERATED_FEATURES", "major: 8")
@@ -41,28 +45,32 @@ A100 = (
 TARGETS = {"sm_90a": (H100, "NVIDIA H100 80GB HBM3", 132), "sm_80": (A100, "NVIDIA A100-SXM4-80GB", 108)}
 TOKENS, EMBED, COLUMNS, CHUNK = 16384, 4096, 152064, 8192
 KERNELS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
+KEEPING = ("linear_cross_entropy_statistics", "linear_cross_entropy_kept_gradients")
+"""Of logits that are kept."""
 
 
 def measure(*cases: list[Any]) -> list[dict[str, dict[str, int]]]:
-    """For each [architecture, soft-cap, vocab first]: by kernel, what `_reports` reads."""
+    """For each [architecture, soft-cap, vocab first, whether logits are kept]: by kernel, what `_reports` reads."""
     return [_measure(*case) for case in cases]
 
 
-def _measure(architecture: str, softcap: float | None, vocab_first: bool) -> dict[str, dict[str, int]]:
+def _measure(architecture: str, softcap: float | None, vocab_first: bool, keep: bool) -> dict[str, dict[str, int]]:
     description, kind, cores = TARGETS[architecture]
     device = get_topology_desc("one", "cuda", target_config=description, topology="1x1x1").devices[0]
     shape = lambda *dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=SingleDeviceSharding(device))
-    head = Head(COLUMNS - 100, softcap=softcap, vocab_first=vocab_first)
+    head = Head(COLUMNS - 100, softcap=softcap, vocab_first=vocab_first, keep=keep)
     table = (COLUMNS, EMBED) if vocab_first else (EMBED, COLUMNS)
     arrays = (
         shape(TOKENS, EMBED, dtype=jnp.bfloat16), shape(*table, dtype=jnp.bfloat16), shape(TOKENS, dtype=jnp.int32),
         shape(1, dtype=jnp.int32),
     )  # fmt: skip
-    token, chunk = (shape(TOKENS, dtype=jnp.float32),) * 3, shape(dtype=jnp.int32)
+    token, chunk = (shape(TOKENS, dtype=jnp.float32),) * 4, shape(dtype=jnp.int32)
 
-    def both(x: Any, table: Any, labels: Any, columns: Any, token: Any, chunk: Any) -> tuple:
-        gradients = triton.logit_gradients(head, x, table, labels, columns, token, chunk, CHUNK, CHUNK)
-        return triton.statistics(head, x, table, labels, columns), gradients
+    def both(x: Any, table: Any, labels: Any, columns: Any, token: Any, chunk: Any) -> Any:
+        statistics, kept = triton.statistics(head, x, table, labels, columns)
+        if kept is not None:
+            return statistics, triton.kept_gradients(head, kept, labels, Token(*token))
+        return statistics, triton.logit_gradients(head, x, table, labels, columns, Token(*token), chunk, CHUNK, CHUNK)
 
     abstract = AbstractDevice(device_kind=kind, num_cores=cores, platform="gpu")
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=abstract)), _assembler() as (folder, options):
@@ -98,7 +106,7 @@ def _reports(folder: Path) -> dict[str, dict[str, int]]:
     (thunks,) = (folder / "dump").glob("*thunk_sequence.txt")
     for file in folder.glob("*.ptx"):
         text, printed = file.read_text(), file.with_suffix(".log").read_text()
-        for kernel in KERNELS:
+        for kernel in {*KERNELS, *KEEPING}:
             if f".entry {kernel}" not in text:
                 continue
             number = lambda pattern, text=printed: sum(map(int, re.findall(pattern, text)))
@@ -112,7 +120,32 @@ def _reports(folder: Path) -> dict[str, dict[str, int]]:
     return found
 
 
-def over_eight() -> list[str]:
+def allocated(keep: bool, shape: tuple[int, int, int], options: dict[str, Any]) -> dict[str, int]:
+    """Of loss and gradients of (tokens, embed, columns) on one H100: bytes of temporaries, and FLOPs of all matmuls and
+    of those that are recomputed."""
+    tokens, embed, columns = shape
+    (device,) = h100s("1x1x1")
+    array = lambda *dims, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(dims, dtype, sharding=SingleDeviceSharding(device))
+
+    def program(x: jax.Array, table: jax.Array, labels: jax.Array) -> Any:
+        loss = partial(fused_linear_cross_entropy, keep=keep, implementation="triton", **options)
+        return jax.value_and_grad(lambda x, table: loss(x, table, labels).loss.sum(), (0, 1))(x, table)
+
+    _, kind, cores = TARGETS["sm_90a"]
+    abstract = AbstractDevice(device_kind=kind, num_cores=cores, platform="gpu")
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=abstract)):
+        arrays = array(tokens, embed), array(embed, columns), array(tokens, dtype=jnp.int32)
+        compiled = compile_for_gpu(jax.jit(program), *arrays)
+    module = parse(compiled.as_text() or "", strict=True)
+    found = [one for one in costs(module, executions(module)) if one.arithmetic]
+    return {
+        "temporaries": compiled.memory_analysis().temp_size_in_bytes,
+        "flops": int(sum(one.executions * one.flops for one in found)),
+        "recomputed": int(sum(one.executions * one.recomputed_flops for one in found)),
+    }
+
+
+def over_eight(keep: bool) -> list[str]:
     """Kernels in the program of loss and gradients over eight GPUs, tokens and vocabulary split, types checked."""
     description, kind, cores = TARGETS["sm_90a"]
     devices = get_topology_desc("eight", "cuda", target_config=description, topology="1x1x8").devices
@@ -120,7 +153,9 @@ def over_eight() -> list[str]:
     tokens, part = PartitionSpec("fsdp"), PartitionSpec(None, "tensor")
 
     def program(x: jax.Array, table: jax.Array, labels: jax.Array) -> Any:
-        loss = partial(fused_linear_cross_entropy, axes=("tensor",), vocab=15000, z_loss=1e-4, implementation="triton")
+        loss = partial(
+            fused_linear_cross_entropy, axes=("tensor",), vocab=15000, z_loss=1e-4, keep=keep, implementation="triton"
+        )
         total = lambda x, table: jax.lax.psum(loss(x, table, labels).loss.sum(), "fsdp")
         return jax.value_and_grad(total, (0, 1))(x, table)
 
@@ -136,4 +171,4 @@ def over_eight() -> list[str]:
     with use_abstract_mesh(AbstractMesh((2, 4), ("fsdp", "tensor"), (AxisType.Auto,) * 2, abstract_device=abstract)):
         lowered = jax.jit(mapped).trace(*arrays).lower(lowering_platforms=("cuda",))
     text = lowered.compile(compiler_options=QUICKLY).as_text() or ""
-    return [kernel for kernel in KERNELS if kernel in text]
+    return [kernel for kernel in (KEEPING if keep else KERNELS) if kernel in text]

@@ -105,6 +105,12 @@ def test_the_kernel_is_within_twice_the_error_of_logits_that_are_kept(
     assert all(errors[name] <= 2 * low[name] + 1e-6 for name in errors), (errors, low)
     dead = np.asarray(have["d_table"], np.float32)[:, settings.get("vocab", shape[2]) :]
     assert not dead.any(), "padding gets no gradient"
+    keeping = found(of, vocab_first=vocab_first, **settings, **KERNEL, keep=True)
+    for name in ("loss", "lse"):  # what is kept is rounded after it was summed
+        np.testing.assert_array_equal(keeping[name], have[name])
+    errors = worst(keeping, wanted)
+    assert all(errors[name] <= 2 * low[name] + 1e-6 for name in errors), (errors, low)
+    assert not np.asarray(keeping["d_table"], np.float32)[:, settings.get("vocab", shape[2]) :].any()
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -115,14 +121,40 @@ def test_plain_jax_equals_float64(options: str):
     of = case(41, 24, 301, vocab=settings.get("vocab"))
     wanted = losses(rounded(of, jnp.float32), **settings)
     for chunk_bytes in (4 * 41 * 50, 1 << 28):
-        have = found(of, jnp.float32, **settings, **PLAIN, chunk_bytes=chunk_bytes)
-        assert max(worst(have, wanted).values()) <= 2e-6
+        for keep in (False, True):
+            have = found(of, jnp.float32, **settings, **PLAIN, chunk_bytes=chunk_bytes, keep=keep)
+            assert max(worst(have, wanted).values()) <= 2e-6
 
 
 @pytest.mark.parametrize("options", [KERNEL, PLAIN], ids=["triton", "xla"])
-def test_columns_that_pad_the_table_may_hold_anything(options: dict[str, Any]):
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_what_is_kept_rounds_each_gradient_once_more(options: dict[str, Any], dtype: Any):
+    """A token that is a unit vector has a row of the table as its logits, and their gradients as that row's.
+
+    Of logits around 20, which rounding to 8 bits would put off by up to 0.06, and probabilities by 6%. Half of the
+    labels are so likely that their gradients are small differences: these have the same bits.
+    """
+    draw = np.random.default_rng(0)
+    table, labels = 20 + draw.standard_normal((24, 300)), np.arange(24)
+    table[::2, :24] += 15 * np.eye(24)[::2]
+    of = Case(np.eye(24), table, labels, np.ones(24), np.zeros(24))
+    wanted = losses(rounded(of, dtype))["d_table"]
+    have = {keep: np.asarray(found(of, dtype, **options, keep=keep)["d_table"], np.float64) for keep in (False, True)}
+    hit = labels[:, None] == np.arange(300)
+    counted = (np.abs(wanted) > 6.2e-5) & ~hit  # float16 has fewer bits below
+    off = {keep: np.max(np.abs(own - wanted)[counted] / np.abs(wanted)[counted]) for keep, own in have.items()}
+    rounding = float(jnp.finfo(dtype).eps) / 2
+    assert counted.mean() > 0.45
+    assert off[False] <= 1.01 * rounding + 1e-5
+    assert 1.1 * rounding < off[True] <= 2.01 * rounding + 1e-5
+    np.testing.assert_array_equal(have[True][hit], have[False][hit])
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("options", [KERNEL, PLAIN], ids=["triton", "xla"])
+def test_columns_that_pad_the_table_may_hold_anything(options: dict[str, Any], keep: bool):
     """NaN in them reaches neither results nor gradients."""
-    of = case(40, 32, 300, vocab=280)
+    of, options = case(40, 32, 300, vocab=280), options | {"keep": keep}
     clean = found(of, **options, vocab=280, softcap=3.0)
     poisoned = of._replace(table=of.table.copy())
     poisoned.table[:, 280:] = np.nan
@@ -132,18 +164,20 @@ def test_columns_that_pad_the_table_may_hold_anything(options: dict[str, Any]):
 
 def test_ignored_tokens_have_no_loss_and_no_gradient():
     of = case(48, 32, 200, ignored=7)
-    have = found(of, **KERNEL, ignore_index=7)
     wanted = losses(rounded(of, jnp.bfloat16), ignored=7)
     ignored = of.labels == 7
     assert ignored.any() and not ignored.all()
-    for name in ("loss", "lse", "dx"):
-        assert not np.asarray(have[name], np.float32)[ignored].any()
-    assert max(worst(have, wanted).values()) < 1e-2
+    for keep in (False, True):
+        have = found(of, **KERNEL, ignore_index=7, keep=keep)
+        for name in ("loss", "lse", "dx"):
+            assert not np.asarray(have[name], np.float32)[ignored].any()
+        assert max(worst(have, wanted).values()) < 1e-2
 
 
 def test_the_same_bits_every_time():
     of = case(70, 48, 300)
-    assert_same_bits(found(of, **KERNEL), found(of, **KERNEL))
+    for options in (KERNEL, KERNEL | {"keep": True}):
+        assert_same_bits(found(of, **options), found(of, **options))
 
 
 def shards(of: Case, ranks: int, vocab: int, **options: Any) -> dict[str, np.ndarray]:
@@ -168,11 +202,12 @@ def shards(of: Case, ranks: int, vocab: int, **options: Any) -> dict[str, np.nda
     return {"loss": loss, "lse": lse, "dx": dx.astype(jnp.float32).sum(0), "d_table": d_table}
 
 
-def test_shards_of_the_vocabulary_add_up_to_the_whole():
+@pytest.mark.parametrize("keep", [False, True])
+def test_shards_of_the_vocabulary_add_up_to_the_whole(keep: bool):
     """The last of four ranks holds nothing but padding, the third some."""
     ranks, columns, vocab = 4, 512, 370
     of = case(40, 32, columns, vocab=vocab)
-    have = shards(of, ranks, vocab, softcap=3.0, z_loss=0.1, **KERNEL)
+    have = shards(of, ranks, vocab, softcap=3.0, z_loss=0.1, keep=keep, **KERNEL)
     wanted = losses(rounded(of, jnp.bfloat16), vocab=vocab, softcap=3.0, z_loss=0.1)
     low = worst(kept_logits(of, vocab=vocab, softcap=3.0, z_loss=0.1), wanted)
     errors = worst(have, wanted)
@@ -180,7 +215,8 @@ def test_shards_of_the_vocabulary_add_up_to_the_whole():
     assert all(errors[name] <= 2 * low[name] + 1e-6 for name in errors), (errors, low)
 
 
-def test_inside_a_shard_map_with_varying_types_checked():
+@pytest.mark.parametrize("keep", [False, True])
+def test_inside_a_shard_map_with_varying_types_checked(keep: bool):
     """Tokens split over one axis, the vocabulary over another: sums over ranks are where types say."""
     mesh = jax.make_mesh((2, 4), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     of = case(32, 16, 64, vocab=60)
@@ -188,7 +224,9 @@ def test_inside_a_shard_map_with_varying_types_checked():
 
     def program(x: jax.Array, table: jax.Array, labels: jax.Array, of_loss: jax.Array) -> tuple:
         def function(x: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array]:
-            found = fused_linear_cross_entropy(x, table, labels, axes=("tensor",), vocab=60, z_loss=0.1, **PLAIN)
+            found = fused_linear_cross_entropy(
+                x, table, labels, axes=("tensor",), vocab=60, z_loss=0.1, keep=keep, **PLAIN
+            )
             return found.loss, found.lse
 
         loss, pullback, lse = jax.vjp(function, x, table, has_aux=True)
@@ -203,16 +241,21 @@ def test_inside_a_shard_map_with_varying_types_checked():
     assert max(worst(dict(zip(wanted, results, strict=True)), wanted).values()) <= 2e-6
 
 
-def test_the_loss_never_has_logits_of_more_than_a_chunk():
+def test_logits_of_more_than_a_chunk_are_had_only_where_they_are_kept():
     tokens, embed, columns = 64, 16, 4096
     x, table = jnp.zeros((tokens, embed), jnp.bfloat16), jnp.zeros((embed, columns), jnp.bfloat16)
     labels = jnp.zeros(tokens, jnp.int32)
-    loss = lambda x, table: fused_linear_cross_entropy(
-        x, table, labels, implementation="triton", interpret=True, tile=TILE, chunk_bytes=2 * tokens * 512
-    ).loss.sum()
-    text = str(jax.make_jaxpr(jax.grad(loss, (0, 1)))(x, table))
+
+    def loss(keep: bool) -> Any:
+        options = KERNEL | {"keep": keep, "chunk_bytes": 2 * tokens * 512}
+        return lambda x, table: fused_linear_cross_entropy(x, table, labels, **options).loss.sum()
+
+    text = str(jax.make_jaxpr(jax.grad(loss(False), (0, 1)))(x, table))
     assert f"bf16[{tokens},512]" in text
     assert f"[{tokens},{columns}]" not in text
+    text = str(jax.make_jaxpr(jax.grad(loss(True), (0, 1)))(x, table))
+    assert f"bf16[{tokens},{columns}]" in text and "linear_cross_entropy_gradients" not in text
+    assert f"[{tokens},{columns}]" not in str(jax.make_jaxpr(loss(True))(x, table)), "nothing is differentiated"
 
 
 GPU = Request("gpu", "bfloat16", 16384, 4096, 152064, 9.0, "NVIDIA H200", 132)

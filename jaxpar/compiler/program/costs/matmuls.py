@@ -53,7 +53,9 @@ _ATTENTION = "__cudnn$fmha"
 _OURS = re.compile(r"__gpu\$xla\.gpu\.triton|mosaic_gpu\w*")
 """Custom calls of Pallas kernels, through Triton and by Mosaic GPU."""
 _HEAD_LOSS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
-"""Names of the kernels of `pallas_kernels.linear_cross_entropy`, forward and backward."""
+"""Names of the kernels of `pallas_kernels.linear_cross_entropy` that multiply, forward and backward."""
+_OF_KEPT = "linear_cross_entropy_kept_gradients"
+"""Name of its kernel that multiplies no matrices, because the forward kept its logits."""
 _GROUPED = {
     "grouped_matmul_of_rows": 1,
     "grouped_matmul_of_weights": 1,
@@ -105,6 +107,8 @@ def _product_of(op: Op, one_backward: bool) -> Product | None:
         return _attention(op)
     if op.target == _BLOCK_SCALED:
         return _block_scaled(op)
+    if multiplies_nothing(op):
+        return None
     if _OURS.fullmatch(op.target) and (work := _attention_work(op)) is not None:
         return _attention_kernel(op, work, one_backward)
     if _OURS.fullmatch(op.target) and any(name in op.op_name for name in _HEAD_LOSS):
@@ -114,6 +118,11 @@ def _product_of(op: Op, one_backward: bool) -> Product | None:
     if _OURS.fullmatch(op.target) and _TILED in op.op_name:
         return _tiled(op)
     raise ProgramError(f"the work of custom call {op.target} ({op.name}) is not known", line=op.line)
+
+
+def multiplies_nothing(op: Op) -> bool:
+    """Whether it is a kernel of ours that works element by element."""
+    return op.opcode == "custom-call" and _OURS.fullmatch(op.target) is not None and _OF_KEPT in op.op_name
 
 
 def _dot(op: Op) -> Product:

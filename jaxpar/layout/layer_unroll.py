@@ -8,6 +8,7 @@ turns with two buffers, and nothing is copied.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, LayerRun, Plan
 from jaxpar.distributed.devices import Device
+from jaxpar.layout.auto_remat import ESTIMATED, OVERLAPPED
+from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.memory.remat import offloaded
 
 
@@ -64,6 +67,16 @@ def layer_unroll(
     if device.platform == "cpu":
         return LayerUnroll(1, "CPU devices gather nothing meanwhile")
     return LayerUnroll(2, "gathered weights take turns with two buffers, without a copy")
+
+
+def with_room_for_turns(config: Config, plan: Plan, usable_bytes: int) -> Plan:
+    """`plan`, with one layer in a turn where `auto` has more, and the step is estimated to fill so much of the
+    `usable_bytes` of a device that XLA would overlap less."""
+    if config.parallel.layer_unroll != "auto":
+        return plan
+    if estimate_memory(config, plan).device <= ESTIMATED * OVERLAPPED * usable_bytes:
+        return plan
+    return replace(plan, layer_unroll=1, layer_unroll_reason="there is no memory for the weights of one layer more")
 
 
 def gathers_ahead(shards: int, zero: int) -> bool:

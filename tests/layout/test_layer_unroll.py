@@ -10,7 +10,7 @@ import pytest
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.described import DescribedGPU
-from jaxpar.layout.choices.layer_unroll import check_layer_unroll
+from jaxpar.layout.layer_unroll import check_layer_unroll
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.units import GIB

@@ -1,0 +1,19 @@
+"""What the kernel of head and loss takes of a device while the loss is differentiated."""
+
+from __future__ import annotations
+
+from jaxpar.memory.layer_shape import FLOAT32_BYTES
+from pallas_kernels.linear_cross_entropy.head import CHUNK_BYTES
+from pallas_kernels.linear_cross_entropy.kept import kept_bytes
+
+
+def kernel_bytes(tokens: int, embed: int, columns: int, *, keeps: bool) -> int:
+    """Temporaries besides the gradient of the table.
+
+    Where logits are kept, what is kept of them, over which their gradients are written. Else, of a chunk, the gradients
+    of its logits and of its columns of the table, these in float32 like the sum that is x's gradient.
+    """
+    if keeps:
+        return kept_bytes(tokens, columns)
+    width = min(columns, CHUNK_BYTES // (2 * tokens))
+    return 2 * tokens * width + FLOAT32_BYTES * embed * (width + tokens)
