@@ -6,7 +6,8 @@ before and behind its group is multiplied with the group's matrix too, and not w
 another row.
 
 Gradients of matrices sum over the rows of a group, of which each has whole tiles: nothing else is loaded. The units of
-a Hopper sum along neighbouring bytes alone, so both operands come transposed, which XLA does where it quantises.
+a Hopper sum along neighbouring bytes alone, so both operands come transposed within each tile of 128 rows, in which
+order XLA writes them where it quantises; to transpose the whole would take it another pass over the codes.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def of_weights(
     """Like `api.grouped_tiled_weight_gradients`."""
     order, start, end = longest_first(sizes, rows.shape[0])
     work = Work(order, start, jnp.zeros_like(start), end - start, (end - start) // STEP)
-    arrays = rows.T, d_out.T, row_scales.astype(jnp.float32), d_out_scales.astype(jnp.float32)
+    transposed = lambda codes: codes.reshape(-1, STEP, codes.shape[1]).mT
+    arrays = transposed(rows), transposed(d_out), row_scales.astype(jnp.float32), d_out_scales.astype(jnp.float32)
     shape = sizes.shape[0], rows.shape[1], d_out.shape[1]
     return _launch(Tiles(TILE, "weights", transposed=True), arrays, work, shape, dtype, interpret)
 
@@ -132,7 +134,9 @@ class _Arrays(NamedTuple):
     """In global memory."""
 
     left: Any
+    """[rows, codes]; of gradients, and so is the right one, [tiles, rows, codes of a tile]."""
     right: Any
+    """[groups, rows, codes]."""
     left_scales: Any
     right_scales: Any
     work: Work
@@ -161,18 +165,18 @@ class _Kernel(Kernel):
 
     def produce(self, arrays: Any, memory: Any) -> None:
         def load_tile(at: At) -> None:
-            first, along = (at.start, 0) if self.of_rows else (at.side, lax.div(at.start, jnp.int32(STEP)))
+            first, before = (at.start, 0) if self.of_rows else (at.side, lax.div(at.start, jnp.int32(STEP)))
             group = (at.group,) if self.of_rows else ()
 
             def load(number: Any, _: None) -> None:
-                step = along + number
-                codes, scales = pl.ds(step * STEP, STEP), pl.ds(step, 1)
-                columns, slot = pl.ds(at.column, TILE), memory.right.slot(at.done + number)
+                step = before + number
+                codes = lambda rows: (rows, pl.ds(step * STEP, STEP)) if self.of_rows else (step, rows)
+                scales, columns, slot = pl.ds(step, 1), pl.ds(at.column, TILE), memory.right.slot(at.done + number)
                 for half in range(CONSUMERS):
                     own = pl.ds(first + half * ROWS, ROWS)
-                    sources = arrays.left.at[own, codes], arrays.left_scales.at[scales, own]
+                    sources = arrays.left.at[codes(own)], arrays.left_scales.at[scales, own]
                     memory.left.load(slot * CONSUMERS + half, *sources)
-                sources = arrays.right.at[*group, columns, codes], arrays.right_scales.at[*group, scales, columns]
+                sources = arrays.right.at[*group, *codes(columns)], arrays.right_scales.at[*group, scales, columns]
                 memory.right.load(slot, *sources)
 
             lax.fori_loop(0, at.steps, load, None)
