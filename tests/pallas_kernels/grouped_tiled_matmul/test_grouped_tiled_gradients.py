@@ -101,7 +101,8 @@ def test_compiled_kernel_spills_nothing(shape: tuple) -> None:
     assert kernel["spilled"] == 0 and kernel["serialized"] == 0 and kernel["tma"] > 0, kernel
     assert kernel["wgmma"] == 4 and kernel["waits"] == [0], "128 products, then the sum outside the tensor cores"
     assert kernel["setmaxnreg"] == [*REGISTERS[CONSUMERS]], kernel
-    m, _, k, n, _ = shape
+    m, _, k, n, form = shape
+    assert kernel["operands"] == [f"e4m3.{form[7:11]}"], kernel
     assert found["temporary"] <= m * (k + n) + 2**20, "codes that are transposed, where they were not made so"
 
 
