@@ -166,4 +166,5 @@ def _paths(case: Case) -> dict[str, Callable[..., jax.Array]]:
         return of_numbers("mosaic").of_weights(*wide, jnp.array(case.places))
 
     ours = lambda name: lambda *arrays: program(case, name)(*arrays)[0]
-    return {"mosaic": ours("mosaic"), "xla": ours("xla"), "mosaic bfloat16": plain if case.of == "rows" else plain_gradients}
+    wide = plain if case.of == "rows" else plain_gradients
+    return {"mosaic": ours("mosaic"), "xla": ours("xla"), "mosaic bfloat16": wide}

@@ -1,4 +1,4 @@
-"""Gradients of the matrices of groups, of codes with scales of tiles: plain JAX and the Hopper kernel against float64."""
+"""Gradients of groups' matrices, of codes with scales of tiles: plain JAX and the Hopper kernel against float64."""
 
 from __future__ import annotations
 
