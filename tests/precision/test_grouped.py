@@ -109,6 +109,7 @@ def test_each_expert_begins_a_tile_and_no_row_is_lost(sizes: tuple[int, ...]):
         np.testing.assert_array_equal(rows[begin : begin + number], first + np.arange(number))
 
 
+@pytest.mark.long
 def test_codes_for_the_gradient_of_matrices_are_written_once_in_the_order_that_the_kernel_reads():
     """Two fusions, each of which gathers, quantises and transposes within tiles; no other pass over codes."""
     [*passes] = in_child("tests.precision.gpu_grouped:passes_over_codes", 4096, 4, 1024, 768)
