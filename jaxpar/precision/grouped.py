@@ -7,9 +7,9 @@ of two experts, and the last tile of an expert is filled up with zeros. Which ro
 Scales are powers of two, so that this moves only codes of numbers that are too small for the format's full precision,
 2^-14 of their tile's largest and less.
 
-The gradient of a matrix is a product of what the codes stand for, in the compute dtype, which has it exactly. FP8 units
-sum along neighbouring bytes alone, so a kernel for it would need both operands transposed, tile by tile of each expert;
-there is none yet.
+FP8 units sum along neighbouring bytes alone, so the kernel for the gradient of a matrix takes both operands transposed:
+XLA writes their codes in that order. Without kernels a product is of what the codes stand for, in the compute dtype,
+which has it exactly.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ from jaxpar.precision.tiles import Codes, in_tiles
 from pallas_kernels.grouped_matmul.api import Static, request_of
 from pallas_kernels.grouped_matmul.blocks import row_blocks
 from pallas_kernels.grouped_matmul.registry import chosen
-from pallas_kernels.grouped_tiled_matmul import IMPLEMENTATIONS, grouped_tiled_matmul
-from pallas_kernels.tiled_matmul.reference import numbers
+from pallas_kernels.grouped_tiled_matmul import (
+    IMPLEMENTATIONS,
+    grouped_tiled_matmul,
+    grouped_tiled_weight_gradients,
+)
 from pallas_kernels.varying import vary_alike
 
 
@@ -63,8 +66,8 @@ def grouped_products(
         sizes: Rows of each expert.
         recipe: With scales of tiles.
         exact: Whether nothing is quantised after all; None if it is in all layers.
-        implementation: Of `pallas_kernels.grouped_matmul`, for what the codes stand for: gradients of matrices, and
-            all products where no kernel multiplies codes.
+        implementation: Of `pallas_kernels.grouped_matmul`, for what the codes stand for where no kernel multiplies
+            codes.
         expected: Rows that are expected, as in `pallas_kernels.grouped_matmul.grouped_matmul`.
     """
     name = chosen(implementation, request_of(x, weights[0], None)).name
@@ -87,11 +90,11 @@ class _How:
         """In tiles of numbers of one row."""
         return in_tiles(x, (1, self.tiles.size), form, self.recipe.margin)
 
-    def by_expert(self, x: jax.Array, places: Places, form: str) -> jax.Array:
-        """What the codes stand for, in tiles of neighbouring rows of one expert, each in whole tiles."""
+    def by_expert(self, x: jax.Array, places: Places, form: str) -> Codes:
+        """In tiles of neighbouring rows of one expert, each in whole tiles."""
         there = places.row >= 0
         filled = jnp.where(there[:, None], x.at[jnp.maximum(places.row, 0)].get(mode="promise_in_bounds"), 0)
-        return numbers(*in_tiles(filled, (self.tiles.size, 1), form, self.recipe.margin)).astype(x.dtype)
+        return in_tiles(filled, (self.tiles.size, 1), form, self.recipe.margin)
 
     def weight(self, w: jax.Array, *, by_input: bool) -> Codes:
         """[experts, inputs, outputs], in squares, or in tiles along the inputs or along the outputs."""
@@ -101,11 +104,19 @@ class _How:
 
     def times(self, rows: Codes, matrices: Codes, sizes: jax.Array, dtype: Any) -> jax.Array:
         """[rows, outputs] of codes [rows, inputs] and those of matrices [experts, outputs, inputs]."""
+        return grouped_tiled_matmul(*rows, *matrices, sizes, dtype, **self._options())
+
+    def of_weights(self, rows: Codes, dy: Codes, sizes: jax.Array, dtype: Any) -> jax.Array:
+        """[experts, inputs, outputs] of the codes of rows [places, inputs] and of gradients [places, outputs]."""
+        return grouped_tiled_weight_gradients(*rows, *dy, sizes, dtype, **self._options())
+
+    def _options(self) -> dict[str, Any]:
         named = self.recipe.backend in [entry.name for entry in IMPLEMENTATIONS]  # cuDNN has no grouped product
-        return grouped_tiled_matmul(
-            *rows, *matrices, sizes, dtype, implementation=self.recipe.backend if named else "auto",
-            numbers_by=self.grouped.name, expected=self.grouped.expected,
-        )  # fmt: skip
+        return {
+            "implementation": self.recipe.backend if named else "auto",
+            "numbers_by": self.grouped.name,
+            "expected": self.grouped.expected,
+        }
 
 
 def in_whole_tiles(sizes: Int[Array, " experts"], rows: int, tile: int) -> Places:
@@ -145,7 +156,7 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
         terms = [how.times(how.rows(dy, form), how.weight(w, by_input=False), sizes, x.dtype) for dy, w in pairs]
         places = in_whole_tiles(sizes, len(x), how.tiles.size)
         rows = how.by_expert(x, places, E4M3)
-        dws = [how.grouped.of_weights(rows, how.by_expert(dy, places, form), places.sizes) for dy in dys]
+        dws = [how.of_weights(rows, how.by_expert(dy, places, form), places.sizes, x.dtype) for dy in dys]
         return sum(terms[1:], terms[0]), tuple(dws)
 
     def exactly() -> tuple[jax.Array, tuple[jax.Array, ...]]:

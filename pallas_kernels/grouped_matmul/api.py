@@ -87,7 +87,7 @@ _product = jax.custom_vjp(_whole, nondiff_argnums=(0,))
 _product.defvjp(_forward, _backward)
 
 
-def request_of(rows: jax.Array, weights: jax.Array, device: Target | None) -> Request:
+def request_of(rows: jax.Array, weights: jax.Array | jax.ShapeDtypeStruct, device: Target | None) -> Request:
     """What is asked for on a device, by default on that which is traced for."""
     device = device or target()
     groups, k, n = weights.shape

@@ -1,4 +1,5 @@
-"""`grouped_tiled_matmul`: codes of each group's rows times codes of the group's matrix, on any platform."""
+"""Products of codes with scales of tiles, group by group, on any platform: `grouped_tiled_matmul` of rows and the
+matrix of their group, `grouped_tiled_weight_gradients` of the rows of a group and the gradients of its outputs."""
 
 from __future__ import annotations
 
@@ -65,6 +66,52 @@ def grouped_tiled_matmul(
         return found.grouped_tiled_matmul(*arrays, dtype, **options)
 
 
+def grouped_tiled_weight_gradients(
+    rows: Shaped[Array, "m k"],
+    row_scales: Float[Array, "tiles k"],
+    d_out: Shaped[Array, "m n"],
+    d_out_scales: Float[Array, "tiles n"],
+    group_sizes: Int[Array, " groups"],
+    dtype: Any = jnp.bfloat16,
+    *,
+    implementation: str = "auto",
+    numbers_by: str = "auto",
+    expected: int | None = None,
+    interpret: bool = False,
+) -> Float[Array, "groups k n"]:
+    """The sum over each group's rows of `row^T d_out`, of what the codes stand for; 0 for empty groups.
+
+    Both operands have a scale for each m / tiles neighbouring rows of a column, and each group has whole tiles. They
+    are transposed here, which XLA does where it makes the codes, if a kernel multiplies them.
+
+    Args:
+        rows: Codes of 8 bits, sorted by group, each group's in whole tiles. Rows behind the last group do not count.
+        row_scales: Powers of two.
+        d_out: Codes of 8 bits, perhaps of the other format.
+        d_out_scales: Powers of two.
+        group_sizes: Rows of each group, multiples of a tile's; this is not checked.
+        dtype: Of the result; sums are float32.
+        implementation: As in `grouped_tiled_matmul`, and so are `numbers_by` and `interpret`.
+        expected: Rows of all groups together, filled-up ones too, as far as is known when compiling.
+
+    Raises:
+        ValueError: If shapes or formats do not fit together, or what is named does not support them.
+    """
+    check_gradients(rows, row_scales, d_out, d_out_scales, group_sizes)
+    device = INTERPRETER if interpret else target()
+    (m, k), n = rows.shape, d_out.shape[1]
+    request = Request(
+        device.platform, (str(rows.dtype), str(d_out.dtype)), str(jnp.dtype(dtype)), m, n, k,
+        m // row_scales.shape[0], device.compute_capability, device.gpu, device.processors,
+        groups=group_sizes.shape[0], squares=False, of="weights",
+    )  # fmt: skip
+    found = entry(chosen(implementation, request).name)
+    options: dict[str, Any] = {"numbers_by": numbers_by} if found.by_numbers else {"interpret": interpret}
+    with expecting(m if expected is None else expected):
+        arrays = vary_alike((rows, row_scales, d_out, d_out_scales, group_sizes))
+        return found.of_weights(*arrays, dtype, **options)
+
+
 def check(rows: Array, row_scales: Array, weights: Array, weight_scales: Array, sizes: Array) -> None:
     """Refuse shapes and formats that do not fit together. Raises `ValueError`."""
     shapes = (
@@ -85,5 +132,28 @@ def check(rows: Array, row_scales: Array, weights: Array, weight_scales: Array, 
             "scales are [m, tiles] and [groups, n or parts of it, tiles] with as many tiles of k, and there is a size "
             f"for each group, got {shapes}"
         )
-    if str(rows.dtype) not in FORMS or str(weights.dtype) not in FORMS:
-        raise ValueError(f"codes are of {' or '.join(FORMS)}, got {rows.dtype} and {weights.dtype}")
+    _check_forms(rows, weights)
+
+
+def check_gradients(rows: Array, row_scales: Array, d_out: Array, d_out_scales: Array, sizes: Array) -> None:
+    """Refuse shapes and formats that do not fit together. Raises `ValueError`."""
+    shapes = (
+        f"rows {rows.shape} with scales {row_scales.shape}, gradients {d_out.shape} with scales {d_out_scales.shape} "
+        f"and group sizes {sizes.shape}"
+    )
+    ranks = tuple(x.ndim for x in (rows, row_scales, d_out, d_out_scales, sizes))
+    if ranks != (2, 2, 2, 2, 1) or rows.shape[0] != d_out.shape[0]:
+        raise ValueError(
+            "gradients of matrices are of rows [m, k] and gradients [m, n] with scales of both, and sizes [groups], "
+            f"got {shapes}"
+        )
+    tiles = row_scales.shape[0]
+    fits = tiles and rows.shape[0] % tiles == 0 and d_out_scales.shape[0] == tiles
+    if not fits or row_scales.shape[1] != rows.shape[1] or d_out_scales.shape[1] != d_out.shape[1]:
+        raise ValueError(f"scales are [tiles, k] and [tiles, n] with as many tiles of the rows, got {shapes}")
+    _check_forms(rows, d_out)
+
+
+def _check_forms(left: Array, right: Array) -> None:
+    if str(left.dtype) not in FORMS or str(right.dtype) not in FORMS:
+        raise ValueError(f"codes are of {' or '.join(FORMS)}, got {left.dtype} and {right.dtype}")

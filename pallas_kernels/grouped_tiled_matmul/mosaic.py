@@ -1,8 +1,13 @@
-"""The kernel for Hopper GPUs: tiles of 128 rows that lie in one group, as in `pallas_kernels.grouped_matmul`, each a
-sum of products of 128 codes that are scaled and added up in float32 registers, as in `pallas_kernels.tiled_matmul`.
+"""The kernels for Hopper GPUs: tiles of the result of one group, as in `pallas_kernels.grouped_matmul`, each a sum of
+products of 128 codes that are scaled and added up in float32 registers, as in `pallas_kernels.tiled_matmul`.
 
-Tiles begin where their group begins, or up to 7 rows before, at a multiple of 8. What a tile loads before and behind
-its group is multiplied with the group's matrix too, and not written: a row's sum has nothing of another row.
+Rows times matrices: tiles begin where their group begins, or up to 7 rows before, at a multiple of 8. What a tile loads
+before and behind its group is multiplied with the group's matrix too, and not written: a row's sum has nothing of
+another row.
+
+Gradients of matrices sum over the rows of a group, of which each has whole tiles: nothing else is loaded. The units of
+a Hopper sum along neighbouring bytes alone, so both operands come transposed within each tile of 128 rows, in which
+order XLA writes them where it quantises; to transpose the whole would take it another pass over the codes.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from pallas_kernels.attention.mosaic.registers import full
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, ROWS, TILE, specialise
 from pallas_kernels.choice import refused_by_gpu
 from pallas_kernels.device import multiprocessors
-from pallas_kernels.grouped_matmul.blocks import all_row_blocks
+from pallas_kernels.grouped_matmul.blocks import all_row_blocks, longest_first
 from pallas_kernels.grouped_matmul.mosaic.kernel import At, Kernel, Tiles, Work
 from pallas_kernels.grouped_matmul.mosaic.tiles import ALIGN, SECTION
 from pallas_kernels.grouped_matmul.mosaic.tiles import STEP as PIECE
@@ -40,8 +45,9 @@ def refusal(request: Request) -> str | None:
     """None if the kernel computes what is asked for, else why not."""
     if (reason := refused_by_gpu(request, hopper=True, dtypes=("bfloat16",))) is not None:
         return reason
-    if request.n % TILE or request.k % STEP or request.tile != STEP or not request.squares:
-        return f"sides of matrices are multiples of {TILE}, cut into squares of {STEP}, not {request}"
+    cut, fits = ("squares", request.squares) if request.of == "rows" else ("tiles", True)
+    if request.n % TILE or request.k % TILE or request.tile != STEP or not fits:
+        return f"sides of matrices are multiples of {TILE}, cut into {cut} of {STEP}, not {request}"
     if max(request.m * max(request.k, request.n), request.groups * request.n * request.k) >= INDEXED:
         return f"its arrays have at most 2^31 - 1 elements, which {request} exceeds"
     return None
@@ -66,21 +72,50 @@ def grouped_tiled_matmul(
     # square's scale is repeated for its rows: 3% of the bytes of the codes.
     of_rows = jnp.pad(row_scales.astype(jnp.float32), ((0, -m % ALIGN), (0, 0))).T
     of_weights = jnp.repeat(weight_scales.astype(jnp.float32), n // weight_scales.shape[1], axis=1).mT
-    columns, count = n // TILE, work.group.shape[0]
-    programs = 1 if interpret else min(multiprocessors(), count * columns)  # the simulator runs several in turn
-    body = _Kernel(Tiles(TILE, "rows", transposed=True), count, 1, columns, SECTION, programs, dtype)
+    arrays = rows, weights, of_rows, of_weights
+    return _launch(Tiles(TILE, "rows", transposed=True), arrays, work, (m, n), dtype, interpret)
+
+
+def of_weights(
+    rows: Shaped[Array, "m k"],
+    row_scales: Float[Array, "tiles k"],
+    d_out: Shaped[Array, "m n"],
+    d_out_scales: Float[Array, "tiles n"],
+    sizes: Int[Array, " groups"],
+    dtype: Any,
+    *,
+    interpret: bool = False,
+) -> Float[Array, "groups k n"]:
+    """Like `api.grouped_tiled_weight_gradients`."""
+    order, start, end = longest_first(sizes, rows.shape[0])
+    work = Work(order, start, jnp.zeros_like(start), end - start, (end - start) // STEP)
+    transposed = lambda codes: codes.reshape(-1, STEP, codes.shape[1]).mT
+    arrays = transposed(rows), transposed(d_out), row_scales.astype(jnp.float32), d_out_scales.astype(jnp.float32)
+    shape = sizes.shape[0], rows.shape[1], d_out.shape[1]
+    return _launch(Tiles(TILE, "weights", transposed=True), arrays, work, shape, dtype, interpret)
+
+
+def _launch(
+    tiles: Tiles, arrays: tuple[jax.Array, ...], work: Work, shape: tuple[int, ...], dtype: Any, interpret: bool
+) -> jax.Array:
+    """The result, of this shape. `arrays` are the codes of both operands, and their scales."""
+    of_rows, columns, count = tiles.of == "rows", shape[-1] // TILE, work.group.shape[0]
+    sides, section = (1, SECTION) if of_rows else (shape[1] // TILE, 1)
+    # The simulator runs several programs in turn.
+    programs = 1 if interpret else min(multiprocessors(), count * sides * columns)
+    body = _Kernel(tiles, count, sides, columns, section, programs, dtype)
     out = plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((m, n), dtype),
-        scratch_types={"memory": body.memory_of(rows.dtype, weights.dtype)},
+        out_type=jax.ShapeDtypeStruct(shape, dtype),
+        scratch_types={"memory": body.memory_of(arrays[0].dtype, arrays[1].dtype)},
         grid=(programs,),
         grid_names=("program",),
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
-        kernel_name="grouped_matmul_of_tiles",
+        kernel_name="grouped_matmul_of_tiles" if of_rows else "grouped_matmul_of_weight_tiles",
         interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else None,
-    )(rows, weights, of_rows, of_weights, *work)
-    return vary_over(out, varying_axes(rows))  # a launch forgets what its results vary over
+    )(*arrays, *work)
+    return vary_over(out, varying_axes(arrays[0]))  # a launch forgets what its results vary over
 
 
 class _Memory(NamedTuple):
@@ -89,7 +124,7 @@ class _Memory(NamedTuple):
     left: Loaded
     """By step and consumer: 64 rows of codes, and their scales."""
     right: Loaded
-    """By step: 128 rows of codes of a matrix, and their scales."""
+    """By step: 128 rows of codes of a matrix, or of transposed gradients, and their scales."""
     out: Any
     rest: Any
     """As in `pallas_kernels.grouped_matmul.mosaic.kernel.Memory`."""
@@ -98,41 +133,51 @@ class _Memory(NamedTuple):
 class _Arrays(NamedTuple):
     """In global memory."""
 
-    rows: Any
-    weights: Any
-    row_scales: Any
-    weight_scales: Any
+    left: Any
+    """[rows, codes]; of gradients, and so is the right one, [tiles, rows, codes of a tile]."""
+    right: Any
+    """[groups, rows, codes]."""
+    left_scales: Any
+    right_scales: Any
     work: Work
     out: Any
 
 
 @dataclass(frozen=True)
 class _Kernel(Kernel):
+    @property
+    def of_rows(self) -> bool:
+        return self.tiles.of == "rows"
+
     def memory_of(self, left: Any, right: Any) -> _Memory:
         """The types of its shared memory, given formats."""
         return _Memory(
             Loaded.of(STAGES * CONSUMERS, 1, ROWS, (STEP,), left, (1, jnp.float32)),
             Loaded.of(STAGES, CONSUMERS, TILE, (STEP,), right, (1, jnp.float32)),
             tiled((CONSUMERS, ROWS, TILE), self.dtype),
-            plgpu.SMEM((CONSUMERS, ROWS, PIECE), self.dtype),
+            plgpu.SMEM((CONSUMERS, ROWS, PIECE), self.dtype) if self.of_rows else None,
         )
 
-    def __call__(self, rows: Any, weights: Any, *refs: Any, memory: Any) -> None:
-        row_scales, weight_scales, *rest = refs
-        arrays = _Arrays(rows, weights, row_scales, weight_scales, Work(*rest[:5]), rest[5])
+    def __call__(self, left: Any, right: Any, *refs: Any, memory: Any) -> None:
+        left_scales, right_scales, *rest = refs
+        arrays = _Arrays(left, right, left_scales, right_scales, Work(*rest[:5]), rest[5])
         specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
 
     def produce(self, arrays: Any, memory: Any) -> None:
         def load_tile(at: At) -> None:
+            first, before = (at.start, 0) if self.of_rows else (at.side, lax.div(at.start, jnp.int32(STEP)))
+            group = (at.group,) if self.of_rows else ()
+
             def load(number: Any, _: None) -> None:
-                codes, columns = pl.ds(number * STEP, STEP), pl.ds(at.column, TILE)
-                slot = memory.right.slot(at.done + number)
+                step = before + number
+                codes = lambda rows: (rows, pl.ds(step * STEP, STEP)) if self.of_rows else (step, rows)
+                scales, columns, slot = pl.ds(step, 1), pl.ds(at.column, TILE), memory.right.slot(at.done + number)
                 for half in range(CONSUMERS):
-                    own = pl.ds(at.start + half * ROWS, ROWS)
-                    sources = arrays.rows.at[own, codes], arrays.row_scales.at[pl.ds(number, 1), own]
+                    own = pl.ds(first + half * ROWS, ROWS)
+                    sources = arrays.left.at[codes(own)], arrays.left_scales.at[scales, own]
                     memory.left.load(slot * CONSUMERS + half, *sources)
-                scales = arrays.weight_scales.at[at.group, pl.ds(number, 1), columns]
-                memory.right.load(slot, arrays.weights.at[at.group, columns, codes], scales)
+                sources = arrays.right.at[*group, *codes(columns)], arrays.right_scales.at[*group, scales, columns]
+                memory.right.load(slot, *sources)
 
             lax.fori_loop(0, at.steps, load, None)
 
@@ -149,7 +194,8 @@ class _Kernel(Kernel):
 
     def multiply(self, arrays: Any, memory: Any, warpgroup: Any, at: At) -> None:
         """This consumer's half of a tile."""
-        add = lambda number, total: total + scaled_products(memory, warpgroup, at.done + number, squares=True)
+        products = partial(scaled_products, memory, warpgroup, squares=self.of_rows)
+        add = lambda number, total: total + products(at.done + number)
         total = lax.fori_loop(0, at.steps, add, full((ROWS, TILE), 0.0))
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         half = memory.out.at[warpgroup]

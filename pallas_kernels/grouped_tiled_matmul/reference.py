@@ -1,9 +1,10 @@
-"""The product in plain JAX: what the codes stand for, multiplied by `pallas_kernels.grouped_matmul`."""
+"""The products in plain JAX: what the codes stand for, multiplied by `pallas_kernels.grouped_matmul`."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
@@ -28,3 +29,20 @@ def grouped_tiled_matmul(
     right = numbers(weights, weight_scales).astype(dtype)
     name = chosen(numbers_by, request_of(left, jnp.swapaxes(right, 1, 2), target())).name
     return entry(name).times_weights(left, right, sizes, transposed=True)
+
+
+def of_weights(
+    rows: Shaped[Array, "m k"],
+    row_scales: Float[Array, "tiles k"],
+    d_out: Shaped[Array, "m n"],
+    d_out_scales: Float[Array, "tiles n"],
+    sizes: Int[Array, " groups"],
+    dtype: Any,
+    numbers_by: str,
+) -> Float[Array, "groups k n"]:
+    """Like `api.grouped_tiled_weight_gradients`."""
+    left = numbers(rows, row_scales).astype(dtype)
+    right = numbers(d_out, d_out_scales).astype(dtype)
+    matrices = jax.ShapeDtypeStruct((sizes.shape[0], left.shape[1], right.shape[1]), dtype)
+    name = chosen(numbers_by, request_of(left, matrices, target())).name
+    return entry(name).of_weights(left, right, sizes)

@@ -17,18 +17,19 @@ __all__ = ["IMPLEMENTATIONS", "Implementation", "Request", "choose", "chosen", "
 
 @dataclass(frozen=True)
 class Implementation(choice.Implementation):
-    """The function that differs between implementations."""
+    """The functions that differ between implementations."""
 
     operation: ClassVar[str] = "grouped_tiled_matmul"
 
     grouped_tiled_matmul: Callable[..., Any]
+    of_weights: Callable[..., Any]
     by_numbers: bool = False
     """Whether it multiplies what the codes stand for, and takes the name of what does (`numbers_by`)."""
 
 
 IMPLEMENTATIONS = (
-    Implementation("mosaic", mosaic.refusal, mosaic.grouped_tiled_matmul, recorded=True),
-    Implementation("xla", lambda request: None, reference.grouped_tiled_matmul, by_numbers=True),
+    Implementation("mosaic", mosaic.refusal, mosaic.grouped_tiled_matmul, mosaic.of_weights, recorded=True),
+    Implementation("xla", lambda request: None, reference.grouped_tiled_matmul, reference.of_weights, by_numbers=True),
 )
 """In order of preference; `xla` is the plain JAX form, the reference of the other."""
 

@@ -56,6 +56,7 @@ def _described(text: str) -> dict[str, Any]:
         "registers": number(r"Used (\d+) registers"),
         "spilled": number(r"(\d+) bytes spill stores"),
         "wgmma": text.count("wgmma.mma_async"),
+        "operands": sorted({*re.findall(r"wgmma\.mma_async[.\w]*\.f32\.(\w+\.\w+)", text)}),
         "tanh": text.count("tanh.approx"),
         "tma": text.count("cp.async.bulk.tensor"),
         "reduce": text.count("cp.reduce.async.bulk.tensor"),

@@ -10,6 +10,7 @@ import pytest
 
 from jaxpar.precision.grouped import grouped_products, in_whole_tiles
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, TILES, Recipe, Tiles
+from tests.gpu_compile import in_child
 from tests.precision.test_tiles import reference_scales
 
 ROWS, INPUTS, OUTPUTS = 400, 256, 384
@@ -106,3 +107,10 @@ def test_each_expert_begins_a_tile_and_no_row_is_lost(sizes: tuple[int, ...]):
     np.testing.assert_array_equal(rows[rows >= 0], np.arange(kept.sum()))
     for begin, first, number in zip(np.cumsum(own) - own, np.cumsum(kept) - kept, kept, strict=True):
         np.testing.assert_array_equal(rows[begin : begin + number], first + np.arange(number))
+
+
+@pytest.mark.long
+def test_codes_for_the_gradient_of_matrices_are_written_once_in_the_order_that_the_kernel_reads():
+    """Two fusions, each of which gathers, quantises and transposes within tiles; no other pass over codes."""
+    [*passes] = in_child("tests.precision.gpu_grouped:passes_over_codes", 4096, 4, 1024, 768)
+    assert len(passes) == 2 and all("transpose_fusion" in name for name in passes), passes

@@ -144,14 +144,21 @@ def _grouped_tiled_cases(processors: int, dry: bool) -> Mapping[str, Sequence[gr
     if dry:
         return {RUNGS[0]: grouped_tiled.DRY}
     wave = 128 * max(1, processors // 2)  # two tiles of columns
+    side = 128 * max(1, processors // 4)  # of matrices whose gradients are a wave: two groups, two tiles of columns
     return {
         "one tile": [
             grouped_tiled.Case("one tile", (128,), 128, 128),
             grouped_tiled.Case("some of a tile", (77,), 128, 1024, room=20),
+            grouped_tiled.Case("one tile of gradients", (128,), 128, 128, of="weights"),
+            grouped_tiled.Case("a long tile of gradients", (1000,), 128, 128, of="weights"),
         ],
-        "one wave": [grouped_tiled.Case("one wave", (wave // 2, wave // 2), 256, 1024)],
+        "one wave": [
+            grouped_tiled.Case("one wave", (wave // 2, wave // 2), 256, 1024),
+            grouped_tiled.Case("one wave of gradients", (300, 500), 256, side, of="weights"),
+        ],
         "three tiles a processor": [
-            grouped_tiled.Case("three waves", (wave, 0, 2 * wave - 100, 300), 256, 1024, room=50)
+            grouped_tiled.Case("three waves", (wave, 0, 2 * wave - 100, 300), 256, 1024, room=50),
+            grouped_tiled.Case("three waves of gradients", (300, 1000, 0, 77, 700, 1), 256, side, of="weights"),
         ],
         "the grid": grouped_tiled.CHECKED,
     }

@@ -18,7 +18,6 @@ from pallas_kernels.grouped_tiled_matmul import registry as grouped
 from pallas_kernels.tiled_matmul import Request, choose
 from pallas_kernels.unsupported import Unsupported
 
-WEIGHT_GRADIENTS = "gradients of their matrices multiply what the codes stand for"
 FORMATS = {E4M3: "e4m3", E5M2: "e5m2"}
 
 
@@ -138,7 +137,7 @@ def matmul_rows(
     if tiled is not None:
         rows.append(("matmuls of tiles", tiled.name, why(tiled)))
     if routed is not None:
-        rows.append(("tiles of routed experts", routed.name, f"{why(routed)}; {WEIGHT_GRADIENTS}"))
+        rows.append(("tiles of routed experts", routed.name, why(routed)))
     rows += [(f"matmuls, {precision.compute}", own.what, own.why) for own in exempt(config)]
     if gpu is not None and "float8" in gpu.peaks:
         peaks = f"{operations(gpu.training_peak)}/s in bfloat16, {operations(gpu.peaks['float8'])}/s in FP8"

@@ -57,8 +57,8 @@ def test_the_kernels_are_in_the_step_and_no_product_is_dense(backend: str):
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["mosaic", "xla"])
 def test_experts_multiply_tiles_in_fp8(backend: str):
-    """With the kernel of tiles outputs and gradients of rows are products of 8 bits, without it none; gradients of
-    matrices are in bfloat16. The two kernels of a layer multiply as much as those of bfloat16."""
+    """With the kernels of tiles outputs and both gradients are products of 8 bits, without them none. They multiply as
+    much as those of bfloat16."""
     config = wide(
         model={"layers": LAYERS, "embed": EMBED, "experts": ExpertsConfig(EXPERTS, PER_TOKEN, WIDTH)},
         parallel={
@@ -78,9 +78,9 @@ def test_experts_multiply_tiles_in_fp8(backend: str):
         if cost.flops and (name := re.search(r"grouped_matmul_(\w+)", cost.op.op_name)):
             assert cost.flops == one
             runs[name[1]] += cost.executions
-    by = "of_tiles" if backend == "mosaic" else "of_rows"
-    assert runs == {by: 6 * LAYERS, "of_weights": 3 * LAYERS}
-    assert report.float8_flops == (6 * LAYERS * one if backend == "mosaic" else 0)
+    by = ("of_tiles", "of_weight_tiles") if backend == "mosaic" else ("of_rows", "of_weights")
+    assert runs == dict(zip(by, (6 * LAYERS, 3 * LAYERS), strict=True))
+    assert report.float8_flops == (9 * LAYERS * one if backend == "mosaic" else 0)
     assert largest_of(analysis) < DENSE
     filled, _ = plan_for(config, parse_cluster(CLUSTER))
     assert report.allocated_bytes <= estimate_memory(filled, analysis.compilation.plan).device

@@ -61,6 +61,7 @@ _GROUPED = {
     "grouped_matmul_of_weights": 1,
     "grouped_matmul_gated": 2,
     "grouped_matmul_of_tiles": 1,
+    "grouped_matmul_of_weight_tiles": 1,
 }
 """Names of the kernels of `pallas_kernels.grouped_matmul` and `grouped_tiled_matmul`, and how many products each
 makes."""
@@ -189,7 +190,8 @@ def _grouped(op: Op) -> Product:
     left, right, out = _array(op, 0), _array(op, 1), next(leaves(op.shape))
     stated = (expected_rows(innermost(name)) for name in segments(op.op_name))
     rows = next((rows for rows in stated if rows is not None), left.dims[0])
-    each = 2.0 * rows * left.dims[1] * out.dims[-1]
+    inputs = out.dims[1] if len(out.dims) == 3 else left.dims[1]
+    each = 2.0 * rows * inputs * out.dims[-1]
     number = next(number for name, number in _GROUPED.items() if name in op.op_name)
     return _product(op, number * each, arithmetic(op, left, right, "", []))
 
