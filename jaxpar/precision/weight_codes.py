@@ -7,7 +7,7 @@ are stored in the dtype of the others: of a layer in FP8 they hold the codes' va
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,11 +18,12 @@ from jaxtyping import Array, Float
 
 from jaxpar.mesh.axes import vary, varying_axes
 from jaxpar.mesh.coded import coded_stack
-from jaxpar.mesh.collectives import reduce_max
+from jaxpar.mesh.collectives import reduce_max, reduce_sum
 from jaxpar.mesh.layer_order import PADDING, StackOrder
 from jaxpar.mesh.parameters import Nested, Weights
-from jaxpar.precision.matmul import largest_of, quantise, scale_of
 from jaxpar.precision.recipe import E4M3, Recipe
+from jaxpar.precision.scale import largest_of, quantise, scale_of
+from jaxpar.precision.seen import Seen, counts_of, nothing_seen
 
 WEIGHT_SCALES = "weight_scales"
 """The key of a batch with the scales of the codes, [microbatch, layers, tensors]."""
@@ -53,8 +54,8 @@ class WeightCodes(NamedTuple):
     """With a `CodedStack` for each matrix."""
     scales: Float[Array, "layers tensors"]
     """Of the codes of this pipeline rank's layers; 0 elsewhere."""
-    largest: Float[Array, "layers tensors"]
-    """The largest magnitude of each matrix that is quantised, of this pipeline rank's layers; 0 elsewhere."""
+    seen: Seen
+    """Of each matrix that is quantised, of this pipeline rank's layers, over all other ranks; 0 elsewhere."""
 
 
 def coded_weights(
@@ -64,10 +65,11 @@ def coded_weights(
     exact_layers: tuple[int, int],
     shape: tuple[int, int],
     scales: Float[Array, "layers tensors"] | None,
+    counts: bool = False,
 ) -> WeightCodes:
     """The `matrices` among master `weights` as codes, inside the step's map.
 
-    Sends a maximum of one number for each matrix and layer.
+    Sends a maximum of one number for each matrix and layer, and a sum of three with `counts`.
 
     Args:
         weights: in any placement; scales are of whole matrices.
@@ -76,10 +78,12 @@ def coded_weights(
         exact_layers: layers before the first number, and from the second on, are not quantised.
         shape: of the tables of scales, [layers, tensors].
         scales: of earlier steps; None takes those of the matrices themselves.
+        counts: whether numbers that codes do not hold are counted.
     """
     stacks = {own.path: _at(weights, own.path) for own in matrices}
-    found = _largest(stacks)
+    found = _over_parts({path: jax.vmap(largest_of)(stack) for path, stack in stacks.items()}, reduce_max)
     of_codes, of_matrices = vary((jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32)))
+    counted, columns = {}, {}
     for own in matrices:
         stack, largest = stacks[own.path], found[own.path]
         numbers = jnp.asarray(own.order.numbers.reshape(own.order.numbers.shape[0], -1), jnp.int32)
@@ -98,12 +102,21 @@ def coded_weights(
         padding = numbers == PADDING
         of_codes = of_codes.at[numbers, own.column].max(vary(jnp.where(padding, 0, scale)))
         of_matrices = of_matrices.at[numbers, own.column].max(vary(jnp.where(padding | exact, 0, largest)))
-    return WeightCodes(weights, of_codes, of_matrices)
+        if counts:
+            counted[own.path] = jax.vmap(lambda w, scale: counts_of(w, scale, E4M3))(stack, scale)
+            columns[own.path] = numbers, own.column, padding | exact
+    of_counts = vary(nothing_seen(*shape, counts=counts)).counts
+    for path, total in _over_parts(counted, reduce_sum).items():
+        numbers, column, none = columns[path]
+        of_counts = of_counts.at[numbers, column].max(vary(jnp.where(none[:, None], 0, total)))
+    return WeightCodes(weights, of_codes, Seen(of_matrices, of_counts))
 
 
-def _largest(stacks: Mapping[tuple[str, ...], jax.Array]) -> dict[tuple[str, ...], Float[Array, "rows"]]:
-    """The largest magnitude of each row of each stack, over all ranks that hold a part of it."""
-    found = {path: jax.vmap(largest_of)(stack) for path, stack in stacks.items()}
+def _over_parts(
+    found: Mapping[tuple[str, ...], Float[Array, "rows *numbers"]], reduce: Callable[[jax.Array, list[str]], jax.Array]
+) -> dict[tuple[str, ...], Float[Array, "rows *numbers"]]:
+    """What was found of each row of each stack, over all ranks that hold a part of it; one message for each split."""
+    found = dict(found)
     split: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for path, own in found.items():
         split.setdefault(tuple(sorted(varying_axes(own) - {"pipe"})), []).append(path)
@@ -111,7 +124,7 @@ def _largest(stacks: Mapping[tuple[str, ...], jax.Array]) -> dict[tuple[str, ...
         axes = [axis for axis in axes if lax.axis_size(axis) > 1]
         if not axes:
             continue
-        joined = reduce_max(jnp.concatenate([found[path] for path in paths]), axes)
+        joined = reduce(jnp.concatenate([found[path] for path in paths]), axes)
         ends = [sum(len(found[path]) for path in paths[: place + 1]) for place in range(len(paths) - 1)]
         found |= dict(zip(paths, jnp.split(joined, ends), strict=True))
     return found

@@ -55,8 +55,8 @@ PRECISION = (
         name="fp8_exact_layers_are_seen",
         description="Layers that are not quantised in a pipeline's chunk enter the history.",
         file="jaxpar/precision/matmul.py",
-        old="of_weights, jax.tree.map(jnp.zeros_like, observed)",
-        new="of_weights, seen_by_group(x, weights, dys, observed, how.coded)",
+        old="of_weights, jax.tree.map(jnp.zeros_like, unseen)",
+        new="of_weights, seen_by_group(x, weights, dys, unseen, how.coded, scales, of_gradients, recipe)",
         caught_by=(f"{HISTORY}::test_what_a_step_saw_does_not_depend_on_the_layout",),
     ),
     Fault(
