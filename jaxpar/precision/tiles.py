@@ -87,9 +87,9 @@ class _How:
             largest = joined([largest_of(each) for each in (x, *weights, *dys)], unseen.largest)
         if unseen.counts is not None:
             count = lambda each, tile, form: counts_in_tiles(each, tile, form, self.recipe.margin)
-            sides = lambda each, form: sum(count(_flat(each), self._tile(side), form) for side in (False, True))
+            sides = lambda each, form: _sum([count(_flat(each), self._tile(side), form) for side in (False, True)])
             flat = [w.reshape(_flat(x).shape[2], -1) for w in weights]
-            of_weights = [sum(count(w, self._tile_of_weight(side), E4M3) for side in self._sides) for w in flat]
+            of_weights = [_sum([count(w, self._tile_of_weight(side), E4M3) for side in self._sides]) for w in flat]
             of_dys = [sides(dy, self.recipe.gradient) for dy in dys]
             counts = joined([sides(x, E4M3), *of_weights, *of_dys], unseen.counts)
         return Seen(largest, counts)
@@ -153,7 +153,7 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
     inputs, pairs, backend = _flat(x).shape[2], list(zip(dys, weights, strict=True)), how.recipe.backend
 
     def of_input(terms: list[jax.Array]) -> jax.Array:
-        dx = sum(terms[1:], terms[0])
+        dx = _sum(terms)
         return how.joined(dx.reshape(x.shape[0], -1, *x.shape[2:]))
 
     def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
@@ -189,6 +189,10 @@ def product(a: Codes, b: Codes, contracted: tuple[int, int], dtype: Any, backend
 def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int], dtype: Any) -> jax.Array:
     dims = (((contracted[0],), (contracted[1],)), ((), ()))
     return lax.dot_general(a, b, dims, preferred_element_type=dtype)
+
+
+def _sum(terms: list[jax.Array]) -> jax.Array:
+    return sum(terms[1:], terms[0])
 
 
 def _flat(x: jax.Array) -> jax.Array:

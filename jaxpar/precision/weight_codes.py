@@ -23,7 +23,7 @@ from jaxpar.mesh.layer_order import PADDING, StackOrder
 from jaxpar.mesh.parameters import Nested, Weights
 from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.scale import largest_of, quantise, scale_of
-from jaxpar.precision.seen import Seen, counts_of, nothing_seen
+from jaxpar.precision.seen import COUNTS, Seen, counts_of
 
 WEIGHT_SCALES = "weight_scales"
 """The key of a batch with the scales of the codes, [microbatch, layers, tensors]."""
@@ -105,11 +105,11 @@ def coded_weights(
         if counts:
             counted[own.path] = jax.vmap(lambda w, scale: counts_of(w, scale, E4M3))(stack, scale)
             columns[own.path] = numbers, own.column, padding | exact
-    of_counts = vary(nothing_seen(*shape, counts=counts)).counts
+    of_counts = vary(jnp.zeros((*shape, len(COUNTS)), jnp.float32))
     for path, total in _over_parts(counted, reduce_sum).items():
         numbers, column, none = columns[path]
         of_counts = of_counts.at[numbers, column].max(vary(jnp.where(none[:, None], 0, total)))
-    return WeightCodes(weights, of_codes, Seen(of_matrices, of_counts))
+    return WeightCodes(weights, of_codes, Seen(of_matrices, of_counts if counts else None))
 
 
 def _over_parts(

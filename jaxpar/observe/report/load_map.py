@@ -85,9 +85,8 @@ def _map(run: RunRecord, kind: Kind) -> LoadMap | None:
     means = [[_mean(column, layer) for column in columns] for layer in layers]
     most = max((value for row in means for value in row if value is not None), default=kind.least)
     share = lambda value: (value - kind.least) / (most - kind.least) if most > kind.least else 0.0
-    rows = [
-        [(0.0, "") if value is None else (max(0.0, share(value)), f"{value:{kind.form}}") for value in row] for row in means
-    ]
+    written = lambda value: (0.0, "") if value is None else (max(0.0, share(value)), f"{value:{kind.form}}")
+    rows = [[written(value) for value in row] for row in means]
     spans = [str(one[0][0]) if len(one) == 1 else f"{one[0][0]} to {one[-1][0]}" for one in columns]
     return LoadMap(run.label, kind, layers, spans, rows, f"{most:{kind.form}}")
 

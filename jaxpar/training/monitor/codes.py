@@ -63,9 +63,8 @@ class CodeMonitor:
         share, tensor, layer = max((share, tensor, layer) for (tensor, layer), share in _each(saturated))
         if limit is None or share <= limit:
             return
-        text = (
-            f"FP8 codes cut off {percent(share, digits=2)} of the numbers of {tensor} in layer {layer} at step {number}."
-        )
+        part = percent(share, digits=2)
+        text = f"FP8 codes cut off {part} of the numbers of {tensor} in layer {layer} at step {number}."
         yield Finding("fp8_saturated", text, {"layer": layer, "tensor": tensor, "share": share})
 
     def _of_flushed(self, number: int, flushed: Shares) -> Iterator[Finding]:

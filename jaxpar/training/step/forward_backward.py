@@ -74,7 +74,7 @@ class StepGradients(NamedTuple):
     tokens: Float[Array, ""]
     """Unmasked tokens in the global batch."""
     report: dict[str, Float[Array, ""]]
-    seen: Seen | None
+    seen: Seen
     """What was seen of the tensors of quantised matmuls, [layers, tensors]."""
     scales: Float[Array, "layers tensors"] | None
     """Their scales, under delayed scaling."""
@@ -105,8 +105,7 @@ class StepFunctions:
         means = {name: self._sum(total) / jnp.maximum(count, 1.0) for name, total in reported.items()}
         loss = means.pop("loss")
         report = {name: reduce_sum(value, AXES) / jnp.maximum(tokens, 1.0) for name, value in report.items()}
-        if seen is not None:
-            seen = seen.over_ranks(of_weights)
+        seen = Seen() if seen is None else seen.over_ranks(of_weights)
         scales = given[SCALES][0] if SCALES in given else None
         return StepGradients(loss, gradients, tokens, report | means, seen, scales)
 
@@ -144,7 +143,7 @@ class StepFunctions:
         norm = global_norm(sums, self.layout.squares)
         finite = jnp.isfinite(norm) & jnp.isfinite(loss)
         history = state.matmul_history
-        if seen is not None and history is not None:
+        if seen.largest is not None and history is not None:
             finite = finite & jnp.isfinite(seen.largest).all()  # an infinite input would be saturated without a trace
             history = next_history(history, seen.largest, finite)
         skipped = jnp.where(finite, 0, state.skipped_in_row + 1)
@@ -159,7 +158,6 @@ class StepFunctions:
         )
         rate, of_muon = self.layout.learning_rate(state.applied), self.layout.muon_learning_rate
         muon_rate = None if of_muon is None else of_muon(state.applied)
-        seen = seen or Seen()
         metrics = StepMetrics(
             loss, norm, rate, muon_rate, count, finite, skipped, state.loss_scale.value, sums, report, seen.largest,
             scales, seen.counts,
