@@ -20,17 +20,20 @@ PROGRAM = Path(__file__).parents[1] / "torch_step.py"
 WHAT = "a step of PyTorch beside ours"
 RECIPES = {"torch bfloat16": None, "torchao tensorwise": "tensorwise", "torchao rowwise": "rowwise"}
 """Name of a row to the recipe of torchao."""
+TORCH = "import torch, transformers; assert torch.cuda.is_available(), 'torch sees no GPU'"
+TORCHAO = "import torchao.float8"
+"""What they need, as lines of Python."""
 SECONDS = 45
 """About what one of them takes, most of it `torch.compile`."""
 
 
 def measure(journal: Journal) -> None:
     """Tokens per second of each, or why there are none."""
-    why = _missing("import torch, transformers; assert torch.cuda.is_available(), 'torch sees no GPU'")
+    why = _missing(TORCH)
     if why is not None:
         journal.skip(WHAT, why)
         return
-    without = _missing("import torchao.float8")
+    without = _missing(TORCHAO)
     for name, recipe in RECIPES.items():
         if recipe is not None and without is not None:
             journal.skip(name, without)

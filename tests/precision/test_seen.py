@@ -21,7 +21,8 @@ from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe, Tiles
 from jaxpar.precision.ring import ring_in, ring_out
 from jaxpar.precision.scale import quantise
 from jaxpar.precision.seen import COUNTS, Seen, counts_of, nothing_seen
-from jaxpar.training.run.matmul_metrics import matmul_metrics, shares_of
+from jaxpar.training.run.matmul_metrics import matmul_metrics
+from tests.gpu_compile import in_child
 from tests.precision.test_tiles import reference_scales
 from tests.small_run import SmallRun, small
 from tests.traced import mesh_of
@@ -189,16 +190,23 @@ def test_counting_changes_no_bit_and_shares_are_reported_of_each_layer():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_counts_of_a_step_do_not_depend_on_the_layout(layout: str):
     """Numbers, and all counts of what does not depend on the order of a sum, exactly: matrices, and the first input.
-    Others as far as roundings move a number over the border to zero."""
+    Others as far as roundings move a number over the border to zero. A query that sees one key has no gradient but
+    roundings, which are many of the query's flushed numbers."""
     matmul = "fp8_delayed" if "delayed" in layout else "fp8_current"
     run, _, metrics = first_step(matmul, layout)
     _, _, whole = first_step(matmul, None)
     names = tensor_names(run.config)
-    matrices = [place for place, name in enumerate(names) if "." not in name]
+    exact = [place for place, name in enumerate(names) if "." not in name]
     np.testing.assert_array_equal(metrics.counts[..., 0], whole.counts[..., 0])
-    np.testing.assert_array_equal(metrics.counts[:, matrices], whole.counts[:, matrices])
+    np.testing.assert_array_equal(metrics.counts[:, exact], whole.counts[:, exact])
     np.testing.assert_array_equal(metrics.counts[0, 0], whole.counts[0, 0])
-    assert names[0] == "attention_in.input" and whole.counts[:2, :, 2].all(), "all tensors have some"
-    shares, wanted = (shares_of(each.counts)["flushed"] for each in (metrics, whole))
-    np.testing.assert_allclose(shares, wanted, atol=2e-4, rtol=0.02)
-    assert COUNTS.index("flushed") == 2
+    found, wanted = (each.counts[..., COUNTS.index("flushed")] for each in (metrics, whole))
+    limit = np.maximum(3, 0.01 * wanted)
+    limit[:, names.index("query.gradient")] = 0.01 * whole.counts[:, names.index("query.gradient"), 0]
+    assert (np.abs(found - wanted) <= limit).all()
+    assert names[0] == "attention_in.input" and (wanted.sum(axis=0) > 0).all(), "all tensors have some"
+
+
+def test_counting_reads_no_tensor_once_more_on_gpus():
+    found = in_child("tests.precision.gpu_counts:measure", "fp8_current", "fp8_delayed", "fp8_block")
+    assert found == {"fp8_current": [2, 2], "fp8_delayed": [1, 1], "fp8_block": [2, 2]}
