@@ -47,18 +47,13 @@ class Seen(NamedTuple):
         return Seen(largest, counts)
 
     def over_ranks(self, weights: Seen) -> Seen:
-        """What all ranks saw, the same on all of them; `weights` has what is already whole on each rank that has it."""
-
-        def joined(own: jax.Array | None, whole: jax.Array | None, *, add: bool) -> jax.Array | None:
-            if own is None:
-                return None
-            if not add:
-                return reduce_max(own if whole is None else jnp.maximum(own, whole), AXES)
-            total = reduce_sum(own, AXES)
-            return total if whole is None else total + reduce_max(whole, AXES)
-
-        largest = joined(self.largest, weights.largest, add=False)
-        return Seen(largest, joined(self.counts, weights.counts, add=True))
+        """What all ranks saw, the same on all of them, with what they saw of `weights` before."""
+        # One message of each kind, after all branches of the layers: see docs/decisions.md.
+        join = lambda merge, own, other: own if own is None or other is None else merge(own, other)
+        largest, counts = join(jnp.maximum, self.largest, weights.largest), join(jnp.add, self.counts, weights.counts)
+        return Seen(
+            None if largest is None else reduce_max(largest, AXES), None if counts is None else reduce_sum(counts, AXES)
+        )
 
 
 def nothing_seen(*shape: int, counts: bool) -> Seen:

@@ -7,7 +7,7 @@ are stored in the dtype of the others: of a layer in FP8 they hold the codes' va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,9 +18,10 @@ from jaxtyping import Array, Float
 
 from jaxpar.mesh.axes import vary, varying_axes
 from jaxpar.mesh.coded import coded_stack
-from jaxpar.mesh.collectives import reduce_max, reduce_sum
+from jaxpar.mesh.collectives import reduce_max
 from jaxpar.mesh.layer_order import PADDING, StackOrder
 from jaxpar.mesh.parameters import Nested, Weights
+from jaxpar.precision.matmul import TOKEN_AXES
 from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.scale import largest_of, quantise, scale_of
 from jaxpar.precision.seen import COUNTS, Seen, counts_of
@@ -55,7 +56,8 @@ class WeightCodes(NamedTuple):
     scales: Float[Array, "layers tensors"]
     """Of the codes of this pipeline rank's layers; 0 elsewhere."""
     seen: Seen
-    """Of each matrix that is quantised, of this pipeline rank's layers, over all other ranks; 0 elsewhere."""
+    """Of each matrix that is quantised, in this pipeline rank's layers; 0 elsewhere. Magnitudes are those of all ranks,
+    counts are this rank's share of a sum over all."""
 
 
 def coded_weights(
@@ -69,7 +71,7 @@ def coded_weights(
 ) -> WeightCodes:
     """The `matrices` among master `weights` as codes, inside the step's map.
 
-    Sends a maximum of one number for each matrix and layer, and a sum of three with `counts`.
+    Sends a maximum of one number for each matrix and layer.
 
     Args:
         weights: in any placement; scales are of whole matrices.
@@ -81,9 +83,9 @@ def coded_weights(
         counts: whether numbers that codes do not hold are counted.
     """
     stacks = {own.path: _at(weights, own.path) for own in matrices}
-    found = _over_parts({path: jax.vmap(largest_of)(stack) for path, stack in stacks.items()}, reduce_max)
+    found = _largest(stacks)
     of_codes, of_matrices = vary((jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32)))
-    counted, columns = {}, {}
+    of_counts = vary(jnp.zeros((*shape, len(COUNTS)), jnp.float32)) if counts else None
     for own in matrices:
         stack, largest = stacks[own.path], found[own.path]
         numbers = jnp.asarray(own.order.numbers.reshape(own.order.numbers.shape[0], -1), jnp.int32)
@@ -102,21 +104,15 @@ def coded_weights(
         padding = numbers == PADDING
         of_codes = of_codes.at[numbers, own.column].max(vary(jnp.where(padding, 0, scale)))
         of_matrices = of_matrices.at[numbers, own.column].max(vary(jnp.where(padding | exact, 0, largest)))
-        if counts:
-            counted[own.path] = jax.vmap(lambda w, scale: counts_of(w, scale, E4M3))(stack, scale)
-            columns[own.path] = numbers, own.column, padding | exact
-    of_counts = vary(jnp.zeros((*shape, len(COUNTS)), jnp.float32))
-    for path, total in _over_parts(counted, reduce_sum).items():
-        numbers, column, none = columns[path]
-        of_counts = of_counts.at[numbers, column].max(vary(jnp.where(none[:, None], 0, total)))
-    return WeightCodes(weights, of_codes, Seen(of_matrices, of_counts if counts else None))
+        if of_counts is not None:
+            counted = jnp.where((padding | exact)[:, None], 0, _counted(stack, scale))
+            of_counts = of_counts.at[numbers, own.column].add(vary(counted))
+    return WeightCodes(weights, of_codes, Seen(of_matrices, of_counts))
 
 
-def _over_parts(
-    found: Mapping[tuple[str, ...], Float[Array, "rows *numbers"]], reduce: Callable[[jax.Array, list[str]], jax.Array]
-) -> dict[tuple[str, ...], Float[Array, "rows *numbers"]]:
-    """What was found of each row of each stack, over all ranks that hold a part of it; one message for each split."""
-    found = dict(found)
+def _largest(stacks: Mapping[tuple[str, ...], jax.Array]) -> dict[tuple[str, ...], Float[Array, "rows"]]:
+    """The largest magnitude of each row of each stack, over all ranks that hold a part of it."""
+    found = {path: jax.vmap(largest_of)(stack) for path, stack in stacks.items()}
     split: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for path, own in found.items():
         split.setdefault(tuple(sorted(varying_axes(own) - {"pipe"})), []).append(path)
@@ -124,10 +120,20 @@ def _over_parts(
         axes = [axis for axis in axes if lax.axis_size(axis) > 1]
         if not axes:
             continue
-        joined = reduce(jnp.concatenate([found[path] for path in paths]), axes)
+        joined = reduce_max(jnp.concatenate([found[path] for path in paths]), axes)
         ends = [sum(len(found[path]) for path in paths[: place + 1]) for place in range(len(paths) - 1)]
         found |= dict(zip(paths, jnp.split(joined, ends), strict=True))
     return found
+
+
+def _counted(stack: jax.Array, scales: Float[Array, "rows"]) -> Float[Array, "rows counts"]:
+    """What is counted of each row of a stack, as this rank's share of a sum over all ranks: of ranks that hold the same
+    part, the first has it."""
+    counts = jax.vmap(lambda w, scale: counts_of(w, scale, E4M3))(stack, scales)
+    for axis in TOKEN_AXES:
+        if axis not in varying_axes(stack):
+            counts = jnp.where(lax.axis_index(axis) == 0, counts, 0)
+    return counts
 
 
 def _at(tree: Nested[Any], path: tuple[str, ...]) -> Any:
