@@ -1,9 +1,9 @@
 """Times one training step of a Llama-shaped decoder in PyTorch, the other side of the step benchmark.
 
 The model is transformers' `LlamaForCausalLM` with random weights: SDPA attention, `torch.compile`, fused AdamW on CUDA,
-the gradient clipped by its global norm. A step runs its microbatches forward and backward, clips and updates; the clock
-stops after the device has finished. Imports nothing from jaxpar, so it runs in any environment with torch and
-transformers, and prints one JSON object:
+the gradient clipped by its global norm; with `--float8` torchao multiplies the layers' matrices in FP8. A step runs its
+microbatches forward and backward, clips and updates; the clock stops after the device has finished. Imports nothing
+from jaxpar, so it runs in any environment with torch and transformers, and prints one JSON object:
 
     python benchmarks/torch_step.py --model '{"layers": 16, "embed": 2048, ...}' --sequence 4096 --batch 8 --compile
 """
@@ -58,6 +58,9 @@ class TorchStep:
     precision: str = "auto"
     """`bfloat16`: weights and moments too; `mixed`: float32 weights under autocast to bfloat16; `float32`; `auto` is
     bfloat16 on CUDA and float32 on a CPU."""
+    float8: str | None = None
+    """torchao's recipe for the matmuls of the layers (`tensorwise`: a scale per tensor, from the tensor; `rowwise`: one
+    for each row); the head stays as it is. None leaves torchao out."""
     compile: bool = False
     """Run the model through `torch.compile`."""
     checkpointing: bool = False
@@ -121,6 +124,16 @@ def choose_attention(sdpa: str) -> None:
     torch.backends.cuda.enable_math_sdp(False)
 
 
+def to_float8(model: torch.nn.Module, recipe: str) -> int:
+    """Swaps the matrices of the layers for torchao's, by its `convert_to_float8_training`; how many these were."""
+    import torch
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    layers = lambda module, name: isinstance(module, torch.nn.Linear) and ".layers." in f".{name}"
+    convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(recipe), module_filter_fn=layers)
+    return sum(type(module).__name__ == "Float8Linear" for module in model.modules())
+
+
 def build(settings: TorchStep, device: str, precision: str) -> tuple[Any, torch.optim.Optimizer]:
     """The model, ready to be called, and its optimizer."""
     import torch
@@ -131,6 +144,8 @@ def build(settings: TorchStep, device: str, precision: str) -> tuple[Any, torch.
     with torch.device(device):
         model = transformers.LlamaForCausalLM(llama_config(settings.model, settings.sequence))
     model = model.to(torch.bfloat16 if precision == "bfloat16" else torch.float32).train()
+    if settings.float8 is not None and not to_float8(model, settings.float8):
+        raise ValueError(f"float8: torchao's recipe {settings.float8} took none of the model's matrices")
     if settings.checkpointing:
         # The name that transformers 4 and 5 both know.
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -204,6 +219,7 @@ def parse(arguments: list[str] | None = None) -> TorchStep:
     for name in ("sequence", "batch", "microbatches", "warmup", "steps"):
         parser.add_argument(f"--{name}", type=int, default=getattr(default, name))
     parser.add_argument("--precision", choices=("auto", "bfloat16", "mixed", "float32"), default=default.precision)
+    parser.add_argument("--float8", choices=("tensorwise", "rowwise"), help="torchao's recipe for the layers' matmuls")
     parser.add_argument("--sdpa", choices=("auto", "flash", "cudnn"), default=default.sdpa)
     parser.add_argument("--clip-norm", type=float, default=default.clip_norm)
     parser.add_argument("--compile", action="store_true", help="run the model through torch.compile")

@@ -86,6 +86,12 @@ def _recipes(journal: Journal) -> None:
     training.recipes(journal)
 
 
+def _torch_recipes(journal: Journal) -> None:
+    from benchmarks.gpu import torch_recipes
+
+    torch_recipes.measure(journal)
+
+
 def _bits(journal: Journal) -> None:
     from benchmarks.gpu import training
 
@@ -131,6 +137,7 @@ PARTS = (
     Part("bits", 45, _bits),
     Part("memory-device", 70, _tier("none")),
     Part("memory-host", 110, _tier("host")),
+    Part("fp8-torch", 150, _torch_recipes),
     Part("tiles", 400, _tiles),
 )
 """Their limits add up to more than the whole: the last parts get the remaining time."""

@@ -110,7 +110,7 @@ def _bits(row: Mapping[str, Any]) -> str:
 
 
 def _step(row: Mapping[str, Any]) -> str:
-    head = f"{row['name']:14}" + (f"state: {row['tier']:6}" if "tier" in row else "")
+    head = f"{row['name']:19}" + (f"state: {row['tier']:6}" if "tier" in row else "")
     if "step_time_s" not in row:
         return head + _why_not(row)
     mfu = "-" if row["mfu"] is None else percent(row["mfu"])

@@ -19,6 +19,7 @@ from jaxpar.observe.memory import limit_bytes
 ONE = ("parallel.fsdp=1", "parallel.zero=0", "parallel.microbatches=1", "data.source=synthetic", "data.packed=false")
 CONFIGS = Path(__file__).parents[2] / "configs"
 LLAMA_1B, LLAMA_8B = (str(CONFIGS / name) for name in ("llama3_1b.yaml", "llama3_8b.yaml"))
+LLAMA_1B_STEP = (*ONE, "data.batch_size=8", "parallel.microbatches=2", "memory.remat=gemm_last")
 TINY = (
     "model.preset=null", "model.layers=1", "model.embed=64", "model.heads=4", "model.kv_heads=2", "model.head_dim=16",
     "model.mlp=96", "model.vocab=256", "data.sequence_length=64", "data.batch_size=2",
@@ -38,8 +39,7 @@ HOST_SHARE = 0.5
 
 def step(journal: Journal) -> None:
     """Tokens per second and MFU of llama3-1b, 4096 tokens a row."""
-    options = (*ONE, "data.batch_size=8", "parallel.microbatches=2", "memory.remat=gemm_last")
-    journal.add("step", name="llama3-1b", **_measured(LLAMA_1B, options, journal, steps=8))
+    journal.add("step", name="llama3-1b", **_measured(LLAMA_1B, LLAMA_1B_STEP, journal, steps=8))
 
 
 def recipes(journal: Journal) -> None:
@@ -47,7 +47,7 @@ def recipes(journal: Journal) -> None:
     for recipe in RECIPES[:2] if journal.dry else RECIPES:
         if not journal.has_time(recipe, 25):
             continue
-        options = (*ONE, "data.batch_size=8", "parallel.microbatches=2", "memory.remat=gemm_last")
+        options = LLAMA_1B_STEP
         if recipe != "bfloat16":
             every = "precision.matmul_except={first_layers: 0, last_layers: 0}"
             options = (*options, f"precision.matmul={recipe}", every)

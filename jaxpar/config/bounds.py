@@ -174,6 +174,8 @@ BOUNDS: dict[str, Bound] = {
     "watch.data_wait": _SHARE,
     "watch.straggler": _SHARE,
     "watch.fp8_range": _ABOVE_ONE,
+    "watch.fp8_saturated": _SHARE,
+    "watch.fp8_flushed": _ABOVE_ONE,
     "distributed.processes": _at_least(1, RANKS),
     "distributed.process_id": _at_least(0, RANKS),
     "distributed.devices_per_process": _at_least(1, RANKS),

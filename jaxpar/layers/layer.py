@@ -25,6 +25,7 @@ from jaxpar.layers.report import Output, Report
 from jaxpar.mesh.collective_matmul import PLAIN
 from jaxpar.precision.matmul import GroupScaling, scaling_of
 from jaxpar.precision.recipe import QuantisedGroups
+from jaxpar.precision.seen import Seen
 
 
 class DecoderLayer(nnx.Module):
@@ -61,14 +62,14 @@ class DecoderLayer(nnx.Module):
         index: Int[Array, ""],
         scales: Float[Array, "layers tensors"] | None = None,
         weight_scales: Float[Array, "layers tensors"] | None = None,
-        observed: Float[Array, "tensors"] | None = None,
+        unseen: Seen | None = None,
     ) -> Any:
         """A group of matmuls with the collectives around it: linear in the layer's matrices, and in `x`.
 
-        `index` and `observed` are as in `__call__`, `scales` and `weight_scales` as in `TokenContext`, for groups that
+        `index` and `unseen` are as in `__call__`, `scales` and `weight_scales` as in `TokenContext`, for groups that
         are quantised.
         """
-        scaling = self._scaling(name, index, scales, weight_scales, observed)
+        scaling = self._scaling(name, index, scales, weight_scales, unseen)
         for part in (self.attention, self.mlp):
             if isinstance(part, Experts):
                 continue
@@ -88,9 +89,9 @@ class DecoderLayer(nnx.Module):
         index: jax.Array,
         scales: jax.Array | None,
         weight_scales: jax.Array | None,
-        observed: jax.Array | None,
+        unseen: Seen | None,
     ) -> GroupScaling | None:
-        return None if self.fp8 is None else scaling_of(self.fp8, name, index, scales, weight_scales, observed)
+        return None if self.fp8 is None else scaling_of(self.fp8, name, index, scales, weight_scales, unseen)
 
     def __call__(
         self,
@@ -100,13 +101,13 @@ class DecoderLayer(nnx.Module):
         attend: Attend,
         train: bool,
         tap: Tap = untapped,
-        observed: Float[Array, "tensors"] | None = None,
+        unseen: Seen | None = None,
     ) -> Output:
         """`index` is the layer's number in the whole model; `part` is sequence length / (context * tensor).
 
-        `observed` are zeros, whose cotangent is the largest magnitude of each tensor that a quantised matmul has.
+        `unseen` are zeros, whose cotangent is what is seen of each tensor that a quantised matmul has.
         """
-        linear = lambda name, x: self.linear(name, x, index, tokens.scales, tokens.weight_scales, observed)
+        linear = lambda name, x: self.linear(name, x, index, tokens.scales, tokens.weight_scales, unseen)
         h = self._named(self.attention_norm(x), "attention_input") if self.norms_before else x
         h = self.attention(h, tokens, attend, lambda name, x: tap(name, linear, x))
         if self.norms_behind:
@@ -118,7 +119,7 @@ class DecoderLayer(nnx.Module):
         h = self._named(self.mlp_norm(x) if self.norms_before else x, "mlp_input")
         report: Report = {}
         if isinstance(self.mlp, Experts):
-            scaling = lambda name: self._scaling(name, index, tokens.scales, tokens.weight_scales, observed)
+            scaling = lambda name: self._scaling(name, index, tokens.scales, tokens.weight_scales, unseen)
             h, report = self.mlp(h, index, tokens, train, scaling)
         elif self.mlp_tiles == 1:
             h = self.mlp.add_bias(tap("mlp_out", linear, self.mlp.activate(*tap("mlp_in", linear, h))))

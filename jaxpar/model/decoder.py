@@ -53,6 +53,7 @@ from jaxpar.model.preference_loss import PAIRS, REFERENCE, REWARDS, preference_l
 from jaxpar.model.tiled_loss import HeadLoss, head_loss, label_log_probabilities, tiled_scores
 from jaxpar.precision.matmul import SCALES
 from jaxpar.precision.recipe import QuantisedGroups
+from jaxpar.precision.seen import Seen
 from jaxpar.precision.weight_codes import WEIGHT_SCALES
 
 type Batch = dict[str, jax.Array]
@@ -252,10 +253,10 @@ class DecoderStages:
         attend = self.attend[kind]
 
         def apply(
-            w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap, observed: Any = None
+            w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap, unseen: Seen | None = None
         ) -> Output:
             layer: Any = with_weights(prototype, w)
-            return layer(x, number, tokens, attend, self.train, tap, observed)
+            return layer(x, number, tokens, attend, self.train, tap, unseen)
 
         def linear(w: Arrays, name: str, x: jax.Array, number: jax.Array, tokens: TokenContext) -> Any:
             return with_weights(prototype, w).linear(name, x, number, tokens.scales, tokens.weight_scales)
@@ -264,9 +265,11 @@ class DecoderStages:
         matrices = _computed_apart(prototype, specs) if self.split_backward else None
         frozen = map_specs(lambda spec: not spec.trained, specs)
         frozen = frozen if any(jax.tree.leaves(frozen)) else None
-        tensors = len(tensor_names(self.config)) if fp8 is not None and fp8.recipe.delayed and self.train else 0
+        counts = self.config.precision.matmul_counts
+        sees = fp8 is not None and (fp8.recipe.delayed or counts) and self.train
+        tensors = len(tensor_names(self.config)) if sees else 0
         wide = _wide(prototype, specs, own_layers(self.placements.wires[LAYERS], kind)) if self._widens else None
-        return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen, wide, tensors)
+        return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen, wide, tensors, counts)
 
     @property
     def _widens(self) -> bool:

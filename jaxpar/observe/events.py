@@ -29,7 +29,10 @@ from typing import Any, Literal
 
 MemoryKind = Literal["device", "host"]
 
-AnomalyKind = Literal["not_finite", "loss_spike", "slow_step", "slow_pace", "data_wait", "straggler", "fp8_range"]
+AnomalyKind = Literal[
+    "not_finite", "loss_spike", "slow_step", "slow_pace", "data_wait", "straggler",
+    "fp8_range", "fp8_saturated", "fp8_flushed",
+]  # fmt: skip
 """`docs/operations.md` states what each looks like and what to do."""
 
 
@@ -97,12 +100,21 @@ class StepRecord:
     expert_loads: dict[str, float] | None = None
     """Number of a layer with experts to `load` in it."""
     matmul_magnitudes: dict[str, list[float]] | None = None
-    """Under `fp8_delayed`: tensor of a quantised matmul to its largest magnitude in each layer of the model."""
+    """Under `fp8_delayed`, and with `precision.matmul_counts`: tensor of a quantised matmul to its largest magnitude in
+    each layer of the model."""
     matmul_scales: dict[str, list[float]] | None = None
-    """The scales by which they were divided."""
+    """Under `fp8_delayed`: the scales by which they were divided."""
     matmul_reach: dict[str, float] | None = None
     """Number of a layer to the largest share that a tensor of it has of what its codes reach: above 1 values were cut
     off."""
+    matmul_saturated: dict[str, list[float]] | None = None
+    """With `precision.matmul_counts`: tensor to the share of its numbers that were cut off, in each layer."""
+    matmul_flushed: dict[str, list[float]] | None = None
+    """Likewise, the share that is not zero and whose code is."""
+    matmul_most_saturated: dict[str, float] | None = None
+    """Number of a layer to the largest of these shares among its tensors."""
+    matmul_most_flushed: dict[str, float] | None = None
+    """Likewise."""
     data_wait: float = 0.0
     """Share of the time since the previous record in which the devices of this process waited for a batch."""
     metrics: dict[str, float] | None = None

@@ -26,11 +26,12 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxpar.mesh.axes import AXES, vary, varying_axes
+from jaxpar.mesh.axes import AXES, varying_axes
 from jaxpar.mesh.collectives import gather_sequence, reduce_max, scatter_sequence
 from jaxpar.precision import tiles
 from jaxpar.precision.recipe import E4M3, QuantisedGroups, Recipe
-from jaxpar.precision.scale import quantise, scale_of
+from jaxpar.precision.scale import largest_of, quantise, scale_of
+from jaxpar.precision.seen import Seen, seen_by_group
 from pallas_kernels.varying import vary_alike
 
 SCALES = "matmul_scales"
@@ -52,6 +53,13 @@ class GroupScaling(NamedTuple):
     """Zeros, whose cotangent is the largest magnitude of each of these tensors on this rank."""
     of_codes: Float[Array, "matrices"] | None = None
     """Scales of the matrices where these are values of codes already; then none are quantised, nor observed."""
+    counted: Float[Array, "tensors counts"] | None = None
+    """Zeros, whose cotangent is the counts of each of these tensors on this rank."""
+
+    @property
+    def unseen(self) -> Seen:
+        """The zeros of both."""
+        return Seen(self.observed, self.counted)
 
 
 def scaling_of(
@@ -60,7 +68,7 @@ def scaling_of(
     layer: Int[Array, ""],
     scales: Float[Array, "layers tensors"] | None,
     weight_scales: Float[Array, "layers tensors"] | None,
-    observed: Float[Array, "tensors"] | None,
+    unseen: Seen | None,
 ) -> GroupScaling | None:
     """How a group of a layer is scaled, given the scales of all layers, those of codes among the weights, and the zeros
     of this layer; None if it is not."""
@@ -74,15 +82,11 @@ def scaling_of(
     row = lambda table: None if table is None else lax.dynamic_index_in_dim(table, layer, keepdims=False)[own]
     mine, of_codes = row(scales), row(weight_scales)
     of_codes = None if of_codes is None else of_codes[1 : 1 + len(fp8.groups[group])]
-    return GroupScaling(fp8.recipe, exact, mine, None if observed is None else observed[own], of_codes)
+    observed, counted = jax.tree.map(lambda zeros: zeros[own], unseen or Seen())
+    return GroupScaling(fp8.recipe, exact, mine, observed, of_codes, counted)
 
 
 # ---- one tensor
-
-
-def largest_of(x: Float[Array, "..."]) -> Float[Array, ""]:
-    """The largest magnitude of this rank's part of a tensor."""
-    return jnp.max(jnp.abs(x)).astype(jnp.float32)
 
 
 def largest_over(parts: Sequence[Array], axes: Sequence[str]) -> Float[Array, "tensors"]:
@@ -111,17 +115,17 @@ def products(
     backward `gather_sequence` of codes. Without given scales also a maximum of one number for each tensor.
     """
     if scaling.recipe.tiles is not None:
-        found = tiles.products(x, weights, scaling.recipe, scaling.exact, gathers=gathers)
+        found = tiles.products(x, weights, scaling.recipe, scaling.exact, scaling.unseen, gathers=gathers)
         return tuple(map(scatter_sequence, found)) if scatters else found
-    x, given, scales, observed = scales_of_group(x, weights, scaling)
-    exact, x, given, scales, observed = vary_alike((scaling.exact, x, given, scales, observed))
+    x, given, scales, unseen = scales_of_group(x, weights, scaling)
+    exact, x, given, scales, unseen = vary_alike((scaling.exact, x, given, scales, unseen))
     how = _How(scaling.recipe, gathers, scatters, scaling.of_codes is not None)
-    return _products(how, x, given, scales, observed, exact)
+    return _products(how, x, given, scales, unseen, exact)
 
 
 def scales_of_group(
     x: jax.Array, weights: Sequence[jax.Array], scaling: GroupScaling
-) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array, jax.Array | None]:
+) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array, Seen]:
     """(input, weights, scales of both and perhaps of gradients, zeros for what is seen), varying over the same axes."""
     x, given = vary_alike((x, tuple(weights)))
     recipe, scales = scaling.recipe, scaling.scales
@@ -131,7 +135,7 @@ def scales_of_group(
         if of_weights is None:
             of_weights = scale_of(largest_over(given, ("tensor",)), E4M3, recipe.margin)
         scales = checkpoint_name(jnp.concatenate(vary_alike((of_x, of_weights, x))[:2]), SCALES)
-    return vary_alike((x, given, scales, scaling.observed))
+    return vary_alike((x, given, scales, scaling.unseen))
 
 
 def codes_of(weights: Sequence[jax.Array], scales: jax.Array, coded: bool) -> list[jax.Array]:
@@ -145,17 +149,6 @@ def gradient_scales(dys: Sequence[jax.Array], scales: jax.Array, number: int, re
     if scales.shape[0] > 1 + number:
         return scales[1 + number :]
     return scale_of(largest_over(dys, TOKEN_AXES), recipe.gradient, recipe.margin)
-
-
-def seen_by_group(
-    x: jax.Array, weights: Sequence[jax.Array], dys: Sequence[jax.Array], observed: jax.Array | None, coded: bool
-) -> jax.Array | None:
-    """The largest magnitudes of a group's tensors on this rank; None if nothing asks for them."""
-    if observed is None:
-        return None
-    of_weights = [jnp.float32(0) if coded else largest_of(w) for w in weights]
-    seen = jnp.stack(vary_alike((largest_of(x), *of_weights, *map(largest_of, dys))))
-    return vary(seen, varying_axes(observed))
 
 
 @jax.tree_util.register_static
@@ -188,7 +181,7 @@ class _How:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _products(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, observed: Any, exact: Any
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, unseen: Any, exact: Any
 ) -> tuple[jax.Array, ...]:
     def quantised() -> tuple[jax.Array, ...]:
         q = how.before(quantise(x, scales[0], E4M3))
@@ -204,19 +197,19 @@ def _products(
 
 
 def _forward(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, observed: Any, exact: Any
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, unseen: Any, exact: Any
 ) -> Any:
-    return _products(how, x, weights, scales, observed, exact), (x, weights, scales, observed, exact)
+    return _products(how, x, weights, scales, unseen, exact), (x, weights, scales, unseen, exact)
 
 
 def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
-    x, weights, scales, observed, exact = kept
+    x, weights, scales, unseen, exact = kept
     recipe = how.recipe
     of_gradients = gradient_scales(dys, scales, len(weights), recipe)
 
     # What is seen comes out of the branch: XLA for CPUs does not order the collectives of a branch with a maximum that
     # does not depend on it, and ranks that run them in different orders wait for each other.
-    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array | None]:
+    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
         q = how.before(quantise(x, scales[0], E4M3))
         of_input, of_weights = [], []
         for n, (w, matrix, dy) in enumerate(zip(weights, codes_of(weights, scales, how.coded), dys, strict=True)):
@@ -224,14 +217,14 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
             codes = how.before_backward(codes)
             of_input.append(_input_gradient(codes, matrix, scales[1 + n] * of_gradients[n], x))
             of_weights.append(_weight_gradient(q, codes, scales[0] * of_gradients[n], w))
-        seen = seen_by_group(x, weights, dys, observed, how.coded)
+        seen = seen_by_group(x, weights, dys, unseen, how.coded, scales, of_gradients, recipe)
         return how.after_backward(_sum(of_input)), tuple(of_weights), seen
 
-    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array | None]:
+    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
         whole, each = how.before(x), [how.before_backward(dy) for dy in dys]
         of_input = [_input_gradient(dy, w, None, x) for dy, w in zip(each, weights, strict=True)]
         of_weights = tuple(_weight_gradient(whole, dy, None, w) for dy, w in zip(each, weights, strict=True))
-        return how.after_backward(_sum(of_input)), of_weights, jax.tree.map(jnp.zeros_like, observed)
+        return how.after_backward(_sum(of_input)), of_weights, jax.tree.map(jnp.zeros_like, unseen)
 
     dx, dws, seen = quantised() if exact is None else lax.cond(exact, exactly, quantised)
     return dx, dws, None, seen, None

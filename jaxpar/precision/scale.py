@@ -12,6 +12,11 @@ SMALLEST, MOST = -62, 62
 """Powers of two that scales may have: a product of two stays a normal float32."""
 
 
+def largest_of(x: Float[Array, "..."]) -> Float[Array, ""]:
+    """The largest magnitude of this rank's part of a tensor."""
+    return jnp.max(jnp.abs(x)).astype(jnp.float32)
+
+
 def scale_of(largest: Float[Array, "..."], form: str, margin: int = 0) -> Float[Array, "..."]:
     """The least power of two by which a tensor with the `largest` magnitude fits `form` when divided, times
     2^`margin`. It is 1 for zeros, and NaN where a magnitude is not finite."""

@@ -23,7 +23,8 @@ from jaxtyping import Array, Bool, Float, Shaped
 
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.precision.recipe import E4M3, Recipe, Tiles
-from jaxpar.precision.scale import quantise, scale_of
+from jaxpar.precision.scale import largest_of, quantise, scale_of
+from jaxpar.precision.seen import Seen, counts_of, joined
 from pallas_kernels.tiled_matmul import tiled_matmul
 from pallas_kernels.varying import vary_alike
 
@@ -37,10 +38,21 @@ class Codes(NamedTuple):
 
 def in_tiles(x: Float[Array, "... rows columns"], tile: tuple[int, int], form: str, margin: int = 0) -> Codes:
     """`x` as codes, with a scale for each tile of so many rows and columns."""
+    cut, scales = _cut(x, tile, form, margin)
+    return Codes(quantise(cut, scales, form).reshape(x.shape), scales[..., :, 0, :, 0])
+
+
+def counts_in_tiles(x: Float[Array, "... rows columns"], tile: tuple[int, int], form: str, margin: int) -> jax.Array:
+    """What `jaxpar.precision.seen.counts_of` has of the codes of `in_tiles`."""
+    return counts_of(*_cut(x, tile, form, margin), form)
+
+
+def _cut(x: jax.Array, tile: tuple[int, int], form: str, margin: int) -> tuple[jax.Array, jax.Array]:
+    """`x` [..., row tiles, rows, column tiles, columns], and the scales of its tiles with 1 for rows and columns."""
     rows, columns = x.shape[-2] // tile[0], x.shape[-1] // tile[1]
     cut = x.astype(jnp.float32).reshape(*x.shape[:-2], rows, tile[0], columns, tile[1])
     scales = scale_of(jnp.max(jnp.abs(cut), axis=(-3, -1)), form, margin)
-    return Codes(quantise(cut, scales[..., :, None, :, None], form).reshape(x.shape), scales)
+    return cut, scales[..., :, None, :, None]
 
 
 @jax.tree_util.register_static
@@ -66,9 +78,29 @@ class _How:
 
     def weight(self, w: jax.Array, inputs: int, *, by_input: bool) -> Codes:
         """[inputs, outputs], in squares, or in tiles along the inputs or along the outputs."""
-        square = (self.tiles.size, self.tiles.size)
-        tile = square if self.tiles.square else self._tile(by_input)
-        return in_tiles(w.reshape(inputs, -1), tile, E4M3, self.recipe.margin)
+        return in_tiles(w.reshape(inputs, -1), self._tile_of_weight(by_input), E4M3, self.recipe.margin)
+
+    def seen(self, x: jax.Array, weights: Sequence[jax.Array], dys: Sequence[jax.Array], unseen: Seen) -> Seen:
+        """What is asked for of the tensors on this rank. What is quantised along two sides is counted along both."""
+        largest = counts = None
+        if unseen.largest is not None:
+            largest = joined([largest_of(each) for each in (x, *weights, *dys)], unseen.largest)
+        if unseen.counts is not None:
+            count = lambda each, tile, form: counts_in_tiles(each, tile, form, self.recipe.margin)
+            sides = lambda each, form: _sum([count(_flat(each), self._tile(side), form) for side in (False, True)])
+            flat = [w.reshape(_flat(x).shape[2], -1) for w in weights]
+            of_weights = [_sum([count(w, self._tile_of_weight(side), E4M3) for side in self._sides]) for w in flat]
+            of_dys = [sides(dy, self.recipe.gradient) for dy in dys]
+            counts = joined([sides(x, E4M3), *of_weights, *of_dys], unseen.counts)
+        return Seen(largest, counts)
+
+    @property
+    def _sides(self) -> tuple[bool, ...]:
+        """Along which sides matrices are quantised: squares are the same along both."""
+        return (True,) if self.tiles.square else (True, False)
+
+    def _tile_of_weight(self, by_input: bool) -> tuple[int, int]:
+        return (self.tiles.size, self.tiles.size) if self.tiles.square else self._tile(by_input)
 
     def joined(self, dx: jax.Array) -> jax.Array:
         return scatter_sequence(dx) if self.gathers else dx
@@ -82,16 +114,19 @@ def products(
     weights: Sequence[Float[Array, "..."]],
     recipe: Recipe,
     exact: Bool[Array, ""] | None,
+    unseen: Seen,
     *,
     gathers: bool,
 ) -> tuple[Float[Array, "batch seq ..."], ...]:
     """Like `jaxpar.precision.matmul.products`. Sends codes and a scale for each tile, in backward along tokens."""
-    x, weights, exact = vary_alike((x, tuple(weights), exact))
-    return _products(_How(recipe, gathers), x, weights, exact)
+    x, weights, unseen, exact = vary_alike((x, tuple(weights), unseen, exact))
+    return _products(_How(recipe, gathers), x, weights, unseen, exact)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _products(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], exact: Any) -> tuple[jax.Array, ...]:
+def _products(
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], unseen: Seen, exact: Any
+) -> tuple[jax.Array, ...]:
     inputs = _flat(x).shape[2]
 
     def shaped(y: jax.Array, w: jax.Array) -> jax.Array:
@@ -109,19 +144,19 @@ def _products(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], exact: An
     return quantised() if exact is None else lax.cond(exact, exactly, quantised)
 
 
-def _forward(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], exact: Any) -> Any:
-    return _products(how, x, weights, exact), (x, weights, exact)
+def _forward(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], unseen: Seen, exact: Any) -> Any:
+    return _products(how, x, weights, unseen, exact), (x, weights, unseen, exact)
 
 
 def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
-    x, weights, exact = kept
+    x, weights, unseen, exact = kept
     inputs, pairs, backend = _flat(x).shape[2], list(zip(dys, weights, strict=True)), how.recipe.backend
 
     def of_input(terms: list[jax.Array]) -> jax.Array:
-        dx = sum(terms[1:], terms[0])
+        dx = _sum(terms)
         return how.joined(dx.reshape(x.shape[0], -1, *x.shape[2:]))
 
-    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
         codes = how.inputs(x, by_token=True)
         terms = [
             product(how.gradient(dy, by_token=False), how.weight(w, inputs, by_input=False), (1, 1), x.dtype, backend)
@@ -129,12 +164,13 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
         ]
         of_weight = lambda dy, w: product(codes, how.gradient(dy, by_token=True), (0, 0), w.dtype, backend)
         dws = [of_weight(dy, w).reshape(w.shape) for dy, w in pairs]
-        return of_input(terms), tuple(dws)
+        return of_input(terms), tuple(dws), how.seen(x, weights, dys, unseen)
 
-    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
         whole = _rows(gather_sequence(x) if how.gathers else x)
         terms = [_dot(_rows(dy), w.reshape(inputs, -1), (1, 1), x.dtype) for dy, w in pairs]
-        return of_input(terms), tuple(_dot(whole, _rows(dy), (0, 0), w.dtype).reshape(w.shape) for dy, w in pairs)
+        dws = tuple(_dot(whole, _rows(dy), (0, 0), w.dtype).reshape(w.shape) for dy, w in pairs)
+        return of_input(terms), dws, jax.tree.map(jnp.zeros_like, unseen)
 
     return *(quantised() if exact is None else lax.cond(exact, exactly, quantised)), None
 
@@ -153,6 +189,10 @@ def product(a: Codes, b: Codes, contracted: tuple[int, int], dtype: Any, backend
 def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int], dtype: Any) -> jax.Array:
     dims = (((contracted[0],), (contracted[1],)), ((), ()))
     return lax.dot_general(a, b, dims, preferred_element_type=dtype)
+
+
+def _sum(terms: list[jax.Array]) -> jax.Array:
+    return sum(terms[1:], terms[0])
 
 
 def _flat(x: jax.Array) -> jax.Array:

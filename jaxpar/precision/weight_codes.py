@@ -21,8 +21,10 @@ from jaxpar.mesh.coded import coded_stack
 from jaxpar.mesh.collectives import reduce_max
 from jaxpar.mesh.layer_order import PADDING, StackOrder
 from jaxpar.mesh.parameters import Nested, Weights
-from jaxpar.precision.matmul import largest_of, quantise, scale_of
+from jaxpar.precision.matmul import TOKEN_AXES
 from jaxpar.precision.recipe import E4M3, Recipe
+from jaxpar.precision.scale import largest_of, quantise, scale_of
+from jaxpar.precision.seen import COUNTS, Seen, counts_of
 
 WEIGHT_SCALES = "weight_scales"
 """The key of a batch with the scales of the codes, [microbatch, layers, tensors]."""
@@ -53,8 +55,9 @@ class WeightCodes(NamedTuple):
     """With a `CodedStack` for each matrix."""
     scales: Float[Array, "layers tensors"]
     """Of the codes of this pipeline rank's layers; 0 elsewhere."""
-    largest: Float[Array, "layers tensors"]
-    """The largest magnitude of each matrix that is quantised, of this pipeline rank's layers; 0 elsewhere."""
+    seen: Seen
+    """Of each matrix that is quantised, in this pipeline rank's layers; 0 elsewhere. Magnitudes are those of all ranks,
+    counts are this rank's share of a sum over all."""
 
 
 def coded_weights(
@@ -64,6 +67,7 @@ def coded_weights(
     exact_layers: tuple[int, int],
     shape: tuple[int, int],
     scales: Float[Array, "layers tensors"] | None,
+    counts: bool = False,
 ) -> WeightCodes:
     """The `matrices` among master `weights` as codes, inside the step's map.
 
@@ -76,10 +80,12 @@ def coded_weights(
         exact_layers: layers before the first number, and from the second on, are not quantised.
         shape: of the tables of scales, [layers, tensors].
         scales: of earlier steps; None takes those of the matrices themselves.
+        counts: whether numbers that codes do not hold are counted.
     """
     stacks = {own.path: _at(weights, own.path) for own in matrices}
     found = _largest(stacks)
     of_codes, of_matrices = vary((jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32)))
+    of_counts = vary(jnp.zeros((*shape, len(COUNTS)), jnp.float32)) if counts else None
     for own in matrices:
         stack, largest = stacks[own.path], found[own.path]
         numbers = jnp.asarray(own.order.numbers.reshape(own.order.numbers.shape[0], -1), jnp.int32)
@@ -98,7 +104,10 @@ def coded_weights(
         padding = numbers == PADDING
         of_codes = of_codes.at[numbers, own.column].max(vary(jnp.where(padding, 0, scale)))
         of_matrices = of_matrices.at[numbers, own.column].max(vary(jnp.where(padding | exact, 0, largest)))
-    return WeightCodes(weights, of_codes, of_matrices)
+        if of_counts is not None:
+            counted = jnp.where((padding | exact)[:, None], 0, _counted(stack, scale))
+            of_counts = of_counts.at[numbers, own.column].add(vary(counted))
+    return WeightCodes(weights, of_codes, Seen(of_matrices, of_counts))
 
 
 def _largest(stacks: Mapping[tuple[str, ...], jax.Array]) -> dict[tuple[str, ...], Float[Array, "rows"]]:
@@ -115,6 +124,16 @@ def _largest(stacks: Mapping[tuple[str, ...], jax.Array]) -> dict[tuple[str, ...
         ends = [sum(len(found[path]) for path in paths[: place + 1]) for place in range(len(paths) - 1)]
         found |= dict(zip(paths, jnp.split(joined, ends), strict=True))
     return found
+
+
+def _counted(stack: jax.Array, scales: Float[Array, "rows"]) -> Float[Array, "rows counts"]:
+    """What is counted of each row of a stack, as this rank's share of a sum over all ranks: of ranks that hold the same
+    part, the first has it."""
+    counts = jax.vmap(lambda w, scale: counts_of(w, scale, E4M3))(stack, scales)
+    for axis in TOKEN_AXES:
+        if axis not in varying_axes(stack):
+            counts = jnp.where(lax.axis_index(axis) == 0, counts, 0)
+    return counts
 
 
 def _at(tree: Nested[Any], path: tuple[str, ...]) -> Any:

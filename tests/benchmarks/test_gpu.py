@@ -14,14 +14,17 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks import torch_step
 from benchmarks.gpu import __main__ as suite
-from benchmarks.gpu import attention, cudnn_packed, tiles
+from benchmarks.gpu import attention, cudnn_packed, tiles, torch_recipes
 from benchmarks.gpu.attention_cases import CHECKED, Case, timed
 from benchmarks.gpu.journal import Journal, read
 from benchmarks.gpu.parts import PARTS, SECONDS, Part
 from benchmarks.gpu.record import ALWAYS, add_records, verified
 from benchmarks.gpu.report import table
 from benchmarks.gpu.targets import targets
+from benchmarks.gpu.training import LLAMA_1B, LLAMA_1B_STEP
+from jaxpar.config import load_config
 from jaxpar.hardware.xla_flags import xla_flags
 from pallas_kernels.attention import kinds
 from pallas_kernels.attention.mosaic.tiles import TABLE
@@ -62,6 +65,29 @@ def test_a_dry_run_goes_through_every_part_without_the_packages_that_gpu_machine
     of_tiles = [(row["launch"], row["entry"]) for row in rows if row["kind"] == "tile"]
     assert {*of_tiles} == {(launch, entry) for launch in ("forward", "dq") for entry in (True, False)}
     assert "DRY RUN" in done.stdout and result["targets"] == []
+
+
+@pytest.mark.parametrize("recipe", torch_recipes.RECIPES.values())
+def test_the_step_of_pytorch_is_that_of_ours(recipe: str | None):
+    config = load_config(LLAMA_1B, list(LLAMA_1B_STEP))
+    settings = torch_step.parse(torch_recipes.command_of(config, recipe)[2:])
+    model = config.model
+    assert (settings.model["layers"], settings.model["embed"], settings.sequence) == (model.layers, model.embed, 4096)
+    assert (settings.batch, settings.microbatches, settings.precision) == (8, 2, "bfloat16")
+    assert settings.float8 == recipe and settings.compile
+
+
+@pytest.mark.parametrize(("program", "why"), [
+    ("import no_such_package", "no_such_package is not installed"),
+    ("assert 0, 'torch sees no GPU'", "torch sees no GPU"),
+])  # fmt: skip
+def test_a_step_of_pytorch_that_cannot_run_is_skipped_with_the_reason(
+    program: str, why: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch_recipes, "TORCH", program)
+    journal = Journal("fp8-torch", 100)
+    torch_recipes.measure(journal)
+    assert [(row["kind"], row["why"]) for row in journal.rows] == [("skipped", why)]
 
 
 def test_rows_outlive_the_process_that_is_killed_while_it_writes(tmp_path: Path):

@@ -89,6 +89,7 @@ REFUSED = {
     ),
     "history without delay": ([CURRENT, "precision.matmul_history=4"], ("matmul_history: 4", "fp8_delayed")),
     "margin without recipe": (["precision.matmul_margin=1"], ("matmul_margin: 1", "precision.matmul")),
+    "counts without recipe": (["precision.matmul_counts=true"], ("matmul_counts: true", "precision.matmul")),
     "history": (["precision.matmul=fp8_delayed", "precision.matmul_history=0"], ("matmul_history", "at least 1")),
 }
 

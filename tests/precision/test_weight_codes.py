@@ -103,7 +103,7 @@ def test_codes_and_scales_of_a_split_matrix_are_those_of_the_whole(axes: dict[st
     def function(stack: jax.Array) -> Any:
         found = code(stack, (True, False, False))
         assert isinstance(found.weights["w"], CodedStack)
-        return found.weights["w"].codes.astype(jnp.float32), found.scales[None], found.largest[None]
+        return found.weights["w"].codes.astype(jnp.float32), found.scales[None], found.seen.largest[None]
 
     out = split, PartitionSpec(AXES), PartitionSpec(AXES)
     codes, scales, largest = jax.jit(mapped(function, mesh_of(**axes), "float32", split, out))(stack)

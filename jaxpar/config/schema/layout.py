@@ -146,6 +146,10 @@ class PrecisionConfig:
     """Steps of which `fp8_delayed` remembers the largest magnitudes."""
     matmul_margin: int = 0
     """Powers of two that are left unused above the largest magnitude."""
+    matmul_counts: bool = False
+    """Count the numbers of each tensor that FP8 codes cut off, and those that they flush to zero, in each step, and
+    report their shares and the largest magnitudes with each logged step (`docs/fp8.md`). Losses and weights have the
+    same bits."""
     matmul_backend: Literal["auto", "mosaic", "cudnn", "xla"] = "auto"
     """What multiplies codes with scales of tiles: `mosaic` is a kernel for Hopper GPUs (`fp8_block`), `cudnn` the
     units of Blackwell GPUs (`mxfp8`), and `xla` multiplies what the codes stand for in bfloat16; `auto` takes the first

@@ -18,23 +18,29 @@ from jaxpar.layers.linear import Tap, recording, tapping, untapped
 from jaxpar.layers.report import Output
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.parameters import Arrays, Nested, merge, select
+from jaxpar.precision.seen import Seen, nothing_seen
 from pallas_kernels.vjp_parts import set_arguments, set_residuals, vjp_without_arguments
 
 type Policy = Callable[..., Any]
 
 type Apply = Callable[..., Output]
 """One layer: (weights in compute placement, x, layer's number in the model, tokens, tap) -> (x, report); then also
-zeros, whose cotangents are the largest magnitudes of the tensors of its matmuls, if there are any."""
+zeros, whose cotangents are what is seen of the tensors of its matmuls, if anything is asked for."""
 
 
 class LayerDerivative:
     """`apply` and its pullbacks, differentiated with respect to all weights but the `matrices` and the `frozen`."""
 
     def __init__(
-        self, apply: Apply, matrices: Nested[bool] | None, frozen: Nested[bool] | None = None, tensors: int = 0
+        self,
+        apply: Apply,
+        matrices: Nested[bool] | None,
+        frozen: Nested[bool] | None = None,
+        tensors: int = 0,
+        counts: bool = False,
     ):
         assert matrices is None or frozen is None, "a backward is split where all weights have gradients"
-        self.apply, self.matrices, self.tensors = apply, matrices, tensors
+        self.apply, self.matrices, self.tensors, self._counts = apply, matrices, tensors, counts
         self._fixed = matrices if frozen is None else frozen
         self._functions: dict[Policy | None, Callable[..., Output]] = {}
         self._vjps: dict[Policy | None, Callable[..., tuple[Output, Any]]] = {}
@@ -65,7 +71,7 @@ class LayerDerivative:
         tokens: TokenContext,
     ) -> Any:
         """The pullback of `vjp`, from the `residuals` that its own kept: (gradients of the weights, dx, taps, ...,
-        largest magnitudes)."""
+        what is seen)."""
         if policy not in self._vjps:
             self._vjps[policy] = partial(self.vjp, policy)
         _, pullback = jax.eval_shape(self._vjps[policy], w, x, number, tokens)
@@ -87,12 +93,12 @@ class LayerDerivative:
         like = jax.eval_shape(self._groups, w, x, tokens)
         return jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
 
-    def _unseen(self) -> jax.Array | None:
-        """Zeros, whose cotangent is the largest magnitude of each tensor; None if a layer has none."""
-        return vary(jnp.zeros(self.tensors, jnp.float32)) if self.tensors else None
+    def _unseen(self) -> Seen | None:
+        """Zeros, whose cotangent is what is seen of each tensor; None if a layer has none."""
+        return vary(nothing_seen(self.tensors, counts=self._counts)) if self.tensors else None
 
     def _apply(
-        self, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap, unseen: jax.Array | None
+        self, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap, unseen: Seen | None
     ) -> Output:
         return self.apply(w, x, number, tokens, tap, *(() if unseen is None else (unseen,)))
 

@@ -57,7 +57,9 @@ class LayerKind:
     """Which weights `apply` takes in the dtype of their gradients, so that these leave its matmuls unrounded; None for
     none."""
     tensors: int = 0
-    """Tensors of a layer whose largest magnitudes leave the backward; with any, `apply` takes zeros for them."""
+    """Tensors of a layer of which the backward reports what it sees; with any, `apply` takes zeros for that."""
+    counts: bool = False
+    """Whether it also counts the numbers that codes do not hold (`jaxpar.precision.seen`)."""
     quantised: Mapping[bool | None, LayerKind] = field(default_factory=dict)
     """By `Keep.exact`, the same for layers whose matmuls are quantised."""
 
@@ -68,7 +70,7 @@ class LayerKind:
     @cached_property
     def derivative(self) -> LayerDerivative:
         """One layer and its pullbacks."""
-        return LayerDerivative(self.apply, self.matrices, self.frozen, self.tensors)
+        return LayerDerivative(self.apply, self.matrices, self.frozen, self.tensors, self.counts)
 
     @property
     def firsts(self) -> list[int]:

@@ -39,6 +39,7 @@ from jaxpar.model.loop.layer_stack import LayerStack
 from jaxpar.model.loop.parted import read_after
 from jaxpar.model.loop.stash import Stash, at, entry_on_device, fetch, in_order, put, stacked
 from jaxpar.model.loop.walk import Site, walk
+from jaxpar.precision.seen import Seen, nothing_seen
 from pallas_kernels.vjp_parts import residuals_of
 
 type Stashes = Mapping[str, tuple[Stash, ...]]
@@ -72,6 +73,15 @@ class LayerLoop:
     def reports(self) -> tuple[str, ...]:
         """Names of what layers report."""
         return tuple(dict.fromkeys(name for kind in self.kinds.values() for name in kind.reports))
+
+    def nothing_seen(self) -> Seen | None:
+        """Zeros for what the backward sees of the tensors of quantised matmuls, by the layer's number; None if nothing
+        is asked for."""
+        programs = [program for kind in self.kinds.values() for program in kind.quantised.values() if program.tensors]
+        if not programs:
+            return None
+        layers = sum(len(stack.layers) for stack in self.order.stacks.values())
+        return nothing_seen(layers, programs[0].tensors, counts=programs[0].counts)
 
     # ---- what is kept
 
@@ -171,15 +181,15 @@ class LayerLoop:
         kept_slot: Index = 0,
         fresh: Bool[Array, ""] | bool = False,
         seed: Float[Array, ""] | None = None,
-        seen: Float[Array, "layers tensors"] | None = None,
+        seen: Seen | None = None,
         completes: bool = False,
-    ) -> tuple[jax.Array, Arrays, Arrays | None, jax.Array | None]:
+    ) -> tuple[jax.Array, Arrays, Arrays | None, Seen | None]:
         """Backward through a chunk from `slot` of the stashes: (dx, gradients, kept, seen).
 
         Gradients of the chunk's weights are added to `gradients` (gradient placement) where `counts`. If
         the backward is split these are the gradients of all but the matrices, for which `kept_slot` of `kept` fills.
         If `fresh`, nothing has accumulated yet: gradients in host memory are not initialised to zeros. `seed` is the
-        cotangent of the layers' auxiliary losses. `seen` has, by the layer's number, the largest magnitudes of the
+        cotangent of the layers' auxiliary losses. `seen` has, by the layer's number, what was seen of the
         tensors of quantised matmuls so far. If the backward `completes` the gradients, those that travel early are
         summed over their ranks, a layer's while the next one goes backward.
         """
@@ -205,8 +215,7 @@ class LayerLoop:
                     with jax.named_scope("kept_for_weights"):
                         kept = {**kept, stack.name: put(kept[stack.name], taps, kept_slot, row)}
                 if seen is not None and derivative.tensors:
-                    new = jnp.where(counts & (number != PADDING), new, 0)
-                    seen = seen.at[number].max(new)
+                    seen = seen.with_layer(number, new, counts & (number != PADDING))
                 dx = stack.unless_padding(number, vary(through), dx)
                 return dx, with_own_layers(totals, stack.name, total), kept, seen
 

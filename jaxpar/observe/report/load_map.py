@@ -1,4 +1,4 @@
-"""Heat maps of a run by layer and step: the load of the fullest expert, and how far FP8 codes are filled."""
+"""Heat maps of a run by layer and step: the load of the fullest expert, and what FP8 codes hold."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class Kind:
     """Of the section."""
     pale: str
     """What the palest color means."""
+    form: str = ".2f"
+    """Of a value."""
 
 
 KINDS = (
@@ -34,6 +36,20 @@ KINDS = (
         0.0,
         "FP8: largest magnitude against what codes reach, by layer and step",
         "0; above 1 values were cut off",
+    ),
+    Kind(
+        "matmul_most_flushed",
+        0.0,
+        "FP8: share of values flushed to zero, by layer and step",
+        "0; of the tensor of the layer that has most",
+        ".2%",
+    ),
+    Kind(
+        "matmul_most_saturated",
+        0.0,
+        "FP8: share of values cut off, by layer and step",
+        "0; of the tensor of the layer that has most",
+        ".3%",
     ),
 )
 
@@ -69,11 +85,10 @@ def _map(run: RunRecord, kind: Kind) -> LoadMap | None:
     means = [[_mean(column, layer) for column in columns] for layer in layers]
     most = max((value for row in means for value in row if value is not None), default=kind.least)
     share = lambda value: (value - kind.least) / (most - kind.least) if most > kind.least else 0.0
-    rows = [
-        [(0.0, "") if value is None else (max(0.0, share(value)), f"{value:.2f}") for value in row] for row in means
-    ]
+    written = lambda value: (0.0, "") if value is None else (max(0.0, share(value)), f"{value:{kind.form}}")
+    rows = [[written(value) for value in row] for row in means]
     spans = [str(one[0][0]) if len(one) == 1 else f"{one[0][0]} to {one[-1][0]}" for one in columns]
-    return LoadMap(run.label, kind, layers, spans, rows, f"{most:.2f}")
+    return LoadMap(run.label, kind, layers, spans, rows, f"{most:{kind.form}}")
 
 
 def _mean(column: Sequence[tuple[int, dict[str, float]]], layer: int) -> float | None:

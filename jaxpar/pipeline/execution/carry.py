@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxpar.mesh.parameters import Arrays, Weights
 from jaxpar.pipeline.execution.stages import Batch
+from jaxpar.precision.seen import Seen
 
 type Row = dict[str, jax.Array]
 """One tick of this rank: a scalar for each of `jaxpar.pipeline.execution.program.FIELDS`."""
@@ -34,8 +35,8 @@ class Carry(NamedTuple):
     """Gradients of the chunks that are held."""
     report: dict[str, Float[Array, ""]]
     """The layers' metrics, summed."""
-    seen: Float[Array, "layers tensors"] | None
-    """The largest magnitudes of tensors of quantised matmuls."""
+    seen: Seen | None
+    """What was seen of the tensors of quantised matmuls, [layers, tensors]."""
 
 
 class Seeds(NamedTuple):

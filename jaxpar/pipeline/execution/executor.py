@@ -28,7 +28,7 @@ from jaxpar.pipeline.execution.carry import Act, Carry, Given, Held, Row, Seeds
 from jaxpar.pipeline.execution.permutes import refuse_permutes
 from jaxpar.pipeline.execution.program import EMBEDDING, NOTHING, STASHED, Loop, PipelineProgram, Run
 from jaxpar.pipeline.execution.stages import Batch, Stages
-from jaxpar.precision.matmul import SCALES
+from jaxpar.precision.seen import Seen
 
 
 class Gradients(NamedTuple):
@@ -40,8 +40,8 @@ class Gradients(NamedTuple):
     """What the loss reports."""
     report: dict[str, Float[Array, ""]]
     """The layers' metrics."""
-    seen: Float[Array, "layers tensors"] | None
-    """The largest magnitudes of tensors of quantised matmuls, where later steps scale by them."""
+    seen: Seen | None
+    """What was seen of the tensors of quantised matmuls, [layers, tensors], where it is asked for."""
 
 
 def execute(
@@ -104,7 +104,7 @@ class _Executor:
             ),
             held=None,
             report={name: vary(jnp.float32(0)) for name in loop.reports},
-            seen=self._nothing_seen(given),
+            seen=vary(loop.nothing_seen()),
             **self._buffers(x),
         )
         held, holds = None, self.program.holds
@@ -353,11 +353,6 @@ class _Executor:
         return self._microbatch(given, row[f"of_{kind}_last"])
 
     # ---- buffers
-
-    def _nothing_seen(self, given: Given) -> jax.Array | None:
-        """Zeros for the largest magnitudes, as many as there are scales."""
-        scales = given.microbatches.get(SCALES)
-        return None if scales is None else vary(jnp.zeros(scales.shape[1:], jnp.float32))
 
     def _shapes(self, given: Given) -> tuple[Any, Any]:
         """Shapes of a chunk's input and of a microbatch's tokens."""

@@ -10,7 +10,7 @@ import json
 import math
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -22,12 +22,13 @@ from jaxpar.distributed.notes import leave_note, read_notes
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import Weights
 from jaxpar.observe.episodes import Episodes
-from jaxpar.observe.events import Anomaly, AnomalyKind, Listener
+from jaxpar.observe.events import Anomaly, AnomalyKind, Listener, StepRecord
 from jaxpar.observe.pace import LAST, SECONDS, WARMING_UP, Losses, Pace, SlowSteps
 from jaxpar.observe.spikes import LossWindow, Spike
 from jaxpar.observe.stragglers import ProcessPace, find_straggler
 from jaxpar.observe.timer import Turn
 from jaxpar.training.errors import TrainingError
+from jaxpar.training.monitor.codes import CodeMonitor
 from jaxpar.training.monitor.diagnosis import broken_gradients, broken_weights, describe
 from jaxpar.training.step.forward_backward import StepMetrics
 from jaxpar.units import percent, plain, seconds
@@ -47,6 +48,8 @@ WORDS: dict[str, str] = {
     "data_wait": "times that devices waited for data",
     "straggler": "times that one process held up the others",
     "fp8_range": "times that FP8 codes did not reach the values",
+    "fp8_saturated": "times that FP8 codes cut off many values",
+    "fp8_flushed": "times that FP8 codes flushed more values to zero",
 }
 
 
@@ -57,6 +60,7 @@ class AnomalyMonitor:
         self._config, self._watch, self._order, self._listeners = config, config.watch, order, listeners
         self._losses = LossWindow(self._watch.spike_window, self._watch.spike)
         self._slow, self._pace = SlowSteps(self._watch.slow_step), Pace(self._watch.slow_pace)
+        self._codes = CodeMonitor(self._watch)
         self._episodes = Episodes(quiet=LAST, apart_s=dict.fromkeys(("slow_step", "slow_pace"), SLOW_APART_S))
         self._reported: dict[str, int] = {}
         self._rollbacks = 0
@@ -104,18 +108,10 @@ class AnomalyMonitor:
             self._compare_processes(number, lap)
         return lap.batch_share
 
-    def codes(self, number: int, reach: Mapping[str, float] | None) -> None:
-        """Judge how far the FP8 codes of each layer were filled in step `number`, which was logged."""
-        limit = self._watch.fp8_range
-        if limit is None or not reach:
-            return
-        layer, most = max(reach.items(), key=lambda item: item[1])
-        if most >= limit:
-            text = (
-                f"Values in layer {layer} were up to {plain(most, 3)} times as large as FP8 codes reach at step "
-                f"{number}, and cut off: their scale is of earlier steps (precision.matmul: fp8_delayed)."
-            )
-            self._report(number, "fp8_range", text, layer=int(layer), reach=most)
+    def codes(self, number: int, record: StepRecord) -> None:
+        """Judge what FP8 codes did not hold in step `number`, which was logged."""
+        for found in self._codes.judge(number, record.matmul_reach, record.matmul_saturated, record.matmul_flushed):
+            self._report(number, found.kind, found.text, **found.facts)
 
     def skipped(self, number: int, metrics: StepMetrics, weights: Weights, newest: Callable[[], str]) -> None:
         """Step `number` was not finite and not applied; `weights` are those after it.

@@ -303,7 +303,7 @@ class _Loop:
         if self.trainer.evaluates and not stop and (number == last or (every and number % every == 0)):
             self._evaluate(number)
         record = self.progress.record(self.trainer, number, metrics, lap, data_wait)
-        self.monitor.codes(number, record.matmul_reach)
+        self.monitor.codes(number, record)
         self.listeners.step(record)
         if save:
             liveness.at(f"saving step {number}")

@@ -6,18 +6,14 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from jaxpar.layers.experts.reports import expert_metrics, is_of_experts, layer_loads
-from jaxpar.layers.matmul_formats import exact_layers
 from jaxpar.layout.expert_bytes import sent_bytes
 from jaxpar.model.flops import Pairs, mfu
 from jaxpar.observe.events import StepRecord
 from jaxpar.observe.files import strict_json
 from jaxpar.observe.memory import bytes_in_use, limit_bytes, memory_kind, peak_bytes
 from jaxpar.observe.timer import Lap
-from jaxpar.precision.history import reach
-from jaxpar.precision.recipe import recipe_of
+from jaxpar.training.run.matmul_metrics import matmul_metrics
 from jaxpar.training.run.run import Run
 from jaxpar.training.step.forward_backward import StepMetrics
 
@@ -109,7 +105,7 @@ class Progress:
             epochs=trainer.epochs(number),
             experts=_of_experts(trainer, metrics) or None,
             expert_loads=layer_loads({name: float(value) for name, value in metrics.report.items()}) or None,
-            **_of_matmuls(trainer, metrics),
+            **matmul_metrics(config, metrics),
             data_wait=data_wait,
             metrics=self._metrics(number, metrics) or None,
         )
@@ -120,29 +116,6 @@ class Progress:
         if self.heldout_loss(number) is None:
             return found
         return found | {f"eval_{name}": value for name, value in self._heldout_metrics.items()}
-
-
-def _of_matmuls(trainer: Run, metrics: StepMetrics) -> dict[str, Any]:
-    """What FP8 matmuls with delayed scaling have seen, by the names of `StepRecord`; nothing without these."""
-    if metrics.magnitudes is None or metrics.scales is None:
-        return {}
-    tensors, recipe = trainer.layout.delayed_tensors, recipe_of(trainer.config.precision)
-    assert recipe is not None, "matmuls are quantised"
-    magnitudes, scales = (np.asarray(each, np.float64) for each in (metrics.magnitudes, metrics.scales))
-    if not np.isfinite(magnitudes).all():
-        return {}
-    first, last = exact_layers(trainer.config)
-    by_layer = {
-        str(layer): max(
-            reach(float(magnitudes[layer, place]), float(scales[layer, place]), name, recipe)
-            for place, name in enumerate(tensors)
-        )
-        for layer in range(first, last)
-    }
-    of_tensors = lambda values: {name: values[:, place].tolist() for place, name in enumerate(tensors)}
-    return {
-        "matmul_magnitudes": of_tensors(magnitudes), "matmul_scales": of_tensors(scales), "matmul_reach": by_layer,
-    }  # fmt: skip
 
 
 def _of_experts(trainer: Run, metrics: StepMetrics) -> dict[str, float]:

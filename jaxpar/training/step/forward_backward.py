@@ -15,7 +15,7 @@ from jaxpar.layout.stages import coded_matrices, stages_of
 from jaxpar.layout.state import TrainState, all_weights
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import AXES, DATA_AXES
-from jaxpar.mesh.collectives import reduce_max, reduce_sum
+from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.model.embedding import vocab_axes
@@ -27,6 +27,7 @@ from jaxpar.precision.history import History, next_history, scales_of
 from jaxpar.precision.loss_scale import next_loss_scale
 from jaxpar.precision.matmul import SCALES
 from jaxpar.precision.recipe import recipe_of
+from jaxpar.precision.seen import Seen
 from jaxpar.precision.weight_codes import WEIGHT_SCALES, coded_weights
 from jaxpar.training.residency.protocol import Measured, Residency
 from jaxpar.training.residency.weight_update import UpdateFacts
@@ -56,9 +57,12 @@ class StepMetrics(NamedTuple):
     report: dict[str, Float[Array, ""]]
     """The layers' own metrics, summed over layers and tokens, per unmasked token; and the loss's, per pair."""
     magnitudes: Float[Array, "layers tensors"] | None = None
-    """Under delayed scaling: the largest of each tensor of quantised matmuls, over microbatches and ranks."""
+    """The largest of each tensor of quantised matmuls, over microbatches and ranks: under delayed scaling, and where
+    numbers are counted."""
     scales: Float[Array, "layers tensors"] | None = None
-    """By which these were divided."""
+    """Under delayed scaling, by which these were divided."""
+    counts: Float[Array, "layers tensors counts"] | None = None
+    """With `precision.matmul_counts`: `jaxpar.precision.seen.COUNTS` of the same tensors."""
 
 
 class StepGradients(NamedTuple):
@@ -70,10 +74,10 @@ class StepGradients(NamedTuple):
     tokens: Float[Array, ""]
     """Unmasked tokens in the global batch."""
     report: dict[str, Float[Array, ""]]
-    seen: Float[Array, "layers tensors"] | None
-    """The largest magnitudes of tensors of quantised matmuls, under delayed scaling."""
+    seen: Seen
+    """What was seen of the tensors of quantised matmuls, [layers, tensors]."""
     scales: Float[Array, "layers tensors"] | None
-    """Their scales."""
+    """Their scales, under delayed scaling."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ class StepFunctions:
         """Forward and backward over all microbatches."""
         stages = stages_of(self.layout, train=True)
         given = self._with_scales(batch, state.matmul_history)
-        weights, given, largest = self._with_codes(all_weights(state), given)
+        counts = self.layout.config.precision.matmul_counts
+        weights, given, of_weights = self._with_codes(all_weights(state), given, counts=counts)
         weights = self.residency.compute_weights(weights)
         accumulators = self.residency.accumulators(weights)
         tokens = reduce_sum(batch["mask"].sum(), TOKEN_AXES)
@@ -100,8 +105,7 @@ class StepFunctions:
         means = {name: self._sum(total) / jnp.maximum(count, 1.0) for name, total in reported.items()}
         loss = means.pop("loss")
         report = {name: reduce_sum(value, AXES) / jnp.maximum(tokens, 1.0) for name, value in report.items()}
-        if seen is not None:
-            seen = reduce_max(seen if largest is None else jnp.maximum(seen, largest), AXES)
+        seen = Seen() if seen is None else seen.over_ranks(of_weights)
         scales = given[SCALES][0] if SCALES in given else None
         return StepGradients(loss, gradients, tokens, report | means, seen, scales)
 
@@ -116,22 +120,21 @@ class StepFunctions:
         scales = scales_of(history, self.layout.delayed_tensors, recipe, tokens)
         return batch | {SCALES: jnp.broadcast_to(scales, (microbatches, *scales.shape))}
 
-    def _with_codes(
-        self, master: Weights, batch: Batch
-    ) -> tuple[Weights, Batch, Float[Array, "layers tensors"] | None]:
-        """Weights with matrices as codes, `batch` with the scales of these in each microbatch, and the largest
-        magnitude of each of these matrices; None where products quantise them."""
+    def _with_codes(self, master: Weights, batch: Batch, *, counts: bool = False) -> tuple[Weights, Batch, Seen]:
+        """Weights with matrices as codes, `batch` with the scales of these in each microbatch, and what was seen of
+        these matrices, with `counts` or without; nothing where products quantise them."""
         if not codes_once(self.layout.plan):
-            return master, batch, None
+            return master, batch, Seen()
         config, microbatches = self.layout.config, batch["tokens"].shape[0]
         recipe = recipe_of(config.precision)
         assert recipe is not None, "matmuls are quantised"
         found = coded_weights(
             master, coded_matrices(self.layout), recipe, exact_layers(config),
             (config.model.layers, len(tensor_names(config))), batch[SCALES][0] if SCALES in batch else None,
+            counts,
         )  # fmt: skip
         scales = jnp.broadcast_to(found.scales, (microbatches, *found.scales.shape))
-        return found.weights, batch | {WEIGHT_SCALES: scales}, found.largest
+        return found.weights, batch | {WEIGHT_SCALES: scales}, found.seen
 
     def measured(self, state: TrainState, batch: Batch) -> Measured:
         """Gradients and the facts of the update; the state after the step, without what the update makes; metrics."""
@@ -140,9 +143,9 @@ class StepFunctions:
         norm = global_norm(sums, self.layout.squares)
         finite = jnp.isfinite(norm) & jnp.isfinite(loss)
         history = state.matmul_history
-        if seen is not None and history is not None:
-            finite = finite & jnp.isfinite(seen).all()  # an infinite input would be saturated without a trace
-            history = next_history(history, seen, finite)
+        if seen.largest is not None and history is not None:
+            finite = finite & jnp.isfinite(seen.largest).all()  # an infinite input would be saturated without a trace
+            history = next_history(history, seen.largest, finite)
         skipped = jnp.where(finite, 0, state.skipped_in_row + 1)
         following = state._replace(
             master=None,
@@ -156,8 +159,9 @@ class StepFunctions:
         rate, of_muon = self.layout.learning_rate(state.applied), self.layout.muon_learning_rate
         muon_rate = None if of_muon is None else of_muon(state.applied)
         metrics = StepMetrics(
-            loss, norm, rate, muon_rate, count, finite, skipped, state.loss_scale.value, sums, report, seen, scales
-        )
+            loss, norm, rate, muon_rate, count, finite, skipped, state.loss_scale.value, sums, report, seen.largest,
+            scales, seen.counts,
+        )  # fmt: skip
         return Measured(gradients, UpdateFacts(norm, finite, state.applied), following, metrics)
 
     def evaluate(self, weights: Weights, batch: Batch) -> tuple[dict[str, Float[Array, ""]], Float[Array, ""]]:

@@ -9,6 +9,7 @@ HISTORY = "tests/precision/test_history.py"
 CODES = "tests/precision/test_weight_codes.py"
 TILES = "tests/precision/test_tiles.py"
 GROUPED = "tests/precision/test_grouped.py"
+SEEN = "tests/precision/test_seen.py"
 
 PRECISION = (
     Fault(
@@ -55,9 +56,25 @@ PRECISION = (
         name="fp8_exact_layers_are_seen",
         description="Layers that are not quantised in a pipeline's chunk enter the history.",
         file="jaxpar/precision/matmul.py",
-        old="of_weights, jax.tree.map(jnp.zeros_like, observed)",
-        new="of_weights, seen_by_group(x, weights, dys, observed, how.coded)",
+        old="of_weights, jax.tree.map(jnp.zeros_like, unseen)",
+        new="of_weights, seen_by_group(x, weights, dys, unseen, how.coded, scales, of_gradients, recipe)",
         caught_by=(f"{HISTORY}::test_what_a_step_saw_does_not_depend_on_the_layout",),
+    ),
+    Fault(
+        name="fp8_ties_are_not_flushed",
+        description="Half of a format's smallest number is not counted among those that codes flush to zero.",
+        file="jaxpar/precision/seen.py",
+        old="(size <= ROUNDED_TO_ZERO[form])",
+        new="(size < ROUNDED_TO_ZERO[form])",
+        caught_by=(f"{SEEN}::test_counts_are_those_of_the_codes[1.0-float8_e4m3fn]",),
+    ),
+    Fault(
+        name="fp8_counts_of_one_rank",
+        description="What the ranks have counted is not added up.",
+        file="jaxpar/precision/seen.py",
+        old="reduce_sum(counts, AXES)",
+        new="reduce_max(counts, AXES)",
+        caught_by=(f"{SEEN}::test_counts_on_ranks_are_those_of_one_device[current-False]",),
     ),
     Fault(
         name="fp8_tiles_with_scales_of_other_tokens",

@@ -133,19 +133,6 @@ def test_slow_steps_on_a_busy_machine_are_reported_once_an_hour():
     assert "slow steps 6" in recorded.messages[-1]
 
 
-def test_values_that_fp8_codes_do_not_reach_are_reported_once():
-    recorded = AnomalyRecorder()
-    monitor = anomaly_monitor.AnomalyMonitor(Config(), LayerOrder.of_one_rank(2), recorded)
-    monitor.codes(1, None)
-    monitor.codes(2, {"1": 1.9, "2": 0.5})
-    assert not recorded.anomalies
-    monitor.codes(3, {"1": 0.5, "2": 4.25})
-    monitor.codes(4, {"1": 0.5, "2": 8.0})
-    [found] = recorded.anomalies
-    assert found.kind == "fp8_range" and found.facts == {"layer": 2, "reach": 4.25}
-    assert "layer 2" in found.text and "4.25 times" in found.text
-
-
 def test_a_run_without_anomalies_reports_none(tmp_path: Path):
     recorded = fit_with(watched(tmp_path, 20), scrambled())
     assert recorded.anomalies == []

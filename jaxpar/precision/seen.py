@@ -1,0 +1,110 @@
+"""What a step sees of the tensors of quantised matmuls: largest magnitudes, and how many numbers codes do not hold.
+
+Both leave the backward as cotangents of zeros, and accumulate over layers, microbatches and ranks: magnitudes as a
+maximum, counts as a sum. A count is a float32, which is exact up to 2^24 and from there on within 1e-7 of itself at
+each sum.
+
+**What is counted is quantising**: a tensor that several ranks hold whole and quantise each, or a matrix that is
+quantised with each use, is counted as often, and so are its numbers: shares are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxpar.mesh.axes import AXES, vary, varying_axes
+from jaxpar.mesh.collectives import reduce_max, reduce_sum
+from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe
+from jaxpar.precision.scale import largest_of
+from pallas_kernels.varying import vary_alike
+
+COUNTS = ("numbers", "saturated", "flushed")
+"""What is counted of a tensor, in this order: all its numbers, those cut off at the format's largest, and those that
+are not zero and whose code is."""
+
+ROUNDED_TO_ZERO = {E4M3: 2.0**-10, E5M2: 2.0**-17}
+"""The largest magnitude that rounds to zero: half of a format's smallest number, a tie that goes to the even one."""
+
+
+class Seen(NamedTuple):
+    """Of each tensor of a layer, or of each layer and tensor; None where nothing asks for it."""
+
+    largest: Float[Array, "*layers tensors"] | None = None
+    """The largest magnitude."""
+    counts: Float[Array, "*layers tensors counts"] | None = None
+    """`COUNTS`."""
+
+    def with_layer(self, number: jax.Array, new: Seen, counted: Bool[Array, ""]) -> Seen:
+        """All layers with what one pass through layer `number` saw, where that is counted."""
+        only = lambda own: jnp.where(counted, own, 0)
+        largest = None if self.largest is None else self.largest.at[number].max(only(new.largest))
+        counts = None if self.counts is None else self.counts.at[number].add(only(new.counts))
+        return Seen(largest, counts)
+
+    def over_ranks(self, weights: Seen) -> Seen:
+        """What all ranks saw, the same on all of them, with what they saw of `weights` before."""
+        # One message of each kind, after all branches of the layers: see docs/decisions.md.
+        join = lambda merge, own, other: own if own is None or other is None else merge(own, other)
+        largest, counts = join(jnp.maximum, self.largest, weights.largest), join(jnp.add, self.counts, weights.counts)
+        return Seen(
+            None if largest is None else reduce_max(largest, AXES), None if counts is None else reduce_sum(counts, AXES)
+        )
+
+
+def nothing_seen(*shape: int, counts: bool) -> Seen:
+    """Zeros [*shape], the last of which are the tensors of a layer."""
+    return Seen(jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, len(COUNTS)), jnp.float32) if counts else None)
+
+
+def counts_of(x: Float[Array, "..."], scale: Float[Array, "..."], form: str) -> Float[Array, "counts"]:
+    """`COUNTS` of this rank's part of a tensor that becomes codes of `x` / `scale`."""
+    size = jnp.abs(x.astype(jnp.float32)) / scale
+    total = lambda which: jnp.sum(which, dtype=jnp.uint32).astype(jnp.float32)
+    flushed = total((x != 0) & (size <= ROUNDED_TO_ZERO[form]))
+    # From the tensor, so that the number varies over the ranks as the others do.
+    numbers = jnp.float32(x.size) + 0 * flushed
+    return jnp.stack([numbers, total(size > LARGEST[form]), flushed])
+
+
+def seen_by_group(
+    x: jax.Array,
+    weights: Sequence[jax.Array],
+    dys: Sequence[jax.Array],
+    unseen: Seen,
+    coded: bool,
+    scales: jax.Array,
+    of_gradients: jax.Array,
+    recipe: Recipe,
+) -> Seen:
+    """What is asked for of a group's tensors on this rank; of weights that are codes already, nothing.
+
+    Args:
+        x: the input.
+        weights: the matrices.
+        dys: the gradients of the outputs.
+        unseen: zeros for what is asked for.
+        coded: whether the weights are values of codes already.
+        scales: of the input and of the weights.
+        of_gradients: those of `dys`.
+        recipe: how the gradients are quantised.
+    """
+    largest = counts = None
+    if unseen.largest is not None:
+        of_weights = [jnp.float32(0) if coded else largest_of(w) for w in weights]
+        largest = joined((largest_of(x), *of_weights, *map(largest_of, dys)), unseen.largest)
+    if unseen.counts is not None:
+        own = enumerate(weights, start=1)
+        of_weights = [jnp.zeros(len(COUNTS)) if coded else counts_of(w, scales[n], E4M3) for n, w in own]
+        of_dys = [counts_of(dy, of_gradients[n], recipe.gradient) for n, dy in enumerate(dys)]
+        counts = joined((counts_of(x, scales[0], E4M3), *of_weights, *of_dys), unseen.counts)
+    return Seen(largest, counts)
+
+
+def joined(tensors: Sequence[jax.Array], like: jax.Array) -> jax.Array:
+    """What was seen of each tensor as one cotangent of `like`."""
+    return vary(jnp.stack(vary_alike(tuple(tensors))), varying_axes(like))
