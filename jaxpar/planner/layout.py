@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes
 from jaxpar.mesh.wire.wire import EXACT, Wire
 
 type Remat = str | tuple[tuple[int, tuple[tuple[str, str], ...]], ...]
@@ -44,6 +45,8 @@ class Layout:
     """Rows of the fullest rank, relative to the mean."""
     exchange_wire: str | None = None
     """As `precision.exchange_wire`."""
+    expert_codes: ExpertCodes = NO_CODES
+    """How routed experts are multiplied in FP8."""
     context_strategy: str = "allgather"
     """`allgather`, `ring`, `ulysses` or `usp`."""
     remat: Remat = "none"

@@ -5,9 +5,9 @@ of matrices, the gradients of each output. What a product sees leaves its backwa
 
 **`fp8_current`** scales by the tensor's own magnitude. A stack of matrices has one scale. Rows have one each: they come
 from everywhere, in slices and in rounds of the exchange, and no rank has seen all of them when the first is multiplied.
-A row's scale is that of its numbers, and so the same on every layout, in every slice and round. In outputs and gradients
-of rows it is a factor of the row. Tensor ranks have a part of the hidden activation and of its gradient, and find the
-maximum of each row together: 4 bytes a row, which no other rank waits for.
+A row's scale is that of its numbers, and so the same on every layout, in every slice and round. In outputs and in
+gradients of rows it is a factor of the row. Tensor ranks have a part of the hidden activation and of its gradient, and
+find the maximum of each row together: 4 bytes a row, which no other rank waits for.
 
 As with scales of tiles, gradients of matrices multiply what the codes stand for: see `jaxpar.precision.grouped`.
 """
@@ -84,7 +84,7 @@ def products(
 ) -> tuple[Float[Array, "rows outputs"], ...]:
     """Like `jaxpar.precision.grouped.grouped_products`.
 
-    Sends a maximum of each row over the tensor ranks that have parts of it, where scales do not come from earlier steps.
+    Sends a maximum of each row over the tensor ranks that have parts of it, unless scales come from earlier steps.
     """
     assert scaling.scales is not None, "scales of a layer's matrices are found before its rounds"
     given = scaling.scales.shape[0] > len(weights)

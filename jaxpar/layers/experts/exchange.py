@@ -36,6 +36,7 @@ from jaxpar.mesh.parameters import Arrays
 from jaxpar.mesh.wire.tokens import exchange_tokens_by_node, sent
 from jaxpar.precision.observed import for_each_use
 
+
 class Operands(NamedTuple):
     """What rows are multiplied by."""
 
