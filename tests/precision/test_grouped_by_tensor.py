@@ -14,10 +14,11 @@ from jax.sharding import PartitionSpec
 from jaxpar.mesh.mapped import mapped
 from jaxpar.precision.grouped import grouped_products
 from jaxpar.precision.grouped_by_tensor import GroupedScaling, scales_of_experts
-from jaxpar.precision.matmul import GroupScaling
+from jaxpar.precision.matmul import SCALES, GroupScaling
 from jaxpar.precision.observed import for_each_use
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe
 from tests.precision.test_grouped import OUTPUTS, ROWS, SIZES, apart, drawn
+from tests.same_bits import assert_same_bits
 from tests.traced import mesh_of
 
 DELAYED = np.float32([4.0, 0.5, 2.0**-9])
@@ -93,6 +94,23 @@ def test_what_is_seen_is_the_largest_magnitude_of_the_rows_that_experts_have():
     np.testing.assert_array_equal(found_by(recipe, exact=False)[3], np.float32(wanted))
     np.testing.assert_array_equal(found_by(recipe, coded=True)[3], np.float32(wanted) * [1, 0, 1])
     assert not found_by(recipe, exact=True)[3].any()
+
+
+def test_a_recomputed_product_has_the_scales_and_the_bits_of_the_first():
+    """A policy that keeps nothing but scales: gradients are the same bits, and no magnitude is looked for again."""
+    x, w, _ = (jnp.asarray(a, jnp.float32) for a in drawn())
+    recipe = Recipe(delayed=False)
+
+    def block(x: jax.Array, w: jax.Array) -> jax.Array:
+        own = GroupedScaling(recipe, scales=scales_of_experts([w], GroupScaling(recipe)))
+        (y,) = grouped_products(jnp.sin(x), [w], jnp.array(SIZES), own, inward=False, **OPTIONS)
+        return jnp.sum(y * y)
+
+    policy = jax.checkpoint_policies.save_only_these_names(SCALES)
+    plain, again = (jax.value_and_grad(own, (0, 1)) for own in (block, jax.checkpoint(block, policy=policy)))
+    assert_same_bits(jax.jit(again)(x, w), jax.jit(plain)(x, w))
+    searches = [str(jax.make_jaxpr(own)(x, w)).count("reduce_max") for own in (plain, again)]
+    assert searches == [3, 3], "of the rows, of the matrices, of the gradient's rows"
 
 
 def test_of_several_uses_the_largest_magnitude_counts():

@@ -55,8 +55,11 @@ def test_the_kernels_are_in_the_step_and_no_product_is_dense(backend: str):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("backend", ["mosaic", "xla"])
-def test_experts_multiply_tiles_in_fp8(backend: str):
+@pytest.mark.parametrize(
+    ("recipe", "backend"),
+    [("fp8_block", "mosaic"), ("fp8_block", "xla"), ("fp8_current", "mosaic"), ("fp8_delayed", "mosaic")],
+)
+def test_experts_multiply_codes_in_fp8(recipe: str, backend: str):
     """With the kernel of tiles outputs and gradients of rows are products of 8 bits, without it none; gradients of
     matrices are in bfloat16. The two kernels of a layer multiply as much as those of bfloat16."""
     config = wide(
@@ -66,7 +69,7 @@ def test_experts_multiply_tiles_in_fp8(backend: str):
             "expert_capacity": 4.0,
         },
         precision={
-            "matmul": "fp8_block", "matmul_backend": backend,
+            "matmul": recipe, "matmul_backend": backend,
             "matmul_except": MatmulExcept(("attention_in", "attention_out"), first_layers=0, last_layers=0),
         },
         data={"sequence_length": 256, "batch_size": 16},
