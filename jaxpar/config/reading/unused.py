@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from jaxpar.config.kinds import kind_models
 from jaxpar.config.reading.sections import SECTIONS, Written
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config
@@ -30,8 +29,8 @@ class _Owner:
 
 def _multiplies_codes_of_experts(config: Config) -> bool:
     """Whether `precision.matmul_backend` names what multiplies codes of routed experts: cuDNN does not."""
-    routed = any(own.experts is not None for own in kind_models(config.model).values())
-    return routed and config.precision.matmul_backend != "cudnn"
+    own = [config.model.experts, *(kind.get("experts") for kind in config.model.kinds.values())]
+    return any(own) and config.precision.matmul_backend != "cudnn"
 
 
 _OWNERS = (
