@@ -6,6 +6,7 @@ the rows, in as many rounds as its room needs; memory traffic and messages are t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 from jaxpar.cost.expert_exchange import ADDED, ExpertExchange, sends
@@ -56,18 +57,28 @@ class ExpertTimes:
         experts = self.shape.model.experts
         return 0.0 if experts is None else float(self.shape.tokens * experts.per_token) * self.shape.fullest
 
-    def forward(self, n: int, k: int) -> float:
+    def forward(self, n: int, k: int, group: str) -> float:
         """Products with the matrices [k, n] of all experts, slice by slice."""
-        return self.slices * grouped_matmul(self.device, self.rows / self.slices, self.groups, n, k, self.case.item)
+        rows, item = self.rows / self.slices, self.shape.expert_item(group)
+        return self.slices * grouped_matmul(self.device, rows, self.groups, n, k, self.case.item, item)
 
-    def gradients(self, n: int, k: int, accumulated: float) -> tuple[float, float]:
+    def gradients(self, n: int, k: int, group: str, accumulated: float) -> tuple[float, float]:
         """Gradients of rows, and of the matrices, which take `accumulated` bytes a number and are added up over
         slices."""
         rows, item = self.rows / self.slices, self.case.item
-        inward = grouped_matmul(self.device, rows, self.groups, k, n, item)
-        weight = grouped_gradient(self.device, rows, self.groups, n, k, accumulated, item)
+        inward = grouped_matmul(self.device, rows, self.groups, k, n, item, self.shape.expert_item(group))
+        read = self.shape.expert_gradient_item(group)
+        weight = grouped_gradient(self.device, rows, self.groups, n, k, accumulated, read)
         added = self.device.bytes_seconds(ADDED * (self.slices - 1) * item * self.groups * k * n)
         return self.slices * inward, self.slices * weight + added
+
+    def casts(self, group: str, sides: Sequence[tuple[int, int]]) -> tuple[float, float]:
+        """Bytes of casts to FP8 and of their scales, forward and backward, of a group with one input and matrices of
+        these outputs and inputs: as many passes as in dense matmuls, over rows of the room and all matrices."""
+        if group not in self.shape.codes.groups:
+            return 0.0, 0.0
+        rows, wide = float(self.shape.rounds * self.shape.routed_rows), sum(n for n, _ in sides)
+        return 4.0 * sides[0][1] * (rows + self.groups * wide), 4.0 * rows * wide
 
     # ---- routers
 

@@ -23,11 +23,14 @@ MANY = 0.73
 """Rate of many groups relative to few."""
 
 
-def grouped_matmul(device: Device, rows: float, groups: int, n: int, k: int, item: int) -> float:
-    """Seconds of `rows` rows of k numbers, of so many groups, times a matrix [k, n] for each group."""
-    filled = rows + FORWARD_ROWS * groups
-    moved = (rows * (k + n) + groups * k * n) * item
-    return max(_compute(device, filled, n, k, groups, item), device.bytes_seconds(moved))
+def grouped_matmul(
+    device: Device, rows: float, groups: int, n: int, k: int, item: int, read: int | None = None
+) -> float:
+    """Seconds of `rows` rows of k numbers, of so many groups, times a matrix [k, n] for each group. Numbers have `item`
+    bytes, and those that are multiplied `read`, if these are others."""
+    filled, read = rows + FORWARD_ROWS * groups, item if read is None else read
+    moved = (rows * k + groups * k * n) * read + rows * n * item
+    return max(_compute(device, filled, n, k, groups, read), device.bytes_seconds(moved))
 
 
 def grouped_gradient(device: Device, rows: float, groups: int, n: int, k: int, out_bytes: float, item: int) -> float:

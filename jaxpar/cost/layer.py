@@ -115,11 +115,13 @@ class _Counted:
         wide = sides[0][0] if back else sides[-1][1]
         return 3.0 * self.case.item * self.shape.rows_of(part, group) * wide
 
-    def casts(self, part: Part, group: Matmuls) -> tuple[int, int]:
-        """Bytes of casts to float8 and of their scales, forward and backward."""
+    def casts(self, part: Part, group: Matmuls) -> tuple[float, float]:
+        """Bytes of casts to float8 and of their scales, forward and backward. Routers have none."""
+        if self.experts.of(part, group):
+            return self.experts.casts(group.name, self.sides(part, group))
         tokens, sides = self.case.tokens, self.matmuls(part, group)
-        if not self.case.float8:
-            return 0, 0
+        if not self.case.float8 or self.experts.routes(part, group):
+            return 0.0, 0.0
         return sum(4 * tokens * k + 4 * n * k for n, k in sides), sum(4 * tokens * n for n, _ in sides)
 
     def matmuls(self, part: Part, group: Matmuls) -> list[tuple[int, int]]:
@@ -134,7 +136,7 @@ class _Counted:
     def group_seconds(self, part: Part, group: Matmuls) -> float:
         """Seconds of the matmuls of a group."""
         if self.experts.of(part, group):
-            return sum(self.experts.forward(n, k) for n, k in self.sides(part, group))
+            return sum(self.experts.forward(n, k, group.name) for n, k in self.sides(part, group))
         if self.experts.routes(part, group):
             return sum(self.experts.router(n, k) for n, k in self.sides(part, group))
         rows = self.shape.rows_of(part, group)
@@ -159,7 +161,8 @@ class _Counted:
         """`gradients` of a matrix of each expert, or of a router."""
         if self.experts.routes(part, group):
             return self.experts.router_gradients(n, k)
-        return self.experts.gradients(n, k, 2 * self.of_gradient if self.does.fused_accumulation else self.case.item)
+        accumulated = 2 * self.of_gradient if self.does.fused_accumulation else self.case.item
+        return self.experts.gradients(n, k, group.name, accumulated)
 
     def exchanges_sequence(self, part: Part, group: Matmuls) -> bool:
         """Whether tensor ranks gather the sequence before a group of matmuls, or scatter sums after it."""
@@ -221,7 +224,7 @@ class _Counted:
         kernels = (2 * self.unfused if group.adds else 1) + 3 * bool(low_rank)
         out += sum(self.low_rank(part, group, name)[0] for name in group.weights)
         if self.experts.of(part, group):
-            other = self.device.bytes_seconds(added + self.experts.combined_bytes + low_rank)
+            other = self.device.bytes_seconds(added + self.experts.combined_bytes + cast + low_rank)
             return Work(out, 0.0, other, kernels=kernels, exchange=self.experts.exposed[0] * (1 - self.experts.outward))
         other = self.device.bytes_seconds(added + cast + low_rank)
         return Work(out, 0.0, other, self.messages.scatter(out), kernels=kernels)

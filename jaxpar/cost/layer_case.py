@@ -8,7 +8,7 @@ from typing import Literal
 
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.lora import OFF
-from jaxpar.memory.layer_shape import LayerShape, exchange_by
+from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes, LayerShape, exchange_by
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,13 @@ def layer_case(
     model: ModelConfig, sequence: int, rows: int, tensor: int, context: int, strategy: str, parallel: bool,
     precision: str, lora: LoraConfig = OFF, expert: int = 1, exchange: str = "auto", capacity: float = 1.0,
     imbalance: float = 1.0, slices: int | Literal["auto"] = "auto", exchange_wire: str | None = None,
+    codes: ExpertCodes = NO_CODES,
 ) -> LayerCase:  # fmt: skip
     """The case of a layer of `model`, whose layers are all alike."""
     item = 4 if precision == "float32" else 2
     exchange = exchange_by(model, exchange, capacity, expert, tensor)
     shape = LayerShape(
         model, rows, sequence, context, tensor, item, lora, expert, capacity, exchange, imbalance,
-        exchange_wire,
+        exchange_wire, codes,
     )  # fmt: skip
     return LayerCase(shape, strategy, parallel and tensor > 1, precision == "float8", slices)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.declaration.part import Matmuls, Part
 from jaxpar.layers.declared import declare_layer
-from jaxpar.precision.recipe import TILES, QuantisedGroups, group_tensors, recipe_of
+from jaxpar.precision.recipe import QuantisedGroups, group_tensors, recipe_of
 
 NEVER = {
     "head": "its rounding would reach every logit, and it is a small share of the FLOPs",
@@ -20,9 +21,6 @@ NEVER = {
 
 ROUTER_GROUPS = ("routers", "router_projection")
 """Groups of matmuls of a router."""
-
-ROUTED_BY_TENSOR = "a scale for all their rows would cost each round of the exchange a message between all ranks"
-"""Why routed experts are not quantised where a tensor has one scale."""
 
 
 class Exempt(NamedTuple):
@@ -67,18 +65,35 @@ def quantised(config: Config, model: ModelConfig) -> dict[str, tuple[str, ...]]:
     """By group of the layers of `model`, a model of one kind, the matrices that are quantised."""
     if config.precision.matmul is None:
         return {}
-    routed = routed_groups(model) if config.precision.matmul in TILES else ()
     found = {
         group.name: tuple(name for name in group.weights if not part.is_factored(name))
-        for part, group in (*dense_groups(model), *routed)
+        for part, group in (*dense_groups(model), *routed_groups(model))
         if group.name not in config.precision.matmul_except.parts
     }
     return {name: matrices for name, matrices in found.items() if matrices}
 
 
 def tensor_names(config: Config) -> tuple[str, ...]:
-    """The tensors of a layer that have a scale, those of all kinds: the columns of its scales."""
-    return tuple(name for group, matrices in _groups_of_kinds(config) for name in group_tensors(group, matrices))
+    """The tensors of a layer that have a scale, those of all kinds: the columns of its scales.
+
+    Where several groups have a matrix of one name, as dense layers and experts of another kind do, that of the group
+    stands before it: `experts_in.up.gradient`.
+    """
+    pairs = _groups_of_kinds(config)
+    counts = Counter(name for pair in pairs for name in group_tensors(*pair))
+    return tuple(
+        name if counts[name] == 1 else f"{group}.{name.removeprefix(f'{group}.')}"
+        for group, matrices in pairs
+        for name in group_tensors(group, matrices)
+    )
+
+
+def first_columns(config: Config, groups: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
+    """Of each group of a kind of layers (`quantised`), where its tensors begin among those of a layer."""
+    pairs = _groups_of_kinds(config)
+    firsts = accumulate((len(group_tensors(*pair)) for pair in pairs), initial=0)
+    of_pair = dict(zip(pairs, firsts, strict=False))
+    return {group: of_pair[group, matrices] for group, matrices in groups.items()}
 
 
 def _groups_of_kinds(config: Config) -> list[tuple[str, tuple[str, ...]]]:
@@ -107,10 +122,7 @@ def quantised_groups(config: Config, model: ModelConfig, exact: bool | None) -> 
     recipe, groups = recipe_of(config.precision), quantised(config, model)
     if recipe is None or exact or not groups:
         return None
-    pairs = _groups_of_kinds(config)
-    firsts = accumulate((len(group_tensors(*pair)) for pair in pairs), initial=0)
-    of_pair = dict(zip(pairs, firsts, strict=False))
-    first = {group: of_pair[group, matrices] for group, matrices in groups.items()}
+    first = first_columns(config, groups)
     return QuantisedGroups(recipe, groups, first, exact_layers(config) if exact is None else None)
 
 
@@ -119,13 +131,10 @@ def exempt(config: Config) -> list[Exempt]:
     precision, models = config.precision, kind_models(config.model).values()
     excepted, layers = precision.matmul_except, config.model.layers
     found = [Exempt("head", NEVER["head"])]
-    routed = tuple(dict.fromkeys(group.name for own in models for _, group in routed_groups(own)))
-    if routed:
+    if any(own.experts is not None for own in models):
         found.append(Exempt("router", NEVER["router"]))
-    if routed and precision.matmul not in TILES:
-        found.append(Exempt(" and ".join(routed), f"{ROUTED_BY_TENSOR}; fp8_block has scales of tiles"))
-    named = set(excepted.parts) - (set() if precision.matmul in TILES else set(routed))
-    found += [Exempt(name, "precision.matmul_except.parts") for name in group_names(config.model) if name in named]
+    named = [name for name in group_names(config.model) if name in excepted.parts]
+    found += [Exempt(name, "precision.matmul_except.parts") for name in named]
     first, last = exact_layers(config)
     ends = [f"0 to {first - 1}"] if first else []
     ends += [f"{last} to {layers - 1}"] if last < layers else []

@@ -14,7 +14,7 @@ from jaxpar.config.kinds import ALIKE, kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.layers.attention import Attend
 from jaxpar.layers.context import TokenContext
-from jaxpar.layers.matmul_formats import dense_groups, is_exact, quantised, tensor_names
+from jaxpar.layers.matmul_formats import dense_groups, first_columns, is_exact, quantised, routed_groups
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.remat import LAYER_INPUT, remat_policy
 from jaxpar.mesh.layer_order import LAYERS, PADDING, StackOrder
@@ -71,17 +71,17 @@ def exact_rows(config: Config, stack: StackOrder) -> list[bool | None]:
 def coded_matrices(layout: StepLayout) -> tuple[CodedMatrix, ...]:
     """The stacked matrices that are quantised once per step, where `codes_once`."""
     config, found = layout.config, []
-    columns = tensor_names(config)
     for kind, model in kind_models(config.model).items():
         groups, stack = quantised(config, model), layout.order.stacks[kind]
         rows = tuple(exact_rows(config, stack))
         if not groups or all(rows):
             continue
         above = (LAYERS,) if kind == ALIKE else (LAYERS, kind)
-        for part, group in dense_groups(model):
+        first = first_columns(config, groups)
+        for part, group in (*dense_groups(model), *routed_groups(model)):
             found += [
-                CodedMatrix((*above, part.name, name), columns.index(name), rows, stack)
-                for name in groups.get(group.name, ())
+                CodedMatrix((*above, part.name, name), place, rows, stack)
+                for place, name in enumerate(groups.get(group.name, ()), start=first.get(group.name, 0) + 1)
             ]
     return tuple(found)
 

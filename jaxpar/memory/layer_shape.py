@@ -34,6 +34,22 @@ ROUTED = "routed"
 
 
 @dataclass(frozen=True)
+class ExpertCodes:
+    """How the products of routed experts run in FP8."""
+
+    groups: tuple[str, ...] = ()
+    """The groups of matmuls that are quantised."""
+    by_kernel: bool = False
+    """Whether a kernel multiplies the codes of outputs and gradients of rows; else what they stand for is multiplied,
+    in the compute dtype."""
+    gradients_by_kernel: bool = False
+    """The same of gradients of matrices."""
+
+
+NO_CODES = ExpertCodes()
+
+
+@dataclass(frozen=True)
 class LayerShape:
     """A decoder layer on one device, for one microbatch."""
 
@@ -61,6 +77,15 @@ class LayerShape:
     """Rows of the rank with the most, relative to the mean: `parallel.expert_imbalance`."""
     exchange_wire: str | None = None
     """Format of tokens on their way to experts: `precision.exchange_wire`."""
+    codes: ExpertCodes = NO_CODES
+
+    def expert_item(self, group: str) -> int:
+        """Bytes of a number that outputs and gradients of rows of a group of routed experts are products of."""
+        return 1 if self.codes.by_kernel and group in self.codes.groups else self.item_bytes
+
+    def expert_gradient_item(self, group: str) -> int:
+        """Bytes of a number that gradients of matrices of such a group are products of."""
+        return 1 if self.codes.gradients_by_kernel and group in self.codes.groups else self.item_bytes
 
     @cached_property
     def layer(self) -> Layer:

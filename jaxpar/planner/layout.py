@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes
 from jaxpar.mesh.wire.wire import EXACT, Wire
 
 type Remat = str | tuple[tuple[int, tuple[tuple[str, str], ...]], ...]
@@ -46,6 +47,8 @@ class Layout:
     """As `precision.exchange_wire`."""
     sums_early: bool = True
     """Whether sums over replicas may run beside the backward: `parallel.replica_sums` is not `after`."""
+    expert_codes: ExpertCodes = NO_CODES
+    """How routed experts are multiplied in FP8."""
     context_strategy: str = "allgather"
     """`allgather`, `ring`, `ulysses` or `usp`."""
     remat: Remat = "none"

@@ -1,4 +1,6 @@
-"""Products of routed experts in FP8 with a scale for each tile: `fp8_block` and `mxfp8`.
+"""Products of routed experts in FP8, and those with a scale for each tile: `fp8_block` and `mxfp8`.
+
+Recipes with a scale for a tensor are in `jaxpar.precision.grouped_by_tensor`.
 
 Rows are sorted by expert. For the output, and for the gradient of rows, a tile is numbers of one row, as in
 `jaxpar.precision.tiles`, so that a row has the same codes on every layout. The gradient of an expert's matrix sums over
@@ -22,18 +24,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
+from jaxpar.precision.grouped_by_tensor import GroupedScaling, codes_times, multiplied_by
+from jaxpar.precision.grouped_by_tensor import products as by_tensor
 from jaxpar.precision.recipe import E4M3, Recipe, Tiles
 from jaxpar.precision.tiles import Codes, in_tiles
 from pallas_kernels.grouped_matmul.api import Static, request_of
 from pallas_kernels.grouped_matmul.blocks import row_blocks
 from pallas_kernels.grouped_matmul.registry import chosen
-from pallas_kernels.grouped_tiled_matmul import (
-    IMPLEMENTATIONS,
-    grouped_tiled_matmul,
-    grouped_tiled_weight_gradients,
-)
+from pallas_kernels.grouped_tiled_matmul import grouped_tiled_weight_gradients
 from pallas_kernels.varying import vary_alike
 
 
@@ -50,29 +50,31 @@ def grouped_products(
     x: Float[Array, "rows inputs"],
     weights: Sequence[Float[Array, "experts inputs outputs"]],
     sizes: Int[Array, " experts"],
-    recipe: Recipe,
-    exact: Bool[Array, ""] | None,
+    scaling: GroupedScaling,
     *,
+    inward: bool,
     implementation: str,
     expected: int,
 ) -> tuple[Float[Array, "rows outputs"], ...]:
     """`x` times each of the matrices of its rows' experts, and gradients, quantised alike; 0 behind the last expert.
 
-    Sends nothing.
+    Sends nothing with scales of tiles or of earlier steps; else see `jaxpar.precision.grouped_by_tensor.products`.
 
     Args:
         x: Rows in the order of the experts.
         weights: Of one or more stacks of matrices.
         sizes: Rows of each expert.
-        recipe: With scales of tiles.
-        exact: Whether nothing is quantised after all; None if it is in all layers.
+        scaling: Of the group.
+        inward: Whether tensor ranks split the outputs of the matrices; else their inputs.
         implementation: Of `pallas_kernels.grouped_matmul`, for what the codes stand for where no kernel multiplies
             codes.
         expected: Rows that are expected, as in `pallas_kernels.grouped_matmul.grouped_matmul`.
     """
     name = chosen(implementation, request_of(x, weights[0], None)).name
-    how = _How(recipe, Static(name, expected, False))
-    return _products(how, *vary_alike((x, tuple(weights), sizes, exact)))
+    static = Static(name, expected, False)
+    if scaling.recipe.tiles is None:
+        return by_tensor(x, weights, sizes, scaling, static, inward=inward)
+    return _products(_How(scaling.recipe, static), *vary_alike((x, tuple(weights), sizes, scaling.exact)))
 
 
 @jax.tree_util.register_static
@@ -104,19 +106,11 @@ class _How:
 
     def times(self, rows: Codes, matrices: Codes, sizes: jax.Array, dtype: Any) -> jax.Array:
         """[rows, outputs] of codes [rows, inputs] and those of matrices [experts, outputs, inputs]."""
-        return grouped_tiled_matmul(*rows, *matrices, sizes, dtype, **self._options())
+        return codes_times(self.recipe, self.grouped, rows, matrices, sizes, dtype)
 
     def of_weights(self, rows: Codes, dy: Codes, sizes: jax.Array, dtype: Any) -> jax.Array:
         """[experts, inputs, outputs] of the codes of rows [places, inputs] and of gradients [places, outputs]."""
-        return grouped_tiled_weight_gradients(*rows, *dy, sizes, dtype, **self._options())
-
-    def _options(self) -> dict[str, Any]:
-        named = self.recipe.backend in [entry.name for entry in IMPLEMENTATIONS]  # cuDNN has no grouped product
-        return {
-            "implementation": self.recipe.backend if named else "auto",
-            "numbers_by": self.grouped.name,
-            "expected": self.grouped.expected,
-        }
+        return grouped_tiled_weight_gradients(*rows, *dy, sizes, dtype, **multiplied_by(self.recipe, self.grouped))
 
 
 def in_whole_tiles(sizes: Int[Array, " experts"], rows: int, tile: int) -> Places:

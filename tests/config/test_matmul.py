@@ -57,6 +57,10 @@ REFUSED = {
         [CURRENT, "precision.matmul_backend=mosaic"],
         ("precision.matmul_backend", "mosaic", "fp8_current", "fp8_block"),
     ),
+    "cuDNN for experts": (
+        [CURRENT, "precision.matmul_backend=cudnn", "model.experts={count: 4}"],
+        ("precision.matmul_backend", "cudnn", "fp8_current"),
+    ),
     "misspelt": (["precision.matmul=fp8_curent"], ("precision.matmul", "fp8_curent", "fp8_current")),
     "float16": ([CURRENT, "precision.compute=float16"], ("precision.compute", "float16", "bfloat16")),
     "no layers": (
@@ -146,7 +150,15 @@ def test_what_multiplies_tiles_of_routed_experts_is_chosen_apart():
         routed_choice(of(matmul_backend="mosaic"), hopper)
     excepted = MatmulExcept(parts=("experts_in", "experts_out"))
     assert routed_choice(of(matmul_backend="mosaic", matmul_except=excepted), hopper) is None
-    assert routed_choice(small(model=model, precision={"matmul": "fp8_current"}), hopper) is None
+    for recipe in ("fp8_current", "fp8_delayed"):
+        found = routed_choice(of(matmul=recipe, compute="bfloat16", matmul_backend="mosaic"), hopper)
+        assert found is not None and found.name == "mosaic"
+    narrow = small(
+        model={**model, "experts": ExpertsConfig(count=4, width=192)},
+        precision={"matmul": "fp8_current", "compute": "bfloat16", "matmul_backend": "mosaic"},
+    )
+    with refused("precision.matmul_backend is mosaic", "routed experts", "multiples of 128"):
+        routed_choice(narrow, hopper)
 
 
 def test_widths_of_experts_that_are_no_whole_tiles_on_a_rank_are_refused():

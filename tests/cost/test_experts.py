@@ -14,14 +14,14 @@ from jaxpar.cost.expert_exchange import ExpertExchange
 from jaxpar.cost.experts import ExpertTimes
 from jaxpar.cost.grouped import grouped_gradient, grouped_matmul, share_of
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
-from jaxpar.cost.layer import layer_time
+from jaxpar.cost.layer import LayerTime, layer_time
 from jaxpar.cost.layer_case import LayerCase, layer_case
 from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
 from jaxpar.cost.messages import Network, network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.experts.messages import MESSAGES, exchange_of, messages_of, rows_sent
-from jaxpar.memory.layer_shape import matmul_bytes
+from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes, matmul_bytes
 from jaxpar.mesh.wire.codes import row_bytes
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import named_cluster
@@ -239,3 +239,44 @@ def test_a_step_is_timed_with_the_slices_that_are_asked_for():
     assert steps[4].breakdown["exchange"] < steps[1].breakdown["exchange"]
     assert steps[4].breakdown["matmuls"] > steps[1].breakdown["matmuls"]
     assert steps["auto"].seconds == min(one.seconds for one in steps.values()) == steps[2].seconds
+
+
+# ---- FP8
+
+BOTH = ("experts_in", "experts_out")
+
+
+def layer_in(codes: ExpertCodes) -> LayerTime:
+    there = parse_cluster("h100:2x8")
+    model = hardware_of(there.gpu)
+    case = case_of(1, codes=codes)
+    return layer_time(case, device_of(there.gpu, model), network_of(there, model), GENERATIONS["jaxpar"])
+
+
+def test_experts_in_fp8_take_the_casts_more_where_no_kernel_multiplies_codes():
+    """Products are as long, and the passes over rows, matrices and gradients are added: 4 bytes of each number."""
+    plain, quantised = layer_in(NO_CODES), layer_in(ExpertCodes(BOTH))
+    assert quantised.forward.matmul == plain.forward.matmul and quantised.backward.matmul == plain.backward.matmul
+    rows, embed, width, experts = 2 * 4096 * 4, 2048, 1024, 64
+    forward = 4 * (rows * (embed + width) + experts * 3 * embed * width)
+    seconds = quantised.forward.other - plain.forward.other
+    assert seconds == pytest.approx(h100().bytes_seconds(forward), rel=1e-6)
+    backward = quantised.backward.other - plain.backward.other
+    assert backward == pytest.approx(h100().bytes_seconds(4 * rows * (2 * width + embed)), rel=1e-6)
+
+
+def test_kernels_multiply_products_of_experts_in_fp8():
+    """Outputs and gradients of rows at the rate of 8 bits, and nothing else; gradients of matrices where one does."""
+    plain, kernel = layer_in(NO_CODES), layer_in(ExpertCodes(BOTH, by_kernel=True))
+    assert kernel.weight == plain.weight
+    rows, embed, width, device = 2.0 * 4096 * 4, 2048, 1024, h100()
+    saved = lambda n, k: grouped_matmul(device, rows, 64, n, k, 2) - grouped_matmul(device, rows, 64, n, k, 2, 1)
+    inward, outward = saved(width, embed), saved(embed, width)
+    assert inward > 0.2 * grouped_matmul(device, rows, 64, width, embed, 2)
+    assert plain.forward.matmul - kernel.forward.matmul == pytest.approx(2 * inward + outward)
+    assert plain.backward.matmul - kernel.backward.matmul == pytest.approx(2 * outward + inward)
+    assert kernel.forward.other == layer_in(ExpertCodes(BOTH)).forward.other
+    all_three = layer_in(ExpertCodes(BOTH, by_kernel=True, gradients_by_kernel=True))
+    assert all_three.weight < 0.9 * kernel.weight and all_three.backward == kernel.backward
+    one = layer_in(ExpertCodes(("experts_out",), by_kernel=True))
+    assert plain.forward.matmul - one.forward.matmul == pytest.approx(outward)

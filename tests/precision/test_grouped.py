@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpar.precision.grouped import grouped_products, in_whole_tiles
+from jaxpar.precision.grouped_by_tensor import GroupedScaling
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, TILES, Recipe, Tiles
 from tests.gpu_compile import in_child
 from tests.precision.test_tiles import reference_scales
@@ -45,9 +46,9 @@ def found_by(recipe: Recipe, exact: bool | None = None) -> tuple[np.ndarray, ...
 
     @jax.jit
     def run(x: jax.Array, w: jax.Array, dy: jax.Array) -> tuple[jax.Array, ...]:
-        branch = None if exact is None else jnp.bool_(exact)
+        scaling = GroupedScaling(recipe, exact=None if exact is None else jnp.bool_(exact))
         options = {"implementation": "xla", "expected": ROWS}
-        product = lambda x, w: grouped_products(x, [w], jnp.array(SIZES), recipe, branch, **options)[0]
+        product = lambda x, w: grouped_products(x, [w], jnp.array(SIZES), scaling, inward=True, **options)[0]
         y, pull = jax.vjp(product, x, w)
         return y, *pull(dy)
 

@@ -23,6 +23,14 @@ class _Owner:
     used: Callable[[Any], bool]
     needed: str
     """The value that uses them, in words."""
+    also: Callable[[Config], bool] = lambda config: False
+    """Whether the rest of the configuration uses them with any other value."""
+
+
+def _multiplies_codes_of_experts(config: Config) -> bool:
+    """Whether `precision.matmul_backend` names what multiplies codes of routed experts: cuDNN does not."""
+    own = [config.model.experts, *(kind.get("experts") for kind in config.model.kinds.values())]
+    return any(own) and config.precision.matmul_backend != "cudnn"
 
 
 _OWNERS = (
@@ -43,6 +51,7 @@ _OWNERS = (
         ("matmul_backend",),
         lambda recipe: recipe in ("fp8_block", "mxfp8"),
         "fp8_block or mxfp8",
+        lambda config: config.precision.matmul is not None and _multiplies_codes_of_experts(config),
     ),
     _Owner(
         "precision",
@@ -85,7 +94,7 @@ def unused_settings(config: Config) -> Iterator[Unused]:
     for owner in _OWNERS:
         section, usual = getattr(config, owner.section), SECTIONS[owner.section]()
         chosen = getattr(section, owner.key)
-        if owner.used(chosen):
+        if owner.used(chosen) or owner.also(config):
             continue
         for name in (field.name for field in fields(section) if field.name.startswith(owner.prefixes)):
             value, default = getattr(section, name), getattr(usual, name)

@@ -117,8 +117,7 @@ class MatmulExcept:
     parts: tuple[str, ...] = ("head", "router", "attention_out")
     """Groups of a layer's matmuls (`attention_in`, `attention_out`, `mlp_in`, `mlp_out`; of latent attention also
     `attention_down` and `attention_up`; of shared experts `shared_in` and `shared_out`, of routed ones `experts_in` and
-    `experts_out`). `head` and `router` may be named, and are exceptions in any case; routed experts are under
-    `fp8_current` and `fp8_delayed`."""
+    `experts_out`). `head` and `router` may be named, and are exceptions in any case."""
     first_layers: int = 1
     """Number of layers at the beginning of the model."""
     last_layers: int = 1
@@ -138,7 +137,7 @@ class PrecisionConfig:
     `compute`."""
     matmul_except: MatmulExcept = field(default_factory=MatmulExcept)
     """Matmuls that stay in `compute`: `{parts: [head, router, attention_out], first_layers: 1, last_layers: 1}`. The
-    parts are groups of a layer's matmuls; head, router and experts are exceptions in any case."""
+    parts are groups of a layer's matmuls; head and router are exceptions in any case."""
     matmul_gradient: Literal["e5m2", "e4m3"] | None = None
     """8-bit format of the gradients of outputs; inputs and weights are e4m3. null is e4m3 under `fp8_block` and
     `mxfp8`, else e5m2."""
@@ -151,9 +150,10 @@ class PrecisionConfig:
     report their shares and the largest magnitudes with each logged step (`docs/fp8.md`). Losses and weights have the
     same bits."""
     matmul_backend: Literal["auto", "mosaic", "cudnn", "xla"] = "auto"
-    """What multiplies codes with scales of tiles: `mosaic` is a kernel for Hopper GPUs (`fp8_block`), `cudnn` the
-    units of Blackwell GPUs (`mxfp8`), and `xla` multiplies what the codes stand for in bfloat16; `auto` takes the first
-    that runs, the kernel on GPUs where it was verified (`docs/kernels.md`)."""
+    """What multiplies codes with scales of tiles, and codes of routed experts: `mosaic` is a kernel for Hopper GPUs
+    (`fp8_block`; of experts also `fp8_current` and `fp8_delayed`), `cudnn` the units of Blackwell GPUs (`mxfp8`), and
+    `xla` multiplies what the codes stand for in bfloat16; `auto` takes the first that runs, the kernel on GPUs where
+    it was verified (`docs/kernels.md`)."""
     storage: Literal["float32", "bfloat16", "float16"] | None = None
     """Weights between their uses in a step, and on the wire when they are gathered; null means `compute`."""
     master: Literal["float32"] = "float32"

@@ -9,7 +9,7 @@ derivative of its own, which keeps nothing and takes no memory while it is not n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -34,9 +34,21 @@ from jaxpar.mesh.collectives import (
 )
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.mesh.wire.tokens import exchange_tokens_by_node, sent
+from jaxpar.precision.observed import for_each_use
 
-type Products = Callable[[Arrays, jax.Array, jax.Array, jax.Array], jax.Array]
-"""(weights, rows in the order of this rank's experts, weight of each row, rows of each expert) -> rows; where tensor
+
+class Operands(NamedTuple):
+    """What rows are multiplied by."""
+
+    weights: Arrays
+    """With what else the products need to know of the layer, as numbers."""
+    observed: Mapping[str, Float[Array, "tensors"]]
+    """By group of matmuls, zeros whose cotangents are the largest magnitudes of its tensors, where they are asked for:
+    over slices and rounds they are not added up, the largest counts."""
+
+
+type Products = Callable[[Operands, jax.Array, jax.Array, jax.Array], jax.Array]
+"""(operands, rows in the order of this rank's experts, weight of each row, rows of each expert) -> rows; where tensor
 ranks split the experts, partial sums."""
 
 type Shared = Callable[[jax.Array], jax.Array]
@@ -190,7 +202,7 @@ def lists_of(
 def exchanged(
     exchange: Exchange,
     products: Products,
-    w: Arrays,
+    w: Operands,
     x: Float[Array, "tokens embed"],
     gates: Float[Array, "tokens chosen"],
     lists: Lists,
@@ -207,7 +219,8 @@ def exchanged(
     window = jax.vmap(lambda own: window_of(own, 0, exchange.room, exchange.rows))(lists)
     first = Round(window, exchange.announce(window, gates_of))
     each = [jax.tree.map(lambda leaf: leaf[number], first) for number in range(slices)]  # noqa: B023
-    ys, beside = _first_rounds(exchange, products, w, x, each, shared)
+    *own, w = _for_each_use(w, slices + 1)
+    ys, beside = _first_rounds(exchange, products, own, x, each, shared)
     y = jnp.stack(ys)
     handled = jnp.sum(window.assignments >= 0).astype(jnp.float32)
     if lists.place[0].size > exchange.room or len(lists.place[0]) > exchange.rows:
@@ -227,16 +240,22 @@ def _sliced(slices: int, x: jax.Array) -> jax.Array:
     return x.reshape(slices, -1, *x.shape[1:])
 
 
-def _computed(products: Products, w: Arrays, places: Places, rows: jax.Array) -> jax.Array:
+def _computed(products: Products, w: Operands, places: Places, rows: jax.Array) -> jax.Array:
     """For each received row the sum of the results of its experts on this rank."""
     found = products(w, spread(rows, places.take, places.back), places.weights, places.sizes)
     return collect(found, places.take, places.back)
 
 
+def _for_each_use(w: Operands, uses: int) -> list[Operands]:
+    """`w` for each slice, and for the rounds after the first."""
+    each = {group: for_each_use(own, uses) for group, own in w.observed.items()}
+    return [w._replace(observed={group: own[number] for group, own in each.items()}) for number in range(uses)]
+
+
 def _first_rounds(
-    exchange: Exchange, products: Products, w: Arrays, x: jax.Array, rounds: list[Round], shared: Shared | None
+    exchange: Exchange, products: Products, w: list[Operands], x: jax.Array, rounds: list[Round], shared: Shared | None
 ) -> tuple[list[jax.Array], jax.Array | None]:
-    """(the sums of the first round of each slice, the result of `shared`).
+    """(the sums of the first round of each slice, the result of `shared`). `w` is given for each slice.
 
     A slice is sent, and the results of another return, while the experts work on a third.
 
@@ -251,7 +270,7 @@ def _first_rounds(
         ahead = exchange.dispatch(rounds[number + 1].window, xs[number + 1]) if number < last else None
         if number:
             ys.append(exchange.combine(rounds[number - 1].window, results))
-        results = _computed(products, w, own.places, rows)
+        results = _computed(products, w[number], own.places, rows)
         if last:
             ahead, results, ys, xs, whole = lax.optimization_barrier((ahead, results, ys, xs, whole))
         rows = ahead
@@ -288,7 +307,7 @@ def _turns(slices: int, rounds: jax.Array, step: Callable[[_Turn, Any], Any], ca
 
 
 def _turn(
-    exchange: Exchange, products: Products, window: Window, w: Arrays, x: jax.Array, gates: jax.Array
+    exchange: Exchange, products: Products, window: Window, w: Operands, x: jax.Array, gates: jax.Array
 ) -> jax.Array:
     stacked = exchange.announce(jax.tree.map(lambda leaf: leaf[None], window), gates[None])
     places = jax.tree.map(lambda leaf: leaf[0], stacked)
@@ -297,7 +316,7 @@ def _turn(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _rest(
-    exchange: Exchange, products: Products, w: Arrays, x: jax.Array, gates: jax.Array, lists: Lists, rounds: jax.Array
+    exchange: Exchange, products: Products, w: Operands, x: jax.Array, gates: jax.Array, lists: Lists, rounds: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The sums of all rounds but the first of each slice, and the assignments handled in them."""
 
@@ -310,7 +329,7 @@ def _rest(
     return _turns(len(x), rounds, step, (jnp.zeros_like(x), jnp.float32(0)))
 
 
-type _Kept = tuple[Arrays, jax.Array, jax.Array, Lists, jax.Array]
+type _Kept = tuple[Operands, jax.Array, jax.Array, Lists, jax.Array]
 
 
 def _forward(exchange: Exchange, products: Products, *arguments: Any) -> tuple[tuple[jax.Array, jax.Array], _Kept]:
@@ -327,8 +346,9 @@ def _backward(exchange: Exchange, products: Products, kept: _Kept, cotangents: A
         own = partial(_turn, exchange, products, window)
         _, pullback = jax.vjp(jax.checkpoint(own, prevent_cse=False), w, turn.of(x), turn.of(gates))
         dw, dx, dgates = pullback(turn.of(dy))
-        sums = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total[0], dw)
-        return sums, turn.add(total[1], dx), turn.add(total[2], dgates)
+        sums = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total[0].weights, dw.weights)
+        seen = jax.tree.map(jnp.maximum, total[0].observed, dw.observed)
+        return Operands(sums, seen), turn.add(total[1], dx), turn.add(total[2], dgates)
 
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), (w, x, gates))
     total = _turns(len(x), rounds, step, zeros)

@@ -31,7 +31,7 @@ from jaxpar.layers.experts.clusters import (
     restored,
 )
 from jaxpar.layers.experts.declaration import IN, OUT, declare
-from jaxpar.layers.experts.exchange import EXCHANGES, Shared, exchanged, lists_of, rounds_needed
+from jaxpar.layers.experts.exchange import EXCHANGES, Operands, Shared, exchanged, lists_of, rounds_needed
 from jaxpar.layers.experts.losses import sequence_loss, share, z_loss
 from jaxpar.layers.experts.replay import EXPERTS, choices_of
 from jaxpar.layers.experts.reports import (
@@ -60,8 +60,8 @@ from jaxpar.mesh.collective_matmul import PLAIN
 from jaxpar.mesh.collectives import reduce_max, reduce_sum
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.precision.grouped import grouped_products
-from jaxpar.precision.matmul import GroupScaling
-from jaxpar.precision.recipe import Recipe
+from jaxpar.precision.grouped_by_tensor import GroupedScaling, scales_of_experts
+from jaxpar.precision.matmul import SCALES, GroupScaling
 from pallas_kernels.grouped_matmul import Matrices, grouped_feed_forward, grouped_matmul
 from pallas_kernels.varying import vary_alike
 
@@ -281,22 +281,37 @@ class Experts(nnx.Module):
         lists = lists_of(exchange, layout.slices, routing.indices, counts)
         rounds = reduce_max(rounds_needed(exchange, lists), TOKEN_AXES)
         weights = {name: self._weight(name) for name, spec in self.part.weights.items() if "experts" in spec.axes}
-        recipes = {group: own.recipe for group, own in scalings.items()}
-        for own in scalings.values():
+        observed = {group: own.observed for group, own in scalings.items() if own.observed is not None}
+        for group, own in scalings.items():
+            scales = scales_of_experts([weights[name] for name in self._matrices[group]], own)
+            if scales is not None:
+                weights[f"{group}.{SCALES}"] = vary(scales)
             if own.exact is not None:  # a number, because the loops make gradients of all that they are given
                 weights[EXACT] = vary(own.exact.astype(jnp.float32))
         x, gates = vary_alike((x, routing.weights))  # those of a hash are constants
-        products = partial(self._products, recipes)
-        y, handled = exchanged(exchange, products, weights, x, gates, lists, rounds, shared)
+        known = {group: GroupedScaling(own.recipe, own.of_codes is not None) for group, own in scalings.items()}
+        products = partial(self._products, known)
+        operands = Operands(weights, observed)
+        y, handled = exchanged(exchange, products, operands, x, gates, lists, rounds, shared)
         # After an all-gather, each tensor rank handles the rows of all of them.
         return y, handled / lax.axis_size("tensor") if layout.exchange == "all_gather" else handled, rounds
 
+    @property
+    def _matrices(self) -> Mapping[str, Sequence[str]]:
+        """Those of the routed experts, by group of matmuls."""
+        return {IN: [name for name in ("up", "gate") if name in self.part.weights], OUT: ["down"]}
+
     def _products(
-        self, recipes: Mapping[str, Recipe], w: Arrays, rows: jax.Array, gates: jax.Array, sizes: jax.Array
+        self,
+        scalings: Mapping[str, GroupedScaling],
+        operands: Operands,
+        rows: jax.Array,
+        gates: jax.Array,
+        sizes: jax.Array,
     ) -> jax.Array:
         """The experts of this rank for the rows of each, times the routers' weights."""
+        w, observed = operands
         rows, biased = self._named(rows, "expert_input"), "down_bias" in w
-        inward = [name for name in ("up", "gate") if name in w]
         even = 1 / min(self.layout.capacity, lax.axis_size("expert"))  # the share of the room that is used
         options = {"implementation": self.layout.products.name, "expected": round(len(rows) * even)}
         if self.layout.fused:
@@ -304,23 +319,26 @@ class Experts(nnx.Module):
             return grouped_feed_forward(rows, matrices, sizes, gates, names=("expert_up", "expert_gate"), **options)
         product = partial(grouped_matmul, group_sizes=sizes, **options)
 
-        def times(group: str, x: jax.Array, names: Sequence[str]) -> list[jax.Array]:
-            if (recipe := recipes.get(group)) is None:
+        def times(group: str, x: jax.Array) -> list[jax.Array]:
+            names = self._matrices[group]
+            if (own := scalings.get(group)) is None:
                 found = [product(x, w[name]) for name in names]
             else:
-                exact = w[EXACT] > 0 if EXACT in w else None
-                found = grouped_products(x, [w[name] for name in names], sizes, recipe, exact, **options)
+                exact, scales = w[EXACT] > 0 if EXACT in w else None, w.get(f"{group}.{SCALES}")
+                own = own._replace(exact=exact, scales=scales, observed=observed.get(group))
+                matrices = [w[name] for name in names]
+                found = grouped_products(x, matrices, sizes, own, inward=group == IN, **options)
             narrow = partial(product, implementation="xla")  # kernels are for wider matrices than factors
             return [self._adapted(narrow, x, name, w, y) for name, y in zip(names, found, strict=True)]
 
-        made = dict(zip(inward, times(IN, rows, inward), strict=True))
+        made = dict(zip(self._matrices[IN], times(IN, rows), strict=True))
         of_row = expert_of_row(sizes, len(rows)) if biased else None
         if of_row is not None:
             made = {name: one + rows_of_experts(of_row, w[f"{name}_bias"]) for name, one in made.items()}
         hidden = self._activated("expert", made)
         # The weight is a factor of the hidden activation, so that no backward needs the output of `down`.
         weighted = (hidden.astype(jnp.float32) * gates[:, None]).astype(rows.dtype)
-        (y,) = times(OUT, weighted, ["down"])
+        (y,) = times(OUT, weighted)
         if of_row is None:
             return y
         # The sums of tensor ranks are partial, so one of them adds the bias.

@@ -23,6 +23,7 @@ from jaxpar.layers.experts.exchange import EXCHANGES
 from jaxpar.layers.experts.messages import exchange_of
 from jaxpar.layers.matmul_formats import quantised, routed_groups
 from jaxpar.layout.choices.hardware import hardware_of
+from jaxpar.layout.choices.matmul import expert_codes
 from jaxpar.memory.layer_shape import LayerShape, layer_shapes
 from jaxpar.mesh.wire.levels import split_by_nodes
 from jaxpar.units import seconds
@@ -214,7 +215,7 @@ def _slices(
         return 1, "the speeds of these devices and their links are unknown"
     hardware = nearest_hardware(cluster.gpu)
     on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
-    case = ExpertExchange(shape)
+    case = ExpertExchange(replace(shape, codes=expert_codes(config, device)))
     best = case.best(*on)
     least = seconds(case.seconds(*on, best))
     return best, f"experts and exchange of a layer and microbatch are expected to take {least}, " + (

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import chain
+from math import gcd
+
 from jaxpar.config import Config, UserError
+from jaxpar.config.checks.sizes import known
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Choice, Plan
 from jaxpar.distributed.devices import Device
@@ -11,6 +15,8 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.matmul_formats import exact_layers, exempt, quantised, routed_groups, tensor_names
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.pipeline import holds_chunks
+from jaxpar.memory.layer_shape import ExpertCodes
+from jaxpar.precision.grouped_by_tensor import TILE
 from jaxpar.precision.history import is_gradient
 from jaxpar.precision.recipe import E4M3, E5M2, TILES, Recipe, recipe_of
 from jaxpar.units import operations
@@ -18,6 +24,7 @@ from pallas_kernels.grouped_tiled_matmul import registry as grouped
 from pallas_kernels.tiled_matmul import Request, choose
 from pallas_kernels.unsupported import Unsupported
 
+WEIGHT_GRADIENTS = "gradients of their matrices multiply what the codes stand for"
 FORMATS = {E4M3: "e4m3", E5M2: "e5m2"}
 
 
@@ -62,33 +69,60 @@ def tiled_choice(config: Config, device: Device) -> Choice | None:
 
 
 def routed_choice(config: Config, device: Device) -> Choice | None:
-    """What multiplies codes of routed experts with scales of tiles; None where none are quantised.
+    """What multiplies codes of routed experts; None where none are quantised.
 
     Raises:
         UserError: What `precision.matmul_backend` names does not run on such a device.
     """
     precision = config.precision
     recipe = recipe_of(precision)
-    models = kind_models(config.model).values()
-    groups = {group.name for own in models for _, group in routed_groups(own) if group.name in quantised(config, own)}
-    if recipe is None or recipe.tiles is None or not groups:
+    sides = _routed_sides(config)
+    if recipe is None or not sides:
         return None
-    size, square = recipe.tiles.size, recipe.tiles.square
-    forms = E4M3, recipe.gradient
+    # All sides of all products are multiples of it. One scale of a tensor is that of each tile, where tiles fit.
+    size = gcd(TILE, *chain(*sides.values())) if recipe.tiles is None else recipe.tiles.size
     request = grouped.Request(
-        forms=forms, dtype=precision.compute, m=size, groups=1, n=size, k=size, tile=size, squares=square,
-        **hardware_of(device),
+        forms=(E4M3, recipe.gradient), dtype=precision.compute, m=size, groups=1, n=size, k=size, tile=size,
+        squares=recipe.tiles is None or recipe.tiles.square, **hardware_of(device),
     )  # fmt: skip
     key, name = "precision.matmul_backend", precision.matmul_backend
-    known = [entry.name for entry in grouped.IMPLEMENTATIONS]
+    names = [entry.name for entry in grouped.IMPLEMENTATIONS]
     try:
-        found = grouped.choose(name if name in known else "auto", request, named_by=f"{key} names")
+        found = grouped.choose(name if name in names else "auto", request, named_by=f"{key} names")
     except Unsupported as error:
         raise UserError(
             f"{key} is {name}, which does not run here for routed experts: {error.refused[name]}; expected auto, or "
-            f"{' and '.join(sorted(groups))} in precision.matmul_except.parts"
+            f"{' and '.join(sorted(sides))} in precision.matmul_except.parts"
         ) from None
     return Choice(found.name, found.reason, found.rejected)
+
+
+def expert_codes(config: Config, device: Device) -> ExpertCodes:
+    """How routed experts are multiplied in FP8 on such a device; where a kernel is named that does not run there, as
+    without it."""
+    groups = tuple(_routed_sides(config))
+    try:
+        found = routed_choice(config, device)
+    except UserError:
+        return ExpertCodes(groups)
+    kernel, recipe = (
+        found is not None and not grouped.implementation(found.name).by_numbers,
+        recipe_of(config.precision),
+    )
+    return ExpertCodes(groups, kernel, kernel and recipe is not None and recipe.tiles is not None)
+
+
+def _routed_sides(config: Config) -> dict[str, list[int]]:
+    """By group of the routed experts that is quantised, the sides of its matrices on a rank, of all kinds."""
+    found: dict[str, list[int]] = {}
+    for model in kind_models(config.model).values():
+        groups = quantised(config, model)
+        for part, group in routed_groups(model):
+            for name in groups.get(group.name, ()):
+                sides = list(part.weights[name].shape[1:])
+                sides[group.inward] //= known(config.parallel, "tensor")
+                found.setdefault(group.name, []).extend(sides)
+    return found
 
 
 def codes_once(plan: Plan) -> bool:
@@ -137,7 +171,8 @@ def matmul_rows(
     if tiled is not None:
         rows.append(("matmuls of tiles", tiled.name, why(tiled)))
     if routed is not None:
-        rows.append(("tiles of routed experts", routed.name, why(routed)))
+        only = "" if recipe.tiles is not None else f"; {WEIGHT_GRADIENTS}"
+        rows.append(("codes of routed experts", routed.name, f"{why(routed)}{only}"))
     rows += [(f"matmuls, {precision.compute}", own.what, own.why) for own in exempt(config)]
     if gpu is not None and "float8" in gpu.peaks:
         peaks = f"{operations(gpu.training_peak)}/s in bfloat16, {operations(gpu.peaks['float8'])}/s in FP8"
@@ -150,5 +185,7 @@ def _scales(config: Config, recipe: Recipe) -> str:
     if recipe.tiles is not None:
         size = recipe.tiles.size
         return f"a scale for {size} numbers" + (f", of weights for {size} x {size}" if recipe.tiles.square else "")
-    steps = f"of the last {config.precision.matmul_history} steps" if recipe.delayed else "of the tensor"
-    return f"a scale per tensor by the maximum {steps}"
+    if recipe.delayed:
+        return f"a scale per tensor by the maximum of the last {config.precision.matmul_history} steps"
+    of_rows = ", of each row of routed experts" if _routed_sides(config) else ""
+    return f"a scale per tensor by the maximum of the tensor{of_rows}"

@@ -19,6 +19,7 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, LayerRun, Plan
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.layers.declared import hidden_names
+from jaxpar.layers.matmul_formats import quantised, routed_groups
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
 from jaxpar.layout.choices.tiles import loss_tiles
 from jaxpar.layout.memory.case import Case
@@ -26,7 +27,7 @@ from jaxpar.layout.memory.fixed import Fixed, Work, fixed_bytes, state_of
 from jaxpar.layout.memory.slots import Slots
 from jaxpar.layout.memory.weights import Weights
 from jaxpar.memory.fraction import kept_bytes
-from jaxpar.memory.layer_shape import LayerShape, activation_bytes, layer_shapes
+from jaxpar.memory.layer_shape import FLOAT32_BYTES, LayerShape, activation_bytes, layer_shapes
 from jaxpar.memory.remat import offloaded, runs_by_kind
 from pallas_kernels.attention.cudnn_packed import scratch_bytes
 
@@ -198,7 +199,20 @@ class MemoryModel:
             _units(activation_bytes(shapes[kind]), own, tiles) for kind, own in runs_by_kind(runs, case.slots).items()
         ]
         saved, offloaded, kept, back, transit, again = zip(*each, strict=True)
-        return Units(sum(saved), sum(offloaded), sum(kept), max(back), max(transit), max(again))
+        scales = sum(
+            run.layers * self._scales(shapes[kind])
+            for kind, own in runs_by_kind(runs, case.slots).items()
+            for run in own
+        )
+        return Units(sum(saved) + scales, sum(offloaded), sum(kept) + scales, max(back), max(transit), max(again))
+
+    def _scales(self, shape: LayerShape) -> int:
+        """Of the rows of a layer's routed experts, which every remat policy keeps: one for each group of matmuls."""
+        if self.config.precision.matmul != "fp8_current":
+            return 0
+        groups = quantised(self.config, shape.model)
+        routed = sum(group.name in groups for _, group in routed_groups(shape.model))
+        return FLOAT32_BYTES * routed * shape.routed_rows
 
     def estimate(self, case: Case, units: Units, slots: Slots) -> MemoryEstimate:
         """Bytes on a device, for layers that keep `units`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, floor
 from typing import Any
@@ -12,8 +12,10 @@ from jaxpar.config.plan import AxisSizes, LayerRun
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers.declared import activation_names
 from jaxpar.layout.choices.attention import scratch_on
+from jaxpar.layout.choices.matmul import expert_codes
 from jaxpar.layout.choices.replica_sums import only_after
 from jaxpar.layout.choices.tiles import mlp_tiles, without_hidden
 from jaxpar.layout.memory.case import Case
@@ -21,7 +23,7 @@ from jaxpar.layout.memory.estimate import IN_TRANSIT, MemoryEstimate, MemoryMode
 from jaxpar.layout.memory.slots import Slots, holds, pipeline_slots
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.fraction import kept_bytes
-from jaxpar.memory.layer_shape import layer_shapes
+from jaxpar.memory.layer_shape import ExpertCodes, layer_shapes
 from jaxpar.memory.pareto import NothingFits, Point, cheapest_of_kinds, layer_frontier
 from jaxpar.memory.pipeline_offload import largest_hidden_fraction
 from jaxpar.memory.remat import joined, runs_by_kind
@@ -91,7 +93,8 @@ class ActivationPlanner:
             wire=Wire(precision.weight_wire, precision.gradient_wire),
             stage_layers=choice.stage_layers, expert_exchange=asked.expert_exchange,
             expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,
-            exchange_wire=precision.exchange_wire, sums_early=asked.replica_sums != "after",
+            exchange_wire=precision.exchange_wire, expert_codes=self._expert_codes,
+            sums_early=asked.replica_sums != "after",
             expert_slices=asked.expert_slices if group.expert > 1 else "auto",
         )  # fmt: skip
 
@@ -139,6 +142,16 @@ class ActivationPlanner:
         group = self.group
         asked = self.model.config.parallel.replica_sums
         return asked != "after" and only_after(group.pipe, group.replica, group.shards, self.choice.zero) is None
+
+    @property
+    def _expert_codes(self) -> ExpertCodes:
+        """How routed experts are multiplied in FP8."""
+        key = "expert codes", self.group.tensor
+        if key not in self.known:
+            config = self.model.config
+            own = replace(config, parallel=replace(config.parallel, tensor=self.group.tensor))
+            self.known[key] = expert_codes(own, DescribedGPU.of(self.cluster.gpu))
+        return self.known[key]
 
     @property
     def _scratch(self) -> int:

@@ -59,6 +59,7 @@ class Layers:
                 own, sequence, layout.microbatch, layout.tensor, layout.context, layout.context_strategy,
                 layout.sequence_parallel, layout.precision, lora, layout.expert, layout.expert_exchange,
                 layout.expert_capacity, layout.imbalance, layout.expert_slices, layout.exchange_wire,
+                layout.expert_codes,
             )
             for kind, own in kind_models(model).items()
         }  # fmt: skip

@@ -85,7 +85,8 @@ class Steps:
             layout.zero, layout.context_strategy, layout.remat, layout.offload_fraction, layout.optimizer_offload,
             layout.sequence_parallel, layout.precision, layout.wire, kinds_of_slots(self.model, layout),
             layout.expert_exchange, layout.expert_capacity, layout.imbalance, layout.expert_slices,
-            layout.exchange_wire, layout.sums_early, self._held_rows(layout), reduces_with_weights(layout, self.does),
+            layout.exchange_wire, layout.expert_codes, layout.sums_early, self._held_rows(layout),
+            reduces_with_weights(layout, self.does),
         )  # fmt: skip
         if key not in self._steps:
             self._steps[key] = Step(self, layout)
@@ -102,7 +103,7 @@ class Steps:
         key = (
             layout.microbatch, layout.tensor, layout.context, layout.context_strategy, layout.sequence_parallel,
             layout.precision, self.expert_of(layout), layout.expert_exchange, layout.expert_capacity, layout.imbalance,
-            layout.expert_slices, layout.exchange_wire,
+            layout.expert_slices, layout.exchange_wire, layout.expert_codes,
         )  # fmt: skip
         if key not in self._layers:
             self._layers[key] = Layers(

@@ -55,10 +55,13 @@ def test_the_kernels_are_in_the_step_and_no_product_is_dense(backend: str):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("backend", ["mosaic", "xla"])
-def test_experts_multiply_tiles_in_fp8(backend: str):
-    """With the kernels of tiles outputs and both gradients are products of 8 bits, without them none. They multiply as
-    much as those of bfloat16."""
+@pytest.mark.parametrize(
+    ("recipe", "backend"),
+    [("fp8_block", "mosaic"), ("fp8_block", "xla"), ("fp8_current", "mosaic"), ("fp8_delayed", "mosaic")],
+)
+def test_experts_multiply_codes_in_fp8(recipe: str, backend: str):
+    """With the kernels outputs and gradients of rows are products of 8 bits, and with scales of tiles also gradients of
+    matrices; without them none. They multiply as much as those of bfloat16."""
     config = wide(
         model={"layers": LAYERS, "embed": EMBED, "experts": ExpertsConfig(EXPERTS, PER_TOKEN, WIDTH)},
         parallel={
@@ -66,7 +69,7 @@ def test_experts_multiply_tiles_in_fp8(backend: str):
             "expert_capacity": 4.0,
         },
         precision={
-            "matmul": "fp8_block", "matmul_backend": backend,
+            "matmul": recipe, "matmul_backend": backend,
             "matmul_except": MatmulExcept(("attention_in", "attention_out"), first_layers=0, last_layers=0),
         },
         data={"sequence_length": 256, "batch_size": 16},
@@ -78,9 +81,13 @@ def test_experts_multiply_tiles_in_fp8(backend: str):
         if cost.flops and (name := re.search(r"grouped_matmul_(\w+)", cost.op.op_name)):
             assert cost.flops == one
             runs[name[1]] += cost.executions
-    by = ("of_tiles", "of_weight_tiles") if backend == "mosaic" else ("of_rows", "of_weights")
+    by = (
+        ("of_tiles" if backend == "mosaic" else "of_rows"),
+        ("of_weight_tiles" if backend == "mosaic" and recipe == "fp8_block" else "of_weights"),
+    )
     assert runs == dict(zip(by, (6 * LAYERS, 3 * LAYERS), strict=True))
-    assert report.float8_flops == (9 * LAYERS * one if backend == "mosaic" else 0)
+    in_8_bits = sum(number for name, number in runs.items() if name.endswith("tiles"))
+    assert report.float8_flops == in_8_bits * one
     assert largest_of(analysis) < DENSE
     filled, _ = plan_for(config, parse_cluster(CLUSTER))
     assert report.allocated_bytes <= estimate_memory(filled, analysis.compilation.plan).device

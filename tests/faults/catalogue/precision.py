@@ -10,6 +10,7 @@ CODES = "tests/precision/test_weight_codes.py"
 TILES = "tests/precision/test_tiles.py"
 GROUPED = "tests/precision/test_grouped.py"
 SEEN = "tests/precision/test_seen.py"
+BY_TENSOR = "tests/precision/test_grouped_by_tensor.py"
 
 PRECISION = (
     Fault(
@@ -104,5 +105,21 @@ PRECISION = (
         old="    found = row_blocks(sizes, rows, tile)\n",
         new="    found = row_blocks(sizes, rows, tile, align=8)\n",
         caught_by=(f"{GROUPED}::test_each_expert_begins_a_tile_and_no_row_is_lost[sizes2]",),
+    ),
+    Fault(
+        name="fp8_rows_scaled_by_a_part_of_them",
+        description="Tensor ranks scale the rows of a routed expert each by its own part of them.",
+        file="jaxpar/precision/grouped_by_tensor.py",
+        old='reduce_max(own, ("tensor",))',
+        new="own",
+        caught_by=(f"{BY_TENSOR}::test_scales_of_split_experts_are_those_of_the_whole[False]",),
+    ),
+    Fault(
+        name="fp8_magnitudes_added_up_over_slices",
+        description="What slices and rounds saw of routed experts is added up.",
+        file="jaxpar/precision/observed.py",
+        old="reduce(jnp.maximum, seen)",
+        new="reduce(jnp.add, seen)",
+        caught_by=(f"{BY_TENSOR}::test_of_several_uses_the_largest_magnitude_counts",),
     ),
 )

@@ -102,9 +102,9 @@ def test_one_kernel_makes_the_hidden_activation_where_nothing_else_needs_it():
 
 def test_experts_in_fp8_have_no_kernel_that_makes_the_hidden_activation():
     config = run("mosaic")
-    excepted = lambda *parts: replace(
+    excepted = lambda *parts, matmul="fp8_block": replace(
         config.precision,
-        matmul="fp8_block",
+        matmul=matmul,
         matmul_except=MatmulExcept(("attention_in", "attention_out", *parts), 0, 0),
     )
     planned = lambda precision: make_plan(
@@ -112,7 +112,9 @@ def test_experts_in_fp8_have_no_kernel_that_makes_the_hidden_activation():
     ).experts[""]
     assert not planned(excepted()).fused and "fp8_block" in planned(excepted()).fused_reason
     assert not planned(excepted("experts_in")).fused
-    assert planned(replace(excepted(), matmul="fp8_current", matmul_except=MatmulExcept())).fused
+    assert not planned(excepted(matmul="fp8_current")).fused
+    routed = MatmulExcept(("experts_in", "experts_out"), 0, 0)
+    assert planned(replace(excepted(), matmul="fp8_current", matmul_except=routed)).fused
 
 
 def test_a_plan_that_asks_for_what_the_kernel_cannot_do_is_refused():

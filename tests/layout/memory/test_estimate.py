@@ -13,6 +13,8 @@ import pytest
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config
 from jaxpar.config.plan import Plan
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.choices.pipeline import schedule_of
@@ -123,6 +125,27 @@ def test_layers_keep_and_send_what_tracing_finds(name: str):
     traced = traced_bytes(config, plan)
     assert chunk_bytes(config, plan) == (traced.stash, traced.kept, traced.sent)
     assert offloaded_bytes(config, plan) == StepLayout(config, plan).program.slots["stash"] * traced.offloaded
+
+
+@pytest.mark.parametrize("remat", ["full", "selective"])
+def test_scales_of_rows_of_experts_are_kept_and_counted(remat: str):
+    """`fp8_current` has two for each row that a layer has room for; scales of tensors are a few numbers, and not
+    counted."""
+
+    def found(matmul: str | None) -> tuple[int, int]:
+        config, plan = plan_for(
+            model_of(
+                model={"layers": 4, "experts": ExpertsConfig(count=8, per_token=2, width=512)},
+                parallel={"expert": 4, "fsdp": 2, "expert_exchange": "all_to_all", "expert_capacity": 1.5},
+                memory={"remat": remat},
+                precision={"matmul": matmul, "matmul_except": MatmulExcept(("head",), 0, 0)} if matmul else {},
+            ),
+            parse_cluster("h100:1x8"),
+        )
+        return chunk_bytes(config, plan)[0], traced_bytes(config, plan).stash
+
+    (plain, _), (counted, traced) = found(None), found("fp8_current")
+    assert counted - plain > 4 * 8 * 4096 and counted <= traced <= counted + 4096
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

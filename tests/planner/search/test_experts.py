@@ -14,6 +14,7 @@ from jaxpar.config import Config
 from jaxpar.config.plan import ExpertLayout
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layout.plan_file import write
+from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.report import words
 from jaxpar.planner.report.document import planned_file
@@ -102,6 +103,25 @@ def test_what_is_asked_of_the_exchange_is_planned_and_timed():
     assert even.config.parallel.expert_capacity == 1.25
     assert even.candidate.seconds < uneven.candidate.seconds
     assert uneven.candidate.layout.imbalance == uneven.config.parallel.expert_imbalance == 1.2
+
+
+def test_codes_of_experts_are_timed_by_what_multiplies_them():
+    """No record states that the kernel was right on a GPU, so `auto` multiplies what the codes stand for, and is slower
+    than without FP8; with the kernel named, products are faster. Its squares have to fit into a rank's width."""
+
+    def timed(**precision: object) -> tuple[Layout, float]:
+        config = config_of(SMALL | {"embed": 1024}, 64)
+        config = replace(config, precision=replace(config.precision, **precision))
+        best = search_of(config, fsdp=8).best(1)[0]
+        return best.candidate.layout, best.candidate.time.breakdown["matmuls"]
+
+    (layout, plain), (auto, as_numbers), (named, as_codes) = (
+        timed(), timed(matmul="fp8_block"), timed(matmul="fp8_block", matmul_backend="mosaic")
+    )  # fmt: skip
+    assert layout.expert_codes == NO_CODES
+    assert auto.expert_codes == ExpertCodes(("experts_in", "experts_out"))
+    assert named.expert_codes == ExpertCodes(("experts_in", "experts_out"), by_kernel=True, gradients_by_kernel=True)
+    assert as_codes < 0.95 * as_numbers and as_numbers == pytest.approx(plain, rel=1e-6)
 
 
 def test_the_screen_the_page_and_an_explanation_have_the_exchange(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

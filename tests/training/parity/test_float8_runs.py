@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config, LoraConfig
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.generation.layout import generation_config
 from tests.data.preference_files import prepared_pairs
@@ -30,17 +31,29 @@ def fp8(recipe: str, **other: Any) -> dict[str, Any]:
     return {"matmul": recipe, "matmul_except": EXCEPTED, **other}
 
 
+HISTORIES: dict[str, tuple[dict[str, Any], dict[str, int], dict[str, int]]] = {
+    "dense": (MODEL, {"fsdp": 2, "tensor": 2}, {"pipe": 2, "context": 2, "microbatches": 2}),
+    "experts": (
+        MODEL | {"experts": ExpertsConfig(count=4, per_token=2, router="hash", width=32)},
+        {"expert": 2, "tensor": 2},
+        {"pipe": 2, "expert": 2, "microbatches": 2},
+    ),
+}
+"""By what is multiplied: a model, the axes of a mesh, and those of another one."""
+
+
 @pytest.mark.long
-def test_a_run_goes_on_with_its_history_bit_for_bit_and_on_another_mesh(tmp_path: Path):
+@pytest.mark.parametrize("name", HISTORIES)
+def test_a_run_goes_on_with_its_history_bit_for_bit_and_on_another_mesh(name: str, tmp_path: Path):
     """The window of magnitudes is restored with the weights: on the same mesh the run has the bits of one that was not
     interrupted, and on another one it starts from the same magnitudes."""
+    model, first, other = HISTORIES[name]
 
     def config(name: str, steps: int, **parallel: int) -> Config:
         sections = {"run": {"name": name}, "checkpoint": {"every": 2, "keep_last": 9}}
         precision = fp8("fp8_delayed", matmul_history=3)
-        return run_config(tmp_path, steps, model=MODEL, precision=precision, parallel=parallel, **sections)
+        return run_config(tmp_path, steps, model=model, precision=precision, parallel=parallel, **sections)
 
-    first, other = {"fsdp": 2, "tensor": 2}, {"pipe": 2, "context": 2, "microbatches": 2}
     fit(config("whole", 4, **first))
     for name, rest in (("parts", first), ("moved", other)):
         fit(config(name, 2, **first))

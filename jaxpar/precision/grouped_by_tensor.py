@@ -1,0 +1,220 @@
+"""Products of routed experts in FP8 under `fp8_delayed` and `fp8_current`: a scale for a tensor, or for a row.
+
+**`fp8_delayed`** has a scale for each tensor of a layer, from the history: the rows of all experts together, each stack
+of matrices, the gradients of each output. What a product sees leaves its backward as the cotangent of zeros.
+
+**`fp8_current`** scales by the tensor's own magnitude. A stack of matrices has one scale. Rows have one each: they come
+from everywhere, in slices and in rounds of the exchange, and no rank has seen all of them when the first is multiplied.
+A row's scale is that of its numbers, and so the same on every layout, in every slice and round. In outputs and in
+gradients of rows it is a factor of the row. Tensor ranks have a part of the hidden activation and of its gradient, and
+find the maximum of each row together: 4 bytes a row, which no other rank waits for.
+
+Gradients of matrices multiply what the codes stand for, in the compute dtype: a row's scale is no factor of a sum over
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxpar.mesh.axes import vary, varying_axes
+from jaxpar.mesh.collectives import reduce_max
+from jaxpar.precision.matmul import SCALES, GroupScaling, largest_of, largest_over
+from jaxpar.precision.recipe import E4M3, Recipe
+from jaxpar.precision.scale import quantise, scale_of
+from jaxpar.precision.tiles import Codes
+from pallas_kernels.grouped_matmul.api import Static
+from pallas_kernels.grouped_tiled_matmul import IMPLEMENTATIONS, grouped_tiled_matmul
+from pallas_kernels.tiled_matmul.reference import numbers
+from pallas_kernels.varying import vary_alike
+
+EXPERT_AXES = ("expert", "tensor")
+"""Axes that split the matrices of a layer's experts, gathered from those of ZeRO."""
+TILE = 128
+"""Numbers for which the kernel takes a scale."""
+
+
+class GroupedScaling(NamedTuple):
+    """How the products of one group of the routed experts' matmuls are scaled."""
+
+    recipe: Recipe
+    coded: bool = False
+    """Whether the matrices are values of codes already."""
+    exact: Bool[Array, ""] | None = None
+    """Whether they are not quantised in this layer; None if they are in all layers."""
+    scales: Float[Array, "scales"] | None = None
+    """`scales_of_experts`."""
+    observed: Float[Array, "tensors"] | None = None
+    """Zeros, whose cotangent is the largest magnitude of each tensor of the group on this rank."""
+
+
+def scales_of_experts(
+    weights: Sequence[Float[Array, "experts inputs outputs"]], scaling: GroupScaling
+) -> Float[Array, "scales"] | None:
+    """The scales that all rounds of a layer share: of all tensors of a group where earlier steps give them, else of its
+    matrices; None where scales are of tiles.
+
+    Sends a maximum of one number for each matrix over the ranks of the experts, if the matrices are no codes yet.
+    """
+    if scaling.recipe.tiles is not None:
+        return None
+    if scaling.scales is not None:
+        return scaling.scales
+    if scaling.of_codes is not None:
+        return scaling.of_codes
+    return checkpoint_name(scale_of(largest_over(weights, EXPERT_AXES), E4M3, scaling.recipe.margin), SCALES)
+
+
+def products(
+    x: Float[Array, "rows inputs"],
+    weights: Sequence[Float[Array, "experts inputs outputs"]],
+    sizes: Int[Array, " experts"],
+    scaling: GroupedScaling,
+    grouped: Static,
+    *,
+    inward: bool,
+) -> tuple[Float[Array, "rows outputs"], ...]:
+    """Like `jaxpar.precision.grouped.grouped_products`.
+
+    Sends a maximum of each row over the tensor ranks that have parts of it, unless scales come from earlier steps.
+    """
+    assert scaling.scales is not None, "scales of a layer's matrices are found before its rounds"
+    given = scaling.scales.shape[0] > len(weights)
+    how = _How(scaling.recipe, grouped, inward, scaling.coded, given)
+    x, scales = vary_alike((x, scaling.scales))
+    if given:
+        of_x, of_others = scales[0], scales[1:]
+    else:
+        (of_x,) = how.of_rows([lax.stop_gradient(x)], E4M3, split=not inward)
+        of_x, of_others = checkpoint_name(of_x, SCALES), scales
+    arguments = x, tuple(weights), sizes, of_x, of_others, scaling.observed, scaling.exact
+    return _products(how, *vary_alike(arguments))
+
+
+def codes_times(
+    recipe: Recipe, grouped: Static, rows: Codes, matrices: Codes, sizes: jax.Array, dtype: Any
+) -> Float[Array, "rows outputs"]:
+    """Of codes [rows, inputs] and those of matrices [experts, outputs, inputs]."""
+    return grouped_tiled_matmul(*rows, *matrices, sizes, dtype, **multiplied_by(recipe, grouped))
+
+
+def multiplied_by(recipe: Recipe, grouped: Static) -> dict[str, Any]:
+    """What multiplies codes of routed experts, as arguments of `pallas_kernels.grouped_tiled_matmul`."""
+    named = recipe.backend in [entry.name for entry in IMPLEMENTATIONS]  # cuDNN has no grouped product
+    return {
+        "implementation": recipe.backend if named else "auto", "numbers_by": grouped.name, "expected": grouped.expected,
+    }  # fmt: skip
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _How:
+    recipe: Recipe
+    grouped: Static
+    inward: bool
+    """Whether tensor ranks split the outputs; else the inputs."""
+    coded: bool
+    """Whether the matrices are values of codes already."""
+    given: bool
+    """Whether the scales of rows and gradients come from earlier steps."""
+
+    def of_rows(self, each: Sequence[jax.Array], form: str, *, split: bool) -> list[Float[Array, " rows"]]:
+        """The scale of each row of some arrays, in one message if tensor ranks have parts of rows (`split`)."""
+        own = jnp.stack([jnp.max(jnp.abs(x), axis=1).astype(jnp.float32) for x in each])
+        if split and "tensor" in varying_axes(own) and lax.axis_size("tensor") > 1:
+            own = vary_alike((reduce_max(own, ("tensor",)), own))[0]
+        return list(scale_of(own, form, self.recipe.margin))
+
+    def of_gradients(self, dys: tuple[jax.Array, ...], scales: jax.Array) -> list[jax.Array]:
+        """The scale, or those of the rows, of the gradient of each output."""
+        if self.given:
+            return list(scales[len(dys) :])
+        return self.of_rows(dys, self.recipe.gradient, split=self.inward)
+
+    def matrices(self, weights: tuple[jax.Array, ...], scales: jax.Array) -> list[jax.Array]:
+        """Codes [experts, inputs, outputs]."""
+        each = zip(weights, scales, strict=False)
+        return [w.astype(E4M3) if self.coded else quantise(w, scale, E4M3) for w, scale in each]
+
+    def numbers(self, codes: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+        """What codes of rows stand for, of one scale or of each row's."""
+        return numbers(codes, jnp.broadcast_to(scale.reshape(-1, 1), (len(codes), 1))).astype(dtype)
+
+    def times(
+        self, x: jax.Array, scale: jax.Array, w: jax.Array, of_w: jax.Array, sizes: jax.Array, dtype: Any
+    ) -> jax.Array:
+        """Codes [rows, inputs] times codes [experts, outputs, inputs]: a scale of all is that of every tile."""
+        (rows, inputs), (experts, outputs, _) = x.shape, w.shape
+        whole = inputs % TILE == 0 and outputs % TILE == 0
+        across, down = (inputs // TILE, outputs // TILE) if whole else (1, 1)
+        of_x = jnp.broadcast_to(scale.reshape(-1, 1), (rows, across))
+        matrices = Codes(w, jnp.broadcast_to(of_w, (experts, down, across)))
+        return codes_times(self.recipe, self.grouped, Codes(x, of_x), matrices, sizes, dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _products(
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], sizes: jax.Array, of_x: jax.Array, scales: jax.Array,
+    observed: Any, exact: Any,
+) -> tuple[jax.Array, ...]:  # fmt: skip
+    def quantised() -> tuple[jax.Array, ...]:
+        rows = quantise(x, of_x.reshape(-1, 1), E4M3)
+        each = zip(how.matrices(weights, scales), scales, strict=False)
+        return tuple(how.times(rows, of_x, w.mT, own, sizes, x.dtype) for w, own in each)
+
+    def exactly() -> tuple[jax.Array, ...]:
+        return tuple(how.grouped.times_weights(x, w, sizes, transposed=False) for w in weights)
+
+    return quantised() if exact is None else lax.cond(exact, exactly, quantised)
+
+
+def _forward(how: _How, *arguments: Any) -> Any:
+    return _products(how, *arguments), arguments
+
+
+def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
+    x, weights, sizes, of_x, scales, observed, exact = kept
+    of_dys = how.of_gradients(dys, scales)  # not in the branch, because it may send
+
+    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array | None]:
+        rows = how.numbers(quantise(x, of_x.reshape(-1, 1), E4M3), of_x, x.dtype)
+        terms, dws = [], []
+        for dy, of_dy, w, of_w in zip(dys, of_dys, how.matrices(weights, scales), scales, strict=False):
+            codes = quantise(dy, of_dy.reshape(-1, 1), how.recipe.gradient)
+            terms.append(how.times(codes, of_dy, w, of_w, sizes, x.dtype))
+            dws.append(how.grouped.of_weights(rows, how.numbers(codes, of_dy, x.dtype), sizes))
+        return sum(terms[1:], terms[0]), tuple(dws), _seen(how, x, weights, sizes, dys, observed)
+
+    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array | None]:
+        pairs = zip(dys, weights, strict=True)
+        terms = [how.grouped.times_weights(dy, w, sizes, transposed=True) for dy, w in pairs]
+        dws = tuple(how.grouped.of_weights(x, dy, sizes) for dy in dys)
+        return sum(terms[1:], terms[0]), dws, jax.tree.map(jnp.zeros_like, observed)
+
+    dx, dws, seen = quantised() if exact is None else lax.cond(exact, exactly, quantised)
+    return dx, dws, None, None, None, seen, None
+
+
+_products.defvjp(_forward, _backward)
+
+
+def _seen(
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], sizes: jax.Array, dys: tuple[jax.Array, ...], observed: Any
+) -> jax.Array | None:
+    """The largest magnitudes of a group's tensors on this rank, of rows that an expert has; None if nothing asks."""
+    if observed is None:
+        return None
+    there = (jnp.arange(len(x)) < sizes.sum())[:, None]
+    of_rows = lambda rows: largest_of(jnp.where(there, rows, 0))
+    of_weights = [jnp.float32(0) if how.coded else largest_of(w) for w in weights]
+    found = jnp.stack(vary_alike((of_rows(x), *of_weights, *map(of_rows, dys))))
+    return vary(found, varying_axes(observed))
