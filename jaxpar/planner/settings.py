@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config
@@ -28,7 +29,7 @@ def config_of(config: Config, layout: Layout) -> Config:
         layout: of all devices.
     """
     pipelined = layout.pipe > 1
-    kept = kept_by_planner(config.parallel) | {"expert_slices": layout.expert_slices}
+    kept: dict[str, Any] = kept_by_planner(config.parallel) | {"expert_slices": layout.expert_slices}
     parallel = ParallelConfig(
         pipe=layout.pipe,
         replica=layout.replica,

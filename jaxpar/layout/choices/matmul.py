@@ -105,11 +105,8 @@ def expert_codes(config: Config, device: Device) -> ExpertCodes:
         found = routed_choice(config, device)
     except UserError:
         return ExpertCodes(groups)
-    kernel, recipe = (
-        found is not None and not grouped.implementation(found.name).by_numbers,
-        recipe_of(config.precision),
-    )
-    return ExpertCodes(groups, kernel, kernel and recipe is not None and recipe.tiles is not None)
+    kernel = found is not None and not grouped.implementation(found.name).by_numbers
+    return ExpertCodes(groups, kernel, kernel and config.precision.matmul in TILES)
 
 
 def _routed_sides(config: Config) -> dict[str, list[int]]:
