@@ -36,10 +36,11 @@ def asked_logits(config: Config, loss: Choice) -> tuple[Literal["recompute", "ke
 
 
 def kept_where_they_fit(config: Config, plan: Plan, usable_bytes: int) -> Plan:
-    """`plan`, whose layers keep what they keep anyway, with logits kept if it fits `usable_bytes` of a device."""
+    """`plan`, whose layers keep what they keep anyway, with logits kept if it fits `usable_bytes` of a device, or takes
+    no more than without: sums over chunks of recomputed logits take memory too."""
     kept, limit = _keeping(plan), int(ESTIMATED * usable_bytes)
     needed = estimate_memory(config, kept).device
-    if needed > limit:
+    if needed > max(limit, estimate_memory(config, plan).device):
         why = f"with {_size(config)} of them kept a step takes {size(needed)}, and {size(limit)} may be planned for"
         return replace(plan, loss_logits_reason=why)
     why = f"{_size(config)} of them fit: a step takes {size(needed)} of {size(limit)} that may be planned for"

@@ -164,7 +164,9 @@ def _of_kept(
     _, of_table, of_x = _products(head)
     part = head.part(table, columns, 0, head.local_vocab(table))
     dx = jnp.einsum(of_x, gradients, part, preferred_element_type=x.dtype)
-    return dx, jnp.einsum(of_table, gradients, x, preferred_element_type=table.dtype)
+    d_table = jnp.einsum(of_table, gradients, x, preferred_element_type=table.dtype)
+    # What needs dx waits for both: XLA would put the other off, and hold the gradients of all logits until then.
+    return lax.optimization_barrier((dx, d_table))
 
 
 def _products(head: Head) -> tuple[int, str, str]:

@@ -12,7 +12,7 @@ from jaxpar.config.counting import padded_vocab
 from jaxpar.config.kinds import kind_model
 from jaxpar.layers.matmul_formats import quantised, routed_groups
 from jaxpar.layout.memory.case import Case
-from jaxpar.layout.memory.kernel_head import kernel_bytes
+from jaxpar.layout.memory.kernel_head import kernel_bytes, kernel_chunks
 from jaxpar.layout.memory.state import StateBytes
 from jaxpar.layout.memory.weights import HALVES, Ends, Part, Parts, Weight, Weights
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, ITEM_BYTES, LayerShape, between_bytes, matmul_bytes
@@ -290,7 +290,7 @@ class _Counted:
         untied head exists twice when it is scaled, without logits. With one microbatch alone, gradients of the ends
         are not needed before they are computed, and the embedding is not needed any more. The kernel sums
         the gradient of the head in compute dtype, chunk by chunk where it recomputes logits; where it keeps them, they
-        are not needed any more when that is widened.
+        are freed before that is widened.
         """
         case, model = self.case, self.config.model
         name = "embedding" if model.tied else "head"
@@ -312,8 +312,11 @@ class _Counted:
             temporaries = max(temporaries, gradient)
         if by_kernel:
             keeps, columns = case.loss_logits == "keep", padded_vocab(model) // (case.tensor * case.ends)
-            gradient += 0 if keeps else trained * self._widths[0]
             temporaries = kernel_bytes(self.shape.tokens, model.embed, columns, keeps=keeps)
+            if keeps:
+                gradient, temporaries = trained * self._widths[0], max(temporaries, gradient)
+            elif kernel_chunks(self.shape.tokens, columns) > 1:
+                gradient += trained * self._widths[0]
         stored = weights.all + self._frozen
         work = Work(stored + gathers * self._widths[0] * head + layers, gradients.all, temporaries)
         return work, gradient, zeros

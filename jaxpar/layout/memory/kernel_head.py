@@ -7,6 +7,11 @@ from pallas_kernels.linear_cross_entropy.head import CHUNK_BYTES
 from pallas_kernels.linear_cross_entropy.kept import kept_bytes
 
 
+def kernel_chunks(tokens: int, columns: int) -> int:
+    """Chunks of the columns in which the backward recomputes logits."""
+    return -(-2 * tokens * columns // CHUNK_BYTES)
+
+
 def kernel_bytes(tokens: int, embed: int, columns: int, *, keeps: bool) -> int:
     """Temporaries besides the gradient of the table.
 
@@ -15,5 +20,5 @@ def kernel_bytes(tokens: int, embed: int, columns: int, *, keeps: bool) -> int:
     """
     if keeps:
         return kept_bytes(tokens, columns)
-    width = min(columns, CHUNK_BYTES // (2 * tokens))
+    width = -(-columns // kernel_chunks(tokens, columns))
     return 2 * tokens * width + FLOAT32_BYTES * embed * (width + tokens)
