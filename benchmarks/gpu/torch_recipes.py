@@ -24,7 +24,7 @@ TORCH = "import torch, transformers; assert torch.cuda.is_available(), 'torch se
 TORCHAO = "import torchao.float8"
 """What they need, as lines of Python."""
 SECONDS = 45
-"""About what one of them takes, most of it `torch.compile`."""
+"""One of them is begun with at least so much time left: `torch.compile` takes most of it."""
 
 
 def measure(journal: Journal) -> None:
