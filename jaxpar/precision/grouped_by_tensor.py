@@ -103,7 +103,7 @@ def products(
 def codes_times(
     recipe: Recipe, grouped: Static, rows: Codes, matrices: Codes, sizes: jax.Array, dtype: Any
 ) -> Float[Array, "rows outputs"]:
-    """Of codes [rows, inputs] and those of matrices [experts, outputs, inputs]."""
+    """Codes [rows, inputs] times those of the matrices of their experts, [experts, outputs, inputs]."""
     return grouped_tiled_matmul(*rows, *matrices, sizes, dtype, **multiplied_by(recipe, grouped))
 
 

@@ -121,12 +121,18 @@ def test_of_several_uses_the_largest_magnitude_counts():
 
 @pytest.mark.parametrize("inward", [True, False])
 def test_scales_of_split_experts_are_those_of_the_whole(inward: bool):
-    """Experts and their width are split, and the codes have the same scales: each product of a row with a column is
-    that of the whole bit for bit. Numbers are sums of few bits, which no order of adding rounds."""
+    """Experts and their width are split, and each product of a row with a column is that of the whole bit for bit. One
+    half of a row has numbers of a few bits that are too small to be codes with a scale by the other half, and would be
+    codes by their own, so that another scale gives other numbers; no order of adding rounds their sums. One number of
+    an expert is so large that those of all experts are too small."""
     draw = np.random.default_rng(0)
-    x, w, dy = (draw.integers(-3, 4, size=size).astype(np.float32) for size in ((64, 32), (4, 32, 32), (64, 32)))
-    x, dy = x * 2.0 ** draw.integers(-9, 9, size=(64, 1)), dy * 2.0 ** draw.integers(-9, 9, size=(64, 1))
-    w[3, 31, 31], x[5, 31], dy[7, 30] = 1000.0, 97.0, 1009.0  # no codes: they are rounded by their scales
+    few = lambda *shape: draw.integers(-3, 4, size=shape).astype(np.float32)
+    x, w, dy = few(64, 32) * 2.0**-17, few(4, 32, 32), few(64, 32) * 2.0**-31
+    for rows in (x, dy):
+        rows[:, 16:] = 0
+        rows[:, 20] = 3.0
+        rows *= 2.0 ** draw.integers(-9, 9, size=(64, 1))
+    w[3, 31, 31] = 2.0**19
     sizes, recipe = np.int32([16, 16, 16, 16]), Recipe(delayed=False)
 
     def run(x: jax.Array, w: jax.Array, dy: jax.Array, sizes: jax.Array) -> tuple[jax.Array, ...]:

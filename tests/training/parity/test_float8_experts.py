@@ -89,7 +89,9 @@ LONG = {"sequence_length": 256, "batch_size": 4}
 CHANGED = {"fp8_block": 0.040, "fp8_current": 0.051, "fp8_delayed": 0.051}
 """By so much of their norm gradients of this model change."""
 ROUTED_ON: dict[str, dict[str, Any]] = {
-    "expert and tensor ranks": {"parallel": {"expert": 2, "tensor": 2, "fsdp": 2, "expert_exchange": "all_to_all"}},
+    "expert and tensor ranks, several rounds": {
+        "parallel": {"expert": 2, "tensor": 2, "fsdp": 2, "expert_capacity": 1.0, "expert_exchange": "all_to_all"},
+    },
     "four expert ranks, slices, several rounds": {
         "parallel": {"expert": 4, "expert_slices": 2, "expert_capacity": 1.0, "expert_exchange": "all_to_all"},
     },
