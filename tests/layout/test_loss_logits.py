@@ -9,6 +9,7 @@ import pytest
 
 from jaxpar.config import Config, config_from_dict
 from jaxpar.config.plan import Choice, Plan
+from jaxpar.generation.layout import generation_config
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.auto_remat import ESTIMATED
@@ -56,6 +57,12 @@ def test_xla_has_nothing_to_keep_and_refuses_to_be_asked():
         parts = (f"memory.loss_logits: {asked} is for the kernel", "named by memory.loss_backend", "expected auto")
         with refused(*parts):
             planned(llama(loss_backend="xla", loss_logits=asked))
+
+
+@pytest.mark.parametrize("asked", ["auto", "keep"])
+def test_generation_has_no_use_for_the_kernel_of_the_loss(asked: str):
+    memory = generation_config(llama(loss_logits=asked), rows=8, tokens=64, zero=0).memory
+    assert (memory.loss_backend, memory.loss_logits) == ("xla", "auto")
 
 
 def test_auto_keeps_logits_where_the_estimate_of_the_step_has_room():
