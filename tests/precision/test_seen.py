@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.mesh.axes import vary
@@ -184,6 +186,19 @@ def test_counting_changes_no_bit_and_shares_are_reported_of_each_layer():
     flushed = reported["matmul_flushed"]
     assert reported["matmul_most_flushed"]["1"] == max(own[1] for own in flushed.values())
     assert set(flushed) == set(reported["matmul_saturated"]) == set(names)
+
+
+def test_without_a_history_nothing_is_reported_of_routed_experts():
+    """Whose numbers are not counted: of the others there are magnitudes and shares."""
+    experts = {"experts": ExpertsConfig(count=4, per_token=2, width=128, shared=1), "embed": 128}
+    config = small(model=experts, precision={"matmul": "fp8_block", "matmul_except": ALL, "matmul_counts": True})
+    names = tensor_names(config)
+    counted = np.array([not name.startswith(("experts_", "up", "gate", "down")) for name in names])
+    seen = SimpleNamespace(magnitudes=np.ones((2, len(names))) * counted, scales=None)
+    seen.counts = np.array([8.0, 0.0, 2.0]) * seen.magnitudes[..., None]
+    found = matmul_metrics(config, seen)  # pyright: ignore[reportArgumentType]
+    assert "up" in names and {"shared_up", "query"} <= set(found["matmul_magnitudes"])
+    assert set(found["matmul_magnitudes"]) == set(found["matmul_flushed"]) == set(np.array(names)[counted])
 
 
 @pytest.mark.long

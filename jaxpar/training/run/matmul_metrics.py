@@ -23,7 +23,9 @@ def matmul_metrics(config: Config, metrics: StepMetrics) -> dict[str, Any]:
     if not np.isfinite(magnitudes).all():
         return {}
     tensors, layers = tensor_names(config), range(*exact_layers(config))
-    by_tensor = lambda values: {name: values[:, place].tolist() for place, name in enumerate(tensors)}
+    # Without a history routed experts are not looked at: no numbers are better than zeros.
+    seen = [place for place in range(len(tensors)) if metrics.scales is not None or magnitudes[:, place].any()]
+    by_tensor = lambda values: {tensors[place]: values[:, place].tolist() for place in seen}
     found: dict[str, Any] = {"matmul_magnitudes": by_tensor(magnitudes)}
     if metrics.scales is not None:
         recipe, scales = recipe_of(config.precision), np.asarray(metrics.scales, np.float64)
@@ -40,8 +42,8 @@ def matmul_metrics(config: Config, metrics: StepMetrics) -> dict[str, Any]:
         return found
     counts = np.asarray(metrics.counts, np.float64)
     for name, values in shares_of(counts).items():
-        seen = {tensor: values[:, place].tolist() for place, tensor in enumerate(tensors) if counts[:, place, 0].any()}
-        found[f"matmul_{name}"] = seen
+        counted = [place for place in range(len(tensors)) if counts[:, place, 0].any()]
+        found[f"matmul_{name}"] = {tensors[place]: values[:, place].tolist() for place in counted}
         found[f"matmul_most_{name}"] = {str(layer): float(values[layer].max()) for layer in layers}
     return found
 
