@@ -42,7 +42,7 @@ def test_a_dry_run_climbs_the_ladder_and_records_nothing(
     assert suite.main(["--bring-up", "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert "linear_cross_entropy/triton     right up to: the grid" in printed
-    assert "3 launches of small: the same bits" in printed and "run the same command again" in printed
+    assert "3 launches of small, logits kept: the same bits" in printed and "run the same command again" in printed
     assert not user_file().exists()
 
 

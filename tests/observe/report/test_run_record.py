@@ -13,6 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from jaxpar.config import UserError
+from jaxpar.config.plan import PLAN_VERSION
 from jaxpar.observe.evaluations import EVALUATIONS_FILE, append_evaluation
 from jaxpar.observe.report.page import html_page
 from jaxpar.observe.report.run_record import number, read_runs
@@ -49,9 +50,9 @@ def test_a_run_that_goes_on_is_reported_up_to_its_last_step(tmp_path: Path) -> N
         ({"version": 2, "plan": {"zero": 3}, "config": {}}, {"zero": 3}, ""),
         ({"zero": 3}, {"zero": 3}, ""),
         (
-            {"version": 4, "plan": {"zero": 3}},
+            {"version": PLAN_VERSION + 1, "plan": {"zero": 3}},
             {},
-            "plan.json: version 4 of plan.json; this release reads versions 1 to 3",
+            f"plan.json: version {PLAN_VERSION + 1} of plan.json; this release reads versions 1 to {PLAN_VERSION}",
         ),
         ({"version": 2, "plan": 3}, {}, "plan.json is damaged: it has no plan."),
     ],

@@ -28,11 +28,11 @@ from jax.sharding import (
 )
 
 from jaxpar.compiler.program.costs.ops import costs
-from jaxpar.compiler.program.hlo.parser import parse
 from jaxpar.compiler.program.loops import executions
 from pallas_kernels import fused_linear_cross_entropy
 from pallas_kernels.linear_cross_entropy import Head, triton
 from pallas_kernels.linear_cross_entropy.kept import Token
+from tests.compiler.program.programs import strictly
 from tests.gpu_compile import H100, QUICKLY, compile_for_gpu, h100s
 
 A100 = (
@@ -136,7 +136,7 @@ def allocated(keep: bool, shape: tuple[int, int, int], options: dict[str, Any]) 
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=abstract)):
         arrays = array(tokens, embed), array(embed, columns), array(tokens, dtype=jnp.int32)
         compiled = compile_for_gpu(jax.jit(program), *arrays)
-    module = parse(compiled.as_text() or "", strict=True)
+    module = strictly(compiled.as_text() or "")
     found = [one for one in costs(module, executions(module)) if one.arithmetic]
     return {
         "temporaries": compiled.memory_analysis().temp_size_in_bytes,
