@@ -73,10 +73,15 @@ class Inspection:
             console.print(f"Picture: {self.picture}", soft_wrap=True, highlight=False)
 
     def _picture(self, made: Sequence[tuple[Analysis, Report]]) -> str:
-        programs = [Program(report.config, layer_schedules(analysis)) for analysis, report in made]
+        turns = [analysis.compilation.plan.layer_unroll for analysis, _ in made]
+        programs = [
+            Program(report.config + (f", {layers} layers in a turn" if layers > 1 else ""), layer_schedules(analysis))
+            for layers, (analysis, report) in zip(turns, made, strict=True)
+        ]
         if not any(program.layers for program in programs):
             raise UserError("--picture: the program has no loop over layers; expected three layers or more of a kind")
-        return layers_picture(programs, f"One layer on {made[-1][1].cluster}")
+        what = "One layer" if max(turns) == 1 else "A turn of the loop over layers"
+        return layers_picture(programs, f"{what} on {made[-1][1].cluster}")
 
     def _report(self, file: Path, cluster: Cluster) -> tuple[Analysis, Report]:
         config = load_config(file, self.overrides)
