@@ -23,7 +23,7 @@ from jaxpar.config.plan import ExpertLayout
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.layers.experts.exchange import EXCHANGES, exchanged, lists_of
+from jaxpar.layers.experts.exchange import EXCHANGES, Operands, exchanged, lists_of
 from jaxpar.mesh.axes import AXES, vary
 from tests.compiler.program.programs import strictly
 from tests.gpu_compile import compile_for_gpu, h100s
@@ -41,7 +41,8 @@ def account(layout: dict[str, Any], sizes: dict[str, int], hosts: int = 2) -> di
     devices = np.array(h100s(f"1x{hosts}x{ranks // hosts}")[:ranks]).reshape(shape)
     mesh = Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
-    def products(w: Any, rows: jax.Array, gates: jax.Array, _: jax.Array) -> jax.Array:
+    def products(operands: Operands, rows: jax.Array, gates: jax.Array, _: jax.Array) -> jax.Array:
+        w: Any = operands.weights
         groups, even = w["up"].shape[0], len(rows)
         used = -(-even // groups // 8) * 8
         rows = jnp.pad(rows, [(0, used * groups - even), (0, 0)]).reshape(groups, used, -1)
@@ -57,7 +58,7 @@ def account(layout: dict[str, Any], sizes: dict[str, int], hosts: int = 2) -> di
             shared = (lambda x: jax.nn.silu(x @ in_) @ out) if sizes.get("shared") else None
             exchange = EXCHANGES[own.exchange](experts, len(x) // own.slices, own)
             lists = lists_of(exchange, own.slices, indices, vary(jnp.ones(len(x), bool)))
-            return exchanged(exchange, products, w, x, gates, lists, vary(jnp.int32(1)), shared)[0]
+            return exchanged(exchange, products, Operands(w, {}), x, gates, lists, vary(jnp.int32(1)), shared)[0]
 
         y, pullback = jax.vjp(forward, w, x, gates)
         return y, pullback(jnp.square(y))
