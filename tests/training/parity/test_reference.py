@@ -30,8 +30,6 @@ SHAPE = {"layers": 2, "vocab": 61, "kv_heads": 1}
 
 TOLERANCE = 1e-5
 """max|difference| / max|reference| of losses, gradients and norms in float32; about 1e-6 is what there is."""
-ROUNDING = 2e-5
-"""The same of gradients with options of models: with those of Qwen2, 1.1e-5 of the embedding's on one device."""
 
 TRAINED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama_adamw": ({"z_loss": 1e-3}, {}),
@@ -84,9 +82,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "capped_logits": {"logit_softcap": 2.0, "z_loss": 1e-2, "activation": "relu2", "norm_epsilon": 0.1, "tied": True},
     "gpt2": GPT2,
     "olmo2": {"norm_placement": "post", "qk_norm": "projection", "norm_epsilon": 0.1},
+    # Scores grow with the square of the last factor: with 1.5, half an ulp of the weights moves exact gradients by 1e-5.
     "qwen2": {
         "attention_bias": "qkv", "rope_scaling": "yarn", "rope_factor": 4.0, "rope_original_length": 40,
-        "rope_beta_fast": 3.0, "rope_base": 100.0, "head_dim": 8, "rope_truncate": False, "rope_attention_factor": 1.5,
+        "rope_beta_fast": 3.0, "rope_base": 100.0, "head_dim": 8, "rope_truncate": False, "rope_attention_factor": 1.1,
     },
     "gemma": {
         "norm_placement": "sandwich", "norm": "zero_centered_rmsnorm", "activation": "geglu", "embedding_scale": True,
@@ -122,7 +121,7 @@ def test_loss_and_gradients_of_options_equal_float64(name: str):
         assert np.abs(gradients["layers"]["attention"].pop("key_bias")).max() <= 1e-6 * largest
         wanted["layers"]["attention"].pop("key_bias")
     worst, leaf = worst_difference(gradients, wanted)
-    assert worst <= ROUNDING, f"gradient of {leaf} differs by {worst:.1e}"
+    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
 
 
 @pytest.mark.matrix(ci=1)
