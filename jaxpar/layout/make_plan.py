@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import groupby
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.axes import axis_sizes, resolve_axes
-from jaxpar.config.plan import AxisSizes, Dtypes, LayerRun, Plan
+from jaxpar.config.plan import AxisSizes, Choice, Dtypes, LayerRun, Plan
 from jaxpar.config.schema import PrecisionConfig
 from jaxpar.cost.recomputation import layer_costs, logits_seconds
 from jaxpar.distributed.devices import Device, cluster_of
@@ -79,38 +79,8 @@ def make_plan(
     schedule = choose_schedule(config)
     stage_layers = chunk_layers(config, schedule.chunks)
     kinds = [slot.kind for slot in order_of_chunks(schedule, stage_layers, config.model).slots]
-    loss, loss_parts = choose_loss(config, device), loss_tiles(config)
-    logits, why_logits = asked_logits(config, loss)
-    at_hand = cluster or cluster_of(device, axes.devices, node_devices)
-    settled = partial(
-        Plan,
-        axes=axes,
-        zero=parallel.zero,
-        schedule=schedule.name,
-        virtual_stages=schedule.virtual_stages,
-        stage_layers=stage_layers,
-        pipe_ends=parallel.pipe_ends,
-        pipe_ticks=parallel.pipe_ticks,
-        microbatches=parallel.microbatches,
-        microbatch_rows=rows,
-        remat=remat_name(memory.remat),
-        experts=expert_layouts(config, axes, device, at_hand, rows, node_devices),
-        loss=loss,
-        loss_logits=logits,
-        loss_logits_reason=why_logits,
-        loss_tiles=loss_parts.number,
-        loss_tiles_reason=loss_parts.why,
-        dtypes=_dtypes(config.precision),
-        secondary_shard=parallel.secondary_shard or 1,
-        collectives=parallel.collectives,
-        node_devices=check_wire(config, axes, node_devices),
-        **replica_sums(config, axes, device)._asdict(),
-        optimizer_offload=memory.optimizer_offload,
-        weights_offload=memory.weights_offload,
-    )
-    check_matmul_units(config, device, at_hand)
-    tiled_choice(config, device)
-    routed_choice(config, device)
+    loss, at_hand = choose_loss(config, device), cluster or cluster_of(device, axes.devices, node_devices)
+    settled = _settled(config, device, node_devices, at_hand, rows, loss)
     costs = _layer_costs(config, axes, rows, at_hand)
 
     @cache
@@ -158,6 +128,45 @@ def make_plan(
         return with_layers(full)
     lost = lambda plan: plan.virtual_stages * lost_seconds(tiled, kinds, plan.runs)
     return kept_beside_layers(config, full, with_layers, lost, _logits_seconds(config, axes, rows, at_hand))
+
+
+def _settled(
+    config: Config, device: Device, node_devices: int | None, cluster: Cluster | None, rows: int, loss: Choice
+) -> Callable[..., Plan]:
+    """The plan, given what depends on what layers keep. Raises `UserError` for a choice that is not supported."""
+    parallel, memory = config.parallel, config.memory
+    axes, schedule, tiles = AxisSizes(**axis_sizes(parallel)), choose_schedule(config), loss_tiles(config)
+    logits, why_logits = asked_logits(config, loss)
+    settled = partial(
+        Plan,
+        axes=axes,
+        zero=parallel.zero,
+        schedule=schedule.name,
+        virtual_stages=schedule.virtual_stages,
+        stage_layers=chunk_layers(config, schedule.chunks),
+        pipe_ends=parallel.pipe_ends,
+        pipe_ticks=parallel.pipe_ticks,
+        microbatches=parallel.microbatches,
+        microbatch_rows=rows,
+        remat=remat_name(memory.remat),
+        experts=expert_layouts(config, axes, device, cluster, rows, node_devices),
+        loss=loss,
+        loss_logits=logits,
+        loss_logits_reason=why_logits,
+        loss_tiles=tiles.number,
+        loss_tiles_reason=tiles.why,
+        dtypes=_dtypes(config.precision),
+        secondary_shard=parallel.secondary_shard or 1,
+        collectives=parallel.collectives,
+        node_devices=check_wire(config, axes, node_devices),
+        **replica_sums(config, axes, device)._asdict(),
+        optimizer_offload=memory.optimizer_offload,
+        weights_offload=memory.weights_offload,
+    )
+    check_matmul_units(config, device, cluster)
+    tiled_choice(config, device)
+    routed_choice(config, device)
+    return settled
 
 
 def _dtypes(precision: PrecisionConfig) -> Dtypes:

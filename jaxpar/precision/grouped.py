@@ -26,7 +26,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxpar.precision.grouped_by_tensor import GroupedScaling, codes_times, multiplied_by
+from jaxpar.precision.grouped_by_tensor import (
+    GroupedScaling,
+    codes_times,
+    exact_gradients,
+    exact_products,
+    multiplied_by,
+)
 from jaxpar.precision.grouped_by_tensor import products as by_tensor
 from jaxpar.precision.recipe import E4M3, Recipe, Tiles
 from jaxpar.precision.tiles import Codes, in_tiles
@@ -131,9 +137,7 @@ def _products(
         each = (Codes(*(part.mT for part in how.weight(w, by_input=True))) for w in weights)
         return tuple(how.times(rows, matrices, sizes, x.dtype) for matrices in each)
 
-    def exactly() -> tuple[jax.Array, ...]:
-        return tuple(how.grouped.times_weights(x, w, sizes, transposed=False) for w in weights)
-
+    exactly = lambda: exact_products(how.grouped, x, weights, sizes)
     return quantised() if exact is None else lax.cond(exact, exactly, quantised)
 
 
@@ -153,10 +157,7 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
         dws = [how.of_weights(rows, how.by_expert(dy, places, form), places.sizes, x.dtype) for dy in dys]
         return sum(terms[1:], terms[0]), tuple(dws)
 
-    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        terms = [how.grouped.times_weights(dy, w, sizes, transposed=True) for dy, w in pairs]
-        return sum(terms[1:], terms[0]), tuple(how.grouped.of_weights(x, dy, sizes) for dy in dys)
-
+    exactly = lambda: exact_gradients(how.grouped, x, weights, sizes, dys)
     return *(quantised() if exact is None else lax.cond(exact, exactly, quantised)), None, None
 
 

@@ -115,6 +115,21 @@ def multiplied_by(recipe: Recipe, grouped: Static) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def exact_products(
+    grouped: Static, x: jax.Array, weights: Sequence[jax.Array], sizes: jax.Array
+) -> tuple[Float[Array, "rows outputs"], ...]:
+    """Rows times the matrices of their experts, of which nothing is quantised."""
+    return tuple(grouped.times_weights(x, w, sizes, transposed=False) for w in weights)
+
+
+def exact_gradients(
+    grouped: Static, x: jax.Array, weights: Sequence[jax.Array], sizes: jax.Array, dys: Sequence[jax.Array]
+) -> tuple[Float[Array, "rows inputs"], tuple[jax.Array, ...]]:
+    """Of `exact_products`: of the rows, and of each stack of matrices."""
+    terms = [grouped.times_weights(dy, w, sizes, transposed=True) for dy, w in zip(dys, weights, strict=True)]
+    return sum(terms[1:], terms[0]), tuple(grouped.of_weights(x, dy, sizes) for dy in dys)
+
+
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _How:
@@ -171,9 +186,7 @@ def _products(
         each = zip(how.matrices(weights, scales), scales, strict=False)
         return tuple(how.times(rows, of_x, w.mT, own, sizes, x.dtype) for w, own in each)
 
-    def exactly() -> tuple[jax.Array, ...]:
-        return tuple(how.grouped.times_weights(x, w, sizes, transposed=False) for w in weights)
-
+    exactly = lambda: exact_products(how.grouped, x, weights, sizes)
     return quantised() if exact is None else lax.cond(exact, exactly, quantised)
 
 
@@ -195,10 +208,7 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
         return sum(terms[1:], terms[0]), tuple(dws), _seen(how, x, weights, sizes, dys, observed)
 
     def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array | None]:
-        pairs = zip(dys, weights, strict=True)
-        terms = [how.grouped.times_weights(dy, w, sizes, transposed=True) for dy, w in pairs]
-        dws = tuple(how.grouped.of_weights(x, dy, sizes) for dy in dys)
-        return sum(terms[1:], terms[0]), dws, jax.tree.map(jnp.zeros_like, observed)
+        return *exact_gradients(how.grouped, x, weights, sizes, dys), jax.tree.map(jnp.zeros_like, observed)
 
     dx, dws, seen = quantised() if exact is None else lax.cond(exact, exactly, quantised)
     return dx, dws, None, None, None, seen, None

@@ -59,11 +59,8 @@ def grouped_tiled_matmul(
         k // row_scales.shape[1], device.compute_capability, device.gpu, device.processors,
         groups=groups, squares=weight_scales.shape[1] != n,
     )  # fmt: skip
-    found = entry(chosen(implementation, request).name)
-    options: dict[str, Any] = {"numbers_by": numbers_by} if found.by_numbers else {"interpret": interpret}
-    with expecting(m if expected is None else expected):
-        arrays = vary_alike((rows, row_scales, weights, weight_scales, group_sizes))
-        return found.grouped_tiled_matmul(*arrays, dtype, **options)
+    arrays = rows, row_scales, weights, weight_scales, group_sizes
+    return _multiplied(request, arrays, dtype, implementation, numbers_by, expected, interpret)
 
 
 def grouped_tiled_weight_gradients(
@@ -105,11 +102,19 @@ def grouped_tiled_weight_gradients(
         m // row_scales.shape[0], device.compute_capability, device.gpu, device.processors,
         groups=group_sizes.shape[0], squares=False, of="weights",
     )  # fmt: skip
+    arrays = rows, row_scales, d_out, d_out_scales, group_sizes
+    return _multiplied(request, arrays, dtype, implementation, numbers_by, expected, interpret)
+
+
+def _multiplied(
+    request: Request, arrays: tuple[Array, ...], dtype: Any, implementation: str, numbers_by: str,
+    expected: int | None, interpret: bool,
+) -> Array:  # fmt: skip
     found = entry(chosen(implementation, request).name)
     options: dict[str, Any] = {"numbers_by": numbers_by} if found.by_numbers else {"interpret": interpret}
-    with expecting(m if expected is None else expected):
-        arrays = vary_alike((rows, row_scales, d_out, d_out_scales, group_sizes))
-        return found.of_weights(*arrays, dtype, **options)
+    multiply = found.grouped_tiled_matmul if request.of == "rows" else found.of_weights
+    with expecting(request.m if expected is None else expected):
+        return multiply(*vary_alike(arrays), dtype, **options)
 
 
 def check(rows: Array, row_scales: Array, weights: Array, weight_scales: Array, sizes: Array) -> None:

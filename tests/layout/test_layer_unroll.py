@@ -13,6 +13,7 @@ from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.layer_unroll import check_layer_unroll
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.training.run.plan_table import _overlap_rows
 from jaxpar.units import GIB
 from tests.nonzero_gradients import gemma
 from tests.sentences import refused
@@ -65,6 +66,14 @@ def test_one_layer_where_there_is_no_memory_for_more():
     assert tight < GIB
     _, plan = plan_of(tight, **sections)
     assert plan.layer_unroll == 1 and "no memory" in plan.layer_unroll_reason
+
+
+def test_the_table_of_a_plan_has_what_runs_beside_messages_and_why():
+    _, plan = plan_of(parallel={"replica": 2, "fsdp": 2})
+    loop, sums = _overlap_rows(plan)
+    assert loop == ("loop over layers", "2 in a turn", plan.layer_unroll_reason)
+    assert sums == ("sums over replicas", "overlapped", plan.replica_sums_reason)
+    assert _overlap_rows(plan_of(parallel={"fsdp": 4, "zero": 1})[1]) == []
 
 
 def test_what_would_change_nothing_is_refused():

@@ -14,7 +14,7 @@ from jaxpar.hardware.cluster import parse_cluster
 CONFIGS = Path(__file__).parents[3] / "configs"
 WAITED = 0.05
 """Most of a step, compute and exposed transfers together."""
-COPIED = 0.032
+COPIED = 0.024
 """Most of compute, copies within the device."""
 
 

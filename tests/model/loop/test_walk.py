@@ -43,9 +43,11 @@ def slots(letters: str, fetches: bool) -> list[tuple[Site, int]]:
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.text("abc", min_size=1, max_size=14), st.booleans(), st.booleans())
-def test_every_slot_runs_once_in_order_with_what_was_fetched_for_it(letters: str, fetches: bool, reverse: bool):
-    runs_in_order(letters, fetches, reverse)
+@given(st.text("abc", min_size=1, max_size=14), st.booleans(), st.booleans(), st.integers(1, 3))
+def test_every_slot_runs_once_in_order_with_what_was_fetched_for_it(
+    letters: str, fetches: bool, reverse: bool, unroll: int
+):
+    runs_in_order(letters, fetches, reverse, unroll)
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "backward"])
@@ -53,19 +55,20 @@ def test_units_run_in_order_with_what_was_fetched_for_them(reverse: bool):
     runs_in_order("caabaabaab", True, reverse)
 
 
-def runs_in_order(letters: str, fetches: bool, reverse: bool) -> None:
+def runs_in_order(letters: str, fetches: bool, reverse: bool, unroll: int = 1) -> None:
     own = slots(letters, fetches)[:: -1 if reverse else 1]
     start = jnp.int32(0), jnp.full((len(own), 3), -1, jnp.int32)
-    place, seen = walk(own, start)
+    place, seen = walk(own, start, unroll)
     assert int(place) == len(own)
     wanted = [("abc".index(str(site.key)), row, row) for site, row in own]
     np.testing.assert_array_equal(seen, wanted)
 
 
+@pytest.mark.parametrize("unroll", [1, 2])
 @pytest.mark.parametrize("letters", ["aaaa", "aabaabaab", "aabaabaabaa", "abcabc", "cabababc"])
-def test_nothing_is_fetched_in_vain(letters: str):
+def test_nothing_is_fetched_in_vain(letters: str, unroll: int):
     start = jnp.int32(0), jnp.zeros((len(letters), 3), jnp.int32)
-    ran = operations(lambda carry: walk(slots(letters, True), carry), start)
+    ran = operations(lambda carry: walk(slots(letters, True), carry, unroll), start)
     assert sum(times for equation, times in ran if equation.primitive.name == "cosh") == len(letters)
 
 
@@ -75,3 +78,13 @@ def test_units_of_a_pattern_are_one_loop():
     units, rest = repeating(own)
     assert [(run.site.key, len(run.rows)) for run in units.runs] == [("a", 5), ("b", 1)] and units.times == 4
     assert [(run.site.key, len(run.rows)) for run in rest.runs] == [("a", 2)] and rest.times == 1
+
+
+def test_a_turn_has_as_many_slots_as_are_asked_for_where_the_next_ones_are_fetched():
+    start = jnp.int32(0), jnp.zeros((8, 3), jnp.int32)
+    turns = lambda fetches: {
+        equation.params["unroll"]
+        for equation, _ in operations(lambda carry: walk(slots("a" * 8, fetches), carry, 2), start)
+        if equation.primitive.name == "scan"
+    }
+    assert (turns(True), turns(False)) == ({2}, {1})

@@ -160,7 +160,7 @@ def test_what_a_step_saw_of_routed_experts_does_not_depend_on_slices_and_rounds(
 
 
 def test_a_dense_kind_and_experts_of_another_have_columns_of_their_own():
-    """Both have a matrix `up`, whose scales are told apart by the group."""
+    """Both have a matrix `up`, whose scales differ by the group."""
     kinds = {"dense": {"experts": None}, "routed": {}}
     config = small(
         model={**MODEL, "layers": 4, "kinds": kinds, "pattern": Pattern(unit=("dense", "routed"))},

@@ -82,7 +82,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "capped_logits": {"logit_softcap": 2.0, "z_loss": 1e-2, "activation": "relu2", "norm_epsilon": 0.1, "tied": True},
     "gpt2": GPT2,
     "olmo2": {"norm_placement": "post", "qk_norm": "projection", "norm_epsilon": 0.1},
-    # Scores grow with the square of the last factor: with 1.5, half an ulp of the weights moves exact gradients by 1e-5.
+    # Scores grow with the square of the last factor: with 1.5, half an ulp of the weights moves the exact gradients, in
+    # float64, by 1e-5.
     "qwen2": {
         "attention_bias": "qkv", "rope_scaling": "yarn", "rope_factor": 4.0, "rope_original_length": 40,
         "rope_beta_fast": 3.0, "rope_base": 100.0, "head_dim": 8, "rope_truncate": False, "rope_attention_factor": 1.1,
