@@ -82,9 +82,6 @@ def test_units_of_a_pattern_are_one_loop():
 
 def test_a_turn_has_as_many_slots_as_are_asked_for_where_the_next_ones_are_fetched():
     start = jnp.int32(0), jnp.zeros((8, 3), jnp.int32)
-    turns = lambda fetches: {
-        equation.params["unroll"]
-        for equation, _ in operations(lambda carry: walk(slots("a" * 8, fetches), carry, 2), start)
-        if equation.primitive.name == "scan"
-    }
+    program = lambda fetches: jax.make_jaxpr(lambda carry: walk(slots("a" * 8, fetches), carry, 2))(start).eqns
+    turns = lambda fetches: {loop.params["unroll"] for loop in program(fetches) if loop.primitive.name == "scan"}
     assert (turns(True), turns(False)) == ({2}, {1})
