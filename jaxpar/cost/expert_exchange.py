@@ -107,10 +107,12 @@ class ExpertExchange:
         return [self.shape.matrix(spec) for spec in self.shape.layer.matrices if "experts" in spec.axes]
 
     @property
-    def _products(self) -> list[tuple[int, int, int]]:
-        """The same with the bytes of a number of what is multiplied for outputs and gradients of rows."""
+    def _products(self) -> list[tuple[int, int, int, int]]:
+        """The same with the bytes of a number of what is multiplied: for outputs and gradients of rows, and for
+        gradients of matrices."""
+        shape = self.shape
         return [
-            (*self.shape.matrix(part.weights[name]), self.shape.expert_item(group.name))
+            (*shape.matrix(part.weights[name]), shape.expert_item(group.name), shape.expert_gradient_item(group.name))
             for part in self.shape.layer.parts
             for group in part.groups
             for name in part.factors_of(*group.weights)
@@ -134,9 +136,9 @@ class ExpertExchange:
         assert experts is not None, "a layer with experts"
         rows = shape.tokens * experts.per_token / slices
         moved = device.bytes_seconds(MOVED * item * shape.routed_rows / slices * shape.embed)
-        forward = sum(grouped_matmul(device, rows, groups, n, k, item, own) for k, n, own in self._products)
-        inward = sum(grouped_matmul(device, rows, groups, k, n, item, own) for k, n, own in self._products)
-        weights = sum(grouped_gradient(device, rows, groups, n, k, item, item) for k, n in self._matrices)
+        forward = sum(grouped_matmul(device, rows, groups, n, k, item, own) for k, n, own, _ in self._products)
+        inward = sum(grouped_matmul(device, rows, groups, k, n, item, own) for k, n, own, _ in self._products)
+        weights = sum(grouped_gradient(device, rows, groups, n, k, item, own) for k, n, _, own in self._products)
         return Work(forward + moved, inward + moved, weights)
 
     def _shared(self, device: Device) -> Work:

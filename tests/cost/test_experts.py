@@ -282,5 +282,7 @@ def test_kernels_multiply_products_of_experts_in_fp8():
     )
     (same, as_numbers), (inwards, as_codes) = (own.gradients(width, embed, "experts_in", 2.0) for own in (two, three))
     assert same == inwards and as_codes < 0.9 * as_numbers
+    slices = [ExpertExchange(own.shape).products(device, 4) for own in (two, three)]  # what their number is chosen by
+    assert slices[0].inward == slices[1].inward and slices[1].weights < 0.9 * slices[0].weights
     one = layer_in(ExpertCodes(("experts_out",), by_kernel=True))
     assert plain.forward.matmul - one.forward.matmul == pytest.approx(outward)
