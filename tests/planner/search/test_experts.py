@@ -121,6 +121,8 @@ def test_codes_of_experts_are_timed_by_what_multiplies_them():
     assert layout.expert_codes == NO_CODES
     assert auto.expert_codes == ExpertCodes(("experts_in", "experts_out"))
     assert named.expert_codes == ExpertCodes(("experts_in", "experts_out"), by_kernel=True, gradients_by_kernel=True)
+    of_rows, _ = timed(matmul="fp8_current", matmul_backend="mosaic")  # whose scales are no factor of gradients
+    assert of_rows.expert_codes == ExpertCodes(("experts_in", "experts_out"), by_kernel=True)
     assert as_codes < 0.95 * as_numbers and as_numbers == pytest.approx(plain, rel=1e-6)
 
 
