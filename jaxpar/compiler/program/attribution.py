@@ -9,7 +9,7 @@ from jaxpar.compiler.program.costs.slices import moved_bytes
 from jaxpar.compiler.program.hlo.groups import Groups, groups_of
 from jaxpar.compiler.program.hlo.records import Frame, Module, Op, ProgramError, leaves, shape_bytes
 from jaxpar.compiler.program.loops import Executions
-from jaxpar.compiler.program.recomputation import copied_by_xla, recomputed
+from jaxpar.compiler.program.recomputation import recomputed
 from jaxpar.compiler.program.scopes import combined_names, innermost, segments
 from jaxpar.compiler.program.transfers import Transfer, to_host, transfers
 
@@ -120,7 +120,7 @@ def _movement(
 ) -> Movement:
     op = transfer.inner
     times, source = counts.of(transfer.start), place(op.frames)
-    again = copied_by_xla(op) or counts.again_share(transfer.start) == 1.0
+    again = op.name in counts.repeated_by_xla or counts.again_share(transfer.start) == 1.0
     if transfer.channel == "host":
         moved = shape_bytes(op.shape) if op.opcode in ("send", "recv") else moved_bytes(module, op)
         dtype = next(leaves(op.shape)).dtype

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from jaxpar.compiler.program.hlo.records import Op
+from jaxpar.compiler.program.hlo.records import Module
 from jaxpar.compiler.program.scopes import innermost, segments
 
 RECOMPUTED = ("rematted_computation", "recompute")
@@ -18,15 +18,20 @@ def recomputed(op_name: str) -> bool:
     return any(innermost(segment) in RECOMPUTED for segment in segments(op_name))
 
 
-def copied_by_xla(op: Op) -> bool:
-    """Whether XLA itself duplicated this op, because the program does not fit into memory."""
-    return _COPY.search(op.name) is not None
+def repeated_by_xla(module: Module) -> frozenset[str]:
+    """Names of the ops with which XLA itself repeats another op of the program, to save memory.
 
-
-def runs_again(op: Op) -> bool:
-    """Whether the op repeats work, judged by its own names.
-
-    What a loop or a branch runs may carry the names of another call of the same code: then the call decides, see
-    `loops.Executions.again`.
+    A copy alone is none of them: where nothing but copies uses an op, XLA deletes the op, so that it has only been
+    moved to where it is used.
     """
-    return recomputed(op.op_name) or copied_by_xla(op)
+    seen = {name for computation in module.computations.values() for name in computation.by_name}
+    repeats: set[str] = set()
+    for computation in module.computations.values():
+        for op in computation.ops:
+            if (suffix := _COPY.search(op.name)) is None:
+                continue
+            original = op.name[: suffix.start()]
+            if original in seen:
+                repeats.add(op.name)
+            seen.add(original)
+    return frozenset(repeats)

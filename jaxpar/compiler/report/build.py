@@ -11,7 +11,6 @@ from jaxpar.compiler.program.costs.ops import float8_flops, flops_by_kind, recom
 from jaxpar.compiler.program.hlo.records import Frame, leaves
 from jaxpar.compiler.program.memory.makers import Makers
 from jaxpar.compiler.program.memory.timeline import Occupant, occupants
-from jaxpar.compiler.program.recomputation import copied_by_xla
 from jaxpar.compiler.program.schedule import Overlap
 from jaxpar.compiler.report.analysis import Analysis
 from jaxpar.compiler.report.record import Collective, DeviceCopy, Exposure, LiveBuffer, PipeRank, Report
@@ -66,7 +65,7 @@ def make_report(analysis: Analysis, config: str) -> Report:
         flops_by_kind=flops_by_kind(costs),
         recompute_flops=recomputed_flops(costs),
         float8_flops=float8_flops(costs),
-        compiler_recomputes=sum(copied_by_xla(cost.op) for cost in costs),
+        compiler_recomputes=sum(cost.op.name in analysis.counts.repeated_by_xla for cost in costs),
         branches=len(analysis.counts.conditionals),
         compute_seconds=analysis.schedule.compute_seconds,
         exposed_seconds=analysis.schedule.exposed_seconds,

@@ -8,7 +8,6 @@ import pytest
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.program.costs.ops import Cost
-from jaxpar.compiler.program.recomputation import runs_again
 from jaxpar.compiler.report import Analysis, Report
 from jaxpar.config import load_config
 from jaxpar.config.counting import padded_vocab
@@ -105,10 +104,12 @@ def test_no_matmul_but_attentions_own_runs_twice(model: str):
     """Attention's backward makes the scores again: of its seven matmuls one."""
     analysis, report = compiled(model)
     assert report.compiler_recomputes == 0
-    again = [cost for cost in analysis.costs if cost.flops and runs_again(cost.op)]
+    again = [cost for cost in analysis.costs if cost.flops and analysis.counts.runs_again(cost.op)]
     assert {cost.kind for cost in again} == {"attention"}
     assert report.recompute_flops == pytest.approx(report.flops_by_kind["attention"] / 7, rel=1e-3)
-    elementwise: list[Cost] = [cost for cost in analysis.costs if not cost.flops and runs_again(cost.op)]
+    elementwise: list[Cost] = [
+        cost for cost in analysis.costs if not cost.flops and analysis.counts.runs_again(cost.op)
+    ]
     assert elementwise, "norms and the non-linearity do"
 
 

@@ -10,7 +10,7 @@ from jaxpar.compiler.program.costs.slices import Slices
 from jaxpar.compiler.program.hlo.opcodes import CONTROL, ELEMENTWISE, FREE, REDUCTIONS, wrapped_opcode
 from jaxpar.compiler.program.hlo.records import Frame, Module, Op, leaves
 from jaxpar.compiler.program.loops import Executions
-from jaxpar.compiler.program.recomputation import copied_by_xla, recomputed
+from jaxpar.compiler.program.recomputation import recomputed
 from jaxpar.compiler.program.transfers import inner_op, pairs, transfers
 
 ATTENTION_SOURCES = ("pallas_kernels/attention/", "jaxpar/attention/")
@@ -85,7 +85,7 @@ def costs(module: Module, counts: Executions, *, one_backward: bool = False) -> 
 
 
 def _cost(module: Module, op: Op, worked: Sequence[Product], slices: Slices, channel: str, counts: Executions) -> Cost:
-    repeated = 1.0 if copied_by_xla(op) else counts.again_share(op)
+    repeated = 1.0 if op.name in counts.repeated_by_xla else counts.again_share(op)
     most = max(worked, key=lambda product: product.flops, default=None)
     vector = 0.0 if channel else _vector_flops(module, op)
     if channel:

@@ -187,12 +187,22 @@ def test_what_is_traced_in_attention_is_attention():
         ("jit(f)/jvp()/dot_general", "", False),
         ("jit(f)/transpose(jvp())/checkpoint/rematted_computation/dot_general", "", True),
         ("jit(f)/transpose(jvp())/recompute/dot_general", "", True),
-        ("jit(f)/dot_general", ".remat2", True),
+        ("jit(f)/dot_general", ".remat2", False),
     ],
 )
 def test_what_runs_again_is_distinguished(name: str, suffix: str, again: bool):
     cost = one(f'{AB}\n%x{suffix} = bf16[2,64,16]{{2,1,0}} {DOT}, metadata={{op_name="{name}"}}')
     assert (cost.recomputed, recomputed_flops([cost])) == (again, AB_FLOPS * again)
+
+
+def test_what_xla_makes_twice_to_save_memory_runs_again_and_what_it_only_moves_does_not():
+    made = module(f"{AB}\n" + "\n".join(
+        f"%{name} = bf16[2,64,16]{{2,1,0}} {DOT}"
+        for name in ("kept", "kept.remat", "kept.remat2", "moved.remat3", "twice.remat", "twice.remat2")
+    ))  # fmt: skip
+    again = {cost.op.name for cost in all_of(made) if cost.recomputed}
+    assert again == {"kept.remat", "kept.remat2", "twice.remat2"} == executions(made).repeated_by_xla
+    assert recomputed_flops(all_of(made)) == 3 * AB_FLOPS
 
 
 def test_a_recomputed_loop_recomputes_all_that_it_runs():
