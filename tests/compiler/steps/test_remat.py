@@ -31,20 +31,20 @@ GPT = (
 )  # fmt: skip
 """Configuration, what is set in it, and the cluster; the second is laid out as Kuaishou did, in 8 stages."""
 MODELS = {"llama3-8b": LLAMA, "gpt3-175b": GPT}
-CLASSES = ("weights", "gradients", "optimizer", "saved_activations")
 
 
-def layout_of(model: str, remat: str) -> StepLayout:
+def layout_of(model: str, remat: str, unroll: int | str = "auto") -> StepLayout:
     """Of the training step."""
     file, settings, cluster = MODELS[model]
-    config = load_config(file, [*settings, f"memory.remat={remat}", "attention.backend=xla"])
+    unrolled = f"parallel.layer_unroll={unroll}"
+    config = load_config(file, [*settings, f"memory.remat={remat}", "attention.backend=xla", unrolled])
     return StepLayout(*plan_for(config, parse_cluster(cluster)))
 
 
 @cache
-def compiled(model: str, remat: str = "gemm_last") -> tuple[Analysis, Report]:
+def compiled(model: str, remat: str = "gemm_last", unroll: int | str = "auto") -> tuple[Analysis, Report]:
     """It compiled."""
-    return inspected(layout_of(model, remat).config, MODELS[model][2])
+    return inspected(layout_of(model, remat, unroll).config, MODELS[model][2])
 
 
 def closed_form(preset: str, layout: StepLayout) -> int:
@@ -71,20 +71,25 @@ def test_the_program_keeps_as_much_as_the_closed_form_states(model: str):
 @pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_each_class_of_memory_is_what_shapes_state(model: str):
-    """Temporaries are not among them: XLA fuses and orders them as it likes, and they are a tenth at most."""
+    """What is there only for a while is one sum: whether gathered weights, gradients or temporaries are most of it
+    depends on which of several moments, of nearly the same size, XLA's schedule makes the peak."""
     layout, (analysis, report) = layout_of(model, "gemm_last"), compiled(model)
     estimate = estimate_memory(layout.config, layout.plan)
     assert_planned(layout.config, MODELS[model][2], analysis, report)
-    found = {name: getattr(estimate, name) / report.classes[name] for name in CLASSES}
-    assert found == pytest.approx(dict.fromkeys(CLASSES, 1.0), abs=0.05)
+    stays = ("optimizer", "saved_activations")
+    found = {name: getattr(estimate, name) / report.classes[name] for name in stays}
+    assert found == pytest.approx(dict.fromkeys(stays, 1.0), abs=0.05)
+    passing = report.allocated_bytes - sum(report.classes[name] for name in stays)
+    assert estimate.device - sum(getattr(estimate, name) for name in stays) == pytest.approx(passing, rel=0.05)
     assert estimate.device == pytest.approx(report.allocated_bytes, rel=0.05)
     assert report.classes["temporaries"] < 0.1 * report.peak_bytes
 
 
 @pytest.mark.long
 def test_the_program_under_gemm_last_keeps_43_percent_less_than_under_none_and_multiplies_no_more():
-    none, gemm_last = (compiled("llama3-8b", remat)[1] for remat in ("none", "gemm_last"))
-    assert_planned(layout_of("llama3-8b", "none").config, LLAMA[2], *compiled("llama3-8b", "none"))
+    """With one layer in a turn of the loop: two fill the memory under `none`, and XLA repeats small kernels."""
+    none, gemm_last = (compiled("llama3-8b", remat, 1)[1] for remat in ("none", "gemm_last"))
+    assert_planned(layout_of("llama3-8b", "none", 1).config, LLAMA[2], *compiled("llama3-8b", "none", 1))
     assert 1 - gemm_last.classes["saved_activations"] / none.classes["saved_activations"] >= 0.43
     assert none.compiler_recomputes == 0
     assert gemm_last.flops == none.flops
