@@ -53,7 +53,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     selection.add_options(parser)
     group = parser.getgroup("jaxpar")
     group.addoption("--spent", metavar="FILE", help="write what each test took, as lines of JSON")
-    group.addoption("--record-seconds", action="store_true", help="note in tests/seconds.json what long tests took")
+    group.addoption(
+        "--record-seconds", action="store_true", help="note in tests/seconds.json what long and slow tests took"
+    )
     group.addoption("--record-faults", action="store_true", help="note in tests/faults/red.json which faults were red")
 
 

@@ -1,8 +1,9 @@
 """Which tests run when: three levels, and rows of matrices drawn by the commit.
 
-- `quick` (`make test`): all but `long` and `release` ones; of a matrix a fixed few rows.
-- `ci` (`make test-ci`, beside `make test` in `.ci/run`): files of `long` tests and other rows of half of the matrices,
-  drawn.
+- `quick` (`make test`): all but `long` and `release` ones; of a matrix a fixed few rows. A test that took `SLOW`
+  seconds when it was recorded is long, whatever its marks.
+- `ci` (`make test-ci`, beside `make test` in `.ci/run`): files of `long` tests and other rows of a third of the
+  matrices, drawn.
 - `all` (`make test-all`): everything, the `release` ones too.
 
 A test whose cases are rows of a matrix says `@pytest.mark.matrix(quick=2, ci=4)`, or names the quick ones:
@@ -31,7 +32,9 @@ SECONDS = Path(__file__).with_name("seconds.json")
 BUDGET = 450.0
 """Seconds of processor time for the long tests of one commit, on the machine that recorded `tests/seconds.json`."""
 QUICK_SEED = "quick"
-ONE_OF = 2
+SLOW = 5.0
+"""Seconds of processor time from which on a test is long."""
+ONE_OF = 3
 """Of how many matrices one has its turn with a commit: `ci` of its rows run beyond the quick ones."""
 RELEASES, LONG, ROWS, OTHERS = "that take minutes each", "that are long", "rows of matrices", "that other commits draw"
 
@@ -121,6 +124,7 @@ class Selection:
         """What this level runs."""
         if self.level == "all":
             return set(items)
+        recorded = recorded_seconds()
         matrices: dict[str, list[pytest.Item]] = defaultdict(list)
         long: list[pytest.Item] = []
         kept, left = set(), defaultdict(int)
@@ -131,7 +135,7 @@ class Selection:
                 matrices[item.nodeid.split("[")[0]].append(item)
             elif item.get_closest_marker("release"):
                 left[RELEASES] += 1
-            elif item.get_closest_marker("long"):
+            elif item.get_closest_marker("long") or recorded.get(item.nodeid, 0.0) >= SLOW:
                 long.append(item)
             elif self.level == "quick":
                 kept.add(item)
@@ -153,8 +157,12 @@ class Selection:
         always, files = set(), defaultdict[str, list[pytest.Item]](list)
         for item in items:
             marker = item.get_closest_marker("long")
-            assert marker is not None and set(marker.kwargs) <= {"always"} and not marker.args
-            if marker.kwargs.get("always") or item.nodeid not in recorded or item.nodeid in fixed:
+            assert marker is None or (set(marker.kwargs) <= {"always"} and not marker.args)
+            if (
+                (marker is not None and marker.kwargs.get("always"))
+                or item.nodeid not in recorded
+                or item.nodeid in fixed
+            ):
                 always.add(item)
             else:
                 files[item.nodeid.partition("::")[0]].append(item)

@@ -2,7 +2,7 @@
 
 A processor's time is that of this process and of children that have ended. Tracing, lowering and compiling are the
 clock's, as JAX's own events report them. `--spent FILE` writes a line of JSON for each test, `--record-seconds` the
-processor time of long tests to `tests/seconds.json`, from which CI draws (`tests/selection.py`).
+processor time of long and slow tests to `tests/seconds.json`, from which CI draws (`tests/selection.py`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import resource
 import time
 from collections import defaultdict
 from collections.abc import Generator, Iterable
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.selection import SECONDS, recorded_seconds
+from tests.selection import SECONDS, SLOW, recorded_seconds
 
 EVENTS = {
     "/jax/core/compile/jaxpr_trace_duration": "trace",
@@ -106,14 +107,14 @@ class Spent:
         finally:
             if self.meter is not None:
                 item.user_properties.append(("spent", self.meter.read()))
-                drawn = item.get_closest_marker("long") and not item.get_closest_marker("matrix")
-                item.user_properties.append(("drawn", bool(drawn)))
+                matrix, long = item.get_closest_marker("matrix"), item.get_closest_marker("long")
+                item.user_properties.append(("least", inf if matrix else 0.0 if long else SLOW))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
             properties = dict(report.user_properties)
             self.rows[report.nodeid] = properties["spent"]
-            if properties["drawn"]:
+            if _work(properties["spent"]) >= properties["least"]:
                 self.long.add(report.nodeid)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -122,7 +123,11 @@ class Spent:
             Path(self.file).write_text("".join(lines))
         if self.records:
             now = {name: round(_work(self.rows[name]), 1) for name in self.long}
-            known = {name: took for name, took in recorded_seconds().items() if Path(name.split("::")[0]).is_file()}
+            known = {
+                name: took
+                for name, took in recorded_seconds().items()
+                if name not in self.rows and Path(name.split("::")[0]).is_file()
+            }
             SECONDS.write_text(json.dumps(known | now, indent=0, sort_keys=True) + "\n")
         if len(self.rows) > SLOWEST:
             for line in table(self.rows):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import patience
-from tests.selection import ONE_OF, drawn, has_its_turn
+from tests.selection import ONE_OF, SLOW, drawn, has_its_turn
 from tests.spent import union
 
 ROOT = Path(__file__).parents[1]
@@ -39,6 +39,11 @@ def test_always(): pass
 @pytest.mark.release
 def test_release(): pass
 """
+SLOW_FILE = """
+def test_slow(): pass
+
+def test_fast(): pass
+"""
 DRAWN = """
 import pytest
 
@@ -57,12 +62,18 @@ def test_sliced(row): pass
 """
 
 
+SLOWS = {"test_slow.py::test_slow": SLOW, "test_slow.py::test_fast": SLOW - 0.1}
+
+
 def chosen(folder: Path, *arguments: str) -> tuple[set[str], str]:
     """Names of the tests that a command runs, and what it prints."""
     recorded = "import tests.selection\ntests.selection.SECONDS = Path(__file__).with_name('seconds.json')\n"
     (folder / "conftest.py").write_text(f"from pathlib import Path\nfrom tests.conftest import *\n{recorded}")
     ids = [f"test_drawn_{number}.py::test_drawn_{number}[{part}]" for number in range(6) for part in range(2)]
-    (folder / "seconds.json").write_text(json.dumps(dict.fromkeys(ids, 10.0) | {"test_suite.py::test_always": 5.0}))
+    (folder / "seconds.json").write_text(
+        json.dumps(dict.fromkeys(ids, 10.0) | {"test_suite.py::test_always": 5.0} | SLOWS)
+    )
+    (folder / "test_slow.py").write_text(SLOW_FILE)
     for number in range(6):
         (folder / f"test_drawn_{number}.py").write_text(DRAWN.format(number=number))
     (folder / "test_suite.py").write_text(SUITE)
@@ -82,28 +93,28 @@ def chosen(folder: Path, *arguments: str) -> tuple[set[str], str]:
 @pytest.mark.long
 def test_ci_runs_what_make_test_leaves_out_and_draws_rows_by_the_seed(tmp_path: Path):
     quick, printed = chosen(tmp_path)
-    assert {name for name in quick if "rows" not in name} == {"test_plain", "test_named[b]"}
-    assert len(quick) == 4
+    assert {name for name in quick if "rows" not in name} == {"test_plain", "test_named[b]", "test_fast"}
+    assert len(quick) == 5
     assert "level quick: all but long tests" in printed
-    assert "not run: 1 that take minutes each, 14 that are long, 30 rows of matrices; `make test-ci` draws" in printed
+    assert "not run: 1 that take minutes each, 15 that are long, 30 rows of matrices; `make test-ci` draws" in printed
 
-    first, printed = chosen(tmp_path, "--level", "ci", "--budget", "65", "--draw", "three")
-    again, _ = chosen(tmp_path, "--level", "ci", "--budget", "65", "--draw", "three")
-    other, _ = chosen(tmp_path, "--level", "ci", "--budget", "65", "--draw", "five")
-    none, _ = chosen(tmp_path, "--level", "ci", "--budget", "65", "--draw", "one")
-    assert "level ci: long tests for 65 s of processor time" in printed
-    assert "drawn by three (to repeat them: --draw 'three')" in printed
+    first, printed = chosen(tmp_path, "--level", "ci", "--budget", "70", "--draw", "ten")
+    again, _ = chosen(tmp_path, "--level", "ci", "--budget", "70", "--draw", "ten")
+    other, _ = chosen(tmp_path, "--level", "ci", "--budget", "70", "--draw", "autumn")
+    none, _ = chosen(tmp_path, "--level", "ci", "--budget", "70", "--draw", "two")
+    assert "level ci: long tests for 70 s of processor time" in printed
+    assert "drawn by ten (to repeat them: --draw 'ten')" in printed
     assert first == again != other
     assert {"test_named[c]"} == {name for name in none if "rows" in name or "named" in name or "sliced" in name}
     for names in (first, other):
         assert not names & quick
-        assert {"test_always", "test_long"} <= names, "always, and without a recorded time"
+        assert {"test_always", "test_long", "test_slow"} <= names, "always, without a recorded time, and slow"
         assert "test_named[c]" in names and "test_release" not in names
         assert len([name for name in names if "rows" in name]) == 3
         assert len([name for name in names if "named" in name]) == 2
         assert len([name for name in names if "sliced" in name]) == 2
     files = [sorted({name[:-3] for name in names if "drawn" in name}) for names in (first, other)]
-    assert files[0] != files[1] and all(len(each) == 3 for each in files), "whole files that fit in 65 - 5 seconds"
+    assert files[0] != files[1] and all(len(each) == 3 for each in files), "whole files that fit in 70 - 5 seconds"
     assert len([name for name in first if "drawn" in name]) == 6
     assert "that other commits draw" in printed
 
@@ -111,7 +122,7 @@ def test_ci_runs_what_make_test_leaves_out_and_draws_rows_by_the_seed(tmp_path: 
 @pytest.mark.long
 def test_everything_runs_where_it_is_asked_for(tmp_path: Path):
     whole, printed = chosen(tmp_path, "--level", "all")
-    assert len(whole) == 49 and "not run" not in printed and "slowest tests" in printed
+    assert len(whole) == 51 and "not run" not in printed and "slowest tests" in printed
     by_id, _ = chosen(tmp_path, "test_suite.py::test_named[a]", "test_suite.py::test_release")
     assert by_id == {"test_named[a]", "test_release"}
     by_word, _ = chosen(tmp_path, "--level", "ci", "-k", "named and not b")
