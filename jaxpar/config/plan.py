@@ -11,7 +11,7 @@ from jaxpar.config.bounds import CAPACITY, CHUNKS, COUNT, LAYERS, MICROBATCHES, 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
-PLAN_VERSION = 4
+PLAN_VERSION = 5
 """The version of `plan.json` that is written. A new field of `Plan` raises it; one of a record inside has the value of
 before as its default, and does not. Plans of earlier versions are read, and derived again before they are run."""
 
@@ -214,6 +214,10 @@ class Plan:
     """Layers in a turn of the loop over layers."""
     layer_unroll_reason: str = ""
     """Why so many; nothing where no weights are gathered ahead."""
+    weight_prefetch: Literal["layer", "parts"] = "layer"
+    """Whether the next attention's weights must have arrived before a layer's feed-forward begins."""
+    weight_prefetch_reason: str = ""
+    """Why; nothing where no weights are gathered ahead."""
     ulysses: int = 1
     """Neighbouring context ranks that exchange sequence for heads."""
     tensor_overlap: dict[str, TensorOverlap] = field(default_factory=dict, hash=False)

@@ -22,7 +22,7 @@ from jaxpar.config.schema import DistributedConfig
 from jaxpar.config.spelling import quoted
 from jaxpar.distributed.initialize import join
 from jaxpar.distributed.job import Job, find_job, visible_gpus
-from jaxpar.hardware.catalogue import gpu_of
+from jaxpar.hardware.catalogue import GPU, gpu_of
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.host import raise_pinned_limit
 from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
@@ -49,6 +49,19 @@ def has_gpu() -> bool:
 def host_gpus() -> int:
     """NVIDIA GPUs of this machine, whether or not this process may use them."""
     return len(list(HOST_GPUS.iterdir())) if HOST_GPUS.is_dir() else 0
+
+
+def host_gpu() -> GPU | None:
+    """The GPU of this machine as its driver names it, without JAX; None where its GPUs differ or are not known."""
+    if not HOST_GPUS.is_dir():
+        return None
+    files = [folder / "information" for folder in HOST_GPUS.iterdir()]
+    models = {line.partition(":")[2].strip() for file in files for line in _lines(file) if line.startswith("Model:")}
+    return gpu_of(models.pop()) if len(models) == 1 else None
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.is_file() else []
 
 
 def prepare_devices(needed: int, distributed: DistributedConfig) -> Job | None:
@@ -83,7 +96,7 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> Job | None:
         jax.config.update("jax_platforms", "cpu")
         os.environ["XLA_FLAGS"] = merged(COLLECTIVE_TIMEOUTS, flags)
     else:
-        flags = merged(xla_flags(), flags)
+        flags = merged(xla_flags(host_gpu()), flags)
         wanted = check_flags(flags)  # XLA ends the process over an unknown one
         if not any(name in os.environ for name in POOL_VARIABLES):
             os.environ[POOL_VARIABLES[0]] = str(POOL_FRACTION)

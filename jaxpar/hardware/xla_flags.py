@@ -15,6 +15,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import quoted
 from jaxpar.hardware.catalogue import GPU
 
+ESTIMATOR = "xla_gpu_analytical_latency_estimator_options"
 COMMON = (
     # Collectives start early and end late, with independent work between. Off by default.
     "--xla_gpu_enable_latency_hiding_scheduler=true",
@@ -23,12 +24,19 @@ COMMON = (
     "--xla_gpu_enable_triton_gemm=false",
 )
 """For every GPU. docs/decisions.md states what else was tried."""
+USUAL_NETWORK = 50e9
+"""Bytes per second of a GPU's network card; about what XLA's estimator takes for Hopper and Blackwell."""
 
 
 def xla_flags(gpu: GPU | None = None) -> tuple[str, ...]:
-    """The flags for programs that run on `gpu`; None means a GPU that is not in the catalogue."""
-    del gpu  # the flags of all GPUs are the same so far
-    return COMMON
+    """The flags for programs that run on `gpu`; None means a GPU that is not in the catalogue.
+
+    Where hosts of Hopper and Blackwell GPUs have a slower network than XLA expects, it is told the network's speed, so
+    that messages leave early enough. Older GPUs have no estimator that would take it.
+    """
+    if gpu is None or gpu.compute_capability < (9, 0) or gpu.network.bandwidth >= USUAL_NETWORK / 2:
+        return COMMON
+    return *COMMON, f"--{ESTIMATOR}=nic_speed_gbps={gpu.network.bandwidth / 1e9:g}"
 
 
 def flag_name(flag: str) -> str:

@@ -32,10 +32,15 @@ def from_tiles(tiles: Shaped[Array, "tile tile_tokens ..."], tokens: int) -> Sha
     return tiles.reshape(-1, *tiles.shape[2:])[:tokens]
 
 
-def scan_tiles(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, tiles: Any) -> tuple[Any, Any]:
-    """`lax.scan` over tiles; one tile needs no loop."""
-    one = jax.tree.leaves(tiles)[0].shape[0] == 1
-    return lax.scan(step, carry, tiles, unroll=one)
+UNROLLED = 4
+"""Tiles of a layer that are no loop: XLA does not know what a loop takes, and hides no message of weights beside it."""
+
+
+def scan_tiles(
+    step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, tiles: Any, unrolled: int = 1
+) -> tuple[Any, Any]:
+    """`lax.scan` over tiles; up to `unrolled` tiles are no loop."""
+    return lax.scan(step, carry, tiles, unroll=jax.tree.leaves(tiles)[0].shape[0] <= unrolled)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 4))
@@ -49,7 +54,7 @@ def over_tiles(
     Source: ALST (arXiv:2506.13996, section 3.1).
     """
     step = lambda _, tile: (None, block(weights, frozen, tile[None])[0])
-    _, y = scan_tiles(step, None, into_tiles(_tokens(x), tiles))
+    _, y = scan_tiles(step, None, into_tiles(_tokens(x), tiles), UNROLLED)
     return _like(y, x)
 
 
@@ -76,7 +81,7 @@ def _backward(block: Block, tiles: int, kept: _Kept, dy: jax.Array) -> tuple[Arr
 
     zeros = jax.tree.map(lambda w: vary(jnp.zeros(w.shape, jnp.float32)), weights)
     parts = into_tiles(_tokens(x), tiles), into_tiles(_tokens(dy), tiles)
-    total, dx = scan_tiles(step, zeros, parts)
+    total, dx = scan_tiles(step, zeros, parts, UNROLLED)
     return jax.tree.map(lambda a, w: a.astype(w.dtype), total, weights), None, _like(dx, x)
 
 

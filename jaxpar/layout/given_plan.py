@@ -23,6 +23,7 @@ from jaxpar.layout.choices.wire import check_wire
 from jaxpar.layout.layer_unroll import check_layer_unroll
 from jaxpar.layout.loss_logits import check_logits
 from jaxpar.layout.step_layout import StepLayout
+from jaxpar.layout.weight_prefetch import check_weight_prefetch
 
 PLANNED = (
     "model.", "lora.", "parallel.", "precision.", "attention.", "memory.",
@@ -74,6 +75,7 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
     check_overlap(plan, config)
     check_replica_sums(plan, config)
     check_layer_unroll(plan)
+    check_weight_prefetch(plan)
     try:
         check_expert_layouts(plan, config, device, node_devices)
         wanted = check_wire(config, plan.axes, node_devices)

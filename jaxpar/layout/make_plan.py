@@ -32,6 +32,7 @@ from jaxpar.layout.layer_unroll import layer_unroll, with_room_for_turns
 from jaxpar.layout.loss_logits import asked_logits, kept_beside_layers, kept_where_they_fit
 from jaxpar.layout.memory.device import host_share, own_host_share, usable_bytes
 from jaxpar.layout.memory.resident import with_residency
+from jaxpar.layout.weight_prefetch import weight_prefetch
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.fraction import kept_bytes, offload_share
 from jaxpar.memory.layer_shape import layer_shapes
@@ -102,6 +103,7 @@ def make_plan(
         overlap = tensor_overlap(config, device, at_hand, rows, tiles.number)
         plan = settled(
             **layer_unroll(config, axes, device, kept, kinds)._asdict(),
+            **weight_prefetch(config, axes, device, kept)._asdict(),
             runs=kept,
             mlp_tiles=tiles.number,
             mlp_tiles_reason=tiles.why,

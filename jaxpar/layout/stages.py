@@ -110,4 +110,5 @@ def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
         plan.tensor_overlap,
         plan.experts,
         plan.layer_unroll,
+        plan.weight_prefetch == "parts",
     )

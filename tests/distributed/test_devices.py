@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from jaxpar.distributed.job import Job
 from jaxpar.hardware import host
 from jaxpar.hardware.host import PINNED_VARIABLE
 from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
-from jaxpar.hardware.xla_flags import check_flags, xla_flags
+from jaxpar.hardware.xla_flags import ESTIMATOR, check_flags, xla_flags
 from tests.sentences import refused
 from tests.training.runs import ROOT
 
@@ -42,6 +43,25 @@ def flags_after(monkeypatch: pytest.MonkeyPatch, before: str) -> list[str]:
 
 def test_a_run_on_gpus_has_the_flags_that_programs_are_compiled_with(monkeypatch: pytest.MonkeyPatch):
     assert flags_after(monkeypatch, "") == list(xla_flags())
+
+
+@pytest.mark.parametrize(
+    ("models", "network"),
+    [
+        (("NVIDIA H800",) * 2, ["nic_speed_gbps=12.5"]),
+        (("NVIDIA H100 80GB HBM3",), []),
+        (("NVIDIA H800", "NVIDIA A10"), []),
+    ],
+)
+def test_xla_is_told_of_the_network_of_the_gpus_that_the_driver_names(
+    models: tuple[str, ...], network: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    for number, model in enumerate(models):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 42\n")
+    monkeypatch.setattr(devices, "HOST_GPUS", tmp_path)
+    own = [flag for flag in flags_after(monkeypatch, "") if ESTIMATOR in flag]
+    assert [flag.partition("=")[2] for flag in own] == network
 
 
 def test_flags_that_the_user_set_stay(monkeypatch: pytest.MonkeyPatch):

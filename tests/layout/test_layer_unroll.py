@@ -70,8 +70,9 @@ def test_one_layer_where_there_is_no_memory_for_more():
 
 def test_the_table_of_a_plan_has_what_runs_beside_messages_and_why():
     _, plan = plan_of(parallel={"replica": 2, "fsdp": 2})
-    loop, sums = _overlap_rows(plan)
+    loop, gathers, sums = _overlap_rows(plan)
     assert loop == ("loop over layers", "2 in a turn", plan.layer_unroll_reason)
+    assert gathers == ("gathers of weights", "by layer", plan.weight_prefetch_reason)
     assert sums == ("sums over replicas", "overlapped", plan.replica_sums_reason)
     assert _overlap_rows(plan_of(parallel={"fsdp": 4, "zero": 1})[1]) == []
 

@@ -83,6 +83,11 @@ class ParallelConfig:
     gathered meanwhile: with 2, layers take turns with two buffers, where 1 has these weights copied within the device.
     It takes the memory of a layer's weights, and longer to compile. `auto` is 2 on GPUs, but 1 where loops are
     short, with experts, beside copies to the host, and where there is no memory for more (`docs/overlap.md`)."""
+    weight_prefetch: Literal["auto", "layer", "parts"] = "auto"
+    """How the next layer's weights are gathered while a layer computes: wherever XLA's scheduler places that (`layer`),
+    or so that those of attention have arrived before the feed-forward begins (`parts`). `auto` is `parts` on GPUs
+    where context ranks exchange messages or layers are copied to and from the host, and `layer` elsewhere
+    (`docs/overlap.md`)."""
     ulysses: int | None = None
     """Context ranks in a group of `usp`; null takes the most ranks of a node among which the heads divide."""
     tensor_overlap: Literal["auto", "plain", "ring"] = "auto"
@@ -105,7 +110,7 @@ def kept_by_planner(parallel: ParallelConfig) -> dict[str, Any]:
     names = (
         "expert_exchange", "expert_slices", "expert_backend", "expert_capacity", "expert_imbalance", "joined_messages",
     )  # fmt: skip
-    possible = {"replica_sums": "after", "layer_unroll": 1}
+    possible = {"replica_sums": "after", "layer_unroll": 1, "weight_prefetch": "layer"}
     asked = {name: value for name, value in possible.items() if getattr(parallel, name) == value}
     return {name: getattr(parallel, name) for name in names} | asked
 

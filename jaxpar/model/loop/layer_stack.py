@@ -183,8 +183,12 @@ class LayerStack:
         padded: bool,
         step: Callable[[Arrays, Any, jax.Array, Any], Any],
         fetches: Callable[[jax.Array], Any],
+        in_parts: bool,
     ) -> Site:
-        """Rows of a chunk that take the same `step` with their weights; see `LayerLoop._walk`."""
+        """Rows of a chunk that take the same `step` with their weights; see `LayerLoop._walk`.
+
+        `in_parts` is whether the next attention's weights must have arrived before a layer's feed-forward begins.
+        """
         own = own_layers(weights.stack, self.name)
 
         def load(row: jax.Array) -> Arrays:
@@ -199,7 +203,7 @@ class LayerStack:
             act = lambda carry: step(self.widened(load(row) if w is None else w), activations, row, carry)
             return self.left_out_of_padding(weights.chunk, row, act, carry) if padded else act(carry)
 
-        return Site(key, run, fetch)
+        return Site(key, run, fetch, _tied if in_parts and self.prefetches else None)
 
     @property
     def _part(self) -> tuple[str, ...]:
@@ -211,6 +215,18 @@ class LayerStack:
 
     def _layout(self, role: Placement) -> Nested[PartitionSpec]:
         return own_layers(role.layout[LAYERS], self.name)
+
+
+type _Fetched = tuple[Arrays, Any]
+
+
+def _tied(coming: _Fetched, own: _Fetched) -> tuple[_Fetched, _Fetched]:
+    """What is `coming` for the next layer and a layer's `own`: the latter's feed-forward has its weights when the
+    former's attention has."""
+    (after, others), (now, rest) = coming, own
+    after, now = dict(after), dict(now)
+    after["attention"], now["mlp"] = lax.optimization_barrier((after["attention"], now["mlp"]))
+    return (after, others), (now, rest)
 
 
 def permutes(program: Jaxpr) -> bool:

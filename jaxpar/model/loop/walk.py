@@ -27,6 +27,8 @@ class Site(NamedTuple):
     """`(what was fetched, row, carry) -> carry`."""
     fetch: Callable[[jax.Array], Any]
     """`row -> arrays` that the step needs and that take time to fetch; may be empty."""
+    tie: Callable[[Any, Any], tuple[Any, Any]] | None = None
+    """`(what is fetched for the next slot, what was fetched for this one) -> both`, with an order between them."""
 
 
 class Run(NamedTuple):
@@ -163,6 +165,8 @@ def _run[Carry](
         fetched, carry = state
         row, following = pair
         coming = site.fetch(following)
+        if site.tie is not None:
+            coming, fetched = site.tie(coming, fetched)
         return (coming, site.step(fetched, row, carry)), None
 
     fetched = site.fetch(rows[0]) if fetched is None else fetched

@@ -107,6 +107,8 @@ def _overlap_rows(plan: Plan) -> list[tuple[str, str, str]]:
     rows = []
     if plan.layer_unroll_reason:
         rows.append(("loop over layers", f"{plan.layer_unroll} in a turn", plan.layer_unroll_reason))
+    if plan.weight_prefetch_reason:
+        rows.append(("gathers of weights", f"by {plan.weight_prefetch}", plan.weight_prefetch_reason))
     if plan.replica_sums_reason:
         rows.append(("sums over replicas", plan.replica_sums, plan.replica_sums_reason))
     return rows

@@ -1,4 +1,4 @@
-"""Several layers in a turn of the loop: the numbers of one device, whatever is left over after the turns."""
+"""Layers in a turn of the loop, and gathers of weights in parts: the numbers of one device."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "two in a pipeline": {
         "parallel": {"pipe": 2, "fsdp": 2, "microbatches": 4, "layer_unroll": 2}, "model": {"layers": 8}
     },
+    "one, weights in parts, tiles": {
+        "parallel": {"fsdp": 2, "context": 2, "layer_unroll": 1, "weight_prefetch": "parts"},
+        "memory": {"remat": "full", "mlp_tiles": 2}, "model": {"layers": 3}
+    },
+    "two, weights in parts beside copies to the host": {
+        "parallel": {"fsdp": 4, "microbatches": 2, "layer_unroll": 2, "weight_prefetch": "parts"},
+        "memory": {"remat": "gemm_last", "offload_fraction": 0.5, "offload_smallest": 1}, "model": gemma(layers=5),
+    },
 }  # fmt: skip
 
 
@@ -34,5 +42,7 @@ def test_loss_and_gradients_equal_one_device(layout: str):
     alone = SmallRun(small(model=sections["model"]))
     initial = alone.by_layer(alone.step.residency.initial_state().master)
     run = SmallRun(small(**sections))
-    assert run.step.layout.plan.layer_unroll == sections["parallel"]["layer_unroll"]
+    plan, asked = run.step.layout.plan, sections["parallel"]
+    assert plan.layer_unroll == asked["layer_unroll"]
+    assert plan.weight_prefetch == asked.get("weight_prefetch", "layer")
     assert_equals_one_device(run, *nonzero_gradients(alone, initial), initial)

@@ -1,0 +1,68 @@
+"""When the next layer's weights are gathered: where XLA's scheduler puts that, or in two parts of the layer.
+
+XLA keeps one collective in flight at a time, and places those that nothing waits for from the end of a loop's turn on.
+Where a layer sends other messages (attention's exchanges between context ranks, copies to and from the host), all
+gathers of the next layer so come after the last of them, one after another, and wait for each other. In parts, the
+next attention's weights must have arrived before this layer multiplies with those of its feed-forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from jaxpar.config import Config, UserError
+from jaxpar.config.kinds import kind_models
+from jaxpar.config.plan import AxisSizes, LayerRun, Plan
+from jaxpar.distributed.devices import Device
+from jaxpar.layout.layer_unroll import gathers_ahead
+from jaxpar.memory.remat import offloaded
+
+
+class WeightPrefetch(NamedTuple):
+    """The choice, by its names in a plan."""
+
+    weight_prefetch: Literal["layer", "parts"]
+    weight_prefetch_reason: str
+    """Nothing where no weights are gathered ahead."""
+
+
+def weight_prefetch(config: Config, axes: AxisSizes, device: Device, runs: Sequence[LayerRun]) -> WeightPrefetch:
+    """What `parallel.weight_prefetch` of a resolved configuration means on devices like `device`.
+
+    Args:
+        config: as the trainer has it, with sizes filled in.
+        axes: of the mesh.
+        device: the devices are like it.
+        runs: what the layers of a chunk keep.
+
+    Raises `UserError` for `parts` where nothing is gathered ahead, or the weights have no two parts.
+    """
+    asked = config.parallel.weight_prefetch
+    if not gathers_ahead(axes.fsdp * axes.expert * axes.context, config.parallel.zero):
+        if asked == "parts":
+            raise UserError(
+                "parallel.weight_prefetch: parts would change nothing, because no layer's weights are gathered while "
+                "another computes (parallel.zero: 3 over several ranks); expected auto or layer"
+            )
+        return WeightPrefetch("layer", "")
+    if asked != "auto":
+        return WeightPrefetch(asked, "named by parallel.weight_prefetch")
+    if device.platform == "cpu":
+        return WeightPrefetch("layer", "CPU devices gather nothing meanwhile")
+    if axes.pipe > 1 or any(model.experts is not None for model in kind_models(config.model).values()):
+        return WeightPrefetch("layer", "pipelines and layers with experts were not compared")
+    if axes.context > 1:
+        return WeightPrefetch("parts", "attention sends messages too")
+    if offloaded(runs) or config.memory.weights_offload != "none":
+        return WeightPrefetch("parts", "copies to and from the host are under way too")
+    return WeightPrefetch("layer", "layers send nothing but weights and gradients")
+
+
+def check_weight_prefetch(plan: Plan) -> None:
+    """Raise `UserError` if a plan gathers in parts where no weights are gathered ahead."""
+    axes = plan.axes
+    if plan.weight_prefetch == "parts" and not gathers_ahead(axes.fsdp * axes.expert * axes.context, plan.zero):
+        raise UserError(
+            "plan.weight_prefetch: parts, and no layer's weights are gathered while another computes; expected layer"
+        )

@@ -1,0 +1,44 @@
+"""Gathers of the next layer's weights in parts: where other messages are under way, and where that changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.layout.weight_prefetch import check_weight_prefetch
+from tests.layout.test_layer_unroll import plan_of
+from tests.sentences import refused
+
+
+@pytest.mark.parametrize(
+    ("sections", "prefetch", "why"),
+    [
+        ({"parallel": {"fsdp": 4}}, "layer", "nothing but weights"),
+        ({"parallel": {"fsdp": 2, "context": 2}}, "parts", "attention sends"),
+        ({"parallel": {"fsdp": 2, "context": 2, "weight_prefetch": "layer"}}, "layer", "named by"),
+        ({"parallel": {"fsdp": 4, "weight_prefetch": "parts"}}, "parts", "named by"),
+        ({"parallel": {"fsdp": 4}, "memory": {"remat": {"mlp_input": "offload"}}}, "parts", "copies to and from"),
+        ({"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2}}, "layer", "pipelines"),
+        ({"parallel": {"fsdp": 2, "context": 2}, "model": {"experts": ExpertsConfig(4, 2, 16)}}, "layer", "experts"),
+        ({"parallel": {"fsdp": 4, "zero": 2}}, "layer", ""),
+        ({"parallel": {"replica": 4}}, "layer", ""),
+    ],
+)
+def test_in_parts_where_a_layer_sends_more_than_weights_and_gradients(
+    sections: dict[str, dict[str, Any]], prefetch: str, why: str
+):
+    _, plan = plan_of(**sections)
+    assert plan.weight_prefetch == prefetch
+    assert why in plan.weight_prefetch_reason and bool(why) == bool(plan.weight_prefetch_reason)
+    check_weight_prefetch(plan)
+
+
+def test_what_would_change_nothing_is_refused():
+    with refused("parallel.weight_prefetch: parts", "zero: 3", "expected auto or layer"):
+        plan_of(parallel={"fsdp": 4, "zero": 1, "weight_prefetch": "parts"})
+    _, plan = plan_of(parallel={"fsdp": 4, "zero": 2})
+    with refused("plan.weight_prefetch: parts", "expected layer"):
+        check_weight_prefetch(replace(plan, weight_prefetch="parts"))
