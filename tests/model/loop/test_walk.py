@@ -85,3 +85,17 @@ def test_a_turn_has_as_many_slots_as_are_asked_for_where_the_next_ones_are_fetch
     program = lambda fetches: jax.make_jaxpr(lambda carry: walk(slots("a" * 8, fetches), carry, 2))(start).eqns
     turns = lambda fetches: {loop.params["unroll"] for loop in program(fetches) if loop.primitive.name == "scan"}
     assert (turns(True), turns(False)) == ({2}, {1})
+
+
+@pytest.mark.parametrize("unroll", [1, 2])
+@pytest.mark.parametrize("letters", ["aaaaa", "aabaabaab"])
+def test_what_comes_is_tied_to_what_is_there_and_both_are_used(letters: str, unroll: int):
+    """The tie counts in hundreds what it has done to a row as the coming one, and in thousands as the one at hand."""
+    tie = lambda coming, own: (coming + 100, own + 1000)
+    own = [(site._replace(tie=tie), row) for site, row in slots(letters, True)]
+    place, seen = walk(own, (jnp.int32(0), jnp.zeros((len(own), 3), jnp.int32)), unroll)
+    assert int(place) == len(own)
+    followed = [letter == after for letter, after in zip(letters, letters[1:] + " ", strict=True)]
+    wanted = [row + 1000 * now + 100 * before
+              for (_, row), now, before in zip(own, followed, [False, *followed], strict=False)]  # fmt: skip
+    np.testing.assert_array_equal(seen[:, 2], wanted)
