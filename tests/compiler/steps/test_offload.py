@@ -19,7 +19,8 @@ pytestmark = pytest.mark.long
 
 LAYERS, EMBED, TOKENS, BFLOAT = 24, 512, 2048, 2
 
-FSDP = {"fsdp": 8, "zero": 3}
+FSDP = {"fsdp": 8, "zero": 3, "layer_unroll": 1, "weight_prefetch": "layer"}
+"""Weights are gathered in the same way with and without copies, so that memory differs by what is copied."""
 SIZES = {"pipe": 2, "fsdp": 4}
 PIPE = SIZES | {"zero": 3, "microbatches": 4}
 
