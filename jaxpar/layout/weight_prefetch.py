@@ -54,6 +54,8 @@ def weight_prefetch(config: Config, axes: AxisSizes, device: Device, runs: Seque
         return WeightPrefetch("layer", "pipelines and layers with experts were not compared")
     if axes.context > 1:
         return WeightPrefetch("parts", "attention sends messages too")
+    if config.precision.matmul is not None:
+        return WeightPrefetch("layer", "in 8 bits weights arrive in time")
     if offloaded(runs) or config.memory.weights_offload != "none":
         return WeightPrefetch("parts", "copies to and from the host are under way too")
     return WeightPrefetch("layer", "layers send nothing but weights and gradients")

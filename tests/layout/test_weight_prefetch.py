@@ -21,6 +21,15 @@ from tests.sentences import refused
         ({"parallel": {"fsdp": 2, "context": 2, "weight_prefetch": "layer"}}, "layer", "named by"),
         ({"parallel": {"fsdp": 4, "weight_prefetch": "parts"}}, "parts", "named by"),
         ({"parallel": {"fsdp": 4}, "memory": {"remat": {"mlp_input": "offload"}}}, "parts", "copies to and from"),
+        (
+            {
+                "parallel": {"fsdp": 4},
+                "memory": {"remat": {"mlp_input": "offload"}},
+                "precision": {"compute": "bfloat16", "matmul": "fp8_delayed"},
+            },
+            "layer",
+            "8 bits",
+        ),
         ({"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2}}, "layer", "pipelines"),
         ({"parallel": {"fsdp": 2, "context": 2}, "model": {"experts": ExpertsConfig(4, 2, 16)}}, "layer", "experts"),
         ({"parallel": {"fsdp": 4, "zero": 2}}, "layer", ""),
