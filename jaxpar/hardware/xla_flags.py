@@ -24,17 +24,18 @@ COMMON = (
     "--xla_gpu_enable_triton_gemm=false",
 )
 """For every GPU. docs/decisions.md states what else was tried."""
-USUAL_NETWORK = 50e9
-"""Bytes per second of a GPU's network card; about what XLA's estimator takes for Hopper and Blackwell."""
+SLOW_NETWORK = 25e9
+"""Bytes per second of a GPU's network card, below which XLA's own assumption made messages leave too late
+(docs/overlap.md); with 50 GB/s a step became no faster."""
 
 
 def xla_flags(gpu: GPU | None = None) -> tuple[str, ...]:
     """The flags for programs that run on `gpu`; None means a GPU that is not in the catalogue.
 
-    Where hosts of Hopper and Blackwell GPUs have a slower network than XLA expects, it is told the network's speed, so
-    that messages leave early enough. Older GPUs have no estimator that would take it.
+    Where hosts of Hopper and Blackwell GPUs have a slow network, XLA's latency estimator gets its speed, so that
+    messages leave early enough. Older GPUs have no estimator that would take it.
     """
-    if gpu is None or gpu.compute_capability < (9, 0) or gpu.network.bandwidth >= USUAL_NETWORK / 2:
+    if gpu is None or gpu.compute_capability < (9, 0) or gpu.network.bandwidth >= SLOW_NETWORK:
         return COMMON
     return *COMMON, f"--{ESTIMATOR}=nic_speed_gbps={gpu.network.bandwidth / 1e9:g}"
 

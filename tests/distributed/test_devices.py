@@ -53,7 +53,7 @@ def test_a_run_on_gpus_has_the_flags_that_programs_are_compiled_with(monkeypatch
         (("NVIDIA H800", "NVIDIA A10"), []),
     ],
 )
-def test_xla_is_told_of_the_network_of_the_gpus_that_the_driver_names(
+def test_xla_gets_the_speed_of_the_slow_network_of_the_gpus_that_the_driver_names(
     models: tuple[str, ...], network: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     for number, model in enumerate(models):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jaxpar.config.plan import Plan
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.described import DescribedGPU
@@ -30,6 +31,15 @@ def plan_of(usable: int | None = None, **sections: dict[str, Any]):
     return config, make_plan(config, DEVICE, 4, CLUSTER, usable)
 
 
+def plan_with(key: str, value: object, why: str, **sections: dict[str, Any]) -> Plan:
+    """A plan in which `key` has the `value`, for the reason `why`; an empty one where there is nothing to choose."""
+    _, plan = plan_of(**sections)
+    reason = getattr(plan, f"{key}_reason")
+    assert getattr(plan, key) == value
+    assert why in reason and bool(why) == bool(reason)
+    return plan
+
+
 @pytest.mark.parametrize(
     ("sections", "layers", "why"),
     [
@@ -49,10 +59,7 @@ def plan_of(usable: int | None = None, **sections: dict[str, Any]):
 def test_two_layers_where_weights_are_gathered_ahead_and_nothing_else_passes(
     sections: dict[str, dict[str, Any]], layers: int, why: str
 ):
-    _, plan = plan_of(**sections)
-    assert plan.layer_unroll == layers
-    assert why in plan.layer_unroll_reason and bool(why) == bool(plan.layer_unroll_reason)
-    check_layer_unroll(plan)
+    check_layer_unroll(plan_with("layer_unroll", layers, why, **sections))
 
 
 def test_one_layer_where_there_is_no_memory_for_more():

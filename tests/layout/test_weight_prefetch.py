@@ -9,7 +9,7 @@ import pytest
 
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layout.weight_prefetch import check_weight_prefetch
-from tests.layout.test_layer_unroll import plan_of
+from tests.layout.test_layer_unroll import plan_of, plan_with
 from tests.sentences import refused
 
 
@@ -39,10 +39,7 @@ from tests.sentences import refused
 def test_in_parts_where_a_layer_sends_more_than_weights_and_gradients(
     sections: dict[str, dict[str, Any]], prefetch: str, why: str
 ):
-    _, plan = plan_of(**sections)
-    assert plan.weight_prefetch == prefetch
-    assert why in plan.weight_prefetch_reason and bool(why) == bool(plan.weight_prefetch_reason)
-    check_weight_prefetch(plan)
+    check_weight_prefetch(plan_with("weight_prefetch", prefetch, why, **sections))
 
 
 def test_what_would_change_nothing_is_refused():

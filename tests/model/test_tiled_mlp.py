@@ -15,6 +15,7 @@ from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layers.declared import feed_forward_class, hidden_names
+from jaxpar.layers.tiles import UNROLLED
 from jaxpar.layout.memory.estimate import chunk_bytes
 from jaxpar.mesh.axes import vary
 from tests.gpu_compile import in_child
@@ -168,3 +169,12 @@ def test_a_layer_of_32k_tokens_takes_less_memory_in_tiles():
     """Llama-3-8B's shapes on an H100: up, gate and hidden are 2.6 GiB, as are their gradients."""
     tiles, without = in_child("tests.model.gpu_tiles:measure", ["layer", 8, 1], ["layer", 1, 1])
     assert without - tiles > 4 * 2**30
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize(("tiles", "loops"), [(UNROLLED, False), (UNROLLED + 1, True)])
+def test_few_tiles_are_no_loop_forward_and_backward(tiles: int, loops: bool, train: bool):
+    """XLA hides no message beside a loop, of which it does not know how long it takes."""
+    model = model_of("swiglu")
+    program = jax.jit(in_tiles(model, "one device", tiles, train=train)[1]).lower(*numbers(model)).as_text()
+    assert ("stablehlo.while" in program) == loops

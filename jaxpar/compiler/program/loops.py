@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jaxpar.compiler.program.hlo.opcodes import wrapped_opcode
 from jaxpar.compiler.program.hlo.records import Computation, Module, Op, ProgramError
-from jaxpar.compiler.program.recomputation import recomputed, repeated_by_xla
+from jaxpar.compiler.program.recomputation import repeated_by_xla, runs_again
 from jaxpar.compiler.program.scopes import innermost, segments
 from jaxpar.layers.experts.messages import FURTHER_ROUNDS
 from pallas_kernels.attention.cudnn_packed import CALLS
@@ -25,7 +25,7 @@ class Executions:
     again: Mapping[str, float]
     """How many of them a recomputation asked for: those under a loop, branch or call that runs again. The ops inside
     may carry the names of the forward pass, because JAX lowers the same code once."""
-    conditionals: Sequence[Op]
+    conditionals: tuple[Op, ...]
     """Conditionals, whose branches are counted by their shares."""
     repeated_by_xla: frozenset[str]
     """Names of ops that XLA runs once more than the program asks for."""
@@ -33,14 +33,6 @@ class Executions:
     def of(self, op: Op) -> float:
         """How often `op` runs."""
         return self.counts[op.computation]
-
-    def runs_again(self, op: Op) -> bool:
-        """Whether the op repeats work, judged by its own names.
-
-        What a loop or a branch runs may carry the names of another call of the same code: then the call decides, see
-        `again`.
-        """
-        return recomputed(op.op_name) or op.name in self.repeated_by_xla
 
     def again_share(self, op: Op) -> float:
         """Share of its runs that a recomputation around it asked for."""
@@ -99,7 +91,7 @@ def executions(module: Module, shares: Shares = every_branch) -> Executions:
     counts: dict[str, float] = {}
     asked_again: dict[str, float] = {}
     conditionals: list[Op] = []
-    found = Executions(counts, asked_again, conditionals, repeated_by_xla(module))
+    repeated = repeated_by_xla(module)
 
     def walk(computation: Computation, times: float, again: bool) -> None:
         if computation.name not in counts:
@@ -108,7 +100,7 @@ def executions(module: Module, shares: Shares = every_branch) -> Executions:
         asked_again[computation.name] = asked_again.get(computation.name, 0.0) + times * again
         for op in computation.ops:
             for called, each in controlled(module, op, shares):
-                walk(called, times * each, again or found.runs_again(op))
+                walk(called, times * each, again or runs_again(op, repeated))
 
     walk(module.entry_computation, 1.0, False)
-    return found
+    return Executions(counts, asked_again, tuple(conditionals), repeated)

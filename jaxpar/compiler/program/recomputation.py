@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from jaxpar.compiler.program.hlo.records import Module
+from jaxpar.compiler.program.hlo.records import Module, Op
 from jaxpar.compiler.program.scopes import innermost, segments
 
 RECOMPUTED = ("rematted_computation", "recompute")
@@ -16,6 +16,15 @@ _COPY = re.compile(r"\.remat\d*\b")
 def recomputed(op_name: str) -> bool:
     """Whether JAX's scopes mark this as recomputed for the backward pass."""
     return any(innermost(segment) in RECOMPUTED for segment in segments(op_name))
+
+
+def runs_again(op: Op, repeated: frozenset[str]) -> bool:
+    """Whether the op repeats work, judged by its own names; `repeated` are those of `repeated_by_xla`.
+
+    What a loop or a branch runs may carry the names of another call of the same code: then the call decides, see
+    `loops.Executions.again`.
+    """
+    return recomputed(op.op_name) or op.name in repeated
 
 
 def repeated_by_xla(module: Module) -> frozenset[str]:

@@ -218,14 +218,14 @@ class MemoryModel:
         """Bytes on a device, for layers that keep `units`."""
         fixed = self.fixed(case)
         head, layer = fixed.head, fixed.layer
-        zeros = slots.heads if fixed.zeros else 0
-        in_head = head._replace(gradients=head.gradients + (1 + zeros) * fixed.head_gradient)
+        zeros = slots.heads * fixed.head_gradient if fixed.zeros else 0
+        in_head = head._replace(gradients=head.gradients + fixed.head_gradient, temporaries=head.temporaries + zeros)
         in_layer = layer._replace(temporaries=layer.temporaries + units.again)
         work = in_head if sum(in_head) >= sum(in_layer) else in_layer
         if case.pipe > 1 and case.virtual_stages == 1 and len(case.rows_of) > 1:
             # Layers of several kinds are not one loop: XLA moves what a slot reads out of the loop over ticks, and
             # starts a layer while the head runs. Found in programs of 4 to 10 slots, of two kinds.
-            both = in_head.temporaries + in_layer.temporaries
+            both = head.temporaries + in_layer.temporaries + (zeros if work is in_head else 0)
             work = work._replace(weights=work.weights + fixed.chunk, temporaries=both)
         if case.state == "file":
             work = _leaving(work, fixed.leaving, fixed.host, case.alone)

@@ -85,8 +85,7 @@ def test_copies_are_asynchronous_and_a_piece_goes_back_while_another_comes():
 
 
 def test_weights_and_gradients_of_layers_that_rest_on_the_host_leave_the_device():
-    """All but those of the layers that pass. The host has the gradients besides; no buffer is there twice. The estimate
-    has 64 MiB for the head's gradient, which leaves at once, and 64 more: in so small a step 10.3% too much."""
+    """All but those of the layers that pass. The host has the gradients besides; no buffer is there twice."""
     layout, (analysis, report) = layout_of("host", "host"), compiled("host", "host")
     resident, away = compiled("host")[0].compilation.memory, analysis.compilation.memory
     layer = layer_bytes(layout)
@@ -95,7 +94,7 @@ def test_weights_and_gradients_of_layers_that_rest_on_the_host_leave_the_device(
     assert fallen == pytest.approx(LAYERS * (layer.weights + layer.gradients), rel=0.05)
     assert away.host_argument == away.host_alias == resident.host_argument
     assert away.host_temp == pytest.approx(host_gradient_bytes(layout), abs=64)
-    assert estimated_bytes(layout.config, layout.plan) == pytest.approx(report.allocated_bytes, rel=0.11)
+    assert estimated_bytes(layout.config, layout.plan) == pytest.approx(report.allocated_bytes, rel=0.1)
     assert estimate_memory(layout.config, layout.plan).host == pytest.approx(report.host_bytes, abs=1024)
 
 

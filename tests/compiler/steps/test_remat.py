@@ -8,6 +8,8 @@ import pytest
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.program.costs.ops import Cost
+from jaxpar.compiler.program.memory.timeline import occupants, timeline
+from jaxpar.compiler.program.recomputation import runs_again
 from jaxpar.compiler.report import Analysis, Report
 from jaxpar.config import load_config
 from jaxpar.config.counting import padded_vocab
@@ -68,19 +70,26 @@ def test_the_program_keeps_as_much_as_the_closed_form_states(model: str):
     assert report.classes["saved_activations"] == pytest.approx(kept, rel=0.05)
 
 
+CLASSES = ("weights", "gradients", "optimizer", "saved_activations")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_each_class_of_memory_is_what_shapes_state(model: str):
-    """What is there only for a while is one sum: whether gathered weights, gradients or temporaries are most of it
-    depends on which of several moments, of nearly the same size, XLA's schedule makes the peak."""
-    layout, (analysis, report) = layout_of(model, "gemm_last"), compiled(model)
+    """Temporaries are not among them: XLA fuses and orders them as it likes, and they are a tenth at most.
+
+    Several moments have nearly as much as the peak, and XLA's schedule decides which is first. The estimate is of the
+    one in the loss's backward or in a layer's, with one layer in a turn of the loop.
+    """
+    layout, (analysis, report) = layout_of(model, "gemm_last", 1), compiled(model, unroll=1)
     estimate = estimate_memory(layout.config, layout.plan)
     assert_planned(layout.config, MODELS[model][2], analysis, report)
-    stays = ("optimizer", "saved_activations")
-    found = {name: getattr(estimate, name) / report.classes[name] for name in stays}
-    assert found == pytest.approx(dict.fromkeys(stays, 1.0), abs=0.05)
-    passing = report.allocated_bytes - sum(report.classes[name] for name in stays)
-    assert estimate.device - sum(getattr(estimate, name) for name in stays) == pytest.approx(passing, rel=0.05)
+    live = timeline(analysis.buffers)
+    near = [place for place, size in enumerate(live) if size >= 0.97 * live.max()]
+    classes = [analysis.classes.totals(occupants(analysis.buffers, place)) for place in near]
+    ratios = [{name: getattr(estimate, name) / found[name] for name in CLASSES} for found in classes]
+    furthest = lambda ratio: max(abs(share - 1) for share in ratio.values())
+    assert min(ratios, key=furthest) == pytest.approx(dict.fromkeys(CLASSES, 1.0), abs=0.05)
     assert estimate.device == pytest.approx(report.allocated_bytes, rel=0.05)
     assert report.classes["temporaries"] < 0.1 * report.peak_bytes
 
@@ -109,12 +118,11 @@ def test_no_matmul_but_attentions_own_runs_twice(model: str):
     """Attention's backward makes the scores again: of its seven matmuls one."""
     analysis, report = compiled(model)
     assert report.compiler_recomputes == 0
-    again = [cost for cost in analysis.costs if cost.flops and analysis.counts.runs_again(cost.op)]
+    repeated = analysis.counts.repeated_by_xla
+    again = [cost for cost in analysis.costs if cost.flops and runs_again(cost.op, repeated)]
     assert {cost.kind for cost in again} == {"attention"}
     assert report.recompute_flops == pytest.approx(report.flops_by_kind["attention"] / 7, rel=1e-3)
-    elementwise: list[Cost] = [
-        cost for cost in analysis.costs if not cost.flops and analysis.counts.runs_again(cost.op)
-    ]
+    elementwise: list[Cost] = [cost for cost in analysis.costs if not cost.flops and runs_again(cost.op, repeated)]
     assert elementwise, "norms and the non-linearity do"
 
 
