@@ -1,9 +1,9 @@
 """Which tests run when: three levels, and rows of matrices drawn by the commit.
 
-- `quick` (`make test`): all but `long` and `release` ones; of a matrix a fixed few rows. A test that took `SLOW`
-  seconds when it was recorded is long, whatever its marks.
+- `quick` (`make test`): all but `long` and `release` ones; of a matrix a fixed few rows. What took `SLOW` seconds when
+  it was recorded is not quick, whatever its marks: a test is long then, and a row runs in `ci`.
 - `ci` (`make test-ci`, beside `make test` in `.ci/run`): files of `long` tests and other rows of a third of the
-  matrices, drawn.
+  matrices, drawn; and of all matrices the fixed rows that are too slow for `quick`.
 - `all` (`make test-all`): everything, the `release` ones too.
 
 A test whose cases are rows of a matrix says `@pytest.mark.matrix(quick=2, ci=4)`, or names the quick ones:
@@ -29,11 +29,11 @@ import pytest
 LEVELS = ("quick", "ci", "all")
 FIXED = Path(__file__).with_name("fixed_rows.txt")
 SECONDS = Path(__file__).with_name("seconds.json")
-BUDGET = 450.0
+BUDGET = 400.0
 """Seconds of processor time for the long tests of one commit, on the machine that recorded `tests/seconds.json`."""
 QUICK_SEED = "quick"
-SLOW = 5.0
-"""Seconds of processor time from which on a test is long."""
+SLOW = 2.5
+"""Seconds of processor time, compilation included, from which on a test is long."""
 ONE_OF = 3
 """Of how many matrices one has its turn with a commit: `ci` of its rows run beyond the quick ones."""
 RELEASES, LONG, ROWS, OTHERS = "that take minutes each", "that are long", "rows of matrices", "that other commits draw"
@@ -145,7 +145,7 @@ class Selection:
             kept |= (turn := self._long(long))
             left[OTHERS] = len(long) - len(turn)
         for rows in matrices.values():
-            chosen = self._rows(rows)
+            chosen = self._rows(rows, recorded)
             kept |= set(chosen)
             left[ROWS] += len(rows) - len(chosen)
         self.left = {what: number for what, number in left.items() if number}
@@ -171,20 +171,21 @@ class Selection:
         chosen = affordable(costs, self.budget - spent, self.seed)
         return always | {item for file in chosen for item in files[file]}
 
-    def _rows(self, rows: list[pytest.Item]) -> list[pytest.Item]:
+    def _rows(self, rows: list[pytest.Item], recorded: Mapping[str, float]) -> list[pytest.Item]:
         marker = rows[0].get_closest_marker("matrix")
         assert marker is not None and set(marker.kwargs) <= {"quick", "ci"} and not marker.args
         named, asked = {case_of(row): row for row in rows}, marker.kwargs.get("quick", 0)
         quick = drawn(list(named), asked, QUICK_SEED) if isinstance(asked, int) else asked
         assert self.filtered or set(quick) <= named.keys(), f"{rows[0].nodeid}: no case is named {quick}"
+        slow = {name for name in quick if name in named and recorded.get(named[name].nodeid, 0.0) >= SLOW}
         if self.level == "quick":
-            return [named[name] for name in quick if name in named]
+            return [named[name] for name in quick if name in named and name not in slow]
         others = [name for name in named if name not in quick]
         marked = lambda row: any(mark.name == "long" for mark in row.own_markers)  # not by its file
         always = {name for name in others if named[name].nodeid in fixed_rows() or marked(named[name])}
         number = marker.kwargs.get("ci", 0) if self.filtered or has_its_turn(list(named), self.seed) else 0
         chosen = always | set(drawn([n for n in others if n not in always], number, self.seed))
-        return [named[name] for name in others if name in chosen]
+        return [named[name] for name in named if name in chosen | slow]
 
     def before(self) -> str:
         """What a run is about to do."""

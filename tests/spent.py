@@ -12,7 +12,6 @@ import resource
 import time
 from collections import defaultdict
 from collections.abc import Generator, Iterable
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +106,8 @@ class Spent:
         finally:
             if self.meter is not None:
                 item.user_properties.append(("spent", self.meter.read()))
-                matrix, long = item.get_closest_marker("matrix"), item.get_closest_marker("long")
-                item.user_properties.append(("least", inf if matrix else 0.0 if long else SLOW))
+                rows_or_quick = item.get_closest_marker("matrix") or not item.get_closest_marker("long")
+                item.user_properties.append(("least", SLOW if rows_or_quick else 0.0))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":

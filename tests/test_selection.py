@@ -28,6 +28,10 @@ def test_rows(row): pass
 @pytest.mark.parametrize("row", ["a", "b", pytest.param("c", marks=pytest.mark.long), "d"])
 def test_named(row): pass
 
+@pytest.mark.matrix(quick=("x",), ci=0)
+@pytest.mark.parametrize("case", ["x", "y"])
+def test_heavy(case): pass
+
 def test_plain(): pass
 
 @pytest.mark.long
@@ -62,7 +66,7 @@ def test_sliced(row): pass
 """
 
 
-SLOWS = {"test_slow.py::test_slow": SLOW, "test_slow.py::test_fast": SLOW - 0.1}
+SLOWS = {"test_slow.py::test_slow": SLOW, "test_slow.py::test_fast": SLOW - 0.1, "test_suite.py::test_heavy[x]": SLOW}
 
 
 def chosen(folder: Path, *arguments: str) -> tuple[set[str], str]:
@@ -96,7 +100,7 @@ def test_ci_runs_what_make_test_leaves_out_and_draws_rows_by_the_seed(tmp_path: 
     assert {name for name in quick if "rows" not in name} == {"test_plain", "test_named[b]", "test_fast"}
     assert len(quick) == 5
     assert "level quick: all but long tests" in printed
-    assert "not run: 1 that take minutes each, 15 that are long, 30 rows of matrices; `make test-ci` draws" in printed
+    assert "not run: 1 that take minutes each, 15 that are long, 32 rows of matrices; `make test-ci` draws" in printed
 
     first, printed = chosen(tmp_path, "--level", "ci", "--budget", "70", "--draw", "ten")
     again, _ = chosen(tmp_path, "--level", "ci", "--budget", "70", "--draw", "ten")
@@ -108,6 +112,7 @@ def test_ci_runs_what_make_test_leaves_out_and_draws_rows_by_the_seed(tmp_path: 
     assert {"test_named[c]"} == {name for name in none if "rows" in name or "named" in name or "sliced" in name}
     for names in (first, other):
         assert not names & quick
+        assert {"test_heavy[x]"} == {name for name in names if "heavy" in name}, "a fixed row that is slow"
         assert {"test_always", "test_long", "test_slow"} <= names, "always, without a recorded time, and slow"
         assert "test_named[c]" in names and "test_release" not in names
         assert len([name for name in names if "rows" in name]) == 3
@@ -122,7 +127,7 @@ def test_ci_runs_what_make_test_leaves_out_and_draws_rows_by_the_seed(tmp_path: 
 @pytest.mark.long
 def test_everything_runs_where_it_is_asked_for(tmp_path: Path):
     whole, printed = chosen(tmp_path, "--level", "all")
-    assert len(whole) == 51 and "not run" not in printed and "slowest tests" in printed
+    assert len(whole) == 53 and "not run" not in printed and "slowest tests" in printed
     by_id, _ = chosen(tmp_path, "test_suite.py::test_named[a]", "test_suite.py::test_release")
     assert by_id == {"test_named[a]", "test_release"}
     by_word, _ = chosen(tmp_path, "--level", "ci", "-k", "named and not b")

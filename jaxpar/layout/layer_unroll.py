@@ -29,8 +29,8 @@ class LayerUnroll(NamedTuple):
     """Nothing where no weights are gathered ahead."""
 
 
-SHORT = 8
-"""Layers; `auto` leaves shorter loops alone, of which two layers in a turn would be a large part."""
+SHORT = 16
+"""Layers; `auto` leaves shorter loops alone: two layers of a turn and two that no loop has would be a large part."""
 
 
 def layer_unroll(

@@ -166,7 +166,7 @@ class Units(NamedTuple):
     kept: int
     """Both, as they are without tiles."""
     back: int
-    """What is saved by the layer that saves least, without tiles."""
+    """What is saved by the layer that saves least, without tiles: so much the next layer of a turn has read."""
     transit: int
     """What is offloaded by the layer that offloads most."""
     again: int
@@ -220,7 +220,8 @@ class MemoryModel:
         head, layer = fixed.head, fixed.layer
         zeros = slots.heads * fixed.head_gradient if fixed.zeros else 0
         in_head = head._replace(gradients=head.gradients + fixed.head_gradient, temporaries=head.temporaries + zeros)
-        in_layer = layer._replace(temporaries=layer.temporaries + units.again)
+        ahead = (case.layer_unroll - 1) * units.back
+        in_layer = layer._replace(temporaries=layer.temporaries + units.again + ahead)
         work = in_head if sum(in_head) >= sum(in_layer) else in_layer
         if case.pipe > 1 and case.virtual_stages == 1 and len(case.rows_of) > 1:
             # Layers of several kinds are not one loop: XLA moves what a slot reads out of the loop over ticks, and

@@ -29,7 +29,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.report import AUXILIARY_LOSS, Report
-from jaxpar.memory.streaming import to_host
+from jaxpar.memory.streaming import on_host, to_host
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import PADDING, Chunk, Index, LayerOrder, own_layers, with_own_layers
 from jaxpar.mesh.parameters import Arrays, merge
@@ -168,7 +168,8 @@ class LayerLoop:
 
             return step, lambda row: None
 
-        return self._walk(weights, site, (x, stashes, no_report(self.reports)))
+        x, stashes, report = self._walk(weights, site, (x, stashes, no_report(self.reports)))
+        return *_written(x, stashes), report
 
     def backward(
         self,
@@ -314,6 +315,18 @@ type _Step = tuple[Callable[[Arrays, Any, jax.Array, Any], Any], Callable[[jax.A
 def _kept(keep: Keep, x: jax.Array, pullback: Any) -> Stash:
     """What the backward of a layer needs of its forward, each array in the memory in which it is kept."""
     return Stash(to_host(x) if keep.offload_inputs else x, residuals_of(pullback))
+
+
+def _written(x: jax.Array, stashes: Stashes) -> tuple[jax.Array, Stashes]:
+    """`x` and `stashes`: nothing reads `x` before what is kept on the device is in its place.
+
+    The last layer, which is not in the loop, would write to the stashes after the loss, when XLA has nothing else to
+    do: what it keeps would be there twice until then.
+    """
+    leaves, tree = jax.tree.flatten(stashes)
+    x, device = lax.optimization_barrier((x, [leaf for leaf in leaves if not on_host(leaf)]))
+    left = iter(device)
+    return x, tree.unflatten([leaf if on_host(leaf) else next(left) for leaf in leaves])
 
 
 def _cotangent(name: str, seed: jax.Array | None) -> jax.Array:
