@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu import cudnn_packed, jax_attention, torch_attention
+from benchmarks.gpu import jax_attention, torch_attention
 from benchmarks.gpu.attention_cases import CHECKED, Case, timed
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
 from benchmarks.gpu.targets import DENSE_MASK
+from pallas_kernels.attention import comparison, cudnn
 from pallas_kernels.attention.registry import IMPLEMENTATIONS, Implementation
 
 DRY_CHECKED = (Case("72, packed, window 20", 72, 64, 2, 1, packed=30, window=20),)
@@ -135,29 +136,27 @@ def measure(journal: Journal) -> None:
             continue
         journal.begin(what)
         arrays, flops = case.arrays(), case.flops()
-        programs = compile_all({(name, way): lower for name in names for way, lower in _ways(case, name, arrays)})
-        reason = None if case.packed is None else cudnn_packed.refusal()
+        row = {"case": case.name, "seq": case.seq, "width": case.width, "batch": case.batch}
+        row |= {"heads": case.heads, "kv_heads": case.kv_heads}
+        wrong = _wrong_packed(case)
+        if wrong is not None:
+            journal.add("attention", **row, by="cudnn", failed=wrong)
+        asked = [name for name in names if name != "cudnn" or wrong is None]
+        programs = compile_all({(name, way): lower for name in asked for way, lower in _ways(case, name, arrays)})
         if case.packed is not None:
-            others = {DENSE_MASK: _masked(case)} | ({} if reason else {cudnn_packed.NAME: cudnn_packed.attend(case)})
-            programs |= compile_all(
-                {(name, way): lower for name, attend in others.items() for way, lower in _lowered(attend, arrays)}
-            )
+            lowered = _lowered(_masked(case), arrays)
+            programs |= compile_all({(DENSE_MASK, way): lower for way, lower in lowered})
         of_jax = jax_attention.refusal(case)
         if of_jax is None:
             lowered = _lowered(jax_attention.attend(case), arrays)
             programs |= compile_all({(jax_attention.NAME, way): lower for way, lower in lowered})
         ready: dict[str, dict[str, Any]] = {"forward": {}, "kept": {}, "backward": {}}
-        row = {"case": case.name, "seq": case.seq, "width": case.width, "batch": case.batch}
-        row |= {"heads": case.heads, "kv_heads": case.kv_heads}
-        if reason is not None:
-            journal.add("attention", **row, by=cudnn_packed.NAME, refused=reason)
         for (name, way), program in programs.items():
             if isinstance(program, Exception):
                 if way == "forward":
                     journal.add("attention", **row, by=name, **why_not(program))
                 continue
             ready[way][name] = program
-        _leave_out_wrong(journal, row, ready, arrays)
         calls = {"forward": _forward_calls(ready["forward"], arrays), "backward": _backward_calls(ready, case, arrays)}
         for name, ways in torch_attention.programs(case, journal).items():
             for way, call in ways.items():
@@ -186,20 +185,11 @@ def _ways(case: Case, name: str, arrays: tuple) -> list[tuple[str, Any]]:
     return _lowered(case.call(name, lse=False), arrays)
 
 
-def _leave_out_wrong(journal: Journal, row: dict[str, Any], ready: dict[str, dict[str, Any]], arrays: tuple) -> None:
-    """The packed cuDNN call is timed only where its output is that of the dense mask: nothing else checks it."""
-    both = [ready["forward"].get(name) for name in (cudnn_packed.NAME, DENSE_MASK)]
-    if None in both:
-        return
-    try:
-        have, wanted = (np.asarray(program(*arrays[:3]), np.float32) for program in both if program is not None)
-        why = None if np.abs(have - wanted).max() <= 0.05 else "its output is not that of the dense mask"
-    except Exception as error:  # reported in the table; the others are still timed
-        why = sentence(error)
-    if why is not None:
-        journal.add("attention", **row, by=cudnn_packed.NAME, failed=why)
-        for programs in ready.values():
-            programs.pop(cudnn_packed.NAME, None)
+def _wrong_packed(case: Case) -> str | None:
+    """What is wrong with cuDNN's packed layout here, compared as a run compares it before it takes it; None if nothing
+    is, or if the case does not come to it."""
+    request = case.request(lse=False)
+    return comparison.compare(request) if case.packed is not None and cudnn.supports(request) is None else None
 
 
 def _masked(case: Case) -> Any:

@@ -12,7 +12,8 @@ import numpy as np
 
 from benchmarks.gpu.in_parts import in_parts, zigzag
 from pallas_kernels import flash_attention
-from pallas_kernels.attention import Settings
+from pallas_kernels.attention import Settings, cudnn
+from pallas_kernels.attention.registry import choose
 from pallas_kernels.attention.registry import implementation as entry
 from pallas_kernels.attention.request import Request
 from pallas_kernels.device import INTERPRETER, target
@@ -86,7 +87,8 @@ class Case:
             platform=device.platform, dtype=self.dtype, heads=self.heads, kv_heads=self.kv_heads, width=self.width,
             value_width=self.width if self.value_width is None else self.value_width, mask=self.mask, batch=self.batch,
             queries=self.seq, keys=self.seq, softcap=self.softcap, lse=lse, whole_rows=self.ranks == 1,
-            compute_capability=device.compute_capability, gpu=device.gpu, processors=device.processors,
+            runs=self.ranks == 1, compares=True, compute_capability=device.compute_capability, gpu=device.gpu,
+            processors=device.processors,
         )  # fmt: skip
 
     def call(self, implementation: str, *, lse: bool, interpret: bool = False) -> Callable[..., Any]:
@@ -98,15 +100,27 @@ class Case:
             assert kernels is not None and lse and prefix is None, f"{self.name}: parts are merged by their log-sum-exp"
             settings = Settings(self.mask, self.width**-0.5, self.softcap, results="float32", interpret=interpret)
             return in_parts(kernels, settings, self.ranks, self.indices(), segments)
+        if implementation == "cudnn" and segments is not None:
+            return self._packed_by_cudnn
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
             return flash_attention(
-                q, k, v, causal=self.causal, segment_ids=None if segments is None else jnp.asarray(segments),
+                q, k, v, causal=self.causal, segment_ids=None if segments is None else _not_folded(segments),
                 window=self.window, prefix=prefix, softcap=self.softcap, return_lse=lse,
                 implementation=implementation, interpret=interpret,
             )  # fmt: skip
 
         return attend
+
+    def _packed_by_cudnn(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        """As a run of jaxpar calls it: `flash_attention` does not know that tokens of a document are neighbours."""
+        choose("cudnn", self.request(lse=False))
+        places = jnp.broadcast_to(jnp.arange(self.seq), (self.batch, self.seq))
+        segments = self.segments()
+        assert segments is not None, f"{self.name} has no documents"
+        return cudnn.attend(
+            q, k, v, mask=self.mask, q_indices=places, kv_indices=places, q_segments=_not_folded(segments)
+        )
 
     def dense(self, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Output and log-sum-exp by the plain formula, in the arrays' dtype; 0 and -inf where a query sees nothing."""
@@ -132,6 +146,11 @@ class Case:
         pairs = kept_pairs(self.mask, tokens, prefix)
         values = self.width if self.value_width is None else self.value_width
         return 2.0 * pairs * self.heads * (self.width + values)
+
+
+def _not_folded(segments: np.ndarray) -> jax.Array:
+    """Documents that the compiler does not know, as in a step: it computes nothing from them in advance."""
+    return jax.lax.optimization_barrier(jnp.asarray(segments))
 
 
 def _of_many_tiles(**mask: Any) -> list[Case]:

@@ -16,19 +16,23 @@ import pytest
 
 from benchmarks import torch_step
 from benchmarks.gpu import __main__ as suite
-from benchmarks.gpu import attention, cudnn_packed, tiles, torch_recipes
+from benchmarks.gpu import attention, attention_cases, tiles, torch_recipes
 from benchmarks.gpu.attention_cases import CHECKED, Case, timed
 from benchmarks.gpu.journal import Journal, read
 from benchmarks.gpu.parts import PARTS, SECONDS, Part
-from benchmarks.gpu.record import ALWAYS, add_records, verified
+from benchmarks.gpu.record import ALWAYS, add_records, speeds, verified
 from benchmarks.gpu.report import table
 from benchmarks.gpu.targets import targets
 from benchmarks.gpu.training import LLAMA_1B, LLAMA_1B_STEP
 from jaxpar.config import load_config
 from jaxpar.hardware.xla_flags import xla_flags
-from pallas_kernels.attention import kinds
+from pallas_kernels import toolchain
+from pallas_kernels import verified as verified_module
+from pallas_kernels.attention import cudnn, cudnn_packed, kinds
 from pallas_kernels.attention.mosaic.tiles import TABLE
+from pallas_kernels.attention.registry import Unsupported, choose
 from pallas_kernels.attention.triton.tiles import AMPERE
+from pallas_kernels.device import Target
 from pallas_kernels.verified import SOURCES, digest, read_records
 from tests.sentences import refused
 
@@ -216,18 +220,58 @@ def test_cases_on_the_device_give_each_program_three_tiles_and_scores_at_their_c
     assert capped.softcap is not None and capped.spread > capped.softcap
 
 
-def test_cudnn_is_called_with_the_documents_of_each_row(monkeypatch: pytest.MonkeyPatch):
-    lengths, offsets = cudnn_packed.documents(np.array([[1, 1, 2, 2, 2, 3], [1, 1, 1, 1, 1, 2]]))
-    assert lengths.tolist() == [[2, 3, 1], [5, 1, -1]] and offsets.tolist() == [[0, 2, 5, -1], [0, 5, -1, -1]]
-    inside = import_module("jax._src.cudnn.fused_attention_stablehlo")
+def test_what_a_run_calls_of_cudnn_for_packed_documents_is_timed(monkeypatch: pytest.MonkeyPatch):
+    inside = import_module(cudnn_packed.MODULE)
     monkeypatch.setattr(inside, "check_compute_capability", lambda capability: True)
     monkeypatch.setattr(inside, "is_cuda_compute_capability_equal", lambda capability: False)
     monkeypatch.setattr(inside, "check_cudnn_version", lambda: 91900)
-    case = Case("packed", 64, 64, 4, 2, batch=2, packed=20)
-    total = lambda q, k, v: cudnn_packed.attend(case)(q, k, v).astype("float32").sum()
+    case = Case("packed", 1024, 64, 4, 2, batch=2, packed=200)
+    assert "an NVIDIA GPU" in str(cudnn.supports(case.request(lse=False)))
+    with refused("cudnn", "the platform is cpu", error=Unsupported):
+        jax.eval_shape(case.call("cudnn", lse=False), *case.arrays()[:3])
+    monkeypatch.setattr(attention_cases, "target", lambda: Target("gpu", 9.0, "NVIDIA H200", 132))
+    total = lambda q, k, v: case.call("cudnn", lse=False)(q, k, v).astype("float32").sum()
     text = str(jax.make_jaxpr(jax.grad(total, (0, 1, 2)))(*case.arrays()[:3]))
     assert "dot_product_attention_fwd" in text and "dot_product_attention_bwd" in text
-    assert "an NVIDIA GPU" in (cudnn_packed.refusal() or "")
+    assert cudnn_packed.CALLS in text or "while" in text, "the loop over calls is timed too"
+
+
+def test_a_packed_call_that_is_not_that_of_plain_xla_is_not_timed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(attention_cases, "target", lambda: Target("gpu", 9.0, "NVIDIA H200", 132))
+    monkeypatch.setattr(attention, "DRY_TIMED", (Case("packed", 1024, 64, 1, 1, packed=200),))
+    monkeypatch.setattr(attention.comparison, "compare", lambda request: f"dq errs in {request.mask}")
+    asked: list[str] = []
+    monkeypatch.setattr(attention, "_ways", lambda case, name, arrays: asked.append(name) or [])
+    monkeypatch.setattr(attention, "_lowered", lambda *_: [])
+    journal = Journal("attention", 100, dry=True)
+    attention.measure(journal)
+    assert "cudnn" not in asked and "mosaic" in asked
+    (row,) = (row for row in journal.rows if row["kind"] == "attention")
+    assert row["by"] == "cudnn" and "dq errs" in row["failed"]
+    monkeypatch.setattr(attention.comparison, "compare", lambda request: None)
+    attention.measure(Journal("attention", 100, dry=True))
+    assert "cudnn" in asked
+
+
+@pytest.mark.parametrize(("mosaic", "cudnn", "first"), [(300.0, 400.0, "cudnn"), (400.0, 300.0, "mosaic")])
+def test_of_packed_rows_auto_takes_the_faster_of_what_was_timed(
+    mosaic: float, cudnn: float, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (case,) = (case for case in timed() if case.packed is not None and case.width == 128)
+    rows = [
+        attention_row(by, rate, case=case.name, seq=case.seq, way=way, seconds=part * case.flops() / (1e12 * rate))
+        for by, rate in (("mosaic", mosaic), ("cudnn", cudnn), ("cudnn, dense mask", 900.0), ("torch varlen", 999.0))
+        for way, part in (("forward", 1.0), ("backward", 2.5))
+    ]
+    device = H200 | {"toolchain": dict(toolchain.versions())}
+    file = tmp_path / "verified.json"
+    add_records(["attention/mosaic", "attention/cudnn"], device, file, speeds(rows))
+    found = {record.kernel: dict(record.speeds) for record in read_records(file)}
+    assert found == {"attention/mosaic": {"packed 128": mosaic}, "attention/cudnn": {"packed 128": cudnn}}
+    monkeypatch.setattr(verified_module, "records", lambda: read_records(file))
+    monkeypatch.setattr(attention_cases, "target", lambda: Target("gpu", 9.0, "NVIDIA H200", 132))
+    chosen = choose("auto", case.request(lse=False))
+    assert chosen.name == first and f"{max(mosaic, cudnn):.0f} TFLOP/s" in chosen.reason
 
 
 def attention_row(by: str, tflops: float, **more: Any) -> dict[str, Any]:
