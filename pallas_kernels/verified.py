@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -22,34 +23,41 @@ from pallas_kernels.toolchain import versions
 ROOT = Path(__file__).parent
 FILE = ROOT / "verified.json"
 
-_ATTENTION = ("attention/derivative.py", "attention/settings.py", "masks.py", "varying.py")
+_ATTENTION = (
+    "attention/derivative.py", "attention/intervals.py", "attention/kinds.py", "attention/settings.py", "device.py",
+    "masks.py", "varying.py",
+)  # fmt: skip
+_PERSISTENT = (
+    *(f"attention/mosaic/{name}.py" for name in ("bounds", "memory", "registers", "schedule")),
+    "attention/intervals.py", "attention/settings.py", "device.py", "masks.py", "varying.py",
+)  # fmt: skip
+"""What the other kernels for Hopper share with attention's."""
 # fmt: off
 SOURCES = {
     "attention/mosaic": ("attention/mosaic", *_ATTENTION),
     "attention/mosaic_deterministic": ("attention/mosaic", *_ATTENTION),
-    "attention/cudnn": ("attention/cudnn.py", "attention/cudnn_packed.py", "masks.py"),
+    "attention/cudnn": (
+        "attention/cudnn.py", "attention/cudnn_packed.py", "attention/derivative.py", "attention/settings.py",
+        "masks.py", "varying.py", "vjp_parts.py",
+    ),
     "attention/triton": ("attention/triton", "attention/blocks.py", *_ATTENTION),
     "grouped_matmul/mosaic": (
-        "grouped_matmul/mosaic", "grouped_matmul/blocks.py", "grouped_matmul/feed_forward.py",
-        "attention/mosaic/memory.py", "attention/mosaic/registers.py", "attention/mosaic/schedule.py", "varying.py",
+        "grouped_matmul/mosaic", "grouped_matmul/blocks.py", "grouped_matmul/feed_forward.py", *_PERSISTENT,
     ),
     "grouped_matmul/triton": (
-        "grouped_matmul/triton.py", "grouped_matmul/blocks.py", "grouped_matmul/feed_forward.py", "ranges.py",
-        "varying.py",
+        "grouped_matmul/triton.py", "grouped_matmul/blocks.py", "grouped_matmul/feed_forward.py", "device.py",
+        "ranges.py", "varying.py",
     ),
-    "tiled_matmul/mosaic": (
-        "tiled_matmul", "attention/mosaic/memory.py", "attention/mosaic/registers.py", "attention/mosaic/schedule.py",
-        "varying.py",
-    ),
+    "tiled_matmul/mosaic": ("tiled_matmul", *_PERSISTENT),
     "grouped_tiled_matmul/mosaic": (
         "grouped_tiled_matmul", "tiled_matmul/mosaic.py", "grouped_matmul/mosaic", "grouped_matmul/blocks.py",
-        "attention/mosaic/memory.py", "attention/mosaic/registers.py", "attention/mosaic/schedule.py", "varying.py",
+        *_PERSISTENT,
     ),
-    "linear_cross_entropy/triton": ("linear_cross_entropy", "ranges.py", "varying.py"),
+    "linear_cross_entropy/triton": ("linear_cross_entropy", "device.py", "ranges.py", "varying.py"),
 }
 # fmt: on
-"""By kernel, the folders and files that decide what it computes. cuDNN needs no record to be chosen, but one of its
-speed."""
+"""By kernel, the folders and files that decide what it computes, the kernel's own first. cuDNN needs no record to be
+chosen, but one of its speed."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +106,17 @@ def read_records(file: Path) -> tuple[Record, ...]:
         ) from error
 
 
+def files(names: Sequence[str], root: Path = ROOT) -> list[Path]:
+    """The files of sources: those of a folder in the order of their names."""
+    parts = [root / name for name in names]
+    return [file for part in parts for file in (sorted(part.rglob("*.py")) if part.is_dir() else (part,))]
+
+
 @cache
 def digest(kernel: str, root: Path = ROOT) -> str:
     """Of the names and the text of the kernel's sources, 16 hexadecimal digits."""
-    parts = [root / name for name in SOURCES[kernel]]
-    files = [file for part in parts for file in (sorted(part.rglob("*.py")) if part.is_dir() else (part,))]
     found = sha256()
-    for file in files:
+    for file in files(SOURCES[kernel], root):
         text = file.read_bytes()
         found.update(f"{file.relative_to(root).as_posix()} {len(text)}\n".encode() + text)
     return found.hexdigest()[:16]
