@@ -91,7 +91,8 @@ def _result(rows: list[dict[str, Any]], dry: bool, seconds: float) -> dict[str, 
     nothing = {"device": "no device answered", "platform": "", "compute_capability": "", "count": 0, "versions": {}}
     device = next((row for row in rows if row["kind"] == "device"), nothing)
     rest = [row for row in rows if row["kind"] != "device"]
-    return {"device": device, "dry_run": dry, "seconds": seconds, "targets": [] if dry else targets(rest), "rows": rest}
+    found = [] if dry else targets(rest, device["device"])
+    return {"device": device, "dry_run": dry, "seconds": seconds, "targets": found, "rows": rest}
 
 
 def _run_part(part: Part, journal: Journal) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.generate.turns import table as generated
+from benchmarks.gpu.targets import JUDGED
 from jaxpar.units import GIB, GIGA, MILLI, percent, seconds, size
 
 
@@ -30,7 +31,7 @@ def table(result: Mapping[str, Any]) -> str:
         ("A step in each FP8 recipe (MFU: of the bfloat16 peak)", [_step(row) for row in of("recipe")]),
         ("Generation, tokens/s (median of turns)", _generation(of("generation"))),
         ("The deepest model, by where its state is stored", [_step(row) for row in of("tier")]),
-        ("Targets", [_target(target) for target in result["targets"]]),
+        (_of_targets(device["device"]), [_target(target) for target in result["targets"]]),
         ("NOT RUN", [f"{row['part']}: {row['what']}: {row['why']}" for row in of("skipped")]),
     )
     for title, content in sections:
@@ -127,9 +128,15 @@ def _generation(rows: list[dict[str, Any]]) -> list[str]:
     return [*(generated(done).splitlines() if done else ()), *failed]
 
 
+def _of_targets(device: str) -> str:
+    return "Targets" if device == JUDGED else f"Targets of an {JUDGED}, beside what this {device} has: not judged"
+
+
 def _target(target: Mapping[str, Any]) -> str:
     sign = "<=" if target.get("at_most") else ">="
+    number = lambda x: f"{x:.0f}" if x >= 100 else f"{x:.2f}"
+    wanted = f"{sign} {target['target']:<5g}{target['what']}"
     if target["measured"] is None:
-        return f"{'not measured':14}{sign} {target['target']:<5}{target['what']}"
-    verdict = "met" if target["met"] else "MISSED"
-    return f"{verdict:8}{target['measured']:5.2f} {sign} {target['target']:<5}{target['what']}"
+        return f"{'not measured':14}{wanted}"
+    verdict = {None: "", True: "met", False: "MISSED"}[target["met"]]
+    return f"{verdict:8}{number(target['measured']):>5} {wanted}"

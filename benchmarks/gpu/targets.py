@@ -1,4 +1,4 @@
-"""Performance targets of the kernels on an H200, and whether they are met."""
+"""Performance targets of the kernels on an H200, and whether they are met there."""
 
 from __future__ import annotations
 
@@ -15,17 +15,28 @@ CUDNN = {8192: (644, 541), 16384: (673, 579)}
 width 128, causal, bfloat16."""
 
 
-def targets(rows: Rows) -> list[dict[str, Any]]:
-    """Each target with what was measured; `measured` is None where something is missing."""
+JUDGED = "NVIDIA H200"
+"""`jax.Device.device_kind` of the GPU that the targets are for; on others they are printed beside what was measured."""
+GROUPED = {"forward": 600.0, "d_rows": 550.0, "d_weights": 620.0}
+"""TFLOP/s of a grouped matmul and of its gradients."""
+OF_GROUPS = ("deepseek-v3, 32 of 256", "qwen3-30b-a3b")
+"""Cases of `benchmarks.gpu.grouped` that these are for."""
+
+
+def targets(rows: Rows, device: str) -> list[dict[str, Any]]:
+    """Each target with what was measured, None where something is missing, and whether it is met: None also on another
+    device than `JUDGED`."""
     found = [
         *_attention(rows, "causal", (8192, 16384), 128, ("forward", "backward"), 1.0, ("cudnn",)),
         *_attention(rows, "causal", (8192,), 64, ("forward", "backward"), 1.0, ("cudnn",)),
         *_attention(rows, "window 1024", (16384,), 128, ("forward", "backward"), 1.5, None),
         *_attention(rows, "window 4096", (16384,), 128, ("forward", "backward"), 1.5, None),
         *_attention(rows, "packed, mean 1k", (16384,), 128, ("forward", "backward"), 1.5, None),
+        *_grouped(rows),
         *_cross_entropy(rows),
     ]
-    return [target | {"met": None if target["measured"] is None else _is_met(target)} for target in found]
+    judged = lambda target: device == JUDGED and target["measured"] is not None
+    return [target | {"met": _is_met(target) if judged(target) else None} for target in found]
 
 
 def _is_met(target: Mapping[str, Any]) -> bool:
@@ -62,6 +73,22 @@ def _attention(
 def _ratio(what: str, least: float, mine: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
     measured = max(mine) / max(theirs) if mine and theirs else None
     return {"what": what, "target": least, "measured": measured}
+
+
+def _grouped(rows: Rows) -> list[dict[str, Any]]:
+    """TFLOP/s of our best."""
+    found = []
+    for case in OF_GROUPS:
+        for way, least in GROUPED.items():
+            mine = [
+                row["tflops"]
+                for row in rows
+                if row["kind"] == "grouped" and (row["case"], row["way"]) == (case, way)
+                and row["by"] in OURS and "tflops" in row
+            ]  # fmt: skip
+            what = f"TFLOP/s of a grouped matmul, {case}, {way}"
+            found.append({"what": what, "target": least, "measured": max(mine, default=None)})
+    return found
 
 
 def _cross_entropy(rows: Rows) -> list[dict[str, Any]]:

@@ -25,7 +25,8 @@ def message(rows: Rows, device: Mapping[str, Any], recorded: Sequence[str], dry:
     measured = [dict(row) for row in rows if row["kind"] in ("attention", "grouped", "tiled", "cross_entropy")]
     if measured:
         result = {
-            "device": device, "dry_run": dry, "rows": measured, "targets": [] if dry else targets(measured),
+            "device": device, "dry_run": dry, "rows": measured,
+            "targets": [] if dry else targets(measured, device["device"]),
             "seconds": sum(row.get("seconds", 0.0) for row in measured),
         }  # fmt: skip
         lines += ["", table(result)]
