@@ -25,12 +25,12 @@ from typing import Any
 
 from benchmarks.gpu.journal import Journal, begun, read
 from benchmarks.gpu.parts import PARTS, SECONDS, Part
+from benchmarks.gpu.processes import environment
 from benchmarks.gpu.record import add_records, verified
 from benchmarks.gpu.report import table
 from benchmarks.gpu.targets import targets
 from benchmarks.results import add_json_file, write_json
 from jaxpar.cli import Parser, command
-from jaxpar.hardware.xla_flags import merged, xla_flags
 
 ROOT = Path(__file__).parent.parent.parent
 GRACE = 10
@@ -138,12 +138,9 @@ def _child(part: Part, seconds: float, file: Path, compiled: Path) -> str | None
     Programs that parts share are compiled once.
     """
     command = [sys.executable, "-m", "benchmarks.gpu", "--part", part.name, "--seconds", str(seconds)]
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(compiled), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5"}
-    flags = {"XLA_FLAGS": merged(xla_flags(), os.environ.get("XLA_FLAGS", ""))}
-    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | cache | os.environ | flags
     with tempfile.TemporaryFile("w+") as output:
         child = subprocess.Popen(
-            [*command, "--journal", str(file)], cwd=ROOT, env=environment, stdout=output, stderr=output,
+            [*command, "--journal", str(file)], cwd=ROOT, env=environment(compiled), stdout=output, stderr=output,
             start_new_session=True,
         )  # fmt: skip
         try:

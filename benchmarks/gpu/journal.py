@@ -56,6 +56,11 @@ class Journal:
         wanted = {"kind": kind, **row}.items()
         return any(all(one.get(name) == value for name, value in wanted) for one in self.earlier)
 
+    def ended(self, what: str) -> bool:
+        """Whether an earlier run has measured `what` in this part, or hung or crashed in it: it is not begun again."""
+        ends = ("over", "hang", "crash")
+        return any((row["part"], row.get("case")) == (self.part, what) and row["kind"] in ends for row in self.earlier)
+
     @property
     def left(self) -> float:
         """Seconds."""

@@ -71,8 +71,7 @@ def _line(row: Mapping[str, Any]) -> str | None:
             but = f" (but for {', '.join(row['varies'])})" if row["varies"] else ""
             return f"{head}{row['launches']} launches of {row['case']}: {verdict}{but}"
         case "sanitizer":
-            verdict = row.get("skipped") or (
-                "nothing found" if row["passed"] else "FOUND: " + " | ".join(row["reported"])
-            )
-            return f"{head}{verdict}"
+            if "skipped" in row:
+                return f"{head}skipped ({row['skipped']})"
+            return head + ("nothing found" if row["passed"] else "FOUND: " + " | ".join(row["reported"]))
     return None

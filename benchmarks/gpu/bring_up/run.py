@@ -18,15 +18,16 @@ from typing import Any
 from benchmarks.gpu.bring_up.message import left, message
 from benchmarks.gpu.bring_up.steps import SPEEDS, STEPS, Step, is_over, step, trouble
 from benchmarks.gpu.journal import Journal, begun, read
+from benchmarks.gpu.processes import environment
 from benchmarks.gpu.record import ALWAYS, add_records, speeds
-from jaxpar.hardware.xla_flags import merged, xla_flags
 from pallas_kernels.verified import SOURCES, digest, user_file
 
 ROOT = Path(__file__).parents[3]
 HANG = 120
 """Seconds without a new row after which a process hangs: a case compiles and runs in a few."""
-HANG_WATCHED = 400
-"""The same under compute-sanitizer, which is slower by orders of magnitude."""
+SANITIZING = 180
+"""Seconds of a step under compute-sanitizer, which is slower by orders of magnitude: that it takes longer says nothing
+of a kernel."""
 LEAST = 30
 """A step does not start with fewer seconds left."""
 POLL = 0.2
@@ -113,14 +114,12 @@ def _go_through(steps: tuple[Step, ...], file: Path, end: float, dry: bool) -> N
 def watch(one: Step, seconds: float, file: Path) -> None:
     """Run a step in its process; a hang or a crash becomes a row that names the case."""
     journal = Journal(one.name, seconds, file)
-    hang = HANG_WATCHED if one.name.endswith("check") else HANG
+    hang = HANG if one.tool is None else SANITIZING
     command = [sys.executable, "-m", "benchmarks.gpu", "--bring-up", "--step", one.name, "--seconds", str(seconds - 10)]
-    flags = {"XLA_FLAGS": merged(xla_flags(), os.environ.get("XLA_FLAGS", ""))}
-    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ | flags
     with tempfile.TemporaryFile("w+") as output:
         child = subprocess.Popen(
-            [*command, "--journal", str(file)], cwd=ROOT, env=environment, stdout=output, stderr=output,
-            start_new_session=True,
+            [*command, "--journal", str(file)], cwd=ROOT, env=environment(file.parent / "compiled"), stdout=output,
+            stderr=output, start_new_session=True,
         )  # fmt: skip
         end, size, since = time.monotonic() + seconds, -1, time.monotonic()
         while child.poll() is None:
@@ -131,7 +130,7 @@ def watch(one: Step, seconds: float, file: Path) -> None:
                 child.wait()
                 if now - since > hang:
                     _drop_half_a_row(file)
-                    journal.add("hang", kernel=one.kernel, case=_case(file), seconds=now - since)
+                    _add_hang(journal, one, file, now - since)
                 return
             time.sleep(POLL)
         if child.returncode not in (0, 3):
@@ -140,6 +139,14 @@ def watch(one: Step, seconds: float, file: Path) -> None:
             why = f"ended with {child.returncode}: {' | '.join(last)[-600:]}"
             _drop_half_a_row(file)
             journal.add("crash", kernel=one.kernel, case=_case(file), why=why)
+
+
+def _add_hang(journal: Journal, one: Step, file: Path, seconds: float) -> None:
+    if one.tool is None:
+        journal.add("hang", kernel=one.kernel, case=_case(file), seconds=seconds)
+        return
+    journal.add("sanitizer", kernel=one.kernel, tool=one.tool, skipped=f"it took more than {seconds:.0f} s")
+    journal.add("step", what=one.name)
 
 
 def _case(file: Path) -> str:

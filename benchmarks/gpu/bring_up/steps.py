@@ -33,6 +33,8 @@ class Step:
     """Returns whether all of it is over; else time was up, and another run goes on."""
     kernel: str | None = None
     """That which climbs no higher where the step shows something wrong; None for speeds."""
+    tool: str | None = None
+    """Of compute-sanitizer, under which it runs."""
 
 
 def _climb(kernel: Kernel, rung: str) -> Callable[[Journal], bool]:
@@ -118,7 +120,7 @@ def _processors(journal: Journal) -> int:
 STEPS = (
     *(Step(f"{one.name}, {rung}", _climb(one, rung), one.name) for rung in RUNGS for one in KERNELS),
     *(Step(f"{one.name}, launches", _launch(one), one.name) for one in KERNELS),
-    *(Step(f"{one.name}, {tool}", _sanitize(one, tool), one.name) for tool in TOOLS for one in KERNELS),
+    *(Step(f"{one.name}, {tool}", _sanitize(one, tool), one.name, tool) for tool in TOOLS for one in KERNELS),
 )
 """Up to the records."""
 SPEEDS = (
