@@ -91,11 +91,21 @@ def add_records(
     They go to the user's own file where `file` is None. Raises `ValueError` as `new_records` does.
     """
     new = new_records(kernels, device, found)
-    file = user_file() if file is None else file
-    records = json.loads(file.read_text()) if file.exists() else []
-    key = lambda record: (record["kernel"], record["device"], record["processors"])
-    replaced = {key(record) for record in new}
-    kept = [record for record in records if key(record) not in replaced]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(sorted([*kept, *new], key=key), indent=2) + "\n")
+    _replace(kernels, device, new, file)
     return list(kernels)
+
+
+def drop_records(kernels: Sequence[str], device: Mapping[str, Any], file: Path | None = None) -> None:
+    """Remove the records of `kernels` on this device from the user's own file, or from `file`."""
+    _replace(kernels, device, [], file)
+
+
+def _replace(kernels: Sequence[str], device: Mapping[str, Any], new: list[dict[str, Any]], file: Path | None) -> None:
+    file = user_file() if file is None else file
+    old = json.loads(file.read_text()) if file.exists() else []
+    key = lambda record: (record["kernel"], record["device"], record["processors"])
+    replaced = {(kernel, device["device"], device["processors"]) for kernel in kernels}
+    records = sorted([*(record for record in old if key(record) not in replaced), *new], key=key)
+    if records != old:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(records, indent=2) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from benchmarks.gpu.attention_cases import Case
 from benchmarks.gpu.bring_up import run, steps
 from benchmarks.gpu.bring_up.ladder import KERNELS, RUNGS, Kernel, kernel
 from benchmarks.gpu.bring_up.message import left, message
-from benchmarks.gpu.bring_up.steps import STEPS, Step, trouble
+from benchmarks.gpu.bring_up.steps import STAGES, Step, trouble
 from benchmarks.gpu.journal import Journal, read
 from benchmarks.gpu.record import ALWAYS, speeds
 from pallas_kernels.attention.registry import implementation
 from pallas_kernels.verified import SOURCES, read_records, user_file
 
+STEPS = [one for stage in STAGES for one in stage]
 DEVICE = {
     "device": "NVIDIA H20", "platform": "gpu", "compute_capability": "9.0", "processors": 78, "count": 1,
     "versions": {"jax": "1"}, "toolchain": {"jax": "1", "ptxas": "12.9.86"},
@@ -38,8 +40,7 @@ def test_a_dry_run_climbs_the_ladder_and_records_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     of_one = tuple(one for one in STEPS if one.kernel == "linear_cross_entropy/triton")
-    monkeypatch.setattr(run, "STEPS", of_one)
-    monkeypatch.setattr(run, "SPEEDS", ())
+    monkeypatch.setattr(run, "STAGES", (of_one,))
     assert suite.main(["--bring-up", "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert "linear_cross_entropy/triton     right up to: the grid" in printed
@@ -53,11 +54,18 @@ def test_it_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert "needs an NVIDIA GPU, and JAX has cpu" in capsys.readouterr().out
 
 
-def test_every_kernel_of_ours_climbs_in_one_order_and_is_recorded_before_its_speed_is_measured():
+def test_every_kernel_of_ours_climbs_in_one_order_attention_first_and_sanitizers_last():
     assert {one.name for one in KERNELS} == {*SOURCES} - {*ALWAYS}
     for one in KERNELS:
         own = [step.name.removeprefix(f"{one.name}, ") for step in STEPS if step.kernel == one.name]
         assert own == [*RUNGS, "launches", "racecheck", "synccheck"]
+    first, speed, *_, last = STAGES
+    attention = {name for name in SOURCES if name.startswith("attention/")} - {*ALWAYS}
+    assert {one.kernel for one in first} == {one.kernel for one in last[: 2 * len(attention)]} == attention
+    assert speed == (steps.ATTENTION_SPEEDS,)
+    assert [one.tool is not None for stage in STAGES for one in stage] == [False] * (len(STEPS) - len(last)) + [
+        True
+    ] * len(last)
 
 
 @pytest.mark.parametrize("processors", [132, 114, 78, 16])
@@ -175,9 +183,10 @@ def test_a_step_that_runs_out_of_time_goes_on_with_the_cases_that_are_left(
 ):
     ran: list[str] = []
 
-    def check(journal: Journal, case: str) -> None:
-        ran.append(case)
-        journal.add("check", kernel="k", case=case, passed=True)
+    def check(journal: Journal, cases: Sequence[str]) -> None:
+        ran.extend(cases)
+        for case in cases:
+            journal.add("check", kernel="k", case=case, passed=True)
 
     one = Kernel("k", lambda processors, dry: {RUNGS[0]: ["a", "b"]}, str, check, lambda case, dry: (None, ()))
     climb = Step("k, one tile", steps._climb(one, RUNGS[0]), "k")
@@ -191,6 +200,17 @@ def test_a_step_that_runs_out_of_time_goes_on_with_the_cases_that_are_left(
     assert run.run_step(climb.name, 100, file) == 0
     assert ran == ["a", "b"] and steps.is_over(climb, read(file))
     assert [row["what"] for row in read(file) if row["kind"] == "begin"] == ["a", "b"]
+
+
+def test_cases_that_compile_side_by_side_are_begun_together(monkeypatch: pytest.MonkeyPatch):
+    checked: list[Sequence[str]] = []
+    check = lambda journal, cases: checked.append(cases)
+    one = Kernel("k", lambda *_: {RUNGS[0]: ["a", "b", "c", "d"]}, str, check, lambda *_: (None, ()), together=2)
+    monkeypatch.setattr(steps, "_processors", lambda journal: 78)
+    journal = Journal("p", 100, earlier=[{"part": "p", "kind": "over", "step": "p", "case": "b"}])
+    assert steps._climb(one, RUNGS[0])(journal)
+    assert checked == [("a", "c"), ("d",)]
+    assert [row["what"] for row in journal.rows if row["kind"] == "begin"] == ["a, c", "d"]
 
 
 def test_other_bits_in_one_of_many_launches_are_seen_but_where_they_may_vary(monkeypatch: pytest.MonkeyPatch):
@@ -236,9 +256,22 @@ def test_what_is_right_in_every_step_is_recorded_and_the_text_has_the_record(
         journal.add("check", kernel="attention/mosaic", case="c", passed=False, errors={"dq": 1.0}, allowed={"dq": 0.1})
         return True
 
-    done = [Step(one.name, wrong if one.name == "attention/mosaic, one wave" else right, one.kernel) for one in STEPS]
-    monkeypatch.setattr(run, "STEPS", tuple(done))
-    monkeypatch.setattr(run, "SPEEDS", (Step("speeds of attention", lambda journal: True),))
+    def found(journal: Journal) -> bool:
+        recorded.append({record.kernel for record in read_records(user_file())})
+        of_triton = journal.part == "attention/triton, racecheck"
+        journal.add("sanitizer", kernel=journal.part.split(",")[0], passed=not of_triton, reported=["a hazard"])
+        return True
+
+    recorded: list[set[str]] = []
+    does = lambda one: (
+        (lambda journal: True) if one.kernel is None
+        else found if one.tool is not None
+        else wrong if one.name == "attention/mosaic, one wave"
+        else right
+    )  # fmt: skip
+    stages = tuple(tuple(Step(one.name, does(one), one.kernel, one.tool) for one in stage) for stage in STAGES)
+    monkeypatch.setattr(run, "STAGES", stages)
+    monkeypatch.setattr(run, "ATTENTION_SPEEDS", stages[1][0])
     monkeypatch.setattr(run, "_device", lambda dry: DEVICE)
     monkeypatch.setattr(
         run,
@@ -248,9 +281,9 @@ def test_what_is_right_in_every_step_is_recorded_and_the_text_has_the_record(
         ),
     )
     assert suite.main(["--bring-up"]) == 1
-    assert {record.kernel for record in read_records(user_file())} == {*SOURCES} - {
-        "attention/mosaic"
-    }  # cuDNN's for its speed
+    assert recorded[0] == {*SOURCES} - {"attention/mosaic"}, "before the sanitizers, and cuDNN for its speed"
+    found_wrong = {"attention/mosaic", "attention/triton"}
+    assert {record.kernel for record in read_records(user_file())} == {*SOURCES} - found_wrong
     printed = capsys.readouterr().out
     assert "attention/mosaic                CHECK at c (attention/mosaic, one wave); right up to: one wave" in printed
     assert "WRONG: errors {'dq': 1.0}" in printed and '"processors": 78' in printed

@@ -33,12 +33,14 @@ class Kernel:
     cases: Callable[[int, bool], Mapping[str, Sequence[Any]]]
     """By rung, of so many processors; tiny ones for a dry run."""
     label: Callable[[Any], str]
-    check: Callable[[Journal, Any], None]
-    """Adds a `check` row of one case, which runs twice."""
+    check: Callable[[Journal, Sequence[Any]], None]
+    """Adds a `check` row of each of some cases, which run twice."""
     repeat: Callable[[Any, bool], Run]
     """A launch of the case, forward and backward."""
     varies: tuple[str, ...] = ()
     """Results that are not the same bits in every run."""
+    together: int = 1
+    """Cases that `check` takes at a time, and compiles side by side."""
 
 
 def _attention_cases(processors: int, dry: bool) -> Mapping[str, Sequence[Case]]:
@@ -73,10 +75,19 @@ def _attention(name: str, varies: tuple[str, ...] = ()) -> Kernel:
         f"attention/{name}",
         _attention_cases,
         lambda case: case.name,
-        lambda journal, case: attention.check_some(journal, implementation(name), [case]),
+        lambda journal, cases: attention.check_some(journal, implementation(name), cases),
         repeat,
         varies,
+        attention.TOGETHER,
     )
+
+
+def _each(check: Callable[[Journal, Any], None]) -> Callable[[Journal, Sequence[Any]], None]:
+    def run(journal: Journal, cases: Sequence[Any]) -> None:
+        for case in cases:
+            check(journal, case)
+
+    return run
 
 
 def _cross_entropy_cases(processors: int, dry: bool) -> Mapping[str, Sequence[Any]]:
@@ -121,7 +132,7 @@ def _grouped(name: str) -> Kernel:
         run, arrays = grouped.program(case, name, dry), case.arrays()
         return (lambda: run(*arrays)), case.results
 
-    check = lambda journal, case: grouped.check_case(journal, case, name)
+    check = _each(lambda journal, case: grouped.check_case(journal, case, name))
     return Kernel(f"grouped_matmul/{name}", _grouped_cases, lambda case: case.name, check, repeat)
 
 
@@ -182,16 +193,16 @@ KERNELS = (
         "linear_cross_entropy/triton",
         _cross_entropy_cases,
         lambda case: case[0],
-        lambda journal, case: cross_entropy.check_case(journal, *case),
+        _each(lambda journal, case: cross_entropy.check_case(journal, *case)),
         _repeat_cross_entropy,
     ),
     *map(_grouped, grouped.KERNELS),
-    Kernel(tiled.KERNEL, _tiled_cases, lambda case: case.name, tiled.check_case, _repeat_tiled),
+    Kernel(tiled.KERNEL, _tiled_cases, lambda case: case.name, _each(tiled.check_case), _repeat_tiled),
     Kernel(
         grouped_tiled.KERNEL,
         _grouped_tiled_cases,
         lambda case: case.name,
-        grouped_tiled.check_case,
+        _each(grouped_tiled.check_case),
         _repeat_grouped_tiled,
     ),
 )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.gpu.bring_up.ladder import KERNELS, RUNGS
-from benchmarks.gpu.bring_up.steps import SPEEDS, STEPS, is_over, trouble
+from benchmarks.gpu.bring_up.steps import STAGES, is_left, trouble
 from benchmarks.gpu.record import new_records, speeds
 from benchmarks.gpu.report import table
 from benchmarks.gpu.targets import targets
@@ -41,8 +41,7 @@ def message(rows: Rows, device: Mapping[str, Any], recorded: Sequence[str], dry:
 
 def left(rows: Rows) -> list[str]:
     """Names of the steps that another run goes on with."""
-    steps = [one for one in STEPS if one.kernel is not None and trouble(one.kernel, rows) is None]
-    return [one.name for one in (*steps, *SPEEDS) if not is_over(one, rows)]
+    return [one.name for stage in STAGES for one in stage if is_left(one, rows)]
 
 
 def _state(kernel: str, rows: Rows) -> str:

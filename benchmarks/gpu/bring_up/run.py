@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.bring_up.message import left, message
-from benchmarks.gpu.bring_up.steps import SPEEDS, STEPS, Step, is_over, step, trouble
+from benchmarks.gpu.bring_up.steps import ATTENTION_SPEEDS, STAGES, Step, is_left, is_over, step, trouble
 from benchmarks.gpu.journal import Journal, begun, read
 from benchmarks.gpu.processes import environment
-from benchmarks.gpu.record import ALWAYS, add_records, speeds
+from benchmarks.gpu.record import ALWAYS, add_records, drop_records, speeds
 from pallas_kernels.verified import SOURCES, digest, user_file
 
 ROOT = Path(__file__).parents[3]
-HANG = 120
-"""Seconds without a new row after which a process hangs: a case compiles and runs in a few."""
+HANG = 180
+"""Seconds without a new row after which a process hangs: a case compiles in a few, eight side by side in a minute."""
 SANITIZING = 180
 """Seconds of a step under compute-sanitizer, which is slower by orders of magnitude: that it takes longer says nothing
 of a kernel."""
@@ -44,18 +44,11 @@ def bring_up(seconds: float, dry: bool = False) -> int:
         file = Path(folder) / "dry.jsonl" if dry else journal_file(device)
         file.parent.mkdir(parents=True, exist_ok=True)
         _drop_half_a_row(file)
-        _go_through(STEPS, file, end, dry)
+        recorded: list[str] = []
+        for stage in STAGES:
+            _go_through(stage, file, end, dry)
+            recorded = _record(read(file), device, dry)
         rows = read(file)
-        recorded = [name for name in SOURCES if name not in ALWAYS and _all_over(name, rows)]
-        if recorded and not dry:
-            add_records(recorded, device)
-        if all(is_over(one, rows) or (one.kernel and trouble(one.kernel, rows)) for one in STEPS):
-            _go_through(SPEEDS, file, end, dry)
-        rows = read(file)
-        if all(is_over(one, rows) for one in SPEEDS):
-            recorded = [*recorded, "attention/cudnn"]
-            if not dry:
-                add_records(recorded, device, found=speeds(rows))
         text = message(rows, device, recorded, dry)
         print(text)
         if not dry:
@@ -64,6 +57,17 @@ def bring_up(seconds: float, dry: bool = False) -> int:
         if more := left(rows):
             print(f"{len(more)} steps are left, from {more[0]!r} on: run the same command again.")
     return 1 if any(trouble(name, rows) for name in SOURCES) else 0
+
+
+def _record(rows: list[dict[str, Any]], device: Mapping[str, Any], dry: bool) -> list[str]:
+    """Record what has been right up to now, with its speed, and drop the records of what was not; returns the names."""
+    recorded = [name for name in SOURCES if name not in ALWAYS and _all_over(name, rows)]
+    if is_over(ATTENTION_SPEEDS, rows):
+        recorded.append("attention/cudnn")
+    if not dry:
+        drop_records([name for name in SOURCES if trouble(name, rows)], device)
+        add_records(recorded, device, found=speeds(rows))
+    return recorded
 
 
 def run_step(name: str, seconds: float, file: Path | None) -> int:
@@ -98,7 +102,7 @@ def _device(dry: bool) -> dict[str, Any]:
 def _go_through(steps: tuple[Step, ...], file: Path, end: float, dry: bool) -> None:
     for one in steps:
         rows = read(file)
-        if is_over(one, rows) or (one.kernel is not None and trouble(one.kernel, rows) is not None):
+        if not is_left(one, rows):
             continue
         if dry:
             journal = Journal(one.name, float("inf"), file, dry=True, earlier=rows)
@@ -154,9 +158,10 @@ def _case(file: Path) -> str:
 
 
 def _all_over(kernel: str, rows: list[dict[str, Any]]) -> bool:
-    """Whether every step of a kernel is over and nothing was wrong, with a case at least that was not refused."""
+    """Whether every step of a kernel but the sanitizer's is over and nothing was wrong, with a case at least that was
+    not refused."""
     right = any(row["kind"] == "check" and row["kernel"] == kernel and row.get("passed") for row in rows)
-    own = [one for one in STEPS if one.kernel == kernel]
+    own = [one for stage in STAGES for one in stage if one.kernel == kernel and one.tool is None]
     return right and trouble(kernel, rows) is None and all(is_over(one, rows) for one in own)
 
 

@@ -1,4 +1,8 @@
-"""The steps of a bring-up, each in a process of its own; what is over is in the journal, and is not run again."""
+"""The steps of a bring-up, each in a process of its own; what is over is in the journal, and is not run again.
+
+They come in stages, and after each stage what was right and fast is recorded. Attention is first, so that a run that is
+cut off has turned its kernels on; the sanitizers, which take longest, are last.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import batched
 from typing import Any
 
 import jax
@@ -17,7 +22,7 @@ from benchmarks.gpu.journal import Journal
 
 LAUNCHES = 10_000
 CASE_SECONDS = 15
-"""A case does not start with fewer seconds left."""
+"""Cases do not start with fewer seconds left, and for each beside the first a few more."""
 SANITIZER = "compute-sanitizer"
 TOOLS = ("racecheck", "synccheck")
 _FOUND = 86
@@ -40,15 +45,15 @@ class Step:
 def _climb(kernel: Kernel, rung: str) -> Callable[[Journal], bool]:
     def run(journal: Journal) -> bool:
         cases = kernel.cases(_processors(journal), journal.dry).get(rung, ())
-        for case in cases:
-            label = kernel.label(case)
-            if journal.has("over", step=journal.part, case=label):
-                continue
-            if journal.left < CASE_SECONDS:
+        over = lambda case: journal.has("over", step=journal.part, case=kernel.label(case))
+        for some in batched([case for case in cases if not over(case)], kernel.together):
+            if journal.left < CASE_SECONDS + 3 * (len(some) - 1):
                 return False
-            journal.begin(label)
-            kernel.check(journal, case)
-            journal.add("over", step=journal.part, case=label)
+            labels = [*map(kernel.label, some)]
+            journal.begin(", ".join(labels))
+            kernel.check(journal, some)
+            for label in labels:
+                journal.add("over", step=journal.part, case=label)
         return True
 
     return run
@@ -117,31 +122,44 @@ def _processors(journal: Journal) -> int:
     return 1 if journal.dry else jax.devices()[0].core_count
 
 
-STEPS = (
-    *(Step(f"{one.name}, {rung}", _climb(one, rung), one.name) for rung in RUNGS for one in KERNELS),
-    *(Step(f"{one.name}, launches", _launch(one), one.name) for one in KERNELS),
-    *(Step(f"{one.name}, {tool}", _sanitize(one, tool), one.name, tool) for tool in TOOLS for one in KERNELS),
+def _climbs(kernels: Sequence[Kernel]) -> tuple[Step, ...]:
+    """What a record of these kernels waits for."""
+    return (
+        *(Step(f"{one.name}, {rung}", _climb(one, rung), one.name) for rung in RUNGS for one in kernels),
+        *(Step(f"{one.name}, launches", _launch(one), one.name) for one in kernels),
+    )
+
+
+_OF_ATTENTION = [one for one in KERNELS if one.name.startswith("attention/")]
+ATTENTION_SPEEDS = Step("speeds of attention", _measure(attention.measure))
+STAGES = (
+    _climbs(_OF_ATTENTION),
+    (ATTENTION_SPEEDS,),
+    _climbs([one for one in KERNELS if one not in _OF_ATTENTION]),
+    (
+        Step("speeds of grouped matmuls", _measure(grouped.measure)),
+        Step("speeds of matmuls of FP8 tiles", _measure(tiled.measure)),
+        Step("speeds of grouped matmuls of FP8 tiles", _measure(grouped_tiled.measure)),
+        Step("speeds of cross-entropy", _measure(cross_entropy.measure)),
+    ),
+    tuple(Step(f"{one.name}, {tool}", _sanitize(one, tool), one.name, tool) for one in KERNELS for tool in TOOLS),
 )
-"""Up to the records."""
-SPEEDS = (
-    Step("speeds of attention", _measure(attention.measure)),
-    Step("speeds of grouped matmuls", _measure(grouped.measure)),
-    Step("speeds of matmuls of FP8 tiles", _measure(tiled.measure)),
-    Step("speeds of grouped matmuls of FP8 tiles", _measure(grouped_tiled.measure)),
-    Step("speeds of cross-entropy", _measure(cross_entropy.measure)),
-)
-"""After the records: a bring-up that is cut off here has kernels turned on."""
 
 
 def step(name: str) -> Step:
     """The step called `name`."""
-    (found,) = (one for one in (*STEPS, *SPEEDS) if one.name == name)
+    (found,) = (one for stage in STAGES for one in stage if one.name == name)
     return found
 
 
 def is_over(step: Step, rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the whole step is in the journal."""
     return any(row["kind"] == "step" and row["what"] == step.name for row in rows)
+
+
+def is_left(step: Step, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a run has this step to do."""
+    return not is_over(step, rows) and (step.kernel is None or trouble(step.kernel, rows) is None)
 
 
 def trouble(kernel: str, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
