@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.generate.turns import table as generated
-from benchmarks.gpu.targets import JUDGED
+from benchmarks.gpu import jax_attention
+from benchmarks.gpu.targets import DENSE_MASK, JUDGED, OURS
 from jaxpar.units import GIB, GIGA, MILLI, percent, seconds, size
 
 
@@ -21,7 +22,10 @@ def table(result: Mapping[str, Any]) -> str:
         lines.append("DRY RUN: tiny shapes, to see that the suite runs; no number here means anything.")
     sections = (
         ("Right or wrong, against float64", [_check(row) for row in of("check")]),
-        ("Attention, TFLOP/s (median of turns)", _attention(of("attention"))),
+        (
+            "Attention, TFLOP/s (median of turns), and ours over the best of others, forward and backward",
+            _attention(of("attention")),
+        ),
         ("Grouped matmuls, TFLOP/s (median of turns)", [_grouped(row) for row in of("grouped")]),
         ("Matmuls of FP8 tiles, TFLOP/s (median of turns)", [_tiled(row) for row in of("tiled")]),
         ("Tiles: the table's entry, and the fastest of its neighbours", _tiles(of("tile"))),
@@ -50,18 +54,40 @@ def _check(row: Mapping[str, Any]) -> str:
     return f"{head}{verdict:7}{worst} {row['errors'][worst]:.1e} of {row['allowed'][worst]:.1e}{bits}"
 
 
+BESIDE = {"cuDNN": ("cudnn",), "PyTorch": ("torch ",), "JAX": (jax_attention.NAME,)}
+"""What our kernels are compared with in columns, and how the names of its rows begin; "cudnn, dense mask" is not meant:
+it computes the pairs that documents mask."""
+
+
 def _attention(rows: list[dict[str, Any]]) -> list[str]:
+    """A line for each implementation of a case; those of ours with their speed as a share of the best of others."""
     cases: dict[tuple, dict[str, dict[str, Any]]] = {}
     for row in rows:
         key = row["case"], row["seq"], row["width"], f"{row['heads']}:{row['kv_heads']}"
         cases.setdefault(key, {}).setdefault(row["by"], {}).update({row.get("way", "none"): row})
-    lines = [f"{'case':22}{'tokens':>8}{'width':>7}{'heads':>8}  {'by':20}{'forward':>9}{'backward':>10}"]
+    columns = "".join(f"{'/ ' + name:>13}" for name in BESIDE)
+    lines = [f"{'case':22}{'tokens':>8}{'width':>7}{'heads':>8}  {'by':20}{'forward':>9}{'backward':>10}{columns}"]
     for (case, seq, width, heads), by_name in cases.items():
         for name, ways in by_name.items():
             head = f"{case:22}{seq:8}{width:7}{heads:>8}  {name:20}"
             rate = lambda way, ways=ways: f"{ways[way]['tflops']:.0f}" if way in ways else "-"
-            lines.append(f"{head}{rate('forward'):>9}{rate('backward'):>10}  {_why_not(ways.get('none', {}))}".rstrip())
+            ratios = "".join(f"{one:>13}" for one in _ratios(ways, by_name)) if name in OURS else ""
+            why = _why_not(ways.get("none", {}))
+            lines.append(f"{head}{rate('forward'):>9}{rate('backward'):>10}{ratios}  {why}".rstrip())
     return lines if rows else []
+
+
+def _ratios(ways: Mapping[str, Any], by_name: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Forward and backward as a share of the best of each of `BESIDE`, as in `1.02 0.87`; `-` where one is missing."""
+    found = []
+    for starts in BESIDE.values():
+        others = [other for name, other in by_name.items() if name.startswith(starts) and name != DENSE_MASK]
+        each = []
+        for way in ("forward", "backward"):
+            best = max((other[way]["tflops"] for other in others if way in other), default=None)
+            each.append("-" if best is None or way not in ways else f"{ways[way]['tflops'] / best:.2f}")
+        found.append(" ".join(each))
+    return found
 
 
 def _tiles(rows: list[dict[str, Any]]) -> list[str]:

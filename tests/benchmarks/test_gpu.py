@@ -303,6 +303,23 @@ def test_targets_compare_our_best_with_the_best_of_the_others():
     assert "not measured  >= 600  TFLOP/s of a grouped matmul, qwen3-30b-a3b, forward" in printed
 
 
+def test_ours_are_in_the_table_as_shares_of_cudnn_of_pytorch_and_of_jax():
+    rates = {"mosaic": (600, 400), "cudnn": (500, 500), "torch flash": (300, 320), "torch cudnn": (400, 250)}
+    rates |= {"jax mosaic": (1200, None), "cudnn, dense mask": (1000, 1000)}
+    rows = [
+        attention_row(name, float(rate), way=way)
+        for name, both in rates.items()
+        for way, rate in zip(("forward", "backward"), both, strict=True)
+        if rate is not None
+    ]
+    printed = table({"device": H200, "dry_run": False, "seconds": 1.0, "targets": [], "rows": rows}).splitlines()
+    (head,) = (line for line in printed if line.endswith("/ cuDNN    / PyTorch        / JAX"))
+    of = {name: [line for line in printed if f"  {name:20}" in line] for name in rates}
+    assert of["mosaic"][0].split()[-8:] == ["600", "400", "1.20", "0.80", "1.50", "1.25", "0.50", "-"]
+    assert len(of["mosaic"][0]) == len(head), "columns end together"
+    assert of["cudnn"][0].split()[-2:] == ["500", "500"] and of["jax mosaic"][0].split()[-2:] == ["1200", "-"]
+
+
 @pytest.mark.parametrize("device", ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H200 MIG 3g.71gb"])
 def test_targets_are_judged_on_an_h200_alone(device: str):
     rows = [attention_row("mosaic", 500.0), attention_row("cudnn", 600.0)]
