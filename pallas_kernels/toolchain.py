@@ -13,9 +13,9 @@ from pathlib import Path
 
 import jax
 
-MISCOMPILED = "12.8", "12.9.86"
-"""First and first good version of ptxas that miscompiles causal Mosaic kernels on Hopper: that of CUDA 12.8.0 and that
-of CUDA 12.9.1. JAX's own attention kernel (`jax.experimental.pallas.ops.gpu.attention_mgpu`) refuses the same."""
+MISCOMPILED = {"ptxas": ("12.8", "12.9.86"), "cuda": ("12.8", "12.9.79")}
+"""By what is known, the first version of CUDA 12.8.0 and that of 12.9.1: the ptxas in between miscompiles causal Mosaic
+kernels on Hopper. JAX's own attention kernel (`jax.experimental.pallas.ops.gpu.attention_mgpu`) refuses the same."""
 
 _RUNTIMES = "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"
 
@@ -31,14 +31,21 @@ def versions() -> Mapping[str, str]:
 
 
 def miscompiles_causal(found: Mapping[str, str] | None = None) -> str | None:
-    """Why causal Mosaic kernels must not be compiled by these versions (those at hand by default); None if they may."""
-    ptxas = (versions() if found is None else found).get("ptxas")
-    first, good = MISCOMPILED
-    if ptxas is None or not _number(first) <= _number(ptxas) < _number(good):
+    """Why causal Mosaic kernels must not be compiled by these versions (those at hand by default); None if they may.
+
+    Where ptxas is not found, the CUDA runtime's version stands for it: both come with one release.
+    """
+    found = versions() if found is None else found
+    part = next((part for part in MISCOMPILED if part in found), None)
+    if part is None:
         return None
+    first, good = MISCOMPILED[part]
+    if not _number(first) <= _number(found[part]) < _number(good):
+        return None
+    what = "ptxas" if part == "ptxas" else "ptxas is not found, and that of the CUDA runtime"
     return (
-        f"ptxas {ptxas} compiles causal kernels wrongly, like every one from CUDA 12.8 to before 12.9.1; install CUDA "
-        f"12.9.1 or later (pip install 'nvidia-cuda-nvcc-cu12>={good}')"
+        f"{what} {found[part]} compiles causal kernels wrongly, like every one from CUDA 12.8 to before 12.9.1; "
+        f"install CUDA 12.9.1 or later (pip install 'nvidia-cuda-nvcc-cu12>={MISCOMPILED['ptxas'][1]}')"
     )
 
 

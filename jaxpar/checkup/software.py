@@ -90,11 +90,11 @@ def _plugin(gpu: bool) -> Iterator[Finding]:
 def _ptxas() -> Iterator[Finding]:
     """The assembler that makes the machine code of kernels; nothing where there is none."""
     found = toolchain.versions()
-    if "ptxas" not in found:
+    if not found.keys() & toolchain.MISCOMPILED.keys():
         return
     reason = toolchain.miscompiles_causal(found)
     if reason is None:
-        yield Finding("ptxas", "ok", found["ptxas"])
+        yield Finding("ptxas", "ok", found.get("ptxas", f"not found, of CUDA {found.get('cuda')}"))
     else:
         yield Finding("ptxas", "warn", reason, "install it; until then the Mosaic attention kernels are refused")
 

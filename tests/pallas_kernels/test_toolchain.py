@@ -42,7 +42,29 @@ def test_ptxas_from_cuda_12_8_to_before_12_9_1_is_refused_for_masks_that_cut_blo
         assert found.status == "warn" and ptxas in found.found
 
 
-def test_without_ptxas_nothing_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("cuda", "good"),
+    [
+        ("12.6.77", True),
+        ("12.8.57", False),
+        ("12.8.90", False),
+        ("12.9.37", False),
+        ("12.9.79", True),
+        ("13.0.48", True),
+    ],
+)
+def test_where_ptxas_is_not_found_the_release_of_the_runtime_is_judged(
+    cuda: str, good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolchain, "versions", lambda: {"jax": "0.11.2", "cuda": cuda})
+    reason = mosaic.refusal(CAUSAL)
+    assert (reason is None) == good and (good or f"that of the CUDA runtime {cuda}" in str(reason))
+    assert toolchain.miscompiles_causal({"cuda": cuda, "ptxas": "12.9.86"}) is None, "a ptxas that is found decides"
+    found = {one.check: one for one in software.check_software(gpu=False)}["ptxas"]
+    assert (found.status == "ok") == good and cuda in found.found
+
+
+def test_without_cuda_nothing_is_refused() -> None:
     assert toolchain.miscompiles_causal({"jax": "0.11.2"}) is None
 
 
@@ -52,5 +74,5 @@ def test_the_versions_that_are_installed_with_jaxpar_are_good() -> None:
     for extra in ("cuda12", "compile"):
         needed = [Requirement(text) for text in extras["project"]["optional-dependencies"][extra]]
         (nvcc,) = (one.specifier for one in needed if one.name == "nvidia-cuda-nvcc-cu12")
-        assert nvcc == SpecifierSet(f">={toolchain.MISCOMPILED[1]}")
+        assert nvcc == SpecifierSet(f">={toolchain.MISCOMPILED['ptxas'][1]}")
     assert toolchain.versions().keys() >= {"jax", "ptxas"} and toolchain.miscompiles_causal() is None
