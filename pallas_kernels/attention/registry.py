@@ -70,7 +70,7 @@ IMPLEMENTATIONS = (
     Implementation("mosaic_deterministic", mosaic.refusal, mosaic.DETERMINISTIC_KERNELS, recorded=True),
     Implementation("triton", triton.refusal, triton.KERNELS, recorded=True),
     Implementation("cudnn", cudnn.supports, whole=cudnn.attend, varies=cudnn.VARIES, note=cudnn.note),
-    Implementation("xla", lambda request: None, reference.KERNELS),
+    Implementation("xla", lambda request: None, reference.KERNELS, note=cudnn.note_on_plain),
 )  # fmt: skip
 """`xla` is the plain JAX form: every mask, dtype and platform, and the reference of the others. `mosaic` adds up the
 gradient of queries in an order of chance, `mosaic_deterministic` is the same with a kernel more and without that."""

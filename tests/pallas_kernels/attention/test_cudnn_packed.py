@@ -153,7 +153,20 @@ def test_plans_take_the_packed_layout_where_the_run_compares_it_and_state_what_i
     chosen = choose("auto", HOPPER)
     assert chosen.name == "cudnn" and "up to 31 of a row in a call" in chosen.reason
     assert "compared with plain XLA" in chosen.reason and "1.0 GiB of scratch memory" in chosen.reason
+    whole, cleared, plain = (1e3 * seconds for seconds in cudnn_packed.Expected.of(1, 8192, 32, 128))
+    assert 1.4 < whole < 1.6 and 0.3 < cleared < 0.4 and round(plain / whole) == 12, "the example of docs/kernels.md"
+    found = choose("auto", replace(HOPPER, heads=32, kv_heads=8)).reason
+    assert f"expected to take {whole:.1f} ms, 0.3 ms of them to clear" in found and f"XLA {plain:.1f} ms" in found
     assert choose("auto", replace(HOPPER, compares=False)).rejected["cudnn"] == comparison.NOT_COMPARED
+
+
+def test_plans_that_take_plain_xla_for_packed_rows_state_how_much_longer_attention_takes():
+    request = replace(HOPPER, heads=32, kv_heads=8, compares=False)
+    chosen = choose("auto", request)
+    assert chosen.name == "xla" and "12 times as long as by cuDNN's packed layout" in chosen.reason
+    assert "pass through memory" in chosen.reason
+    for other in ({"mask": Mask(), "softcap": 30.0}, {"platform": "cpu", "compute_capability": None}):
+        assert "times as long" not in choose("xla", replace(request, **other)).reason
 
 
 @pytest.mark.parametrize(
