@@ -1,4 +1,6 @@
-"""Each router against its paper's formula in float64: choices, weights, losses and the gradients of all."""
+"""Each router against its paper's formula in float64: choices, weights, losses and the gradients of all.
+
+Those that draw, or solve a problem about all tokens, are in `test_drawing_routers.py`."""
 
 from __future__ import annotations
 
@@ -105,53 +107,6 @@ def test_a_hash_chooses_by_the_token_alone():
     assert counts.min() > 0.9 * counts.mean()
 
 
-def test_noisy_top_k_and_its_losses_are_those_of_the_paper():
-    """arXiv:1701.06538, equations 3-11, with loops over tokens and experts."""
-    options = ExpertsConfig(count=COUNT, per_token=2, router="noisy_top_k")
-    noise, normal = DRAW.standard_normal((2, TOKENS, COUNT))
-    state = RouterState(noise=jnp.float32(noise), drawn=jnp.float32(normal))
-    routing = ROUTERS["noisy_top_k"].route(jnp.float32(LOGITS), state, options)
-    deviation = np.log1p(np.exp(noise)) + 1e-2
-    h = LOGITS + normal * deviation
-    gates, load = np.zeros((2, TOKENS, COUNT))
-    for token in range(TOKENS):
-        best = np.argsort(-h[token])[:2]
-        gates[token, best] = np.exp(h[token, best]) / np.exp(h[token, best]).sum()
-        for expert in range(COUNT):
-            threshold = np.sort(np.delete(h[token], expert))[-2]
-            z = (LOGITS[token, expert] - threshold) / deviation[token, expert]
-            load[token, expert] = 0.5 * (1 + float(jax.scipy.special.erf(z / np.sqrt(2))))
-    np.testing.assert_allclose(dense(routing), gates, atol=1e-5)
-    np.testing.assert_allclose(routing.statistics["load"], load, atol=1e-5)
-    variation = lambda x: x.var() / x.mean() ** 2
-    wanted = variation(COUNTS @ gates) + variation(COUNTS @ load)
-    found = ROUTERS["noisy_top_k"].loss(sums_of(routing, jnp.float32(COUNTS)))
-    assert float(found) == pytest.approx(wanted, rel=1e-4)
-    still = ROUTERS["noisy_top_k"].route(jnp.float32(LOGITS), state._replace(drawn=None), options)
-    np.testing.assert_array_equal(still.indices, jnp.argsort(-jnp.float32(LOGITS), axis=1)[:, :2])
-
-
-def test_a_dense_gate_becomes_sparse_with_the_step():
-    """arXiv:2112.14397: softmax of logits and Gumbel noise at a temperature that falls."""
-    options = ExpertsConfig(count=COUNT, router="dense_to_sparse", per_token=2, anneal_steps=100, threshold=0.05)
-    noise = DRAW.gumbel(size=(TOKENS, COUNT))
-    route, used = ROUTERS["dense_to_sparse"].route, []
-    for step, temperature in ((0, 2.0), (50, 1.15), (300, 0.3)):
-        state = RouterState(drawn=jnp.float32(noise), step=jnp.full(TOKENS, float(step)))
-        routing = route(jnp.float32(LOGITS), state, options)
-        heat = np.exp((LOGITS + noise) / temperature)
-        gates = heat / heat.sum(1, keepdims=True)
-        kept = (gates >= 0.05) | (gates >= np.sort(gates, axis=1)[:, -2:-1])
-        np.testing.assert_allclose(dense(routing), np.where(kept, gates, 0), rtol=1e-5)
-        used.append(kept.sum())
-    assert used[0] > used[1] > used[2] >= 2 * TOKENS
-    still = route(jnp.float32(LOGITS), RouterState(), options)
-    best = np.sort(LOGITS, axis=1)[:, :-3:-1]
-    np.testing.assert_array_equal(still.indices, np.argsort(-LOGITS, axis=1)[:, :2])
-    heat = np.exp((best - best[:, :1]) / 0.3)
-    np.testing.assert_allclose(still.weights, heat / heat.sum(1, keepdims=True), rtol=1e-5)
-
-
 @pytest.mark.parametrize("kind", ["drawn", "all alike", "one is best for all", "ties"])
 def test_an_auction_gives_each_expert_as_many_tokens_with_almost_the_best_sum(kind: str):
     """Against the Hungarian algorithm on as many copies of each expert as it has places."""
@@ -174,19 +129,6 @@ def test_an_auction_gives_each_expert_as_many_tokens_with_almost_the_best_sum(ki
         scores[np.arange(85), owner[:85]].mean(),
     )
     assert best - found <= np.ptp(scores[counts]) / 256 + 1e-6
-
-
-def test_base_is_greedy_outside_training_and_weights_by_a_sigmoid():
-    options = ExpertsConfig(count=COUNT, router="base", per_token=1)
-    for train in (True, False):
-        routing = ROUTERS["base"].route(jnp.float32(LOGITS), ALONE._replace(train=train), options)
-        real = np.asarray(routing.indices)[COUNTS > 0, 0]
-        chosen = LOGITS[COUNTS > 0][np.arange(9), real]
-        np.testing.assert_allclose(routing.weights[COUNTS > 0, 0], 1 / (1 + np.exp(-chosen)), rtol=1e-5)
-        if train:
-            assert np.bincount(real).max() <= 2
-        else:
-            np.testing.assert_array_equal(real, LOGITS[COUNTS > 0].argmax(1))
 
 
 def test_assignments_beyond_the_capacity_of_an_expert_are_the_last_ones():

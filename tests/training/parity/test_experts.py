@@ -161,7 +161,7 @@ def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
 
 UNLIKE_FLOAT64 = ("noisy_top_k", "dense_to_sparse", "base", "drops")
 """What draws, or solves a problem that the reference does not: their own tests are in
-`tests/layers/experts/test_routers.py`."""
+`tests/layers/experts`, `test_drawing_routers.py` and `test_routers.py`."""
 
 
 @pytest.mark.long
