@@ -1,4 +1,4 @@
-"""Adafactor on every layout against optax, layer by layer, on one device."""
+"""Adafactor on every layout against optax, layer by layer and expert by expert, on one device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.optim import make_optimizer
-from tests.optim.specs import matrix
+from tests.optim.specs import experts, matrix
 
 CONFIG = OptimizerConfig(name="adafactor", learning_rate=0.05, schedule="constant", warmup_steps=0, weight_decay=0.2)
 
@@ -32,6 +32,8 @@ CASES = {
     "heads": (matrix(4, 8, 4, 6), P("pipe", "fsdp", "tensor", None)),
     "heads_as_inputs": (matrix(4, 4, 2, 12, inputs=2), P("pipe", "tensor", None, "fsdp")),
     "head_dim": (matrix(4, 6, 2, 4), P(None, None, "tensor", "fsdp")),
+    "experts": (experts(4, 4, 6, 8), P("pipe", "fsdp", None, "tensor")),
+    "experts_over_two_axes": (experts(4, 4, 8, 6), P(None, ("fsdp", "pipe"), "tensor")),
     "table": (ParamSpec((16, 8), ("vocab", "embed"), decay=True), P("tensor", "fsdp")),
     "table_over_stages": (ParamSpec((16, 8), ("vocab", "embed"), decay=True), P(("pipe", "tensor"), "fsdp")),
     "norm": (ParamSpec((4, 8), ("layers", "norm")), P("pipe")),
@@ -44,7 +46,7 @@ RELATIVE = {"absolute": False, "relative": True}
 
 
 def by_optax(spec: ParamSpec, gradients: list[np.ndarray], weight: np.ndarray, relative: bool) -> np.ndarray:
-    """optax.adafactor on each layer's matrix, [inputs, outputs]; decay is decoupled there as here, times the rate."""
+    """optax.adafactor on each matrix, [inputs, outputs]; decay is decoupled there as here, times the rate."""
     transform = optax.adafactor(
         0.05,
         min_dim_size_to_factor=1,
@@ -52,8 +54,7 @@ def by_optax(spec: ParamSpec, gradients: list[np.ndarray], weight: np.ndarray, r
         weight_decay_rate=0.05 * 0.2 if spec.decay else None,
         factored=spec.decay,
     )
-    layers = spec.shape[0] if spec.axes[0] == "layers" else 1
-    rest = spec.shape[1:] if spec.axes[0] == "layers" else spec.shape
+    layers, rest = prod(spec.shape[: spec.stack]), spec.shape[spec.stack :]
     flat = (prod(rest[: spec.inputs]), prod(rest[spec.inputs :])) if spec.decay else (prod(rest),)
 
     def layer(weight, gradients):

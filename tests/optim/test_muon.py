@@ -8,15 +8,11 @@ from jax.sharding import PartitionSpec as P
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.optim.muon import newton_schulz
-from tests.optim.specs import matrix
+from tests.optim.specs import experts, matrix
 
 CONFIG = OptimizerConfig(
     name="muon", learning_rate=0.01, muon_learning_rate=0.05, schedule="constant", warmup_steps=0, weight_decay=0.2
 )
-
-
-def experts(*shape):
-    return ParamSpec(shape, ("layers", "experts", "embed", "mlp"), matrix=True, decay=True)
 
 
 # on a mesh of pipe 2, fsdp 2, tensor 2: name -> (weight, layout)

@@ -1,0 +1,54 @@
+"""Generation with experts: no token is dropped, merged with others, or routed by a random number."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.generation.generator import Generator
+from tests.generation.test_generator import TOLERANCE, log_probabilities, prompts, run_of
+from tests.small_run import SmallRun
+
+NEW = 8
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "all_to_all": {"expert": 4, "tensor": 2, "expert_exchange": "all_to_all", "expert_capacity": 1.0},
+    "all_gather": {"expert": 2, "fsdp": 2, "context": 2, "expert_exchange": "all_gather"},
+    "slices": {"expert": 2, "context": 2, "expert_exchange": "all_to_all", "expert_slices": 2},
+}
+ROUTERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "drops": ("all_to_all", {"capacity_factor": 0.25}),
+    "clusters": ("slices", {"compression": 0.25}),
+    "hash": ("all_gather", {"router": "hash"}),
+    "sigmoid": ("all_to_all", {"router": "sigmoid", "groups": 4, "groups_per_token": 2}),
+    "noisy_top_k": ("slices", {"router": "noisy_top_k"}),
+    "dense_to_sparse": ("all_to_all", {"router": "dense_to_sparse", "threshold": 0.05}),
+    "base": ("all_gather", {"router": "base", "per_token": 1}),
+}
+"""A layout, and `model.experts`."""
+
+
+def run_with_weights(experts: ExpertsConfig, layout: dict[str, Any]) -> tuple[SmallRun, Any]:
+    run = run_of({"layers": 2, "vocab": 61, "experts": experts}, layout)
+    return run, run.step.residency.initial_state().master
+
+
+@pytest.mark.matrix(quick=(), ci=1)
+@pytest.mark.parametrize("router", ROUTERS)
+def test_greedy_tokens_are_the_likeliest_of_the_training_forward(router: str):
+    """On one device, of a model whose training drops and merges nothing."""
+    layout, keys = ROUTERS[router]
+    own = ExpertsConfig(**({"count": 8, "per_token": 2, "shared": 1, "width": 16} | keys))
+    run, weights = run_with_weights(own, LAYOUTS[layout])
+    given = prompts(61)
+    found = Generator(run.config, run.step.mesh, weights).continued(given, NEW)
+    rows = [[*a, *b.tokens.tolist()] for a, b in zip(given, found, strict=True)]
+    exact = replace(own, capacity_factor=None, compression=None)
+    after = log_probabilities(*run_with_weights(exact, {}), rows)
+    for row, (prompt, own_tokens) in enumerate(zip(given, found, strict=True)):
+        wanted = after[row, len(prompt) - 1 : len(prompt) - 1 + NEW]
+        assert wanted.argmax(axis=-1).tolist() == own_tokens.tokens.tolist()
+        np.testing.assert_allclose(own_tokens.log_probabilities, wanted.max(axis=-1), atol=TOLERANCE, rtol=TOLERANCE)
