@@ -66,9 +66,9 @@ class Parser(argparse.ArgumentParser):
             help=f"a key of {', '.join(USED_BY_MODELS)}, as for training; may be given many times",
         )  # fmt: skip
 
-    def add_cluster(self, help: str = CLUSTER) -> None:
-        """`--cluster`, required."""
-        self.add_argument("--cluster", required=True, help=help)
+    def add_cluster(self, help: str = CLUSTER, *, required: bool = True) -> None:
+        """`--cluster`."""
+        self.add_argument("--cluster", required=required, help=help)
 
     def add_json(self, help: str = "print JSON and nothing else") -> None:
         """`--json`, a flag."""

@@ -25,8 +25,9 @@ from jaxpar.pipeline.timing.workload import Workload
 
 MOST_ACTIONS = 200_000
 """More would take minutes, and could not be read."""
-TIMES = ("forward", "backward", "weight", "head", "transfer")
-SIZES = ("stash", "kept", "sent")
+SIZES = ("stages", "microbatches", "virtual")
+WORK = {"forward": 1, "backward": 2, "weight": None, "head": 0, "transfer": 0, "stash": 0, "kept": 0, "sent": 0}
+"""What a rank does with a microbatch, and what is taken where neither arguments nor a configuration set it."""
 
 EXAMPLES = """\
 examples:
@@ -34,6 +35,7 @@ examples:
   python -m jaxpar.schedule --name zb-v --stages 4 --microbatches 8 --svg zb-v.svg --trace zb-v.json
   python -m jaxpar.schedule --name interleaved --virtual 2 --stages 4 --microbatches 8 --csv mine.csv
   python -m jaxpar.schedule --file mine.csv --transfer 0.05 --stage-times 1,1,1,1.2
+  python -m jaxpar.schedule --config configs/llama3_8b.yaml --cluster h100:4x8 --set parallel.pipe=4 --compare
 
 A schedule is a table: which rank takes which microbatch through which chunk of layers, forward (F), backward (B), or,
 where the backward is split, input gradient (B) and weight gradient (W). It is timed in three modes:
@@ -64,7 +66,7 @@ def _parser() -> Parser:
         EXAMPLES + "\n".join(line for pair in lines for line in pair),
     )
     what = parser.add_argument_group("which schedule").add_argument
-    what("--name", help="a published schedule; - and _ are alike")
+    what("--name", help="a published schedule; - and _ are alike (default with --config: its own)")
     what("--file", metavar="CSV", type=Path, help="a table: for each rank a line of actions such as 2F0")
     what("--compare", action="store_true", help="all schedules side by side")
     what("--stages", metavar="P", type=positive, help="pipeline ranks")
@@ -72,18 +74,24 @@ def _parser() -> Parser:
     what(
         "--virtual", metavar="V", type=positive, help="chunks of layers on each rank (default: the fewest it can have)"
     )
-    words = "Times of one microbatch through all layers of a rank, in any unit; bytes as in 24MiB."
+    words = "YAML file: everything below as the planner predicts it for its pipeline on --cluster, in ms"
+    parser.add_config(words)
+    parser.add_cluster(required=False)
+    words = (
+        "Times of one microbatch through all layers of a rank, in any unit (with --config in ms); bytes as in 24MiB."
+    )
     work = parser.add_argument_group("what it has to do", words).add_argument
-    work("--forward", type=_time, metavar="T", default=1, help="F (default 1)")
-    work("--backward", type=_time, metavar="T", default=2, help="the whole backward (default 2)")
+    work("--forward", type=_time, metavar="T", help="F (default 1)")
+    work("--backward", type=_time, metavar="T", help="the whole backward (default 2)")
     work("--weight", type=_time, metavar="T", help="the part of the backward that is W (default: half)")
-    work("--head", type=_time, metavar="T", default=0, help="loss and head, with the B of the last chunk (default 0)")
-    work("--transfer", type=_time, metavar="T", default=0, help="from rank to rank (default 0)")
+    work("--head", type=_time, metavar="T", help="loss and head, with the B of the last chunk (default 0)")
+    work("--transfer", type=_time, metavar="T", help="from rank to rank (default 0)")
     words = "how many times longer each rank takes, as in 1,1,1.2,1; or each chunk, in the order of the model"
     work("--stage-times", type=_times, metavar="X,X,...", help=words)
-    work("--stash", type=size, default=0, metavar="BYTES", help="what a rank keeps of a microbatch from F to B")
-    work("--kept", type=size, default=0, metavar="BYTES", help="what it keeps from B to W")
-    work("--sent", type=size, default=0, metavar="BYTES", help="an activation between ranks")
+    work("--stash", type=size, metavar="BYTES", help="what a rank keeps of a microbatch from F to B")
+    work("--kept", type=size, metavar="BYTES", help="what it keeps from B to W")
+    work("--sent", type=size, metavar="BYTES", help="an activation between ranks")
+    parser.set_defaults(unit="")
     show = parser.add_argument_group("what to show").add_argument
     words = "which mode to draw, on the screen and in files (default async); numbers are of all"
     show("--mode", choices=list(TIMELINES), help=words)
@@ -96,6 +104,9 @@ def _parser() -> Parser:
 
 def _run(options: argparse.Namespace) -> None:
     _check_combination(options)
+    if options.config is not None:
+        _configure(options)
+    _check_size(options.stages or 1, options.microbatches or 1, options.virtual or 1)
     workload = _workload(options)
     if options.compare:
         _compare(options, workload)
@@ -139,22 +150,58 @@ def _compare(options: argparse.Namespace, workload: Workload) -> None:
 def _check_combination(options: argparse.Namespace) -> None:
     """Raises UserError where the arguments cannot be combined."""
     chosen = [f"--{flag}" for flag in ("name", "file", "compare") if getattr(options, flag)]
-    if len(chosen) != 1:
+    if len(chosen) > 1 or (options.config is None and not chosen):
         got = " and ".join(chosen) or "none of them"
         raise UserError(f"expected one of --name, --file and --compare, got {got}; --help has examples")
-    sizes = ("stages", "microbatches", "virtual")
-    for flag in sizes if options.file else ("mode", "svg", "trace", "csv") if options.compare else ():
+    _check_configuration(options)
+    for flag in SIZES if options.file else ("mode", "svg", "trace", "csv") if options.compare else ():
         if getattr(options, flag) is not None:
             why = "the table itself sets it" if options.file else "they show one schedule"
             raise UserError(f"--{flag} does not go with {chosen[0]}: {why}")
-    for flag in () if options.file else ("stages", "microbatches"):
+    for flag in () if options.file or options.config else ("stages", "microbatches"):
         if getattr(options, flag) is None:
             raise UserError(f"--{flag} is missing: {chosen[0]} needs --stages and --microbatches")
-    _check_size(options.stages or 1, options.microbatches or 1, options.virtual or 1)
     written = [path.resolve() for flag in ("file", "svg", "trace", "csv") if (path := getattr(options, flag))]
     for path in written:
         if written.count(path) > 1:
             raise UserError(f"{path} is named twice; each file needs a name of its own")
+
+
+def _check_configuration(options: argparse.Namespace) -> None:
+    """Raises UserError for what cannot be combined with a configuration, or needs one."""
+    if options.config is None:
+        for flag, value in (("cluster", options.cluster), ("set", options.overrides)):
+            if value:
+                raise UserError(f"--{flag} needs --config: times are predicted for a configuration")
+        return
+    if options.cluster is None:
+        raise UserError("--cluster is missing: --config needs one to predict times for, as in --cluster h100:4x8")
+    if options.file:
+        raise UserError("--file does not go with --config, whose times are for the layers of its own ranks")
+    for flag, key in (("stages", "pipe"), ("microbatches", "microbatches")):
+        if (value := getattr(options, flag)) is not None:
+            raise UserError(
+                f"--{flag} does not go with --config, which sets it; expected --set parallel.{key}={value} in its place"
+            )
+
+
+def _configure(options: argparse.Namespace) -> None:
+    """Fill in, from the configuration, what the arguments leave out."""
+    from jaxpar.compiler.quiet import quiet_screen
+
+    with quiet_screen():
+        from jaxpar.planner.stage_work import stage_work
+
+    found = stage_work(options.config, options.overrides, options.cluster)
+    own = options.name is None and not options.compare
+    if own:
+        options.name, options.virtual = found.schedule, options.virtual or found.virtual
+    options.stages, options.microbatches, options.unit = found.stages, found.microbatches, "ms"
+    for name, value in found.numbers.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.stage_times is None:
+        options.stage_times = found.chunks if own and options.virtual == found.virtual else found.ranks
 
 
 def _check_size(stages: int, microbatches: int, virtual: int) -> None:
@@ -183,16 +230,18 @@ def _schedule(options: argparse.Namespace) -> Schedule:
 
 
 def _workload(options: argparse.Namespace) -> Workload:
-    if options.weight is None:
-        options.weight = Fraction(options.backward) / 2
-    elif options.weight > options.backward:
+    work = {name: getattr(options, name) for name in WORK}
+    work |= {name: usual for name, usual in WORK.items() if work[name] is None}
+    if work["weight"] is None:
+        work["weight"] = Fraction(work["backward"]) / 2
+    elif work["weight"] > work["backward"]:
         raise UserError(
-            f"--weight: W is a part of --backward ({float(options.backward):g}) and cannot take longer, "
-            f"got {float(options.weight):g}"
+            f"--weight: W is a part of --backward ({float(work['backward']):g}) and cannot take longer, "
+            f"got {float(work['weight']):g}"
         )
-    if not options.forward + options.backward:
+    if not work["forward"] + work["backward"]:
         raise UserError("--forward and --backward: both are 0, expected some work")
-    return Workload(stage_times=options.stage_times, **{name: getattr(options, name) for name in (*TIMES, *SIZES)})
+    return Workload(stage_times=options.stage_times, unit=options.unit, **work)
 
 
 def _time(text: str) -> int | Fraction:

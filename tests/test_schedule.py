@@ -182,6 +182,13 @@ def test_a_faulty_table_is_refused_with_the_cell_marked(folder: Path, capfd: pyt
         ("@ --svg /no/such/a.svg", "--svg /no/such/a.svg: cannot be written (No such file or directory)"),
         ("@ --trace .", "--trace .: cannot be written (Is a directory)"),
         ("@ --svg a --csv ./a", "is named twice"),
+        ("@ --cluster h100:1x8", "--cluster needs --config: times are predicted for a configuration"),
+        ("@ --set model.layers=4", "--set needs --config"),
+        ("--config a.yaml", "--cluster is missing: --config needs one to predict times for, as in --cluster h100:4x8"),
+        ("--config a.yaml --cluster h100:1x8 --stages 4", "expected --set parallel.pipe=4 in its place"),
+        ("--config a.yaml --cluster h100:1x8 --microbatches 4", "expected --set parallel.microbatches=4 in its place"),
+        ("--config a.yaml --cluster h100:1x8 --file b.csv", "--file does not go with --config"),
+        ("--config a.yaml --cluster h100:1x8", "a.yaml"),
         ("--compare --stages 4 --microbatches 8 --stage-times 1,2", "no schedule can be made: stage times: 2 entries"),
     ],
 )
@@ -198,11 +205,12 @@ def test_help_teaches_every_schedule_and_mode(capfd: pytest.CaptureFixture[str])
     assert all(f"\n  {name}" in out for name in [*SCHEDULES, "async", "lockstep", "branching"])
 
 
-def test_the_examples_of_help_work(capfd: pytest.CaptureFixture[str]):
+def test_the_examples_of_help_work(folder: Path, capfd: pytest.CaptureFixture[str]):
+    (folder / "configs").symlink_to(REPOSITORY / "configs")
     with pytest.raises(SystemExit):
         main(["--help"])
     examples = [line.split()[3:] for line in capfd.readouterr().out.splitlines() if line.startswith("  python -m")]
-    assert len(examples) == 4
+    assert len(examples) == 5
     for example in examples:
         printed(capfd, *example)
 

@@ -14,6 +14,7 @@ from jaxpar.compiler.program.memory.timeline import Occupant, occupants
 from jaxpar.compiler.program.schedule import Overlap
 from jaxpar.compiler.report.analysis import Analysis
 from jaxpar.compiler.report.record import Collective, DeviceCopy, Exposure, LiveBuffer, PipeRank, Report
+from jaxpar.config.plan import Plan
 from jaxpar.cost.hardware_model import borrowed
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.memory import pool_bytes
@@ -48,6 +49,7 @@ def make_report(analysis: Analysis, config: str) -> Report:
             *unknown,
             *_kinds_note(analysis),
             *_pipeline_note(analysis),
+            *load_note(compilation.plan),
             *_time_note(analysis),
         ),
         fits=memory.total_allocation <= usable,
@@ -164,6 +166,16 @@ def _pipeline_note(analysis: Analysis) -> tuple[str, ...]:
     return (
         f"pipeline: all {plan.axes.pipe} ranks run one program, so each has buffers for the fullest rank, and "
         "computes without use in ticks in which it is idle; that work is counted",
+    )
+
+
+def load_note(plan: Plan) -> tuple[str, ...]:
+    """A note on the load of experts, where they are split: it is data, which a program does not have."""
+    if not plan.experts or plan.axes.expert == 1:
+        return ()
+    return (
+        "experts: all ranks are taken to have equal loads, so products are those of an even share of the rows and an "
+        "exchange has one round; python -m jaxpar.plan and jaxpar.schedule predict times for parallel.expert_imbalance",
     )
 
 

@@ -35,7 +35,7 @@ class ParallelConfig:
     computed afterwards: no token is dropped, and a step only takes longer."""
     expert_imbalance: float = 1.0
     """Rows of the rank with the most, relative to the mean: what the metric `experts/rank_load` of a run measures. The
-    planner predicts times with it, of layouts that split experts; no run depends on it."""
+    planner and `jaxpar.schedule` predict times with it, of layouts that split experts; no run depends on it."""
     context: int = 1
     """Context parallelism: the sequence is split, inside attention too."""
     tensor: int = 1

@@ -116,6 +116,11 @@ def chunk_bytes(config: Config, plan: Plan) -> ChunkBytes:
     return ChunkBytes(model.units(case, plan.runs).saved, splits * fixed.for_weights, fixed.between)
 
 
+def kept_for_weights(config: Config, plan: Plan) -> int:
+    """What a chunk keeps of a microbatch until the weights' gradients, where a schedule splits the backward."""
+    return MemoryModel(_as_planned(config, plan)).fixed(case_of(config, plan)).for_weights
+
+
 def case_of(config: Config, plan: Plan) -> Case:
     """What the memory of a plan depends on, apart from what its layers keep and its schedule."""
     axes = plan.axes

@@ -70,6 +70,7 @@ def print_comparison(found: Mapping[str, Summary | Refused], workload: Workload,
 def _work(workload: Workload) -> str:
     message = f"A rank's layers: F {number(workload.forward)}, B {number(workload.backward)} of which W "
     message += f"{number(workload.weight)}; head {number(workload.head)}, transfer {number(workload.transfer)}"
+    message += f", in {workload.unit}" if workload.unit else ""
     if workload.stage_times is not None:
         message += f"; times {', '.join(map(number, workload.stage_times))}"
     return message + "."

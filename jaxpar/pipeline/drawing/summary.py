@@ -47,6 +47,7 @@ class Summary:
             "microbatches": schedule.microbatches,
             "virtual_stages": schedule.virtual_stages,
             "splits_backward": schedule.splits_backward,
+            "unit": self.workload.unit,
             "makespan": plain(published.makespan),
             "ideal": plain(published.ideal),
             "bubble_fraction": float(published.bubble_fraction),

@@ -38,6 +38,8 @@ class Workload:
     """Bytes that all layers of a rank keep from B to W, where the backward is split."""
     sent: Number = 0
     """Bytes of an activation between ranks; its gradient is as large."""
+    unit: str = ""
+    """Of the times, where it is known."""
 
     def durations(self, schedule: Schedule) -> Durations:
         """The times of the chunks of `schedule`; raises ScheduleError where `stage_times` does not fit it."""

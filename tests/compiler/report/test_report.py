@@ -12,9 +12,10 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.program.hlo.records import Frame
 from jaxpar.compiler.report import Analysis, Report, make_report
-from jaxpar.compiler.report.build import where
+from jaxpar.compiler.report.build import load_note, where
 from jaxpar.compiler.report.difference import memory_rows, traffic_rows
 from jaxpar.compiler.report.layer_picture import LEFT, Program, layers_picture
 from jaxpar.compiler.report.layer_schedule import LayerSchedule, Span, layer_schedules
@@ -23,10 +24,12 @@ from jaxpar.compiler.report.memory_timeline import memory_timeline
 from jaxpar.compiler.report.page import html_page
 from jaxpar.compiler.report.text import COPIES, print_report
 from jaxpar.config import load_config
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.cost.hardware_model import HOPPER
+from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.units import percent
-from tests.compiler.inspected import YAML, hsdp, inspected
+from tests.compiler.inspected import YAML, hsdp, inspected, wide
 
 LAYERS, MICROBATCHES, FSDP = 4, 2, 4
 SVG = "{http://www.w3.org/2000/svg}"
@@ -186,6 +189,17 @@ def test_the_page_needs_nothing_from_elsewhere_and_no_name_can_break_it():
     assert "</script><b>" not in page
     assert page.replace("http://www.w3.org/2000/svg", "").count("://") == 0
     assert (page.count('<svg class="memory"'), page.count('<svg class="layer"')) == (1, 2)
+
+
+def test_a_note_states_the_load_of_experts_where_ranks_share_them():
+    def note(expert: int) -> tuple[str, ...]:
+        parallel = {"expert": expert, "fsdp": 8 // expert}
+        config = wide(model={"experts": ExpertsConfig(count=8, width=128)}, parallel=parallel)
+        return load_note(plan_for(config, parse_cluster("h100:1x8"))[1])
+
+    assert note(1) == () and load_note(hsdp()[0].compilation.plan) == ()
+    (text,) = note(8)
+    assert "equal loads" in text and "parallel.expert_imbalance" in text
 
 
 def test_an_operation_that_is_not_known_is_named_on_the_screen_in_json_and_on_the_page():

@@ -1,0 +1,101 @@
+"""What a rank of a configuration's pipeline does with a microbatch: times and bytes for `jaxpar.schedule`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from statistics import fmean
+
+from jaxpar.config import Config, UserError, load_config
+from jaxpar.config.kinds import kind_models
+from jaxpar.config.plan import Plan
+from jaxpar.layers.declared import activation_names
+from jaxpar.layout.choices.pipeline import TABLE
+from jaxpar.layout.memory.estimate import chunk_bytes, kept_for_weights
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.machine import named_cluster
+from jaxpar.planner.search.search import Search
+from jaxpar.planner.search.space import Choice, Group, Space
+from jaxpar.planner.search.stage_groups import ranks_of
+from jaxpar.planner.settings import as_remat, plan_on
+from jaxpar.planner.step_time.pipeline import chunk_layers
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """Of one microbatch in all layers of a rank, on average over the ranks. Times are in milliseconds."""
+
+    schedule: str
+    stages: int
+    microbatches: int
+    virtual: int
+    numbers: Mapping[str, int | Fraction]
+    """Times and bytes by the names of `Workload`."""
+    chunks: tuple[Fraction, ...] | None
+    """Time of each chunk relative to their mean, in the order of the model; None where all are alike."""
+    ranks: tuple[Fraction, ...] | None
+    """The same of each rank, for schedules that cut the layers of a rank otherwise."""
+
+
+def stage_work(file: Path, overrides: Sequence[str], cluster: str) -> StageWork:
+    """The work of a configuration, as the planner times it and the memory estimate counts it.
+
+    Raises:
+        UserError: jaxpar would not run it on that cluster, or its schedule is a table.
+    """
+    where = named_cluster(cluster)
+    config, plan = plan_on(load_config(file, overrides), where)
+    if plan.axes.pipe == 1:
+        raise UserError(
+            "parallel.pipe: 1 is no pipeline; expected at least 2 stages with --config, as in --set parallel.pipe=4"
+        )
+    if plan.schedule.endswith(TABLE):
+        raise UserError(
+            f"parallel.schedule: {plan.schedule} is a table; expected a published schedule with --config, as in "
+            "--set parallel.schedule=1f1b"
+        )
+    search = Search(Space(config, where))
+    layout = _layout_of(config, plan, search)
+    chunks, head, transfer = search.timer.chunk_times(layout)
+    forward, backward, weight = (layout.virtual_stages * fmean(own) for own in zip(*chunks, strict=True))
+    times = {"forward": forward, "backward": backward, "weight": weight, "head": head, "transfer": transfer}
+    sizes = chunk_bytes(config, plan)
+    bytes_kept = {"stash": sizes.stash, "kept": kept_for_weights(config, plan)}
+    numbers: dict[str, int | Fraction] = {name: _milliseconds(seconds) for name, seconds in times.items()}
+    numbers |= {name: layout.virtual_stages * number for name, number in bytes_kept.items()} | {"sent": sizes.sent}
+    own = [chunk.forward + chunk.backward for chunk in chunks]
+    of_ranks = [0.0] * layout.pipe
+    for rank, seconds in zip(ranks_of(layout), own, strict=True):
+        of_ranks[rank] += seconds
+    return StageWork(
+        layout.schedule, layout.pipe, plan.microbatches, layout.virtual_stages, numbers, _relative(own),
+        _relative(of_ranks),
+    )  # fmt: skip
+
+
+def _relative(seconds: Sequence[float]) -> tuple[Fraction, ...] | None:
+    """Relative to their mean, to four digits; None where all are alike."""
+    found = tuple(Fraction(round(1e4 * own / fmean(seconds)), 10**4) for own in seconds)
+    return None if len(set(found)) == 1 else found
+
+
+def _layout_of(config: Config, plan: Plan, search: Search) -> Layout:
+    """The plan as the time model takes it."""
+    axes, model = plan.axes, config.model
+    routed = any(own.experts is not None for own in kind_models(model).values())
+    shards, expert = (axes.fsdp, axes.expert) if routed else (axes.fsdp * axes.expert, 1)
+    group = Group(axes.pipe, axes.replica, shards, axes.context, axes.tensor, plan.microbatch_rows, expert)
+    even = chunk_layers(model.layers, axes.pipe * plan.virtual_stages)
+    choice = Choice(
+        plan.schedule, plan.virtual_stages, plan.zero, plan.context_strategy.name, plan.optimizer_offload != "none",
+        None if plan.stage_layers == even else plan.stage_layers,
+    )  # fmt: skip
+    remat = as_remat(plan.runs, activation_names(model))
+    return search.activations(group, choice).layout(remat, config.memory.offload_fraction)
+
+
+def _milliseconds(seconds: float) -> Fraction:
+    """To the microsecond, as an exact number: sums do not depend on their order."""
+    return Fraction(round(seconds * 1e6), 1000)
