@@ -6,14 +6,20 @@ import jax.numpy as jnp
 
 from jaxpar.optim.rule import Rule
 
+ROUNDING = 1e-6
+"""Of the mean: what the float32 sums of layouts may differ by. One token in a million is no reason to move a bias."""
+
 
 def balance(rate: float) -> Rule:
-    """Each bias moves by `rate`: up where its expert got fewer tokens than the mean, down where it got more.
+    """Each bias moves by `rate`: up where its expert got fewer tokens than the mean, down where it got more, and not at
+    all where it got as many.
 
     What comes as the gradient are the tokens of each expert in the batch, [layers, experts], in any unit.
     """
 
     def direction(gradient, weight, mu, nu, step):
-        return jnp.sign(gradient - gradient.mean(axis=-1, keepdims=True)), None, None
+        mean = gradient.mean(axis=-1, keepdims=True)
+        excess = gradient - mean
+        return jnp.where(jnp.abs(excess) > ROUNDING * mean, jnp.sign(excess), 0.0), None, None
 
     return Rule(peak=rate, mu=False, nu=None, direction=direction)

@@ -21,6 +21,15 @@ def test_experts_with_fewer_tokens_than_the_mean_become_likelier():
     assert mu is None and nu is None
 
 
+def test_an_expert_with_as_many_tokens_as_the_mean_stays_however_the_sums_were_rounded():
+    """In units of a token's share of the batch, whose sums differ in the last bit from layout to layout."""
+    share = jnp.float32([[128, 127, 128, 129], [128, 128, 128, 128]]) / jnp.float32(248)
+    for rounded in (share, jnp.nextafter(share, 0), jnp.nextafter(share, 1)):
+        counts = rounded.at[:, 1].set(share[:, 1])
+        direction, _, _ = balance(0.01).direction(counts, jnp.zeros((2, 4)), None, None, jnp.int32(0))
+        np.testing.assert_array_equal(direction, [[0, -1, 0, 1], [0, 0, 0, 0]])
+
+
 def test_the_step_is_the_same_throughout_the_schedule_whatever_the_optimizer():
     for name in ("adamw", "muon", "lion", "adafactor"):
         config = OptimizerConfig(name=name, warmup_steps=10, weight_decay=0.5)
