@@ -16,6 +16,7 @@ from jaxpar.cost.operations import device_of
 from jaxpar.cost.wire_messages import WireMessages
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout.choices.replica_sums import only_after
+from jaxpar.mesh.wire.wire import Wire, secondary_ranks
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.chunks import GATHERED, Kinds, chunk_kinds, chunk_lengths, kinds_of_slots, why_padded
@@ -160,8 +161,9 @@ class Step:
         self.replicas = self._messages(layout.replica, shards * layout.tensor)
         # Experts lie over `expert`, and their gradients are summed over the other data ranks only.
         apart = layout.expert * layout.tensor
-        self.expert_shards = self._messages(layout.fsdp * layout.context, apart)
-        self.expert_data = self._messages(layout.replica * layout.fsdp * layout.context, apart)
+        wire = self._expert_wire()
+        self.expert_shards = self._messages(layout.fsdp * layout.context, apart, wire)
+        self.expert_data = self._messages(layout.replica * layout.fsdp * layout.context, apart, wire)
         self.jitter = where.jitter(layout.devices)
         self.spent: dict[str, float] = {}
         """Seconds by part, without the bubble and the wait for the slowest host."""
@@ -172,11 +174,20 @@ class Step:
         self._microbatches(self.spent)
         self._after(self.spent)
 
-    def _messages(self, ranks: int, stride: int) -> WireMessages:
-        """Messages of weights and gradients over so many ranks."""
+    def _messages(self, ranks: int, stride: int, wire: Wire | None = None) -> WireMessages:
+        """Messages of weights and gradients over so many ranks; those of `wire`, or as the layout's matrices travel."""
+        wire = self.layout.wire if wire is None else wire
         gradient = 4.0 if self.does.gradient_type == "float32" else 2.0
         item, shared = float(self.case.item), self.does.shared_cards
-        return WireMessages(self.network, self.layout.wire, ranks, stride, item, gradient, shared)
+        return WireMessages(self.network, wire, ranks, stride, item, gradient, shared)
+
+    def _expert_wire(self) -> Wire:
+        """How weights of experts travel: their secondary shard has the neighbours that share an expert, if any."""
+        layout, wire = self.layout, self.layout.wire
+        sizes = {"fsdp": layout.fsdp, "expert": layout.expert, "context": layout.context}
+        secondary = secondary_ranks(wire.secondary, sizes, ("expert",))
+        assert secondary is not None, "neighbours that are whole ranks of an axis"
+        return replace(wire, secondary=secondary)
 
     def spent_in(self, layout: Layout, waits: bool) -> dict[str, float]:
         """All seconds, in the schedule of `layout`."""
@@ -336,7 +347,8 @@ class Step:
             times = 1 if self.executed else 2  # for the forward and for the backward
             exposed += tables * times * self.shards.gather(table) + trained * self.shards.scatter(table)
             exposed *= self.microbatches if self.does.prefetch_weights and not self.executed else 1
-            exposed += self._beside_last(self.replicas.reduce(held + held_experts)) + self.shards.gather_once(own)
+            exposed += self._beside_last(self.replicas.reduce(held + held_experts))
+            exposed += self.shards.gather_once(own) + self.expert_shards.gather_once(experts)
         elif layout.zero == 0:
             reduce = self.data.reduce(own) + self.expert_data.reduce(experts)
             exposed += (

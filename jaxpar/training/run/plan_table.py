@@ -23,6 +23,7 @@ from jaxpar.mesh.axes import AXES, SHARD_AXES
 from jaxpar.mesh.parameters import Specs, map_specs, only
 from jaxpar.mesh.placements import Placement, added_dim, bytes_per_device, local_shape
 from jaxpar.mesh.rules import mesh_axes_of
+from jaxpar.mesh.wire.wire import secondary_ranks
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import simulate
 from jaxpar.training.step.batches import row_order
@@ -69,7 +70,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         *matmul_rows(
             config, gpu_of(device.device_kind), plan, tiled_choice(config, device), routed_choice(config, device)
         ),
-        *_wire_row(plan),
+        *_wire_row(layout),
         *_overlap_rows(plan),
         ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{tokens:,} tokens a step"),
         ("per device", f"{rows} x {part}", f"rows x sequence, in {plan.microbatches} microbatch(es)"),
@@ -89,17 +90,31 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
     ]
 
 
-def _wire_row(plan: Plan) -> list[tuple[str, str, str]]:
+def _wire_row(layout: StepLayout) -> list[tuple[str, str, str]]:
     """How weights and gradients travel; empty where nothing is quantised, cut at the border of nodes, or held twice."""
+    plan = layout.plan
     dtypes = plan.dtypes
     codes = [
         f"{what} {wire}"
         for what, wire in (("weights", dtypes.weight_wire), ("gradients", dtypes.gradient_wire))
         if wire
     ]
-    ways = [f"a secondary shard of {plan.secondary_shard} ranks"] if plan.secondary_shard > 1 else []
+    ways = [f"a secondary shard of {plan.secondary_shard} ranks", *_expert_copies(layout)]
+    ways = ways if plan.secondary_shard > 1 else []
     ways += [f"{plan.collectives} over nodes of {plan.node_devices}"] if plan.collectives == "hierarchical" else []
     return [("wire", ", ".join(codes) or "exact", ", ".join(ways) or "in one message")] if codes or ways else []
+
+
+def _expert_copies(layout: StepLayout) -> list[str]:
+    """What of a secondary shard the weights of experts have, where it is not that of other weights."""
+    plan = layout.plan
+    ranks = secondary_ranks(plan.secondary_shard, dict(plan.axes), ("expert",))
+    routed = any(own.experts is not None for own in kind_models(layout.config.model).values())
+    if not routed or ranks == plan.secondary_shard:
+        return []
+    if ranks == 1:
+        return ["none of experts' weights, which are gathered from all their ranks with each use"]
+    return [f"{ranks} ranks for experts' weights"]
 
 
 def _overlap_rows(plan: Plan) -> list[tuple[str, str, str]]:

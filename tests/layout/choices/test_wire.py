@@ -13,7 +13,9 @@ from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layout.choices.wire import wire_of
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.memory.estimate import estimated_bytes
+from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.wire.wire import Wire, secondary_ranks
+from jaxpar.training.run.plan_table import _wire_row
 from tests.sentences import refused
 from tests.small_run import layout_of, small
 
@@ -124,6 +126,23 @@ def test_neighbours_of_an_axis_of_one_rank_are_those_of_the_others():
     config = resolve_config(small(parallel=parallel, data={"batch_size": 24, "sequence_length": 48}), 6)
     plan = make_plan(config, jax.devices()[0], None)
     assert wire_of(plan).secondary == 2 and estimated_bytes(config, plan) > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "expert", "own", "way"),
+    [
+        (ROUTED, 4, 4, "a secondary shard of 4 ranks, none of experts' weights, which are gathered from all their "
+         "ranks with each use"),
+        (ROUTED, 4, 8, "a secondary shard of 8 ranks, 2 ranks for experts' weights"),
+        (ROUTED, 1, 4, "a secondary shard of 4 ranks"),
+        ({}, 4, 4, "a secondary shard of 4 ranks"),
+    ],
+)  # fmt: skip
+def test_the_plan_states_the_secondary_shard_that_experts_have(model: dict[str, Any], expert: int, own: int, way: str):
+    parallel = {"fsdp": 16 // expert, "expert": expert, "secondary_shard": own}
+    config = resolve_config(small(model=model, parallel=parallel, data={"batch_size": 16}), 16)
+    layout = StepLayout(config, make_plan(config, jax.devices()[0], None))
+    assert _wire_row(layout) == [("wire", "exact", way)]
 
 
 def test_neighbours_that_are_a_part_of_several_axes_are_refused():

@@ -12,14 +12,17 @@ from jaxpar.cost.hardware_model import AMPERE, HardwareModel, described, hardwar
 from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.cost.messages import network_of, overlapped
 from jaxpar.cost.operations import device_of
+from jaxpar.cost.wire_messages import WireMessages
 from jaxpar.hardware.catalogue import GPUS, gpu_named
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.mesh.wire.wire import Wire
 from jaxpar.pipeline.schedules import make_schedule
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import simulate
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.model import StepTime, step_time
 from jaxpar.planner.step_time.pipeline import Pieces, Stages, chunk_layers, pipeline_seconds
+from jaxpar.planner.step_time.step import Steps
 from jaxpar.planner.step_time.update import ADAMW, Update, update_of
 from tests.sentences import refused
 
@@ -320,3 +323,29 @@ def test_muon_pays_for_its_matmuls():
 def _optimizer(layout: Layout, update: Update) -> float:
     does = GENERATIONS["jaxpar"]
     return step_time(replace(MODEL, vocab=32000), 8192, 64, layout, CLUSTER, does, None, update).breakdown["optimizer"]
+
+
+def test_experts_without_neighbours_that_share_them_have_no_secondary_shard():
+    """They are gathered between nodes by each microbatch; with neighbours, between nodes once a step."""
+    model, cluster = replace(PRESETS["mixtral-8x7b"], vocab=32000), parse_cluster("h100:8x8")
+    gathered = {}
+    for expert, secondary in ((8, 1), (8, 8), (8, 16), (2, 8)):
+        wire = Wire(secondary=secondary)
+        layout = Layout(fsdp=64 // expert, expert=expert, zero=3, microbatch=1, remat="full", wire=wire)
+        step = Steps(model, 4096, 256, cluster, GENERATIONS["jaxpar"], None, ADAMW).step(layout)
+        of = step.expert_shards
+        gathered[expert, secondary] = of.gather(1e9), of.gather_once(1e9)
+    assert gathered[8, 8] == gathered[8, 1] and gathered[8, 1][1] == 0
+    assert gathered[8, 16][0] < gathered[8, 1][0] and gathered[8, 16][1] > 0
+    assert gathered[2, 8][1] > 0
+
+
+def test_the_copy_of_experts_between_nodes_is_a_part_of_the_step(monkeypatch: pytest.MonkeyPatch):
+    model, cluster = replace(PRESETS["mixtral-8x7b"], vocab=32000), parse_cluster("h100:8x8")
+    layout = Layout(fsdp=32, expert=2, zero=3, microbatch=1, remat="full", wire=Wire(secondary=8))
+    step_of = lambda: Steps(model, 4096, 256, cluster, GENERATIONS["jaxpar"], None, ADAMW).step(layout)
+    step = step_of()
+    dense, experts = step._own_layers()
+    copies = step.shards.gather_once(dense + 2 * 32000 * model.embed) + step.expert_shards.gather_once(experts)
+    monkeypatch.setattr(WireMessages, "gather_once", lambda self, elements: 0.0)
+    assert step.spent["data"] - step_of().spent["data"] == pytest.approx(copies)
