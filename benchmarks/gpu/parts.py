@@ -113,6 +113,12 @@ def _generation(journal: Journal) -> None:
     generation.generate(journal)
 
 
+def _rings(journal: Journal) -> None:
+    from benchmarks.gpu import rings
+
+    rings.measure(journal)
+
+
 def _tiles(journal: Journal) -> None:
     from benchmarks.gpu import tiles
 
@@ -132,6 +138,7 @@ PARTS = (
     Part("cross-entropy", 45, _cross_entropy),
     Part("check-cudnn", 25, _check_attention("cudnn")),
     Part("step", 60, _step),
+    Part("rings", 45, _rings),
     Part("fp8", 120, _recipes),
     Part("generation", 60, _generation),
     Part("bits", 45, _bits),

@@ -29,6 +29,7 @@ def table(result: Mapping[str, Any]) -> str:
         ("Grouped matmuls, TFLOP/s (median of turns)", [_grouped(row) for row in of("grouped")]),
         ("Matmuls of FP8 tiles, TFLOP/s (median of turns)", [_tiled(row) for row in of("tiled")]),
         ("Tiles: the table's entry, and the fastest of its neighbours", _tiles(of("tile"))),
+        ("Products in the chunks of a ring, beside whole ones (median of turns)", [_ring(row) for row in of("ring")]),
         ("Linear cross-entropy, forward and backward", [_cross_entropy(row) for row in of("cross_entropy")]),
         ("State on the device and on the host: the same bits", [_bits(row) for row in of("bits")]),
         ("A step", [_step(row) for row in of("step")]),
@@ -120,6 +121,15 @@ def _grouped(row: Mapping[str, Any]) -> str:
 def _tiled(row: Mapping[str, Any]) -> str:
     rate = f"{row['tflops']:8.0f}" if "tflops" in row else _why_not(row)
     return f"{row['case']:28}{row['m']:6} x {row['n']:6} x {row['k']:6}  {row['by']:18}{rate}"
+
+
+def _ring(row: Mapping[str, Any]) -> str:
+    by = "whole" if row["chunks"] is None else f"{row['chunks']} chunks"
+    head = f"{row['case']:36}{row['way']:10}{by:10}"
+    if "seconds" not in row:
+        return head + _why_not(row)
+    ratio = f"  {row['of_whole']:.3f} of whole" if row["chunks"] is not None and "of_whole" in row else ""
+    return f"{head}{row['seconds'] / MILLI:8.3f} ms{ratio}"
 
 
 def _cross_entropy(row: Mapping[str, Any]) -> str:

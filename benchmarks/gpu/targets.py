@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.gpu import rings
+
 Rows = Sequence[Mapping[str, Any]]
 
 DENSE_MASK = "cudnn, dense mask"
@@ -34,6 +36,7 @@ def targets(rows: Rows, device: str) -> list[dict[str, Any]]:
         *_attention(rows, "packed, mean 1k", (16384,), 128, ("forward", "backward"), 1.5, None),
         *_grouped(rows),
         *_cross_entropy(rows),
+        *_rings(rows),
     ]
     judged = lambda target: device == JUDGED and target["measured"] is not None
     return [target | {"met": _is_met(target) if judged(target) else None} for target in found]
@@ -106,4 +109,17 @@ def _cross_entropy(rows: Rows) -> list[dict[str, Any]]:
         target("temporary_bytes", "temporary memory", 0.1),
         target("seconds", "time", 1.0, ", logits kept"),
         target("temporary_bytes", "temporary memory", 0.3, ", logits kept"),
+    ]
+
+
+def _rings(rows: Rows) -> list[dict[str, Any]]:
+    """The products of a ring in two chunks of a rank's part, which is what a plan takes, over whole ones."""
+    of = {
+        (row["case"], row["way"]): row.get("of_whole") for row in rows if row["kind"] == "ring" and row["chunks"] == 2
+    }
+    what = "products of a ring in 2 chunks, against whole ones: "
+    return [
+        {"what": f"{what}{case.name}, {way}", "target": 1.03, "at_most": True, "measured": of.get((case.name, way))}
+        for case in rings.TIMED
+        for way in rings.WAYS
     ]

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import torch_step
 from benchmarks.gpu import __main__ as suite
-from benchmarks.gpu import attention, attention_cases, grouped, tiles, torch_recipes
+from benchmarks.gpu import attention, attention_cases, grouped, rings, tiles, torch_recipes
 from benchmarks.gpu.attention_cases import CHECKED, Case, timed
 from benchmarks.gpu.journal import Journal, read
 from benchmarks.gpu.parts import PARTS, SECONDS, Part
@@ -394,3 +394,42 @@ def test_documents_fill_their_row_and_are_of_the_mean_that_is_asked():
     assert segments is not None and segments.shape == (1, 16384) and segments.min() == 1
     assert (segments[0, 1:] >= segments[0, :-1]).all() and 8 <= segments.max() <= 32
     assert case.flops() < Case("causal", 16384).flops() / 4
+
+
+@pytest.mark.parametrize("case", rings.DRY, ids=lambda case: case.kind)
+def test_products_in_chunks_of_a_ring_are_those_of_whole_ones_in_as_many_matmuls(case: rings.Case):
+    arrays = case.arrays()
+    for way, each in (("forward", 1), ("backward", 2)):
+        programs = {chunks: case.program(chunks, way) for chunks in (None, 2)}
+        count = lambda run: run.lower(*arrays).as_text().count("stablehlo.dot_general")
+        whole, cut = count(programs[None]), count(programs[2])
+        assert (whole, cut) == (each * len(case.widths), each * len(case.widths) * case.ranks * 2)
+        for one, other in zip(*(jax.tree.leaves(run(*arrays)) for run in programs.values()), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-4)
+
+
+def test_rings_are_timed_beside_whole_products_and_held_to_their_target():
+    journal = Journal("rings", float("inf"), dry=True)
+    rings.measure(journal)
+    rows = [row for row in journal.rows if row["kind"] == "ring"]
+    assert {(row["case"], row["chunks"], row["way"]) for row in rows} == {
+        (case.name, chunks, way) for case in rings.DRY for chunks in (None, 2) for way in rings.WAYS
+    }
+    wholes = {(row["case"], row["way"]): row["seconds"] for row in rows if row["chunks"] is None}
+    assert all(row["of_whole"] == row["seconds"] / wholes[row["case"], row["way"]] for row in rows)
+    timed = [
+        row | {"case": rings.TIMED[0].name, "of_whole": ratio}
+        for ratio, row in zip(
+            (1.02, 1.04),
+            (next(row for row in rows if (row["chunks"], row["way"]) == (2, way)) for way in rings.WAYS),
+            strict=True,
+        )
+    ]
+    found = {target["what"]: target["met"] for target in targets(timed) if "of a ring" in target["what"]}
+    assert [found.pop(f"products of a ring in 2 chunks, against whole ones: {rings.TIMED[0].name}, {way}")
+            for way in rings.WAYS] == [True, False]  # fmt: skip
+    assert len(found) == 6 and {*found.values()} == {None}
+    printed = table(
+        {"rows": rows, "device": {"count": 1, "device": "cpu"}, "seconds": 1, "dry_run": True, "targets": []}
+    )
+    assert "2 chunks" in printed and "of whole" in printed
