@@ -16,7 +16,7 @@ from jaxpar.checkpoint import folders, manifest, processes, retention, sealing
 from jaxpar.checkpoint.arrays import ArrayFolder
 from jaxpar.checkpoint.errors import CheckpointError, Damage, reason
 from jaxpar.checkpoint.facts import FACTS, read_facts
-from jaxpar.checkpoint.leaves import as_named_before, check_arrays, check_same, named_leaves, specs
+from jaxpar.checkpoint.leaves import as_named_before, check_arrays, check_same, named_leaves, part, specs
 from jaxpar.checkpoint.pieces import Pieces
 
 STATE = "state"
@@ -175,7 +175,7 @@ class Checkpointer:
         self.wait()
         return processes.from_first(lambda: self._read_facts(step))
 
-    def restore(self, step: int, like: Any) -> Any:
+    def restore(self, step: int, like: Any, optional: str | None = None) -> Any:
         """The state saved at `step`, bit for bit, with the structure and shardings of `like`.
 
         Args:
@@ -183,6 +183,8 @@ class Checkpointer:
                 has just done so.
             like: the wanted state: leaves with shape, dtype and sharding (`jax.ShapeDtypeStruct` or `jax.Array`), or
                 `Pieces`. The shardings may be over any mesh; the shapes and dtypes must be the saved ones.
+            optional: a part of the state, such as `residual`, that is read only if what was saved of it is what is
+                wanted; else None stands in place of each of its leaves.
 
         Raises:
             CheckpointError: there is no such checkpoint, it is damaged, or a leaf is missing, left over, or of another
@@ -193,22 +195,26 @@ class Checkpointer:
         path = self._path(step)
         try:
             with manifest.view(path) as seen:
-                return self._read(seen / STATE, like, path)
+                return self._read(seen / STATE, like, path, optional)
         except Damage as damage:
             raise CheckpointError(f"checkpoint {path} cannot be used, because {damage}") from damage
         except OSError as error:
             raise CheckpointError(f"checkpoint {path} could not be read ({reason(error)})") from error
 
-    def _read(self, arrays: Path, like: Any, path: Path) -> Any:
+    def _read(self, arrays: Path, like: Any, path: Path, optional: str | None) -> Any:
         """The state from the folder `arrays` in a view of the checkpoint at `path`."""
         saved = self._arrays.specs(arrays)
         wanted = as_named_before(named_leaves(like), saved, self._former)
+        names = list(wanted)
+        if optional is not None and (saved_part := part(saved, optional)) != specs(part(wanted, optional)):
+            wanted = {name: leaf for name, leaf in wanted.items() if name not in part(wanted, optional)}
+            saved = {name: spec for name, spec in saved.items() if name not in saved_part}
         check_same(saved, specs(wanted), str(path))
         try:
             restored = self._arrays.read(arrays, wanted)
         except ValueError as error:
             raise CheckpointError(f"checkpoint {path} could not be read ({reason(error)})") from error
-        return jax.tree.unflatten(jax.tree.structure(like), [restored[name] for name in wanted])
+        return jax.tree.unflatten(jax.tree.structure(like), [restored.get(name) for name in names])
 
     def _finish(self, step: int, meeting: str) -> None:
         """Background: wait for Orbax, seal the checkpoint, and delete old ones on process 0."""

@@ -59,6 +59,11 @@ def as_named_before(wanted: Mapping[str, Any], saved: Mapping[str, Any], former:
     return {name_of(name): leaf for name, leaf in wanted.items()}
 
 
+def part[Leaf](leaves: Mapping[str, Leaf], name: str) -> dict[str, Leaf]:
+    """Those of the named leaves that are in the part `name` of the state."""
+    return {own: leaf for own, leaf in leaves.items() if (own + SEPARATOR).startswith(name + SEPARATOR)}
+
+
 def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Named leaves as nested dicts with string keys, the form in which Orbax holds them."""
     tree: dict[str, Any] = {}

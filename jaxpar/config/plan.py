@@ -196,6 +196,8 @@ class Plan:
     """Which tokens of a row a context rank holds."""
     context_order_reason: str = ""
     """What a device sends for it; nothing where context is 1."""
+    gradient_error_feedback: bool = False
+    """Whether what quantised messages lack of a gradient is stored, and added to that of the next step."""
     secondary_shard: int = 1
     """Neighbouring ranks that hold a second copy of the weights among them during a step; 1 for none."""
     collectives: Literal["flat", "hierarchical"] = "flat"

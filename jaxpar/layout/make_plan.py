@@ -158,6 +158,7 @@ def _settled(
         loss_tiles=tiles.number,
         loss_tiles_reason=tiles.why,
         dtypes=_dtypes(config.precision),
+        gradient_error_feedback=config.precision.gradient_error_feedback,
         secondary_shard=parallel.secondary_shard or 1,
         collectives=parallel.collectives,
         node_devices=check_wire(config, axes, node_devices),

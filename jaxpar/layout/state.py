@@ -36,24 +36,29 @@ class TrainState(NamedTuple):
     loss_scale: LossScale
     matmul_history: History | None = None
     """Largest magnitudes of tensors of quantised matmuls, under delayed scaling."""
+    residual: Weights | None = None
+    """What quantised messages lacked of gradients so far (`jaxpar.mesh.error_feedback`), under error feedback."""
 
 
-def state_layout(weights: Partitions, frozen: Partitions, optimizer: Optimizer, *, history: bool) -> TrainState:
-    """The partition of every part of the state, given those of the master weights and of the frozen ones.
+def state_layout(
+    weights: Partitions, frozen: Partitions, optimizer: Optimizer, residual: Partitions | None, *, history: bool
+) -> TrainState:
+    """The partition of every part of the state, given those of the master weights, the frozen ones and the residual.
 
     `history` is whether matmuls are scaled by earlier steps.
     """
     whole: Any = PartitionSpec()
     scale, own = LossScale(whole, whole), whole if history else None
-    return TrainState(weights, frozen, optimizer.state_layout(weights), whole, whole, whole, scale, own)
+    return TrainState(weights, frozen, optimizer.state_layout(weights), whole, whole, whole, scale, own, residual)
 
 
 def initial_state(
-    master: Weights, frozen: Weights, optimizer: Optimizer, loss_scale: LossScale, history: History | None
-) -> TrainState:
+    master: Weights, frozen: Weights, optimizer: Optimizer, loss_scale: LossScale, history: History | None,
+    residual: Weights | None,
+) -> TrainState:  # fmt: skip
     """The state before the first step."""
     zero = jnp.int32(0)
-    return TrainState(master, frozen, optimizer.init(master), zero, zero, zero, loss_scale, history)
+    return TrainState(master, frozen, optimizer.init(master), zero, zero, zero, loss_scale, history, residual)
 
 
 def all_weights(state: TrainState) -> Weights:

@@ -21,6 +21,7 @@ from jaxpar.layout.choices.wire import wire_of
 from jaxpar.layout.state import TrainState, initial_state, join_weights, state_layout, weight_states
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.build import abstract_mesh
+from jaxpar.mesh.error_feedback import no_residual, residual_layout
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import Nested, Partitions, Specs, initial_weights, map_specs, only, select
 from jaxpar.mesh.placements import Placements, place
@@ -120,7 +121,14 @@ class StepLayout:
     def state(self) -> TrainState:
         """Partitions of the state."""
         frozen = only(self.placements.storage.layout, self.frozen)
-        return state_layout(self.master, frozen, self.optimizer, history=bool(self.delayed_tensors))
+        return state_layout(self.master, frozen, self.optimizer, self.residual, history=bool(self.delayed_tensors))
+
+    @cached_property
+    def residual(self) -> Partitions | None:
+        """Partitions of the residual of gradients, under error feedback."""
+        if not self.plan.gradient_error_feedback:
+            return None
+        return residual_layout(self.trained, self.placements)
 
     @cached_property
     def delayed_tensors(self) -> tuple[str, ...]:
@@ -202,7 +210,10 @@ class StepLayout:
         if tensors:
             history = no_history(self.config.precision.matmul_history, self.config.model.layers, tensors)
         scale = initial_loss_scale(self.config.precision)
-        return initial_state(master, frozen, self.optimizer, scale, history)
+        residual = None
+        if self.residual is not None:
+            residual = no_residual(self.trained, self.residual, self.plan.axes, self.plan.dtypes.gradient)
+        return initial_state(master, frozen, self.optimizer, scale, history, residual)
 
     @cached_property
     def state_shapes(self) -> TrainState:

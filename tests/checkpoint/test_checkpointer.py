@@ -212,3 +212,14 @@ def test_parts_that_had_another_name_in_an_earlier_release_are_restored(saved, c
     renamed.close()
     with refused("no leaf optimizer/mu", error=CheckpointError):
         checkpointer(saved).restore(7, like(now, mesh))
+
+
+def test_an_optional_part_is_read_where_it_is_what_was_saved_and_left_out_where_it_is_not(saved, checkpointer):
+    whole = checkpointer(saved).restore(7, wrong(lambda state: None), optional="master")
+    assert_same_bits(whole, host_state())
+    for change in (resize, lambda state: state["master"].pop("up")):
+        wanted = wrong(change)
+        found = checkpointer(saved).restore(7, wanted, optional="master")
+        assert not jax.tree.leaves(found["master"])
+        rest = {name: part for name, part in host_state().items() if name != "master"}
+        assert_same_bits({name: part for name, part in found.items() if name != "master"}, rest)

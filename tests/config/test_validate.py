@@ -100,6 +100,23 @@ def test_the_defaults_are_valid():
             ("parallel.secondary_shard: 4", "no more than 4 ranks", "fewer, or null"),
         ),
         (
+            ["precision.gradient_error_feedback=true", "parallel.zero=1"],
+            ("precision.gradient_error_feedback: true", "precision.gradient_wire is null", "bfloat16, int8 or int4"),
+        ),
+        (
+            ["precision.gradient_error_feedback=true", "precision.gradient_wire=int4", "parallel.zero=3"],
+            ("precision.gradient_error_feedback: true", "once a step", "parallel.zero: 3", "zero: 0 or 1"),
+        ),
+        (
+            [
+                "precision.gradient_error_feedback=true",
+                "precision.gradient_wire=int4",
+                "parallel.zero=1",
+                "memory.optimizer_offload=host",
+            ],
+            ("precision.gradient_error_feedback: true", "memory.optimizer_offload: host", "expected none"),
+        ),
+        (
             ["precision.weight_wire=int8", "parallel.zero=0", "parallel.fsdp=4"],
             ("precision.weight_wire: int8", "parallel.zero: 0", "or null"),
         ),

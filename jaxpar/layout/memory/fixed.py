@@ -100,7 +100,7 @@ class _Counted:
         weights, gradients = self._on_device(self._stored), self._on_device(self._accumulated)
         head, head_gradient, zeros = self._in_head(weights, gradients)
         return Fixed(
-            optimizer=device + passing + self._arriving,
+            optimizer=device + passing + self._arriving + self._residual,
             host=host + self._accumulated.layers - gradients.layers,
             passing=passing,
             update=gradients.all + PIECES * (state.passing_piece(case.resident) + self._largest_gradient)
@@ -232,6 +232,15 @@ class _Counted:
     def _accumulated(self) -> Ends:
         _, _, width = self._widths
         return self._bytes(width, self._gradients_sharded, self._ends_sharded, "trained")
+
+    @property
+    def _residual(self) -> int:
+        """Under error feedback: what codes lack of gradients, of the weights as they are multiplied."""
+        if not self.config.precision.gradient_error_feedback:
+            return 0
+        own = lambda part: sum(one.compute for one in part.weights if one.quantised and one.trained)
+        layers = sum(own(part) * self._local_rows[kind] for kind, part in self.parts.layers.items())
+        return self._widths[2] * (layers + sum(map(own, self.parts.ends.values())))
 
     @property
     def _arriving(self) -> int:

@@ -12,7 +12,12 @@ from jaxpar.layout.step_layout import StepLayout
 
 def state_bytes(layout: StepLayout) -> int:
     """Bytes of one device's master weights and moments, wherever they are, and of its frozen weights."""
-    return _bytes_of(jax.tree.leaves(layout.abstract_state()))
+    return _bytes_of(jax.tree.leaves(layout.abstract_state()._replace(residual=None)))
+
+
+def residual_bytes(layout: StepLayout) -> int:
+    """Bytes of one device's residual of gradients; 0 without error feedback."""
+    return _bytes_of(jax.tree.leaves(layout.abstract_state().residual))
 
 
 def frozen_bytes(layout: StepLayout) -> int:

@@ -16,7 +16,7 @@ from jaxpar.config.kinds import ALIKE, kind_counts
 from jaxpar.memory.layer_shape import FLOAT32_BYTES
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder, own_layers
 from jaxpar.mesh.parameters import Nested, ParamSpec, Specs
-from jaxpar.mesh.placements import SHARD_ORDER
+from jaxpar.mesh.placements import SHARD_ORDER, may_be_quantised
 from jaxpar.mesh.rules import compute_rules
 from jaxpar.model.decoder import decoder_specs
 from jaxpar.optim.moments import Blocks, form_of
@@ -46,6 +46,8 @@ class Weight(NamedTuple):
     """Whether it has gradients, moments and a master copy."""
     of_experts: bool
     """Whether it is split over the ranks of experts, and not sharded over them."""
+    quantised: bool = False
+    """Whether its gradient may travel quantised."""
     half: str = ""
     """Of the layers' weights, which of `HALVES` it is in, if any."""
 
@@ -200,6 +202,7 @@ class Weights:
             spec.matrix,
             spec.trained,
             "experts" in spec.axes,
+            may_be_quantised(spec),
             *below[:1],
         )
 

@@ -117,17 +117,31 @@ def scatter_shards(x: Float[Array, "..."], axes: Sequence[str], dim: int, wire: 
     the nodes of a sum in two levels those of `inside_wire`.
     """
     levels = levels_of(axes, wire.node_devices if wire.hierarchical or wire.gradient else None)
-    if wire.gradient is None and 1 in levels:
+    if wire.gradient is not None:
+        return scatter_codes(x, axes, dim, wire)[0]
+    if 1 in levels:
         return scatter_gradient(x, axes, dim)
     must_vary(x, axes, "scatter_gradient")
     must_add_up(x, "scatter_gradient")
     parts = _split(x, dim, levels.nodes, levels.ranks)
     with jax.named_scope("scatter_gradient"):
-        if wire.gradient is None:
-            mine = lax.psum_scatter(parts, tuple(axes), scatter_dimension=dim + 1, axis_index_groups=levels.inside)
-            return lax.psum_scatter(mine, tuple(axes), scatter_dimension=dim, axis_index_groups=levels.between)
-        mine = jnp.moveaxis(parts, (dim, dim + 1), (1, 0))  # [rank, node, ...]
-        return _exchanged_twice(mine, axes, levels, wire.gradient).astype(x.dtype)
+        mine = lax.psum_scatter(parts, tuple(axes), scatter_dimension=dim + 1, axis_index_groups=levels.inside)
+        return lax.psum_scatter(mine, tuple(axes), scatter_dimension=dim, axis_index_groups=levels.between)
+
+
+def scatter_codes(
+    x: Float[Array, "..."], axes: Sequence[str], dim: int, wire: Wire
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """`scatter_shards` of a quantised gradient, and this rank's part of the error, in the shape of `x`: the sum of
+    these over the ranks is what the shards of all of them lack of the exact sum."""
+    must_vary(x, axes, "scatter_gradient")
+    must_add_up(x, "scatter_gradient")
+    levels = levels_of(axes, wire.node_devices)
+    with jax.named_scope("scatter_gradient"):
+        parts = jnp.moveaxis(_split(x, dim, levels.nodes, levels.ranks), (dim, dim + 1), (1, 0))  # [rank, node, ...]
+        mine, lost = _exchanged_twice(parts, axes, levels, wire)
+        lost = jnp.moveaxis(lost, (1, 0), (dim, dim + 1)).reshape(x.shape)
+        return mine.astype(x.dtype), lost
 
 
 def reduce_shards(x: Float[Array, "..."], axes: Sequence[str], wire: Wire) -> Float[Array, "..."]:
@@ -135,38 +149,81 @@ def reduce_shards(x: Float[Array, "..."], axes: Sequence[str], wire: Wire) -> Fl
 
     Sends `2 * x * (n - 1) / n` bytes in one level. In two, and quantised: as `scatter_shards` and its mirror image.
     """
-    levels = levels_of(axes, wire.node_devices if wire.hierarchical or wire.gradient else None)
-    if levels == Levels(1, 1) or (wire.gradient is None and 1 in levels):
+    if wire.gradient is not None:
+        return reduce_codes(x, axes, wire)[0]
+    levels = levels_of(axes, wire.node_devices if wire.hierarchical else None)
+    if 1 in levels:
         return reduce_sum(x, axes)
     must_vary(x, axes, "reduce_sum")
     must_add_up(x, "reduce_sum")
-    n = levels.nodes * levels.ranks
-    flat = x.reshape(-1)
-    flat = jnp.pad(flat, (0, -x.size % n)).reshape(levels.ranks, levels.nodes, -1)
     with jax.named_scope("reduce_sum"):
-        if wire.gradient is None:
-            mine = lax.psum_scatter(flat, tuple(axes), scatter_dimension=0, axis_index_groups=levels.inside)
-            mine = lax.psum_scatter(mine, tuple(axes), scatter_dimension=0, axis_index_groups=levels.between)
-            sent = mine
-        else:
-            mine = _exchanged_twice(flat, axes, levels, wire.gradient)
-            sent = _coded(mine[None], wire.gradient)[0]
-        whole = sent[None]
-        if levels.nodes > 1:
-            whole = lax.all_gather(sent, tuple(axes), axis=0, axis_index_groups=levels.between)
-        if levels.ranks > 1:
-            whole = lax.all_gather(whole, tuple(axes), axis=0, axis_index_groups=levels.inside)
-        whole = whole.reshape(n, -1)
-        if wire.gradient is not None:
-            whole = _uncoded(whole, mine.size, wire.gradient)
-        return agreed(whole.reshape(-1)[: x.size].reshape(x.shape).astype(x.dtype), axes)
+        flat = _padded(x, levels)
+        mine = lax.psum_scatter(flat, tuple(axes), scatter_dimension=0, axis_index_groups=levels.inside)
+        mine = lax.psum_scatter(mine, tuple(axes), scatter_dimension=0, axis_index_groups=levels.between)
+        return _unpadded(_gathered_parts(mine, axes, levels), x, axes)
 
 
-def _exchanged_twice(x: Float[Array, "rank node ..."], axes: Sequence[str], levels: Levels, wire: str) -> Array:
-    """The sum over all members of their parts for this one, in float32: inside the node, then between nodes."""
+def reduce_codes(
+    x: Float[Array, "..."], axes: Sequence[str], wire: Wire
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """`reduce_shards` of a quantised gradient, and this rank's part of the error, as in `scatter_codes`."""
+    levels, codes = levels_of(axes, wire.node_devices), wire.gradient
+    if levels == Levels(1, 1):
+        return reduce_sum(x, axes), jnp.zeros_like(x, jnp.float32)
+    assert codes is not None, "a gradient that is quantised"
+    must_vary(x, axes, "reduce_sum")
+    must_add_up(x, "reduce_sum")
+    with jax.named_scope("reduce_sum"):
+        mine, lost = _exchanged_twice(_padded(x, levels), axes, levels, wire)
+        sent = _coded(mine[None], wire, codes)
+        whole = _uncoded(_gathered_parts(sent[0], axes, levels), mine.size, codes)
+        node, place = _own_place(axes, levels)
+        lost = lost.at[place, node].add(mine - _uncoded(sent, mine.size, codes)[0])
+        return _unpadded(whole, x, axes), lost.reshape(-1)[: x.size].reshape(x.shape)
+
+
+def _padded(x: Array, levels: Levels) -> Float[Array, "rank node part"]:
+    """`x` in equal parts for the members, the last one filled up with zeros."""
+    flat = x.reshape(-1)
+    return jnp.pad(flat, (0, -x.size % (levels.nodes * levels.ranks))).reshape(levels.ranks, levels.nodes, -1)
+
+
+def _gathered_parts(mine: Array, axes: Sequence[str], levels: Levels) -> Array:
+    """The members' parts, [member, ...] in the order of `_padded`."""
+    whole = mine[None]
+    if levels.nodes > 1:
+        whole = lax.all_gather(mine, tuple(axes), axis=0, axis_index_groups=levels.between)
     if levels.ranks > 1:
-        x = _exchanged(x, axes, levels.inside, inside_wire(wire) if levels.nodes > 1 else wire)[None]
-    return _exchanged(x[0], axes, levels.between, wire) if levels.nodes > 1 else x[0, 0].astype(jnp.float32)
+        whole = lax.all_gather(whole, tuple(axes), axis=0, axis_index_groups=levels.inside)
+    return whole.reshape(levels.nodes * levels.ranks, *mine.shape)
+
+
+def _unpadded(whole: Array, x: Array, axes: Sequence[str]) -> Array:
+    """The inverse of `_padded`, typed as the same on all ranks of `axes`."""
+    return agreed(whole.reshape(-1)[: x.size].reshape(x.shape).astype(x.dtype), axes)
+
+
+def _exchanged_twice(
+    x: Float[Array, "rank node ..."], axes: Sequence[str], levels: Levels, wire: Wire
+) -> tuple[Float[Array, "..."], Float[Array, "rank node ..."]]:
+    """The sum over all members of their parts for this one, inside the node and then between nodes, and what the codes
+    that this rank sent lacked, both in float32."""
+    codes = wire.gradient
+    assert codes is not None, "a gradient that is quantised"
+    lost = jnp.zeros_like(x, jnp.float32)
+    if levels.ranks > 1:
+        inside = inside_wire(codes) if levels.nodes > 1 else codes
+        x, lost = _exchanged(x, axes, levels.inside, wire, inside)
+        x = x[None]
+    if levels.nodes == 1:
+        return x[0, 0].astype(jnp.float32), lost
+    mine, later = _exchanged(x[0], axes, levels.between, wire, codes)
+    return mine, lost.at[_own_place(axes, levels)[1]].add(later)
+
+
+def _own_place(axes: Sequence[str], levels: Levels) -> tuple[Array, Array]:
+    """This rank's node among the nodes of its group, and its place in it."""
+    return jnp.divmod(lax.axis_index(tuple(axes)), levels.ranks)
 
 
 def inside_wire(wire: str) -> str:
@@ -175,19 +232,24 @@ def inside_wire(wire: str) -> str:
     return "int8" if wire == "int4" else wire
 
 
-def _exchanged(x: Float[Array, "member ..."], axes: Sequence[str], groups: RankGroups, wire: str) -> Array:
-    """The sum over the members of a group of their parts for this one, in float32."""
-    sent = _coded(x.reshape(x.shape[0], -1), wire)
+def _exchanged(
+    x: Float[Array, "member ..."], axes: Sequence[str], groups: RankGroups, wire: Wire, codes: str
+) -> tuple[Float[Array, "..."], Float[Array, "member ..."]]:
+    """The sum over the members of a group of their parts for this one, and what the codes of `x` lack, in float32."""
+    rows = x.reshape(x.shape[0], -1)
+    sent = _coded(rows, wire, codes)
     came = lax.all_to_all(sent, tuple(axes), 0, 0, axis_index_groups=groups, tiled=True)
-    return _uncoded(came, x[0].size, wire).sum(axis=0).reshape(x.shape[1:])
+    lost = rows.astype(jnp.float32) - _uncoded(sent, rows.shape[1], codes)
+    return _uncoded(came, x[0].size, codes).sum(axis=0).reshape(x.shape[1:]), lost.reshape(x.shape)
 
 
-def _coded(rows: Array, wire: str) -> Array:
-    return rows.astype(jnp.bfloat16) if wire == "bfloat16" else encode(rows, wire, stochastic=True)
+def _coded(rows: Array, wire: Wire, codes: str) -> Array:
+    """Rounded to the nearest code where the error is not lost; else without a bias."""
+    return rows.astype(jnp.bfloat16) if codes == "bfloat16" else encode(rows, codes, stochastic=not wire.feedback)
 
 
-def _uncoded(rows: Array, elements: int, wire: str) -> Array:
-    return rows.astype(jnp.float32) if wire == "bfloat16" else decode(rows, elements, wire)
+def _uncoded(rows: Array, elements: int, codes: str) -> Array:
+    return rows.astype(jnp.float32) if codes == "bfloat16" else decode(rows, elements, codes)
 
 
 # ---- shapes

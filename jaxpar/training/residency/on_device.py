@@ -134,6 +134,7 @@ class OnDevice:
             "frozen weights": state.frozen,
             "moments": state.optimizer._replace(average=None),
             "average of the weights": state.optimizer.average,
+            "error feedback": state.residual,
         }
 
     def saved(self) -> SavedState:

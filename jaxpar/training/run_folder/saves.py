@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxpar.checkpoint import Checkpointer, CheckpointError
 from jaxpar.checkpoint.facts import skipped_in_row
@@ -53,7 +54,7 @@ class Saves:
         if newest is None:
             return None
         check(self._checkpointer.facts(newest))
-        state, facts = read_state(self._checkpointer, newest, like)
+        state, facts = read_state(self._checkpointer, newest, like, self._listeners.message)
         self._newest, self._skipped[newest] = newest, skipped_in_row(facts)
         self._healthy = newest
         if skipped := self._skipped[newest]:
@@ -146,15 +147,27 @@ def _steps(skipped: int) -> str:
     return f"{skipped} skipped step{'s' * (skipped > 1)}"
 
 
-def read_state(checkpointer: Checkpointer, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
+def read_state(
+    checkpointer: Checkpointer, step: int, like: TrainState, report: Callable[[str], None]
+) -> tuple[TrainState, dict[str, Any]]:
     """The state that was saved at `step`, laid out as `like`, and the facts saved with it.
+
+    A residual of gradients is that of so many ranks; `report` takes the sentence that it begins anew on others.
 
     Raises `CheckpointError` when it cannot be read, or does not fit `like`.
     """
     facts = checkpointer.facts(step)
     # The moving average of the weights may be turned on or off.
     saved = like._replace(optimizer=like.optimizer._replace(average=like.master if _has_average(facts) else None))
-    return _as_wanted(checkpointer.restore(step, saved), like), facts
+    state = _as_wanted(checkpointer.restore(step, saved, optional="residual"), like)
+    if jax.tree.leaves(like.residual) and not jax.tree.leaves(state.residual):
+        report(f"The residual of quantised gradients begins at zero: step {step} was saved by another number of ranks.")
+        state = state._replace(residual=jax.tree.map(_zeros, like.residual))
+    return state, facts
+
+
+def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
+    return jax.jit(lambda: jnp.zeros(like.shape, like.dtype), out_shardings=like.sharding)()
 
 
 def _has_average(facts: dict[str, Any]) -> bool:

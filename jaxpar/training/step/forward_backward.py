@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -16,6 +17,7 @@ from jaxpar.layout.state import TrainState, all_weights
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import AXES, DATA_AXES
 from jaxpar.mesh.collectives import reduce_sum
+from jaxpar.mesh.error_feedback import to_optimizer_with_feedback
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.model.embedding import vocab_axes
@@ -78,6 +80,8 @@ class StepGradients(NamedTuple):
     """What was seen of the tensors of quantised matmuls, [layers, tensors]."""
     scales: Float[Array, "layers tensors"] | None
     """Their scales, under delayed scaling."""
+    residual: Weights | None
+    """What quantised messages lacked of the gradients, under error feedback."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +105,16 @@ class StepFunctions:
         seed = scale / jnp.maximum(count, 1.0)
         seeds = Seeds(seed, scale / jnp.maximum(tokens, 1.0))
         accumulated, reported, report, seen = execute(self.layout.program, stages, weights, accumulators, given, seeds)
-        gradients = self.residency.reduced(accumulated, scale)
+        if state.residual is None:
+            gradients, residual = self.residency.reduced(accumulated, scale), None
+        else:
+            gradients, residual = to_optimizer_with_feedback(accumulated, state.residual, self.layout.placements, scale)
         means = {name: self._sum(total) / jnp.maximum(count, 1.0) for name, total in reported.items()}
         loss = means.pop("loss")
         report = {name: reduce_sum(value, AXES) / jnp.maximum(tokens, 1.0) for name, value in report.items()}
         seen = Seen() if seen is None else seen.over_ranks(of_weights)
         scales = given[SCALES][0] if SCALES in given else None
-        return StepGradients(loss, gradients, tokens, report | means, seen, scales)
+        return StepGradients(loss, gradients, tokens, report | means, seen, scales, residual)
 
     def _with_scales(self, batch: Batch, history: History | None) -> Batch:
         """`batch` with the scales of the layers' matmuls in each microbatch, where earlier steps give them."""
@@ -138,7 +145,7 @@ class StepFunctions:
 
     def measured(self, state: TrainState, batch: Batch) -> Measured:
         """Gradients and the facts of the update; the state after the step, without what the update makes; metrics."""
-        loss, gradients, count, report, seen, scales = self.gradients(state, batch)
+        loss, gradients, count, report, seen, scales, residual = self.gradients(state, batch)
         sums = self.residency.squares(gradients)
         norm = global_norm(sums, self.layout.squares)
         finite = jnp.isfinite(norm) & jnp.isfinite(loss)
@@ -154,6 +161,7 @@ class StepFunctions:
             applied=state.applied + finite.astype(jnp.int32),
             skipped_in_row=skipped,
             matmul_history=history,
+            residual=jax.tree.map(lambda new, old: jnp.where(finite, new, old), residual, state.residual),
             loss_scale=next_loss_scale(state.loss_scale, finite, self.layout.config.precision),
         )
         rate, of_muon = self.layout.learning_rate(state.applied), self.layout.muon_learning_rate
