@@ -370,7 +370,8 @@ class Step:
         held += held_experts
         update = self.device.bytes_seconds(moved * held)
         if layout.optimizer_offload:
-            update = max(update, 12.0 * held / self.where.host_bandwidth)
+            ends = trained * table / (sharded if layout.zero else 1)
+            update = max(update, self.update.link_seconds(held - ends, ends, self.where.host_bandwidth))
         if self.update.iterations:
             update += self._orthogonal(sharded if layout.zero else 1)
         self.once = {"data": exposed, "optimizer": update}

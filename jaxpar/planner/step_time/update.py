@@ -21,6 +21,11 @@ MOMENT_BYTES = {"float32": 8.0, "bfloat16": 4.0, "int8": 2.0}
 """Of a moment's element, read and written."""
 EMA = 8.0
 """Of a moving average of the weights."""
+MASTER = 4.0
+"""Bytes of a float32 master weight."""
+ENDS = {"int8": "bfloat16"}
+"""How embedding and head store moments, where that is another form than that of the layers' matrices
+(`optim.moments.form_of`)."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,23 @@ class Update:
     """Newton-Schulz iterations of a layer's matrices."""
     lora: LoraConfig = OFF
     """The low-rank factors, if these alone are updated."""
+    state: float = MASTER + MOMENT_BYTES["float32"]
+    """Bytes per parameter of a layer's master weight, moments and average: on the host, what an update fetches and
+    writes back."""
+    ends_state: float = MASTER + MOMENT_BYTES["float32"]
+    """The same of embedding and head."""
+    resident: int = 0
+    """Bytes of state that stay on a device whose other state is on the host: `memory.optimizer_resident`."""
+
+    def link_seconds(self, layers: float, ends: float, bandwidth: float) -> float:
+        """Seconds of the host's link in a step, for a device that updates so many parameters of layers and of ends.
+
+        Both directions at once, and so what goes to the device counts: master weights before the forward, and all of
+        the state in the update (`training.residency.on_host`).
+        """
+        state = layers * self.state + ends * self.ends_state
+        moved = max(0.0, state - self.resident)
+        return (moved + MASTER * (layers + ends) * moved / max(1.0, state)) / bandwidth
 
 
 ADAMW = Update()
@@ -42,8 +64,14 @@ ADAMW = Update()
 def update_of(config: Config) -> Update:
     """The rule of a configuration."""
     rule = config.optimizer
-    moved = ALWAYS + MOMENTS[rule.name] * MOMENT_BYTES[config.precision.moments] + EMA * (rule.ema is not None)
-    return Update(moved, rule.muon_iterations if rule.name == "muon" else 0, config.lora)
+    moments, averaged = config.precision.moments, rule.ema is not None
+    moved = ALWAYS + MOMENTS[rule.name] * MOMENT_BYTES[moments] + EMA * averaged
+    stored = lambda form, arrays: MASTER + arrays * MOMENT_BYTES[form] / 2 + EMA / 2 * averaged
+    of_ends = MOMENTS["adamw"] if rule.name == "muon" else MOMENTS[rule.name]  # Muon's ends have AdamW's moments
+    return Update(
+        moved, rule.muon_iterations if rule.name == "muon" else 0, config.lora, stored(moments, MOMENTS[rule.name]),
+        stored(ENDS.get(moments, moments), of_ends), config.memory.optimizer_resident,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=10_000)

@@ -1,0 +1,41 @@
+"""State on the host: a step takes as long as the host's link needs for the bytes that the executor moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxpar.layout.memory.state_storage import streamed_bytes
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.planner.search.candidate import Planned
+from jaxpar.planner.step_time.update import Update
+from tests.planner.spaces import model_of, search_of
+
+
+def planned(moments: str, optimizer: str = "adamw", **rule: object) -> Planned:
+    config = model_of(
+        model={"activation": "gelu"}, precision={"moments": moments}, optimizer={"name": optimizer, **rule}
+    )
+    fixed = {"offload": "optimizer", "fsdp": 4, "remat": "none", "zero": 3}
+    return search_of(config, "h100:1x4", **fixed).best(1)[0]
+
+
+@pytest.mark.parametrize(
+    ("moments", "optimizer", "rule"),
+    [("float32", "adamw", {}), ("bfloat16", "adamw", {}), ("int8", "adamw", {}), ("float32", "lion", {"ema": 0.99})],
+)
+def test_the_link_moves_what_the_executor_moves(moments: str, optimizer: str, rule: dict[str, object]):
+    one = planned(moments, optimizer, **rule)
+    there, back = streamed_bytes(StepLayout(one.config, one.plan))
+    assert there > back > 0
+    wanted = there / one.cluster.host_bandwidth
+    assert one.candidate.time.breakdown["optimizer"] == pytest.approx(wanted, rel=0.02)
+
+
+def test_smaller_moments_take_less_of_the_link():
+    times = [planned(moments).candidate.time.breakdown["optimizer"] for moments in ("float32", "bfloat16", "int8")]
+    assert times[0] > 1.2 * times[1] > 1.2 * times[2]
+
+
+def test_state_that_stays_on_the_device_is_not_moved():
+    """16 bytes a parameter with AdamW (docs/memory.md); of half of the state half of that, and of all nothing."""
+    assert [Update(resident=n).link_seconds(90.0, 10.0, 1.0) for n in (0, 600, 1200, 2000)] == [1600.0, 800.0, 0.0, 0.0]
