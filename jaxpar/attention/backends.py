@@ -78,6 +78,14 @@ def choose_backend(name: str, request: AttentionRequest, key: str = "attention.b
     return Choice(chosen.name, chosen.reason, chosen.rejected)
 
 
+def backend_of(name: str, request: AttentionRequest) -> str | None:
+    """The implementation that `attention.backend: name` becomes for this request; None where it does not support it."""
+    try:
+        return choose(name, kernel_request(request)).name
+    except Unsupported:
+        return None
+
+
 def takes_cudnn(backend: str, request: AttentionRequest) -> bool:
     """Whether `attention.backend: backend` becomes cuDNN's for this request."""
     asked = kernel_request(request)

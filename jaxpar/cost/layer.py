@@ -75,6 +75,8 @@ class _Counted:
     def __init__(self, case: LayerCase, device: Device, network: Network, does: Mechanisms):
         self.case, self.device, self.does, self.shape = case, device, does, case.shape
         self.messages, self.experts = LayerMessages(case, network, does), ExpertTimes(case, device, network, does)
+        self.kernels = case.attention or does.attention
+        """Of attention itself."""
         self.fused, self.half = does.fused_elementwise, case.item / 2
         self.unfused, self.launches = (1, 2) if self.fused else (3, 6)
         fast = case.float8 and does.float8_scales == "tensor"  # with a scale for each row no faster than 16 bits
@@ -236,7 +238,7 @@ class _Counted:
     @property
     def core_kernels(self) -> int:
         """Kernels of attention itself."""
-        return 6 if self.does.attention == "scores" else 1
+        return 6 if self.kernels == "scores" else 1
 
     @cached_property
     def attention(self) -> tuple[float, float]:
@@ -244,12 +246,15 @@ class _Counted:
         case, does, shape = self.case, self.does, self.shape
         # One matmul of scores has the width of a query, the other that of a value.
         heads, width = shape.model.heads // shape.tensor, (head_dim(shape.model) + value_dim(shape.model)) // 2
-        if does.attention == "scores":
+        if self.kernels == "scores":
             return self.device.scores(
                 shape.rows, heads, case.part, shape.sequence, width, does.dropout, self.fused, case.item
             )
         keys = shape.keys_per_query * self._last_rank()
-        return self.device.flash(shape.rows, max(1, heads), case.part, keys, width, does.attention, case.item)
+        asked = shape.rows, max(1, heads), case.part, keys, width
+        if self.kernels == "blocks":
+            return self.device.blocks(*asked, case.item)
+        return self.device.flash(*asked, self.kernels, case.item)
 
     def _last_rank(self) -> float:
         """Keys that the last context rank's queries see, over the mean of all: all ranks wait for it. Of n contiguous

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Literal
 
 from jaxpar.config.schema import LoraConfig, ModelConfig
+from jaxpar.cost.mechanisms import Attention
 from jaxpar.layers.lora import OFF
 from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes, LayerShape, exchange_by
 
@@ -21,6 +22,8 @@ class LayerCase:
     float8: bool
     slices: int | Literal["auto"] = "auto"
     """Parts in which tokens are sent to their experts: `parallel.expert_slices`."""
+    attention: Attention | None = None
+    """The kernels of attention that run; None for those of the software (`Mechanisms.attention`)."""
 
     @property
     def tokens(self) -> int:
@@ -52,7 +55,7 @@ class LayerCase:
         """Numbers of the residual stream on this device."""
         return float(self.tokens * self.embed) / (self.tensor if self.sequence_parallel else 1)
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Weights of the layer's matrices, on this device before any sharding over data ranks; without experts."""
         # Whole on every tensor rank are one of the two factors of a matrix, routers, and matrices to latent vectors.
@@ -60,7 +63,7 @@ class LayerCase:
         whole = sum(spec.size for spec in dense if set(spec.axes) <= {"embed", "rank", "router", "latent"})
         return whole + (sum(spec.size for spec in dense) - whole) // self.tensor + self.factors
 
-    @property
+    @cached_property
     def experts(self) -> int:
         """Weights of its experts on this device likewise: of those that the expert rank has."""
         size = sum(spec.size for spec in self.shape.layer.matrices if "experts" in spec.axes)
@@ -88,7 +91,7 @@ def layer_case(
     model: ModelConfig, sequence: int, rows: int, tensor: int, context: int, strategy: str, parallel: bool,
     precision: str, lora: LoraConfig = OFF, expert: int = 1, exchange: str = "auto", capacity: float = 1.0,
     imbalance: float = 1.0, slices: int | Literal["auto"] = "auto", exchange_wire: str | None = None,
-    codes: ExpertCodes = NO_CODES,
+    codes: ExpertCodes = NO_CODES, attention: Attention | None = None,
 ) -> LayerCase:  # fmt: skip
     """The case of a layer of `model`, whose layers are all alike."""
     item = 4 if precision == "float32" else 2
@@ -97,4 +100,4 @@ def layer_case(
         model, rows, sequence, context, tensor, item, lora, expert, capacity, exchange, imbalance,
         exchange_wire, codes,
     )  # fmt: skip
-    return LayerCase(shape, strategy, parallel and tensor > 1, precision == "float8", slices)
+    return LayerCase(shape, strategy, parallel and tensor > 1, precision == "float8", slices, attention)

@@ -24,6 +24,9 @@ padded to the next (FlashAttention-2, flash_api.cpp; cuDNN's tiles)."""
 ATTENTION_TILE = 128
 """Rows and columns of the tiles of scores in an attention kernel: those on the diagonal are computed whole."""
 
+SCORES_BLOCK = 512
+"""Rows and columns of the blocks of scores in plain JAX (`attention.query_block`, `kv_block`)."""
+
 ATTENTION_BACKWARD = 0.8
 """Speed of the five matmuls of attention's backward relative to the two of its forward: it holds two accumulators more
 and adds to memory (NVIDIA's table for cuDNN 9, H200, 8k: 541 against 644 TFLOP/s, exponentials included)."""
@@ -89,16 +92,39 @@ class Device:
         peak = self.float32_peak if item == 4 else self.peak
         width = padded_width(width)
         forward = self.fused_attention(4.0 * width * pairs, pairs, peak, generation, backward=False)
-        return forward, self.fused_attention(10.0 * width * pairs, pairs, peak, generation, backward=True)
+        products, launches = (7, 2) if generation.endswith("_split") else (5, 1)
+        flops = 2.0 * products * width * pairs
+        return forward, self.fused_attention(flops, launches * pairs, peak, generation, backward=True)
 
     def fused_attention(self, flops: float, pairs: float, peak: float, generation: str, backward: bool) -> float:
         """Seconds of a kernel with so many FLOPs at `peak` FLOP/s, and an exponential for each pair."""
         model = self.model
-        native = generation == "flash3" and self.float8_peak > 0
+        native = generation.startswith("flash3") and self.float8_peak > 0
         later = model.attention_native_share if native else model.attention_share
         rate = peak * (model.attention_first_share if generation == "flash1" else later)
         exponentials = pairs / model.exponentials * (0.5 if native else 1.0)
         return flops / (rate * ATTENTION_BACKWARD if backward else rate) + exponentials
+
+    def blocks(
+        self, rows: int, heads: int, queries: int, keys: float, width: int, item: int = 2
+    ) -> tuple[float, float]:
+        """Seconds of attention in plain JAX, forward and backward: blocks that the mask empties are skipped.
+
+        Every matmul reads its operands from memory and writes float32, and what is between them are passes over a
+        block's float32 scores (`pallas_kernels/attention/reference.py`). Bytes per pair, those of the matmuls apart.
+        Forward: the greatest score is read (4), the exponential reads and writes (4 and an item), its sum reads an
+        item; sums of values are read twice and written (12 of a value's number). Backward: scores and the gradient of
+        the probabilities are read (8), both are written as items; three float32 sums likewise. Not measured.
+        """
+        seen = keys + SCORES_BLOCK / 2
+        batch, block, pairs = rows * heads, min(SCORES_BLOCK, queries), float(rows) * heads * queries * seen
+        turns = pairs / (float(batch) * block * block)
+        product = turns * self.matmul(block, block, width, batch, 4, item)
+        back = turns * self.matmul(block, width, block, batch, 4, item)
+        sums = 12.0 * width / block
+        forward = product + back + self.bytes_seconds(pairs * (8.0 + 2 * item + sums))
+        backward = 2 * product + 3 * back + self.bytes_seconds(pairs * (8.0 + 2 * item + 3 * sums))
+        return forward, backward
 
     def scores(
         self, rows: int, heads: int, queries: int, keys: int, width: int, dropout: bool, fused: bool, item: int = 2

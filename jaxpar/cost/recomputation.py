@@ -16,7 +16,7 @@ from jaxpar.cost.hardware_model import HardwareModel, nearest_hardware
 from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import LayerTime, layer_time
 from jaxpar.cost.layer_case import LayerCase
-from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
+from jaxpar.cost.mechanisms import GENERATIONS, Attention, Mechanisms
 from jaxpar.cost.messages import Network, network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.cost.work import Work, total
@@ -32,6 +32,7 @@ def layer_costs(
     context_strategy: str = "allgather",
     hardware: HardwareModel | None = None,
     measured: Mapping[str, float] | None = None,
+    attention: Attention | None = None,
 ) -> LayerCosts:
     """The costs of a layer of `shape` in jaxpar.
 
@@ -41,11 +42,12 @@ def layer_costs(
         context_strategy: how context ranks share a row.
         hardware: what the GPUs reach; None is what was fitted for them, or for the nearest kind.
         measured: seconds by operation (`LayerTime.operations`) that replace those of the model.
+        attention: the kernels of attention; None is those of jaxpar where cuDNN runs.
 
     Raises:
         UserError: a measured time is of no operation, or is below 0.
     """
-    time = layer_time(_case(shape, context_strategy), *_on(cluster, hardware))
+    time = layer_time(replace(_case(shape, context_strategy), attention=attention), *_on(cluster, hardware))
     time = replace(time, operations=dict(time.operations) | _checked(measured or {}, time))
     flops, outputs = operation_flops(shape), {}
     for name, operation in time.made.items():

@@ -243,6 +243,11 @@ class LayerShape:
         width = lambda one: FLOAT32_BYTES if one.float32 else self.item_bytes
         return {one.name: self.numbers(one) * width(one) for one in self.layer.activations}
 
+    @cached_property
+    def around_matmuls(self) -> int:
+        """See `matmul_bytes`."""
+        return sum(_around(self, part, group) for part in self.layer.parts if part.splits for group in part.groups)
+
     @property
     def keys_per_query(self) -> float:
         """Tokens that a token attends to on average, under a causal mask (and the model's window), in a row without
@@ -305,7 +310,7 @@ def between_bytes(shape: LayerShape) -> int:
 def matmul_bytes(shape: LayerShape) -> int:
     """Bytes of the inputs and of the outputs of matmuls: what a split backward leaves for the gradients of matrices
     that it computes apart."""
-    return sum(_around(shape, part, group) for part in shape.layer.parts if part.splits for group in part.groups)
+    return shape.around_matmuls
 
 
 def _around(shape: LayerShape, part: Part, group: Matmuls) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from jaxpar.cost.mechanisms import Attention
 from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes
 from jaxpar.mesh.wire.wire import EXACT, Wire
 
@@ -61,6 +62,8 @@ class Layout:
     precision: Precision = "bfloat16"
     wire: Wire = EXACT
     """How weights and gradients travel."""
+    attention: tuple[tuple[str, Attention], ...] = ()
+    """The kernels of attention that run in each kind of layers; where it names none, those of the software."""
     stage_layers: tuple[int, ...] | None = None
     """Layers of each chunk, in the order of the model; None makes them as equal as can be."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from jaxpar.layers.declaration.activations import Activation, Dims
@@ -144,12 +145,12 @@ class Part:
         assert sorted(made) == sorted(one.name for one in self.activations), f"{self.name}: each is made once"
         assert all(own in self.weights for group in self.groups for own in self.factors_of(*group.weights)), self.name
 
-    @property
+    @cached_property
     def groups(self) -> tuple[Matmuls, ...]:
         """Its matmuls by their common input."""
         return tuple(one for one in self.operations if isinstance(one, Matmuls))
 
-    @property
+    @cached_property
     def splits(self) -> bool:
         """Whether a split backward computes the gradients of its matrices apart. Those of experts are computed with the
         gradients of their rows, which are exchanged in slices, in rounds whose number is a value on the device."""
@@ -160,10 +161,10 @@ class Part:
         """Of the matrices of its groups."""
         return [name for group in self.groups for name in group.weights]
 
-    @property
-    def matrices(self) -> list[ParamSpec]:
+    @cached_property
+    def matrices(self) -> tuple[ParamSpec, ...]:
         """What tokens are multiplied with."""
-        return [self.weights[name] for group in self.groups for name in self.factors_of(*group.weights)]
+        return tuple(self.weights[name] for group in self.groups for name in self.factors_of(*group.weights))
 
     def is_factored(self, matrix: str) -> bool:
         """Whether a matrix of its groups is the product of two weights."""
@@ -194,10 +195,10 @@ class Layer:
             name: norm.weights for name, norm in self.norms.items()
         }
 
-    @property
-    def matrices(self) -> list[ParamSpec]:
+    @cached_property
+    def matrices(self) -> tuple[ParamSpec, ...]:
         """What tokens are multiplied with."""
-        return [spec for part in self.parts for spec in part.matrices]
+        return tuple(spec for part in self.parts for spec in part.matrices)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from jaxpar.attention import (
     choose_context_strategy,
     context_layout,
 )
-from jaxpar.attention.backends import scratch_bytes
+from jaxpar.attention.backends import backend_of, scratch_bytes
 from jaxpar.attention.balance import sequence_order
 from jaxpar.attention.context import neighbours
 from jaxpar.config import AttentionConfig, Config, UserError
@@ -71,6 +71,15 @@ def strategy_on(config: Config, cluster: Cluster) -> str:
     """The context strategy on the GPUs of a cluster."""
     request = widest(attention_requests(config, DescribedGPU.of(cluster.gpu), (), cluster.gpus_per_host))
     return choose_context_strategy(config.parallel.context_strategy, request, config.attention.backend).name
+
+
+def backends_on(config: Config, gpu: GPU, strategy: str) -> dict[str, str]:
+    """The attention backend of each kind of layers under a context strategy on GPUs of a cluster; without the kinds
+    that the configured one does not support, which a run refuses."""
+    whole_rows = config.parallel.context == 1 or strategy == "ulysses"
+    requests = attention_requests(config, DescribedGPU.of(gpu), ()).items()
+    found = {kind: backend_of(config.attention.backend, replace(one, whole_rows=whole_rows)) for kind, one in requests}
+    return {kind: name for kind, name in found.items() if name is not None}
 
 
 def scratch_on(config: Config, gpu: GPU, strategy: str) -> int:

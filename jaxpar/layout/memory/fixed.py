@@ -369,7 +369,8 @@ class _Counted:
         has a sum in float32 of the gradients of tokens, and a round's activations with half of their cotangents: there
         is memory for it although it does not run. Its sums of the gradients of matrices are the layer's gradients.
         """
-        return max(self._of_experts_in(shape) + self._of_codes_in(shape) for shape in self.shapes.values())
+        routed = [shape for shape in self.shapes.values() if shape.model.experts is not None]
+        return max((self._of_experts_in(shape) + self._of_codes_in(shape) for shape in routed), default=0)
 
     def _of_codes_in(self, shape: LayerShape) -> int:
         """What the codes of routed experts stand for, where they are quantised: rows and gradients in the order of the

@@ -71,6 +71,7 @@ def measured_row(
     shards = axes["replica"] * axes["fsdp"] * axes["expert"]
     devices = shards * axes["pipe"] * axes["context"] * axes["tensor"]
     heads = model["heads"]
+    experts = model["experts"] or {}
     remat = next((name for name in PRESETS if name in plan["remat"]), "gemm_last")
     cells = {
         "source": config["run"]["name"], "citation": folder, "row_id": config["run"]["name"],
@@ -81,11 +82,16 @@ def measured_row(
         "tied_embeddings": int(model["tied"]), "seq_len": data["sequence_length"],
         "global_batch_seqs": data["batch_size"], "micro_batch_seqs": plan["microbatch_rows"], "dp": shards,
         "zero_stage": plan["zero"], "tp": axes["tensor"], "sequence_parallel": int(axes["tensor"] > 1),
-        "cp": axes["context"], "pp": axes["pipe"], "vpp": plan["virtual_stages"], "ep": 1,
+        "cp": axes["context"], "pp": axes["pipe"], "vpp": plan["virtual_stages"],
+        "ep": axes["expert"] if experts else 1,
         "pipeline_schedule": plan["schedule"] if axes["pipe"] > 1 else "none", "recompute": remat,
         "offload_alpha": config["memory"]["offload_fraction"],
         "precision": SHORT.get(plan["dtypes"]["compute"], plan["dtypes"]["compute"]), "flash_attention": "",
         "step_time_s": f"{step_seconds:.6g}", "tokens_per_s_per_gpu": "",
         "peak_memory_gib": "" if peak_gib is None else f"{peak_gib:.4g}", "notes": "measured by the run itself",
+        "mechanisms": f"attention={plan['attention']['name']}" if gpu != "cpu" else "",
+        "n_experts": experts.get("count", ""), "experts_per_token": experts.get("per_token", ""),
+        "d_expert": experts.get("width") or "", "shared_experts": experts.get("shared", ""),
+        "imbalance": config["parallel"]["expert_imbalance"] if experts else "",
     }  # fmt: skip
     return {name: str(value) for name, value in cells.items()}

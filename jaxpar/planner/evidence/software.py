@@ -8,7 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
-from jaxpar.cost.mechanisms import GENERATIONS, NEUTRAL, Mechanisms
+from jaxpar.cost.mechanisms import BACKENDS, GENERATIONS, NEUTRAL, Mechanisms
 
 FRAMEWORKS = (
     ("llm-foundry", "llm-foundry"),
@@ -37,7 +37,8 @@ def generation(framework: str) -> str | None:
 def mechanisms_of(row: Mapping[str, str], place: str = "", *, unknown: bool = False) -> Mechanisms:
     """The mechanisms of a row's software: those of its generation, changed by what the row states.
 
-    The column `mechanisms` may change any of them: `compiled=1;overlap_tensor=1`.
+    The column `mechanisms` may change any of them: `compiled=1;overlap_tensor=1`. Attention may also be an
+    implementation of ours, as in `attention=cudnn`.
 
     Args:
         row: the cells by column.
@@ -72,6 +73,7 @@ def _stated(text: str, place: str) -> dict[str, Any]:
                 f"{quoted(part)}{did_you_mean(name, known)}"
             )
         legal = ("0", "1") if types[name] is bool else get_args(types[name])
+        value = BACKENDS.get(value, value) if name == "attention" else value
         if value not in legal:
             raise UserError(f"{place}: mechanisms: {name}: expected {one_of(legal)}, got {quoted(value)}")
         found[name] = value == "1" if types[name] is bool else value

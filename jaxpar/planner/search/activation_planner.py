@@ -10,11 +10,12 @@ from typing import Any
 
 from jaxpar.config.plan import AxisSizes, LayerRun
 from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.cost.mechanisms import BACKENDS, Attention
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers.declared import activation_names
-from jaxpar.layout.choices.attention import scratch_on
+from jaxpar.layout.choices.attention import backends_on, scratch_on
 from jaxpar.layout.choices.matmul import expert_codes
 from jaxpar.layout.choices.replica_sums import only_after
 from jaxpar.layout.choices.tiles import mlp_tiles, without_hidden
@@ -30,6 +31,7 @@ from jaxpar.memory.remat import joined, runs_by_kind
 from jaxpar.mesh.wire.wire import Wire
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.layout import Layout, Remat
+from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.search.space import Choice, Group
 from jaxpar.planner.settings import ONE_STAGE, Runs, as_remat, of_all_names, runs_of
 from jaxpar.planner.step_time.chunks import Kinds, chunk_slots
@@ -94,7 +96,7 @@ class ActivationPlanner:
             stage_layers=choice.stage_layers, expert_exchange=asked.expert_exchange,
             expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,
             exchange_wire=precision.exchange_wire, expert_codes=self._expert_codes,
-            sums_early=asked.replica_sums != "after",
+            sums_early=asked.replica_sums != "after", attention=self.attention,
             expert_slices=asked.expert_slices if group.expert > 1 else "auto",
         )  # fmt: skip
 
@@ -154,14 +156,38 @@ class ActivationPlanner:
         return self.known[key]
 
     @property
+    def attention(self) -> tuple[tuple[str, Attention], ...]:
+        """The kernels of attention that a run takes; none on CPUs, whose share is of whatever runs there."""
+        if is_cpu(self.cluster):
+            return ()
+        group, strategy = self.group, self.choice.context_strategy
+        key = "attention", self._rows_attended, group.context, group.tensor, strategy
+        if key not in self.known:
+            gpu = min(self.cluster.gpus, key=lambda gpu: gpu.compute_capability)
+            found = backends_on(self.model.alike(self._bare_case), gpu, strategy)
+            self.known[key] = tuple((kind, BACKENDS[name]) for kind, name in found.items())
+        return self.known[key]
+
+    @property
+    def _rows_attended(self) -> int:
+        """Rows of a microbatch, where the choice of attention depends on them: cuDNN's packed form takes scratch
+        memory for each."""
+        return self.group.microbatch if self.model.config.data.packed else 0
+
+    @property
+    def _bare_case(self) -> Case:
+        """The case of a configuration with these axes, whatever the layers keep."""
+        group = self.group
+        sizes = group.pipe, group.shards, group.context, group.tensor, group.microbatch
+        return Case(*sizes, self._microbatches, 0, self.kinds)
+
+    @property
     def _scratch(self) -> int:
         """Scratch memory of a layer's attention."""
         group, strategy = self.group, self.choice.context_strategy
         key = "scratch", group.microbatch, group.context, group.tensor, strategy
         if key not in self.known:
-            sizes = group.pipe, group.shards, group.context, group.tensor, group.microbatch
-            case = Case(*sizes, self._microbatches, 0, self.kinds)
-            self.known[key] = scratch_on(self.model.alike(case), self.cluster.gpu, strategy)
+            self.known[key] = scratch_on(self.model.alike(self._bare_case), self.cluster.gpu, strategy)
         return self.known[key]
 
     def _units(self, remat: Remat) -> Units:
@@ -226,8 +252,9 @@ class ActivationPlanner:
         key = "costs", group.microbatch, group.expert, group.context, group.tensor, strategy
         if key not in self.known:
             axes = AxisSizes(expert=group.expert, context=group.context, tensor=group.tensor)
+            attention = dict(self.attention)
             self.known[key] = {
-                kind: layer_costs(shape, self.cluster, strategy, self.hardware)
+                kind: layer_costs(shape, self.cluster, strategy, self.hardware, attention=attention.get(kind))
                 for kind, shape in layer_shapes(self.model.config, axes, group.microbatch).items()
             }
         return self.known[key]

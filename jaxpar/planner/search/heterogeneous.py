@@ -106,11 +106,18 @@ class StepTimer:
         return replace(least, seconds=sum(spent.values()), breakdown=spent)
 
     def head(self, layout: Layout) -> float | None:
-        """Seconds of loss and head of a microbatch where all ranks wait for the slowest; None elsewhere."""
+        """Seconds of loss and head of a microbatch, of the slowest kind where all ranks wait for it; None where hosts
+        differ and ranks go on when they can."""
         kinds = self.kinds(layout)
-        if not kinds or not self.mechanisms.lockstep:
+        if not kinds:
+            return self._steps(self.model.layers, self.cluster, None).step(layout).pieces.head
+        if not self.mechanisms.lockstep:
             return None
         return max(self.parts(self.model.layers, layout, group).pieces.head for group in kinds)
+
+    def jitter(self, devices: int) -> float:
+        """Ratio of the step of so many devices of the cluster to that of one host, from waiting for the slowest."""
+        return self._steps(self.model.layers, self.cluster, None).jitter(devices)
 
     def chunk_times(self, layout: Layout) -> tuple[list[ChunkTime], float, float]:
         """Seconds of a microbatch in each chunk, in the order of the model, in the head and between ranks."""
@@ -173,6 +180,14 @@ class StepTimer:
         return self._steps(layers, cluster, None).time(layout, waits=False)
 
     def _steps(self, layers: int, cluster: Cluster, network: Network | None) -> Steps:
+        if network is not None:
+            return self._steps_of(layers, cluster, network)
+        key = "steps", layers, id(cluster)  # of clusters that this object holds
+        if key not in self._made:
+            self._made[key] = self._steps_of(layers, cluster, None)
+        return self._made[key]
+
+    def _steps_of(self, layers: int, cluster: Cluster, network: Network | None) -> Steps:
         return steps_of(
             self._model_of(layers), self.sequence_length, self.global_batch, cluster,
             self.mechanisms, self._reached(cluster), self.update, network,
@@ -184,11 +199,15 @@ class StepTimer:
         if layers not in self._made and model.pattern is not None and layers != model.layers:
             assert layers % model.layers == 0, "kinds in other parts would be another model"
             model = replace(model, pattern=Pattern(layer_kinds(model)))
-        return self._made.setdefault(layers, replace(model, layers=layers))
+        if layers not in self._made:
+            self._made[layers] = replace(model, layers=layers)
+        return self._made[layers]
 
     def _cluster_of(self, group: Group) -> Cluster:
         """The same object for equal arguments."""
-        return self._made.setdefault(group.name, self.cluster.of_kind(group))
+        if group.name not in self._made:
+            self._made[group.name] = self.cluster.of_kind(group)
+        return self._made[group.name]
 
     def _named(self, gpu: GPU) -> Group:
         return next(group for group in self.cluster.groups if group.gpu == gpu)

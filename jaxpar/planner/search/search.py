@@ -4,9 +4,9 @@ Best first (A*): a queue of nodes by what they take at least. A node is a group 
 choice within it (ZeRO stage, context strategy, where the optimizer's state is stored), then a schedule for that, then a
 layout whose step is timed in full. Each node has a lower bound for everything under it:
 
-1. **Group**: matmuls, attention, elementwise work the messages of tensor
-   ranks and of tokens to experts of a step that recomputes nothing, on
-   a pipeline that never waits. No choice reduces them.
+1. **Group**: matmuls, attention (by the fastest of its strategies' kernels), elementwise work, the messages of tensor
+   ranks and of tokens to experts of a step that recomputes nothing, on a pipeline that never waits. No choice reduces
+   them.
 2. **Choice**: adds the messages of its data and context ranks, and its optimizer.
 3. **Schedule**: adds the shortest bubble that its number of chunks allows, then the simulated one. Recomputation only
    lengthens the backward; it hides at most that much more of a message there.
@@ -113,7 +113,16 @@ class Search:
 
     def on(self, cluster: Cluster) -> Search:
         """The same search on another cluster."""
-        return Search(replace(self.space, cluster=cluster), self.mechanisms, self.hardware, self.limit)
+        other = Search(replace(self.space, cluster=cluster), self.mechanisms, self.hardware, self.limit)
+        if self._alike(cluster):
+            other.model, other._known = self.model, self._known
+        return other
+
+    def _alike(self, cluster: Cluster) -> bool:
+        """Whether another cluster differs in the number of hosts alone, so that layers take the same memory there."""
+        own, others = self.cluster.groups, cluster.groups
+        same = len(own) == len(others) == 1 and replace(own[0], hosts=others[0].hosts) == others[0]
+        return same and cluster == replace(self.cluster, name=cluster.name, groups=others)
 
     def best(self, number: int) -> list[Planned]:
         """The best layouts that jaxpar would run, all different; fewer where there are fewer.
@@ -194,35 +203,49 @@ class Search:
 
     def _group_bound(self, group: Group) -> float:
         self.effort.bounded += 1
-        least = self._floor(self._bare(group, self.space.zeros(group)[0], self.space.strategies(group)[0], False))
-        return sum(least.breakdown[name] for name in GROUP_PARTS)
+        zero, found = self.space.zeros(group)[0], dict[Hashable, float]()
+        for strategy in self.space.strategies(group):  # those with the same kernels of attention take the same
+            bare = self._bare(group, zero, strategy, False)
+            if bare.attention not in found:
+                least = self._floor(bare)
+                found[bare.attention] = sum(least.breakdown[name] for name in GROUP_PARTS)
+        least = min(found.values())
+        head = self._head(group)
+        return self._jitter(group) * (least + self._least_wait(group, least - head / group.pipe, head))
 
     def _choices(self, group: Group) -> Iterator[tuple[float, Any]]:
-        for zero, offload in product(self.space.zeros(group), self.space.offloads()):
-            least = self._bare_planner(group, zero, "allgather", offload).least()
-            if least.device - least.saved_activations > self.usable:
-                self.effort.too_large += 1
-                continue
-            for strategy in self.space.strategies(group):
-                self.effort.bounded += 1
-                floor = self._floor(self._bare(group, zero, strategy, offload))
-                # Chunks that are held whole are gathered once for all microbatches.
-                held = floor.breakdown["data"] if zero == 3 else 0.0
-                bound = floor.seconds - held
-                ideal = sum(floor.breakdown[name] for name in GROUP_PARTS)
-                node = lambda z=zero, s=strategy, a=offload, f=bound, i=ideal: self._schedules(group, z, s, a, f, i)
-                yield bound, node
+        offloads = self.space.offloads()
+        for zero, strategy in product(self.space.zeros(group), self.space.strategies(group)):
+            bound, ideal = self._choice_bound(group, zero, strategy, offloads[0])
+            for offload in offloads:  # state on the host only adds copies
+                node = lambda z=zero, s=strategy, a=offload, f=bound, i=ideal: self._placed(group, z, s, a, f, i)
+                yield bound + self._least_wait(group, ideal, self._head(group)), node
 
-    def _schedules(
-        self, group: Group, zero: int, strategy: str, offload: bool, floor: float, ideal: float
+    def _choice_bound(self, group: Group, zero: int, strategy: str, offload: bool) -> tuple[float, float]:
+        """Least seconds of a step, and of the layers of a rank, in a pipeline that never waits."""
+        self.effort.bounded += 1
+        floor = self._floor(self._bare(group, zero, strategy, offload))
+        # Chunks that are held whole are gathered once for all microbatches.
+        held = floor.breakdown["data"] if zero == 3 else 0.0
+        layers = sum(floor.breakdown[name] for name in GROUP_PARTS) - self._head(group) / group.pipe
+        return floor.seconds - held, layers
+
+    def _placed(
+        self, group: Group, zero: int, strategy: str, offload: bool, floor: float, layers: float
     ) -> Iterator[tuple[float, Any]]:
-        microbatches = self.space.config.data.batch_size // (group.data * group.microbatch)
+        least = self._bare_planner(group, zero, "allgather", offload).least()
+        if least.device - least.saved_activations > self.usable:
+            self.effort.too_large += 1
+            return
+        if offload and len(self.space.offloads()) > 1:
+            floor, layers = self._choice_bound(group, zero, strategy, offload)
+        microbatches = self._microbatches(group)
         head = self._head(group)
         for schedule, virtual in self.space.schedules(group.pipe, microbatches):
             choice = Choice(schedule, virtual, zero, strategy, offload)
             self.effort.bounded += 1
             yield (
-                floor + self._least_bubble(group, choice, ideal - head / group.pipe, head),
+                floor + self._least_bubble(group, choice, layers, head),
                 lambda choice=choice: self._simulated(self.activations(group, choice)),
             )
 
@@ -235,12 +258,35 @@ class Search:
         """
         if group.pipe == 1:
             return 0.0
-        microbatches = self.space.config.data.batch_size // (group.data * group.microbatch)
-        family = SCHEDULES[choice.schedule]
+        share = self._share_waited(choice.schedule, choice.virtual_stages)
+        return share * layers * (group.pipe - 1) / self._microbatches(group) + head * (1 - 1 / group.pipe)
+
+    def _least_wait(self, group: Group, layers: float, head: float) -> float:
+        """The least of `_least_bubble` over the schedules of a group."""
+        if group.pipe == 1:
+            return 0.0
+        microbatches = self._microbatches(group)
+        key = "least share waited", group.pipe, microbatches
+        if key not in self._known:
+            found = self.space.schedules(group.pipe, microbatches)
+            self._known[key] = min(self._share_waited(name, virtual) for name, virtual in found)
+        return self._known[key] * layers * (group.pipe - 1) / microbatches + head * (1 - 1 / group.pipe)
+
+    def _share_waited(self, schedule: str, virtual_stages: int) -> float:
+        """The least share of a stage's layers that a rank waits for while a pipeline fills and empties."""
+        family = SCHEDULES[schedule]
         share = SPLIT_SHARE if family.splits_backward else 1.0
         long = 2 if family.placement == "v" and self.mechanisms.lockstep else 1
-        waits = long * share * layers * (group.pipe - 1) / (microbatches * choice.virtual_stages)
-        return waits + head * (1 - 1 / group.pipe)
+        return long * share / virtual_stages
+
+    def _microbatches(self, group: Group) -> int:
+        return self.space.config.data.batch_size // (group.data * group.microbatch)
+
+    def _jitter(self, group: Group) -> float:
+        """What waiting for the slowest host multiplies a step's pipeline by, where hosts are alike."""
+        if len(self.cluster.groups) > 1:
+            return 1.0
+        return self.timer.jitter(group.pipe * group.data * group.context * group.tensor)
 
     def _head(self, group: Group) -> float:
         """Seconds of head and loss of all microbatches, which do not grow with the number of layers.
@@ -250,11 +296,15 @@ class Search:
         if group.pipe == 1:
             return 0.0
         if group not in self._heads:
-            layers = self.space.config.model.layers
             bare = self._bare(group, self.space.zeros(group)[0], self.space.strategies(group)[0], False)
-            work = lambda layers: sum(self._floor(bare, layers).breakdown[name] for name in GROUP_PARTS)
-            slowest = (self.timer.head(bare) or 0.0) * bare.microbatches(self.space.config.data.batch_size)
-            self._heads[group] = max(slowest, group.pipe * (2 * work(layers) - work(2 * layers)))
+            found = self.timer.head(bare)
+            if found is None or len(self.cluster.groups) > 1:
+                layers = self.space.config.model.layers
+                work = lambda layers: sum(self._floor(bare, layers).breakdown[name] for name in GROUP_PARTS)
+                slowest = (found or 0.0) * self._microbatches(group)
+                self._heads[group] = max(slowest, group.pipe * (2 * work(layers) - work(2 * layers)))
+            else:
+                self._heads[group] = found * self._microbatches(group)
         return self._heads[group]
 
     def _simulated(self, activations: ActivationPlanner) -> Iterator[tuple[float, Any]]:

@@ -54,12 +54,13 @@ class Layers:
     ):  # fmt: skip
         assert model.vocab is not None, "the vocabulary is known before a step is predicted"
         self._does, self._counts = does, kind_counts(model)
+        attention = dict(layout.attention)
         self.cases: dict[str, LayerCase] = {
             kind: layer_case(
                 own, sequence, layout.microbatch, layout.tensor, layout.context, layout.context_strategy,
                 layout.sequence_parallel, layout.precision, lora, layout.expert, layout.expert_exchange,
                 layout.expert_capacity, layout.imbalance, layout.expert_slices, layout.exchange_wire,
-                layout.expert_codes,
+                layout.expert_codes, attention.get(kind),
             )
             for kind, own in kind_models(model).items()
         }  # fmt: skip

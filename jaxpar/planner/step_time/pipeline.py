@@ -124,6 +124,7 @@ def _seconds(stages: Stages, microbatches: int, pieces: Pieces) -> float:
     )  # fmt: skip
 
 
+@lru_cache(maxsize=10_000)
 def chunk_layers(layers: int, chunks: int) -> tuple[int, ...]:
     """Layers of each chunk: as even as possible; the middle ones take the remainder."""
     each, over = divmod(layers, chunks)

@@ -60,6 +60,7 @@ class Steps:
         self.network = network_of(cluster, self.hardware) if network is None else network
         self._layers: dict[tuple[object, ...], Layers] = {}
         self._rings: dict[tuple[int, int, bool], Ring] = {}
+        self._messages: dict[tuple[Wire, int, int, float], WireMessages] = {}
         self._steps: dict[tuple[object, ...], Step] = {}
         tokens = batch * sequence
         self._flops = flops_per_step(model, tokens, causal_pairs(model, tokens, sequence), self.vocab, update.lora)
@@ -86,7 +87,7 @@ class Steps:
             layout.zero, layout.context_strategy, layout.remat, layout.offload_fraction, layout.optimizer_offload,
             layout.sequence_parallel, layout.precision, layout.wire, kinds_of_slots(self.model, layout),
             layout.expert_exchange, layout.expert_capacity, layout.imbalance, layout.expert_slices,
-            layout.exchange_wire, layout.expert_codes, layout.sums_early, self._held_rows(layout),
+            layout.exchange_wire, layout.expert_codes, layout.attention, layout.sums_early, self._held_rows(layout),
             reduces_with_weights(layout, self.does),
         )  # fmt: skip
         if key not in self._steps:
@@ -104,7 +105,7 @@ class Steps:
         key = (
             layout.microbatch, layout.tensor, layout.context, layout.context_strategy, layout.sequence_parallel,
             layout.precision, self.expert_of(layout), layout.expert_exchange, layout.expert_capacity, layout.imbalance,
-            layout.expert_slices, layout.exchange_wire, layout.expert_codes,
+            layout.expert_slices, layout.exchange_wire, layout.expert_codes, layout.attention,
         )  # fmt: skip
         if key not in self._layers:
             self._layers[key] = Layers(
@@ -128,6 +129,15 @@ class Steps:
         if key not in self._rings:
             self._rings[key] = self.network.ring(*key)
         return self._rings[key]
+
+    def messages(self, wire: Wire, ranks: int, stride: int, item: float) -> WireMessages:
+        """Messages of weights and gradients over so many ranks; `item` is the bytes of a stored weight."""
+        key = wire, ranks, stride, item
+        if key not in self._messages:
+            gradient = 4.0 if self.does.gradient_type == "float32" else 2.0
+            own = WireMessages(self.network, wire, ranks, stride, item, gradient, self.does.shared_cards)
+            self._messages[key] = own
+        return self._messages[key]
 
     def jitter(self, devices: int) -> float:
         """Ratio of the step of so many devices to that of one host, from waiting for the slowest host."""
@@ -177,9 +187,7 @@ class Step:
     def _messages(self, ranks: int, stride: int, wire: Wire | None = None) -> WireMessages:
         """Messages of weights and gradients over so many ranks; those of `wire`, or as the layout's matrices travel."""
         wire = self.layout.wire if wire is None else wire
-        gradient = 4.0 if self.does.gradient_type == "float32" else 2.0
-        item, shared = float(self.case.item), self.does.shared_cards
-        return WireMessages(self.network, wire, ranks, stride, item, gradient, shared)
+        return self.where.messages(wire, ranks, stride, float(self.case.item))
 
     def _expert_wire(self) -> Wire:
         """How weights of experts travel: their secondary shard has the neighbours that share an expert, if any."""
@@ -255,8 +263,7 @@ class Step:
         layout, again, m = self.layout, self.again, self.microbatches
         forward, backward = self.layers.forward, self.layers.backward
         per_rank = self.model.layers / layout.pipe
-        each = self.passed.items()
-        mean = Passed(*(self.layers.average({kind: own[place] for kind, own in each}) for place in range(9)))
+        mean = self._mean_passed()
         whole_f, whole_b, f, b, b_again = mean.forward, mean.backward, mean.own_forward, mean.own_backward, mean.again
         offload, back = (mean.offload, mean.offload_back), b + b_again
         head = self.layers.head_seconds
@@ -277,6 +284,14 @@ class Step:
         spent["offload"] = count * sum(offload)
         spent["data"] = count * (whole_f + whole_b - f - back - sum(offload))
         spent["bubble"] = spent["stragglers"] = 0.0  # of the schedule, below
+
+    def _mean_passed(self) -> Passed:
+        """A layer on average over kinds."""
+        first, *others = self.passed.values()
+        if not others:
+            return first
+        each = self.passed.items()
+        return Passed(*(self.layers.average({kind: own[place] for kind, own in each}) for place in range(9)))
 
     def _weights(self, kind: str, layers: int = 1) -> tuple[float, float, float]:
         """Messages of the sharded weights and gradients of so many layers per microbatch: gathered forward, gathered

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from jaxpar.config import config_to_dict
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.observe.writers.measured_row import MEASURED_FILE, measured_row
 from jaxpar.planner.evidence.anchors import read_anchors
-from jaxpar.planner.evidence.published import COLUMNS, read_runs
+from jaxpar.planner.evidence.published import COLUMNS, OPTIONAL, read_runs
 from jaxpar.planner.evidence.validate import PUBLISHED, judge
 from jaxpar.planner.planning import anchored
 from jaxpar.planner.search.candidate import Planned
@@ -33,7 +34,7 @@ def row(folder: Path, planned: Planned, slower: float, **changed: str) -> Path:
     seconds = slower * planned.candidate.seconds
     cluster = planned.cluster
     cells = measured_row(config, plan, cluster.gpu.short, cluster.gpus_per_host, seconds, None, str(folder)) | changed
-    assert set(COLUMNS) == set(cells)
+    assert set(COLUMNS) <= set(cells) <= {*COLUMNS, *OPTIONAL}
     with (folder / MEASURED_FILE).open("w", newline="") as stream:
         writer = csv.DictWriter(stream, cells)
         writer.writeheader()
@@ -48,6 +49,25 @@ def test_the_row_of_a_run_holds_its_layout_and_is_timed_as_the_plan_was(tmp_path
         ours.pipe, ours.data, ours.context, ours.tensor, ours.microbatch, ours.zero
     )  # fmt: skip
     assert run.software == "jaxpar" and run.cluster.devices == planned.cluster.devices
+    assert judge(run).error == pytest.approx(0, abs=0.03)
+
+
+def test_the_row_of_a_run_with_experts_holds_their_ranks(tmp_path: Path):
+    experts = ExpertsConfig(count=8, per_token=2, width=1024)
+    config = model_of(model={"activation": "swiglu", "experts": experts}, data={"batch_size": 64})
+    planned = search_of(config, expert=4, pipe=1, offload="none").best(1)[0]
+    (run,) = read_runs(row(tmp_path, planned, 1.0) / MEASURED_FILE)
+    (layout,) = run.layouts
+    assert (layout.expert, layout.data) == (4, planned.candidate.layout.data)
+    assert run.model.experts is not None
+    assert (run.model.experts.count, run.model.experts.per_token, run.model.experts.width) == (8, 2, 1024)
+    assert judge(run).time is not None
+
+
+def test_the_row_of_a_run_names_the_kernels_of_attention(tmp_path: Path):
+    plain = search_of(model_of(attention={"backend": "xla"}), pipe=1, remat="none").best(1)[0]
+    (run,) = read_runs(row(tmp_path, plain, 1.0) / MEASURED_FILE)
+    assert run.mechanisms.attention == "blocks"
     assert judge(run).error == pytest.approx(0, abs=0.03)
 
 
