@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 
@@ -23,7 +24,7 @@ from jaxpar.layout import plan_file
 from jaxpar.layout.make_plan import with_vocab
 from jaxpar.planner.evidence.anchors import read_anchors
 from jaxpar.planner.evidence.verified import Verified, check_verifiable, print_verified, verify
-from jaxpar.planner.machine import named_cluster
+from jaxpar.planner.machine import is_cpu, named_cluster
 from jaxpar.planner.placement.measured import PLACED, measured
 from jaxpar.planner.profile import read_profile
 from jaxpar.planner.report import words
@@ -122,6 +123,19 @@ class Planning:
         console.print(f"Wrote {self.output}; run it with python -m jaxpar.train --plan {self.output}", soft_wrap=True)
         if self.page is not None:
             console.print(f"Page: {self.page}", soft_wrap=True, highlight=False)
+        if not (self.verify or is_cpu(cluster)):
+            console.print(f"Check it against the compiled program: {self.verifying}", soft_wrap=True, highlight=False)
+
+    @property
+    def verifying(self) -> str:
+        """The command that compiles these plans."""
+        words = ["python -m jaxpar.plan", "--config", str(self.config), "--cluster", self.cluster]
+        for option, values in (("--set", self.overrides), ("--fix", self.fixed), ("--avoid", self.avoided)):
+            words += [part for value in values for part in (option, value)]
+        words += ["--profile", str(self.profile)] if self.profile is not None else []
+        words += ["--measured", str(self.measured)] if self.measured is not None else []
+        words += ["--top", str(self.top)] if self.top != Planning.top else []
+        return " ".join([words[0], *map(quote, words[1:]), "--verify"])
 
 
 def best_with_idle_hosts(search: Search, number: int) -> tuple[Search, list[Planned], str | None]:

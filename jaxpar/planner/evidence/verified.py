@@ -3,13 +3,15 @@
 The program gives the memory of a device and the bytes that are sent while nothing computes. Both replace what was
 predicted: memory is what XLA allocates, and the time waiting for messages follows from those bytes, and from how much
 hidden messages slow down the compute beside them, by the same model of links. Compute, the bubble, copies to the host
-and the update stay as predicted.
+and the update stay as predicted: products are timed by tiles there, and a program's conditionals count every branch.
+The program's own seconds stand beside the predicted ones, by class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,25 @@ from jaxpar.planner.report import words
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.units import seconds, size
 
-WAITS = ("tensor", "context", "data")
+WAITS = ("tensor", "context", "exchange", "data")
 """Parts of a step's time that wait for messages of the program."""
+CLASSES = {
+    "matrix products": (("matmuls",), ("matmul",)),
+    "attention": (("attention",), ("attention",)),
+    "memory traffic": (("other", "optimizer"), ("elementwise", "copy")),
+    "recomputation": (("recomputation",), ()),
+    "tensor": (("tensor",), ("tensor",)),
+    "context": (("context",), ("context",)),
+    "experts": (("exchange",), ("exchange",)),
+    "data": (("data",), ("data",)),
+    "host": (("offload",), ("host",)),
+    "pipe": (("bubble",), ("pipe",)),
+    "other waiting": (("launches", "stragglers"), ()),
+}
+"""Classes of time: parts of a predicted step, and kinds of kernels of a program and axes of what it waits for. A
+program's recomputation is in its kernels, and so is what ranks of a pipeline compute in ticks that are idle."""
+OF_TOKENS = ("exchange_tokens", "gather_tokens", "scatter_tokens")
+"""Collectives that send tokens to their experts."""
 OF_WEIGHTS = ("gather_weight", "scatter_gradient")
 """Collectives that belong to `data` whatever axes they run over."""
 
@@ -47,6 +66,18 @@ class Verified:
     """Bytes that a device sends to others in a step while nothing computes, in the compiled program."""
     notes: tuple[str, ...] = ()
     """Where the compiled program differs from the one that will run."""
+    compiled: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the program by kind of kernel, and those that it waits for, by axis: keys of `CLASSES`."""
+
+    @property
+    def seconds_by_class(self) -> dict[str, tuple[float, float | None]]:
+        """(predicted, compiled) by class; None where the program's seconds are in other classes."""
+        breakdown = self.predicted.candidate.time.breakdown
+        of = lambda names, found: sum(found.get(name, 0.0) for name in names)
+        return {
+            name: (of(parts, breakdown), of(kinds, self.compiled) if kinds else None)
+            for name, (parts, kinds) in CLASSES.items()
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, beside the plan."""
@@ -56,6 +87,10 @@ class Verified:
             "exposed_bytes": self.exposed_bytes,
             "predicted_step_time_s": self.predicted.candidate.seconds,
             "predicted_peak_bytes": self.predicted.candidate.memory.device,
+            "seconds_by_class": {
+                name: {"predicted": before, "compiled": after}
+                for name, (before, after) in self.seconds_by_class.items()
+            },
             "notes": list(self.notes),
         }
 
@@ -90,7 +125,12 @@ def verify(
         report_progress(f"Compiling {place} of {len(plans)}: {words.axes(planned.candidate.layout)}")
         compilation = compile_step(planned.config, planned.cluster, timeout_s=timeout_s, cache=cache)
         report = make_report(Analysis(compilation, planned.cluster, hardware=hardware), planned.config.run.name)
-        found.append(judged(planned, hardware, report.allocated_bytes, report.fits, report.collectives, report.notes))
+        found.append(
+            judged(
+                planned, hardware, report.allocated_bytes, report.fits, report.collectives, report.notes,
+                report.seconds_by_kind,
+            )
+        )  # fmt: skip
     return ranked(found)
 
 
@@ -101,20 +141,24 @@ def judged(
     fits: bool,
     collectives: Iterable[Collective],
     notes: tuple[str, ...] = (),
+    kernels: Mapping[str, float] | None = None,
 ) -> Verified:
     """A plan with the memory and the messages of its program in place of the predicted ones.
 
     The program's messages are timed at one bandwidth between hosts, the median where several were measured, whatever
     the places of its nodes. A message that compute hides takes from it what the hardware model has for it
     (`overlap_slowdown`), as in the prediction. Ranks of a pipeline send in ticks in which they have nothing to do, too;
-    those are in the predicted bubble, and so the messages count by the share of the step that is none.
+    those are in the predicted bubble, and so the messages count by the share of the step that is none. `kernels` are the
+    program's seconds by kind.
     """
     time, memory = planned.candidate.time, planned.candidate.memory
     busy = 1 - time.breakdown["bubble"] / time.seconds
     waits: dict[str, float] = dict.fromkeys(WAITS, 0.0)
-    sent = 0.0
+    sent, compiled = 0.0, Counter(kernels or {})
     for row in collectives:
-        if row.axis == "host" or "pipe" in row.axis.split("+") or not row.seconds:
+        apart = next((axis for axis in ("host", "pipe") if axis in row.axis.split("+")), None)
+        compiled[apart or _part(row)] += row.exposed_s
+        if apart or not row.seconds:
             continue
         hidden = hardware.overlap_slowdown * (row.seconds - row.exposed_s)
         waits[_part(row)] += busy * (row.exposed_s + hidden)
@@ -134,12 +178,16 @@ def judged(
         memory=memory._replace(temporaries=memory.temporaries + allocated_bytes - memory.device),
     )
     default = planned.default_seconds / faster  # assumed to change by the same ratio
-    return Verified(replace(planned, candidate=better, default_seconds=default), planned, fits, sent, notes)
+    return Verified(
+        replace(planned, candidate=better, default_seconds=default), planned, fits, sent, notes, dict(compiled)
+    )
 
 
 def _part(row: Collective) -> str:
     """Which part of a step's time a message belongs to."""
     axes = row.axis.split("+")
+    if row.collective in OF_TOKENS:
+        return "exchange"
     if (
         row.collective in OF_WEIGHTS
         or not {"tensor", "context"} & set(axes)
@@ -180,7 +228,30 @@ def print_verified(found: Sequence[Verified], console: Console) -> None:
             seconds(after.seconds),
         )
     console.print(table)
+    console.print(_classes(found))
     if not found[0].fits:
         console.print("  none of these fits: raise --top, or hold less with --fix", highlight=False, soft_wrap=True)
     for note in dict.fromkeys(note for one in found for note in one.notes):
         console.print(f"  {note}", highlight=False, soft_wrap=True)
+
+
+def _classes(found: Sequence[Verified]) -> Table:
+    """Predicted seconds and those of the program by class, in pairs of columns."""
+    table = Table(
+        title="By class of time: predicted, compiled", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False,
+        padding=(0, 1),
+    )  # fmt: skip
+    table.add_column("class")
+    for one in found:
+        table.add_column(words.axes(one.planned.candidate.layout), justify="right")
+        table.add_column("compiled", justify="right")
+    for name in CLASSES:
+        pairs = [one.seconds_by_class[name] for one in found]
+        if any(before or after for before, after in pairs):
+            shown = [text for before, after in pairs for text in (seconds(before), _shown(after))]
+            table.add_row(name, *shown)
+    return table
+
+
+def _shown(compiled: float | None) -> str:
+    return "in the others" if compiled is None else seconds(compiled)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -76,5 +75,3 @@ class Effort:
     """Choices and schedules under which nothing fits."""
     declined: list[tuple[Candidate, str]] = field(default_factory=list)
     """Layouts that a run would refuse, and why."""
-    refused: Counter[str] = field(default_factory=Counter)
-    """Groups that a rule of the configuration excludes, by rule."""

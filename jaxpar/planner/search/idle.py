@@ -30,6 +30,8 @@ def on_fewer_hosts(search: Search, seconds: float) -> Search | None:
     for hosts in fewer_hosts(cluster.hosts):
         name = f"{hosts} of the {cluster.hosts} hosts of {cluster.name}"
         other = search.on(replace(cluster, name=name, groups=(replace(group, hosts=hosts),)))
+        if other.least_seconds() >= seconds:  # as for all that have fewer
+            break
         found = other.fastest_below(seconds)
         if found is not None:
             seconds, best = found, other

@@ -91,8 +91,7 @@ def _joined(rules: frozenset[str]) -> str:
 
 def _planners(search: Tried) -> Iterator[ActivationPlanner]:
     """One planner per group, schedule, ZeRO stage and place of the optimizer's state; strategies keep the same."""
-    groups, _ = search.space.groups()
-    for group in groups:
+    for group in search.space.groups():
         strategy = search.space.strategies(group)[0]
         microbatches = search.space.config.data.batch_size // (group.data * group.microbatch)
         for (schedule, virtual), zero, offload in product(

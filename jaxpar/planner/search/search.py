@@ -28,10 +28,12 @@ from typing import Any
 from jaxpar.config import UserError
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
+from jaxpar.cost.operations import device_of
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layout.auto_remat import ESTIMATED
 from jaxpar.layout.memory.estimate import MemoryModel, estimate_memory
+from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import is_cpu
@@ -159,6 +161,19 @@ class Search:
                     return one.seconds
         return None
 
+    def least_seconds(self) -> float:
+        """What the model's arithmetic alone takes at the highest rates that kernels reach: no layout is faster."""
+        config, model, reached = self.space.config, self.space.config.model, self.reached
+        tokens, sequence = config.data.batch_size * config.data.sequence_length, config.data.sequence_length
+        vocab, pairs = model.vocab or 0, causal_pairs(model, tokens, sequence)
+        products = flops_per_step(model, tokens, {}, vocab, config.lora)
+        attention = flops_per_step(model, tokens, pairs, vocab, config.lora) - products
+        device = device_of(self.cluster.gpu, reached)
+        rate = device.matmul_rate(4 if config.precision.compute == "float32" else 2)
+        rate = max(rate, device.matmul_rate(1)) if config.precision.matmul else rate
+        shares = reached.attention_share, reached.attention_first_share, reached.attention_native_share
+        return (products / rate + attention / (device.peak * max(shares))) / self.cluster.devices
+
     def checked(self, candidate: Candidate) -> Planned | None:
         """The configuration and the plan of a layout, as a run would make them; None where it would refuse.
 
@@ -179,7 +194,7 @@ class Search:
 
     def by_time(self) -> Iterator[Candidate]:
         """All layouts that fit, by rising time."""
-        groups, self.effort.refused = self.space.groups()
+        groups = self.space.groups()
         self.effort.groups = len(groups)
         order = count()
         queue: list[tuple[float, int, Callable[[], Iterator[Any]] | Candidate]] = []

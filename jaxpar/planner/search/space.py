@@ -91,25 +91,23 @@ class Space:
         routed = any(own.experts is not None for own in kind_models(self.config.model).values())
         return SPLIT_OF_EXPERTS if routed else SPLIT
 
-    def groups(self) -> tuple[list[Group], Counter[str]]:
-        """Every group that the rules of a configuration allow, and how many each rule has ruled out."""
-        found: list[Group] = []
-        refused: Counter[str] = Counter()
-        for sizes in splits(self.cluster.devices, len(self.axes)):
-            named: dict[str, int] = dict(zip(self.axes, sizes, strict=True))
-            why = next(self._broken(named), None)
-            if why is not None:
-                refused[why] += 1
+    def groups(self) -> list[Group]:
+        """Every group that the rules of a configuration allow, by axis sizes and microbatch."""
+        found: list[tuple[tuple[int, ...], Group]] = []
+        for pipe, data, context, tensor in splits(self.cluster.devices, 4):
+            shape = {"pipe": pipe, "replica": data, "fsdp": 1, "context": context, "tensor": tensor}
+            if any(self._broken_by_shape(shape)):
                 continue
-            rows = self.config.data.batch_size // _data(named)
-            for microbatch in divisors(rows):
-                group = Group(**named, microbatch=microbatch)
-                why = next(self._microbatch_broken(group, rows // microbatch), None)
-                if why is None:
-                    found.append(group)
-                else:
-                    refused[why] += 1
-        return found, refused
+            rows = self.config.data.batch_size // data
+            for sizes in splits(data, len(self.axes) - 3):
+                named = shape | dict(zip(self.axes[1:-2], sizes, strict=True))
+                if any(self._broken_by_data(named)):
+                    continue
+                for microbatch in divisors(rows):
+                    group = Group(**named, microbatch=microbatch)
+                    if not any(self._microbatch_broken(group, rows // microbatch)):
+                        found.append(((*(named[axis] for axis in self.axes), microbatch), group))
+        return [group for _, group in sorted(found, key=lambda one: one[0])]
 
     def nearest(self) -> Counter[frozenset[str]]:
         """The smallest sets of rules that groups break, and how many groups each set alone excludes."""
@@ -211,14 +209,30 @@ class Space:
 
     def _broken(self, sizes: Mapping[str, int]) -> Iterator[str]:
         """Which rules axis sizes break."""
+        yield from self._broken_by_data(sizes)
+        yield from self._broken_by_shape(sizes)
+
+    def _broken_by_data(self, sizes: Mapping[str, int]) -> Iterator[str]:
+        """Those that depend on how data ranks are split over their axes."""
+        yield from self._not_as_fixed({name: sizes[name] for name in ("replica", "fsdp", "expert") if name in sizes})
+        if EXPERT in self.avoided and sizes.get("expert", 1) > 1:
+            yield f"--avoid {EXPERT}"
+        for kind, own in kind_models(self.config.model).items():
+            if own.experts is not None and own.experts.count % sizes["expert"]:
+                where = f"model.kinds.{kind}" if kind else "model"
+                yield f"{where}.experts.count ({own.experts.count}) over expert"
+
+    def _not_as_fixed(self, sizes: Mapping[str, int]) -> Iterator[str]:
+        for name, size in sizes.items():
+            if name in self.fixed and size != self._number(name):
+                yield f"--fix {name}={self.fixed[name]}"
+
+    def _broken_by_shape(self, sizes: Mapping[str, int]) -> Iterator[str]:
+        """Those that depend on the other axes and on the number of data ranks."""
         model, data = self.config.model, self.config.data
         pipe, tensor, context = sizes["pipe"], sizes["tensor"], sizes["context"]
         kv = kv_heads(model)
-        for name in sizes:
-            if name in self.fixed and sizes[name] != self._number(name):
-                yield f"--fix {name}={self.fixed[name]}"
-        if EXPERT in self.avoided and sizes.get("expert", 1) > 1:
-            yield f"--avoid {EXPERT}"
+        yield from self._not_as_fixed({"pipe": pipe, "context": context, "tensor": tensor})
         if model.heads % tensor or (kv % tensor and tensor % kv):
             yield f"model.heads ({model.heads}, {kv} of keys) over tensor"
         for kind, own in kind_models(model).items():
@@ -227,8 +241,6 @@ class Space:
                 if own.mlp % tensor:
                     yield f"{where}.mlp ({own.mlp}) over tensor"
                 continue
-            if own.experts.count % sizes["expert"]:
-                yield f"{where}.experts.count ({own.experts.count}) over expert"
             if (width := width_of(own)) % tensor:
                 yield f"{where}.experts.width ({width}) over tensor"
         if padded_vocab(model) % tensor:
@@ -238,7 +250,7 @@ class Space:
         if pipe > model.layers:
             yield f"model.layers ({model.layers}) over pipe"
         if data.batch_size % _data(sizes):
-            split = "replica, fsdp and expert" if "expert" in sizes else "replica and fsdp"
+            split = "replica, fsdp and expert" if "expert" in self.axes else "replica and fsdp"
             yield f"data.batch_size ({data.batch_size}) over {split}"
         crosses = self._crosses_kinds(sizes)
         if crosses is not None:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from jaxpar.compiler.report.record import Collective
 from jaxpar.config import config_to_yaml
 from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.plan import main
+from jaxpar.plan import _parser, main
 from jaxpar.planner import planning
-from jaxpar.planner.evidence.verified import WAITS, judged, ranked
+from jaxpar.planner.evidence.verified import CLASSES, WAITS, judged, print_verified, ranked
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
+from jaxpar.units import seconds
 from tests.small_run import small
 
 GIB = 2**30
@@ -70,6 +74,46 @@ def test_memory_and_waiting_are_those_of_the_program(plans: list[Planned]):
     assert after.memory.device == 3 * GIB
     assert one.exposed_bytes == pytest.approx(1e6 * (1 / 2 + 1 + 1 + 1 / 2))
     assert one.predicted.candidate is before
+
+
+def test_predicted_and_compiled_seconds_stand_side_by_side_by_class(plans: list[Planned]):
+    """A made-up report of a program: kinds of kernels, and messages by axis."""
+    kernels = {"matmul": 0.5, "attention": 0.25, "elementwise": 0.125, "copy": 0.0625}
+    messages = [
+        sent("fsdp", "scatter_gradient", exposed=1e-3),
+        sent("expert", "exchange_tokens", exposed=2e-3),
+        sent("pipe", "shift_stage", exposed=16e-3, of=16e-3),
+        sent("host", "-", exposed=8e-3, of=16e-3),
+    ]
+    one = judged(plans[0], HOPPER, GIB, True, messages, (), kernels)
+    found, breakdown = one.seconds_by_class, plans[0].candidate.time.breakdown
+    assert found["matrix products"] == (breakdown["matmuls"], 0.5)
+    assert found["memory traffic"] == (breakdown["other"] + breakdown["optimizer"], 0.1875)
+    assert [found[name][1] for name in ("data", "experts", "pipe", "host")] == [1e-3, 2e-3, 16e-3, 8e-3]
+    assert found["recomputation"][1] is None
+    assert sum(before for before, _ in found.values()) == pytest.approx(plans[0].candidate.seconds)
+    kinds = [kind for _, kinds in CLASSES.values() for kind in kinds]
+    assert {*kernels, "host", "pipe", *WAITS} == {*kinds} and len(kinds) == len({*kinds})
+    screen = Console(width=160, record=True, file=StringIO())
+    print_verified([one], screen)
+    printed = screen.export_text()
+    assert "By class of time: predicted, compiled" in printed
+    (line,) = [line for line in printed.splitlines() if line.strip().startswith("matrix products")]
+    assert line.split()[2:] == [*seconds(breakdown["matmuls"]).split(), "500", "ms"]
+    assert one.to_dict()["seconds_by_class"]["attention"] == {"predicted": breakdown["attention"], "compiled": 0.25}
+
+
+def test_plain_output_ends_with_the_command_that_verifies(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file, output = tmp_path / "a model.yaml", tmp_path / "plan.json"
+    file.write_text(config_to_yaml(small(parallel={"fsdp": 1})))
+    given = ["--config", str(file), "--cluster", "h100:1x2", "--fix", "pipe=1", "--avoid", "offload", "--top", "1"]
+    assert main([*given, "--output", str(output)]) == 0
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert last.startswith("Check it against the compiled program: python -m jaxpar.plan ")
+    words = shlex.split(last.partition(": ")[2])
+    assert words[:3] == ["python", "-m", "jaxpar.plan"]
+    own = _parser().parse_args([*given, "--verify"])
+    assert vars(_parser().parse_args(words[3:])) == vars(own)
 
 
 def test_what_places_are_worth_stays_the_same_share(plans: list[Planned]):

@@ -202,7 +202,7 @@ def test_the_search_finds_what_timing_every_layout_finds(padded: bool, words: in
     space = Space(config, cluster_of(2.0, gpus=2), {"context": "1", "offload": "none"})
     search = Search(space, mechanisms=replace(FREE, padded=padded), limit=2**30)
     found: list[Candidate] = []
-    for group in space.groups()[0]:
+    for group in space.groups():
         for choice in choices(space, group):
             even = search.activations(group, choice)
             uneven = search.timer.lengths(even.layout("none"))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jaxpar.config.reading.loading import config_to_yaml
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.plan import main
 from jaxpar.planner.planning import best_with_idle_hosts
-from jaxpar.planner.search.idle import fewer_hosts
+from jaxpar.planner.search.idle import fewer_hosts, on_fewer_hosts
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from tests.planner.spaces import model_of
@@ -65,3 +67,22 @@ def test_the_plan_of_a_cluster_on_which_nothing_runs_leaves_hosts_idle(
         best_with_idle_hosts(
             Search(Space(model_of(data={"batch_size": 4}), parse_cluster("h100:7x1"), {"tensor": "7"})), 1
         )
+
+
+@pytest.mark.parametrize("sections", [{}, {"data": {"packed": True}}, {"model": {"experts": ExpertsConfig(count=4)}}])
+def test_no_layout_is_faster_than_the_arithmetic_alone(sections: dict[str, Any]):
+    search = Search(Space(model_of(**sections), parse_cluster("h100:1x2")))
+    assert 0.2 < search.least_seconds() / search.best(1)[0].candidate.seconds < 1
+
+
+def test_fewer_hosts_than_arithmetic_allows_are_not_searched(monkeypatch: pytest.MonkeyPatch):
+    searched: list[int] = []
+    own = Search.fastest_below
+    monkeypatch.setattr(
+        Search, "fastest_below", lambda self, seconds: (searched.append(self.cluster.hosts), own(self, seconds))[1]
+    )
+    search = Search(Space(model_of(data={"batch_size": 64, "sequence_length": 8192}), parse_cluster("h100:8x1")))
+    best = search.best(1)[0].candidate.seconds
+    on_fewer_hosts(search, best)
+    assert searched == [hosts for hosts in fewer_hosts(8) if search.least_seconds() * 8 / hosts < best]
+    assert 1 <= len(searched) < 7

@@ -14,7 +14,7 @@ from jaxpar.planner.search.activation_planner import ActivationPlanner
 from jaxpar.planner.search.candidate import Candidate
 from jaxpar.planner.search.nothing_fits import _planners
 from jaxpar.planner.search.search import GROUP_PARTS, Search
-from jaxpar.planner.search.space import Choice, Group, parse_fixed, splits
+from jaxpar.planner.search.space import Choice, Group, divisors, parse_fixed, splits
 from jaxpar.planner.settings import plan_on
 from jaxpar.units import GIB, size
 from tests.planner.spaces import choices, model_of, search_of
@@ -44,7 +44,7 @@ SPACES = {
 def everything(search: Search) -> list[Candidate]:
     """All layouts that fit, timed one by one, by time."""
     found = []
-    for group in search.space.groups()[0]:
+    for group in search.space.groups():
         for choice in choices(search.space, group):
             for kept in search.activations(group, choice).options():
                 found.append(Candidate(kept.layout, search.time(kept.layout), kept.memory))
@@ -65,7 +65,7 @@ def test_best_first_finds_what_timing_every_layout_finds(name: str):
 def test_no_bound_is_above_a_layout_under_it(name: str):
     search = SPACES[name]
     chosen = random.Random(0)
-    groups, _ = search.space.groups()
+    groups = search.space.groups()
     for group in chosen.sample(groups, 25):
         bound = search._group_bound(group)
         choice = chosen.choice(list(choices(search.space, group)))
@@ -125,7 +125,7 @@ def test_an_empty_space_names_what_emptied_it():
 
 def test_every_layout_that_a_rule_alone_stands_against_is_allowed_without_it():
     reported = search_of(model_of(), tensor=5, schedule="1f1b", microbatch=2).space.nearest()
-    allowed, _ = search_of(model_of(), schedule="1f1b", microbatch=2).space.groups()
+    allowed = search_of(model_of(), schedule="1f1b", microbatch=2).space.groups()
     assert reported == {frozenset({"--fix tensor=5"}): len(allowed)}
 
 
@@ -168,10 +168,11 @@ def test_every_split_is_visited_once():
 def test_a_stage_of_a_mixed_cluster_is_of_one_kind_of_host(tmp_path):
     file = tmp_path / "mixed.yaml"
     file.write_text("gpus_per_host: 4\ngroups: {old: {gpu: a100-80, hosts: 1}, new: {gpu: h100, hosts: 1}}\n")
-    groups, reasons = search_of(model_of(), str(file)).space.groups()
+    groups = search_of(model_of(), str(file)).space.groups()
     assert groups
     assert all((group.pipe == 1 or group.pipe % 2 == 0) and group.tensor <= 4 for group in groups)
-    assert sum(number for reason, number in reasons.items() if "tensor" in reason and "one host" in reason)
+    with refused("no layout of 8 GPUs", "tensor ranks within one host"):
+        search_of(model_of(), str(file), tensor=8).best(1)
 
 
 def test_choices_of_a_group_cover_schedules_and_stages():
@@ -181,3 +182,18 @@ def test_choices_of_a_group_cover_schedules_and_stages():
     assert Choice("interleaved", 2, 1, "allgather", False) in found
     assert {choice.zero for choice in found} == {1, 3}
     assert len({choice.schedule for choice in found}) > 6
+
+
+@pytest.mark.parametrize(("experts", "fixed"), [(False, {}), (True, {}), (True, {"expert": 2}), (False, {"fsdp": 2})])
+def test_groups_are_the_splits_that_break_no_rule(experts: bool, fixed: dict[str, int]):
+    space = search_of(
+        model_of(**FEW | {"model": FEW["model"] | (EXPERTS if experts else {})}), "h100:2x3", **fixed
+    ).space
+    found = []
+    for sizes in splits(6, len(space.axes)):
+        named = dict(zip(space.axes, sizes, strict=True))
+        if not any(space._broken(named)):
+            rows = space.config.data.batch_size // (named["replica"] * named["fsdp"] * named.get("expert", 1))
+            groups = [Group(**named, microbatch=n) for n in divisors(rows)]
+            found += [one for one in groups if not any(space._microbatch_broken(one, rows // one.microbatch))]
+    assert space.groups() == found and found
