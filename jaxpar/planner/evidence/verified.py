@@ -9,7 +9,7 @@ The program's own seconds stand beside the predicted ones, by class.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -148,13 +148,13 @@ def judged(
     The program's messages are timed at one bandwidth between hosts, the median where several were measured, whatever
     the places of its nodes. A message that compute hides takes from it what the hardware model has for it
     (`overlap_slowdown`), as in the prediction. Ranks of a pipeline send in ticks in which they have nothing to do, too;
-    those are in the predicted bubble, and so the messages count by the share of the step that is none. `kernels` are the
-    program's seconds by kind.
+    those are in the predicted bubble, and so the messages count by the share of the step that is none. `kernels` has
+    the program's seconds by kind.
     """
     time, memory = planned.candidate.time, planned.candidate.memory
     busy = 1 - time.breakdown["bubble"] / time.seconds
     waits: dict[str, float] = dict.fromkeys(WAITS, 0.0)
-    sent, compiled = 0.0, Counter(kernels or {})
+    sent, compiled = 0.0, defaultdict(float, kernels or {})
     for row in collectives:
         apart = next((axis for axis in ("host", "pipe") if axis in row.axis.split("+")), None)
         compiled[apart or _part(row)] += row.exposed_s
