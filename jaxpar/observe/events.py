@@ -103,7 +103,8 @@ class StepRecord:
     """Under `fp8_delayed`, and with `precision.matmul_counts`: tensor of a quantised matmul to its largest magnitude in
     each layer of the model."""
     matmul_scales: dict[str, list[float]] | None = None
-    """Under `fp8_delayed`: the scales by which they were divided."""
+    """The scales by which they were divided, of a tensor that had several in this step the largest; None with scales
+    of tiles."""
     matmul_reach: dict[str, float] | None = None
     """Number of a layer to the largest share that a tensor of it has of what its codes reach: above 1 values were cut
     off."""

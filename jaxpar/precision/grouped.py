@@ -35,7 +35,9 @@ from jaxpar.precision.grouped_by_tensor import (
 )
 from jaxpar.precision.grouped_by_tensor import products as by_tensor
 from jaxpar.precision.recipe import E4M3, Recipe, Tiles
-from jaxpar.precision.tiles import Codes, in_tiles
+from jaxpar.precision.scale import largest_of
+from jaxpar.precision.seen import Seen, held_numbers, held_rows, joined
+from jaxpar.precision.tiles import Codes, counts_in_tiles, in_tiles
 from pallas_kernels.grouped_matmul.api import Static, request_of
 from pallas_kernels.grouped_matmul.blocks import row_blocks
 from pallas_kernels.grouped_matmul.registry import chosen
@@ -80,7 +82,8 @@ def grouped_products(
     static = Static(name, expected, False)
     if scaling.recipe.tiles is None:
         return by_tensor(x, weights, sizes, scaling, static, inward=inward)
-    return _products(_How(scaling.recipe, static), *vary_alike((x, tuple(weights), sizes, scaling.exact)))
+    arguments = x, tuple(weights), sizes, scaling.unseen, scaling.exact
+    return _products(_How(scaling.recipe, static), *vary_alike(arguments))
 
 
 @jax.tree_util.register_static
@@ -100,15 +103,11 @@ class _How:
 
     def by_expert(self, x: jax.Array, places: Places, form: str) -> Codes:
         """In tiles of neighbouring rows of one expert, each in whole tiles."""
-        there = places.row >= 0
-        filled = jnp.where(there[:, None], x.at[jnp.maximum(places.row, 0)].get(mode="promise_in_bounds"), 0)
-        return in_tiles(filled, (self.tiles.size, 1), form, self.recipe.margin)
+        return in_tiles(_filled(x, places), (self.tiles.size, 1), form, self.recipe.margin)
 
     def weight(self, w: jax.Array, *, by_input: bool) -> Codes:
         """[experts, inputs, outputs], in squares, or in tiles along the inputs or along the outputs."""
-        size = self.tiles.size
-        along = (size, 1) if by_input else (1, size)
-        return in_tiles(w, (size, size) if self.tiles.square else along, E4M3, self.recipe.margin)
+        return in_tiles(w, self._tile_of_weight(by_input), E4M3, self.recipe.margin)
 
     def times(self, rows: Codes, matrices: Codes, sizes: jax.Array, dtype: Any) -> jax.Array:
         """[rows, outputs] of codes [rows, inputs] and those of matrices [experts, outputs, inputs]."""
@@ -117,6 +116,47 @@ class _How:
     def of_weights(self, rows: Codes, dy: Codes, sizes: jax.Array, dtype: Any) -> jax.Array:
         """[experts, inputs, outputs] of the codes of rows [places, inputs] and of gradients [places, outputs]."""
         return grouped_tiled_weight_gradients(*rows, *dy, sizes, dtype, **multiplied_by(self.recipe, self.grouped))
+
+    def seen(
+        self,
+        x: jax.Array,
+        weights: Sequence[jax.Array],
+        dys: Sequence[jax.Array],
+        unseen: Seen,
+        sizes: jax.Array,
+        places: Places,
+    ) -> Seen:
+        """What is asked for of the tensors on this rank. What is quantised along two sides is counted along both."""
+        largest = counts = None
+        held, *of_outputs = held_rows(sizes, x, *dys)
+        if unseen.largest is not None:
+            largest = joined([largest_of(each) for each in (held, *weights, *of_outputs)], unseen.largest)
+        if unseen.counts is not None:
+            margin, size = self.recipe.margin, self.tiles.size
+
+            def of_rows(rows: jax.Array, form: str) -> jax.Array:
+                numbers = held_numbers(sizes, rows)
+                by_row = counts_in_tiles(rows, (1, size), form, margin, numbers)
+                return by_row + counts_in_tiles(_filled(rows, places), (size, 1), form, margin, numbers)
+
+            def of_matrices(w: jax.Array) -> jax.Array:
+                sides = (True,) if self.tiles.square else (True, False)
+                found = [counts_in_tiles(w, self._tile_of_weight(side), E4M3, margin) for side in sides]
+                return sum(found[1:], found[0])
+
+            of_dys = [of_rows(dy, self.recipe.gradient) for dy in of_outputs]
+            counts = joined([of_rows(held, E4M3), *map(of_matrices, weights), *of_dys], unseen.counts)
+        return Seen(largest, counts)
+
+    def _tile_of_weight(self, by_input: bool) -> tuple[int, int]:
+        size = self.tiles.size
+        return (size, size) if self.tiles.square else (size, 1) if by_input else (1, size)
+
+
+def _filled(x: jax.Array, places: Places) -> jax.Array:
+    """[places, columns], with zeros where there is no row."""
+    found = x.at[jnp.maximum(places.row, 0)].get(mode="promise_in_bounds")
+    return jnp.where((places.row >= 0)[:, None], found, 0)
 
 
 def in_whole_tiles(sizes: Int[Array, " experts"], rows: int, tile: int) -> Places:
@@ -130,7 +170,7 @@ def in_whole_tiles(sizes: Int[Array, " experts"], rows: int, tile: int) -> Place
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _products(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], sizes: jax.Array, exact: Any
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], sizes: jax.Array, unseen: Seen, exact: Any
 ) -> tuple[jax.Array, ...]:
     def quantised() -> tuple[jax.Array, ...]:
         rows = how.rows(x, E4M3)
@@ -141,24 +181,27 @@ def _products(
     return quantised() if exact is None else lax.cond(exact, exactly, quantised)
 
 
-def _forward(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], sizes: jax.Array, exact: Any) -> Any:
-    return _products(how, x, weights, sizes, exact), (x, weights, sizes, exact)
+def _forward(how: _How, *arguments: Any) -> Any:
+    return _products(how, *arguments), arguments
 
 
 def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
-    x, weights, sizes, exact = kept
+    x, weights, sizes, unseen, exact = kept
     pairs = list(zip(dys, weights, strict=True))
 
-    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
         form = how.recipe.gradient
         terms = [how.times(how.rows(dy, form), how.weight(w, by_input=False), sizes, x.dtype) for dy, w in pairs]
         places = in_whole_tiles(sizes, len(x), how.tiles.size)
         rows = how.by_expert(x, places, E4M3)
         dws = [how.of_weights(rows, how.by_expert(dy, places, form), places.sizes, x.dtype) for dy in dys]
-        return sum(terms[1:], terms[0]), tuple(dws)
+        return sum(terms[1:], terms[0]), tuple(dws), how.seen(x, weights, dys, unseen, sizes, places)
 
-    exactly = lambda: exact_gradients(how.grouped, x, weights, sizes, dys)
-    return *(quantised() if exact is None else lax.cond(exact, exactly, quantised)), None, None
+    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
+        return *exact_gradients(how.grouped, x, weights, sizes, dys), jax.tree.map(jnp.zeros_like, unseen)
+
+    dx, dws, seen = quantised() if exact is None else lax.cond(exact, exactly, quantised)
+    return dx, dws, None, seen, None
 
 
 _products.defvjp(_forward, _backward)

@@ -26,11 +26,12 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxpar.mesh.axes import vary, varying_axes
+from jaxpar.mesh.axes import varying_axes
 from jaxpar.mesh.collectives import reduce_max
-from jaxpar.precision.matmul import SCALES, GroupScaling, largest_of, largest_over
+from jaxpar.precision.matmul import SCALES, GroupScaling, largest_over
 from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.scale import quantise, scale_of
+from jaxpar.precision.seen import Seen, seen_by_group
 from jaxpar.precision.tiles import Codes
 from pallas_kernels.grouped_matmul.api import Static
 from pallas_kernels.grouped_tiled_matmul import IMPLEMENTATIONS, grouped_tiled_matmul
@@ -53,8 +54,8 @@ class GroupedScaling(NamedTuple):
     """Whether they are not quantised in this layer; None if they are in all layers."""
     scales: Float[Array, "scales"] | None = None
     """`scales_of_experts`."""
-    observed: Float[Array, "tensors"] | None = None
-    """Zeros, whose cotangent is the largest magnitude of each tensor of the group on this rank."""
+    unseen: Seen = Seen()
+    """Zeros, whose cotangents are what is seen of each tensor of the group on this rank."""
 
 
 def scales_of_experts(
@@ -96,7 +97,7 @@ def products(
     else:
         (of_x,) = how.of_rows([lax.stop_gradient(x)], E4M3, split=not inward)
         of_x, of_others = checkpoint_name(of_x, SCALES), scales
-    arguments = x, tuple(weights), sizes, of_x, of_others, scaling.observed, scaling.exact
+    arguments = x, tuple(weights), sizes, of_x, of_others, scaling.unseen, scaling.exact
     return _products(how, *vary_alike(arguments))
 
 
@@ -179,7 +180,7 @@ class _How:
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _products(
     how: _How, x: jax.Array, weights: tuple[jax.Array, ...], sizes: jax.Array, of_x: jax.Array, scales: jax.Array,
-    observed: Any, exact: Any,
+    unseen: Seen, exact: Any,
 ) -> tuple[jax.Array, ...]:  # fmt: skip
     def quantised() -> tuple[jax.Array, ...]:
         rows = quantise(x, of_x.reshape(-1, 1), E4M3)
@@ -195,36 +196,25 @@ def _forward(how: _How, *arguments: Any) -> Any:
 
 
 def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
-    x, weights, sizes, of_x, scales, observed, exact = kept
+    x, weights, sizes, of_x, scales, unseen, exact = kept
     of_dys = how.of_gradients(dys, scales)  # not in the branch, because it may send
 
-    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array | None]:
+    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
         rows = how.numbers(quantise(x, of_x.reshape(-1, 1), E4M3), of_x, x.dtype)
         terms, dws = [], []
         for dy, of_dy, w, of_w in zip(dys, of_dys, how.matrices(weights, scales), scales, strict=False):
             codes = quantise(dy, of_dy.reshape(-1, 1), how.recipe.gradient)
             terms.append(how.times(codes, of_dy, w, of_w, sizes, x.dtype))
             dws.append(how.grouped.of_weights(rows, how.numbers(codes, of_dy, x.dtype), sizes))
-        return sum(terms[1:], terms[0]), tuple(dws), _seen(how, x, weights, sizes, dys, observed)
+        own_x, *own_dys = (scale.reshape(-1, 1) for scale in (of_x, *of_dys))
+        seen = seen_by_group(x, weights, dys, unseen, how.coded, [own_x, *scales], own_dys, how.recipe, sizes)
+        return sum(terms[1:], terms[0]), tuple(dws), seen
 
-    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array | None]:
-        return *exact_gradients(how.grouped, x, weights, sizes, dys), jax.tree.map(jnp.zeros_like, observed)
+    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
+        return *exact_gradients(how.grouped, x, weights, sizes, dys), jax.tree.map(jnp.zeros_like, unseen)
 
     dx, dws, seen = quantised() if exact is None else lax.cond(exact, exactly, quantised)
     return dx, dws, None, None, None, seen, None
 
 
 _products.defvjp(_forward, _backward)
-
-
-def _seen(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], sizes: jax.Array, dys: tuple[jax.Array, ...], observed: Any
-) -> jax.Array | None:
-    """The largest magnitudes of a group's tensors on this rank, of rows that an expert has; None if nothing asks."""
-    if observed is None:
-        return None
-    there = (jnp.arange(len(x)) < sizes.sum())[:, None]
-    of_rows = lambda rows: largest_of(jnp.where(there, rows, 0))
-    of_weights = [jnp.float32(0) if how.coded else largest_of(w) for w in weights]
-    found = jnp.stack(vary_alike((of_rows(x), *of_weights, *map(of_rows, dys))))
-    return vary(found, varying_axes(observed))

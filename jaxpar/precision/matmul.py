@@ -112,7 +112,8 @@ def products(
 
     Sends `gather_sequence` of codes, one byte a number; its backward again, and `scatter_sequence` of the input's
     gradient in its own dtype. Scattered, the forward sends `scatter_sequence` of products in the dtype of `x`, and the
-    backward `gather_sequence` of codes. Without given scales also a maximum of one number for each tensor.
+    backward `gather_sequence` of codes; with scales of tiles of gradients in their own dtype, because codes along both
+    sides are as many bytes. Without given scales also a maximum of one number for each tensor.
     """
     if scaling.recipe.tiles is not None:
         found = tiles.products(x, weights, scaling.recipe, scaling.exact, scaling.unseen, gathers=gathers)

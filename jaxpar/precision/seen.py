@@ -11,11 +11,12 @@ quantised with each use, is counted as often, and so are its numbers: shares are
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial, reduce
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import reduce_max, reduce_sum
@@ -46,11 +47,15 @@ class Seen(NamedTuple):
         counts = None if self.counts is None else self.counts.at[number].add(only(new.counts))
         return Seen(largest, counts)
 
+    def joined_to(self, other: Seen) -> Seen:
+        """What was seen here and there, of what is asked for here."""
+        join = lambda merge, own, more: own if own is None or more is None else merge(own, more)
+        return Seen(join(jnp.maximum, self.largest, other.largest), join(jnp.add, self.counts, other.counts))
+
     def over_ranks(self, weights: Seen) -> Seen:
         """What all ranks saw, the same on all of them, with what they saw of `weights` before."""
         # One message of each kind, after all branches of the layers: see docs/decisions.md.
-        join = lambda merge, own, other: own if own is None or other is None else merge(own, other)
-        largest, counts = join(jnp.maximum, self.largest, weights.largest), join(jnp.add, self.counts, weights.counts)
+        largest, counts = self.joined_to(weights)
         return Seen(
             None if largest is None else reduce_max(largest, AXES), None if counts is None else reduce_sum(counts, AXES)
         )
@@ -61,14 +66,56 @@ def nothing_seen(*shape: int, counts: bool) -> Seen:
     return Seen(jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, len(COUNTS)), jnp.float32) if counts else None)
 
 
-def counts_of(x: Float[Array, "..."], scale: Float[Array, "..."], form: str) -> Float[Array, "counts"]:
-    """`COUNTS` of this rank's part of a tensor that becomes codes of `x` / `scale`."""
+# ---- zeros, whose cotangents are what is seen
+
+
+def for_each_use(unseen: Seen, uses: int) -> tuple[Seen, ...]:
+    """`unseen` once for each use; of their cotangents the largest magnitudes count, and the sums of counts."""
+    return _copies(uses, unseen)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _copies(uses: int, unseen: Seen) -> tuple[Seen, ...]:
+    return (unseen,) * uses
+
+
+def _forward(uses: int, unseen: Seen) -> tuple[tuple[Seen, ...], None]:
+    return _copies(uses, unseen), None
+
+
+def _backward(uses: int, kept: None, seen: tuple[Seen, ...]) -> tuple[Seen]:
+    del uses, kept
+    return (reduce(Seen.joined_to, seen),)
+
+
+_copies.defvjp(_forward, _backward)
+
+
+# ---- counts
+
+
+def counts_of(
+    x: Float[Array, "..."], scale: Float[Array, "..."], form: str, numbers: Float[Array, ""] | None = None
+) -> Float[Array, "counts"]:
+    """`COUNTS` of this rank's part of a tensor that becomes codes of `x` / `scale`; `numbers` are those that `x` holds,
+    if zeros are in place of others."""
     size = jnp.abs(x.astype(jnp.float32)) / scale
     total = lambda which: jnp.sum(which, dtype=jnp.uint32).astype(jnp.float32)
     flushed = total((x != 0) & (size <= ROUNDED_TO_ZERO[form]))
     # From the tensor, so that the number varies over the ranks as the others do.
-    numbers = jnp.float32(x.size) + 0 * flushed
-    return jnp.stack([numbers, total(size > LARGEST[form]), flushed])
+    held = jnp.float32(x.size if numbers is None else numbers) + 0 * flushed
+    return jnp.stack([held, total(size > LARGEST[form]), flushed])
+
+
+def held_rows(sizes: Int[Array, " experts"], *each: Float[Array, "rows columns"]) -> list[Float[Array, "rows columns"]]:
+    """Rows of experts with zeros in place of those that none has."""
+    there = (jnp.arange(len(each[0])) < sizes.sum())[:, None]
+    return [jnp.where(there, rows, 0) for rows in each]
+
+
+def held_numbers(sizes: Int[Array, " experts"], x: Float[Array, "rows columns"]) -> Float[Array, ""]:
+    """How many numbers the rows have that experts have."""
+    return jnp.minimum(sizes.sum(), len(x)).astype(jnp.float32) * x.shape[1]
 
 
 def seen_by_group(
@@ -77,9 +124,10 @@ def seen_by_group(
     dys: Sequence[jax.Array],
     unseen: Seen,
     coded: bool,
-    scales: jax.Array,
-    of_gradients: jax.Array,
+    scales: Sequence[jax.Array] | jax.Array,
+    of_gradients: Sequence[jax.Array] | jax.Array,
     recipe: Recipe,
+    sizes: Int[Array, " experts"] | None = None,
 ) -> Seen:
     """What is asked for of a group's tensors on this rank; of weights that are codes already, nothing.
 
@@ -92,16 +140,21 @@ def seen_by_group(
         scales: of the input and of the weights.
         of_gradients: those of `dys`.
         recipe: how the gradients are quantised.
+        sizes: rows of each expert, where `x` and `dys` are rows of experts; behind these nothing is seen.
     """
     largest = counts = None
+    if sizes is not None:
+        x, *dys = held_rows(sizes, x, *dys)
     if unseen.largest is not None:
         of_weights = [jnp.float32(0) if coded else largest_of(w) for w in weights]
         largest = joined((largest_of(x), *of_weights, *map(largest_of, dys)), unseen.largest)
     if unseen.counts is not None:
+        numbers_of = lambda rows: None if sizes is None else held_numbers(sizes, rows)
+        count = lambda rows, scale, form: counts_of(rows, scale, form, numbers_of(rows))
         own = enumerate(weights, start=1)
         of_weights = [jnp.zeros(len(COUNTS)) if coded else counts_of(w, scales[n], E4M3) for n, w in own]
-        of_dys = [counts_of(dy, of_gradients[n], recipe.gradient) for n, dy in enumerate(dys)]
-        counts = joined((counts_of(x, scales[0], E4M3), *of_weights, *of_dys), unseen.counts)
+        of_dys = [count(dy, of_gradients[n], recipe.gradient) for n, dy in enumerate(dys)]
+        counts = joined((count(x, scales[0], E4M3), *of_weights, *of_dys), unseen.counts)
     return Seen(largest, counts)
 
 

@@ -42,9 +42,11 @@ def in_tiles(x: Float[Array, "... rows columns"], tile: tuple[int, int], form: s
     return Codes(quantise(cut, scales, form).reshape(x.shape), scales[..., :, 0, :, 0])
 
 
-def counts_in_tiles(x: Float[Array, "... rows columns"], tile: tuple[int, int], form: str, margin: int) -> jax.Array:
+def counts_in_tiles(
+    x: Float[Array, "... rows columns"], tile: tuple[int, int], form: str, margin: int, numbers: Any = None
+) -> jax.Array:
     """What `jaxpar.precision.seen.counts_of` has of the codes of `in_tiles`."""
-    return counts_of(*_cut(x, tile, form, margin), form)
+    return counts_of(*_cut(x, tile, form, margin), form, numbers)
 
 
 def _cut(x: jax.Array, tile: tuple[int, int], form: str, margin: int) -> tuple[jax.Array, jax.Array]:

@@ -15,9 +15,10 @@ from jaxpar.mesh.mapped import mapped
 from jaxpar.precision.grouped import grouped_products
 from jaxpar.precision.grouped_by_tensor import GroupedScaling, scales_of_experts
 from jaxpar.precision.matmul import SCALES, GroupScaling
-from jaxpar.precision.observed import for_each_use
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe
+from jaxpar.precision.seen import Seen, nothing_seen
 from tests.precision.test_grouped import OUTPUTS, ROWS, SIZES, apart, drawn
+from tests.precision.test_seen import reference
 from tests.same_bits import assert_same_bits
 from tests.traced import mesh_of
 
@@ -52,12 +53,12 @@ def expected_of(delayed: bool, gradient: str) -> tuple[np.ndarray, ...]:
 
 
 def found_by(recipe: Recipe, exact: bool | None = None, coded: bool = False) -> tuple[np.ndarray, ...]:
-    """The same and what was seen, with no number behind the experts."""
+    """The same, largest magnitudes and counts, with no number behind the experts."""
     x, w, dy = (jnp.asarray(a, jnp.float32) for a in drawn())
     x, dy = (a.at[sum(SIZES) :].set(jnp.nan) for a in (x, dy))
 
     @jax.jit
-    def run(x: jax.Array, w: jax.Array, dy: jax.Array) -> tuple[jax.Array, ...]:
+    def run(x: jax.Array, w: jax.Array, dy: jax.Array) -> list[jax.Array]:
         branch = None if exact is None else jnp.bool_(exact)
         scales = jnp.asarray(DELAYED) if recipe.delayed else None
         of_layer = scales_of_experts([w], GroupScaling(recipe, scales=scales))
@@ -65,14 +66,14 @@ def found_by(recipe: Recipe, exact: bool | None = None, coded: bool = False) -> 
         if coded:
             w = (jnp.clip(w / of_layer[recipe.delayed * 1], -448, 448)).astype(E4M3).astype(jnp.float32)
 
-        def product(x: jax.Array, w: jax.Array, observed: jax.Array | None) -> jax.Array:
-            own = GroupedScaling(recipe, coded, branch, of_layer, observed)
+        def product(x: jax.Array, w: jax.Array, unseen: Seen) -> jax.Array:
+            own = GroupedScaling(recipe, coded, branch, of_layer, unseen)
             return grouped_products(x, [w], jnp.array(SIZES), own, inward=True, **OPTIONS)[0]
 
-        y, pull = jax.vjp(product, x, w, jnp.zeros(3) if recipe.delayed else None)
-        return y, *pull(dy)
+        y, pull = jax.vjp(product, x, w, nothing_seen(3, counts=True))
+        return jax.tree.leaves((y, *pull(dy)))
 
-    return tuple(np.asarray(a, np.float64) for a in run(x, w, dy) if a is not None)
+    return tuple(np.asarray(a, np.float64) for a in run(x, w, dy))
 
 
 @pytest.mark.parametrize("delayed", [False, True])
@@ -89,11 +90,27 @@ def test_what_is_seen_is_the_largest_magnitude_of_the_rows_that_experts_have():
     """Rows behind the last expert hold no numbers here. Codes of matrices were seen where they were made."""
     x, w, dy = drawn()
     wanted = [np.abs(a).max() for a in (x[: sum(SIZES)], w, dy[: sum(SIZES)])]
+    np.testing.assert_array_equal(found_by(Recipe(delayed=False))[3], np.float32(wanted))
     recipe = Recipe(delayed=True)
     np.testing.assert_array_equal(found_by(recipe)[3], np.float32(wanted))
     np.testing.assert_array_equal(found_by(recipe, exact=False)[3], np.float32(wanted))
     np.testing.assert_array_equal(found_by(recipe, coded=True)[3], np.float32(wanted) * [1, 0, 1])
     assert not found_by(recipe, exact=True)[3].any()
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_counts_of_experts_are_those_of_float64(delayed: bool):
+    """Of the rows that experts have. A margin has each scale flush some numbers; those of earlier steps cut off too."""
+    x, w, dy = drawn()
+    x, dy, recipe = x[: sum(SIZES)], dy[: sum(SIZES)], Recipe(delayed, E4M3, margin=7)
+    own = [2.0**7 * own_scales(a, E4M3, axes) for a, axes in ((x, (1,)), (w, None), (dy, (1,)))]
+    scales = DELAYED if delayed else own
+    wanted = np.array([reference(a, scale, E4M3) for a, scale in zip((x, w, dy), scales, strict=True)])
+    np.testing.assert_array_equal(found_by(recipe)[4], wanted)
+    np.testing.assert_array_equal(found_by(recipe, exact=False)[4], wanted)
+    np.testing.assert_array_equal(found_by(recipe, coded=True)[4], wanted * [[1], [0], [1]])
+    assert not found_by(recipe, exact=True)[4].any()
+    assert wanted[:, 2].all() and wanted[:, 1].any() == delayed
 
 
 def test_a_recomputed_product_has_the_scales_and_the_bits_of_the_first():
@@ -111,12 +128,6 @@ def test_a_recomputed_product_has_the_scales_and_the_bits_of_the_first():
     assert_same_bits(jax.jit(again)(x, w), jax.jit(plain)(x, w))
     searches = [str(jax.make_jaxpr(own)(x, w)).count("reduce_max") for own in (plain, again)]
     assert searches == [3, 3], "of the rows, of the matrices, of the gradient's rows"
-
-
-def test_of_several_uses_the_largest_magnitude_counts():
-    _, pull = jax.vjp(lambda zeros: for_each_use(zeros, 3), jnp.zeros(2))
-    (found,) = pull((jnp.array([1.0, 0.0]), jnp.array([3.0, 5.0]), jnp.array([2.0, 4.0])))
-    np.testing.assert_array_equal(found, [3.0, 5.0])
 
 
 @pytest.mark.parametrize("inward", [True, False])

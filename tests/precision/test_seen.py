@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.mesh.axes import vary
@@ -22,9 +21,10 @@ from jaxpar.precision.matmul import GroupScaling, products
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe, Tiles
 from jaxpar.precision.ring import ring_in, ring_out
 from jaxpar.precision.scale import quantise
-from jaxpar.precision.seen import COUNTS, Seen, counts_of, nothing_seen
+from jaxpar.precision.seen import COUNTS, Seen, counts_of, for_each_use, nothing_seen
 from jaxpar.training.run.matmul_metrics import matmul_metrics
 from tests.gpu_compile import in_child
+from tests.precision.test_matmul import reference_scale
 from tests.precision.test_tiles import reference_scales
 from tests.small_run import SmallRun, small
 from tests.traced import mesh_of
@@ -53,6 +53,13 @@ def test_counts_are_those_of_the_codes(form: str, scale: float):
     assert found.tolist() == reference(x, scale, form)
     codes = np.asarray(quantise(jnp.asarray(x), jnp.float32(scale), form).astype(jnp.float32))
     assert found[2] == ((codes == 0) & (x != 0)).sum() > 0
+
+
+def test_of_several_uses_the_largest_magnitude_and_all_counts_are_seen():
+    _, pull = jax.vjp(lambda zeros: for_each_use(zeros, 3), nothing_seen(2, counts=True))
+    each = [([1.0, 0.0], [4.0, 0.0, 1.0]), ([3.0, 5.0], [8.0, 2.0, 0.0]), ([2.0, 4.0], [4.0, 1.0, 3.0])]
+    (found,) = pull(tuple(Seen(jnp.array(largest), jnp.array([counts, counts])) for largest, counts in each))
+    assert found.largest.tolist() == [3.0, 5.0] and found.counts.tolist() == [[16.0, 3.0, 4.0]] * 2
 
 
 # ---- the products of a layer on ranks
@@ -188,17 +195,16 @@ def test_counting_changes_no_bit_and_shares_are_reported_of_each_layer():
     assert set(flushed) == set(reported["matmul_saturated"]) == set(names)
 
 
-def test_without_a_history_nothing_is_reported_of_routed_experts():
-    """Whose numbers are not counted: of the others there are magnitudes and shares."""
-    experts = {"experts": ExpertsConfig(count=4, per_token=2, width=128, shared=1), "embed": 128}
-    config = small(model=experts, precision={"matmul": "fp8_block", "matmul_except": ALL, "matmul_counts": True})
+@pytest.mark.parametrize("matmul", ["fp8_current", "fp8_block"])
+def test_scales_of_tensors_themselves_are_reported_beside_their_magnitudes(matmul: str):
+    config = small(precision={"matmul": matmul, "matmul_except": ALL, "matmul_margin": 2, "matmul_gradient": "e5m2"})
     names = tensor_names(config)
-    counted = np.array([not name.startswith(("experts_", "up", "gate", "down")) for name in names])
-    seen = SimpleNamespace(magnitudes=np.ones((2, len(names))) * counted, scales=None)
-    seen.counts = np.array([8.0, 0.0, 2.0]) * seen.magnitudes[..., None]
-    found = matmul_metrics(config, seen)  # pyright: ignore[reportArgumentType]
-    assert "up" in names and {"shared_up", "query"} <= set(found["matmul_magnitudes"])
-    assert set(found["matmul_magnitudes"]) == set(found["matmul_flushed"]) == set(np.array(names)[counted])
+    magnitudes = np.exp(np.random.default_rng(0).uniform(-9, 9, (3, len(names)))).astype(np.float32)
+    found = matmul_metrics(config, SimpleNamespace(magnitudes=magnitudes, scales=None, counts=None))  # pyright: ignore[reportArgumentType]
+    assert set(found) == {"matmul_magnitudes"} | ({"matmul_scales"} if matmul == "fp8_current" else set())
+    for place, name in enumerate(names if matmul == "fp8_current" else ()):
+        form = E5M2 if name.endswith(".gradient") else E4M3
+        assert found["matmul_scales"][name] == [reference_scale(own, form, 2) for own in magnitudes[:, place]]
 
 
 @pytest.mark.long

@@ -34,7 +34,7 @@ from jaxpar.mesh.collectives import (
 )
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.mesh.wire.tokens import exchange_tokens_by_node, sent
-from jaxpar.precision.observed import for_each_use
+from jaxpar.precision.seen import Seen, for_each_use
 
 
 class Operands(NamedTuple):
@@ -42,9 +42,9 @@ class Operands(NamedTuple):
 
     weights: Arrays
     """With what else the products need to know of the layer, as numbers."""
-    observed: Mapping[str, Float[Array, "tensors"]]
-    """By group of matmuls, zeros whose cotangents are the largest magnitudes of its tensors, where they are asked for:
-    over slices and rounds they are not added up, the largest counts."""
+    unseen: Mapping[str, Seen]
+    """By group of matmuls, zeros whose cotangents are what is seen of its tensors, where it is asked for: over slices
+    and rounds the largest magnitude, and the sum of counts."""
 
 
 type Products = Callable[[Operands, jax.Array, jax.Array, jax.Array], jax.Array]
@@ -248,8 +248,8 @@ def _computed(products: Products, w: Operands, places: Places, rows: jax.Array) 
 
 def _for_each_use(w: Operands, uses: int) -> list[Operands]:
     """`w` for each slice, and for the rounds after the first."""
-    each = {group: for_each_use(own, uses) for group, own in w.observed.items()}
-    return [w._replace(observed={group: own[number] for group, own in each.items()}) for number in range(uses)]
+    each = {group: for_each_use(own, uses) for group, own in w.unseen.items()}
+    return [w._replace(unseen={group: own[number] for group, own in each.items()}) for number in range(uses)]
 
 
 def _first_rounds(
@@ -347,7 +347,7 @@ def _backward(exchange: Exchange, products: Products, kept: _Kept, cotangents: A
         _, pullback = jax.vjp(jax.checkpoint(own, prevent_cse=False), w, turn.of(x), turn.of(gates))
         dw, dx, dgates = pullback(turn.of(dy))
         sums = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total[0].weights, dw.weights)
-        seen = jax.tree.map(jnp.maximum, total[0].observed, dw.observed)
+        seen = {group: own.joined_to(dw.unseen[group]) for group, own in total[0].unseen.items()}
         return Operands(sums, seen), turn.add(total[1], dx), turn.add(total[2], dgates)
 
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), (w, x, gates))

@@ -281,7 +281,7 @@ class Experts(nnx.Module):
         lists = lists_of(exchange, layout.slices, routing.indices, counts)
         rounds = reduce_max(rounds_needed(exchange, lists), TOKEN_AXES)
         weights = {name: self._weight(name) for name, spec in self.part.weights.items() if "experts" in spec.axes}
-        observed = {group: own.observed for group, own in scalings.items() if own.observed is not None}
+        unseen = {group: own.unseen for group, own in scalings.items()}
         for group, own in scalings.items():
             scales = scales_of_experts([weights[name] for name in self._matrices[group]], own)
             if scales is not None:
@@ -291,7 +291,7 @@ class Experts(nnx.Module):
         x, gates = vary_alike((x, routing.weights))  # those of a hash are constants
         known = {group: GroupedScaling(own.recipe, own.of_codes is not None) for group, own in scalings.items()}
         products = partial(self._products, known)
-        operands = Operands(weights, observed)
+        operands = Operands(weights, unseen)
         y, handled = exchanged(exchange, products, operands, x, gates, lists, rounds, shared)
         # After an all-gather, each tensor rank handles the rows of all of them.
         return y, handled / lax.axis_size("tensor") if layout.exchange == "all_gather" else handled, rounds
@@ -310,7 +310,7 @@ class Experts(nnx.Module):
         sizes: jax.Array,
     ) -> jax.Array:
         """The experts of this rank for the rows of each, times the routers' weights."""
-        w, observed = operands
+        w, unseen = operands
         rows, biased = self._named(rows, "expert_input"), "down_bias" in w
         even = 1 / min(self.layout.capacity, lax.axis_size("expert"))  # the share of the room that is used
         options = {"implementation": self.layout.products.name, "expected": round(len(rows) * even)}
@@ -325,7 +325,7 @@ class Experts(nnx.Module):
                 found = [product(x, w[name]) for name in names]
             else:
                 exact, scales = w[EXACT] > 0 if EXACT in w else None, w.get(f"{group}.{SCALES}")
-                own = own._replace(exact=exact, scales=scales, observed=observed.get(group))
+                own = own._replace(exact=exact, scales=scales, unseen=unseen[group])
                 matrices = [w[name] for name in names]
                 found = grouped_products(x, matrices, sizes, own, inward=group == IN, **options)
             narrow = partial(product, implementation="xla")  # kernels are for wider matrices than factors

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from jaxpar.config import Config
 from jaxpar.layers.matmul_formats import exact_layers, tensor_names
-from jaxpar.precision.history import reach
-from jaxpar.precision.recipe import recipe_of
+from jaxpar.precision.history import is_gradient, reach
+from jaxpar.precision.recipe import E4M3, Recipe, recipe_of
+from jaxpar.precision.scale import scale_of
 from jaxpar.precision.seen import COUNTS
 from jaxpar.training.step.forward_backward import StepMetrics
 
@@ -23,13 +26,14 @@ def matmul_metrics(config: Config, metrics: StepMetrics) -> dict[str, Any]:
     if not np.isfinite(magnitudes).all():
         return {}
     tensors, layers = tensor_names(config), range(*exact_layers(config))
-    # Without a history routed experts are not looked at: no numbers are better than zeros.
-    seen = [place for place in range(len(tensors)) if metrics.scales is not None or magnitudes[:, place].any()]
-    by_tensor = lambda values: {tensors[place]: values[:, place].tolist() for place in seen}
+    by_tensor = lambda values: {name: values[:, place].tolist() for place, name in enumerate(tensors)}
     found: dict[str, Any] = {"matmul_magnitudes": by_tensor(magnitudes)}
+    recipe = recipe_of(config.precision)
+    assert recipe is not None, "matmuls are quantised"
+    if metrics.scales is None and recipe.tiles is None:
+        found["matmul_scales"] = by_tensor(own_scales(magnitudes, tensors, recipe))
     if metrics.scales is not None:
-        recipe, scales = recipe_of(config.precision), np.asarray(metrics.scales, np.float64)
-        assert recipe is not None, "matmuls are quantised"
+        scales = np.asarray(metrics.scales, np.float64)
         of = lambda layer: (
             reach(float(magnitudes[layer, place]), float(scales[layer, place]), name, recipe)
             for place, name in enumerate(tensors)
@@ -42,10 +46,19 @@ def matmul_metrics(config: Config, metrics: StepMetrics) -> dict[str, Any]:
         return found
     counts = np.asarray(metrics.counts, np.float64)
     for name, values in shares_of(counts).items():
-        counted = [place for place in range(len(tensors)) if counts[:, place, 0].any()]
-        found[f"matmul_{name}"] = {tensors[place]: values[:, place].tolist() for place in counted}
+        found[f"matmul_{name}"] = by_tensor(values)
         found[f"matmul_most_{name}"] = {str(layer): float(values[layer].max()) for layer in layers}
     return found
+
+
+def own_scales(
+    magnitudes: Float[np.ndarray, "layers tensors"], tensors: Sequence[str], recipe: Recipe
+) -> Float[np.ndarray, "layers tensors"]:
+    """The scales of tensors with such largest magnitudes: the largest of a step, as a larger magnitude has no smaller
+    scale."""
+    largest = jnp.asarray(magnitudes, jnp.float32)
+    of_forms = (np.asarray(scale_of(largest, form, recipe.margin)) for form in (recipe.gradient, E4M3))
+    return np.where([is_gradient(name) for name in tensors], *of_forms)
 
 
 def shares_of(counts: Float[np.ndarray, "layers tensors counts"]) -> dict[str, Float[np.ndarray, "layers tensors"]]:

@@ -120,9 +120,9 @@ PRECISION = (
     Fault(
         name="fp8_magnitudes_added_up_over_slices",
         description="What slices and rounds saw of routed experts is added up.",
-        file="jaxpar/precision/observed.py",
-        old="reduce(jnp.maximum, seen)",
-        new="reduce(jnp.add, seen)",
-        caught_by=(f"{BY_TENSOR}::test_of_several_uses_the_largest_magnitude_counts",),
+        file="jaxpar/precision/seen.py",
+        old="join(jnp.maximum, self.largest, other.largest)",
+        new="join(jnp.add, self.largest, other.largest)",
+        caught_by=(f"{SEEN}::test_of_several_uses_the_largest_magnitude_and_all_counts_are_seen",),
     ),
 )

@@ -16,8 +16,13 @@ from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.matmul_formats import exempt, tensor_names
 from jaxpar.layout.choices.matmul import codes_once
 from jaxpar.layout.stages import coded_matrices
+from jaxpar.precision.recipe import E4M3
+from jaxpar.training.run.matmul_metrics import matmul_metrics
 from tests.nonzero_gradients import nonzero_gradients
+from tests.precision.test_grouped_by_tensor import own_scales
 from tests.precision.test_matmul import apart
+from tests.precision.test_seen import reference
+from tests.precision.test_tiles import reference_scales
 from tests.small_run import SmallRun, small
 
 EXPERTS = ExpertsConfig(count=8, per_token=2, router="hash", shared=1, width=32)
@@ -157,6 +162,44 @@ def test_what_a_step_saw_of_routed_experts_does_not_depend_on_slices_and_rounds(
     assert {"experts_in.input", "experts_out.input", "up.gradient", "gate.gradient", "down.gradient"} <= set(names)
     assert (found[0] > 0).all()
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("matmul", CHANGED)
+def test_shares_and_magnitudes_of_routed_experts_are_reported_and_do_not_depend_on_the_layout(matmul: str):
+    """Of matrices the shares are those of float64; of rows as far as another order of sums, and with tiles other
+    neighbours, move no number over a border. A margin makes room for small numbers to be flushed."""
+    experts = ExpertsConfig(count=4, per_token=2, router="hash", width=128)
+    excepted = replace(EXCEPTED, first_layers=0)
+    precision = {"matmul": matmul, "matmul_except": excepted, "matmul_margin": 7, "matmul_gradient": "e4m3"}
+    found: list[dict[str, Any]] = []
+    for parallel in ({}, {"expert": 2, "expert_slices": 2, "expert_capacity": 1.0, "expert_exchange": "all_to_all"}):
+        model, counts = WIDE | {"layers": 1, "experts": experts}, {"matmul_counts": True}
+        run = SmallRun(small(model=model, data=LONG, precision=precision | counts, parallel=parallel))
+        state = run.step.residency.initial_state()
+        weights = run.by_layer(state.master)["layers"]["mlp"]
+        metrics = jax.device_get(run.step.train(state, run.batch(0))[1])
+        found.append(matmul_metrics(run.config, metrics))
+        assert metrics.counts[0, 0, 0] == 4 * 256 * 2 * 128 * (2 if matmul == "fp8_block" else 1), "no row is lost"
+        for name in ("up", "gate", "down"):
+            [w] = weights[name]
+            assert found[-1]["matmul_magnitudes"][name] == [np.abs(w).max()]
+            own = 2.0**7 * own_scales(w, E4M3, None).item() if matmul == "fp8_current" else 1.0
+            assert matmul == "fp8_block" or found[-1]["matmul_scales"][name] == [own]
+            if matmul == "fp8_block":
+                own = np.stack([2.0**7 * reference_scales(matrix, (128, 128), E4M3) for matrix in w])
+            numbers, saturated, flushed = reference(w, own, E4M3)
+            assert found[-1]["matmul_saturated"][name] == [saturated / numbers]
+            assert found[-1]["matmul_flushed"][name] == [flushed / numbers] != [0.0]
+    (one, split), off = found, 0.05 if matmul == "fp8_block" else 0.01
+    assert set(one["matmul_flushed"]) == set(one["matmul_magnitudes"]) == set(tensor_names(small(
+        model=WIDE | {"layers": 1, "experts": experts}, precision=precision
+    )))  # fmt: skip
+    for name, wanted in one.items():
+        if name.startswith("matmul_most") or name == "matmul_reach":
+            continue
+        for tensor, [value] in wanted.items():
+            assert split[name][tensor] == [pytest.approx(value, rel=off, abs=1e-6)], (name, tensor)
 
 
 def test_a_dense_kind_and_experts_of_another_have_columns_of_their_own():
