@@ -175,6 +175,17 @@ class Checkpointer:
         self.wait()
         return processes.from_first(lambda: self._read_facts(step))
 
+    def shape(self, step: int, name: str) -> tuple[int, ...] | None:
+        """The shape of a leaf of the state saved at `step`, such as `master/head/weight`; None where there is none.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, or it is damaged.
+        """
+        self.wait()
+        self._check_intact(step)
+        found = self._arrays.specs(self._path(step) / STATE).get(name)
+        return None if found is None else found.shape
+
     def restore(self, step: int, like: Any, optional: str | None = None) -> Any:
         """The state saved at `step`, bit for bit, with the structure and shardings of `like`.
 

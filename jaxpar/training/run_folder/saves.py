@@ -13,6 +13,8 @@ from jaxpar.checkpoint import Checkpointer, CheckpointError
 from jaxpar.checkpoint.facts import skipped_in_row
 from jaxpar.checkpoint.folders import step_folder
 from jaxpar.config import CheckpointConfig
+from jaxpar.config.reading.sections import config_from_dict
+from jaxpar.layers.matmul_formats import dense_columns
 from jaxpar.layout.state import FORMER_NAMES, TrainState
 from jaxpar.memory.disk_array import copied
 from jaxpar.observe.events import Listener
@@ -152,22 +154,52 @@ def read_state(
 ) -> tuple[TrainState, dict[str, Any]]:
     """The state that was saved at `step`, laid out as `like`, and the facts saved with it.
 
-    A residual of gradients is that of so many ranks; `report` takes the sentence that it begins anew on others.
-
-    Raises `CheckpointError` when it cannot be read, or does not fit `like`.
+    A residual of gradients is that of so many ranks: `report` takes the sentence that it begins anew on others, and one
+    where the history of quantised matmuls begins anew for some of them. Raises `CheckpointError` when the state cannot
+    be read, or does not fit `like`.
     """
     facts = checkpointer.facts(step)
     # The moving average of the weights may be turned on or off.
     saved = like._replace(optimizer=like.optimizer._replace(average=like.master if _has_average(facts) else None))
-    state = _as_wanted(checkpointer.restore(step, saved, optional="residual"), like)
+    state = _restored(checkpointer, step, saved, facts, report)
     if jax.tree.leaves(like.residual) and not jax.tree.leaves(state.residual):
         report(f"The residual of quantised gradients begins at zero: step {step} was saved by another number of ranks.")
         state = state._replace(residual=jax.tree.map(_zeros, like.residual))
-    return state, facts
+    return _as_wanted(state, like), facts
+
+
+def _restored(
+    checkpointer: Checkpointer, step: int, like: TrainState, facts: dict[str, Any], report: Callable[[str], None]
+) -> TrainState:
+    """The state of `step`; magnitudes that its history does not have are those of an empty window."""
+    history: Any = like.matmul_history
+    columns = _former_columns(checkpointer, step, history, facts)
+    if columns is None:
+        return checkpointer.restore(step, like, optional="residual")
+    short = jax.ShapeDtypeStruct((*history.shape[:2], len(columns)), history.dtype, sharding=history.sharding)
+    state = checkpointer.restore(step, like._replace(matmul_history=short), optional="residual")
+    among_all = lambda had: jnp.zeros(history.shape, history.dtype).at[..., jnp.array(columns)].set(had)
+    report(
+        f"The checkpoint of step {step} has no magnitudes of routed experts, which were not in FP8 then "
+        "(precision.matmul: fp8_delayed): their window begins empty."
+    )
+    return state._replace(matmul_history=jax.jit(among_all, out_shardings=history.sharding)(state.matmul_history))
 
 
 def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
     return jax.jit(lambda: jnp.zeros(like.shape, like.dtype), out_shardings=like.sharding)()
+
+
+def _former_columns(
+    checkpointer: Checkpointer, step: int, history: Any, facts: dict[str, Any]
+) -> tuple[int, ...] | None:
+    """The columns of `history` that a checkpoint has, of an earlier release that did not quantise routed experts; None
+    where it has all of them, or other ones."""
+    if history is None:
+        return None
+    columns = dense_columns(config_from_dict(facts["config"]))
+    shape = checkpointer.shape(step, "matmul_history")
+    return columns if len(columns) < history.shape[2] and shape == (*history.shape[:2], len(columns)) else None
 
 
 def _has_average(facts: dict[str, Any]) -> bool:
