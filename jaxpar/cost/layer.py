@@ -9,10 +9,11 @@ from functools import cached_property, lru_cache
 from jaxpar.config.counting import head_dim, value_dim
 from jaxpar.cost.experts import ExpertTimes
 from jaxpar.cost.layer_case import LayerCase
-from jaxpar.cost.layer_messages import LayerMessages
+from jaxpar.cost.layer_messages import Exchanged, LayerMessages
 from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
+from jaxpar.cost.quantised import QuantisedTimes
 from jaxpar.cost.work import Work, total
 from jaxpar.layers.declaration.activations import LAYER_INPUT
 from jaxpar.layers.declaration.part import RESIDUAL, Core, Elementwise, Matmuls, Part, Traffic
@@ -39,9 +40,10 @@ class LayerTime:
         return total(self.operations.values())
 
     def again(self, names: frozenset[str]) -> Work:
-        """Recomputing the operations that make activations in `names`, or that are in `names`."""
+        """Recomputing the operations that make activations in `names`, or that are in `names`; scales are kept."""
         again = {self.made.get(name, name) for name in names}
-        return total([Work(), *(work for name, work in self.operations.items() if name in again)])
+        own = (work._replace(scales=0.0) for name, work in self.operations.items() if name in again)
+        return total([Work(), *own])
 
 
 @lru_cache(maxsize=50_000)
@@ -79,24 +81,23 @@ class _Counted:
         """Of attention itself."""
         self.fused, self.half = does.fused_elementwise, case.item / 2
         self.unfused, self.launches = (1, 2) if self.fused else (3, 6)
-        fast = case.float8 and does.float8_scales == "tensor"  # with a scale for each row no faster than 16 bits
-        self.operand = 1 if fast else case.item
+        self.quantised = QuantisedTimes(case, device, network, does)
         self.of_gradient = 4 if does.gradient_type == "float32" else 2
         self.drop, self.drop_back = (3.0, 5.0) if does.dropout else (0.0, 0.0)
         made = self.shape.layer.activations
         self.widths = {one.name: self.shape.width(one.dims) for one in made if ROUTED not in one.dims}
         self.routed = {one.name: self.shape.numbers(one) for one in made if ROUTED in one.dims}
 
-    def product(self, n: int, k: int, rows: int) -> float:
-        """Seconds of rows [k] times a matrix [k, n]."""
-        return self.device.matmul(rows, n, k, 1, self.case.item, self.operand)
+    def product(self, n: int, k: int, rows: int, operand: int | None = None) -> float:
+        """Seconds of rows [k] times a matrix [k, n], of numbers of `operand` bytes, or of an activation's."""
+        return self.device.matmul(rows, n, k, 1, self.case.item, operand or self.case.item)
 
-    def gradients(self, n: int, k: int, rows: int) -> tuple[float, float]:
+    def gradients(self, n: int, k: int, rows: int, operand: int | None = None) -> tuple[float, float]:
         """Gradient of the input, and of the weight [k, n], added to an accumulator of float32 where kernels do."""
-        case = self.case
+        case, operand = self.case, operand or self.case.item
         accumulated = 2 * self.of_gradient if self.does.fused_accumulation else case.item
-        inward = self.device.matmul(rows, k, n, 1, case.item, self.operand)
-        return inward, self.device.matmul(k, n, rows, 1, accumulated, self.operand)
+        inward = self.device.matmul(rows, k, n, 1, case.item, operand)
+        return inward, self.device.matmul(k, n, rows, 1, accumulated, operand)
 
     def low_rank(self, part: Part, group: Matmuls, name: str) -> tuple[float, float, float]:
         """Seconds of the products with the factors of a matrix: forward, and gradients of inputs and of the factors."""
@@ -118,22 +119,26 @@ class _Counted:
         return 3.0 * self.case.item * self.shape.rows_of(part, group) * wide
 
     def casts(self, part: Part, group: Matmuls) -> tuple[float, float]:
-        """Bytes of casts to float8 and of their scales, forward and backward. Routers have none."""
+        """Bytes of casts to FP8 and of their scales, forward and backward. Routers have none."""
         if self.experts.of(part, group):
             return self.experts.casts(group.name, self.sides(part, group))
-        tokens, sides = self.case.tokens, self.matmuls(part, group)
-        if not self.case.float8 or self.experts.routes(part, group):
+        if self.experts.routes(part, group):
             return 0.0, 0.0
-        return sum(4 * tokens * k + 4 * n * k for n, k in sides), sum(4 * tokens * n for n, _ in sides)
+        return self.quantised.casts(part, group)
 
-    def matmuls(self, part: Part, group: Matmuls) -> list[tuple[int, int]]:
-        """Outputs and inputs of each matmul of a group: one for its matrices concatenated, and two for each that is the
-        product of two."""
-        whole = [self.shape.matrix(part.weights[name]) for name in group.weights if not part.is_factored(name)]
+    def scales(self, part: Part, group: Matmuls) -> tuple[float, float]:
+        """Seconds of the messages of largest magnitudes that a group waits for, forward and backward."""
+        if self.experts.of(part, group) or self.experts.routes(part, group):
+            return 0.0, 0.0
+        return self.quantised.scales(part, group)
+
+    def matmuls(self, part: Part, group: Matmuls) -> list[tuple[int, int, int]]:
+        """Outputs and inputs of each matmul of a group, and the bytes of a number that it multiplies: one for its
+        matrices concatenated, and two for each that is the product of two."""
         factors = [name for name in group.weights if part.is_factored(name)]
         pairs = [self.shape.matrix(part.weights[name]) for name in part.factors_of(*factors)]
-        joined = [(sum(n for _, n in whole), whole[0][0])] if whole else []
-        return joined + [(n, k) for k, n in pairs]
+        whole, operand = self.shape.joined(part, group), self.quantised.operand(group)
+        return [(*side, operand) for side in whole] + [(n, k, self.case.item) for k, n in pairs]
 
     def group_seconds(self, part: Part, group: Matmuls) -> float:
         """Seconds of the matmuls of a group."""
@@ -142,7 +147,7 @@ class _Counted:
         if self.experts.routes(part, group):
             return sum(self.experts.router(n, k) for n, k in self.sides(part, group))
         rows = self.shape.rows_of(part, group)
-        return sum(self.product(n, k, rows) for n, k in self.matmuls(part, group))
+        return sum(self.product(n, k, rows, operand) for n, k, operand in self.matmuls(part, group))
 
     def group_gradients(self, part: Part, group: Matmuls) -> tuple[float, float]:
         """`gradients` of all matmuls of a group, with the first products of factors, which are computed again."""
@@ -150,7 +155,7 @@ class _Counted:
             each = [self._of_experts(part, group, n, k) for n, k in self.sides(part, group)]
             return sum(inward for inward, _ in each), sum(weight for _, weight in each)
         rows = self.shape.rows_of(part, group)
-        pairs = [self.gradients(n, k, rows) for n, k in self.matmuls(part, group)]
+        pairs = [self.gradients(n, k, rows, operand) for n, k, operand in self.matmuls(part, group)]
         firsts = [part.factors_of(name)[0] for name in group.weights if part.is_factored(name)]
         again = sum(self.product(n, k, rows) for k, n in (self.shape.matrix(part.weights[name]) for name in firsts))
         return again + sum(inward for inward, _ in pairs), sum(weight for _, weight in pairs)
@@ -197,8 +202,10 @@ class _Counted:
     def products(self, part: Part, group: Matmuls) -> dict[str, Work]:
         """One matmul with all matrices of a group and the work on its outputs, divided among these by width."""
         joined, (cast, _) = self.group_seconds(part, group), self.casts(part, group)
-        exchanges = self.exchanges_sequence(part, group)
-        sent = self.messages.gather(joined, self.shape.gathered(part, group)) if exchanges else 0.0
+        scales, sent = self.scales(part, group)[0], 0.0
+        if self.exchanges_sequence(part, group):
+            item = self.quantised.sent_bytes(part, group)
+            sent = self.messages.gather(joined, self.shape.gathered(part, group), item)
         chosen = self.experts.choice_bytes if self.experts.routes(part, group) else 0.0
         rope, layout = self._rope(group), self._layout(group)
         turned = sum(self.widths[name] for name in group.rotated)
@@ -210,7 +217,7 @@ class _Counted:
             other = self.device.bytes_seconds(rotation + (layout + cast + chosen) * share + added)
             kernels = (2 * self.unfused if group.by_head else 1) + 3 * bool(added)
             matmul = joined * share + self.low_rank(part, group, weight)[0]
-            works[name] = Work(matmul, 0.0, other, sent * share, kernels=kernels)
+            works[name] = Work(matmul, 0.0, other, sent * share, kernels=kernels, scales=scales * share)
         return works
 
     def share(self, part: Part, group: Matmuls, weight: str) -> float:
@@ -229,7 +236,7 @@ class _Counted:
             other = self.device.bytes_seconds(added + self.experts.combined_bytes + cast + low_rank)
             return Work(out, 0.0, other, kernels=kernels, exchange=self.experts.exposed[0] * (1 - self.experts.outward))
         other = self.device.bytes_seconds(added + cast + low_rank)
-        return Work(out, 0.0, other, self.messages.scatter(out), kernels=kernels)
+        return Work(out, 0.0, other, self.messages.scatter(out), kernels=kernels, scales=self.scales(part, group)[0])
 
     def core(self) -> Work:
         """Attention itself, with its messages of context ranks: recomputing it sends them again."""
@@ -288,20 +295,22 @@ class _Counted:
         case, layer = self.case, self.shape.layer
         backs: list[tuple[float, float]] = []
         owners: list[Part] = []
-        beside: list[tuple[tuple[bool, float], tuple[float, float]]] = []
-        moved, kernels, exchanged = 0.0, 0, 0.0
+        beside: list[Exchanged] = []
+        moved, kernels, exchanged, scales = 0.0, 0, 0.0, 0.0
         for part, one in layer.operations:
             if isinstance(one, Matmuls):
                 backs.append(self._gradients(part, one))
                 owners.append(part)
                 if self.exchanges_sequence(part, one):
-                    beside.append(((one.inward, self.shape.gathered(part, one)), backs[-1]))
+                    sent = self.quantised.sent_bytes(part, one)
+                    beside.append(Exchanged(one.inward, self.shape.gathered(part, one), sent, *backs[-1]))
                 elif not one.inward:
                     moved += self.experts.combined_bytes
                     exchanged += self.experts.exposed[1]
                 elif self.experts.routes(part, one):
                     moved += self.experts.choice_bytes
                 moved += self._matmuls_back(part, one) + self.casts(part, one)[1]
+                scales += self.scales(part, one)[1]
                 kernels += (2 - case.frozen) * len(self.matmuls(part, one))
                 kernels += 5 * sum(bool(self.shape.factors(part, name)) for name in one.weights)
                 kernels += (2 * self.unfused * len(one.outputs) if one.by_head else 0) + self.unfused * one.adds
@@ -318,7 +327,7 @@ class _Counted:
         weight, inward = sum(pair[1] for pair in backs), sum(pair[0] for pair in backs)
         apart = sum(pair[1] for part, pair in zip(owners, backs, strict=True) if part.splits)
         sent, other = self.messages.backward(beside), self.device.bytes_seconds(moved)
-        return Work(inward + weight, self.attention[1], other, sent, self.context[1], kernels, exchanged), apart
+        return Work(inward + weight, self.attention[1], other, sent, self.context[1], kernels, exchanged, scales), apart
 
     def _gradients(self, part: Part, group: Matmuls) -> tuple[float, float]:
         """`group_gradients`; of frozen matrices that of the input, and those of their factors."""

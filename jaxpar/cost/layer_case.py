@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from jaxpar.config.schema import LoraConfig, ModelConfig
+from jaxpar.cost.matmul_codes import FLOAT8, MatmulCodes
 from jaxpar.cost.mechanisms import Attention
+from jaxpar.layers.declaration.part import Matmuls
 from jaxpar.layers.lora import OFF
 from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes, LayerShape, exchange_by
+from jaxpar.mesh.parameters import ParamSpec
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,10 @@ class LayerCase:
     shape: LayerShape
     context_strategy: str
     sequence_parallel: bool
-    float8: bool
+    codes: MatmulCodes | None = None
+    """How its dense matmuls run in FP8; None where they run in the compute dtype."""
+    magnitude_ranks: int = 1
+    """Ranks over which the largest magnitude of a tensor is taken."""
     slices: int | Literal["auto"] = "auto"
     """Parts in which tokens are sent to their experts: `parallel.expert_slices`."""
     attention: Attention | None = None
@@ -58,15 +65,58 @@ class LayerCase:
     @cached_property
     def parameters(self) -> int:
         """Weights of the layer's matrices, on this device before any sharding over data ranks; without experts."""
-        # Whole on every tensor rank are one of the two factors of a matrix, routers, and matrices to latent vectors.
-        dense = [spec for spec in self.shape.layer.matrices if "experts" not in spec.axes]
-        whole = sum(spec.size for spec in dense if set(spec.axes) <= {"embed", "rank", "router", "latent"})
-        return whole + (sum(spec.size for spec in dense) - whole) // self.tensor + self.factors
+        return self._on_device(spec for spec in self.shape.layer.matrices if "experts" not in spec.axes) + self.factors
 
     @cached_property
     def experts(self) -> int:
         """Weights of its experts on this device likewise: of those that the expert rank has."""
-        size = sum(spec.size for spec in self.shape.layer.matrices if "experts" in spec.axes)
+        return self._of_experts(self.shape.layer.matrices)
+
+    @cached_property
+    def coded(self) -> float:
+        """Those of `parameters` that are stored, and gathered, as codes of 8 bits."""
+        if self.codes is None or not self.codes.once:
+            return 0.0
+        dense = (spec for group, spec in self._matrices if self.codes.quantises(group) and "experts" not in spec.axes)
+        return self.codes.stored * self._on_device(dense)
+
+    @cached_property
+    def coded_experts(self) -> float:
+        """The same of `experts`."""
+        if self.codes is None or not self.codes.once:
+            return 0.0
+        own = [spec for group, spec in self._matrices if group in self.shape.codes.groups]
+        return self.codes.stored * self._of_experts(own)
+
+    @property
+    def exact(self) -> LayerCase:
+        """The same layer, multiplied in the compute dtype."""
+        return replace(self, codes=None, shape=replace(self.shape, codes=NO_CODES))
+
+    def codes_of(self, group: Matmuls) -> MatmulCodes | None:
+        """How a dense group of matmuls runs in FP8; None where it does not."""
+        return self.codes if self.codes is not None and self.codes.quantises(group.name) else None
+
+    @property
+    def _matrices(self) -> list[tuple[str, ParamSpec]]:
+        """The matrices that may be quantised, those that are no products of two, with their group."""
+        pairs = [(part, group) for part in self.shape.layer.parts for group in part.groups]
+        whole = lambda part, group: (name for name in group.weights if not part.is_factored(name))
+        return [(group.name, part.weights[name]) for part, group in pairs for name in whole(part, group)]
+
+    def _on_device(self, dense: Iterable[ParamSpec]) -> int:
+        """Weights of these on a device. Whole on every tensor rank are one of the two factors of a matrix, routers, and
+        matrices to latent vectors."""
+        whole = split = 0
+        for spec in dense:
+            if set(spec.axes) <= {"embed", "rank", "router", "latent"}:
+                whole += spec.size
+            else:
+                split += spec.size
+        return whole + split // self.tensor
+
+    def _of_experts(self, matrices: Iterable[ParamSpec]) -> int:
+        size = sum(spec.size for spec in matrices if "experts" in spec.axes)
         return size // (self.tensor * self.shape.expert)
 
     @property
@@ -91,13 +141,16 @@ def layer_case(
     model: ModelConfig, sequence: int, rows: int, tensor: int, context: int, strategy: str, parallel: bool,
     precision: str, lora: LoraConfig = OFF, expert: int = 1, exchange: str = "auto", capacity: float = 1.0,
     imbalance: float = 1.0, slices: int | Literal["auto"] = "auto", exchange_wire: str | None = None,
-    codes: ExpertCodes = NO_CODES, attention: Attention | None = None,
+    expert_codes: ExpertCodes = NO_CODES, codes: MatmulCodes | None = None, magnitude_ranks: int = 1,
+    attention: Attention | None = None,
 ) -> LayerCase:  # fmt: skip
-    """The case of a layer of `model`, whose layers are all alike."""
+    """The case of a layer of `model`, whose layers are all alike. A `precision` of float8 stands for the matmuls of
+    published systems; those of a configuration are `codes`."""
     item = 4 if precision == "float32" else 2
     exchange = exchange_by(model, exchange, capacity, expert, tensor)
     shape = LayerShape(
         model, rows, sequence, context, tensor, item, lora, expert, capacity, exchange, imbalance,
-        exchange_wire, codes,
+        exchange_wire, expert_codes,
     )  # fmt: skip
-    return LayerCase(shape, strategy, parallel and tensor > 1, precision == "float8", slices, attention)
+    codes = FLOAT8 if precision == "float8" else codes
+    return LayerCase(shape, strategy, parallel and tensor > 1, codes, magnitude_ranks, slices, attention)

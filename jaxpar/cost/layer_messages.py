@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from jaxpar.attention.context import neighbours
 from jaxpar.attention.ulysses import repeats
@@ -10,6 +11,21 @@ from jaxpar.config.counting import head_dim, value_dim
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.messages import Network, interleaved, overlapped
+
+
+class Exchanged(NamedTuple):
+    """What tensor ranks exchange around a group of matmuls in its backward, and what it computes."""
+
+    inward: bool
+    """Whether the group is split by columns; else by rows."""
+    width: float
+    """Of what is exchanged, in that of the residual stream."""
+    sent_bytes: float
+    """Of a number that is gathered."""
+    of_input: float
+    """Seconds of the gradient of the input."""
+    of_weights: float
+    """Seconds of those of the weights."""
 
 
 class LayerMessages:
@@ -22,9 +38,12 @@ class LayerMessages:
         self.widths = head_dim(case.shape.model) + value_dim(case.shape.model)
         """Of a key and a value, or of a query and its output."""
         ring = network.ring(case.tensor, 1)
-        whole = float(case.tokens * case.embed * case.item)
+        numbers = case.tokens * case.embed
+        whole = float(numbers * case.item)
         self.parallel = case.sequence_parallel
-        self.half = ring.gather(whole) if case.tensor > 1 else 0.0
+        self.gathered = lambda sent_bytes: ring.gather(numbers * sent_bytes) if case.tensor > 1 else 0.0
+        """Seconds of a gather of the residual stream, of so many bytes a number."""
+        self.half = self.gathered(case.item)
         self.full = ring.reduce(whole) if case.tensor > 1 else 0.0
         group = 1
         if case.context_strategy == "usp":
@@ -42,18 +61,17 @@ class LayerMessages:
             return max(0.0, interleaved(matmul, message, self.slowdown, self.case.tensor) - matmul)
         return message
 
-    def gather(self, matmul: float, width: float) -> float:
-        """Before a matmul that is split by columns, of inputs of a `width` in those of the residual stream: nothing
-        without sequence parallelism."""
-        return self._exposed(matmul, width * self.half) if self.parallel else 0.0
+    def gather(self, matmul: float, width: float, sent_bytes: float) -> float:
+        """Before a matmul that is split by columns, of inputs of a `width` in those of the residual stream and of so
+        many bytes a number: nothing without sequence parallelism."""
+        return self._exposed(matmul, width * self.gathered(sent_bytes)) if self.parallel else 0.0
 
     def scatter(self, matmul: float) -> float:
         """After a matmul that is split by rows: the sum over the ranks."""
         return self._exposed(matmul, self.half if self.parallel else self.full)
 
-    def backward(self, groups: Sequence[tuple[tuple[bool, float], tuple[float, float]]]) -> float:
-        """Of the backward of groups of matmuls: ((inward, width), (gradient of the input, of the weights)), where the
-        width is that of what ranks exchange in those of the residual stream.
+    def backward(self, groups: Sequence[Exchanged]) -> float:
+        """Of the backward of groups of matmuls.
 
         Inward, split by columns: the gradient of the input is summed, beside the gradient of the weight where the
         software can; with sequence parallelism the input is gathered again beside the gradient of the input. Outward,
@@ -62,14 +80,15 @@ class LayerMessages:
         if self.case.tensor == 1:
             return 0.0
         exposed = 0.0
-        for (columns, width), (inward, weight) in groups:
-            half, full = width * self.half, width * self.full
+        for one in groups:
+            gather = one.width * self.gathered(one.sent_bytes)
             if not self.parallel:
-                exposed += self._beside(weight, full) if columns else 0.0
-            elif columns:
-                exposed += self._beside(inward, half, always=True) + self._beside(weight, half)
+                exposed += self._beside(one.of_weights, one.width * self.full) if one.inward else 0.0
+            elif one.inward:
+                exposed += self._beside(one.of_input, gather, always=True)
+                exposed += self._beside(one.of_weights, one.width * self.half)
             else:
-                exposed += self._exposed(inward, half)
+                exposed += self._exposed(one.of_input, gather)
         return exposed
 
     def _beside(self, compute: float, message: float, always: bool = False) -> float:

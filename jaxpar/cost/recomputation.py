@@ -100,7 +100,7 @@ def operation_flops(shape: LayerShape) -> dict[str, float]:
 
 
 def _case(shape: LayerShape, context_strategy: str) -> LayerCase:
-    return LayerCase(shape, context_strategy, sequence_parallel=shape.tensor > 1, float8=False)
+    return LayerCase(shape, context_strategy, sequence_parallel=shape.tensor > 1)
 
 
 def _on(cluster: Cluster, hardware: HardwareModel | None) -> tuple[Device, Network, Mechanisms]:

@@ -22,7 +22,8 @@ def element_bytes(wire: str | None, otherwise: float) -> float:
 
 @dataclass(frozen=True)
 class WireMessages:
-    """Messages over one group of ranks; sizes are elements of whole weights."""
+    """Messages over one group of ranks; sizes are elements of whole weights, of which `coded` are codes of 8 bits and
+    travel as they are."""
 
     network: Network
     wire: Wire
@@ -58,24 +59,28 @@ class WireMessages:
     def _two_levels(self) -> bool:
         return 1 < self._whole.hosts < self.ranks
 
-    def gather(self, elements: float) -> float:
+    def _sent(self, elements: float, coded: float) -> float:
+        """Bytes of stored weights on the wire."""
+        return element_bytes(self.wire.weight, self.item) * (elements - coded) + coded
+
+    def gather(self, elements: float, coded: float = 0.0) -> float:
         """A microbatch's gather of a weight of so many elements."""
         own = self.wire.secondary
         if own > 1:
-            return self.network.ring(own, self.stride, self.shared).gather(self.item * elements)
-        return self._gathered(element_bytes(self.wire.weight, self.item) * elements)
+            return self.network.ring(own, self.stride, self.shared).gather(self.item * (elements - coded) + coded)
+        return self._gathered(self._sent(elements, coded))
 
-    def gather_once(self, elements: float) -> float:
+    def gather_once(self, elements: float, coded: float = 0.0) -> float:
         """The gather between secondary shards, once a step; 0 without these."""
         own = self.wire.secondary
         if own == 1:
             return 0.0
-        sent = element_bytes(self.wire.weight, self.item) * elements / own
+        sent = self._sent(elements, coded) / own
         return self.network.ring(self.ranks // own, self.stride * own, self.shared).gather(sent)
 
-    def gather_whole(self, elements: float) -> float:
+    def gather_whole(self, elements: float, coded: float = 0.0) -> float:
         """The gather of updated weights under ZeRO-1 and 2, once a step."""
-        return self._gathered(element_bytes(self.wire.weight, self.item) * elements)
+        return self._gathered(self._sent(elements, coded))
 
     def scatter(self, elements: float) -> float:
         """A reduce-scatter of the gradient of so many elements."""

@@ -20,11 +20,13 @@ class Work(NamedTuple):
     """Number of kernels that the host launches."""
     exchange: float = 0.0
     """Messages of tokens to the ranks of their experts and back, that are not hidden."""
+    scales: float = 0.0
+    """Messages of the largest magnitudes of FP8 operands, which are known before these are quantised."""
 
     @property
     def seconds(self) -> float:
         """The total, if the host launches fast enough."""
-        return self.matmul + self.attention + self.other + self.tensor + self.context + self.exchange
+        return self.matmul + self.attention + self.other + self.tensor + self.context + self.exchange + self.scales
 
     def times(self, factor: float) -> Work:
         """This many times the same."""

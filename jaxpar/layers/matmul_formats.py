@@ -11,7 +11,7 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.declaration.part import Matmuls, Part
 from jaxpar.layers.declared import declare_layer
-from jaxpar.precision.recipe import QuantisedGroups, group_tensors, recipe_of
+from jaxpar.precision.recipe import TILES, QuantisedGroups, group_tensors, recipe_of
 
 NEVER = {
     "head": "its rounding would reach every logit, and it is a small share of the FLOPs",
@@ -122,6 +122,30 @@ def is_exact(config: Config, layer: int) -> bool:
     """Whether the products of a layer, by its number, are not quantised."""
     first, last = exact_layers(config)
     return config.precision.matmul is None or not first <= layer < last
+
+
+def coded_rows(config: Config, rows: int) -> int:
+    """Of so many rows of each chunk those in whose place no chunk has an exception: their quantised matrices are stored
+    as codes, where any are."""
+    excepted = config.precision.matmul_except
+    return max(0, rows - excepted.first_layers - excepted.last_layers)
+
+
+def why_each_use(recipe: str | None, optimizer_offload: str, holds: str | None) -> str | None:
+    """Why matrices are quantised with each use under `recipe`, and not once per step; None if they are not.
+
+    Args:
+        recipe: `precision.matmul`.
+        optimizer_offload: where the optimizer's state is.
+        holds: the schedule, if it gathers whole chunks that it holds for all microbatches.
+    """
+    if recipe in TILES:
+        return f"scales of tiles ({recipe}) are found where a matrix is multiplied"
+    if optimizer_offload != "none":
+        return "master weights are not on the device (memory.optimizer_offload)"
+    if holds is not None:
+        return f"parallel.schedule: {holds} gathers chunks of layers in the compute dtype"
+    return None
 
 
 def quantised_groups(config: Config, model: ModelConfig, exact: bool | None) -> QuantisedGroups | None:

@@ -191,6 +191,11 @@ class LayerShape:
         dims = list(zip(spec.axes, spec.shape, strict=True))[spec.stack :]
         return self._side(dims[: spec.inputs]), self._side(dims[spec.inputs :])
 
+    def joined(self, part: Part, group: Matmuls) -> list[tuple[int, int]]:
+        """Outputs and inputs of the matrices of a group, concatenated, that are no products of two; none without."""
+        whole = [self.matrix(part.weights[name]) for name in group.weights if not part.is_factored(name)]
+        return [(sum(n for _, n in whole), whole[0][0])] if whole else []
+
     def copies(self, spec: ParamSpec) -> int:
         """Matrices of a weight on a device: one, or one for each of its experts."""
         if "experts" not in spec.axes:

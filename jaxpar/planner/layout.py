@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.mechanisms import Attention
 from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes
 from jaxpar.mesh.wire.wire import EXACT, Wire
@@ -13,7 +14,7 @@ type Remat = str | tuple[tuple[int, tuple[tuple[str, str], ...]], ...]
 """A preset of `memory.remat`, or runs: (layers of a chunk, ((activation, treatment), ...))."""
 
 Precision = Literal["bfloat16", "float16", "float8", "float32"]
-"""Type of matmuls; with float8, activations between them stay bfloat16."""
+"""Type of matmuls; float8 is that of published systems, whose activations between them stay bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Layout:
     """Whether sums over replicas may run beside the backward: `parallel.replica_sums` is not `after`."""
     expert_codes: ExpertCodes = NO_CODES
     """How routed experts are multiplied in FP8."""
+    matmul_codes: MatmulCodes | None = None
+    """How other matmuls of layers run in FP8, and which layers do; None without `precision.matmul`."""
     context_strategy: str = "allgather"
     """`allgather`, `ring`, `ulysses` or `usp`."""
     remat: Remat = "none"

@@ -249,7 +249,7 @@ BOTH = ("experts_in", "experts_out")
 def layer_in(codes: ExpertCodes) -> LayerTime:
     there = parse_cluster("h100:2x8")
     model = hardware_of(there.gpu)
-    case = case_of(1, codes=codes)
+    case = case_of(1, expert_codes=codes)
     return layer_time(case, device_of(there.gpu, model), network_of(there, model), GENERATIONS["jaxpar"])
 
 
@@ -277,7 +277,7 @@ def test_kernels_multiply_products_of_experts_in_fp8():
     assert plain.backward.matmul - kernel.backward.matmul == pytest.approx(2 * outward + inward)
     assert kernel.forward.other == layer_in(ExpertCodes(BOTH)).forward.other
     two, three = (
-        times_of(case_of(1, codes=ExpertCodes(BOTH, by_kernel=True, gradients_by_kernel=by_kernel)))
+        times_of(case_of(1, expert_codes=ExpertCodes(BOTH, by_kernel=True, gradients_by_kernel=by_kernel)))
         for by_kernel in (False, True)
     )
     (same, as_numbers), (inwards, as_codes) = (own.gradients(width, embed, "experts_in", 2.0) for own in (two, three))

@@ -33,7 +33,7 @@ def again(costs: LayerCosts) -> dict[tuple[str, ...], float]:
 def time_of(shape: LayerShape, cluster: Cluster = CLUSTER) -> LayerTime:
     """Of the planner's clock."""
     model = hardware_of(cluster.gpu)
-    case = LayerCase(shape, "allgather", shape.tensor > 1, False)
+    case = LayerCase(shape, "allgather", shape.tensor > 1)
     return layer_time(case, device_of(cluster.gpu, model), network_of(cluster, model), GENERATIONS["jaxpar"])
 
 

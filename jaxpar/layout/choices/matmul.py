@@ -12,7 +12,7 @@ from jaxpar.config.plan import Choice, Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.layers.matmul_formats import exact_layers, exempt, quantised, routed_groups, tensor_names
+from jaxpar.layers.matmul_formats import exact_layers, exempt, quantised, routed_groups, tensor_names, why_each_use
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.pipeline import holds_chunks
 from jaxpar.memory.layer_shape import ExpertCodes
@@ -124,18 +124,12 @@ def _routed_sides(config: Config) -> dict[str, list[int]]:
 
 def codes_once(plan: Plan) -> bool:
     """Whether quantised matrices become codes once per optimizer step, and are stored and gathered as these."""
-    return plan.dtypes.matmul is not None and why_each_use(plan) is None
+    return plan.dtypes.matmul is not None and _why_each_use(plan) is None
 
 
-def why_each_use(plan: Plan) -> str | None:
+def _why_each_use(plan: Plan) -> str | None:
     """Why matrices are quantised with each use and not once per step; None if they are not."""
-    if plan.dtypes.matmul in TILES:
-        return f"scales of tiles ({plan.dtypes.matmul}) are found where a matrix is multiplied"
-    if plan.optimizer_offload != "none":
-        return "master weights are not on the device (memory.optimizer_offload)"
-    if holds_chunks(plan):
-        return f"parallel.schedule: {plan.schedule} gathers chunks of layers in the compute dtype"
-    return None
+    return why_each_use(plan.dtypes.matmul, plan.optimizer_offload, plan.schedule if holds_chunks(plan) else None)
 
 
 def matmul_rows(
@@ -161,7 +155,7 @@ def matmul_rows(
     formats = f"inputs and weights e4m3, gradients {FORMATS[recipe.gradient]}; {_scales(config, recipe)}"
     what = f"{precision.matmul}: {', '.join(matrices)} of layers {first} to {last - 1}"
     rows = [("matmuls", what, formats)]
-    each_use = why_each_use(plan)
+    each_use = _why_each_use(plan)
     once = "stored and gathered in 8 bits, 1 byte a number; from the master weights"
     rows.append(("FP8 weights", "quantised with each use" if each_use else "quantised once per step", each_use or once))
     why = lambda own: own.reason + "".join(f"; not {name}: {reason}" for name, reason in own.rejected.items())

@@ -10,14 +10,13 @@ from typing import NamedTuple
 from jaxpar.config import Config
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.kinds import kind_model
-from jaxpar.layers.matmul_formats import quantised, routed_groups
+from jaxpar.layers.matmul_formats import coded_rows, quantised, routed_groups, why_each_use
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.kernel_head import kernel_bytes, kernel_chunks
 from jaxpar.layout.memory.state import StateBytes
 from jaxpar.layout.memory.weights import HALVES, Ends, Part, Parts, Weight, Weights
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, ITEM_BYTES, LayerShape, between_bytes, matmul_bytes
 from jaxpar.memory.streaming import PIECES
-from jaxpar.precision.recipe import TILES
 
 BATCH_BYTES = 6 * 4
 """Bytes of a token: tokens, labels, mask, segments, positions, indices."""
@@ -180,9 +179,9 @@ class _Counted:
         Rows that may hold an exception are not among them. A case with several chunks a rank under ZeRO-3 counts none,
         because its schedule may gather chunks in the compute dtype.
         """
-        case, excepted = self.case, self.config.precision.matmul_except
-        by_tile = self.config.precision.matmul in TILES
-        if by_tile or case.state != "none" or (case.virtual_stages > 1 and case.zero >= 3):
+        case, recipe = self.case, self.config.precision.matmul
+        holds = "its schedule" if case.virtual_stages > 1 and case.zero >= 3 else None
+        if recipe is None or why_each_use(recipe, case.state, holds) is not None:
             return 0
         found = 0
         for kind, own in self.parts.layers.items():
@@ -190,8 +189,7 @@ class _Counted:
             names = {name for matrices in groups.values() for name in matrices}
             coded = (one for one in own.weights if one.name.split(".")[-1] in names and one.trained == trained)
             elements = sum(one.local(sharded) for one in coded)
-            rows = max(0, case.rows_of[kind] - excepted.first_layers - excepted.last_layers)
-            found += elements * rows * case.virtual_stages
+            found += elements * coded_rows(self.config, case.rows_of[kind]) * case.virtual_stages
         return found
 
     def _held(self) -> Ends:

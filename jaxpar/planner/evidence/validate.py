@@ -84,6 +84,6 @@ def published_memory(run: Run, layout: Layout) -> float:
     sharded = layout.data * layout.context if layout.zero else 1
     static = state_bytes(parameters, sharded_over=sharded) + working_bytes(shape)
     layers = model.layers // (layout.pipe * layout.virtual_stages)
-    case = LayerCase(shape, layout.context_strategy, layout.sequence_parallel, layout.precision == "float8")
+    case = LayerCase(shape, layout.context_strategy, layout.sequence_parallel)
     units = interleaved_units(layout.pipe, layout.virtual_stages) if layout.virtual_stages > 1 else layout.pipe
     return memory_bytes(static, layers * kept_bytes(case, layout.remat), units, layout.offload_fraction)

@@ -30,7 +30,7 @@ from jaxpar.planner.report import words
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.units import seconds, size
 
-WAITS = ("tensor", "context", "exchange", "data")
+WAITS = ("tensor", "context", "exchange", "data", "scales")
 """Parts of a step's time that wait for messages of the program."""
 CLASSES = {
     "matrix products": (("matmuls",), ("matmul",)),
@@ -41,6 +41,7 @@ CLASSES = {
     "context": (("context",), ("context",)),
     "experts": (("exchange",), ("exchange",)),
     "data": (("data",), ("data",)),
+    "scales": (("scales",), ("scales",)),
     "host": (("offload",), ("host",)),
     "pipe": (("bubble",), ("pipe",)),
     "other waiting": (("launches", "stragglers"), ()),
@@ -51,6 +52,8 @@ OF_TOKENS = ("exchange_tokens", "gather_tokens", "scatter_tokens")
 """Collectives that send tokens to their experts."""
 OF_WEIGHTS = ("gather_weight", "scatter_gradient")
 """Collectives that belong to `data` whatever axes they run over."""
+OF_SCALES = "reduce_max"
+"""Of FP8 operands, over all ranks that hold a part of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +196,7 @@ def _part(row: Collective) -> str:
         or not {"tensor", "context"} & set(axes)
         or {"replica", "fsdp", "expert"} & set(axes)
     ):
-        return "data"
+        return "scales" if row.collective == OF_SCALES else "data"
     return "tensor" if "tensor" in axes else "context"
 
 

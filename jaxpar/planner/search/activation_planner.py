@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxpar.config.plan import AxisSizes, LayerRun
 from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.mechanisms import BACKENDS, Attention
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import Cluster
@@ -32,11 +33,11 @@ from jaxpar.mesh.wire.wire import Wire
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.machine import is_cpu
+from jaxpar.planner.search.matmul_codes import matmul_codes
 from jaxpar.planner.search.space import Choice, Group
 from jaxpar.planner.settings import ONE_STAGE, Runs, as_remat, of_all_names, runs_of
 from jaxpar.planner.step_time.chunks import Kinds, chunk_slots
 from jaxpar.planner.step_time.pipeline import chunk_layers
-from jaxpar.precision.recipe import TILES
 
 SHARES = 20
 """Parts in which the share of activations on the host is searched."""
@@ -91,11 +92,11 @@ class ActivationPlanner:
             tensor=group.tensor, microbatch=group.microbatch, schedule=choice.schedule,
             virtual_stages=choice.virtual_stages, zero=choice.zero, context_strategy=choice.context_strategy,
             remat=remat, offload_fraction=share, optimizer_offload=choice.optimizer_offload,
-            precision="float8" if precision.matmul and precision.matmul not in TILES else precision.compute,
+            precision=precision.compute,
             wire=Wire(precision.weight_wire, precision.gradient_wire),
             stage_layers=choice.stage_layers, expert_exchange=asked.expert_exchange,
             expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,
-            exchange_wire=precision.exchange_wire, expert_codes=self._expert_codes,
+            exchange_wire=precision.exchange_wire, expert_codes=self._expert_codes, matmul_codes=self._matmul_codes,
             sums_early=asked.replica_sums != "after", attention=self.attention,
             expert_slices=asked.expert_slices if group.expert > 1 else "auto",
         )  # fmt: skip
@@ -180,6 +181,17 @@ class ActivationPlanner:
         group = self.group
         sizes = group.pipe, group.shards, group.context, group.tensor, group.microbatch
         return Case(*sizes, self._microbatches, 0, self.kinds)
+
+    @property
+    def _matmul_codes(self) -> MatmulCodes | None:
+        """How other matmuls of layers run in FP8."""
+        group, choice = self.group, self.choice
+        offload, chunks = "host" if choice.optimizer_offload else "none", group.pipe * choice.virtual_stages
+        held = choice.schedule if holds(choice.schedule, choice.virtual_stages, choice.zero, group.shards) else None
+        key = "matmul codes", offload, held, self.kinds, chunks
+        if key not in self.known:
+            self.known[key] = matmul_codes(self.model.config, self.cluster.gpu, *key[1:])
+        return self.known[key]
 
     @property
     def _scratch(self) -> int:

@@ -34,7 +34,7 @@ from jaxpar.planner.step_time.pipeline import ChunkTime, Pieces, Stages, chunk_l
 from jaxpar.planner.step_time.step import Step, Steps
 from jaxpar.planner.step_time.update import Update
 
-PER_LAYER = {"matmuls", "attention", "other", "tensor"}
+PER_LAYER = {"matmuls", "attention", "other", "tensor", "scales"}
 """Parts of a step's time that grow with the number of layers and are not hidden."""
 
 

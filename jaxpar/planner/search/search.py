@@ -49,7 +49,7 @@ from jaxpar.planner.step_time.interval import KNOWN
 from jaxpar.planner.step_time.model import StepTime
 from jaxpar.planner.step_time.update import Update, update_of
 
-GROUP_PARTS = ("matmuls", "attention", "other", "tensor", "exchange")
+GROUP_PARTS = ("matmuls", "attention", "other", "tensor", "exchange", "scales")
 """Parts of a step's time that no choice within a group reduces."""
 SPLIT_SHARE = 0.6
 """Least share of a layer's forward and backward that is not W, which is one of three matmuls and no attention."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxpar.config.kinds import kind_counts, kind_models
+from jaxpar.config.kinds import kind_counts, kind_models, layer_kinds
 from jaxpar.config.plan import LayerRun
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import LayerTime, layer_time
 from jaxpar.cost.layer_case import LayerCase, layer_case
+from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
@@ -45,62 +47,99 @@ class Passed(NamedTuple):
     """Gathers of weights alone, hidden or not, in the forward; the backward has as many."""
 
 
+class Sort(NamedTuple):
+    """What decides the time of a layer."""
+
+    kind: str
+    exact: bool = False
+    """Whether it multiplies in the compute dtype where others do in FP8."""
+
+
+def sorts_of(model: ModelConfig, codes: MatmulCodes | None) -> tuple[Sort, ...]:
+    """Of each layer, in the order of the model."""
+    first, last = (0, 0) if codes is None else codes.exact
+    return tuple(
+        Sort(kind, number < first or number >= model.layers - last) for number, kind in enumerate(layer_kinds(model))
+    )
+
+
+def _counts(model: ModelConfig, codes: MatmulCodes | None) -> dict[Sort, float]:
+    """Layers of each sort. Of a model with another number of layers than the one that is trained, as bounds are found
+    from, as large a share is exact."""
+    if codes is None or model.layers == codes.layers:
+        return dict(Counter(sorts_of(model, codes)))
+    share = min(1.0, sum(codes.exact) / codes.layers)
+    return {
+        Sort(kind, exact): number * (share if exact else 1 - share)
+        for kind, number in kind_counts(model).items()
+        for exact in (False, True)
+    }
+
+
 class Layers:
-    """A layer of each kind, what they take on average, and the head."""
+    """A layer of each sort, what they take on average, and the head."""
 
     def __init__(
         self, model: ModelConfig, sequence: int, layout: Layout, device: Device, network: Network, does: Mechanisms,
         lora: LoraConfig = OFF,
     ):  # fmt: skip
         assert model.vocab is not None, "the vocabulary is known before a step is predicted"
-        self._does, self._counts = does, kind_counts(model)
+        self._does, self._counts = does, _counts(model, layout.matmul_codes)
         attention = dict(layout.attention)
-        self.cases: dict[str, LayerCase] = {
+        quantised = {
             kind: layer_case(
                 own, sequence, layout.microbatch, layout.tensor, layout.context, layout.context_strategy,
                 layout.sequence_parallel, layout.precision, lora, layout.expert, layout.expert_exchange,
                 layout.expert_capacity, layout.imbalance, layout.expert_slices, layout.exchange_wire,
-                layout.expert_codes, attention.get(kind),
+                layout.expert_codes, layout.matmul_codes, layout.devices // layout.pipe, attention.get(kind),
             )
             for kind, own in kind_models(model).items()
         }  # fmt: skip
+        sorts = dict.fromkeys((*map(Sort, quantised), *self._counts))
+        self.cases: dict[Sort, LayerCase] = {
+            sort: quantised[sort.kind].exact if sort.exact else quantised[sort.kind] for sort in sorts
+        }
         self.case = next(iter(self.cases.values()))
         """Of one kind, for what they have in common."""
-        self.times = {kind: layer_time(case, device, network, does) for kind, case in self.cases.items()}
-        self.forward = self.mean({kind: time.forward for kind, time in self.times.items()})
-        self.backward = self.mean({kind: time.backward for kind, time in self.times.items()})
-        self.trained = self.average({kind: case.trained for kind, case in self.cases.items()})
+        self.times = {sort: layer_time(case, device, network, does) for sort, case in self.cases.items()}
+        self.forward = self.mean({sort: time.forward for sort, time in self.times.items()})
+        self.backward = self.mean({sort: time.backward for sort, time in self.times.items()})
+        self.trained = self.average({sort: case.trained for sort, case in self.cases.items()})
         """Weights of an average layer on a device that are trained, of its matrices or factors; without experts."""
-        self.experts = self.average({kind: case.experts for kind, case in self.cases.items()})
+        self.experts = self.average({sort: case.experts for sort, case in self.cases.items()})
         """Those of its experts."""
+        self.coded = self.average({sort: case.coded for sort, case in self.cases.items()})
+        """Those that are stored as codes of 8 bits; without experts."""
+        self.coded_experts = self.average({sort: case.coded_experts for sort, case in self.cases.items()})
         both = head_time(self.case, model.vocab, device, network, does)
         self.head, self.head_seconds = total(both), both[0].seconds + both[1].seconds
-        self._again: dict[tuple[Remat, Kinds], dict[str, Work]] = {}
+        self._again: dict[tuple[Remat, Kinds], dict[Sort, Work]] = {}
 
-    def again(self, remat: Remat, slots: Kinds) -> dict[str, Work]:
-        """What a layer of each kind recomputes in the backward, averaged over those of a chunk."""
+    def again(self, remat: Remat, slots: Kinds) -> dict[Sort, Work]:
+        """What a layer of each sort recomputes in the backward, averaged over those of a chunk."""
         if (remat, slots) not in self._again:
-            by_kind = self.by_kind(remat, slots)
-            self._again[remat, slots] = {kind: self._made(time, by_kind[kind]) for kind, time in self.times.items()}
+            by_sort = self.by_sort(remat, slots)
+            self._again[remat, slots] = {sort: self._made(time, by_sort[sort]) for sort, time in self.times.items()}
         return self._again[remat, slots]
 
-    def by_kind(self, remat: Remat, slots: Kinds) -> dict[str, Remat]:
-        """What the layers of each kind keep, of chunks with slots of these kinds; none where all layers are alike."""
+    def by_sort(self, remat: Remat, slots: Kinds) -> dict[Sort, Remat]:
+        """What the layers of each sort keep, of chunks with slots of these kinds; none where all layers are alike."""
         if isinstance(remat, str) or not slots:
             return dict.fromkeys(self.cases, remat)
         runs = runs_by_kind([LayerRun(n, of_all_names(dict(own), tuple(dict(own)))) for n, own in remat], slots)
-        return {kind: tuple((run.layers, tuple(run.activations.items())) for run in own) for kind, own in runs.items()}
+        kept = {kind: tuple((run.layers, tuple(run.activations.items())) for run in own) for kind, own in runs.items()}
+        return {sort: kept[sort.kind] for sort in self.cases}
 
-    def kept(self, remat: Remat, slots: Kinds) -> dict[str, float]:
-        """Bytes that a layer of each kind keeps of a microbatch, averaged over those of a chunk."""
-        return {kind: kept_bytes(self.cases[kind], own) for kind, own in self.by_kind(remat, slots).items()}
+    def kept(self, remat: Remat, slots: Kinds) -> dict[Sort, float]:
+        """Bytes that a layer of each sort keeps of a microbatch, averaged over those of a chunk."""
+        return {sort: kept_bytes(self.cases[sort], own) for sort, own in self.by_sort(remat, slots).items()}
 
     def orthogonal(self, device: Device, iterations: int) -> float:
         """Seconds of orthogonalizing the trained matrices of an average layer."""
-        return self.average({kind: orthogonal_seconds(case, device, iterations) for kind, case in self.cases.items()})
+        return self.average({sort: orthogonal_seconds(case, device, iterations) for sort, case in self.cases.items()})
 
     def _made(self, time: LayerTime, remat: Remat) -> Work:
-        """What a layer of a kind recomputes."""
+        """What a layer of a sort recomputes."""
         if isinstance(remat, str):
             names = _recomputed(remat_map(remat, time.made))
             whole = remat == "full" and self._does.recompute_last_matmul
@@ -108,17 +147,17 @@ class Layers:
         layers = sum(count for count, _ in remat)
         return total(time.again(_recomputed(dict(own))).times(count / layers) for count, own in remat)
 
-    def mean(self, works: Mapping[str, Work]) -> Work:
-        """Over all layers of the model, of each kind's."""
+    def mean(self, works: Mapping[Sort, Work]) -> Work:
+        """Over all layers of the model, of each sort's."""
         first, *others = works.values()
         layers = sum(self._counts.values())
-        return total(own.times(self._counts[kind] / layers) for kind, own in works.items()) if others else first
+        return total(own.times(self._counts.get(sort, 0) / layers) for sort, own in works.items()) if others else first
 
-    def average[Number: (int, float)](self, numbers: Mapping[str, Number]) -> Number | float:
+    def average[Number: (int, float)](self, numbers: Mapping[Sort, Number]) -> Number | float:
         """The same of numbers."""
         first, *others = numbers.values()
         layers = sum(self._counts.values())
-        return sum(self._counts[kind] * own for kind, own in numbers.items()) / layers if others else first
+        return sum(self._counts.get(sort, 0) * own for sort, own in numbers.items()) / layers if others else first
 
 
 def _recomputed(treatments: Mapping[str, str]) -> frozenset[str]:

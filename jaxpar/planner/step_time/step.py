@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import ceil, log2
 
 from jaxpar.config.kinds import kind_models
@@ -19,8 +20,8 @@ from jaxpar.layout.choices.replica_sums import only_after
 from jaxpar.mesh.wire.wire import Wire, secondary_ranks
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.chunks import GATHERED, Kinds, chunk_kinds, chunk_lengths, kinds_of_slots, why_padded
-from jaxpar.planner.step_time.layer_times import Layers, Passed
+from jaxpar.planner.step_time.chunks import GATHERED, Kinds, chunk_lengths, chunk_slots, kinds_of_slots, why_padded
+from jaxpar.planner.step_time.layer_times import Layers, Passed, Sort, sorts_of
 from jaxpar.planner.step_time.pipeline import ChunkTime, Pieces, Stages, pipeline_seconds, seconds_of_chunks
 from jaxpar.planner.step_time.update import Update
 from jaxpar.planner.step_time.weight_traffic import (
@@ -31,6 +32,9 @@ from jaxpar.planner.step_time.weight_traffic import (
     holds_chunks,
     reduces_with_weights,
 )  # fmt: skip
+
+MASTER = 4.0
+"""Bytes of a master weight, which is read for the largest magnitude of a matrix that becomes codes."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ class Steps:
             layout.zero, layout.context_strategy, layout.remat, layout.offload_fraction, layout.optimizer_offload,
             layout.sequence_parallel, layout.precision, layout.wire, kinds_of_slots(self.model, layout),
             layout.expert_exchange, layout.expert_capacity, layout.imbalance, layout.expert_slices,
-            layout.exchange_wire, layout.expert_codes, layout.attention, layout.sums_early, self._held_rows(layout),
+            layout.exchange_wire, layout.expert_codes, layout.matmul_codes, layout.attention, layout.sums_early,
+            self._held_rows(layout),
             reduces_with_weights(layout, self.does),
         )  # fmt: skip
         if key not in self._steps:
@@ -105,7 +110,8 @@ class Steps:
         key = (
             layout.microbatch, layout.tensor, layout.context, layout.context_strategy, layout.sequence_parallel,
             layout.precision, self.expert_of(layout), layout.expert_exchange, layout.expert_capacity, layout.imbalance,
-            layout.expert_slices, layout.exchange_wire, layout.expert_codes, layout.attention,
+            layout.expert_slices, layout.exchange_wire, layout.expert_codes, layout.matmul_codes,
+            layout.attention, None if layout.matmul_codes is None else layout.devices // layout.pipe,
         )  # fmt: skip
         if key not in self._layers:
             self._layers[key] = Layers(
@@ -163,6 +169,8 @@ class Step:
         self.holds = self.executed and holds_chunks(layout)
         self.slots: Kinds = kinds_of_slots(where.model, layout)
         """The kind of each; none where all layers are alike."""
+        self.unlike = layout.matmul_codes is not None and any(layout.matmul_codes.exact)
+        """Whether some layers multiply in FP8 and others do not."""
         again = self.layers.again(layout.remat, self.slots)
         self.again = self.layers.mean(again)
         shards = layout.fsdp * layout.expert * layout.context
@@ -179,8 +187,8 @@ class Step:
         """Seconds by part, without the bubble and the wait for the slowest host."""
         self.once: dict[str, float] = {}
         """The part of it that comes once a step, after the pipeline."""
-        self.passed = {kind: self._passed(kind, again[kind].seconds, again[kind].kernels) for kind in again}
-        """A layer of each kind."""
+        self.passed = {sort: self._passed(sort, work.seconds, work.kernels) for sort, work in again.items()}
+        """A layer of each sort."""
         self._microbatches(self.spent)
         self._after(self.spent)
 
@@ -207,32 +215,33 @@ class Step:
             )  # fmt: skip
             makespan = (
                 seconds_of_chunks(stages, self.chunks(layout), self.pieces.head, self.pieces.transfer)
-                if self.slots
+                if self.slots or self.unlike
                 else pipeline_seconds(stages, self.pieces)
             )
         return {**self.spent, "bubble": makespan - self.ideal, "stragglers": makespan * (self.jitter - 1)}
 
     def chunks(self, layout: Layout) -> tuple[ChunkTime, ...]:
-        """Each chunk, in the order of the model: the sum over its slots; those that pad it count where they run."""
-        model, why = self.model, why_padded(layout, self.does)
-        slots = Counter(kinds_of_slots(model, layout))
+        """Each chunk, in the order of the model: the sum over its layers; slots that pad it count where they run."""
+        model, why, lengths = self.model, why_padded(layout, self.does), chunk_lengths(self.model, layout)
+        slots, sorts = Counter(chunk_slots(model, lengths)), iter(sorts_of(model, layout.matmul_codes))
         found = []
-        for kinds in chunk_kinds(model, chunk_lengths(model, layout)):
-            own = Counter(kinds)
-            run = slots if why not in (None, GATHERED) else own
+        for length in lengths:
+            own = Counter(islice(sorts, length))
+            padding = Counter({Sort(kind): number for kind, number in (slots - _kinds(own)).items()})
+            run = own + padding if why not in (None, GATHERED) else own
             forward, backward, weight = (
-                sum(number * self.passed[kind][place] for kind, number in run.items()) for place in range(3)
+                sum(number * self.passed[sort][place] for sort, number in run.items()) for place in range(3)
             )
             if why == GATHERED:  # a branch skips the work, not the messages
-                gathered = sum(number * self.passed[kind].gathered for kind, number in (slots - own).items())
+                gathered = sum(number * self.passed[sort].gathered for sort, number in padding.items())
                 forward, backward = forward + gathered, backward + gathered
             found.append(ChunkTime(forward, backward, weight))
         return tuple(found)
 
-    def _passed(self, kind: str, again: float, again_kernels: float) -> Passed:
-        """A layer of a kind, forward and backward."""
-        time = self.layers.times[kind]
-        gathered, gathered_back, scattered = (0.0, 0.0, 0.0) if self.holds else self._weights(kind)
+    def _passed(self, sort: Sort, again: float, again_kernels: float) -> Passed:
+        """A layer of a sort, forward and backward."""
+        time = self.layers.times[sort]
+        gathered, gathered_back, scattered = (0.0, 0.0, 0.0) if self.holds else self._weights(sort)
         launch = 0.0 if self.does.compiled else self.hardware.launch_seconds
         f = max(time.forward.seconds, time.forward.kernels * launch)
         b_again = max(again, again_kernels * launch)
@@ -247,7 +256,7 @@ class Step:
             whole_b = self._beside(back - min(time.weight, back), gathered_back, least_back) + weight
         else:
             whole_b = self._beside(back, gathered_back + scattered, least_back + reduced)
-        offload = self._offload(kind, whole_f, whole_b)
+        offload = self._offload(sort, whole_f, whole_b)
         whole_f, whole_b = whole_f + offload[0], whole_b + offload[1]
         return Passed(whole_f, whole_b, min(weight, whole_b), f, b, b_again, *offload, gathered)
 
@@ -279,6 +288,7 @@ class Step:
         spent["exchange"] = count * (forward.exchange + backward.exchange + again.exchange)
         spent["tensor"] = count * (forward.tensor + backward.tensor + again.tensor) + share * self.layers.head.tensor
         spent["context"] = count * (forward.context + backward.context + again.context)
+        spent["scales"] = count * (forward.scales + backward.scales)
         waiting = f - forward.seconds + b - backward.seconds + b_again - again.seconds
         spent["launches"] = count * waiting
         spent["offload"] = count * sum(offload)
@@ -293,21 +303,22 @@ class Step:
         each = self.passed.items()
         return Passed(*(self.layers.average({kind: own[place] for kind, own in each}) for place in range(9)))
 
-    def _weights(self, kind: str, layers: int = 1) -> tuple[float, float, float]:
+    def _weights(self, sort: Sort, layers: int = 1) -> tuple[float, float, float]:
         """Messages of the sharded weights and gradients of so many layers per microbatch: gathered forward, gathered
         backward, reduced."""
-        layout, case = self.layout, self.layers.cases[kind]
+        layout, case = self.layout, self.layers.cases[sort]
         if layout.zero < 3:
             return 0.0, 0.0, 0.0
-        gather = self.shards.gather(layers * case.parameters) + self.expert_shards.gather(layers * case.experts)
+        gather = self.shards.gather(layers * case.parameters, layers * case.coded)
+        gather += self.expert_shards.gather(layers * case.experts, layers * case.coded_experts)
         scatter = self.shards.scatter(layers * case.trained) + self.expert_shards.scatter(layers * case.experts)
         again = 2 if self.does.gather_again and layout.remat != "none" else 1
         return gather, again * gather, scatter
 
     def _held(self) -> float:
         """Seconds of the messages of chunks that are held whole, once a step."""
-        rows = Counter(self.slots) or {next(iter(self.layers.cases)): max(chunk_lengths(self.model, self.layout))}
-        gathers, _, scatters = zip(*(self._weights(kind, number) for kind, number in rows.items()), strict=True)
+        rows = Counter(chunk_slots(self.model, chunk_lengths(self.model, self.layout)))
+        gathers, _, scatters = zip(*(self._weights(Sort(kind), number) for kind, number in rows.items()), strict=True)
         return held_seconds(self.layout, sum(gathers), sum(scatters), self.hardware.overlap_slowdown)
 
     def _ends_over_pipe(self, elements: float) -> float:
@@ -315,11 +326,11 @@ class Step:
         layout = self.layout
         return self.network.stages(layout.devices // layout.pipe, layout.pipe).reduce(4.0 * elements)
 
-    def _offload(self, kind: str, forward: float, backward: float) -> tuple[float, float]:
+    def _offload(self, sort: Sort, forward: float, backward: float) -> tuple[float, float]:
         """Seconds of copies to and from the host's memory that a layer's compute does not hide."""
         if not self.layout.offload_fraction:
             return 0.0, 0.0
-        kept = self.layers.kept(self.layout.remat, self.slots)[kind]
+        kept = self.layers.kept(self.layout.remat, self.slots)[sort]
         copy = self.layout.offload_fraction * kept / self.where.host_bandwidth
         return max(0.0, copy - forward), max(0.0, copy - backward)
 
@@ -330,8 +341,15 @@ class Step:
         if self.layout.pipe == 1 or not self.slots:
             own = self.model.layers / self.layout.pipe
             return own * self.layers.trained, own * self.layers.experts
-        rows, cases = self.layout.virtual_stages, [self.layers.cases[kind] for kind in self.slots]
+        rows, cases = self.layout.virtual_stages, [self.layers.cases[Sort(kind)] for kind in self.slots]
         return rows * sum(case.trained for case in cases), rows * sum(case.experts for case in cases)
+
+    def _own_codes(self) -> tuple[float, float]:
+        """Of `_own_layers`, what is stored as codes of 8 bits."""
+        if self.case.frozen:
+            return 0.0, 0.0
+        own = self.model.layers / self.layout.pipe
+        return own * self.layers.coded, own * self.layers.coded_experts
 
     def _transfer(self) -> float:
         """From a stage to the next: the residual stream of a microbatch, of which each tensor rank sends its share."""
@@ -353,6 +371,7 @@ class Step:
         tables = 1 if self.model.tied or (layout.pipe > 1 and not self.executed) else 2
         trained = 0 if self.case.frozen else tables
         dense, experts = self._own_layers()
+        coded, coded_experts = self._own_codes()
         own = dense + trained * table
         sharded = self.shards.ranks
         exposed = 0.0
@@ -363,7 +382,7 @@ class Step:
             exposed += tables * times * self.shards.gather(table) + trained * self.shards.scatter(table)
             exposed *= self.microbatches if self.does.prefetch_weights and not self.executed else 1
             exposed += self._beside_last(self.replicas.reduce(held + held_experts))
-            exposed += self.shards.gather_once(own) + self.expert_shards.gather_once(experts)
+            exposed += self.shards.gather_once(own, coded) + self.expert_shards.gather_once(experts)
         elif layout.zero == 0:
             reduce = self.data.reduce(own) + self.expert_data.reduce(experts)
             exposed += (
@@ -373,7 +392,7 @@ class Step:
             # Stage 2 holds no whole gradient between microbatches, unless a pipeline takes many through the weights.
             times = self.microbatches if layout.zero == 2 and layout.pipe == 1 else 1
             scatter = self.shards.scatter(own) + self.expert_shards.scatter(experts)
-            gather = self.shards.gather_whole(own) + self.expert_shards.gather_whole(experts)
+            gather = self.shards.gather_whole(own, coded) + self.expert_shards.gather_whole(experts, coded_experts)
             left = self._left(scatter, backward=True) if self.does.overlap_data != "none" else scatter
             exposed += times * left + self._beside_last(self.replicas.reduce(held + held_experts))
             exposed += self._left(gather, backward=False) if self.does.overlap_data == "both" else gather
@@ -383,7 +402,9 @@ class Step:
             exposed += self._ends_over_pipe(trained * table / (sharded if layout.zero else 1))
         moved = self.update.moved * (0.5 if self.does.pure_16bit else 1.0)
         held += held_experts
-        update = self.device.bytes_seconds(moved * held)
+        held_codes = coded / (sharded if layout.zero else 1)
+        held_codes += coded_experts / (self.expert_shards.ranks if layout.zero else 1)
+        update = self.device.bytes_seconds(moved * held + MASTER * held_codes)
         if layout.optimizer_offload:
             ends = trained * table / (sharded if layout.zero else 1)
             update = max(update, self.update.link_seconds(held - ends, ends, self.where.host_bandwidth))
@@ -417,3 +438,11 @@ class Step:
         hidden = work * (layers - 1)
         rest = message * (layers - 1) / layers
         return message / layers + overlapped(hidden, rest, self.hardware.overlap_slowdown) - hidden
+
+
+def _kinds(sorts: Counter[Sort]) -> Counter[str]:
+    """How many layers of each kind there are."""
+    found: Counter[str] = Counter()
+    for sort, number in sorts.items():
+        found[sort.kind] += number
+    return found

@@ -15,6 +15,7 @@ from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import simulate
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.search.heterogeneous import StepTimer
+from jaxpar.planner.step_time.layer_times import Sort
 from jaxpar.planner.step_time.model import step_time, steps_of
 from jaxpar.planner.step_time.step import Step
 from jaxpar.planner.step_time.update import ADAMW
@@ -82,7 +83,7 @@ def test_rows_that_pad_are_updated_like_any_other():
 
 
 def test_what_is_made_again_goes_by_the_slots_of_a_kind():
-    names = tuple(name for name in parts(of_kind("local"), ONE).layers.times[""].made)
+    names = tuple(name for name in parts(of_kind("local"), ONE).layers.times[Sort("")].made)
     full, none = (tuple((name, own) for name in names) for own in ("recompute", "save"))
     runs = tuple((1, full if kind == "global" else none) for kind in parts(UNLIKE, ONE).slots)
     again = lambda model, remat: parts(model, replace(ONE, remat=remat)).spent["recomputation"]

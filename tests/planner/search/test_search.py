@@ -37,6 +37,9 @@ SPACES = {
     "sums over replicas after the backward": search_of(
         model_of(**FEW | {"parallel": {"replica_sums": "after"}}), "h100:2x2", limit=60 * GIB
     ),
+    "codes, and layers without": search_of(
+        model_of(**FEW, precision={"matmul": "fp8_current"}), "h100:2x2", limit=60 * GIB
+    ),
     "tight, and nothing on the host": search_of(model_of(**FEW), "h100:1x4", limit=int(1.4 * GIB), offload="none"),
 }
 
@@ -61,7 +64,7 @@ def test_best_first_finds_what_timing_every_layout_finds(name: str):
     assert all(one.memory.device <= search.usable for one in found)
 
 
-@pytest.mark.parametrize("name", ["tight", "tight, two kinds of layers", "tight, experts"])
+@pytest.mark.parametrize("name", ["tight", "tight, two kinds of layers", "tight, experts", "codes, and layers without"])
 def test_no_bound_is_above_a_layout_under_it(name: str):
     search = SPACES[name]
     chosen = random.Random(0)

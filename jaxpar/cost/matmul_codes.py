@@ -1,0 +1,88 @@
+"""How the dense matmuls of layers run in FP8, as far as their time depends on it (`docs/fp8.md`).
+
+An operand becomes codes in passes over memory beside the products. Of each number they read and write:
+
+| | forward | backward |
+|---|---|---|
+| input | written as a code by what makes it (1) | read and written as a code, its rows and columns changed (3) |
+| matrix, of codes | rows and columns changed, for cuBLASLt (2) | |
+| matrix, quantised with each use | read, written as a code (3) | the same |
+| gradient | | read, and written as codes for the products along both sides (4) |
+
+Scales of tiles are found in the same passes: 4 bytes for each of the two sides along which an operand is quantised; of
+matrices, whose tiles are squares under `fp8_block`, in the forward and again in the backward. Scales of `fp8_current`
+are known before an operand is quantised, which reads it once more (`FINDING`) and takes a message over all ranks.
+XLA joins a part of these passes to those that make an operand; `docs/fp8.md` compares them with compiled programs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+FINDING = 2.0
+"""Bytes of a number that is read to find the largest magnitude of its tensor before it is quantised."""
+MAGNITUDE = 4.0
+"""Bytes of a largest magnitude in a message."""
+SCALE = 4.0
+"""Bytes of a tile's scale."""
+
+
+class Passes(NamedTuple):
+    """Bytes that are read and written for each number of the operands of a matmul, beside its products."""
+
+    input: float
+    """Forward, as the weight's."""
+    weight: float
+    input_back: float
+    weight_back: float
+    gradient: float
+
+
+PUBLISHED = Passes(4.0, 4.0, 0.0, 0.0, 4.0)
+"""Of published systems, whose runs `float8_share` was fitted to: a code is written along either side."""
+STORED = Passes(1.0, 2.0, 3.0, 0.0, 4.0)
+"""One scale for a tensor, and matrices that are stored as codes."""
+EACH_USE = Passes(1.0, 3.0, 3.0, 3.0, 4.0)
+"""The same with matrices that are quantised with each use."""
+OF_TILES = Passes(4.0, 4.0, 4.0, 4.0, 8.0)
+
+
+@dataclass(frozen=True)
+class MatmulCodes:
+    """How the dense matmuls of a model's layers run in FP8."""
+
+    groups: tuple[str, ...] | None
+    """Groups of matmuls that are quantised; None for all."""
+    passes: Passes = STORED
+    multiplied: bool = True
+    """Whether codes are multiplied; else what they stand for, in the compute dtype."""
+    tile: int | None = None
+    """Numbers that share a scale; None if a tensor has one."""
+    found: bool = False
+    """Whether the scale of an operand is found from itself, over all ranks, before it is quantised."""
+    sends: bool = True
+    """Whether tensor ranks gather codes."""
+    once: bool = False
+    """Whether matrices become codes once per step, which are what is stored and gathered."""
+    stored: float = 0.0
+    """Share of them for which that is so, of the layers that are quantised: rows of a pipeline with an exception are
+    gathered in the compute dtype."""
+    exact: tuple[int, int] = (0, 0)
+    """Numbers of layers at the beginning and at the end of the model that are not quantised, routed experts among
+    them."""
+    layers: int = 0
+    """Of that model."""
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes of a number that tensor ranks gather as a code, with its part of a scale."""
+        return 1.0 if self.tile is None else 1.0 + SCALE / self.tile
+
+    def quantises(self, group: str) -> bool:
+        """Whether a group of matmuls is quantised."""
+        return self.groups is None or group in self.groups
+
+
+FLOAT8 = MatmulCodes(None, PUBLISHED, sends=False)
+"""Of published systems that train in float8."""

@@ -1,0 +1,67 @@
+"""How the matmuls of a configuration run in FP8 under a layout, as the time model takes it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from jaxpar.config import Config, UserError
+from jaxpar.config.kinds import kind_models
+from jaxpar.cost.matmul_codes import EACH_USE, OF_TILES, STORED, MatmulCodes
+from jaxpar.hardware.catalogue import GPU
+from jaxpar.hardware.described import DescribedGPU
+from jaxpar.layers.matmul_formats import coded_rows, dense_groups, exact_layers, quantised, why_each_use
+from jaxpar.layout.choices.matmul import tiled_choice
+from jaxpar.planner.step_time.chunks import Kinds
+from jaxpar.precision.recipe import recipe_of
+
+
+def matmul_codes(
+    config: Config, gpu: GPU, optimizer_offload: str, holds: str | None, slots: Kinds, chunks: int
+) -> MatmulCodes | None:
+    """How the matmuls of layers run in FP8; None without `precision.matmul`.
+
+    Args:
+        config: its `parallel` and `memory` are not used.
+        gpu: what multiplies.
+        optimizer_offload: where the optimizer's state is.
+        holds: the schedule, if it gathers whole chunks that it holds for all microbatches.
+        slots: the kind of each slot of a chunk.
+        chunks: of the model.
+    """
+    recipe, precision = recipe_of(config.precision), config.precision
+    if recipe is None:
+        return None
+    once = why_each_use(precision.matmul, optimizer_offload, holds) is None
+    first, last = exact_layers(config)
+    layers = config.model.layers
+    coded = chunks * sum(coded_rows(config, rows) for rows in Counter(slots).values())
+    return MatmulCodes(
+        groups=_dense(config),
+        passes=OF_TILES if recipe.tiles is not None else STORED if once else EACH_USE,
+        multiplied=_multiplies_codes(config, gpu),
+        tile=None if recipe.tiles is None else recipe.tiles.size,
+        found=precision.matmul == "fp8_current",
+        once=once,
+        stored=min(1.0, coded / max(1, last - first)) if once else 0.0,
+        exact=(first, layers - last),
+        layers=layers,
+    )
+
+
+def _dense(config: Config) -> tuple[str, ...]:
+    """The groups that are quantised, of all kinds of layers, but those of routed experts."""
+    models = kind_models(config.model).values()
+    each = ((quantised(config, model), group.name) for model in models for _, group in dense_groups(model))
+    return tuple(dict.fromkeys(name for own, name in each if name in own))
+
+
+def _multiplies_codes(config: Config, gpu: GPU) -> bool:
+    """Whether codes are multiplied, and not what they stand for; where a backend is named that does not run on such a
+    GPU, they are not."""
+    if "float8" not in gpu.peaks:
+        return False
+    try:
+        found = tiled_choice(config, DescribedGPU.of(gpu))
+    except UserError:
+        return False
+    return found is None or found.name != "xla"
