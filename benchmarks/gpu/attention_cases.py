@@ -201,5 +201,7 @@ def timed() -> tuple[Case, ...]:
         of("full", 8192, causal=False), of("causal", 2048), of("causal", 4096), of("causal", 32768),
         of("causal", 8192, 256), of("causal", 16384, 64), of("causal", 2048, 64), of("causal", 2048, 256),
         of("packed, mean 1k", 16384, 64, packed=1024), of("window 1024", 16384, 64, window=1024),
+        of("full", 8192, 64, causal=False), of("causal", 8192, 96), of("causal", 8192, 192, value_width=128),
+        of("packed, mean 1k", 16384, 256, packed=1024), of("window 1024", 16384, 256, window=1024),
     ]  # fmt: skip
     return *targets, *others

@@ -66,8 +66,9 @@ def _arrays(torch: Any, case: Case, *, heads_first: bool) -> list[Any]:
         (case.batch, heads, case.seq, width) if heads_first else (case.batch * case.seq, heads, width),
         device="cuda", dtype=torch.bfloat16,
     )  # fmt: skip
-    q, k, v = make(case.heads, case.width), make(case.kv_heads, case.width), make(case.kv_heads, case.width)
-    return [*(x.requires_grad_() for x in (q, k, v)), make(case.heads, case.width)]
+    values = case.width if case.value_width is None else case.value_width
+    q, k, v = make(case.heads, case.width), make(case.kv_heads, case.width), make(case.kv_heads, values)
+    return [*(x.requires_grad_() for x in (q, k, v)), make(case.heads, values)]
 
 
 def _calls(torch: Any, attend: Callable[..., Any], arrays: list[Any]) -> dict[str, Callable[[], Any]]:

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 
 from benchmarks import torch_step
 from benchmarks.gpu import __main__ as suite
-from benchmarks.gpu import attention, attention_cases, grouped, rings, tiles, torch_recipes
+from benchmarks.gpu import attention, attention_cases, grouped, rings, tiles, torch_attention, torch_recipes
 from benchmarks.gpu.attention_cases import CHECKED, Case, timed
 from benchmarks.gpu.journal import Journal, read
 from benchmarks.gpu.parts import PARTS, SECONDS, Part
@@ -352,13 +353,29 @@ def test_the_cases_of_targets_are_timed():
 
 def test_timed_cases_are_of_16k_tokens_and_cover_what_is_asked():
     cases = timed()
-    assert {case.seq for case in cases} == {2048, 4096, 8192, 16384, 32768} and {64, 128, 256} == {
-        c.width for c in cases
-    }
+    assert {case.seq for case in cases} == {2048, 4096, 8192, 16384, 32768}
+    of_kinds = {kind: {c.width for c in cases if kinds.kind_of(c.mask) == kind} for kind in kinds.KINDS}
+    assert of_kinds == {
+        "causal": {64, 96, 128, 192, 256}, "full": {64, 128}, "window": {64, 128, 256}, "packed": {64, 128, 256},
+    }, "docs/kernels.md lists what has no recorded speed"  # fmt: skip
     assert all(case.batch * case.seq == max(16384, case.seq) for case in cases)
     assert {case.window for case in cases} >= {1024, 4096} and any(case.packed == 1024 for case in cases)
     assert len({(case.name, case.seq, case.width) for case in cases}) == len(cases)
     assert {1, 113, 203, 1000, 1023, 1024, 2048, 4224} == {case.seq for case in CHECKED}
+
+
+def test_pytorch_gets_values_of_the_width_of_the_case():
+    class Array(NamedTuple):
+        shape: tuple[int, ...]
+
+        def requires_grad_(self) -> Array:
+            return self
+
+    (case,) = (case for case in timed() if case.value_width is not None)
+    made: Any = SimpleNamespace(randn=lambda shape, **_: Array(shape), bfloat16=None)
+    found = [x.shape for x in torch_attention._arrays(made, case, heads_first=False)]
+    ours = [(x.shape[0] * x.shape[1], *x.shape[2:]) for x in jax.eval_shape(lambda: case.arrays())[:4]]
+    assert found == ours and ours[2][-1] == 128 and ours[0][-1] == 192
 
 
 def test_an_entry_of_a_table_is_timed_beside_what_differs_by_one_step_in_one_thing():
