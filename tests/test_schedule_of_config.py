@@ -42,21 +42,31 @@ def found(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Any:
     return run
 
 
-@pytest.mark.parametrize(("text", "axis"), [(DENSE, "fsdp"), (EXPERTS, "expert")], ids=("dense", "experts"))
-def test_times_are_those_of_the_planner_and_bytes_those_of_activations(
-    found: Any, tmp_path: Path, text: str, axis: str
-):
-    own = found(text)
-    fixed = {"pipe": "2", axis: "4", "zero": "1", "microbatch": "1", "schedule": "1f1b", "remat": "full"}
+@pytest.mark.parametrize(
+    ("text", "axis", "schedule", "virtual"),
+    [(DENSE, "fsdp", "1f1b", "1"), (DENSE, "fsdp", "interleaved", "3"), (EXPERTS, "expert", "zb-h1", "1")],
+    ids=("dense", "chunks", "experts"),
+)
+def test_times_are_those_of_the_planner(found: Any, tmp_path: Path, text: str, axis: str, schedule: str, virtual: str):
+    """Of a split backward also the time of W, which experts shorten."""
+    own = found(text, *(f"--set=parallel.{key}" for key in (f"schedule={schedule}", f"virtual_stages={virtual}")))
+    fixed = {"pipe": "2", axis: "4", "zero": "1", "microbatch": "1", "remat": "full"}
+    fixed |= {"schedule": schedule, "virtual_stages": virtual}
     search = Search(Space(load_config(tmp_path / "config.yaml"), parse_cluster(CLUSTER), fixed))
     wanted = simulated(search.best(1)[0], search.timer)
     assert wanted is not None and wanted.mode == "lockstep"
     assert own["modes"]["lockstep"]["makespan"] == pytest.approx(1e3 * float(wanted.makespan), rel=5e-3)
-    assert (own["name"], own["stages"], own["microbatches"], own["unit"]) == ("1f1b", 2, 8, "ms")
+    stages = own["stages"], own["microbatches"], own["virtual_stages"]
+    assert (own["name"], *stages, own["unit"]) == (schedule, 2, 8, int(virtual), "ms")
+
+
+def test_bytes_are_those_of_activations(found: Any):
+    """With everything recomputed, the inputs of a rank's three layers are kept, in one chunk or in three."""
+    own, chunks = found(DENSE), found(DENSE, "--name", "interleaved", "--virtual", "3")
     activation = 256 * 512 * 2
     assert own["bytes_sent"] == [8 * activation, 8 * activation]
-    # With everything recomputed, the inputs of three layers are kept.
     assert own["modes"]["async"]["peak_bytes"] == [2 * 3 * activation, 3 * activation]
+    assert chunks["modes"]["async"]["peak_bytes"] == [number * activation for number in chunks["peak_in_flight"]]
 
 
 def test_uneven_experts_take_longer_and_a_typed_time_counts_more(found: Any):
