@@ -62,7 +62,8 @@ def test_times_are_those_of_the_planner(found: Any, tmp_path: Path, text: str, a
 
 def test_bytes_are_those_of_activations(found: Any):
     """With everything recomputed, the inputs of a rank's three layers are kept, in one chunk or in three."""
-    own, chunks = found(DENSE), found(DENSE, "--name", "interleaved", "--virtual", "3")
+    own = found(DENSE)
+    chunks = found(DENSE, "--set=parallel.schedule=interleaved", "--set=parallel.virtual_stages=3")
     activation = 256 * 512 * 2
     assert own["bytes_sent"] == [8 * activation, 8 * activation]
     assert own["modes"]["async"]["peak_bytes"] == [2 * 3 * activation, 3 * activation]
