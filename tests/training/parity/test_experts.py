@@ -62,20 +62,29 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "tensor": (1, 2),
     "context": (1, 2),
     "replica": (1, 2),
-    "pipe": ("none", "1f1b", "branching", "breadth-first", "zb-uniform", "zb-h1", "zb-v", "dualpipe-v", "v-half"),
+    "pipe": (
+        "none", "gpipe", "1f1b", "branching", "interleaved", "breadth-first", "zb-uniform", "zb-h1", "zb-v",
+        "dualpipe-v", "v-half",
+    ),
     "exchange": ("all_to_all", "hierarchical", "all_gather"),
     "slices": (1, 2, 4),
     "capacity": (1.0, 4.0),
     "microbatches": (1, 4),
     "shared": (0, 2),
     "zero": (1, 3),
-    "remat": ("none", "gemm_last", "full"),
+    "remat": ("none", "gemm_last", "full", "offload", "half offloaded"),
     "kinds": (False, True),
+}  # fmt: skip
+REMATS: dict[str, dict[str, Any]] = {
+    "offload": {"remat": {"preset": "full", "layer_input": "offload", "expert_input": "offload"}},
+    "half offloaded": {"offload_fraction": 0.5, "offload_smallest": 1},
 }
 PIPES: dict[str, dict[str, Any]] = {
     "none": {},
+    "gpipe": {"pipe": 2, "schedule": "gpipe"},
     "1f1b": {"pipe": 2},
     "branching": {"pipe": 2, "pipe_ticks": "branching"},
+    "interleaved": {"pipe": 2, "schedule": "interleaved", "virtual_stages": 2},
     "breadth-first": {"pipe": 2, "schedule": "breadth-first", "virtual_stages": 2},
     "zb-uniform": {"pipe": 2, "schedule": "zb-uniform"},
     "zb-h1": {"pipe": 2, "schedule": "zb-h1"},
@@ -129,7 +138,7 @@ def config_of(row: dict[str, Any]) -> Any:
     return small(
         model=model,
         parallel=axes | exchange | PIPES[row["pipe"]],
-        memory={"remat": row["remat"], "mlp_tiles": row.get("mlp_tiles")},
+        memory=REMATS.get(row["remat"], {"remat": row["remat"]}) | {"mlp_tiles": row.get("mlp_tiles")},
     )
 
 
@@ -205,7 +214,8 @@ def test_loss_and_gradients_equal_float64(router: str):
 
 @pytest.mark.long
 def test_no_token_is_dropped_when_all_go_to_one_expert():
-    """The same numbers as with room for all, in as many rounds as the fullest rank needs; and it is reported."""
+    """The same numbers as with room for all, in as many rounds as the fullest rank needs and in no more memory; and it
+    is reported."""
     model = {"layers": 1, "experts": ExpertsConfig(count=8, per_token=1, router="sigmoid", width=WIDTH)}
     found = {}
     for capacity in (1.0, 8.0):
@@ -218,6 +228,9 @@ def test_no_token_is_dropped_when_all_go_to_one_expert():
     for one, other in zip(jax.tree.leaves(found[1.0][:2]), jax.tree.leaves(found[8.0][:2]), strict=True):
         np.testing.assert_allclose(one, other, atol=TOLERANCE * max(1e-3, float(np.abs(other).max())))
     *_, state, run = found[1.0]
+    even = state_with(run.step, run.by_row(run.by_layer(run.step.residency.initial_state().master)))
+    run.step.gradients(even, run.batch(0))
+    assert run.step.gradients._cache_size() == 1, "one program, whose memory is its own, for any routing"
     _, metrics = run.step.train(state, run.batch(0))
     report = expert_metrics({name: float(value) for name, value in metrics.report.items()})
     assert report["dropped"] == 0 and report["overflows"] == 1 and report["load"] == pytest.approx(8)
