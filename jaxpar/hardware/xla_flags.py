@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 
 from jaxpar.config.errors import UserError
@@ -16,6 +17,8 @@ from jaxpar.config.spelling import quoted
 from jaxpar.hardware.catalogue import GPU
 
 ESTIMATOR = "xla_gpu_analytical_latency_estimator_options"
+OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
+"""Collectives that XLA may have in flight at a time; 1 unless a flag allows more."""
 COMMON = (
     # Collectives start early and end late, with independent work between. Off by default.
     "--xla_gpu_enable_latency_hiding_scheduler=true",
@@ -43,6 +46,12 @@ def xla_flags(gpu: GPU | None = None) -> tuple[str, ...]:
 def flag_name(flag: str) -> str:
     """`--xla_x=1` is about `xla_x`."""
     return flag.lstrip("-").split("=")[0]
+
+
+def collectives_at_a_time(flags: Sequence[str]) -> int:
+    """Collectives that programs compiled with `flags` may have in flight at a time."""
+    limits = [flag.partition("=")[2] for flag in flags if flag_name(flag) == OVERLAP_LIMIT]
+    return int(limits[-1]) if limits else 1
 
 
 def merged(own: tuple[str, ...], theirs: str) -> str:

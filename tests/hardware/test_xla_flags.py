@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from jaxpar.hardware.catalogue import GPUS
-from jaxpar.hardware.xla_flags import check_flags, merged, options, xla_flags
+from jaxpar.hardware.xla_flags import OVERLAP_LIMIT, check_flags, collectives_at_a_time, merged, options, xla_flags
 from tests.sentences import refused
 
 
@@ -37,3 +39,13 @@ def test_what_the_user_set_wins():
     own = ("--xla_gpu_a=true", "--xla_gpu_b=1")
     assert merged(own, "--xla_gpu_b=2 --xla_dump_to=/x") == "--xla_gpu_a=true --xla_gpu_b=2 --xla_dump_to=/x"
     assert merged(own, "") == "--xla_gpu_a=true --xla_gpu_b=1"
+
+
+@pytest.mark.parametrize(("values", "limit"), [((), 1), (("4",), 4), (("4", "1"), 1)])
+def test_collectives_at_a_time_are_one_unless_the_last_flag_allows_more(values: tuple[str, ...], limit: int):
+    flags = ("--xla_gpu_enable_latency_hiding_scheduler=true", *(f"--{OVERLAP_LIMIT}={value}" for value in values))
+    assert collectives_at_a_time(flags) == limit
+
+
+def test_no_gpu_has_several_collectives_at_a_time_by_default():
+    assert {collectives_at_a_time(xla_flags(gpu)) for gpu in (None, *GPUS)} == {1}

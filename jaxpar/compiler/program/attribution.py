@@ -84,6 +84,11 @@ class Movement:
         return self.kind if self.transfer.channel == "host" else "wire"
 
     @property
+    def link(self) -> str:
+        """The same with two links between devices: those inside a node, and those that leave it."""
+        return f"{self.channel} between nodes" if self.crosses_nodes else self.channel
+
+    @property
     def collectives(self) -> tuple[str | None, ...]:
         """The different collectives of the parts, in order."""
         return tuple(dict.fromkeys(part.collective for part in self.parts))

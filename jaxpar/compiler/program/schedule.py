@@ -1,11 +1,13 @@
 """Overlap read from the schedule: what of each transfer's time runs beside compute, and what is exposed.
 
 The rule. Ops run in their order. A kernel that takes t seconds hides t seconds of the transfers in flight, and the
-oldest unfinished one of a channel is hidden first: transfers between devices run one after another (XLA gives them one
-stream), and a second of compute hides one second of one of them. At its done, the rest of a transfer is exposed: all
-wait for it, and for what the same channel has to finish before it. A synchronous transfer is exposed from start to end.
-The channels (between devices, to the host, and from the host: a link carries both directions at once) run in parallel:
-each can use all of the compute, and the others progress while one is waited for.
+oldest unfinished one of a channel is hidden first: transfers between devices run one after another (XLA has one of
+them in flight, unless flags allow several), and a second of compute hides one second of one of them. At its done, the
+rest of a transfer is exposed: all wait for it, and for what the same channel has to finish before it. A synchronous
+transfer is exposed from start to end. The channels (between devices, to the host, and from the host: a link carries
+both directions at once) run in parallel: each can use all of the compute, and the others progress while one is waited
+for. Where several transfers between devices may be in flight, those inside nodes and those between nodes have a channel
+each (`Movement.link`): they use other links.
 
 Loops, branches and calls between a start and its done are walked first: their own transfers use the compute in them,
 and only the rest of it hides the outer transfer.
@@ -20,8 +22,6 @@ from jaxpar.compiler.program.attribution import Movement
 from jaxpar.compiler.program.costs.ops import Cost
 from jaxpar.compiler.program.hlo.records import Computation, Module, Op
 from jaxpar.compiler.program.loops import Shares, controlled, every_branch
-
-_CHANNELS = ("wire", "to_host", "from_host")
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,8 @@ def schedule(
     kernel: Callable[[Cost], float],
     seconds: Callable[[Movement], float],
     shares: Shares = every_branch,
+    *,
+    several: bool = False,
 ) -> Schedule:
     """Walk the program and add up times.
 
@@ -94,9 +96,11 @@ def schedule(
         kernel: Time of one execution of a kernel; 0 of a transfer.
         seconds: Time of one execution of a transfer on its link.
         shares: How often each branch of a conditional runs, as for `loops.executions`.
+        several: Whether several transfers between devices may be in flight at a time.
     """
     times = {cost.op.name: kernel(cost) for cost in costs}
-    clock = _Clock(module, {m.transfer.start.name: m for m in movements}, times, seconds, shares)
+    channels = {m.transfer.start.name: m.link if several else m.channel for m in movements}
+    clock = _Clock(module, {m.transfer.start.name: m for m in movements}, channels, times, seconds, shares)
     clock.run(module.entry_computation)
     found = tuple(clock.overlaps[m.transfer.start.name] for m in movements)
     return Schedule(found, sum(times[cost.op.name] * cost.executions for cost in costs))
@@ -107,6 +111,7 @@ class _Flight:
     """A transfer that has started."""
 
     movement: Movement
+    channel: str
     seconds: float
     left: float
     enclosed: list[Enclosed] = field(default_factory=list)
@@ -116,9 +121,9 @@ class _Flight:
 class _Run:
     """The compute of one execution of a computation that can hide outer transfers."""
 
-    compute: float = 0.0
+    compute: float
     """Seconds of compute."""
-    free: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_CHANNELS, 0.0))
+    free: dict[str, float]
     """Seconds of it per channel that hide no inner transfer."""
 
 
@@ -127,11 +132,13 @@ class _Clock:
         self,
         module: Module,
         starts: Mapping[str, Movement],
+        channels: Mapping[str, str],
         times: Mapping[str, float],
         seconds: Callable[[Movement], float],
         shares: Shares,
     ):
         self.module, self.starts, self.times, self.seconds, self.shares = module, starts, times, seconds, shares
+        self._channel_of, self._channels = channels, tuple(dict.fromkeys(channels.values()))
         self.overlaps: dict[str, Overlap] = {}
         self._runs: dict[str, _Run] = {}
 
@@ -142,7 +149,7 @@ class _Clock:
         return self._runs[computation.name]
 
     def _walk(self, computation: Computation) -> _Run:
-        run = _Run()
+        run = _Run(0.0, dict.fromkeys(self._channels, 0.0))
         flying: dict[str, _Flight] = {}
         by_done: dict[str, _Flight] = {}
         for op in computation.ops:
@@ -151,12 +158,12 @@ class _Clock:
                 run.compute += inside.compute
                 for flight in flying.values():
                     flight.enclosed.append(Enclosed(op, inside.compute))
-                for channel in _CHANNELS:
+                for channel in self._channels:
                     run.free[channel] += self._hide(flying, channel, inside.free[channel])
             if op.name in self.starts:
                 movement = self.starts[op.name]
                 needed = self.seconds(movement)
-                flying[op.name] = flight = _Flight(movement, needed, needed)
+                flying[op.name] = flight = _Flight(movement, self._channel_of[op.name], needed, needed)
                 by_done[movement.transfer.done.name] = flight
             if op.name in by_done:
                 self._land(flying, by_done[op.name])
@@ -165,11 +172,11 @@ class _Clock:
     def _inside(self, op: Op) -> _Run:
         """The compute of an op that can hide outer transfers."""
         own = self.times.get(op.name, 0.0)
-        total = _Run(own, dict.fromkeys(_CHANNELS, own))
+        total = _Run(own, dict.fromkeys(self._channels, own))
         for called, count in controlled(self.module, op, self.shares):
             inner = self.run(called)
             total.compute += inner.compute * count
-            for channel in _CHANNELS:
+            for channel in self._channels:
                 total.free[channel] += inner.free[channel] * count
         return total
 
@@ -177,7 +184,7 @@ class _Clock:
     def _hide(flying: Mapping[str, _Flight], channel: str, seconds: float) -> float:
         """Advance the channel's transfers by `seconds`, oldest first; returns the seconds that none could use."""
         for flight in flying.values():
-            if flight.movement.channel == channel:
+            if flight.channel == channel:
                 used = min(flight.left, seconds)
                 flight.left -= used
                 seconds -= used
@@ -185,16 +192,16 @@ class _Clock:
 
     def _land(self, flying: dict[str, _Flight], landing: _Flight) -> None:
         """Wait for a transfer, and for what its channel has to finish before it."""
-        channel = landing.movement.channel
+        channel = landing.channel
         waited = 0.0
         for flight in list(flying.values()):
-            if flight.movement.channel == channel and not landing.movement.transfer.synchronous:
+            if flight.channel == channel and not landing.movement.transfer.synchronous:
                 waited += self._expose(flight)
             if flight is landing:
                 break
         if landing.movement.transfer.synchronous:
             waited = self._expose(landing)
-        for other in _CHANNELS:
+        for other in self._channels:
             if other != channel:
                 self._hide(flying, other, waited)
         flying.pop(landing.movement.transfer.start.name)

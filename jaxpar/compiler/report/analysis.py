@@ -20,6 +20,7 @@ from jaxpar.compiler.stand_in import counts_one_backward
 from jaxpar.cost.hardware_model import HardwareModel, nearest_hardware
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.xla_flags import collectives_at_a_time
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +73,14 @@ class Analysis:
     @cached_property
     def schedule(self) -> Schedule:
         """Transfers with the compute that overlaps them."""
-        return schedule(self.module, self.movements, self.costs, self.timer.kernel, self.timer.transfer)
+        return schedule(
+            self.module, self.movements, self.costs, self.timer.kernel, self.timer.transfer, several=self.several
+        )
+
+    @cached_property
+    def several(self) -> bool:
+        """Whether several transfers between devices may be in flight at a time."""
+        return collectives_at_a_time(self.compilation.xla_flags) > 1
 
     @cached_property
     def buffers(self) -> Buffers:

@@ -20,13 +20,14 @@ def second(cost: Cost) -> float:
     return (cost.read_bytes + cost.written_bytes) / 8 if cost.computes else 0.0
 
 
-def run(made: Module, **seconds: float) -> Schedule:
+def run(made: Module, *, several: bool = False, gpus_per_host: int = 8, **seconds: float) -> Schedule:
     """The schedule in which transfer `x` takes `seconds["x"]`; conditionals run each branch half of the time."""
     half = lambda op: (0.5, 0.5)
     counts = executions(made, half)
-    moves = movements(made, counts, MESH_OF_TWO, 8)
+    mesh = MESH_OF_TWO if made.partitions == 2 else {"replica": 2, "fsdp": 2}
+    moves = movements(made, counts, mesh, gpus_per_host)
     time = lambda move: seconds[move.transfer.start.name]
-    return schedule(made, moves, costs(made, counts), second, time, half)
+    return schedule(made, moves, costs(made, counts), second, time, half, several=several)
 
 
 def entry(*lines: str, others: tuple[str, ...] = ()) -> Module:
@@ -191,3 +192,33 @@ def test_nothing_is_hidden_twice_in_a_compiled_step(name: str):
         )
         # The host's transfers go on while others are waited for.
         assert 0.0 < hidden <= made.compute_seconds + (made.exposed_seconds if channel != "wire" else 0.0)
+
+
+def of_links(*lines: str) -> Module:
+    """Of four devices in two hosts: `inside` is between neighbours, `across` between hosts."""
+    text = "\n".join(("%start = f32[] parameter(0)", *lines))
+    return module(text, partitions=4)
+
+
+def inside(name: str) -> str:
+    return f"%{name} = ((f32[]), f32[]) all-reduce-start(%start), replica_groups={{{{0,1}},{{2,3}}}}"
+
+
+def across(name: str) -> str:
+    return f"%{name} = ((f32[]), f32[]) all-reduce-start(%start), replica_groups={{{{0,2}},{{1,3}}}}"
+
+
+LINKS = (inside("a"), across("b"), work("x"), work("y"), done("a"), work("z"), done("b"))
+
+
+def test_with_one_collective_at_a_time_other_links_wait_too():
+    found = run(of_links(*LINKS), gpus_per_host=2, a=3.0, b=3.0)
+    assert exposed(found) == {"a": 1.0, "b": 2.0}
+
+
+def test_where_several_may_be_in_flight_links_inside_and_between_nodes_are_apart():
+    """a has x and y, and is waited for by a second, in which b goes on; b has x, y, that second, and z."""
+    found = run(of_links(*LINKS), several=True, gpus_per_host=2, a=3.0, b=4.5)
+    assert exposed(found) == {"a": 1.0, "b": 0.5}
+    same = run(of_links(inside("a"), inside("b"), *LINKS[2:]), several=True, gpus_per_host=2, a=3.0, b=4.5)
+    assert exposed(same) == {"a": 1.0, "b": 3.5}, "one link carries one after the other"
