@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,15 @@ import pytest
 
 from benchmarks.planner.leave_out import anchored
 from benchmarks.planner.memory import BEGIN, END, PAGE, with_table
+from benchmarks.planner.shipped import compared, shipped, table
+from jaxpar.config import config_to_yaml
+from jaxpar.cost.mechanisms import GENERATIONS
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.step_time.model import step_time
+from jaxpar.planner.step_time.update import update_of
 from tests.sentences import refused
+from tests.small_run import small
 
 
 def test_the_table_is_put_between_the_marks_of_the_page_and_again_there():
@@ -37,3 +46,41 @@ def test_a_measured_run_corrects_those_of_its_own_software_alone():
     assert len(found) == 4, "each run beside the other of its kind"
     assert all(0 < error < 1.0 for error in found[:2]) and all(-0.5 < error < 0 for error in found[2:])
     assert "a" not in anchored({"a": [*judged("slow", 1.0), *judged("fast", -0.5)], **others})
+
+
+def test_a_shipped_configuration_is_priced_beside_the_planners_first(tmp_path: Path):
+    """What the file sets, as it stands, and the first of the command that it names, both by the same model."""
+    config = small(
+        model={"layers": 4, "embed": 512, "heads": 8, "mlp": 2048, "vocab": 1024},
+        parallel={"fsdp": 8, "zero": 3, "microbatches": 2},
+        memory={"remat": "full"},
+        data={"sequence_length": 1024, "batch_size": 16},
+        precision={"compute": "bfloat16"},
+    )
+    file = tmp_path / "own.yaml"
+    head = "# A model.\n#   python -m jaxpar.plan --config configs/own.yaml --cluster h100:1x8 --avoid offload\n"
+    file.write_text(head + config_to_yaml(config))
+    (tmp_path / "laptop.yaml").write_text("run: {name: laptop}\n")
+    (one,) = shipped(tmp_path)
+    assert (one.cluster, one.fixed, one.avoided) == ("h100:1x8", (), ("offload",))
+    row = compared(one)
+    own, first = row["shipped"], row["planner"]
+    assert own["mesh"] == "fsdp 8" and own["microbatch"] == 1
+    assert row["of_planner"] == own["seconds"] / first["seconds"] > 1.0, "it recomputes everything for nothing"
+    layout = Layout(fsdp=8, zero=3, microbatch=1, remat="full")
+    update = update_of(config)
+    wanted = step_time(config.model, 1024, 16, layout, parse_cluster("h100:1x8"), GENERATIONS["jaxpar"], update=update)
+    assert own["seconds"] == pytest.approx(wanted.seconds, rel=0.05)
+    printed = table([row]).splitlines()
+    assert "own.yaml" in printed[1] and "of the planner's" in printed[2] and printed[3].split()[0] == "planner"
+
+
+def test_every_shipped_configuration_of_a_cluster_names_its_command():
+    found = {one.file.stem: one.cluster for one in shipped()}
+    assert found["llama3_8b"] == "h100:1x8" and {"llama3_70b", "llama3_405b", "gpt3_175b_32k"} <= {*found}
+
+
+def test_a_command_with_other_options_is_refused(tmp_path: Path):
+    (tmp_path / "own.yaml").write_text("# python -m jaxpar.plan --config own.yaml --cluster h100:1x8 --top 3\n")
+    with refused("own.yaml", "expected --config, --cluster, --fix and --avoid"):
+        shipped(tmp_path)
