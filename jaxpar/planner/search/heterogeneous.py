@@ -29,6 +29,7 @@ from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.search.stage_groups import Lengths, ranks_of
 from jaxpar.planner.step_time.chunks import why_padded
+from jaxpar.planner.step_time.layer_times import Layers
 from jaxpar.planner.step_time.model import StepTime, steps_of
 from jaxpar.planner.step_time.pipeline import ChunkTime, Pieces, Stages, chunk_layers, seconds_of_chunks
 from jaxpar.planner.step_time.step import Step, Steps
@@ -106,14 +107,15 @@ class StepTimer:
         return replace(least, seconds=sum(spent.values()), breakdown=spent)
 
     def head(self, layout: Layout) -> float | None:
-        """Seconds of loss and head of a microbatch, of the slowest kind where all ranks wait for it; None where hosts
-        differ and ranks go on when they can."""
+        """Seconds of loss and head of a microbatch where all ranks wait for the slowest; None elsewhere."""
         kinds = self.kinds(layout)
-        if not kinds:
-            return self._steps(self.model.layers, self.cluster, None).step(layout).pieces.head
-        if not self.mechanisms.lockstep:
+        if not kinds or not self.mechanisms.lockstep:
             return None
         return max(self.parts(self.model.layers, layout, group).pieces.head for group in kinds)
+
+    def layers(self, layout: Layout) -> Layers:
+        """The layers of a layout, on hosts of one kind, and its head."""
+        return self._steps(self.model.layers, self.cluster, None).layers(layout)
 
     def jitter(self, devices: int) -> float:
         """Ratio of the step of so many devices of the cluster to that of one host, from waiting for the slowest."""

@@ -22,13 +22,15 @@ import heapq
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count, product
+from itertools import count
 from typing import Any
 
 from jaxpar.config import UserError
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
+from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
+from jaxpar.cost.work import total
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layout.auto_remat import ESTIMATED
@@ -124,7 +126,8 @@ class Search:
         """Whether another cluster differs in the number of hosts alone, so that layers take the same memory there."""
         own, others = self.cluster.groups, cluster.groups
         same = len(own) == len(others) == 1 and replace(own[0], hosts=others[0].hosts) == others[0]
-        return same and cluster == replace(self.cluster, name=cluster.name, groups=others)
+        links = network_of(self.cluster, self.reached) == network_of(cluster, self.reached)
+        return same and links and cluster == replace(self.cluster, name=cluster.name, groups=others)
 
     def best(self, number: int) -> list[Planned]:
         """The best layouts that jaxpar would run, all different; fewer where there are fewer.
@@ -217,24 +220,44 @@ class Search:
     # ---- nodes
 
     def _group_bound(self, group: Group) -> float:
+        """Of the strategy whose kernels of attention are the fastest."""
         self.effort.bounded += 1
-        zero, found = self.space.zeros(group)[0], dict[Hashable, float]()
-        for strategy in self.space.strategies(group):  # those with the same kernels of attention take the same
-            bare = self._bare(group, zero, strategy, False)
-            if bare.attention not in found:
-                least = self._floor(bare)
-                found[bare.attention] = sum(least.breakdown[name] for name in GROUP_PARTS)
-        least = min(found.values())
+        return min(self._work_bound(group, strategy) for strategy in self.space.strategies(group))
+
+    def _work_bound(self, group: Group, strategy: str) -> float:
+        """Least seconds of a step by `GROUP_PARTS` alone, under a context strategy."""
+        activations = self._bare_planner(group, self.space.zeros(group)[0], strategy, False)
+        if len(self.cluster.groups) == 1:
+            layer, head = self._layer_work(group, activations)
+            work = self._microbatches(group) / group.pipe * (self.space.config.model.layers * layer + head)
+        else:
+            floor = self._floor(activations.layout("none"))
+            work = sum(floor.breakdown[name] for name in GROUP_PARTS)
         head = self._head(group)
-        return self._jitter(group) * (least + self._least_wait(group, least - head / group.pipe, head))
+        return self._jitter(group) * (work + self._least_wait(group, work - head / group.pipe, head))
+
+    def _layer_work(self, group: Group, activations: ActivationPlanner) -> tuple[float, float]:
+        """Seconds of a microbatch in a layer, on average, and in the head; of a cluster with hosts of one kind."""
+        key = "work", group.microbatch, group.expert, group.context, group.tensor, activations.attention
+        if key not in self._known:
+            layers = self.timer.layers(activations.layout("none"))
+            both = total([layers.forward, layers.backward])
+            layer = both.matmul + both.attention + both.other + both.tensor + both.exchange
+            self._known[key] = layer, layers.head_seconds
+        return self._known[key]
 
     def _choices(self, group: Group) -> Iterator[tuple[float, Any]]:
+        for strategy in self.space.strategies(group):
+            bound = self._work_bound(group, strategy)
+            for zero in self.space.zeros(group):
+                yield bound, lambda z=zero, s=strategy: self._offloads(group, z, s)
+
+    def _offloads(self, group: Group, zero: int, strategy: str) -> Iterator[tuple[float, Any]]:
         offloads = self.space.offloads()
-        for zero, strategy in product(self.space.zeros(group), self.space.strategies(group)):
-            bound, ideal = self._choice_bound(group, zero, strategy, offloads[0])
-            for offload in offloads:  # state on the host only adds copies
-                node = lambda z=zero, s=strategy, a=offload, f=bound, i=ideal: self._placed(group, z, s, a, f, i)
-                yield bound + self._least_wait(group, ideal, self._head(group)), node
+        bound, layers = self._choice_bound(group, zero, strategy, offloads[0])
+        for offload in offloads:  # state on the host only adds copies
+            node = lambda a=offload: self._placed(group, zero, strategy, a, bound, layers)
+            yield bound + self._least_wait(group, layers, self._head(group)), node
 
     def _choice_bound(self, group: Group, zero: int, strategy: str, offload: bool) -> tuple[float, float]:
         """Least seconds of a step, and of the layers of a rank, in a pipeline that never waits."""
@@ -311,15 +334,14 @@ class Search:
         if group.pipe == 1:
             return 0.0
         if group not in self._heads:
-            bare = self._bare(group, self.space.zeros(group)[0], self.space.strategies(group)[0], False)
-            found = self.timer.head(bare)
-            if found is None or len(self.cluster.groups) > 1:
-                layers = self.space.config.model.layers
-                work = lambda layers: sum(self._floor(bare, layers).breakdown[name] for name in GROUP_PARTS)
-                slowest = (found or 0.0) * self._microbatches(group)
-                self._heads[group] = max(slowest, group.pipe * (2 * work(layers) - work(2 * layers)))
+            bare = self._bare_planner(group, self.space.zeros(group)[0], self.space.strategies(group)[0], False)
+            if len(self.cluster.groups) == 1:
+                self._heads[group] = self._layer_work(group, bare)[1] * self._microbatches(group)
             else:
-                self._heads[group] = found * self._microbatches(group)
+                layout, layers = bare.layout("none"), self.space.config.model.layers
+                work = lambda layers: sum(self._floor(layout, layers).breakdown[name] for name in GROUP_PARTS)
+                slowest = (self.timer.head(layout) or 0.0) * self._microbatches(group)
+                self._heads[group] = max(slowest, group.pipe * (2 * work(layers) - work(2 * layers)))
         return self._heads[group]
 
     def _simulated(self, activations: ActivationPlanner) -> Iterator[tuple[float, Any]]:

@@ -86,3 +86,16 @@ def test_fewer_hosts_than_arithmetic_allows_are_not_searched(monkeypatch: pytest
     on_fewer_hosts(search, best)
     assert searched == [hosts for hosts in fewer_hosts(8) if search.least_seconds() * 8 / hosts < best]
     assert 1 <= len(searched) < 7
+
+
+def test_a_search_does_little_for_each_mesh_and_searches_on_fewer_hosts_repeat_little():
+    """Counts, not seconds. Work on layers is counted once for all numbers of hosts."""
+    search = Search(Space(model_of(data={"batch_size": 60}), parse_cluster("h100:15x4")))
+    best = search.best(1)[0].candidate.seconds
+    effort = search.effort
+    assert effort.bounded < 8 * effort.groups and effort.simulated < 2 * effort.groups and effort.timed < 10
+    worked = lambda one: sum(isinstance(key, tuple) and key[0] == "work" for key in one._known)
+    shapes, fewer = worked(search), search.on(parse_cluster("h100:12x4"))
+    fewer.fastest_below(best)
+    assert fewer._known is search._known and shapes <= worked(fewer) < 2 * shapes
+    assert search.on(parse_cluster("a100-80:12x4"))._known is not search._known, "of other GPUs nothing is the same"
