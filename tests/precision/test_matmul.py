@@ -202,3 +202,14 @@ def test_layouts_give_the_numbers_of_one_device(name: str):
     exact = apart(wanted, _reference(None)[1])
     assert 0.03 < exact < 0.15, "what quantising changes"
     assert apart(gradients, wanted) <= (exact if "heads of keys" in name else exact / 3)
+
+
+@pytest.mark.long
+def test_a_split_backward_has_the_bits_of_a_whole_one():
+    """The products that come later have the codes and scales of the first: the sums are the same, in the same order."""
+    pipeline = {"pipe": 2, "microbatches": 2}
+    whole, split = (
+        nonzero_gradients(SmallRun(config_of({"parallel": pipeline | {"schedule": schedule}})))
+        for schedule in ("1f1b", "zb-h1")
+    )
+    assert_same_bits(split, whole)

@@ -14,13 +14,16 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.layout.choices.matmul import codes_once, matmul_rows
+from jaxpar.layout.stages import coded_matrices
 from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.coded import CodedStack
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.mapped import mapped
+from jaxpar.mesh.wire.codes import decode, encode
 from jaxpar.precision.matmul import largest_of, quantise, scale_of
 from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.weight_codes import CodedMatrix, coded_weights
+from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
 from tests.traced import group_size, mesh_of, operations
 
@@ -84,6 +87,46 @@ def test_the_numbers_are_those_of_quantising_with_each_use(name: str, monkeypatc
     again_losses, again = run_of(compute="float32", **options).train(2)
     assert losses == again_losses
     jax.tree.map(np.testing.assert_array_equal, weights, again)
+
+
+@pytest.mark.long
+def test_beside_quantised_messages_no_matrix_is_rounded_twice():
+    """A step has the bits of one that sends exactly, of weights whose shards were rounded before: those that are no
+    codes and no norms, which travel exactly."""
+    wire, sections = "float8_e4m3fn", {"compute": "float32", "parallel": {"fsdp": 2, "microbatches": 2}}
+    plain, both = run_of(**sections), run_of(**sections, precision={"weight_wire": wire})
+    assert codes_once(both.step.layout.plan)
+    state = plain.step.residency.initial_state()
+    wanted = plain.step.gradients(_as_sent(state, plain, wire), plain.batch(0))
+    found = both.step.gradients(both.step.residency.initial_state(), both.batch(0))
+    assert_same_bits(jax.device_get(found), jax.device_get(wanted))
+    exact = plain.step.gradients(plain.step.residency.initial_state(), plain.batch(0))
+    assert float(found[0]) != float(exact[0]), "something was rounded"
+
+
+def _as_sent(state: Any, run: SmallRun, wire: str) -> Any:
+    """A state whose weights have the values of their shards' block codes, but for rows that are codes already."""
+    rows_of = {matrix.path: matrix.coded for matrix in coded_matrices(run.step.layout)}
+
+    def rounded(shard: jax.Array) -> jax.Array:
+        flat = shard.reshape(1, -1)
+        return decode(encode(flat, wire), flat.size, wire).reshape(shard.shape)
+
+    def one(path: Any, leaf: jax.Array) -> jax.Array:
+        names = tuple(key.key for key in path)
+        if leaf.sharding.is_fully_replicated or leaf.ndim - ("layers" in names) < 2:
+            return leaf
+        coded = rows_of.get(names, (False,) * len(leaf))
+
+        def of_shard(shard: jax.Array) -> jax.Array:
+            if "layers" not in names:
+                return rounded(shard)
+            return jnp.stack([row if own else rounded(row) for row, own in zip(shard, coded, strict=True)])
+
+        parts = [jax.device_put(of_shard(shard.data), shard.device) for shard in leaf.addressable_shards]
+        return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
+
+    return state._replace(master=jax.tree_util.tree_map_with_path(one, state.master))
 
 
 def code(stack: Any, exact: tuple[bool | None, ...]) -> Any:
