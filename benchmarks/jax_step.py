@@ -25,6 +25,7 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     import jax
 
     from jaxpar.data import batch_rows
+    from jaxpar.layout.choices.matmul import multiplies
     from jaxpar.layout.stages import mask_of
     from jaxpar.model.flops import flops_per_step, mfu, windows
     from jaxpar.observe.memory import memory_kind, peak_bytes
@@ -55,14 +56,15 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
         window: round(kept(replace(mask_of(config, config.model), window=window))) for window in windows(config.model)
     }
     flops = flops_per_step(config.model, tokens, pairs, trainer.data.vocab, config.lora)
-    peak = trainer.peak_flops
+    share = lambda peak: None if peak is None else mfu(flops, seconds, trainer.plan.axes.devices, peak)
     return {
         "device": f"{trainer.plan.axes.devices} x {trainer.mesh.devices.flat[0].device_kind}",
         "versions": {"jax": jax.__version__, "python": sys.version.split()[0]},
         "tokens_per_step": tokens,
         "step_time_s": seconds,
         "tokens_per_second": tokens / seconds,
-        "mfu": None if peak is None else mfu(flops, seconds, trainer.plan.axes.devices, peak),
+        "mfu": share(trainer.peak_flops),
+        "mfu_float8": share(trainer.float8_peak_flops),
         "model_flops_per_step": flops,
         "compile_s": compile_seconds,
         "first_step_s": times[0],
@@ -71,6 +73,7 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
         "memory_kind": memory_kind(),
         "predicted_bytes": trainer.predicted_bytes,
         "attention": trainer.plan.attention.name,
+        "matmuls": multiplies(config, trainer.mesh.devices.flat[0]),
         "loss": float(metrics.loss),
     }
 

@@ -62,7 +62,7 @@ def _add(journal: Journal, name: str, recipe: str | None) -> None:
         journal.skip(name, _last_line(done.stderr))
         return
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    journal.add("recipe", name=name, **found, mfu=None, memory_kind="device", attention="SDPA")
+    journal.add("recipe", name=name, **found, mfu=None, memory_kind="device", attention="SDPA", matmuls="torch")
 
 
 def _missing(program: str) -> str | None:

@@ -29,8 +29,15 @@ STATE_BYTES = {"none": 18, "host": 6}
 """Bytes of a parameter on the device: master weight and two moments (12, on the host under `host`), the weight in
 compute dtype (2) and its gradient (4)."""
 HOST_BYTES = 12
-RECIPES = ("bfloat16", "fp8_current", "fp8_delayed", "fp8_block")
-"""What multiplies: bfloat16, and what `precision.matmul` takes on a Hopper GPU."""
+RECIPES = {
+    "bfloat16": (),
+    "fp8_current": ("precision.matmul=fp8_current",),
+    "fp8_delayed": ("precision.matmul=fp8_delayed",),
+    "fp8_block": ("precision.matmul=fp8_block",),
+    "fp8_block, mosaic": ("precision.matmul=fp8_block", "precision.matmul_backend=mosaic"),
+}
+"""Name of a row to what multiplies: bfloat16, and what `precision.matmul` takes on a Hopper GPU. `fp8_block` takes the
+kernel by itself only where that was verified, and multiplies in bfloat16 elsewhere."""
 SHARE = 0.8
 """Share of the device's memory for these; activations, temporaries and fragmentation take the remainder."""
 HOST_SHARE = 0.5
@@ -44,14 +51,11 @@ def step(journal: Journal) -> None:
 
 def recipes(journal: Journal) -> None:
     """The same step with matmuls in bfloat16 and in each FP8 recipe, all layers quantised."""
-    for recipe in RECIPES[:2] if journal.dry else RECIPES:
-        if not journal.has_time(recipe, 25):
+    for name, recipe in [*RECIPES.items()][: 2 if journal.dry else None]:
+        if not journal.has_time(name, 25):
             continue
-        options = LLAMA_1B_STEP
-        if recipe != "bfloat16":
-            every = "precision.matmul_except={first_layers: 0, last_layers: 0}"
-            options = (*options, f"precision.matmul={recipe}", every)
-        journal.add("recipe", name=recipe, **_measured(LLAMA_1B, options, journal, steps=6))
+        every = ("precision.matmul_except={first_layers: 0, last_layers: 0}",) if recipe else ()
+        journal.add("recipe", name=name, **_measured(LLAMA_1B, (*LLAMA_1B_STEP, *recipe, *every), journal, steps=6))
 
 
 def tier(journal: Journal, offload: str) -> None:

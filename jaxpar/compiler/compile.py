@@ -45,8 +45,7 @@ def plan_for(config: Config, cluster: Cluster, device: Any = None, usable: int |
         UserError: the configuration is wrong, or does not divide over the cluster.
     """
     config = resolve_config(config, cluster.devices)
-    if config.model.vocab is None:
-        config = with_vocab(config, open_data(config.data, vocab=None, seed=config.run.seed).vocab)
+    config = with_known_vocab(config)
     device = _device(cluster) if device is None else device
     return config, make_plan(config, device, cluster.gpus_per_host, cluster, usable)
 
@@ -54,6 +53,13 @@ def plan_for(config: Config, cluster: Cluster, device: Any = None, usable: int |
 def _device(cluster: Cluster) -> DescribedGPU:
     """The least capable GPU of a cluster."""
     return DescribedGPU.of(min(cluster.gpus, key=lambda gpu: gpu.compute_capability))
+
+
+def with_known_vocab(config: Config) -> Config:
+    """`config` with the vocabulary of its data, where it names none."""
+    if config.model.vocab is not None:
+        return config
+    return with_vocab(config, open_data(config.data, vocab=None, seed=config.run.seed).vocab)
 
 
 def compile_step(

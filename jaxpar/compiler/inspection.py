@@ -10,13 +10,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step
+from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step, with_known_vocab
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.compiler.report.difference import print_difference
 from jaxpar.compiler.report.layer_picture import Program, layers_picture
 from jaxpar.compiler.report.layer_schedule import layer_schedules
 from jaxpar.compiler.report.page import html_page
 from jaxpar.compiler.report.text import print_report
+from jaxpar.compiler.report.utilisation import utilisation
 from jaxpar.compiler.way_out import way_out
 from jaxpar.config import UserError, load_config
 from jaxpar.hardware.cluster import Cluster, parse_cluster
@@ -96,6 +97,7 @@ class Inspection:
             )
             analysis = Analysis(compilation, cluster)
             report = make_report(analysis, file.stem)
+            report = replace(report, utilisation=utilisation(report, with_known_vocab(config), cluster.gpu))
             if not report.fits:
                 progress.update(task, description="It does not fit: looking for what does ...")
                 report = replace(report, way_out=way_out(config, cluster, report.allocated_bytes))

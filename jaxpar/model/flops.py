@@ -75,7 +75,7 @@ def mfu(flops: float, seconds: float, devices: int, peak: float) -> float:
         flops: Model FLOPs of a step, from `flops_per_step`.
         seconds: Time of that step.
         devices: GPUs that shared it.
-        peak: Dense bfloat16 peak of one of them in FLOP/s (`jaxpar.hardware.catalogue.GPU.training_peak`), also
-            where a run multiplies in another type.
+        peak: Dense peak of one of them in FLOP/s: that of bfloat16 (`jaxpar.hardware.catalogue.GPU.training_peak`)
+            where nothing else is named, also for a run that multiplies in FP8.
     """
     return flops / (seconds * devices * peak)

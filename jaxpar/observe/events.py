@@ -74,7 +74,8 @@ class StepRecord:
     step_time_s: float
     """Mean time of a step since the previous record, without evaluations and saves."""
     mfu: float | None
-    """Model FLOPs utilisation as a fraction of 1 (`jaxpar.model.flops`); None where the peak is not known."""
+    """Model FLOPs utilisation as a fraction of 1 of the bfloat16 peak (`jaxpar.model.flops`); None where that is not
+    known."""
     memory_bytes: int | None
     """Memory in use (`jaxpar.observe.memory`)."""
     eta_s: float
@@ -99,6 +100,8 @@ class StepRecord:
     """Of a model with experts: `jaxpar.layers.experts.reports.expert_metrics`."""
     expert_loads: dict[str, float] | None = None
     """Number of a layer with experts to `load` in it."""
+    mfu_float8: float | None = None
+    """The same of the FP8 peak, under `precision.matmul`."""
     matmul_magnitudes: dict[str, list[float]] | None = None
     """Under `fp8_delayed`, and with `precision.matmul_counts`: tensor of a quantised matmul to its largest magnitude in
     each layer of the model."""

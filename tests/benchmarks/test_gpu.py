@@ -22,11 +22,14 @@ from benchmarks.gpu.attention_cases import CHECKED, Case, timed
 from benchmarks.gpu.journal import Journal, read
 from benchmarks.gpu.parts import PARTS, SECONDS, Part
 from benchmarks.gpu.record import ALWAYS, add_records, speeds, verified
-from benchmarks.gpu.report import table
+from benchmarks.gpu.report import _step, table
 from benchmarks.gpu.targets import OF_GROUPS, targets
-from benchmarks.gpu.training import LLAMA_1B, LLAMA_1B_STEP
+from benchmarks.gpu.training import LLAMA_1B, LLAMA_1B_STEP, RECIPES
 from jaxpar.config import load_config
+from jaxpar.hardware.catalogue import gpu_named
+from jaxpar.hardware.described import DescribedGPU
 from jaxpar.hardware.xla_flags import xla_flags
+from jaxpar.layout.choices.matmul import multiplies
 from pallas_kernels import toolchain
 from pallas_kernels import verified as verified_module
 from pallas_kernels.attention import cudnn, cudnn_packed, kinds
@@ -70,6 +73,26 @@ def test_a_dry_run_goes_through_every_part_without_the_packages_that_gpu_machine
     of_tiles = [(row["launch"], row["entry"]) for row in rows if row["kind"] == "tile"]
     assert {*of_tiles} == {(launch, entry) for launch in ("forward", "dq") for entry in (True, False)}
     assert "DRY RUN" in done.stdout and result["targets"] == []
+
+
+def test_a_step_of_a_recipe_names_what_multiplies():
+    """No record states that the kernel of tiles was right on a GPU, so that it has to be named."""
+    every = "precision.matmul_except={first_layers: 0, last_layers: 0}"
+    configs = {
+        name: load_config(LLAMA_1B, [*LLAMA_1B_STEP, *own, *([every] if own else [])]) for name, own in RECIPES.items()
+    }
+    found = {name: multiplies(config, DescribedGPU.of(gpu_named("h100"))) for name, config in configs.items()}
+    assert found == {
+        "bfloat16": "xla", "fp8_current": "cublas", "fp8_delayed": "cublas", "fp8_block": "xla",
+        "fp8_block, mosaic": "mosaic",
+    }  # fmt: skip
+    assert multiplies(configs["fp8_current"], jax.devices()[0]) == "xla"
+    row = {
+        "kind": "recipe", "name": "fp8_block, mosaic", "mfu": 0.5, "mfu_float8": 0.25, "peak_bytes": 2**30,
+        "memory_kind": "device", "parameters": 1e9, "tokens_per_second": 1e4, "step_time_s": 0.5, "attention": "cudnn",
+        "matmuls": "mosaic",
+    }  # fmt: skip
+    assert _step(row).endswith("MFU 50.0% (25.0% of FP8)  peak 1.0 GiB  attention: cudnn  matmuls: mosaic")
 
 
 @pytest.mark.parametrize("recipe", torch_recipes.RECIPES.values())

@@ -20,7 +20,7 @@ from jaxpar.compiler.report.pictures import (
     memory_picture,
 )
 from jaxpar.compiler.report.record import Report
-from jaxpar.compiler.report.text import verdict, warnings
+from jaxpar.compiler.report.text import PEAKS, verdict, warnings
 from jaxpar.config.spelling import spaced
 from jaxpar.pages.render import Cell, Table, page
 from jaxpar.units import operations, percent, seconds, size
@@ -53,10 +53,12 @@ def html_page(analysis: Analysis, report: Report) -> str:
 
 
 def _cards(report: Report) -> list[tuple[str, str]]:
+    shares = report.utilisation.items()
     return [
         (size(report.peak_bytes), "peak per GPU"),
         (operations(report.flops), f"matrix products, {percent(report.recompute_flops, report.flops)} recomputed"),
         (seconds(report.step_seconds), "time of a step, predicted"),
+        *((percent(share), f"model FLOPs utilisation of the {PEAKS[kind]} peak") for kind, share in shares),
         (percent(report.exposed_fraction), f"of it waiting for transfers ({seconds(report.exposed_seconds)})"),
     ]
 

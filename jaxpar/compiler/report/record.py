@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -147,6 +147,9 @@ class Report:
     """All copies within the device, those first that take longest in a step."""
     float8_flops: float = 0.0
     """The part of `flops` whose operands have 8 bits; its time is at the rate of these."""
+    utilisation: dict[str, float] = field(default_factory=dict)
+    """Model FLOPs utilisation (`jaxpar.model.flops`) of such a step, by the type whose dense peak it is a share of:
+    `bfloat16`, and `float8` where products run in FP8."""
     way_out: str = ""
     """The nearest settings that fit, in words, where these do not."""
 

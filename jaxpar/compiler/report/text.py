@@ -25,6 +25,8 @@ COLORS = {
     "host": "white",
 }
 
+PEAKS = {"bfloat16": "bfloat16", "float16": "float16", "float8": "FP8"}
+"""Names of peaks."""
 COPIES = 10
 """Copies on the device that the screen lists."""
 
@@ -44,6 +46,8 @@ def print_report(report: Report, console: Console) -> None:
         console.print(table)
     console.print()
     console.print(_waiting(report), soft_wrap=True)
+    if report.utilisation:
+        console.print(_utilisation(report), soft_wrap=True)
     for note in warnings(report):
         console.print(Text(f"Note: {note}", "yellow"), soft_wrap=True)
     console.print(
@@ -196,6 +200,11 @@ def _waiting(report: Report) -> Text:
         (exposed, "bold"),
         " waiting for transfers.",
     )
+
+
+def _utilisation(report: Report) -> str:
+    shares = " and ".join(f"{percent(share)} of the {PEAKS[kind]} peak" for kind, share in report.utilisation.items())
+    return f"Its model FLOPs utilisation would be {shares}."
 
 
 def lines(rows: Iterable[tuple[str, ...]], title: str, *columns: tuple[str, bool]) -> Table:

@@ -68,6 +68,15 @@ def tiled_choice(config: Config, device: Device) -> Choice | None:
     return Choice(found.name, found.reason, found.rejected)
 
 
+def multiplies(config: Config, device: Device) -> str:
+    """What multiplies in the dense matmuls of layers: `cublas` or the name of an implementation for tiles, on GPUs; on
+    CPUs and without `precision.matmul` XLA does."""
+    tiled = tiled_choice(config, device)
+    if tiled is not None:
+        return tiled.name
+    return "xla" if config.precision.matmul is None or device.platform == "cpu" else "cublas"
+
+
 def routed_choice(config: Config, device: Device) -> Choice | None:
     """What multiplies codes of routed experts; None where none are quantised.
 

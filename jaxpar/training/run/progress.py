@@ -79,8 +79,8 @@ class Progress:
         """The record of step `number`, and of the steps of `lap`, which ends with it."""
         config, seconds = trainer.config, lap.step_seconds
         tokens = config.data.batch_size * config.data.sequence_length
-        peak, devices = trainer.peak_flops, trainer.plan.axes.devices
-        flops = trainer.flops(lap.steps, self._pairs)
+        devices, flops = trainer.plan.axes.devices, trainer.flops(lap.steps, self._pairs)
+        share = lambda peak: None if peak is None else mfu(flops, lap.seconds, devices, peak)
         self._pairs.clear()
         self.loss = float(metrics.loss)
         muon_rate = metrics.muon_learning_rate
@@ -93,7 +93,8 @@ class Progress:
             tokens_per_second=tokens / seconds,
             tokens_per_second_per_device=tokens / seconds / devices,
             step_time_s=seconds,
-            mfu=None if peak is None else mfu(flops, lap.seconds, devices, peak),
+            mfu=share(trainer.peak_flops),
+            mfu_float8=share(trainer.float8_peak_flops),
             memory_bytes=bytes_in_use(),
             eta_s=(config.run.steps - number) * seconds,
             skipped_steps=self.skipped,

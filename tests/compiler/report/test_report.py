@@ -23,13 +23,16 @@ from jaxpar.compiler.report.memory_classes import CLASSES
 from jaxpar.compiler.report.memory_timeline import memory_timeline
 from jaxpar.compiler.report.page import html_page
 from jaxpar.compiler.report.text import COPIES, print_report
+from jaxpar.compiler.report.utilisation import utilisation
 from jaxpar.config import load_config
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.cost.hardware_model import HOPPER
+from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.memory import pool_bytes
+from jaxpar.model.flops import flops_per_step
 from jaxpar.units import percent
-from tests.compiler.inspected import YAML, hsdp, inspected, wide
+from tests.compiler.inspected import CACHE, YAML, hsdp, inspected, wide
 
 LAYERS, MICROBATCHES, FSDP = 4, 2, 4
 SVG = "{http://www.w3.org/2000/svg}"
@@ -224,6 +227,21 @@ def test_the_screen_answers_first_whether_it_fits():
     assert "It does NOT fit: " in shown_text(too_much).splitlines()[1]
     assert "3.0 GiB too much; the nearest that fits: memory.remat: full." in shown_text(too_much)
     assert report.margin_bytes == pool_bytes(report.device_bytes) - report.allocated_bytes
+
+
+def test_the_utilisation_is_of_the_peak_in_16_bits_and_in_fp8_of_its_own():
+    _, report = hsdp()
+    config, gpu = load_config(CACHE / "hsdp.yaml"), gpu_named("h100")
+    plain = utilisation(report, config, gpu)
+    pairs = {None: 16 * 64 * 65 // 2}
+    flops = flops_per_step(config.model, 16 * 64, pairs, 512)
+    assert plain == {"bfloat16": pytest.approx(flops / (report.step_seconds * 8 * 989.4e12))}
+    report = replace(report, float8_flops=1.0)
+    both = utilisation(report, config, gpu)
+    assert both == plain | {"float8": pytest.approx(plain["bfloat16"] * 989.4 / 1978.9)}
+    report = replace(report, utilisation={"bfloat16": 0.5, "float8": 0.25})
+    assert "utilisation would be 50.0% of the bfloat16 peak and 25.0% of the FP8 peak." in shown_text(report)
+    assert json.loads(report.to_json())["utilisation"] == {"bfloat16": 0.5, "float8": 0.25}
 
 
 def test_what_the_compiler_repeats_of_its_own_accord_is_reported():

@@ -10,6 +10,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from jaxpar.checkpoint import CheckpointError
+from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.observe.events import Listener, StepRecord
 from jaxpar.observe.writers.jsonl import JsonLines
 from jaxpar.observe.writers.summary import SummaryFile
@@ -86,6 +88,7 @@ def test_the_utilisation_that_is_logged_is_that_of_the_batches_that_were_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(Run, "peak_flops", 1e12)
+    monkeypatch.setattr(Run, "float8_peak_flops", 2e12)
     config = run_config(tmp_path, 6, parallel=MESH, run={"log_every": 2})
     trainer = make_trainer(config)
     pairs = [pairs for _, pairs in itertools.islice(placed_batches(trainer.config, trainer.data, trainer.placer, 0), 7)]
@@ -97,8 +100,19 @@ def test_the_utilisation_that_is_logged_is_that_of_the_batches_that_were_run(
         together = sum((Counter(each) for each in pairs[done : record.step]), Counter())
         flops = trainer.flops(steps, together)
         assert record.mfu == pytest.approx(flops / (steps * record.step_time_s * 8 * 1e12), rel=1e-9)
+        assert record.mfu_float8 == pytest.approx(record.mfu / 2)
         done = record.step
     assert done == 6
+
+
+def test_the_peak_of_fp8_is_that_of_runs_that_multiply_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = make_trainer(run_config(tmp_path, 1))
+    assert run.peak_flops is run.float8_peak_flops is None, "a CPU"
+    monkeypatch.setattr("jaxpar.training.run.run.gpu_of", lambda kind: gpu_named("h100"))
+    assert (run.peak_flops, run.float8_peak_flops) == (989.4e12, None)
+    precision = replace(run.config.precision, matmul="fp8_current")
+    monkeypatch.setattr(run, "config", replace(run.config, precision=precision))
+    assert (run.peak_flops, run.float8_peak_flops) == (989.4e12, 1978.9e12)
 
 
 def test_a_held_out_loss_is_that_of_the_last_step_or_none(tmp_path: Path):
