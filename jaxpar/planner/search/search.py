@@ -32,8 +32,10 @@ from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.work import total
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.described import DescribedGPU
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layout.auto_remat import ESTIMATED
+from jaxpar.layout.choices.matmul import check_matmul_units
 from jaxpar.layout.memory.estimate import MemoryModel, estimate_memory
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.pipeline.schedules import SCHEDULES
@@ -136,8 +138,10 @@ class Search:
         until then.
 
         Raises:
-            UserError: there is no layout; the message gives the reason.
+            UserError: there is no layout, or the GPUs do not multiply in FP8; the message gives the reason.
         """
+        if not is_cpu(self.cluster):
+            check_matmul_units(self.space.config, DescribedGPU.of(self.cluster.gpu), self.cluster)
         chosen: dict[tuple[Any, ...], Planned] = {}
         self._wanted = number
         with no_collection():

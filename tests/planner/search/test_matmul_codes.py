@@ -19,6 +19,8 @@ from jaxpar.planner.step_time.layer_times import Sort
 from jaxpar.planner.step_time.model import StepTime, step_time, steps_of
 from jaxpar.planner.step_time.step import Step
 from jaxpar.planner.step_time.update import update_of
+from tests.planner.spaces import model_of, search_of
+from tests.sentences import refused
 
 FULL = Layout(fsdp=8, zero=3, remat="full")
 KEPT = replace(FULL, remat="none")
@@ -143,6 +145,12 @@ def test_a_kernel_that_does_not_run_there_multiplies_nothing():
     assert found is not None and not found.multiplied
     found = matmul_codes(config_of("llama3_8b", *recipe("mxfp8")), blackwell, "none", None, ("",) * 32, 1)
     assert found is not None and found.multiplied and found.tile == 32
+
+
+def test_gpus_without_fp8_are_refused_before_a_search():
+    search = search_of(model_of(precision={"matmul": "fp8_current"}), "a100-80:1x8")
+    with refused("precision.matmul: fp8_current", "A100-SXM-80GB does not", "expected null"):
+        search.best(1)
 
 
 # ---- weights and tokens on the wire
