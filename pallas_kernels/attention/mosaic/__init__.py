@@ -1,8 +1,8 @@
 """Attention kernels for Hopper GPUs, in Pallas Mosaic GPU: one warpgroup loads by TMA, the others compute by wgmma.
 
 `forward` (with `overlapped`), `backward_by_queries` and `backward_by_keys` are the kernels, the last with `query_parts`
-where all gradients come from one. `schedule`, `memory`, `registers`, `matmuls` and `scores` are what they share,
-`bounds` what the mask means for their tiles, and `tiles` how large those are.
+where all gradients come from one. `schedule`, `loading`, `memory`, `registers`, `matmuls` and `scores` are what they
+share, `bounds` what the mask means for their tiles, and `tiles` how large those are.
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.mosaic.bounds import Limits, Visits
+from pallas_kernels.attention.mosaic.loading import load_by_keys
 from pallas_kernels.attention.mosaic.matmuls import product, products
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
 from pallas_kernels.attention.mosaic.overlapped import await_turn, first_turn, hand_over, last_turn, turns
@@ -184,45 +184,26 @@ class _KeyGradients:
         specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
 
     def produce(self, arrays: _Arrays, memory: _Memory) -> None:
-        """Loads, and stores of the queries' gradient, each when the block that takes its block's place is loaded."""
-        fused, exchange = self.fused, memory.fused
-        later = self.tiles.stages if self.stored_apart else 0
+        """Loads, and stores of the queries' gradient."""
+        if memory.fused is not None:
+            memory.fused.release_all()
 
-        def load_tile(row: Any, tile: Any, kv_head: Any, done: Any) -> Any:
-            _, kept = blocks_of(arrays.visits, row, tile)
-            for half in range(CONSUMERS):
-                rows = self.schedule.rows_of(tile, half)
-                of_keys = arrays.k.at[row, rows, kv_head], arrays.v.at[row, rows, kv_head], arrays.keys.at[row, :, rows]
-                memory.keys.load(half, *of_keys)
-            blocks = kept * self.group
+        def store(row: Any, head: Any, rows: Any, step: Any) -> None:
+            assert self.fused is not None and memory.fused is not None
+            self.fused.store(memory.fused, step, self.fused.target(arrays.d["q"], row, head, rows.start))
 
-            def step(n: Any, _: None) -> None:
-                pl.when(n < blocks)(lambda: load_block(row, *place(n), done + n))
-                if self.stored_apart:
-                    pl.when(n >= later)(lambda: store_block(row, *place(n - later), done + n - later))
-
-            def place(n: Any) -> tuple[Any, Any, Any]:
-                head = kv_head * self.group + lax.div(n, kept)
-                return tile, head, lax.rem(n, kept)
-
-            lax.fori_loop(0, blocks + later, step, None)
-            return done + blocks
-
-        def load_block(row: Any, tile: Any, head: Any, index: Any, step: Any) -> None:
-            rows = block_rows(arrays.visits, row, tile, index, self.tiles.queries)
-            slot = memory.queries.slot(step)
-            of_queries = arrays.q.at[row, rows, head], arrays.statistics.at[row, head, :, rows]
-            memory.queries.load(slot, *of_queries, arrays.queries.at[row, :, rows])
-            memory.d_out.load(slot, arrays.d_out.at[row, rows, head])
-
-        def store_block(row: Any, tile: Any, head: Any, index: Any, step: Any) -> None:
-            assert fused is not None and exchange is not None
-            start = block_rows(arrays.visits, row, tile, index, self.tiles.queries).start
-            fused.store(exchange, step, fused.target(arrays.d["q"], row, head, start))
-
-        if exchange is not None:
-            exchange.release_all()
-        self.schedule.for_each_tile(arrays.visits.order, load_tile, jnp.int32(0))
+        load_by_keys(
+            self.schedule, arrays.visits, memory, group=self.group, block=self.tiles.queries,
+            of_keys=lambda row, head, rows: (
+                arrays.k.at[row, rows, head], arrays.v.at[row, rows, head], arrays.keys.at[row, :, rows]
+            ),
+            of_queries=lambda row, head, rows: (
+                arrays.q.at[row, rows, head], arrays.statistics.at[row, head, :, rows],
+                arrays.queries.at[row, :, rows],
+            ),
+            of_d_out=lambda row, head, rows: (arrays.d_out.at[row, rows, head],),
+            store=store if self.stored_apart else None,
+        )  # fmt: skip
         if self.stored_apart:
             plgpu.wait_smem_to_gmem(0)
         for loaded in (memory.keys, memory.queries, memory.d_out):

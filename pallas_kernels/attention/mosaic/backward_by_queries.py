@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.mosaic.bounds import Limits, Visits
+from pallas_kernels.attention.mosaic.loading import load_by_queries
 from pallas_kernels.attention.mosaic.matmuls import product, products
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
 from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
@@ -26,7 +27,6 @@ from pallas_kernels.attention.mosaic.schedule import (
     blocks_of,
     for_each_block,
     launch,
-    load_by_queries,
     specialise,
     zero,
 )

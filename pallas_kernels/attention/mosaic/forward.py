@@ -19,6 +19,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.mosaic.bounds import Limits, Visits
+from pallas_kernels.attention.mosaic.loading import load_by_queries
 from pallas_kernels.attention.mosaic.matmuls import product
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
 from pallas_kernels.attention.mosaic.overlapped import first_turn, last_turn, overlapped_blocks, turns
@@ -31,7 +32,6 @@ from pallas_kernels.attention.mosaic.schedule import (
     blocks_of,
     for_each_block,
     launch,
-    load_by_queries,
     specialise,
     zero,
 )

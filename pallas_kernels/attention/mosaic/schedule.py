@@ -1,4 +1,4 @@
-"""How a persistent grid goes through the tiles: which one comes when, and how its blocks reach the consumers.
+"""How a persistent grid goes through the tiles: which one comes when, and which warpgroups do what with it.
 
 One program per multiprocessor takes every `programs`-th tile of a list that begins with the longest ones. The last of
 its warpgroups loads and the others compute, 64 rows of the tile each (FlashAttention-3, arXiv:2407.08608, section 3.1):
@@ -122,42 +122,6 @@ def for_each_block(counts: tuple[Any, Any], step: Callable[..., Any], carry: Any
     whole, kept = counts
     carry = lax.fori_loop(0, whole, lambda index, carry: step(index, carry, masked=False), carry)
     return lax.fori_loop(whole, kept, lambda index, carry: step(index, carry, masked=True), carry)
-
-
-def load_by_queries(
-    schedule: Schedule,
-    visits: Visits,
-    memory: Any,
-    *,
-    group: int,
-    block: int,
-    of_queries: Callable[[Any, Any, Any], tuple],
-    of_keys: Callable[[Any, Any, Any], tuple],
-    of_values: Callable[[Any, Any, Any], tuple],
-) -> None:
-    """The producer of kernels whose tiles are queries: a part for each consumer, then the blocks of keys, then values.
-
-    `memory` has `queries`, `keys` and `values`, which are `Loaded`; what belongs there of a batch row, head and rows
-    (for keys and values the KV head, which `group` heads share) the three functions say.
-    """
-
-    def load_tile(row: Any, tile: Any, head: Any, done: Any) -> Any:
-        _, kept = blocks_of(visits, row, tile)
-        kv_head = lax.div(head, jnp.int32(group))
-        for part in range(schedule.consumers):
-            memory.queries.load(part, *of_queries(row, head, schedule.rows_of(tile, part)))
-
-        def load_block(index: Any, _: None) -> None:
-            rows, slot = block_rows(visits, row, tile, index, block), memory.keys.slot(done + index)
-            memory.keys.load(slot, *of_keys(row, kv_head, rows))
-            memory.values.load(slot, *of_values(row, kv_head, rows))
-
-        lax.fori_loop(0, kept, load_block, None)
-        return done + kept
-
-    schedule.for_each_tile(visits.order, load_tile, jnp.int32(0))
-    for loaded in (memory.queries, memory.keys, memory.values):
-        loaded.drain()
 
 
 def block_rows(visits: Visits, row: Any, tile: Any, index: Any, block: int) -> Any:
