@@ -58,22 +58,26 @@ def test_a_run_that_replays_its_own_experts_has_its_own_loss_bit_for_bit(router:
     assert float(again.step.gradients(state, again.place(rows | {EXPERTS: other}))[0]) != float(loss)
 
 
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "1f1b": {"pipe": 2, "microbatches": 4, "schedule": "1f1b", "tensor": 2},
+    "zb-v": {"pipe": 2, "microbatches": 4, "schedule": "zb-v", "virtual_stages": 2, "expert": 2},
+    "expert-tensor-context": {"expert": 2, "tensor": 2, "context": 2, "expert_exchange": "all_to_all"},
+    "expert-fsdp": {"expert": 4, "fsdp": 2, "zero": 3, "expert_exchange": "all_gather"},
+}
+
+
 @pytest.mark.matrix(ci=1)
-@pytest.mark.parametrize(
-    "parallel", [{"schedule": "1f1b", "tensor": 2}, {"schedule": "zb-v", "virtual_stages": 2, "expert": 2}]
-)
-def test_a_pipeline_records_what_one_device_does(parallel: dict[str, Any]):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_records_what_one_device_does(layout: str):
     """Of layers that the stages do not divide."""
     experts = ExpertsConfig(count=4, router="sigmoid", width=16)
     model = {"layers": 5, "experts": experts, "kinds": {"dense": {"experts": None}, "routed": {}}}
     model["pattern"] = Pattern(prefix=("dense",), unit=("routed",))
-    one, stages = (
-        SmallRun(small(model=model, parallel=own)) for own in ({}, {"pipe": 2, "microbatches": 4} | parallel)
-    )
+    one, other = (SmallRun(small(model=model, parallel=own)) for own in ({}, LAYOUTS[layout]))
     initial = one.step.residency.initial_state()
-    there = state_with(stages.step, stages.by_row(one.by_layer(initial.master)))
+    there = state_with(other.step, other.by_row(one.by_layer(initial.master)))
     wanted = Recorder(one.step, one.place)(all_weights(initial), one.batch(0))
-    found = Recorder(stages.step, stages.place)(all_weights(there), stages.batch(0))
+    found = Recorder(other.step, other.place)(all_weights(there), other.batch(0))
     assert (wanted[:, :, 0] == -1).all() and (wanted[:, :, 1:] >= 0).any(axis=(0, 1, 3)).all()
     np.testing.assert_array_equal(found, wanted)
 
