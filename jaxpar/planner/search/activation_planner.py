@@ -97,7 +97,8 @@ class ActivationPlanner:
             stage_layers=choice.stage_layers, expert_exchange=asked.expert_exchange,
             expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,
             exchange_wire=precision.exchange_wire, expert_codes=self._expert_codes, matmul_codes=self._matmul_codes,
-            sums_early=asked.replica_sums != "after", attention=self.attention,
+            sums_early=asked.replica_sums != "after" and not precision.gradient_error_feedback,
+            attention=self.attention,
             expert_slices=asked.expert_slices if group.expert > 1 else "auto",
         )  # fmt: skip
 
@@ -143,8 +144,10 @@ class ActivationPlanner:
     @property
     def _sums_early(self) -> bool:
         group = self.group
-        asked = self.model.config.parallel.replica_sums
-        return asked != "after" and only_after(group.pipe, group.replica, group.shards, self.choice.zero) is None
+        config = self.model.config
+        if config.parallel.replica_sums == "after" or config.precision.gradient_error_feedback:
+            return False
+        return only_after(group.pipe, group.replica, group.shards, self.choice.zero) is None
 
     @property
     def _expert_codes(self) -> ExpertCodes:

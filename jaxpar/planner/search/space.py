@@ -201,7 +201,8 @@ class Space:
         """Whether the optimizer's state may be stored on the host."""
         fixed = self.fixed.get("offload")
         if fixed is None:
-            return (False,) if OPTIMIZER in self.avoided else (False, True)
+            stays = OPTIMIZER in self.avoided or self.config.precision.gradient_error_feedback
+            return (False,) if stays else (False, True)
         return (fixed in ("optimizer", "all"),)
 
     def _number(self, name: str) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from jaxpar.config import UserError
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
+from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.planner.search.activation_planner import ActivationPlanner
 from jaxpar.planner.search.candidate import Candidate
 from jaxpar.planner.search.nothing_fits import _planners
@@ -39,6 +41,11 @@ SPACES = {
     ),
     "codes, and layers without": search_of(
         model_of(**FEW, precision={"matmul": "fp8_current"}), "h100:2x2", limit=60 * GIB
+    ),
+    "error feedback": search_of(
+        model_of(**FEW | {"precision": {"gradient_wire": "int8", "gradient_error_feedback": True}}),
+        "h100:2x2",
+        limit=60 * GIB,
     ),
     "tight, and nothing on the host": search_of(model_of(**FEW), "h100:1x4", limit=int(1.4 * GIB), offload="none"),
 }
@@ -91,6 +98,19 @@ def test_the_winner_is_a_layout_that_the_trainer_would_make_itself():
         assert plan == planned.plan
         assert plan.axes.devices == 8
         assert config.data.batch_size == plan.axes.data * plan.microbatches * plan.microbatch_rows
+
+
+def test_error_feedback_is_planned_where_gradients_are_exchanged_once_a_step():
+    """And with the residual in memory: the plan is one that the trainer takes."""
+    found = SPACES["error feedback"].best(3)
+    for planned in found:
+        layout = planned.candidate.layout
+        _, plan = plan_on(planned.config, planned.cluster)
+        assert layout.zero < 2 and not layout.optimizer_offload and not layout.sums_early
+        assert plan.gradient_error_feedback and plan.replica_sums == "after"
+    without = replace(found[0].config, precision=replace(found[0].config.precision, gradient_error_feedback=False))
+    _, plan = plan_on(without, found[0].cluster)
+    assert estimate_memory(found[0].config, plan).device > estimate_memory(without, plan).device
 
 
 def test_less_memory_is_never_faster():
