@@ -34,6 +34,7 @@ from benchmarks.planner.tables import (
     fitted_values,
     left_out_table,
     neighbours,
+    order_table,
     parameters_table,
     spread_table,
     wrapped,
@@ -115,6 +116,9 @@ def _first(found: LeftOut) -> list[str]:
         *left_out_table(found), "",
         f"![Errors of predictions by measured speed]({PICTURE.relative_to(PAGE.parent)})", "",
         *spread_table(found), "",
+        "Runs of each source inside their interval, and pairs of its layouts more than 5% apart that are predicted in "
+        "the order that was measured (-: no such pair):", "",
+        *order_table(found), "",
     ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from benchmarks.planner.leave_out import LeftOut
 from jaxpar.cost.hardware_model import AMPERE, UNFITTED, described
 from jaxpar.cost.messages import network_of
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.planner.evidence.errors import Report
+from jaxpar.planner.evidence.errors import Report, report
 from jaxpar.units import KILO, MICRO, MILLI, percent
 
 WIDTH = 120
@@ -160,6 +161,27 @@ def spread_table(found: LeftOut) -> list[str]:
             f"{100 * coverage[worst]:.0f}% ({worst}) |"
         )
     return lines
+
+
+def order_table(found: LeftOut) -> list[str]:
+    """By source that is left out: how many of its runs are inside their interval, and how many pairs of layouts of one
+    model, more than 5% apart, are predicted in the order that was measured; for known and for unknown software."""
+    lines = [
+        "| source | inside, known | inside, unknown | pairs in order, known | pairs in order, unknown |",
+        "|---|---|---|---|---|",
+    ]
+    columns: list[list[float | None]] = []
+    for name in sorted(found.sources):
+        in_order = [report(judged[name]).sources[name].pairs_in_order for judged in (found.sources, found.generations)]
+        columns.append([found.coverage[name], found.coverage_unknown[name], *in_order])
+        lines.append(f"| {name} | {' | '.join(map(_whole, columns[-1]))} |")
+    there = [[value for value in column if value is not None] for column in zip(*columns, strict=True)]
+    means = [fmean(values) if values else None for values in there]
+    return [*lines, f"| **mean over sources** | {' | '.join(map(_whole, means))} |"]
+
+
+def _whole(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f}%"
 
 
 def neighbours() -> str:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks.planner.leave_out import anchored
+from benchmarks.planner.leave_out import LeftOut, anchored
 from benchmarks.planner.memory import BEGIN, END, PAGE, with_table
 from benchmarks.planner.shipped import compared, shipped, table
+from benchmarks.planner.tables import order_table
 from jaxpar.config import config_to_yaml
 from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.planner.evidence.errors import Judged
+from jaxpar.planner.evidence.published import read_runs
+from jaxpar.planner.evidence.validate import PUBLISHED
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.model import step_time
+from jaxpar.planner.step_time.interval import KNOWN, UNKNOWN
+from jaxpar.planner.step_time.model import StepTime, step_time
 from jaxpar.planner.step_time.update import update_of
 from tests.sentences import refused
 from tests.small_run import small
@@ -84,3 +90,31 @@ def test_a_command_with_other_options_is_refused(tmp_path: Path):
     (tmp_path / "own.yaml").write_text("# python -m jaxpar.plan --config own.yaml --cluster h100:1x8 --top 3\n")
     with refused("own.yaml", "expected --config, --cluster, --fix and --avoid"):
         shipped(tmp_path)
+
+
+def made_up(source: str, predicted: list[float], measured: list[float]) -> list[Judged]:
+    """Runs of one model on one cluster, of which layouts differ."""
+    first = read_runs(PUBLISHED)[0]
+    judged = []
+    for fast, real in zip(predicted, measured, strict=True):
+        run = replace(first, source=source, tokens_per_s_per_gpu=real, peak_gib=None)
+        judged.append(Judged(run, run.layouts[0], StepTime(1.0, {}, fast, 0.3), None))
+    return judged
+
+
+def test_order_and_coverage_are_listed_by_source():
+    """Of three pairs one is out of order."""
+    sources = {
+        "a": made_up("a", [100, 200, 300], [100, 330, 310]),
+        "b": made_up("b", [100, 200], [105, 190]),
+        "c": made_up("c", [100], [90]),
+    }
+    unknown = {name: made_up(name, [100, 50], [100, 100]) for name in sources}
+    inside = {"a": 0.75, "b": 0.5, "c": 1.0}
+    found = LeftOut({}, sources, unknown, {}, {}, KNOWN, UNKNOWN, inside, dict.fromkeys(sources, 0.0))
+    lines = order_table(found)
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| a", "| b", "| c", "| **mean over sources**"]
+    cells = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in lines[2:]}
+    assert [cells[name][2] for name in sources] == ["67%", "100%", "-"]
+    assert all(row[3] == "-" for row in cells.values())
+    assert cells["a"][0] == "75%" and cells["**mean over sources**"][:2] == ["75%", "0%"]
