@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,3 +119,18 @@ def test_order_and_coverage_are_listed_by_source():
     assert [cells[name][2] for name in sources] == ["67%", "100%", "-"]
     assert all(row[3] == "-" for row in cells.values())
     assert cells["a"][0] == "75%" and cells["**mean over sources**"][:2] == ["75%", "0%"]
+
+
+def test_the_page_has_order_and_coverage_of_every_source_that_is_left_out():
+    part = PAGE.read_text().split("<!-- benchmarks.planner.leave_out: begin -->")[1]
+    part = part.split("<!-- benchmarks.planner.leave_out: end -->")[0]
+    tables = [[line.split("|")[1:-1] for line in table.splitlines()] for table in re.findall(r"(?:\|.*\n)+", part)]
+    errors, spread, order = ([[cell.strip() for cell in row] for row in table] for table in tables)
+    assert [row[0] for row in order[2:]] == [row[0] for row in errors[2:]]
+    number = lambda cell: float(cell.rstrip("%"))
+    for column, software in ((1, "known"), (2, "unknown")):
+        shares = {row[0]: number(row[column]) for row in order[2:-1]}
+        (own,) = [row for row in spread if row[0] == software]
+        assert number(own[4]) == pytest.approx(sum(shares.values()) / len(shares), abs=1)
+        worst = own[5].partition("(")[2].rstrip(")")
+        assert shares[worst] == min(shares.values()) == number(own[5].split()[0])
