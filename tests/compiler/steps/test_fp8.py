@@ -45,3 +45,25 @@ def test_all_products_but_the_exceptions_run_in_fp8(recipe: str):
     assert gathers == ({"f8e4m3fn", "f8e5m2", "bf16"} if config.parallel.tensor > 1 else set())
     weights = {row.dtype for row in report.collectives if row.collective == "gather_weight"}
     assert weights == {"bf16"} | ({"f8e4m3fn"} if recipe not in BACKENDS else set()), "the exceptions, and tiles"
+
+
+@pytest.mark.long
+def test_tensor_ranks_send_tiles_of_inputs_as_codes_and_gradients_in_the_compute_dtype():
+    """Codes of a gradient along both sides would be as many bytes. Bytes that a rank sends in each product: inputs of
+    attention and feed-forward forward and backward, a byte a number and a float32 for each 128."""
+    excepted = MatmulExcept(parts=("head", "router"), first_layers=0, last_layers=0)
+    layers, embed, length, rows = 2, 256, 256, 16
+    config = wide(
+        model={"layers": layers, "embed": embed, "mlp": 512, "kv_heads": 8, "head_dim": 64},
+        data={"sequence_length": length, "batch_size": rows},
+        precision={"matmul": "fp8_block", "matmul_except": excepted, "matmul_backend": "mosaic"},
+        parallel={"fsdp": 4, "tensor": 2, "microbatches": 1},
+    )  # fmt: skip
+    _, report = inspected(config, "h100:1x8")
+    sent = {
+        dtype: sum(row.bytes for row in report.collectives if (row.collective, row.dtype) == ("gather_sequence", dtype))
+        for dtype in ("f8e4m3fn", "f32", "bf16")
+    }
+    part = rows // 4 * length // 2 * embed
+    assert sent["f8e4m3fn"] == 2 * 2 * layers * part and sent["f32"] == sent["f8e4m3fn"] * 4 / 128
+    assert sent["bf16"] >= 2 * 2 * layers * part
