@@ -160,16 +160,18 @@ def _cluster(given: Sequence[str]) -> None:
 def _calibrate(given: Sequence[str]) -> None:
     parser = Parser(
         "jaxpar.plan calibrate",
-        "Measure this machine: matmuls by shape, attention, memory, collectives by size and axis, a layer.",
+        "Measure this machine: matmuls of a model's shapes, its attention, memory, copies to the host, collectives by "
+        "size and group. Start it as a training run on several hosts, and it measures between them.",
     )
-    parser.add_argument("--output", metavar="FILE", type=Path, default=Path("hardware.json"))
+    parser.add_config("YAML file of the model whose shapes are measured (Llama-3 8B; a small decoder on CPUs)")
+    parser.add_argument("--output", metavar="FILE", type=Path, default=Path("hardware.yaml"), help="(hardware.yaml)")
     parser.add_argument("--devices", metavar="N", type=positive, default=8, help="virtual CPU devices (default 8)")
-    parser.add_argument("--quick", action="store_true", help="fewer and smaller shapes")
+    parser.add_argument("--quick", action="store_true", help="fewer shapes, lengths and sizes")
     options = parser.parse_args(given)
     _load()
-    from jaxpar.planner.evidence.calibrate import FULL, QUICK, calibrate
+    from jaxpar.planner.calibration.calibrate import Calibration
 
-    calibrate(options.output, options.devices, QUICK if options.quick else FULL)
+    Calibration(**vars(options)).run()
 
 
 def _place(given: Sequence[str]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import one_of
+from jaxpar.cost.tables import NOTHING, Tables
 from jaxpar.hardware.catalogue import GPU, GPUS, gpu_named
 
 
@@ -49,9 +50,11 @@ class HardwareModel:
     exponentials: Annotated[float, Parameter("1/s", "exponentials: 16 a clock and multiprocessor (whitepaper)")] = (
         3.9e12
     )
+    measured: Tables = NOTHING
+    """Times that were measured on the machine: near them, shares do not matter."""
 
 
-_SHARED = {
+_SHARED: dict[str, Any] = {
     "matmul_ramp": 131.0, "memory_share": 0.73, "launch_seconds": 8e-6, "node_share": 0.74, "network_share": 0.9,
     "network_decline": 0.05, "message_seconds": 3.4e-5, "overlap_slowdown": 0.0614, "host_jitter": 0.00417,
 }  # fmt: skip
@@ -143,4 +146,4 @@ def _nearest(gpu: GPU) -> str:
 def described(model: HardwareModel) -> list[tuple[str, float, str, str]]:
     """(name, value, unit, meaning) of every parameter."""
     hints = get_type_hints(HardwareModel, include_extras=True)
-    return [(name, getattr(model, name), *hint.__metadata__[0]) for name, hint in hints.items()]
+    return [(name, getattr(model, name), *hint.__metadata__[0]) for name, hint in hints.items() if name != "measured"]

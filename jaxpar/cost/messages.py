@@ -6,10 +6,12 @@ pod after another, and so leaves each of them once, however many of its ranks ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf, log2
 
 from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.cost.tables import NOTHING, Table, Tables
 from jaxpar.hardware.cluster import Cluster
 
 UNSWITCHED_LINKS = {2: 1 / 6, 4: 4 / 6}
@@ -55,6 +57,14 @@ class Ring:
     """None inside one pod."""
     shared: bool = True
     """Whether its members of a host, and of a pod, share the way out."""
+    measured: Tables = NOTHING
+    """What messages of groups like it took."""
+
+    def _seconds(self, kind: str, size: float, formula: Callable[[float], float]) -> float:
+        """Seconds of a message of so many bytes: as measured, near sizes that were, else by the formula."""
+        if self.ranks == 1 or size == 0:
+            return 0.0
+        return self.measured.seconds(Table(kind, (self.ranks, self.hosts)), (size,), formula)
 
     @property
     def bandwidth(self) -> float:
@@ -71,15 +81,13 @@ class Ring:
 
     def gather(self, whole: float) -> float:
         """All-gather that ends with `whole` bytes on each rank; the same as a reduce-scatter that starts with them."""
-        if self.ranks == 1 or whole == 0:
-            return 0.0
-        return self.start + self.latency + whole * (self.ranks - 1) / self.ranks / self.bandwidth
+        formula = lambda whole: self.start + self.latency + whole * (self.ranks - 1) / self.ranks / self.bandwidth
+        return self._seconds("gather", whole, formula)
 
     def reduce(self, whole: float) -> float:
         """All-reduce of `whole` bytes: scatter and gather in one message."""
-        if self.ranks == 1 or whole == 0:
-            return 0.0
-        return self.start + 2 * (self.latency + whole * (self.ranks - 1) / self.ranks / self.bandwidth)
+        once = lambda whole: self.latency + whole * (self.ranks - 1) / self.ranks / self.bandwidth
+        return self._seconds("all_reduce", whole, lambda whole: self.start + 2 * once(whole))
 
     def exchange(self, whole: float) -> float:
         """All-to-all in which each rank holds `whole` bytes, an equal part for every rank.
@@ -87,8 +95,9 @@ class Ring:
         No part is for two ranks: parts for other hosts leave over the sender's own card, beside those that stay, and
         those for other pods over the sender's share of the uplinks.
         """
-        if self.ranks == 1 or whole == 0:
-            return 0.0
+        return self._seconds("all_to_all", whole, self._exchange)
+
+    def _exchange(self, whole: float) -> float:
         mates = self.ranks / self.hosts
         stays, leaves = whole * (mates - 1) / self.ranks, whole * (self.ranks - mates) / self.ranks
         longest = max(stays / self.inside, leaves / self.card)
@@ -100,9 +109,8 @@ class Ring:
     def shift(self, part: float) -> float:
         """Every rank sends `part` bytes to its neighbour; all wait for the pair that sits in two hosts (one card) or
         in two pods."""
-        if self.ranks == 1 or part == 0:
-            return 0.0
-        return self.start + self.hop + part / min(self.inside, self.card, self._lane)
+        formula = lambda part: self.start + self.hop + part / min(self.inside, self.card, self._lane)
+        return self._seconds("permute", part, formula)
 
 
 @dataclass(frozen=True)
@@ -163,7 +171,9 @@ class Network:
         latency = (ranks - hosts) * self.inside_latency + (hosts - 1) * self.outside_latency
         hop = self.outside_latency if hosts > 1 else self.inside_latency
         start = self.model.message_seconds
-        return Ring(ranks, hosts, bandwidth, across, card, latency, hop, start, leaving, shared)
+        # Groups were measured in one pod, where ranks of a host share its cards.
+        measured = self.model.measured if leaving is None and shared else NOTHING
+        return Ring(ranks, hosts, bandwidth, across, card, latency, hop, start, leaving, shared, measured)
 
     def stages(self, stride: int, ranks: int) -> Ring:
         """The group of all stages of a pipeline, of which neighbours are `stride` devices apart; it waits for the
@@ -172,7 +182,8 @@ class Network:
         if ring.hosts == 1:
             return ring
         slowest = self.edge * self.share(ring.hosts)
-        return replace(ring, across=min(ring.across, slowest * ring.ranks / ring.hosts), card=min(ring.card, slowest))
+        across, card = min(ring.across, slowest * ring.ranks / ring.hosts), min(ring.card, slowest)
+        return replace(ring, across=across, card=card, measured=ring.measured if card == ring.card else NOTHING)
 
     def share(self, hosts: int) -> float:
         """The share of its link that a collective over so many hosts reaches: less with each doubling, since more of
@@ -184,11 +195,11 @@ class Network:
         start = self.model.message_seconds
         if stride * ranks > self.per_host:
             card = min(self.outside, self.edge) * self.model.network_share
-            hop = max(self.outside_latency, self.edge_latency)
-            return Ring(2, 2, inf, card, card, hop, hop, start, self.leaving(ranks, stride))
-        return Ring(
-            2, 1, self.inside * self.model.node_share, inf, inf, self.inside_latency, self.inside_latency, start
-        )
+            hop, leaving = max(self.outside_latency, self.edge_latency), self.leaving(ranks, stride)
+            measured = self.model.measured if leaving is None and self.edge >= self.outside else NOTHING
+            return Ring(2, 2, inf, card, card, hop, hop, start, leaving, measured=measured)
+        bandwidth, hop = self.inside * self.model.node_share, self.inside_latency
+        return Ring(2, 1, bandwidth, inf, inf, hop, hop, start, measured=self.model.measured)
 
 
 def network_of(cluster: Cluster, model: HardwareModel) -> Network:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.cost.tables import Table
 from jaxpar.hardware.catalogue import GPU
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.75), (64, 64, 0.6))
@@ -26,6 +28,12 @@ ATTENTION_TILE = 128
 
 SCORES_BLOCK = 512
 """Rows and columns of the blocks of scores in plain JAX (`attention.query_block`, `kv_block`)."""
+
+MEASURED_GENERATION = "flash3"
+"""The generation of kernels that measured attention stands for: that of jaxpar itself, which measured it."""
+
+ACCUMULATOR_BYTES = 4
+"""A product whose output takes more bytes a number is added to an accumulator, which is read and written."""
 
 ATTENTION_BACKWARD = 0.8
 """Speed of the five matmuls of attention's backward relative to the two of its forward: it holds two accumulators more
@@ -57,7 +65,16 @@ class Device:
         return (self.float32_peak if item == 4 else self.peak) * self.model.matmul_share
 
     def matmul(self, m: int, n: int, k: int, batch: int = 1, out_bytes: float = 2, item: int = 2) -> float:
-        """Seconds of `batch` products [m, k] x [k, n], of numbers of `item` bytes.
+        """Seconds of `batch` products [m, k] x [k, n], of numbers of `item` bytes; of one product as measured, near
+        shapes that were."""
+        of_shape = lambda m, n, k: self._matmul_by_share(m, n, k, batch, out_bytes, item)
+        if batch > 1:
+            return of_shape(m, n, k)
+        accumulates = out_bytes > ACCUMULATOR_BYTES
+        return self.model.measured.seconds(Table("matmul", (item, accumulates)), (m, n, k), of_shape)
+
+    def _matmul_by_share(self, m: int, n: int, k: int, batch: int, out_bytes: float, item: int) -> float:
+        """The same at the share of the peak.
 
         Tiles of the output go over the multiprocessors in waves, the last of which may be almost empty; each tile
         takes k steps and `matmul_ramp` more; the time is at least that of reading the operands and writing the output.
@@ -87,14 +104,27 @@ class Device:
             width: of a head.
             generation: of the kernel; those written for Hopper hide half of their exponentials behind matmuls.
             item: bytes of a number; matmuls of float32 run at the peak of float32.
+
+        Rows of measured tables are seconds of a query and a head, by the keys that it sees.
         """
-        pairs = float(rows) * heads * queries * (keys + ATTENTION_TILE / 2)
-        peak = self.float32_peak if item == 4 else self.peak
-        width = padded_width(width)
-        forward = self.fused_attention(4.0 * width * pairs, pairs, peak, generation, backward=False)
+        peak, padded = self.float32_peak if item == 4 else self.peak, padded_width(width)
+
         products, launches = (7, 2) if generation.endswith("_split") else (5, 1)
-        flops = 2.0 * products * width * pairs
-        return forward, self.fused_attention(flops, launches * pairs, peak, generation, backward=True)
+
+        def of_query(keys: float, backward: bool) -> float:
+            pairs = keys + ATTENTION_TILE / 2
+            flops = 2.0 * (products if backward else 2) * padded * pairs
+            return self.fused_attention(flops, (launches if backward else 1) * pairs, peak, generation, backward)
+
+        def seconds(backward: bool) -> float:
+            of_shape = partial(of_query, backward=backward)
+            if generation != MEASURED_GENERATION:
+                return of_shape(keys)
+            table = Table("attention backward" if backward else "attention forward", (width, item))
+            return self.model.measured.seconds(table, (keys,), of_shape)
+
+        each = float(rows) * heads * queries
+        return each * seconds(False), each * seconds(True)
 
     def fused_attention(self, flops: float, pairs: float, peak: float, generation: str, backward: bool) -> float:
         """Seconds of a kernel with so many FLOPs at `peak` FLOP/s, and an exponential for each pair."""

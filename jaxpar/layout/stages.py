@@ -30,6 +30,14 @@ def mask_of(config: Config, model: ModelConfig) -> Mask:
     return Mask(causal=True, window=model.window, segmented=config.data.packed)
 
 
+def attention_settings(config: Config, model: ModelConfig, run: int | None, *, neighbours: bool) -> Settings:
+    """What attention does in the layers of `model`, a model of one kind of layers; `run` and `neighbours` as in
+    `Settings`."""
+    blocks = config.attention.query_block, config.attention.kv_block
+    mask, scale = mask_of(config, model), attention_scale(model)
+    return Settings(mask, scale, model.attention_softcap, *blocks, run, neighbours)
+
+
 def make_attend(config: Config, plan: Plan) -> dict[str, Attend]:
     """The attention of each kind of layers, with the backend and the context strategy of `plan`."""
     models = kind_models(config.model).items()
@@ -38,16 +46,9 @@ def make_attend(config: Config, plan: Plan) -> dict[str, Attend]:
 
 def _attend(config: Config, plan: Plan, model: ModelConfig, backend: str) -> Attend:
     layout = ContextLayout(plan.context_order, plan.ulysses)
-    function, options = attend(backend, plan.context_strategy.name, layout), config.attention
-    settings = Settings(
-        mask_of(config, model),
-        attention_scale(model),
-        model.attention_softcap,
-        options.query_block,
-        options.kv_block,
-        run_length(plan.context_order, config.data.sequence_length, plan.axes.context // plan.ulysses),
-        neighbours=plan.context_order == "contiguous",
-    )
+    function = attend(backend, plan.context_strategy.name, layout)
+    run = run_length(plan.context_order, config.data.sequence_length, plan.axes.context // plan.ulysses)
+    settings = attention_settings(config, model, run, neighbours=plan.context_order == "contiguous")
 
     def attention(
         q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, sinks: jax.Array | None = None

@@ -29,6 +29,7 @@ from jaxpar.planner.placement.measured import PLACED, measured
 from jaxpar.planner.profile import read_profile
 from jaxpar.planner.report import words
 from jaxpar.planner.report.document import planned_file
+from jaxpar.planner.report.measured import asked_of, measured_words
 from jaxpar.planner.report.page import write_page
 from jaxpar.planner.report.text import print_plans
 from jaxpar.planner.search.avoid import parse_avoided
@@ -69,9 +70,9 @@ class Planning:
         if self.verify:
             check_verifiable(cluster)
         config = planned_config(load_config(self.config, self.overrides))
-        hardware = None
+        hardware = profile = None
         if self.profile is not None:
-            hardware, cluster = read_profile(self.profile, cluster)
+            hardware, cluster, profile = read_profile(self.profile, cluster)
         anchors = None if self.measured is None else read_anchors(self.measured, cluster, hardware)
         fixed = parse_fixed(list(self.fixed))
         avoided = parse_avoided(self.avoided)
@@ -107,6 +108,10 @@ class Planning:
         print_plans(plans, search.effort, console)
         if idle is not None:
             console.print(idle, highlight=False, soft_wrap=True)
+        if self.profile is not None and profile is not None:
+            asked = asked_of(search.timer, plans[0].candidate.layout)
+            for line in measured_words(self.profile, profile, asked):
+                console.print(line, highlight=False, soft_wrap=True)
         for line in () if anchors is None else anchors.lines:
             console.print(line, highlight=False, soft_wrap=True)
         if stages := words.stages(plans[0], search.timer):

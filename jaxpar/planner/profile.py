@@ -1,31 +1,151 @@
-"""A hardware profile: what `calibrate` measured of a machine, and what the planner takes from it."""
+"""A hardware profile: the tables that `calibrate` measured of a machine, and what the planner takes from them."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import fields, replace
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from jaxpar.config import UserError
-from jaxpar.config.reading.json_text import parse_json
-from jaxpar.config.reading.text_file import read_text_file
 from jaxpar.config.reading.typed import shown
-from jaxpar.config.spelling import did_you_mean, named
+from jaxpar.config.reading.yaml_file import read_record
+from jaxpar.config.reading.yaml_text import to_yaml
+from jaxpar.config.spelling import named
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
-from jaxpar.hardware.cluster import Cluster
-from jaxpar.layout.plan_file import is_number
-from jaxpar.planner.machine import is_cpu
+from jaxpar.cost.tables import Row, Table, Tables
+from jaxpar.hardware.cluster import Cluster, Group
+from jaxpar.layout.plan_file import LARGEST_NUMBER
+from jaxpar.memory.layer_shape import ITEM_BYTES
+from jaxpar.planner.machine import CPU, is_cpu
 
-MEASURED = ("device", "devices", "model", "links")
+Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
+Direction = Literal["to_host", "from_host", "both"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+NEEDED = ("device", "devices", "model", "links")
 """Keys that a profile must have."""
 LINKS = ("peak_flops", "memory_bandwidth", "node_bandwidth", "node_latency")
-"""Keys that its links must have."""
+"""Keys that its links must have where no datasheet has them: of a CPU."""
 ABOVE_ZERO = (
-    *LINKS[:3], "matmul_share", "attention_share", "memory_share", "node_share", "network_share",
+    *LINKS[:3], "host_bandwidth", "matmul_share", "attention_share", "memory_share", "node_share", "network_share",
 )  # fmt: skip
-"""Parameters that times are divided by."""
+"""Numbers that times are divided by."""
+KINDS = {"all_gather": "gather", "reduce_scatter": "gather"}
+"""What the time model calls a collective, where it is not its name: a reduce-scatter is a gather backwards."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matmul [m, k] x [k, n] of numbers of a type, on one device."""
+
+    m: int
+    n: int
+    k: int
+    dtype: Dtype
+    seconds: float
+    adds: bool = False
+    """Whether the result is added to an accumulator in float32, as gradients of weights are."""
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Attention of one row on one device, of which a token sees itself and those before it."""
+
+    backend: str
+    dtype: Dtype
+    length: int
+    heads: int
+    kv_heads: int
+    width: int
+    """Mean width of a query and a value."""
+    keys: float
+    """Tokens that a query sees, on average: fewer than half of the row where there is a window."""
+    forward: float
+    """Seconds."""
+    backward: float
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Bytes that were read or written in a device's memory by one kernel."""
+
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Copied:
+    """Bytes that were copied between a device and its host's memory; `both` copies as many each way at once."""
+
+    direction: Direction
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A collective of so many ranks on so many hosts, all such groups at the same time."""
+
+    collective: Collective
+    ranks: int
+    hosts: int
+    bytes: int
+    """Of a gather what a rank has in the end, of a reduce-scatter, all-reduce or all-to-all what it has at first, of a
+    permute what it sends."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The keys of the file."""
+
+    device: str = ""
+    """As JAX names it."""
+    devices: int = 0
+    processes: int = 1
+    date: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    shapes: str = ""
+    """The model whose shapes they are."""
+    launch_seconds: float = 0.0
+    """Seconds of the smallest kernel in a loop on the device."""
+    model: dict[str, float] = field(default_factory=dict)
+    """In place of what is fitted (`HardwareModel`)."""
+    links: dict[str, float] = field(default_factory=dict)
+    """In place of the datasheet's."""
+    matmuls: tuple[Product, ...] = ()
+    attention: tuple[Attended, ...] = ()
+    memory: tuple[Moved, ...] = ()
+    host_copies: tuple[Copied, ...] = ()
+    collectives: tuple[Sent, ...] = ()
+    refused: tuple[str, ...] = ()
+    """Measurements that were not kept, and why."""
+    could_not_measure: tuple[str, ...] = ()
+    """What this machine does not have, and so keeps its shares."""
+
+    @property
+    def title(self) -> str:
+        """Where and when it was measured."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return ", ".join(text for text in (f"{self.devices} x {self.device}", self.date, versions) if text)
+
+    def tables(self, sharing: int = 1) -> Tables:
+        """For the time model, of devices of which `sharing` share what one of them had alone."""
+        rows: defaultdict[Table, list[Row]] = defaultdict(list)
+        for one in self.matmuls:
+            table = Table("matmul", (ITEM_BYTES[one.dtype], one.adds))
+            rows[table].append(Row((one.m, one.n, one.k), one.seconds * sharing))
+        for one in self.attention:
+            of, each = (one.width, ITEM_BYTES[one.dtype]), sharing / (one.heads * one.length)
+            rows[Table("attention forward", of)].append(Row((one.keys,), one.forward * each))
+            rows[Table("attention backward", of)].append(Row((one.keys,), one.backward * each))
+        for one in self.collectives:
+            table = Table(KINDS.get(one.collective, one.collective), (one.ranks, one.hosts))
+            rows[table].append(Row((one.bytes,), one.seconds))
+        return Tables(MappingProxyType(dict(rows)))
 
 
 def check_writable(path: Path) -> None:
@@ -39,76 +159,92 @@ def check_writable(path: Path) -> None:
         path.unlink()
 
 
-def write_profile(path: Path, profile: dict[str, Any]) -> None:
-    """Write a profile. Raises `UserError` where that cannot be."""
+def write_profile(path: Path, profile: Profile) -> None:
+    """Write a profile, a row of a table on a line. Raises `UserError` where that cannot be."""
     try:
-        path.write_text(json.dumps(profile, indent=2) + "\n", encoding="utf-8")
+        plain = _plain(asdict(profile)).items()
+        text = "".join(to_yaml({key: value}, rows=_is_table(value)) for key, value in plain)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{named(path)}: the profile cannot be written ({error.strerror})") from None
 
 
-def read_profile(path: Path, cluster: Cluster) -> tuple[HardwareModel, Cluster]:
-    """The hardware parameters of a profile for the GPUs of `cluster`, and the cluster with the measured links.
+def _is_table(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(row, dict) for row in value)
+
+
+def _plain(value: Any) -> Any:
+    """Lists for tuples, and numbers of five digits: no clock has more."""
+    if isinstance(value, dict):
+        return {name: _plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def read_profile(path: Path, cluster: Cluster) -> tuple[HardwareModel, Cluster, Profile]:
+    """The hardware parameters and tables of a profile for the GPUs of `cluster`, the cluster with the measured links,
+    and the profile itself.
 
     Raises:
         UserError: it cannot be read, is no profile, or is of another kind of device.
     """
-    try:
-        plain = parse_json(read_text_file(path), named(path))
-    except FileNotFoundError:
-        beside = [entry.name for entry in path.parent.glob("*.json")]
-        raise UserError(f"{named(path)}: there is no such file{did_you_mean(path.name, beside)}") from None
-    except (OSError, ValueError) as error:  # a UserError is a ValueError
-        raise UserError(f"{named(path)}: not a profile of python -m jaxpar.plan calibrate ({error})") from None
-    _check(path, plain)
-    if plain["device"] not in cluster.gpu.device_kinds:
-        raise UserError(
-            f"--profile {named(path)}: measured on {plain['device']}, and the cluster has {cluster.gpu.name}; "
-            "expected a "
-            "profile of the same device"
-        )
-    known = {one.name for one in fields(HardwareModel)}
-    measured = {name: value for name, value in plain["model"].items() if name in known}
-    return replace(hardware_of(cluster.gpu), **measured), _linked(cluster, plain)
-
-
-def _check(path: Path, plain: Any) -> None:
-    """Raise `UserError` unless all keys are present and all numbers are possible."""
-    missing = [key for key in MEASURED if not isinstance(plain, dict) or key not in plain]
-    if missing:
+    profile, lines = read_record(Profile, path)
+    if missing := [key for key in NEEDED if key not in lines]:
         raise UserError(
             f"{named(path)}: not a profile of python -m jaxpar.plan calibrate: {' and '.join(missing)} missing"
         )
-    for section, needed in (("model", ()), ("links", LINKS)):
-        numbers = plain[section]
-        lacking = [name for name in needed if not isinstance(numbers, dict) or name not in numbers]
-        if lacking or not isinstance(numbers, dict):
-            text = (
-                f"{' and '.join(lacking)} missing" if lacking else f"expected names and numbers, got {shown(numbers)}"
-            )
-            raise UserError(f"{named(path)}: {section}: {text}; measure again with python -m jaxpar.plan calibrate")
-        for name, value in numbers.items():
-            if not is_number(value) or value < 0 or (value == 0 and name in ABOVE_ZERO):
-                raise UserError(f"{named(path)}: {section}.{name}: expected a number above 0, got {shown(value)}")
-    if not is_number(plain["devices"]) or plain["devices"] < 1:
-        raise UserError(f"{named(path)}: devices: expected a number above 0, got {shown(plain['devices'])}")
+    for key, line in lines.items():
+        for name, value, at_least in _numbers(key, getattr(profile, key)):
+            if not at_least <= value <= LARGEST_NUMBER or (value == 0 and name.rpartition(".")[2] in ABOVE_ZERO):
+                raise UserError(f"{named(path)}:{line}: {name}: expected a number above 0, got {shown(value)}")
+    if profile.device not in cluster.gpu.device_kinds:
+        raise UserError(
+            f"--profile {named(path)}: measured on {profile.device}, and the cluster has {cluster.gpu.name}; "
+            "expected a profile of the same device"
+        )
+    if is_cpu(cluster) and (lacking := [name for name in LINKS if name not in profile.links]):
+        raise UserError(
+            f"{named(path)}:{lines['links']}: links: {' and '.join(lacking)} missing; measure again with "
+            "python -m jaxpar.plan calibrate"
+        )
+    known = {one.name for one in fields(HardwareModel)} - {"measured"}
+    model = {name: value for name, value in profile.model.items() if name in known}
+    tables = profile.tables(cluster.gpus_per_host if is_cpu(cluster) else 1)
+    return replace(hardware_of(cluster.gpu), **model, measured=tables), _linked(cluster, profile), profile
 
 
-def _linked(cluster: Cluster, plain: dict[str, Any]) -> Cluster:
-    """The cluster with the peaks and links that were measured where no datasheet has them."""
-    if not is_cpu(cluster):
-        return cluster
-    share = plain["devices"] / cluster.gpus_per_host
-    links = plain["links"]
-    group = cluster.groups[0]
-    flops = links["peak_flops"] * share
+def _numbers(key: str, value: Any) -> Iterator[tuple[str, float, float]]:
+    """The numbers of a key, each with its name and the least that is possible."""
+    if key in ("model", "links"):
+        yield from ((f"{key}.{name}", number, 0.0) for name, number in value.items())
+    elif key in ("devices", "processes"):
+        yield key, value, 1
+    elif isinstance(value, tuple):
+        for place, row in enumerate(value):
+            for name, number in vars(row).items() if not isinstance(row, str) else ():
+                if isinstance(number, int | float) and not isinstance(number, bool):
+                    yield f"{key}[{place}].{name}", number, 1.0 if isinstance(number, int) else 1e-12
+
+
+def _linked(cluster: Cluster, profile: Profile) -> Cluster:
+    """The cluster, whose GPUs that are like the measured ones have the measured links."""
+    share = profile.devices / cluster.gpus_per_host if is_cpu(cluster) else 1.0
+    own = {name: value if name == "node_latency" else value * share for name, value in profile.links.items()}
+    groups = [_with_links(one, own) if one.gpu == cluster.gpu else one for one in cluster.groups]
+    return replace(cluster, groups=tuple(groups))
+
+
+def _with_links(group: Group, links: dict[str, float]) -> Group:
+    """A group with the link to its hosts' memory; and, where no datasheet has them, peaks, memory and other links."""
+    if "host_bandwidth" in links:
+        group = replace(group, host=replace(group.host, bandwidth=links["host_bandwidth"], source="measured"))
+    if group.gpu.short != CPU:
+        return group
     gpu = replace(
         group.gpu,
-        peaks=MappingProxyType(dict.fromkeys(group.gpu.peaks, flops)),
-        hbm_bandwidth=links["memory_bandwidth"] * share,
+        peaks=MappingProxyType(dict.fromkeys(group.gpu.peaks, links["peak_flops"])),
+        hbm_bandwidth=links["memory_bandwidth"],
     )
-    node = replace(
-        group.node, bandwidth=links["node_bandwidth"] * share, latency=links["node_latency"], source="measured"
-    )
-    groups = (replace(group, gpu=gpu, node=node, network=node),)
-    return replace(cluster, groups=groups)
+    node = replace(group.node, bandwidth=links["node_bandwidth"], latency=links["node_latency"], source="measured")
+    return replace(group, gpu=gpu, node=node, network=node)

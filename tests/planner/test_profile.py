@@ -1,64 +1,45 @@
-"""`calibrate`: what is measured is written, later plans read it, and a profile that is none is one sentence."""
+"""Profiles: what was measured replaces what is fitted, and a file that is none is one sentence."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from jaxpar.config import config_to_yaml
 from jaxpar.cost.hardware_model import HOPPER, HardwareModel
+from jaxpar.cost.tables import Row, Table
 from jaxpar.hardware.cluster import Cluster, parse_cluster
-from jaxpar.plan import main
-from jaxpar.planner.evidence.calibrate import Sizes, calibrate
 from jaxpar.planner.machine import named_cluster
-from jaxpar.planner.profile import read_profile, write_profile
-from tests.sentences import refused, refused_by_command
-from tests.small_run import small
+from jaxpar.planner.profile import Attended, Product, Profile, Sent, read_profile, write_profile
+from tests.sentences import refused
 
-TINY = Sizes(
-    matmuls=((64, 64, 64), (128, 128, 128)), lengths=(64,), messages=(2**10, 2**14), traffic=2**12, width=16,
-    layers=(1, 2),
-)  # fmt: skip
-PROFILE: dict[str, Any] = {
-    "device": "cpu",
-    "devices": 8,
-    "model": {"matmul_share": 0.5, "message_seconds": 1e-3},
-    "links": {"peak_flops": 8e9, "memory_bandwidth": 4e9, "node_bandwidth": 2e9, "node_latency": 1e-4},
-}
+H100 = "NVIDIA H100 80GB HBM3"
+PROFILE = Profile(
+    device="cpu",
+    devices=8,
+    date="2026-11-27",
+    versions={"jax": "0.11.2"},
+    model={"matmul_share": 0.5, "message_seconds": 1e-3},
+    links={"peak_flops": 8e9, "memory_bandwidth": 4e9, "node_bandwidth": 2e9, "node_latency": 1e-4},
+    matmuls=(Product(64, 32, 16, "float32", 1e-3), Product(64, 32, 16, "bfloat16", 2e-3, adds=True)),
+    attention=(Attended("xla", "float32", 64, 4, 2, 8, 32.5, 1e-3, 2e-3),),
+    collectives=(Sent("reduce_scatter", 8, 1, 1024, 1e-4), Sent("permute", 2, 1, 1024, 1e-5)),
+)
+PLAIN: dict[str, Any] = json.loads(json.dumps(asdict(PROFILE)))
+
+ROW: dict[str, Any] = PLAIN["matmuls"][0]
 
 
-def read_back(folder: Path, profile: dict[str, Any], cluster: str) -> tuple[HardwareModel, Cluster]:
+def read_back(folder: Path, profile: Profile, cluster: str) -> tuple[HardwareModel, Cluster]:
     """What a profile says of a cluster."""
-    write_profile(folder / "hardware.json", profile)
-    return read_profile(folder / "hardware.json", named_cluster(cluster))
-
-
-@pytest.mark.long
-def test_what_is_measured_changes_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    file, output = tmp_path / "hardware.json", tmp_path / "plan.json"
-    config = tmp_path / "small.yaml"
-    config.write_text(config_to_yaml(small()))
-    profile = calibrate(file, 8, TINY)
-    assert json.loads(file.read_text()) == profile
-    assert {one["collective"] for one in profile["measured"]["collectives"]} == {
-        "all_gather", "reduce_scatter", "all_reduce",
-    }  # fmt: skip
-    assert all(span > 0 for span in (*profile["model"].values(), *profile["links"].values()))
-    capsys.readouterr()
-
-    def predicted(*more: str) -> float:
-        words = ["--config", str(config), "--cluster", "cpu:1x8", "--top", "1", "--output", str(output), "--json"]
-        assert main([*words, *more]) == 0
-        return json.loads(capsys.readouterr().out)[0]["predicted"]["step_time_s"]
-
-    slower = tmp_path / "slower.json"
-    slower.write_text(json.dumps(profile | {"links": profile["links"] | {"peak_flops": 1e6}}))
-    nominal, measured, slow = predicted(), predicted("--profile", str(file)), predicted("--profile", str(slower))
-    assert nominal != measured
-    assert measured < slow
+    write_profile(folder / "hardware.yaml", profile)
+    model, linked, read = read_profile(folder / "hardware.yaml", named_cluster(cluster))
+    assert read == profile
+    return model, linked
 
 
 def test_devices_of_one_cpu_share_what_was_measured(tmp_path: Path):
@@ -68,35 +49,65 @@ def test_devices_of_one_cpu_share_what_was_measured(tmp_path: Path):
     assert cluster.gpu.training_peak == 16e9
     assert cluster.gpu.hbm_bandwidth == 8e9
     assert (cluster.bandwidth(False), cluster.latency(False)) == (4e9, 1e-4)
+    assert model.measured.rows == {
+        Table("matmul", (4, False)): [Row((64, 32, 16), 4e-3)],
+        Table("matmul", (2, True)): [Row((64, 32, 16), 8e-3)],
+        Table("attention forward", (8, 4)): [Row((32.5,), 4e-3 / (4 * 64))],
+        Table("attention backward", (8, 4)): [Row((32.5,), 8e-3 / (4 * 64))],
+        Table("gather", (8, 1)): [Row((1024,), 1e-4)],  # all devices took part in messages
+        Table("permute", (2, 1)): [Row((1024,), 1e-5)],
+    }
 
 
-def test_a_gpu_keeps_its_datasheet(tmp_path: Path):
-    model, cluster = read_back(tmp_path, PROFILE | {"device": "NVIDIA H100 80GB HBM3"}, "h100:2x8")
+def test_a_gpu_keeps_its_datasheet_and_has_the_measured_link_to_its_host(tmp_path: Path):
+    profile = replace(PROFILE, device=H100, links={})
+    model, cluster = read_back(tmp_path, profile, "h100:2x8")
     assert model.matmul_share == 0.5 != HOPPER.matmul_share
     assert model.attention_share == HOPPER.attention_share
+    assert model.measured.rows[Table("matmul", (4, False))] == [Row((64, 32, 16), 1e-3)]
     assert cluster == parse_cluster("h100:2x8")
+    _, linked = read_back(tmp_path, replace(profile, links={"host_bandwidth": 3e10}), "h100:2x8")
+    assert linked.host_bandwidth == 3e10
+    assert linked.bandwidth(False) == cluster.bandwidth(False)
+
+
+def test_a_row_of_a_table_is_a_line_that_any_reader_of_yaml_reads(tmp_path: Path):
+    write_profile(tmp_path / "hardware.yaml", PROFILE)
+    text = (tmp_path / "hardware.yaml").read_text()
+    assert "- {m: 64, n: 32, k: 16, dtype: float32, seconds: 0.001, adds: false}" in text.splitlines()
+    assert yaml.safe_load(text) == PLAIN
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("{", "not a profile of python -m jaxpar.plan calibrate"),
-        ("[]", "device and devices and model and links missing"),
-        (json.dumps(PROFILE | {"device": "NVIDIA H100 80GB HBM3"}), "measured on NVIDIA H100 80GB HBM3"),
-        (json.dumps(PROFILE | {"model": 3}), "model: expected names and numbers, got 3"),
-        (json.dumps(PROFILE | {"model": {"matmul_share": "fast"}}), "model.matmul_share: expected a number above 0"),
-        (json.dumps(PROFILE | {"links": {}}), "links: peak_flops and memory_bandwidth and node_bandwidth and"),
-        (json.dumps(PROFILE | {"links": PROFILE["links"] | {"peak_flops": 0}}), "links.peak_flops: expected a number"),
-        (json.dumps(PROFILE | {"devices": 0}), "devices: expected a number above 0, got 0"),
+        ("{", "not valid YAML"),
+        ("[]", "expected a mapping of sections, got a list"),
+        ("", "not a profile of python -m jaxpar.plan calibrate: device and devices and model and links missing"),
+        (json.dumps(PLAIN | {"matmul": []}), "matmul: no such key; did you mean matmuls?"),
+        (json.dumps(PLAIN | {"device": H100}), f"measured on {H100}"),
+        (json.dumps(PLAIN | {"model": 3}), "model: expected a mapping, got 3"),
+        (json.dumps(PLAIN | {"model": {"matmul_share": "fast"}}), "model.matmul_share: expected a number, got 'fast'"),
+        (json.dumps(PLAIN | {"links": {}}), "links: peak_flops and memory_bandwidth and node_bandwidth and"),
+        (json.dumps(PLAIN | {"links": PLAIN["links"] | {"peak_flops": 0}}), "links.peak_flops: expected a number"),
+        (json.dumps(PLAIN | {"devices": 0}), "devices: expected a number above 0, got 0"),
+        (json.dumps(PLAIN | {"matmuls": [{"m": 1}]}), "matmuls[0]: the key n is missing"),
+        (
+            json.dumps(PLAIN | {"matmuls": [PLAIN["matmuls"][0] | {"dtype": "bf16"}]}),
+            "dtype: expected float32, bfloat16",
+        ),
+        (
+            json.dumps(PLAIN | {"matmuls": [PLAIN["matmuls"][0] | {"seconds": 0}]}),
+            "matmuls[0].seconds: expected a number",
+        ),
+        (
+            json.dumps(PLAIN | {"collectives": [PLAIN["collectives"][0] | {"collective": "all_gathr"}]}),
+            "did you mean all_gather?",
+        ),
     ],
 )
 def test_a_profile_that_is_none_is_one_sentence(tmp_path: Path, text: str, expected: str):
-    file = tmp_path / "hardware.json"
+    file = tmp_path / "hardware.yaml"
     file.write_text(text)
     with refused(str(file), expected):
         read_profile(file, named_cluster("cpu:1x8"))
-
-
-def test_where_nothing_can_be_written_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    status = main(["calibrate", "--output", str(tmp_path / "nowhere" / "x.json")])
-    refused_by_command(status, *capsys.readouterr(), "the profile cannot be written")

@@ -157,9 +157,11 @@ def parse_document(text: str, source: str) -> dict[str, Located]:
         raise UserError(f"{source}:{_error_line(error, text)}: not valid YAML ({_problem(error)})") from None
 
 
-def to_yaml(plain: dict[str, Any]) -> str:
-    """YAML text that this module, and any YAML 1.1 reader, reads back as the same value."""
-    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+def to_yaml(plain: dict[str, Any], *, rows: bool = False) -> str:
+    """YAML text that this module, and any YAML 1.1 reader, reads back as the same value; with `rows`, a mapping or list
+    of scalars is on one line."""
+    flow = None if rows else False
+    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=flow)
 
 
 def _pairs(mapping: yaml.MappingNode, source: str) -> list[tuple[str, int, yaml.Node]]:

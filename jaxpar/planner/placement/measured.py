@@ -16,6 +16,7 @@ import numpy as np
 from jaxpar.config.plan import Plan
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.messages import Network, Ring, network_of
+from jaxpar.cost.tables import NOTHING
 from jaxpar.hardware.cluster import Cluster, Group
 from jaxpar.hardware.links import Link
 from jaxpar.pipeline.schedules import SCHEDULES
@@ -53,7 +54,7 @@ class MeasuredNetwork(Network):
             return ring
         places = self._places(self.first, self.devices).reshape(-1, ranks, stride)
         card = self._slowest(places, np.roll(places, -1, axis=1))
-        return replace(ring, across=card * ring.across / ring.card, card=card)
+        return replace(ring, across=card * ring.across / ring.card, card=card, measured=NOTHING)
 
     def pair(self, stride: int, ranks: int) -> Ring:
         """Like a cluster's, at the slowest edge between stages in either direction."""
@@ -63,7 +64,7 @@ class MeasuredNetwork(Network):
         places = self._places(0, stride * ranks).reshape(ranks, stride)
         here, there = (places, np.roll(places, -1, axis=0)) if self.loops else (places[:-1], places[1:])
         card = min(self._slowest(here, there), self._slowest(there, here))
-        return replace(ring, across=card, card=card)
+        return replace(ring, across=card, card=card, measured=NOTHING)
 
     def stages(self, stride: int, ranks: int) -> Ring:
         """Over all nodes, whichever part this is the network of."""

@@ -1,0 +1,1 @@
+"""Measures what a machine reaches, for the time model."""

@@ -1,0 +1,245 @@
+"""`python -m jaxpar.plan calibrate`: measures what this machine reaches, and writes tables that later plans use.
+
+It measures what the planner's time model counts: the matmuls of a model, its attention, memory, copies to the host and
+back, and collectives. All processes of a job measure at the same time, as they would train; process 0 writes.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from jaxpar.config import Config, DataConfig, ModelConfig, PrecisionConfig, RunConfig, UserError, load_config
+from jaxpar.config.kinds import kind_models
+from jaxpar.config.presets import PRESETS
+from jaxpar.config.reading.overrides import with_overrides
+from jaxpar.distributed.devices import devices_per_node, find_devices, prepare_devices
+from jaxpar.hardware.catalogue import GPU, gpu_of
+from jaxpar.planner.calibration.collectives import measured_collectives
+from jaxpar.planner.calibration.compute import measured_attention, measured_products
+from jaxpar.planner.calibration.memory import measured_copies, measured_memory, slowest_copy, why_no_copies
+from jaxpar.planner.calibration.shapes import matmuls_of
+from jaxpar.planner.calibration.stopwatch import Stopwatch
+from jaxpar.planner.machine import cluster_at_hand
+from jaxpar.planner.planning import planned_config
+from jaxpar.planner.profile import Profile, Sent, check_writable, write_profile
+from jaxpar.units import KIB, MIB, operations, rate, seconds
+
+CONSOLE = Console(width=120, highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured."""
+
+    tokens: tuple[float, ...]
+    """Of a microbatch, in rows of the model's configuration."""
+    tensor: tuple[int, ...]
+    """Ranks that share a layer."""
+    lengths: tuple[int, ...]
+    """Sequence lengths of attention."""
+    memory: int
+    """Numbers of the arrays that memory is measured with."""
+    copies: tuple[int, ...]
+    """Bytes of copies to the host and back."""
+    messages: tuple[int, ...]
+    """Bytes of collectives, ascending."""
+    loop_s: float
+    """Seconds of a loop."""
+
+
+ON_GPU = Sizes(
+    tokens=(0.25, 1, 4), tensor=(1, 2, 4, 8), lengths=(4096, 8192, 16384, 32768), memory=2**28,
+    copies=(16 * MIB, 256 * MIB), messages=tuple(16 * KIB * 4**step for step in range(9)), loop_s=0.05,
+)  # fmt: skip
+ON_GPU_QUICK = replace(ON_GPU, tokens=(1,), lengths=(4096, 16384), messages=ON_GPU.messages[2::3], loop_s=0.02)
+ON_CPU = Sizes(
+    tokens=(0.5, 1, 2), tensor=(1, 2, 4, 8), lengths=(128, 256, 512), memory=2**24, copies=(4 * MIB,),
+    messages=(16 * KIB, 256 * KIB, 4 * MIB), loop_s=0.02,
+)  # fmt: skip
+ON_CPU_QUICK = replace(ON_CPU, tokens=(1,), tensor=(1,), lengths=(128,), messages=ON_CPU.messages[:2], loop_s=0.01)
+
+USUAL = Config(
+    run=RunConfig(name="llama3-8b"),
+    model=PRESETS["llama3-8b"],
+    data=DataConfig(source="synthetic", sequence_length=8192),
+)
+"""The model whose shapes are measured on GPUs where none is named."""
+SMALL = Config(
+    run=RunConfig(name="a small decoder"),
+    model=ModelConfig(layers=4, embed=128, heads=8, kv_heads=8, mlp=384, vocab=256),
+    precision=PrecisionConfig(compute="float32"),
+    data=DataConfig(source="synthetic", sequence_length=256),
+)
+"""The same on CPUs."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What the user asked for."""
+
+    output: Path
+    config: Path | None = None
+    overrides: Sequence[str] = ()
+    devices: int = 8
+    """Virtual devices of a CPU."""
+    quick: bool = False
+    sizes: Sizes | None = None
+    """None takes those for the device."""
+
+    def run(self) -> Profile:
+        """Measure, print, and write the profile. Raises `UserError` where it cannot be written."""
+        prepare_devices(self.devices, self._config(USUAL).distributed)
+        found = find_devices()
+        if jax.process_index() == 0:
+            check_writable(self.output)  # fails now rather than after minutes
+        device = jax.local_devices()[0]
+        gpu = gpu_of(device.device_kind)
+        if gpu is None and device.platform != "cpu":
+            raise UserError(
+                f"calibrate: {device.device_kind} is not in the catalogue of GPUs, so no cluster can be planned with it"
+            )
+        config = planned_config(self._config(SMALL if gpu is None else USUAL))
+        profile = self._measured(config, found, gpu)
+        if jax.process_index() == 0:
+            write_profile(self.output, profile)
+            _print(profile, self.output)
+        return profile
+
+    def _config(self, usual: Config) -> Config:
+        if self.config is None:
+            return with_overrides(usual, self.overrides)
+        return load_config(self.config, self.overrides)
+
+    def _sizes(self, gpu: GPU | None) -> Sizes:
+        if self.sizes is not None:
+            return self.sizes
+        if gpu is None:
+            return ON_CPU_QUICK if self.quick else ON_CPU
+        return ON_GPU_QUICK if self.quick else ON_GPU
+
+    def _measured(self, config: Config, devices: list[Any], gpu: GPU | None) -> Profile:
+        sizes, device = self._sizes(gpu), jax.local_devices()[0]
+        watch = Stopwatch(sizes.loop_s)
+        watch.measure_launch()
+        shapes = matmuls_of(config, cluster_at_hand(devices), sizes.tokens, sizes.tensor)
+        lacking = missing(config, devices, device)
+        if jax.process_index() == 0:
+            lengths, messages = ", ".join(map(str, sizes.lengths)), len(sizes.messages)
+            CONSOLE.print(
+                f"Measuring {len(shapes)} matmuls, attention over {lengths} tokens, memory, copies to the host, and "
+                f"messages of {messages} sizes; on a GPU this takes minutes"
+            )
+        measured = Profile(
+            device=device.device_kind,
+            devices=len(devices),
+            processes=jax.process_count(),
+            date=datetime.now(UTC).strftime("%Y-%m-%d"),
+            versions={
+                "python": platform.python_version(),
+                "jax": jax.__version__,
+                "jaxlib": version("jaxlib"),
+                "platform": " ".join(device.client.platform_version.split()),
+            },
+            shapes=f"{config.run.name}, rows of {config.data.sequence_length:,} tokens",
+            launch_seconds=watch.launch_s,
+            matmuls=tuple(measured_products(watch, shapes, config.precision.compute)),
+            attention=tuple(measured_attention(watch, config, sizes.lengths)),
+            memory=tuple(measured_memory(watch, sizes.memory)),
+            host_copies=() if why_no_copies(device) else tuple(measured_copies(watch, device, sizes.copies)),
+            collectives=tuple(measured_collectives(watch, devices, sizes.messages)),
+            could_not_measure=tuple(lacking),
+        )
+        measured = replace(measured, refused=tuple(watch.refused))
+        model, links = _of_gpu(measured, gpu) if gpu is not None else _of_cpu(measured)
+        if (copied := slowest_copy(measured.host_copies)) is not None:
+            links["host_bandwidth"] = copied / (1 if gpu is not None else len(devices))
+        return replace(measured, model=model, links=links)
+
+
+def missing(config: Config, devices: list[Any], device: Any) -> list[str]:
+    """What this machine, or `calibrate` itself, cannot measure, each with the reason."""
+    found = []
+    if len(devices) == 1:
+        found.append("messages between devices: there is one device")
+    elif devices_per_node(devices) == len(devices):
+        found.append("messages between hosts: all devices are in one host; start a process on each of several hosts")
+    if (why := why_no_copies(device)) is not None:
+        found.append(f"host copies: {why}")
+    if config.precision.matmul is not None:
+        found.append(f"products in FP8 ({config.precision.matmul}): they keep their share")
+    if any(model.experts is not None for model in kind_models(config.model).values()):
+        found.append("grouped products of experts: they keep their share")
+    return found
+
+
+def _of_gpu(measured: Profile, gpu: GPU) -> tuple[dict[str, float], dict[str, float]]:
+    """`Profile.model` and `links`: what tables do not hold."""
+    moved = [one.bytes / one.seconds for one in measured.memory]
+    return {"memory_share": max(moved) / gpu.hbm_bandwidth} if moved else {}, {}
+
+
+def _of_cpu(measured: Profile) -> tuple[dict[str, float], dict[str, float]]:
+    """The same where no datasheet has peaks and links. Devices of one CPU share what one of them alone can have. Raises
+    `UserError` where there is nothing to derive them from."""
+    rates = [2.0 * one.m * one.n * one.k / one.seconds for one in measured.matmuls]
+    moved = [one.bytes / one.seconds for one in measured.memory]
+    if not rates or not moved:
+        raise UserError(f"calibrate: nothing could be measured on this machine ({measured.refused[0]})")
+    together, best, bandwidth = measured.devices, max(rates), max(moved)
+    attended = [4.0 * one.width * one.heads * one.length * one.keys / one.forward for one in measured.attention]
+    start, sent = _gathers([one for one in measured.collectives if one.ranks == together])
+    model = {
+        "matmul_share": median(rates) / best,
+        "message_seconds": start,
+        "memory_share": 1.0,
+        "node_share": 1.0,
+        "network_share": 1.0,
+    }
+    if attended:
+        model["attention_share"] = max(attended) / best
+    return model, {
+        "peak_flops": best / together,
+        "memory_bandwidth": bandwidth / together,
+        "node_bandwidth": sent or bandwidth / together,
+        "node_latency": start,
+    }
+
+
+def _gathers(messages: Sequence[Sent]) -> tuple[float, float]:
+    """Seconds before anything is sent, and bytes a second, of gathers: the smallest against the largest; zeros where
+    there are no two."""
+    gathers = [one for one in messages if one.collective == "all_gather"]
+    if len(gathers) < 2:
+        return 0.0, 0.0
+    few, many = gathers[0], gathers[-1]
+    sent = (many.ranks - 1) / many.ranks * (many.bytes - few.bytes)
+    return few.seconds, sent / max(many.seconds - few.seconds, 1e-9)
+
+
+def _print(profile: Profile, output: Path) -> None:
+    rates = [2.0 * one.m * one.n * one.k / one.seconds for one in profile.matmuls]
+    fastest = f", up to {operations(max(rates))}/s" if rates else ""
+    moved = [f"memory at {rate(one.bytes / one.seconds)}" for one in profile.memory]
+    backends = sorted({one.backend for one in profile.attention})
+    attended = [f"attention by {' and '.join(backends)} at {len(profile.attention)} lengths"] if backends else []
+    copied = slowest_copy(profile.host_copies)
+    parts = [
+        f"{len(profile.matmuls)} matmuls of {profile.shapes}{fastest}", *attended, *moved,
+        *([f"host copies at {rate(copied)}"] if copied else []), f"{len(profile.collectives)} messages",
+    ]  # fmt: skip
+    CONSOLE.print(f"{profile.title}: {'; '.join(parts)}; a launch takes {seconds(profile.launch_seconds)}")
+    if profile.refused:
+        CONSOLE.print(f"Refused: {len(profile.refused)} measurements, as {profile.refused[0]}")
+    for line in profile.could_not_measure:
+        CONSOLE.print(f"Could not measure {line}")
+    CONSOLE.print(f"Wrote {output}; plan with --profile {output}")

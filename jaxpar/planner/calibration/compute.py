@@ -1,0 +1,129 @@
+"""Products and attention of one device, as its training step would run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpar.attention.backends import attend_alone, choose_backend
+from jaxpar.config import Config
+from jaxpar.config.counting import head_dim, kv_heads, value_dim
+from jaxpar.config.kinds import kind_models
+from jaxpar.config.schema import ModelConfig
+from jaxpar.cost.tables import Asked
+from jaxpar.layout.choices.attention import attention_requests
+from jaxpar.layout.stages import attention_settings
+from jaxpar.memory.layer_shape import mean_keys
+from jaxpar.planner.calibration.stopwatch import Stopwatch
+from jaxpar.planner.profile import Attended, Dtype, Product
+from pallas_kernels.attention import Tokens
+from pallas_kernels.attention.registry import implementation
+
+type Arrays = tuple[jax.Array, ...]
+
+
+def measured_products(watch: Stopwatch, shapes: Iterable[Asked], compute: Dtype) -> list[Product]:
+    """The products whose time is not bound by launches."""
+    found = []
+    for table, (m, n, k), _ in shapes:
+        item, adds = table.of
+        product = Product(int(m), int(n), int(k), "float32" if item == 4 else compute, 0.0, bool(adds))
+        words = f"matmul {product.m} x {product.n} x {product.k} in {product.dtype}{', added' if adds else ''}"
+        seconds = watch.kept(words, lambda product=product: _product(watch, product))
+        if seconds is not None:
+            found.append(replace(product, seconds=seconds))
+    return found
+
+
+def _product(watch: Stopwatch, product: Product) -> float:
+    """Seconds. Random numbers: of equal ones a GPU takes less power, and so runs at a higher clock."""
+    m, n, k = product.m, product.n, product.k
+    precision = lax.Precision.HIGHEST if product.dtype == "float32" else None
+    if not product.adds:
+        return watch.loop(
+            multiplied(precision), _random((m, n), product.dtype), *_randoms(product.dtype, (m, k), (k, n))
+        )
+    return watch.loop(added(precision), _random((m, n), "float32"), *_randoms(product.dtype, (k, m), (k, n)))
+
+
+def multiplied(precision: lax.Precision | None) -> Callable[..., jax.Array]:
+    """The step of a loop: a product, as of a layer's forward."""
+    return lambda _, x, w: jnp.matmul(x, w, precision=precision)
+
+
+def added(precision: lax.Precision | None) -> Callable[..., jax.Array]:
+    """The same for the gradient of a weight, which is added to an accumulator."""
+    rows = (((0,), (0,)), ((), ()))
+    return lambda total, x, y: total + lax.dot_general(x, y, rows, precision, jnp.float32)
+
+
+def measured_attention(watch: Stopwatch, config: Config, lengths: Sequence[int]) -> list[Attended]:
+    """Attention of each kind of layers over a row of each length, by the backend that a run on this device takes."""
+    found = []
+    for length in lengths:
+        own = replace(config, data=replace(config.data, sequence_length=length, batch_size=1))
+        for kind, request in attention_requests(own, jax.devices()[0], ()).items():
+            model = kind_models(own.model)[kind]
+            backend = choose_backend(own.attention.backend, request, kind=kind).name
+            width = (head_dim(model) + value_dim(model)) // 2
+            words = f"attention by {backend} over {length} tokens"
+            forward = watch.kept(words, lambda own=own, model=model, b=backend: _forward(watch, own, model, b))
+            if forward is None:
+                continue
+            rest = lambda own=own, model=model, b=backend, f=forward: _backward(watch, own, model, b) - f
+            backward = watch.kept(f"{words}, backward", rest)
+            if backward is None:
+                continue
+            keys = mean_keys(length, model.window)
+            row = Attended(
+                backend, own.precision.compute, length, model.heads, kv_heads(model), width, keys, forward, backward,
+            )  # fmt: skip
+            if row not in found:
+                found.append(row)
+    return found
+
+
+def _forward(watch: Stopwatch, config: Config, model: ModelConfig, backend: str) -> float:
+    attend, inputs = _attention(config, model, backend)
+    return watch.loop(lambda _, *inputs: attend(*inputs), attend(*inputs), *inputs)
+
+
+def _backward(watch: Stopwatch, config: Config, model: ModelConfig, backend: str) -> float:
+    """Forward and backward."""
+    attend, inputs = _attention(config, model, backend)
+
+    def both(_: Any, gradient: jax.Array, *inputs: jax.Array) -> Any:
+        return jax.vjp(attend, *inputs)[1](gradient)
+
+    return watch.loop(both, inputs, attend(*inputs), *inputs)
+
+
+def _attention(config: Config, model: ModelConfig, backend: str) -> tuple[Callable[..., jax.Array], Arrays]:
+    """Attention of queries, keys and values of one row, and these; a packed row is one document."""
+    length, dtype = config.data.sequence_length, config.precision.compute
+    heads, keys = (model.heads, head_dim(model)), (kv_heads(model), head_dim(model))
+    values, settings = (kv_heads(model), value_dim(model)), attention_settings(config, model, None, neighbours=True)
+    inputs = _randoms(dtype, *((1, length, *own) for own in (heads, keys, values)))
+    indices = jnp.arange(length)[None]
+    segments = jnp.ones_like(indices) if config.data.packed else None
+    sinks = jnp.zeros(model.heads) if model.attention_sinks else None
+
+    @jax.jit
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        tokens = Tokens(indices, indices, segments, segments)
+        return attend_alone(implementation(backend), settings, q, k, v, tokens, sinks)
+
+    return attend, inputs
+
+
+def _randoms(dtype: str, *shapes: tuple[int, ...]) -> Arrays:
+    return tuple(_random(shape, dtype) for shape in shapes)
+
+
+def _random(shape: tuple[int, ...], dtype: str) -> jax.Array:
+    return jax.random.normal(jax.random.key(0), shape, dtype)

@@ -1,0 +1,180 @@
+"""`calibrate`: a model's shapes, attention, copies and collectives are measured and written, with what could not be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxpar.config import config_to_yaml
+from jaxpar.cost.hardware_model import HOPPER
+from jaxpar.cost.operations import device_of
+from jaxpar.cost.tables import Row, Table, Tables
+from jaxpar.plan import main
+from jaxpar.planner.calibration.calibrate import ON_GPU, SMALL, USUAL, Calibration, Sizes, missing
+from jaxpar.planner.calibration.collectives import groups, measured_collectives
+from jaxpar.planner.calibration.memory import slowest_copy
+from jaxpar.planner.calibration.shapes import matmuls_of
+from jaxpar.planner.calibration.stopwatch import Stopwatch
+from jaxpar.planner.machine import named_cluster
+from jaxpar.planner.profile import Copied, Profile, read_profile
+from jaxpar.planner.report.measured import asked_of
+from jaxpar.planner.search.search import Search
+from jaxpar.planner.search.space import Space
+from tests.planner.spaces import model_of
+from tests.sentences import refused_by_command
+from tests.small_run import small
+
+ALIKE = small(model={"mlp": 32, "vocab": 32})
+"""A decoder with few different products."""
+TINY = Sizes(tokens=(1,), tensor=(1,), lengths=(32,), memory=2**12, copies=(2**12,), messages=(), loop_s=2e-4)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Profile]:
+    folder = tmp_path_factory.mktemp("calibrated")
+    (folder / "small.yaml").write_text(config_to_yaml(ALIKE))
+    file = folder / "hardware.yaml"
+    return file, Calibration(file, folder / "small.yaml", sizes=TINY).run()
+
+
+def test_what_is_measured_is_written_and_read_back(measured: tuple[Path, Profile]):
+    file, profile = measured
+    cluster = named_cluster("cpu:1x8")
+    model, linked, read = read_profile(file, cluster)
+    assert [(one.m, one.n, one.k, one.adds) for one in read.matmuls] == [
+        (one.m, one.n, one.k, one.adds) for one in profile.matmuls
+    ]
+    kept = len(profile.matmuls) + sum(line.startswith("matmul ") for line in profile.refused)
+    assert kept == len(matmuls_of(ALIKE, cluster, (1,), (1,)))
+    for one in profile.attention:
+        assert (one.backend, one.length, one.heads, one.width, one.keys) == ("xla", 32, 8, 4, 16.5)
+    assert {one.direction for one in profile.host_copies} <= {"to_host", "from_host", "both"}
+    assert read.date and read.versions["jax"] == jax.__version__
+    assert read.could_not_measure == profile.could_not_measure
+    assert profile.could_not_measure[0].startswith("messages between hosts: all devices are in one host")
+    # Eight devices share what one of them had alone.
+    first = profile.matmuls[0]
+    rows = model.measured.rows[Table("matmul", (4, first.adds))]
+    assert rows[0].sizes == (first.m, first.n, first.k)
+    assert rows[0].seconds == pytest.approx(8 * first.seconds, rel=1e-4)
+    assert linked.gpu.training_peak == pytest.approx(profile.links["peak_flops"], rel=1e-4)
+
+
+def test_a_plan_names_what_was_measured_and_what_was_not(
+    measured: tuple[Path, Profile], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file, _ = measured
+    words = ["--config", str(file.parent / "small.yaml"), "--cluster", "cpu:1x8", "--top", "1"]
+    assert main([*words, "--output", str(tmp_path / "plan.json"), "--profile", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert f"Measured ({file}: 8 x cpu, " in out
+    assert "By fitted shares, since nothing near was measured: " in out
+    assert " ranks on 1 host" in out.partition("nothing near was measured")[2].partition("\n")[0]
+
+
+def test_the_shapes_are_those_of_a_models_layers_and_head_on_each_number_of_tensor_ranks():
+    """Llama-3 8B: queries, keys and values joined (4096 + 2 x 1024), gate and up joined (2 x 14336)."""
+    found = matmuls_of(USUAL, named_cluster("h100:1x8"), (1,), (1, 2, 8))
+    shapes = {(one.sizes, bool(one.table.of[1])) for one in found}
+    tokens = 8192
+    for ranks in (1, 2, 8):
+        for n, k in ((6144 // ranks, 4096), (4096, 4096 // ranks), (28672 // ranks, 4096), (4096, 14336 // ranks),
+                     (128256 // ranks, 4096)):  # fmt: skip
+            n += -n % 64 if n > 10000 else 0  # a rank's part of the vocabulary is padded
+            assert ((tokens, n, k), False) in shapes, "forward"
+            assert ((tokens, k, n), False) in shapes, "gradient of the input"
+            assert ((k, n, tokens), True) in shapes or ((n, k, tokens), True) in shapes, "gradient of the weight"
+    assert all(one.table.of[0] == 2 for one in found), "in 16 bits"
+    sizes = [m * n * k for m, n, k in (one.sizes for one in found)]
+    assert sizes == sorted(sizes)
+    assert max(shape[1] for shape, _ in shapes) == 128256
+    assert len(matmuls_of(USUAL, named_cluster("h100:1x8"), ON_GPU.tokens, ON_GPU.tensor)) == 159  # docs/planner.md
+
+
+def test_tensor_ranks_that_a_model_cannot_have_are_left_out():
+    config = replace(SMALL, model=replace(SMALL.model, heads=4, kv_heads=4))
+    four, eight = (matmuls_of(config, named_cluster("cpu:1x8"), (1,), ranks) for ranks in ((1, 2, 4), (1, 2, 4, 8)))
+    assert four == eight
+
+
+def test_twice_as_slow_a_table_is_twice_the_compute_and_no_table_changes_nothing():
+    config = model_of()
+    cluster = named_cluster("h100:1x8")
+    fixed = {"tensor": "2", "context": "1", "pipe": "1", "microbatch": "1"}
+    usual = Search(Space(config, cluster, fixed))
+    best = usual.best(1)[0].candidate
+    shapes = matmuls_of(config, cluster, (1,), (1, 2))
+    formula = device_of(cluster.gpu, HOPPER)
+    rows: dict[Table, list[Row]] = {}
+    for table, sizes, _ in shapes:
+        item, adds = table.of
+        m, n, k = (int(size) for size in sizes)
+        span = 2 * formula.matmul(m, n, k, 1, 8 if adds else item, item)
+        rows.setdefault(table, []).append(Row(sizes, span))
+    slow = Search(Space(config, cluster, fixed), hardware=replace(HOPPER, measured=Tables(rows)))
+    slower = slow.timer.step(best.layout)
+    assert slower.breakdown["matmuls"] == pytest.approx(2 * best.time.breakdown["matmuls"], rel=1e-6)
+    assert slower.seconds > 1.2 * best.seconds
+    products = [one for one in asked_of(slow.timer, best.layout) if one.table.what == "matmul"]
+    assert products and all(one.measured for one in products), "the grid is what the time model asks for"
+    empty = Search(Space(config, cluster, fixed), hardware=replace(HOPPER, measured=Tables({})))
+    assert empty.timer.step(best.layout) == usual.timer.step(best.layout)
+
+
+def test_groups_are_of_neighbours_and_across_hosts_one_of_each_kind():
+    assert groups(1, 1) == []
+    assert groups(8, 8) == [(2, 1, 1), (4, 1, 1), (8, 1, 1)]
+    assert groups(6, 6) == [(2, 1, 1), (3, 2, 1), (6, 1, 1)]
+    found = {(one.ranks, one.hosts): one.stride for one in groups(16, 8)}
+    assert found == {(2, 1): 1, (4, 1): 1, (8, 1): 1, (16, 2): 1, (8, 2): 2, (4, 2): 4, (2, 2): 8}
+
+
+@pytest.mark.long
+def test_every_collective_of_a_group_is_measured_by_size():
+    watch = Stopwatch(loop_s=1e-3)
+    found = measured_collectives(watch, jax.devices()[:2], (2**10, 2**14))
+    names = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"}
+    assert len(found) + len(watch.refused) == 10
+    assert {one.collective for one in found} <= names
+    assert all((one.ranks, one.hosts) == (2, 1) and one.seconds > 0 for one in found)
+
+
+def test_one_device_and_other_arithmetic_are_named_as_not_measured():
+    device = jax.devices()[0]
+    alone = missing(small(), [device], device)
+    assert alone == ["messages between devices: there is one device"]
+    codes = missing(small(precision={"matmul": "fp8_current"}), jax.devices(), device)
+    assert codes[1:] == ["products in FP8 (fp8_current): they keep their share"]
+
+
+def test_the_link_to_the_host_is_the_slowest_of_the_largest_copies():
+    copies = [
+        Copied("to_host", 2**20, 1.0), Copied("to_host", 2**24, 2.0), Copied("from_host", 2**24, 1.0),
+        Copied("both", 2**24, 3.0),
+    ]  # fmt: skip
+    assert slowest_copy(copies) == 2**24 / 3
+    assert slowest_copy([]) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--output", "nowhere/x.yaml"], "the profile cannot be written"),
+        (["--config", "nowhere.yaml"], "there is no such file"),
+        (["--set", "model.heds=3"], "heds"),
+        (["--devices", "0"], "expected a whole number from 1 up"),
+        (["--outptu", "x.yaml"], "did you mean --output"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_anything_is_measured(
+    arguments: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    code = main(["calibrate", *arguments])
+    out, err = capsys.readouterr()
+    refused_by_command(code, out, err, expected)
+    assert list(tmp_path.iterdir()) == []
