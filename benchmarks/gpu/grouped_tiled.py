@@ -16,7 +16,9 @@ from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.tiled import E4M3, E5M2, TILE, Checked, check_codes, measure_codes
 from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.grouped_matmul import grouped_matmul
+from pallas_kernels.grouped_matmul.registry import choose
 from pallas_kernels.grouped_matmul.registry import implementation as of_numbers
+from pallas_kernels.grouped_matmul.request import Request as OfNumbers
 from pallas_kernels.grouped_tiled_matmul import Request, grouped_tiled_matmul, grouped_tiled_weight_gradients
 from pallas_kernels.grouped_tiled_matmul.registry import implementation
 
@@ -163,6 +165,8 @@ def _paths(case: Case) -> dict[str, Callable[..., jax.Array]]:
 
     def plain_gradients(rows: jax.Array, _: jax.Array, d_out: jax.Array, __: jax.Array) -> jax.Array:
         wide = rows.astype(jnp.bfloat16), d_out.astype(jnp.bfloat16)
+        device, sizes = target(), (rows.shape[0], len(case.places), rows.shape[1], d_out.shape[1])
+        choose("mosaic", OfNumbers(device.platform, "bfloat16", *sizes, device.compute_capability))
         return of_numbers("mosaic").of_weights(*wide, jnp.array(case.places))
 
     ours = lambda name: lambda *arrays: program(case, name)(*arrays)[0]

@@ -17,7 +17,16 @@ import pytest
 
 from benchmarks import torch_step
 from benchmarks.gpu import __main__ as suite
-from benchmarks.gpu import attention, attention_cases, grouped, rings, tiles, torch_attention, torch_recipes
+from benchmarks.gpu import (
+    attention,
+    attention_cases,
+    grouped,
+    grouped_tiled,
+    rings,
+    tiles,
+    torch_attention,
+    torch_recipes,
+)
 from benchmarks.gpu.attention_cases import CHECKED, Case, timed
 from benchmarks.gpu.journal import Journal, read
 from benchmarks.gpu.parts import PARTS, SECONDS, Part
@@ -385,6 +394,12 @@ def test_timed_cases_are_of_16k_tokens_and_cover_what_is_asked():
     assert {case.window for case in cases} >= {1024, 4096} and any(case.packed == 1024 for case in cases)
     assert len({(case.name, case.seq, case.width) for case in cases}) == len(cases)
     assert {1, 113, 203, 1000, 1023, 1024, 2048, 4224} == {case.seq for case in CHECKED}
+
+
+def test_gradients_in_bfloat16_beside_those_of_codes_are_refused_without_a_gpu():
+    (case,) = (case for case in grouped_tiled.DRY if case.of == "weights")
+    with refused("'mosaic'", "the platform is cpu", error=Unsupported):
+        jax.eval_shape(grouped_tiled._paths(case)["mosaic bfloat16"], *case.arrays())
 
 
 def test_pytorch_gets_values_of_the_width_of_the_case():
