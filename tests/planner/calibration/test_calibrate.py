@@ -27,9 +27,9 @@ from tests.planner.spaces import model_of
 from tests.sentences import refused_by_command
 from tests.small_run import small
 
-ALIKE = small(model={"mlp": 32, "vocab": 32})
+ALIKE = small(model={"mlp": 32, "vocab": 32, "activation": "gelu"})
 """A decoder with few different products."""
-TINY = Sizes(tokens=(1,), tensor=(1,), lengths=(32,), memory=2**12, copies=(2**12,), messages=(), loop_s=2e-4)
+TINY = Sizes(tokens=(1,), tensor=(1,), lengths=(32,), memory=2**12, copies=(2**12,), messages=(), loop_s=1e-6)
 
 
 @pytest.fixture(scope="module")
