@@ -164,7 +164,9 @@ def _calibrate(given: Sequence[str]) -> None:
         "size and group. Start it as a training run on several hosts, and it measures between them.",
     )
     parser.add_config("YAML file of the model whose shapes are measured (Llama-3 8B; a small decoder on CPUs)")
-    parser.add_argument("--output", metavar="FILE", type=Path, default=Path("hardware.yaml"), help="(hardware.yaml)")
+    parser.add_argument(
+        "--output", metavar="FILE", type=Path, default=Path("hardware.yaml"), help="file of the tables (hardware.yaml)"
+    )
     parser.add_argument("--devices", metavar="N", type=positive, default=8, help="virtual CPU devices (default 8)")
     parser.add_argument("--quick", action="store_true", help="fewer shapes, lengths and sizes")
     options = parser.parse_args(given)
