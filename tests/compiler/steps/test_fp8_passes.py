@@ -27,7 +27,8 @@ TOKENS, WIDTH = 8192, 14336
 def analysis() -> Analysis:
     cluster = parse_cluster("h100:1x8")
     config = load_config(CONFIG, ("model.layers=4", "precision.matmul=fp8_delayed"))
-    return Analysis(compile_step(config, cluster), cluster, strict=True)
+    compilation = compile_step(config, cluster)
+    return Analysis(compilation, cluster, strict=True)
 
 
 def passes() -> Iterator[Cost]:

@@ -11,8 +11,8 @@ PLANNER = (
         name="a_padded_layer_counted",
         description="The planner counts the time of padding that a branch leaves out.",
         file="jaxpar/planner/step_time/step.py",
-        old="run = slots if why not in (None, GATHERED) else own",
-        new="run = slots",
+        old="run = own + padding if why not in (None, GATHERED) else own",
+        new="run = own + padding",
         caught_by=(f"{KINDS}::test_a_slot_that_pads_a_chunk_takes_time_where_it_runs_alone[left out]",),
     ),
     Fault(
