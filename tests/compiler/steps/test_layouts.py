@@ -17,7 +17,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp, ZeRO-2": {"parallel": {"fsdp": 8, "zero": 2, "microbatches": 2}},
     "fsdp, ZeRO-1": {"parallel": {"fsdp": 8, "zero": 1, "microbatches": 2}},
     "replicas": {"parallel": {"replica": 8, "zero": 0}},
-    "HSDP, microbatches": {"parallel": {"replica": 2, "fsdp": 4, "zero": 3, "microbatches": 2}},
+    "HSDP, microbatches": {
+        # Of two the first would be no loop, and XLA would gather what both need once.
+        "parallel": {"replica": 2, "fsdp": 4, "zero": 3, "microbatches": 4},
+        "data": {"batch_size": 32},
+    },
     "fsdp and tensor, full remat": {"parallel": {"fsdp": 4, "tensor": 2, "zero": 3}, "memory": {"remat": "full"}},
     "fsdp and context": {"parallel": {"fsdp": 2, "context": 4, "zero": 3}, "model": {"kv_heads": 2}},
     "expert axis, no remat": {
