@@ -333,17 +333,15 @@ class _Counted:
 
         Tensor ranks gather the inputs of both halves of a layer, and the cotangents of their outputs. With one
         microbatch alone, the ends are not needed any more, nor the gradient of the embedding yet. Gradients of layers
-        that are on the host are written back weight by weight. The head's is computed after the layers, and until
-        then there is the gradient of all logits: with one microbatch alone only where that is smaller.
+        that are on the host are written back weight by weight. The head's is computed after the layers where what it is
+        computed from, the gradient of all logits, is smaller.
         """
         case, shape = self.case, self.shape
-        logits = 0
-        if self.loss_tiles == 1 and case.loss_logits is None:
-            logits = self._widths[0] * shape.tokens * padded_vocab(self.config.model) // (case.tensor * case.ends)
         if case.alone:
             weights = Ends(weights.layers, 0, 0, 0)
             gradients = gradients if self.config.model.tied else gradients._replace(embedding=0)
-            if logits and not self.config.model.tied:
+            if not self.config.model.tied and self.loss_tiles == 1 and case.loss_logits is None:
+                logits = self._widths[0] * shape.tokens * padded_vocab(self.config.model) // (case.tensor * case.ends)
                 gradients = gradients._replace(head=min(gradients.head, logits))
         whole = shape.tokens * shape.embed * self._widths[0]
         whole_gradients = self._widths[2] * max(own.trained.compute for own in self.parts.layers.values())
@@ -352,11 +350,7 @@ class _Counted:
         return Work(
             weights.all + self._frozen + self._gathered_layers,
             gradients.all + own,
-            (4 * whole if case.tensor > 1 else 0)
-            + self._codes()
-            + case.scratch
-            + self._of_experts()
-            + (0 if case.alone or case.pipe > 1 else logits),
+            (4 * whole if case.tensor > 1 else 0) + self._codes() + case.scratch + self._of_experts(),
         )
 
     def _of_experts(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from jaxpar.compiler.compile import plan_for
+from jaxpar.compiler.program.memory.timeline import occupants
 from jaxpar.config import Config, load_config
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
@@ -56,6 +57,17 @@ def test_an_estimate_is_within_a_tenth_of_what_xla_allocates(layout: str):
             "of all weights, sharded"
         )
     assert estimate.saved_activations == pytest.approx(report.classes["saved_activations"], rel=0.1)
+
+
+def test_what_the_last_layer_keeps_is_not_there_twice_beside_the_loss():
+    """It is outside the loop over layers, and its place in the stash is written before there are logits."""
+    analysis, _ = inspected(config_of("fsdp"), "h100:1x8")
+    tokens, mlp, vocab = 4096, MODEL["mlp"], MODEL["vocab"]
+    whole = [one.value for one in occupants(analysis.buffers, analysis.peak[0])]
+    logits = next(value for value in whole if value.shape.startswith(f"f32[{tokens},{vocab}]"))
+    beside = [one.value.shape for one in occupants(analysis.buffers, logits.first_live)]
+    assert sum(shape.startswith(f"bf16[1,8,2,2048,{mlp}]") for shape in beside) == 2, "gate and up of all layers"
+    assert not [shape for shape in beside if shape.startswith((f"bf16[{tokens},{mlp}]", f"bf16[{tokens},{2 * mlp}]"))]
 
 
 def test_the_estimate_of_gemma_is_within_a_twentieth_of_what_xla_allocates():
