@@ -2,7 +2,7 @@
 
 - `quick` (`make test`): all but `long` and `release` ones; of a matrix a fixed few rows. What took `SLOW` seconds when
   it was recorded is not quick, whatever its marks: a test is long then, and a row runs in `ci`.
-- `ci` (`make test-ci`, beside `make test` in `.ci/run`): files of `long` tests and other rows of a third of the
+- `ci` (`make test-ci`, beside `make test` in `.ci/run`): files of `long` tests and other rows of a fifth of the
   matrices, drawn; and of all matrices the fixed rows that are too slow for `quick`.
 - `all` (`make test-all`): everything, the `release` ones too.
 
@@ -34,7 +34,7 @@ BUDGET = 400.0
 QUICK_SEED = "quick"
 SLOW = 2.5
 """Seconds of processor time, compilation included, from which on a test is long."""
-ONE_OF = 3
+ONE_OF = 5
 """Of how many matrices one has its turn with a commit: `ci` of its rows run beyond the quick ones."""
 RELEASES, LONG, ROWS, OTHERS = "that take minutes each", "that are long", "rows of matrices", "that other commits draw"
 

@@ -102,12 +102,12 @@ def test_ci_runs_what_make_test_leaves_out_and_draws_rows_by_the_seed(tmp_path: 
     assert "level quick: all but long tests" in printed
     assert "not run: 1 that take minutes each, 15 that are long, 32 rows of matrices; `make test-ci` draws" in printed
 
-    first, printed = chosen(tmp_path, "--level", "ci", "--budget", "70", "--draw", "ten")
-    again, _ = chosen(tmp_path, "--level", "ci", "--budget", "70", "--draw", "ten")
-    other, _ = chosen(tmp_path, "--level", "ci", "--budget", "70", "--draw", "autumn")
-    none, _ = chosen(tmp_path, "--level", "ci", "--budget", "70", "--draw", "two")
+    first, printed = chosen(tmp_path, "--level", "ci", "--budget", "70", "--draw", "moon")
+    again, _ = chosen(tmp_path, "--level", "ci", "--budget", "70", "--draw", "moon")
+    other, _ = chosen(tmp_path, "--level", "ci", "--budget", "70", "--draw", "ten noon")
+    none, _ = chosen(tmp_path, "--level", "ci", "--budget", "70", "--draw", "three")
     assert "level ci: long tests for 70 s of processor time" in printed
-    assert "drawn by ten (to repeat them: --draw 'ten')" in printed
+    assert "drawn by moon (to repeat them: --draw 'moon')" in printed
     assert first == again != other
     assert {"test_named[c]"} == {name for name in none if "rows" in name or "named" in name or "sliced" in name}
     for names in (first, other):
