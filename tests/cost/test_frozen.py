@@ -83,7 +83,7 @@ def test_frozen_weights_are_not_updated_and_their_gradients_not_reduced(zero: in
         assert some.once["data"] == REPLICA_SUMS * ring.reduce(gradients * factors)
     if zero == 3:
         layer, own = matmul_parameters(model, 0) / model.layers, factors / model.layers
-        gathered, gathered_again, reduced = some._weights(Sort(""))
+        gathered, gathered_again, reduced = some.messages.of_layers(some.case)
         assert gathered == gathered_again == pytest.approx(ring.gather(2 * (layer + own)))
         assert reduced == pytest.approx(ring.gather(gradients * own))
     assert some.passed[Sort("")].weight < 0.1 * every.passed[Sort("")].weight
@@ -97,7 +97,7 @@ def test_factors_of_orthogonalized_updates_are_the_matrices():
         Layout(fsdp=8)
     )
     some, every = steps(muon), steps(replace(muon, lora=OFF))
-    assert some.layers.orthogonal(some.device, 5) < 0.05 * every.layers.orthogonal(every.device, 5)
+    assert some.layers.orthogonal(some.where.device, 5) < 0.05 * every.layers.orthogonal(every.where.device, 5)
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ from jaxpar.memory.remat import cheap, layer_runs, of_core
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.model.flops import causal_pairs, flops_per_step, windows
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.layer_times import Sort
-from jaxpar.planner.step_time.step import Layers, Steps
+from jaxpar.planner.step_time.layer_times import Layers, Sort
+from jaxpar.planner.step_time.steps import Steps
 from jaxpar.planner.step_time.update import ADAMW
 from pallas_kernels.attention.derivative import SAVED_NAMES
 from tests.sentences import refused

@@ -32,7 +32,8 @@ from jaxpar.planner.step_time.chunks import why_padded
 from jaxpar.planner.step_time.layer_times import Layers
 from jaxpar.planner.step_time.model import StepTime, steps_of
 from jaxpar.planner.step_time.pipeline import ChunkTime, Pieces, Stages, chunk_layers, seconds_of_chunks
-from jaxpar.planner.step_time.step import Step, Steps
+from jaxpar.planner.step_time.step import Step
+from jaxpar.planner.step_time.steps import Steps
 from jaxpar.planner.step_time.update import Update
 
 PER_LAYER = {"matmuls", "attention", "other", "tensor", "scales"}

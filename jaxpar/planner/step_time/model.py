@@ -2,8 +2,9 @@
 
 Built from the model's real shapes: every matmul, attention kernel and elementwise pass of a layer (`cost.layer`) on a
 GPU that reaches a share of its datasheet (`cost.hardware_model`, `cost.operations`), every message by the bytes of its
-collective (`cost.messages`), pipelines by the schedule simulator (`pipeline`), put together in `step`. What differs
-between training systems is which mechanisms they have (`mechanisms`), never a number.
+collective (`cost.messages`), pipelines by the schedule simulator (`pipeline`), put together in `step`, and in `once`
+for what comes once a step. What differs between training systems is which mechanisms they have (`mechanisms`), never a
+number.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
 from jaxpar.cost.messages import Network
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.step import Steps, StepTime
+from jaxpar.planner.step_time.steps import Steps, StepTime
 from jaxpar.planner.step_time.update import ADAMW, Update
 
 __all__ = ["StepTime", "step_time", "steps_of"]

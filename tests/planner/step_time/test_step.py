@@ -22,7 +22,7 @@ from jaxpar.pipeline.timing.simulate import simulate
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.model import StepTime, step_time
 from jaxpar.planner.step_time.pipeline import Pieces, Stages, chunk_layers, pipeline_seconds
-from jaxpar.planner.step_time.step import Steps
+from jaxpar.planner.step_time.steps import Steps
 from jaxpar.planner.step_time.update import ADAMW, Update, update_of
 from tests.sentences import refused
 
@@ -333,7 +333,7 @@ def test_experts_without_neighbours_that_share_them_have_no_secondary_shard():
         wire = Wire(secondary=secondary)
         layout = Layout(fsdp=64 // expert, expert=expert, zero=3, microbatch=1, remat="full", wire=wire)
         step = Steps(model, 4096, 256, cluster, GENERATIONS["jaxpar"], None, ADAMW).step(layout)
-        of = step.expert_shards
+        of = step.messages.expert_shards
         gathered[expert, secondary] = of.gather(1e9), of.gather_once(1e9)
     assert gathered[8, 8] == gathered[8, 1] and gathered[8, 1][1] == 0
     assert gathered[8, 16][0] < gathered[8, 1][0] and gathered[8, 16][1] > 0
@@ -345,7 +345,8 @@ def test_the_copy_of_experts_between_nodes_is_a_part_of_the_step(monkeypatch: py
     layout = Layout(fsdp=32, expert=2, zero=3, microbatch=1, remat="full", wire=Wire(secondary=8))
     step_of = lambda: Steps(model, 4096, 256, cluster, GENERATIONS["jaxpar"], None, ADAMW).step(layout)
     step = step_of()
-    dense, experts = step._own_layers()
-    copies = step.shards.gather_once(dense + 2 * 32000 * model.embed) + step.expert_shards.gather_once(experts)
+    dense, experts = step.rest.own_layers()
+    sent = step.messages
+    copies = sent.shards.gather_once(dense + 2 * 32000 * model.embed) + sent.expert_shards.gather_once(experts)
     monkeypatch.setattr(WireMessages, "gather_once", lambda self, elements, coded=0.0: 0.0)
     assert step.spent["data"] - step_of().spent["data"] == pytest.approx(copies)

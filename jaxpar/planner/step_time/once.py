@@ -1,0 +1,140 @@
+"""What comes once a step: what is left of the reduction of gradients, the update, and the gather of weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import ceil
+
+from jaxpar.cost.messages import overlapped
+from jaxpar.cost.work import Work
+from jaxpar.layout.choices.replica_sums import only_after
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.step_time.chunks import Kinds, chunk_lengths, chunk_slots
+from jaxpar.planner.step_time.common import Common
+from jaxpar.planner.step_time.data_messages import DataMessages
+from jaxpar.planner.step_time.layer_times import Layers, Sort
+from jaxpar.planner.step_time.update import MASTER
+from jaxpar.planner.step_time.weight_traffic import REPLICA_SUMS, as_executed, held_seconds, holds_chunks
+
+
+class Once:
+    """Seconds of a layout that come once a step, after the pipeline."""
+
+    def __init__(
+        self, where: Common, layout: Layout, layers: Layers, again: Work, slots: Kinds, messages: DataMessages
+    ):
+        """`again` is what an average layer recomputes; `slots` are the kinds of a chunk's, none where all layers are
+        alike."""
+        self.where, self.layout, self.layers, self.again, self.slots = where, layout, layers, again, slots
+        self.model, self.does, self.update, self.messages = where.model, where.does, where.update, messages
+        self.executed = as_executed(layout, self.does)
+        self.sharded = messages.shards.ranks if layout.zero else 1
+        """Ranks that share the state of a weight."""
+        self.sharded_experts = messages.expert_shards.ranks if layout.zero else 1
+        self.table = where.vocab * self.model.embed // layout.tensor
+        """Weights of an embedding or a head on a device."""
+        # Every stage of this executor has both tables; elsewhere the first has one and the last the other.
+        self.tables = 1 if self.model.tied or (layout.pipe > 1 and not self.executed) else 2
+        self.trained = 0 if layers.case.frozen else self.tables
+        dense, self.experts = self.own_layers()
+        self.own = dense + self.trained * self.table
+        self.coded, self.coded_experts = self._own_codes()
+
+    def data(self) -> float:
+        """Seconds of messages of weights and gradients that are not hidden."""
+        layout, sent = self.layout, self.messages
+        held = self.own / self.sharded + self.experts / self.sharded_experts
+        exposed = 0.0
+        if layout.zero == 3:
+            times = 1 if self.executed else 2  # for the forward and for the backward
+            exposed += self.tables * times * sent.shards.gather(self.table)
+            exposed += self.trained * sent.shards.scatter(self.table)
+            exposed *= self.where.microbatches(layout) if self.does.prefetch_weights and not self.executed else 1
+            exposed += self._beside_last(sent.replicas.reduce(held))
+            exposed += sent.shards.gather_once(self.own, self.coded) + sent.expert_shards.gather_once(self.experts)
+        elif layout.zero == 0:
+            reduce = sent.data.reduce(self.own) + sent.expert_data.reduce(self.experts)
+            exposed += (
+                self._left(reduce, backward=True) if self.does.overlap_data != "none" else self._beside_last(reduce)
+            )
+        else:
+            # Stage 2 holds no whole gradient between microbatches, unless a pipeline takes many through the weights.
+            times = self.where.microbatches(layout) if layout.zero == 2 and layout.pipe == 1 else 1
+            scatter = sent.shards.scatter(self.own) + sent.expert_shards.scatter(self.experts)
+            gather = sent.shards.gather_whole(self.own, self.coded)
+            gather += sent.expert_shards.gather_whole(self.experts, self.coded_experts)
+            left = self._left(scatter, backward=True) if self.does.overlap_data != "none" else scatter
+            exposed += times * left + self._beside_last(sent.replicas.reduce(held))
+            exposed += self._left(gather, backward=False) if self.does.overlap_data == "both" else gather
+        if self.executed and holds_chunks(layout):
+            exposed += self._held()
+        if self.executed:
+            exposed += self._ends_over_pipe(self.trained * self.table / self.sharded)
+        return exposed
+
+    def optimizer(self) -> float:
+        """Seconds of the update."""
+        moved = self.update.moved * (0.5 if self.does.pure_16bit else 1.0)
+        held = self.own / self.sharded + self.experts / self.sharded_experts
+        # The largest magnitude of a matrix that becomes codes is found from its master weights.
+        coded = self.coded / self.sharded + self.coded_experts / self.sharded_experts
+        update = self.where.device.bytes_seconds(moved * held + MASTER * coded)
+        if self.layout.optimizer_offload:
+            ends = self.trained * self.table / self.sharded
+            update = max(update, self.update.link_seconds(held - ends, ends, self.where.host_bandwidth))
+        if self.update.iterations:
+            update += self._orthogonal()
+        return update
+
+    def own_layers(self) -> tuple[float, float]:
+        """Trained parameters of the layers' matrices, or of their factors, on a device, and those of experts; padding
+        rows of the stacks included, since these take part in what comes once a step. Stages of layers that are alike
+        are counted as equal."""
+        if self.layout.pipe == 1 or not self.slots:
+            own = self.model.layers / self.layout.pipe
+            return own * self.layers.trained, own * self.layers.experts
+        rows, cases = self.layout.virtual_stages, [self.layers.cases[Sort(kind)] for kind in self.slots]
+        return rows * sum(case.trained for case in cases), rows * sum(case.experts for case in cases)
+
+    def _own_codes(self) -> tuple[float, float]:
+        """Of `own_layers`, what is stored as codes of 8 bits."""
+        if self.layers.case.frozen:
+            return 0.0, 0.0
+        own = self.model.layers / self.layout.pipe
+        return own * self.layers.coded, own * self.layers.coded_experts
+
+    def _held(self) -> float:
+        """Seconds of the messages of chunks that are held whole."""
+        rows = Counter(chunk_slots(self.model, chunk_lengths(self.model, self.layout)))
+        each = (self.messages.of_layers(self.layers.cases[Sort(kind)], number) for kind, number in rows.items())
+        gathers, _, scatters = zip(*each, strict=True)
+        return held_seconds(self.layout, sum(gathers), sum(scatters), self.where.hardware.overlap_slowdown)
+
+    def _ends_over_pipe(self, elements: float) -> float:
+        """The sum over pipe of the float32 gradients of embedding and head, of so many elements on a device."""
+        layout = self.layout
+        return self.where.network.stages(layout.devices // layout.pipe, layout.pipe).reduce(4.0 * elements)
+
+    def _beside_last(self, reduce: float) -> float:
+        """What is left of a sum over ranks beside the last microbatch's backward, where the executor runs it there."""
+        layout = self.layout
+        after = only_after(layout.pipe, layout.replica, layout.fsdp * layout.expert * layout.context, layout.zero)
+        early = layout.sums_early and after is None
+        return REPLICA_SUMS * reduce if self.does.lockstep and early else reduce
+
+    def _orthogonal(self) -> float:
+        """Muon: ranks that share weights exchange layers for dims, work on whole matrices, and send them back."""
+        layers = self.model.layers / self.layout.pipe
+        ring = self.where.ring(self.sharded * self.layout.tensor, 1)
+        exchanged = ring.exchange(4.0 * layers * (self.layers.trained + self.layers.experts) / self.sharded)
+        share = ceil(layers / ring.ranks)  # whole layers: some ranks may have none
+        return 2 * exchanged + share * self.layers.orthogonal(self.where.device, self.update.iterations)
+
+    def _left(self, message: float, backward: bool) -> float:
+        """What is left of a message under the last microbatch's backward, or the first one's forward: the first or last
+        of its pieces (a layer's part) has nothing to hide behind."""
+        layers = max(1.0, self.model.layers / self.layout.pipe)
+        work = self.layers.backward.seconds + self.again.seconds if backward else self.layers.forward.seconds
+        hidden = work * (layers - 1)
+        rest = message * (layers - 1) / layers
+        return message / layers + overlapped(hidden, rest, self.where.hardware.overlap_slowdown) - hidden
