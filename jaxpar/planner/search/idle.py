@@ -30,7 +30,7 @@ def on_fewer_hosts(search: Search, seconds: float) -> Search | None:
     for hosts in fewer_hosts(cluster.hosts):
         name = f"{hosts} of the {cluster.hosts} hosts of {cluster.name}"
         other = search.on(replace(cluster, name=name, groups=(replace(group, hosts=hosts),)))
-        if other.least_seconds() >= seconds:  # as for all that have fewer
+        if other.bounds.arithmetic() >= seconds:  # and fewer take longer
             break
         found = other.fastest_below(seconds)
         if found is not None:

@@ -29,20 +29,16 @@ from jaxpar.config import UserError
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
 from jaxpar.cost.messages import network_of
-from jaxpar.cost.operations import device_of
-from jaxpar.cost.work import total
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layout.auto_remat import ESTIMATED
 from jaxpar.layout.choices.matmul import check_matmul_units
 from jaxpar.layout.memory.estimate import MemoryModel, estimate_memory
-from jaxpar.model.flops import causal_pairs, flops_per_step
-from jaxpar.pipeline.schedules import SCHEDULES
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.search.activation_planner import ActivationPlanner
 from jaxpar.planner.search.avoid import ACTIVATIONS
+from jaxpar.planner.search.bounds import Bounds
 from jaxpar.planner.search.candidate import Candidate, Effort, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.no_gc import no_collection
@@ -50,13 +46,8 @@ from jaxpar.planner.search.nothing_fits import why_none
 from jaxpar.planner.search.space import Choice, Group, Space
 from jaxpar.planner.settings import config_of, plan_on
 from jaxpar.planner.step_time.interval import KNOWN
-from jaxpar.planner.step_time.model import StepTime
 from jaxpar.planner.step_time.update import Update, update_of
 
-GROUP_PARTS = ("matmuls", "attention", "other", "tensor", "exchange", "scales")
-"""Parts of a step's time that no choice within a group reduces."""
-SPLIT_SHARE = 0.6
-"""Least share of a layer's forward and backward that is not W, which is one of three matmuls and no attention."""
 NEAR = 1.05
 """Ratio to the best time up to which the order of further layouts is exact."""
 SURE = 1 - 1e-9
@@ -76,9 +67,7 @@ class Search:
     evaluated: list[Candidate] = field(default_factory=list)
     """Every layout that was timed."""
     _known: dict[Hashable, Any] = field(default_factory=dict)
-    """Results of its activation planners."""
-    _heads: dict[Group, float] = field(default_factory=dict)
-    """Seconds of head and loss."""
+    """Results of its activation planners and bounds."""
     _within: float = float("inf")
     """Seconds above which nothing is searched, once enough different layouts were met."""
     _wanted: int = 1
@@ -116,6 +105,11 @@ class Search:
         config = self.space.config
         data = config.data.sequence_length, config.data.batch_size
         return StepTimer(config.model, *data, self.cluster, self.mechanisms, self.reached, self.update)
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """What nodes take at least."""
+        return Bounds(self.space, self.timer, self.mechanisms, self.bare, self._known)
 
     def on(self, cluster: Cluster) -> Search:
         """The same search on another cluster."""
@@ -168,19 +162,6 @@ class Search:
                     return one.seconds
         return None
 
-    def least_seconds(self) -> float:
-        """What the model's arithmetic alone takes at the highest rates that kernels reach: no layout is faster."""
-        config, model, reached = self.space.config, self.space.config.model, self.reached
-        tokens, sequence = config.data.batch_size * config.data.sequence_length, config.data.sequence_length
-        vocab, pairs = model.vocab or 0, causal_pairs(model, tokens, sequence)
-        products = flops_per_step(model, tokens, {}, vocab, config.lora)
-        attention = flops_per_step(model, tokens, pairs, vocab, config.lora) - products
-        device = device_of(self.cluster.gpu, reached)
-        rate = device.matmul_rate(4 if config.precision.compute == "float32" else 2)
-        rate = max(rate, device.matmul_rate(1)) if config.precision.matmul else rate
-        shares = reached.attention_share, reached.attention_first_share, reached.attention_native_share
-        return (products / rate + attention / (device.peak * max(shares))) / self.cluster.devices
-
     def checked(self, candidate: Candidate) -> Planned | None:
         """The configuration and the plan of a layout, as a run would make them; None where it would refuse.
 
@@ -210,7 +191,8 @@ class Search:
             heapq.heappush(queue, (bound, next(order), node))
 
         for group in groups:
-            push(SURE * self._group_bound(group), lambda group=group: self._choices(group))
+            self.effort.bounded += 1
+            push(SURE * self.bounds.of_group(group), lambda group=group: self._choices(group))
         while queue:
             bound, _, node = heapq.heappop(queue)
             if isinstance(node, Candidate):
@@ -223,36 +205,9 @@ class Search:
 
     # ---- nodes
 
-    def _group_bound(self, group: Group) -> float:
-        """Of the strategy whose kernels of attention are the fastest."""
-        self.effort.bounded += 1
-        return min(self._work_bound(group, strategy) for strategy in self.space.strategies(group))
-
-    def _work_bound(self, group: Group, strategy: str) -> float:
-        """Least seconds of a step by `GROUP_PARTS` alone, under a context strategy."""
-        activations = self._bare_planner(group, self.space.zeros(group)[0], strategy, False)
-        if len(self.cluster.groups) == 1:
-            layer, head = self._layer_work(group, activations)
-            work = self._microbatches(group) / group.pipe * (self.space.config.model.layers * layer + head)
-        else:
-            floor = self._floor(activations.layout("none"))
-            work = sum(floor.breakdown[name] for name in GROUP_PARTS)
-        head = self._head(group)
-        return self._jitter(group) * (work + self._least_wait(group, work - head / group.pipe, head))
-
-    def _layer_work(self, group: Group, activations: ActivationPlanner) -> tuple[float, float]:
-        """Seconds of a microbatch in a layer, on average, and in the head; of a cluster with hosts of one kind."""
-        key = "work", group.microbatch, group.expert, group.context, group.tensor, activations.attention
-        if key not in self._known:
-            layers = self.timer.layers(activations.layout("none"))
-            both = total([layers.forward, layers.backward])
-            layer = both.matmul + both.attention + both.other + both.tensor + both.exchange
-            self._known[key] = layer, layers.head_seconds
-        return self._known[key]
-
     def _choices(self, group: Group) -> Iterator[tuple[float, Any]]:
         for strategy in self.space.strategies(group):
-            bound = self._work_bound(group, strategy)
+            bound = self.bounds.of_strategy(group, strategy)
             for zero in self.space.zeros(group):
                 yield bound, lambda z=zero, s=strategy: self._offloads(group, z, s)
 
@@ -261,92 +216,29 @@ class Search:
         bound, layers = self._choice_bound(group, zero, strategy, offloads[0])
         for offload in offloads:  # state on the host only adds copies
             node = lambda a=offload: self._placed(group, zero, strategy, a, bound, layers)
-            yield bound + self._least_wait(group, layers, self._head(group)), node
+            yield bound + self.bounds.wait(group, layers), node
 
     def _choice_bound(self, group: Group, zero: int, strategy: str, offload: bool) -> tuple[float, float]:
-        """Least seconds of a step, and of the layers of a rank, in a pipeline that never waits."""
         self.effort.bounded += 1
-        floor = self._floor(self._bare(group, zero, strategy, offload))
-        # Chunks that are held whole are gathered once for all microbatches.
-        held = floor.breakdown["data"] if zero == 3 else 0.0
-        layers = sum(floor.breakdown[name] for name in GROUP_PARTS) - self._head(group) / group.pipe
-        return floor.seconds - held, layers
+        return self.bounds.of_choice(group, zero, strategy, offload)
 
     def _placed(
         self, group: Group, zero: int, strategy: str, offload: bool, floor: float, layers: float
     ) -> Iterator[tuple[float, Any]]:
-        least = self._bare_planner(group, zero, "allgather", offload).least()
+        least = self.bare(group, zero, "allgather", offload).least()
         if least.device - least.saved_activations > self.usable:
             self.effort.too_large += 1
             return
         if offload and len(self.space.offloads()) > 1:
             floor, layers = self._choice_bound(group, zero, strategy, offload)
-        microbatches = self._microbatches(group)
-        head = self._head(group)
+        microbatches = self.space.config.data.batch_size // (group.data * group.microbatch)
         for schedule, virtual in self.space.schedules(group.pipe, microbatches):
             choice = Choice(schedule, virtual, zero, strategy, offload)
             self.effort.bounded += 1
             yield (
-                floor + self._least_bubble(group, choice, layers, head),
+                floor + self.bounds.bubble(group, choice, layers),
                 lambda choice=choice: self._simulated(self.activations(group, choice)),
             )
-
-    def _least_bubble(self, group: Group, choice: Choice, layers: float, head: float) -> float:
-        """A lower bound of a schedule's waiting, with so many seconds of layers on a rank, and of head and loss in all.
-
-        The rank of the last chunk computes every loss, which the others wait for. It waits itself until the first
-        microbatch comes through p - 1 chunks, and the first rank waits for the last gradient to come back through as
-        many (without W, where that is apart). In uniform ticks a V is twice as long.
-        """
-        if group.pipe == 1:
-            return 0.0
-        share = self._share_waited(choice.schedule, choice.virtual_stages)
-        return share * layers * (group.pipe - 1) / self._microbatches(group) + head * (1 - 1 / group.pipe)
-
-    def _least_wait(self, group: Group, layers: float, head: float) -> float:
-        """The least of `_least_bubble` over the schedules of a group."""
-        if group.pipe == 1:
-            return 0.0
-        microbatches = self._microbatches(group)
-        key = "least share waited", group.pipe, microbatches
-        if key not in self._known:
-            found = self.space.schedules(group.pipe, microbatches)
-            self._known[key] = min(self._share_waited(name, virtual) for name, virtual in found)
-        return self._known[key] * layers * (group.pipe - 1) / microbatches + head * (1 - 1 / group.pipe)
-
-    def _share_waited(self, schedule: str, virtual_stages: int) -> float:
-        """The least share of a stage's layers that a rank waits for while a pipeline fills and empties."""
-        family = SCHEDULES[schedule]
-        share = SPLIT_SHARE if family.splits_backward else 1.0
-        long = 2 if family.placement == "v" and self.mechanisms.lockstep else 1
-        return long * share / virtual_stages
-
-    def _microbatches(self, group: Group) -> int:
-        return self.space.config.data.batch_size // (group.data * group.microbatch)
-
-    def _jitter(self, group: Group) -> float:
-        """What waiting for the slowest host multiplies a step's pipeline by, where hosts are alike."""
-        if len(self.cluster.groups) > 1:
-            return 1.0
-        return self.timer.jitter(group.pipe * group.data * group.context * group.tensor)
-
-    def _head(self, group: Group) -> float:
-        """Seconds of head and loss of all microbatches, which do not grow with the number of layers.
-
-        On hosts of several kinds those of the slowest, where all wait for it.
-        """
-        if group.pipe == 1:
-            return 0.0
-        if group not in self._heads:
-            bare = self._bare_planner(group, self.space.zeros(group)[0], self.space.strategies(group)[0], False)
-            if len(self.cluster.groups) == 1:
-                self._heads[group] = self._layer_work(group, bare)[1] * self._microbatches(group)
-            else:
-                layout, layers = bare.layout("none"), self.space.config.model.layers
-                work = lambda layers: sum(self._floor(layout, layers).breakdown[name] for name in GROUP_PARTS)
-                slowest = (self.timer.head(layout) or 0.0) * self._microbatches(group)
-                self._heads[group] = max(slowest, group.pipe * (2 * work(layers) - work(2 * layers)))
-        return self._heads[group]
 
     def _simulated(self, activations: ActivationPlanner) -> Iterator[tuple[float, Any]]:
         if not self._can_fit(activations):
@@ -354,7 +246,7 @@ class Search:
             return
         self.effort.simulated += 1
         layout = activations.layout("none")
-        yield self.time(layout).seconds, lambda: self._layouts(activations)
+        yield self.timer.step(layout).seconds, lambda: self._layouts(activations)
         uneven = None if layout.stage_layers else self.timer.lengths(layout)
         if uneven is not None:
             yield from self._simulated(
@@ -366,7 +258,7 @@ class Search:
             if kept.memory.host > self.host_limit:
                 continue
             self.effort.timed += 1
-            time = self.time(kept.layout)
+            time = self.timer.step(kept.layout)
             self.evaluated.append(Candidate(kept.layout, time, kept.memory))
             self._keys.add(self.evaluated[-1].key)
             yield time.seconds, self.evaluated[-1]
@@ -380,29 +272,16 @@ class Search:
             self.model, self.cluster, self.reached, group, choice, self.usable, remat, offloads, self._known
         )  # fmt: skip
 
+    def bare(self, group: Group, zero: int, strategy: str, offload: bool) -> ActivationPlanner:
+        """The activation planner of a choice without virtual stages."""
+        return self.activations(group, Choice("1f1b" if group.pipe > 1 else "one-stage", 1, zero, strategy, offload))
+
     def _can_fit(self, activations: ActivationPlanner) -> bool:
         """Whether something may fit: what is kept from forward to backward could all go to the host."""
         least = activations.least()
         return least.device <= self.usable or (
             activations.may_offload and least.device - least.saved_activations <= self.usable
         )
-
-    # ---- times
-
-    def time(self, layout: Layout) -> StepTime:
-        """The predicted step of a layout."""
-        return self.timer.step(layout)
-
-    def _floor(self, layout: Layout, layers: int | None = None) -> StepTime:
-        """Seconds of a pipeline that never waits; of another number of layers, where it is given."""
-        return self.timer.floor(layout, layers)
-
-    def _bare(self, group: Group, zero: int, strategy: str, offload: bool) -> Layout:
-        """A layout of the group that recomputes nothing."""
-        return self._bare_planner(group, zero, strategy, offload).layout("none")
-
-    def _bare_planner(self, group: Group, zero: int, strategy: str, offload: bool) -> ActivationPlanner:
-        return self.activations(group, Choice("1f1b" if group.pipe > 1 else "one-stage", 1, zero, strategy, offload))
 
     @property
     def host_limit(self) -> int:
