@@ -16,7 +16,7 @@ NOT_OF_A_KERNEL = {
     "comparison.py": "compares with plain XLA, and computes nothing that is used",
     "reference.py": "the plain form, beside which a kernel is checked",
     "registry.py": "which implementation runs",
-    "request.py": "what a choice rests on",
+    "request.py": "what a choice depends on",
     "toolchain.py": "the versions, which a record has besides",
     "unsupported.py": "the error of a choice",
     "verified.py": "the records",

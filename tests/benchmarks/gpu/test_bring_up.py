@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,14 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.gpu import __main__ as suite
-from benchmarks.gpu import attention, cross_entropy, grouped, grouped_tiled, jax_attention, tiled
+from benchmarks.gpu import attention, cross_entropy, grouped, grouped_tiled, tiled
 from benchmarks.gpu.attention_cases import Case
 from benchmarks.gpu.bring_up import run, steps
 from benchmarks.gpu.bring_up.ladder import KERNELS, RUNGS, Kernel, kernel
 from benchmarks.gpu.bring_up.message import left, message
 from benchmarks.gpu.bring_up.steps import STAGES, Step, trouble
 from benchmarks.gpu.journal import Journal, read
-from benchmarks.gpu.record import ALWAYS, speeds
+from benchmarks.gpu.record import ALWAYS
 from pallas_kernels.attention.registry import implementation
 from pallas_kernels.verified import SOURCES, read_records, user_file
 
@@ -291,37 +290,6 @@ def test_what_is_right_in_every_step_is_recorded_and_the_text_has_the_record(
     assert text.read_text() in printed and json.loads(text.read_text().splitlines()[-1])
 
 
-def test_speeds_are_recorded_by_kind_of_mask_and_width_where_there_is_something_to_compare():
-    def row(by: str, case: str, seq: int, way: str, seconds: float) -> dict[str, Any]:
-        found = {"kind": "attention", "by": by, "case": case, "seq": seq, "width": 128, "way": way}
-        return found | {"seconds": seconds, "tflops": 1.0}
-
-    cases = [Case("causal", seq, 128, 16, 16, batch=16384 // seq) for seq in (8192, 16384)]
-    rows = [
-        row(by, case.name, case.seq, way, share * case.flops() / (1e12 * rate))
-        for case in cases
-        for by, rate in (("mosaic", 500.0), ("cudnn", 400.0), ("xla", 50.0))
-        for way, share in (("forward", 1.0), ("backward", 2.5))
-    ]
-    rows += [row("triton", "causal", 4096, way, 1.0) for way in ("forward", "backward")]
-    rows += [row("triton", "causal", 8192, "forward", 1.0)]
-    wanted = {"attention/mosaic": {"causal 128": 500.0}, "attention/cudnn": {"causal 128": 400.0}}
-    assert speeds(rows) == wanted
-
-
 def test_the_journal_is_of_the_gpu_the_versions_and_the_sources():
     other = DEVICE | {"processors": 132}, DEVICE | {"toolchain": {"jax": "2"}}, DEVICE | {"device": "NVIDIA H200"}
     assert len({run.journal_file(device) for device in (DEVICE, *other)}) == 4
-
-
-def test_the_attention_of_jax_itself_is_called_with_scaled_queries(monkeypatch: pytest.MonkeyPatch):
-    inside = import_module("jax.experimental.pallas.ops.gpu.attention_mgpu")
-    called = {}
-    monkeypatch.setattr(inside, "attention", lambda q, k, v, config: called.update(q=q, config=config) or q)
-    case = Case("causal", 256, 64, 2, 2)
-    q, k, v, *_ = case.arrays()
-    jax_attention.attend(case)(q, k, v)
-    assert jnp.array_equal(called["q"], q / 8) and called["config"].causal
-    monkeypatch.setattr(jax_attention, "target", lambda: ("gpu", 9.0, "NVIDIA H20", 78))
-    assert jax_attention.refusal(case) is None
-    assert "no windows" in (jax_attention.refusal(Case("w", 256, 64, window=8)) or "")

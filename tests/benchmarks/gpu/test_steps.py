@@ -1,0 +1,59 @@
+"""Steps that the GPU suite times: what multiplies in ours, and that of PyTorch is the same."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from benchmarks import torch_step
+from benchmarks.gpu import torch_recipes
+from benchmarks.gpu.journal import Journal
+from benchmarks.gpu.report import _step
+from benchmarks.gpu.training import LLAMA_1B, LLAMA_1B_STEP, RECIPES
+from jaxpar.config import load_config
+from jaxpar.hardware.catalogue import gpu_named
+from jaxpar.hardware.described import DescribedGPU
+from jaxpar.layout.choices.matmul import multiplies
+
+
+def test_a_step_of_a_recipe_names_what_multiplies():
+    """No record states that the kernel of tiles was right on a GPU, so that it has to be named."""
+    every = "precision.matmul_except={first_layers: 0, last_layers: 0}"
+    configs = {
+        name: load_config(LLAMA_1B, [*LLAMA_1B_STEP, *own, *([every] if own else [])]) for name, own in RECIPES.items()
+    }
+    found = {name: multiplies(config, DescribedGPU.of(gpu_named("h100"))) for name, config in configs.items()}
+    assert found == {
+        "bfloat16": "xla", "fp8_current": "cublas", "fp8_delayed": "cublas", "fp8_block": "xla",
+        "fp8_block, mosaic": "mosaic",
+    }  # fmt: skip
+    assert multiplies(configs["fp8_current"], jax.devices()[0]) == "xla"
+    row = {
+        "kind": "recipe", "name": "fp8_block, mosaic", "mfu": 0.5, "mfu_float8": 0.25, "peak_bytes": 2**30,
+        "memory_kind": "device", "parameters": 1e9, "tokens_per_second": 1e4, "step_time_s": 0.5, "attention": "cudnn",
+        "matmuls": "mosaic",
+    }  # fmt: skip
+    assert _step(row).endswith("MFU 50.0% (25.0% of FP8)  peak 1.0 GiB  attention: cudnn  matmuls: mosaic")
+
+
+@pytest.mark.parametrize("recipe", torch_recipes.RECIPES.values())
+def test_the_step_of_pytorch_is_that_of_ours(recipe: str | None):
+    config = load_config(LLAMA_1B, list(LLAMA_1B_STEP))
+    settings = torch_step.parse(torch_recipes.command_of(config, recipe)[2:])
+    model = config.model
+    assert (settings.model["layers"], settings.model["embed"], settings.sequence) == (model.layers, model.embed, 4096)
+    assert (settings.batch, settings.microbatches, settings.precision) == (8, 2, "bfloat16")
+    assert settings.float8 == recipe and settings.compile
+
+
+@pytest.mark.parametrize(("program", "why"), [
+    ("import no_such_package", "no_such_package is not installed"),
+    ("assert 0, 'torch sees no GPU'", "torch sees no GPU"),
+])  # fmt: skip
+def test_a_step_of_pytorch_that_cannot_run_is_skipped_with_the_reason(
+    program: str, why: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch_recipes, "TORCH", program)
+    journal = Journal("fp8-torch", 100)
+    torch_recipes.measure(journal)
+    assert [(row["kind"], row["why"]) for row in journal.rows] == [("skipped", why)]
