@@ -59,9 +59,14 @@ class GPU:
     """Memory of the CPU that is on one module with the GPU, its share of it; None for GPUs in a server of any size."""
 
     @property
+    def training_dtype(self) -> Arithmetic:
+        """bfloat16; float16 on Volta, which has no bfloat16 units."""
+        return "bfloat16" if "bfloat16" in self.peaks else "float16"
+
+    @property
     def training_peak(self) -> float:
-        """FLOP/s that MFU divides by: dense bfloat16; float16 on Volta, which has no bfloat16 units."""
-        return self.peaks["bfloat16"] if "bfloat16" in self.peaks else self.peaks["float16"]
+        """FLOP/s that MFU divides by: dense, in `training_dtype`."""
+        return self.peaks[self.training_dtype]
 
 
 def _teraflops(**peaks: float) -> Mapping[Arithmetic, float]:

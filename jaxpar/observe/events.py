@@ -101,7 +101,7 @@ class StepRecord:
     expert_loads: dict[str, float] | None = None
     """Number of a layer with experts to `load` in it."""
     mfu_float8: float | None = None
-    """The same of the FP8 peak, under `precision.matmul`."""
+    """As `mfu`, of the FP8 peak, under `precision.matmul`; None elsewhere."""
     matmul_magnitudes: dict[str, list[float]] | None = None
     """Under `fp8_delayed`, and with `precision.matmul_counts`: tensor of a quantised matmul to its largest magnitude in
     each layer of the model."""

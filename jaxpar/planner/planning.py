@@ -11,17 +11,15 @@ from shlex import quote
 
 from rich.console import Console
 
-from jaxpar.compiler.compile import DEFAULT_CACHE
+from jaxpar.compiler.compile import DEFAULT_CACHE, with_known_vocab
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.schema.layout import kept_by_planner
 from jaxpar.config.spelling import quoted
 from jaxpar.cost.hardware_model import HardwareModel, borrowed, described
-from jaxpar.data import open_data
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.checks import validate
 from jaxpar.layout import plan_file
-from jaxpar.layout.make_plan import with_vocab
 from jaxpar.planner.evidence.anchors import read_anchors
 from jaxpar.planner.evidence.verified import Verified, check_verifiable, print_verified, verify
 from jaxpar.planner.machine import is_cpu, named_cluster
@@ -175,9 +173,7 @@ def planned_config(config: Config) -> Config:
     """`config` as the planner takes it: its own layout left out, and the vocabulary set. Raises `UserError`."""
     config = without_layout(config)
     validate(config)
-    if config.model.vocab is None:
-        config = with_vocab(config, open_data(config.data, vocab=None, seed=config.run.seed).vocab)
-    return config
+    return with_known_vocab(config)
 
 
 def without_layout(config: Config) -> Config:

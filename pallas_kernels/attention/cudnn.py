@@ -63,34 +63,6 @@ def supports(request: Request) -> str | None:
     return None
 
 
-def note(request: Request) -> str | None:
-    """What a plan reports of packed documents; None where there are none."""
-    if not request.mask.segmented:
-        return None
-    shape = request.batch, request.queries, request.heads, request.width
-    room, scratch = cudnn_packed.documents_per_call(*shape), cudnn_packed.scratch_bytes(*shape)
-    whole, cleared, plain = (1e3 * seconds for seconds in cudnn_packed.Expected.of(*shape))
-    return (
-        f"documents by their offsets, up to {room} of a row in a call, compared with plain XLA on the device when the "
-        f"run starts; its backward takes {scratch / 2**30:.1f} GiB of scratch memory; a layer is expected to take "
-        f"{whole:.1f} ms, {cleared:.1f} ms of them to clear that memory, and by plain XLA {plain:.1f} ms ({_OF_WHAT})"
-    )
-
-
-def note_on_plain(request: Request) -> str | None:
-    """What a plan reports of plain XLA on packed documents on a GPU; None elsewhere."""
-    if not request.mask.segmented or request.platform not in ("gpu", "cuda"):
-        return None
-    whole, _, plain = cudnn_packed.Expected.of(request.batch, request.queries, request.heads, request.width)
-    return (
-        f"scores and sums of every block pass through memory: a layer is expected to take {1e3 * plain:.1f} ms, "
-        f"{plain / whole:.0f} times as long as by cuDNN's packed layout ({_OF_WHAT})"
-    )
-
-
-_OF_WHAT = f"forward and backward on an H100, with documents of mean {cudnn_packed.EXPECTED_MEAN}, not measured"
-
-
 def _deterministic_operations() -> bool:
     """Whether XLA's flags ask for deterministic operations; of a flag that is given twice the last one counts."""
     given = re.findall(r"--xla_gpu_deterministic_ops(?:=(\w+))?(?:\s|$)", os.environ.get("XLA_FLAGS", ""))

@@ -33,15 +33,6 @@ SCRATCH = 2**30
 """Bytes of scratch memory that `documents_per_call` aims at."""
 FEWEST = 4
 """Documents of a row in a call below which calls would be too many: rows of so many heads and tokens are refused."""
-EXPECTED_MEAN = 1024
-"""Tokens of the documents that `Expected` is of, on average."""
-_RATES = 484e12, 380e12
-"""FLOP/s of cuDNN's forward and backward on an H100, in rows of 2k tokens and of width 128."""
-_CLEARED = 3e12
-"""Bytes per second of setting scratch memory to zero, on an H100."""
-_PLAIN_XLA = 15
-"""How many times as long as these products plain XLA is estimated to take, whose scores and sums of every block pass
-through memory."""
 _SHORT = 256
 """Tokens of a document: rows of documents of this mean length, or a longer one, take one call."""
 
@@ -55,28 +46,6 @@ def scratch_bytes(batch: int, queries: int, heads: int, width: int) -> int:
     """Memory of a backward besides its arguments and results; the softmax statistics of the documents included."""
     documents = documents_per_call(batch, queries, heads, width)
     return documents * (_row_bytes(batch, queries, heads, width) + 4 * batch * queries * heads)
-
-
-class Expected(NamedTuple):
-    """Seconds of forward and backward of a layer on an H100: expected, not measured (docs/kernels.md)."""
-
-    whole: float
-    cleared: float
-    """Of `whole`, to clear the scratch memory."""
-    plain: float
-    """By plain XLA."""
-
-    @classmethod
-    def of(cls, batch: int, queries: int, heads: int, width: int) -> Expected:
-        """Of documents of `EXPECTED_MEAN` tokens on average.
-
-        Where their lengths are exponentially distributed with mean n, each query keeps n pairs.
-        """
-        pairs = batch * queries * min(EXPECTED_MEAN, queries / 2)
-        flops = 4.0 * pairs * heads * width
-        products = flops / _RATES[0] + 2.5 * flops / _RATES[1]
-        cleared = scratch_bytes(batch, queries, heads, width) / _CLEARED
-        return cls(products + cleared, cleared, _PLAIN_XLA * products)
 
 
 def _row_bytes(batch: int, queries: int, heads: int, width: int) -> int:

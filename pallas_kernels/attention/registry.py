@@ -9,7 +9,7 @@ from typing import ClassVar
 import jax
 
 from pallas_kernels import choice
-from pallas_kernels.attention import cudnn, mosaic, reference, triton
+from pallas_kernels.attention import cudnn, expected, mosaic, reference, triton
 from pallas_kernels.attention.derivative import Kernels
 from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.request import Request
@@ -69,8 +69,8 @@ IMPLEMENTATIONS = (
     Implementation("mosaic", _fused, mosaic.KERNELS, recorded=True, varies=_VARIES),
     Implementation("mosaic_deterministic", mosaic.refusal, mosaic.DETERMINISTIC_KERNELS, recorded=True),
     Implementation("triton", triton.refusal, triton.KERNELS, recorded=True),
-    Implementation("cudnn", cudnn.supports, whole=cudnn.attend, varies=cudnn.VARIES, note=cudnn.note),
-    Implementation("xla", lambda request: None, reference.KERNELS, note=cudnn.note_on_plain),
+    Implementation("cudnn", cudnn.supports, whole=cudnn.attend, varies=cudnn.VARIES, note=expected.note_on_packed),
+    Implementation("xla", lambda request: None, reference.KERNELS, note=expected.note_on_plain),
 )  # fmt: skip
 """`xla` is the plain JAX form: every mask, dtype and platform, and the reference of the others. `mosaic` adds up the
 gradient of queries in an order of chance, `mosaic_deterministic` is the same with a kernel more and without that."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from jaxpar.compiler.program.attribution import Movement
 from jaxpar.compiler.program.costs.ops import Cost
@@ -84,8 +85,7 @@ def schedule(
     kernel: Callable[[Cost], float],
     seconds: Callable[[Movement], float],
     shares: Shares = every_branch,
-    *,
-    several: bool = False,
+    channel: Callable[[Movement], str] = attrgetter("channel"),
 ) -> Schedule:
     """Walk the program and add up times.
 
@@ -96,10 +96,10 @@ def schedule(
         kernel: Time of one execution of a kernel; 0 of a transfer.
         seconds: Time of one execution of a transfer on its link.
         shares: How often each branch of a conditional runs, as for `loops.executions`.
-        several: Whether several transfers between devices may be in flight at a time.
+        channel: What a transfer shares with others: `Movement.channel`, or `link` where several may be in flight.
     """
     times = {cost.op.name: kernel(cost) for cost in costs}
-    channels = {m.transfer.start.name: m.link if several else m.channel for m in movements}
+    channels = {m.transfer.start.name: channel(m) for m in movements}
     clock = _Clock(module, {m.transfer.start.name: m for m in movements}, channels, times, seconds, shares)
     clock.run(module.entry_computation)
     found = tuple(clock.overlaps[m.transfer.start.name] for m in movements)

@@ -73,14 +73,12 @@ class Analysis:
     @cached_property
     def schedule(self) -> Schedule:
         """Transfers with the compute that overlaps them."""
-        return schedule(
-            self.module, self.movements, self.costs, self.timer.kernel, self.timer.transfer, several=self.several
-        )
+        times = self.timer.kernel, self.timer.transfer
+        return schedule(self.module, self.movements, self.costs, *times, channel=self.channel)
 
-    @cached_property
-    def several(self) -> bool:
-        """Whether several transfers between devices may be in flight at a time."""
-        return collectives_at_a_time(self.compilation.xla_flags) > 1
+    def channel(self, movement: Movement) -> str:
+        """What a transfer shares with others, of which one is in flight at a time."""
+        return movement.link if collectives_at_a_time(self.compilation.xla_flags) > 1 else movement.channel
 
     @cached_property
     def buffers(self) -> Buffers:

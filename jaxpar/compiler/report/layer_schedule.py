@@ -119,7 +119,7 @@ def _walk(analysis: Analysis, computation: Computation) -> LayerSchedule:
             now += took
         if op.name in starts:
             movement = starts[op.name]
-            channel = movement.link if analysis.several else movement.channel
+            channel = analysis.channel(movement)
             begin = max(now, free[channel])
             free[channel] = begin + analysis.timer.transfer(movement)
             collectives = "+".join(collective or movement.kind for collective in movement.collectives)

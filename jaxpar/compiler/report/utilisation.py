@@ -22,5 +22,5 @@ def utilisation(report: Report, config: Config, gpu: GPU) -> dict[str, float]:
     pairs = causal_pairs(config.model, tokens, config.data.sequence_length)
     flops = flops_per_step(config.model, tokens, pairs, config.model.vocab, config.lora)
     share = lambda peak: mfu(flops, report.step_seconds, report.devices, peak)
-    found = {"bfloat16" if "bfloat16" in gpu.peaks else "float16": share(gpu.training_peak)}
+    found: dict[str, float] = {gpu.training_dtype: share(gpu.training_peak)}
     return found | ({"float8": share(gpu.peaks["float8"])} if report.float8_flops else {})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
 
 from jaxpar.compiler.program.attribution import movements
@@ -27,7 +29,7 @@ def run(made: Module, *, several: bool = False, gpus_per_host: int = 8, **second
     mesh = MESH_OF_TWO if made.partitions == 2 else {"replica": 2, "fsdp": 2}
     moves = movements(made, counts, mesh, gpus_per_host)
     time = lambda move: seconds[move.transfer.start.name]
-    return schedule(made, moves, costs(made, counts), second, time, half, several=several)
+    return schedule(made, moves, costs(made, counts), second, time, half, attrgetter("link" if several else "channel"))
 
 
 def entry(*lines: str, others: tuple[str, ...] = ()) -> Module:

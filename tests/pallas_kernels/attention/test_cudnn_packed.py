@@ -16,6 +16,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from pallas_kernels.attention import attention, comparison, cudnn, cudnn_packed
+from pallas_kernels.attention.expected import Expected
 from pallas_kernels.attention.registry import Unsupported, choose
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask, allowed
@@ -153,7 +154,7 @@ def test_plans_take_the_packed_layout_where_the_run_compares_it_and_state_what_i
     chosen = choose("auto", HOPPER)
     assert chosen.name == "cudnn" and "up to 31 of a row in a call" in chosen.reason
     assert "compared with plain XLA" in chosen.reason and "1.0 GiB of scratch memory" in chosen.reason
-    whole, cleared, plain = (1e3 * seconds for seconds in cudnn_packed.Expected.of(1, 8192, 32, 128))
+    whole, cleared, plain = (1e3 * seconds for seconds in Expected.of(1, 8192, 32, 128))
     assert 1.4 < whole < 1.6 and 0.3 < cleared < 0.4 and round(plain / whole) == 12, "the example of docs/kernels.md"
     found = choose("auto", replace(HOPPER, heads=32, kv_heads=8)).reason
     assert f"expected to take {whole:.1f} ms, 0.3 ms of them to clear" in found and f"XLA {plain:.1f} ms" in found

@@ -1,0 +1,36 @@
+"""Links in a report: those inside a node and those between nodes are apart where XLA may use both at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from jaxpar.compiler.report import Analysis
+from jaxpar.compiler.report.layer_schedule import _walk
+from jaxpar.hardware.xla_flags import OVERLAP_LIMIT
+from tests.compiler.inspected import hsdp
+from tests.compiler.program.programs import module_text
+
+INSIDE, ACROSS = "{{0,1,2,3},{4,5,6,7}}", "{{0,4},{1,5},{2,6},{3,7}}"
+PROGRAM = module_text(
+    f"""%start = f32[1048576] parameter(0)
+    %a = ((f32[1048576]), f32[1048576]) all-reduce-start(%start), replica_groups={INSIDE}
+    %b = ((f32[1048576]), f32[1048576]) all-reduce-start(%start), replica_groups={ACROSS}
+    %ad = f32[1048576] all-reduce-done(%a)
+    %bd = f32[1048576] all-reduce-done(%b)""",
+    partitions=8,
+)
+
+
+@pytest.mark.parametrize(("limit", "apart"), [(None, False), (1, False), (2, True)])
+def test_links_are_apart_where_the_flags_of_a_program_allow_several_collectives(limit: int | None, apart: bool):
+    compilation = hsdp()[0].compilation
+    own = () if limit is None else (f"--{OVERLAP_LIMIT}={limit}",)
+    analysis = Analysis(
+        replace(compilation, program=PROGRAM, xla_flags=(*compilation.xla_flags, *own)), hsdp()[0].cluster
+    )
+    inside, across = (analysis.timer.transfer(movement) for movement in analysis.movements)
+    wanted = max(inside, across) if apart else inside + across
+    assert inside > 0 < across and analysis.schedule.exposed_seconds == pytest.approx(wanted)
+    assert _walk(analysis, analysis.module.entry_computation).seconds == pytest.approx(wanted)
