@@ -1,4 +1,4 @@
-"""A GPU and rows of a run on it, as tests make them up."""
+"""GPUs and rows of runs on them, as tests make them up."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ H200 = {
     "device": "NVIDIA H200", "platform": "gpu", "compute_capability": "9.0", "processors": 132, "count": 1,
     "versions": {"jax": "1"}, "toolchain": {"jax": "1", "ptxas": "12.9.86"},
 }  # fmt: skip
+H20 = H200 | {"device": "NVIDIA H20", "processors": 78}
 
 
 def attention_row(by: str, tflops: float, **more: Any) -> dict[str, Any]:

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import pytest
 
 from benchmarks.gpu import __main__ as suite
-from benchmarks.gpu import attention, cross_entropy, grouped, grouped_tiled, tiled
 from benchmarks.gpu.attention_cases import Case
 from benchmarks.gpu.bring_up import run, steps
 from benchmarks.gpu.bring_up.ladder import KERNELS, RUNGS, Kernel, kernel
-from benchmarks.gpu.bring_up.message import left, message
 from benchmarks.gpu.bring_up.steps import STAGES, Step, trouble
 from benchmarks.gpu.journal import Journal, read
 from benchmarks.gpu.record import ALWAYS
-from pallas_kernels.attention.registry import implementation
 from pallas_kernels.verified import SOURCES, read_records, user_file
+from tests.benchmarks.gpu.rows import H20, attention_row
 
 STEPS = [one for stage in STAGES for one in stage]
-DEVICE = {
-    "device": "NVIDIA H20", "platform": "gpu", "compute_capability": "9.0", "processors": 78, "count": 1,
-    "versions": {"jax": "1"}, "toolchain": {"jax": "1", "ptxas": "12.9.86"},
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +40,7 @@ def test_a_dry_run_climbs_the_ladder_and_records_nothing(
 
 
 def test_it_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(run, "_device", lambda dry: DEVICE | {"platform": "cpu", "device": "cpu"})
+    monkeypatch.setattr(run, "_device", lambda dry: H20 | {"platform": "cpu", "device": "cpu"})
     assert suite.main(["--bring-up"]) == 2
     assert "needs an NVIDIA GPU, and JAX has cpu" in capsys.readouterr().out
 
@@ -76,105 +68,6 @@ def test_waves_are_of_the_processors_at_hand(processors: int):
     assert 0.85 * processors < wave <= processors and 3 * processors <= three
     assert {case.width for case in rungs["one tile"]} == {64, 96, 128, 192, 256}
     assert all(len({*map(kernel("attention/mosaic").label, cases)}) == len(cases) for cases in rungs.values())
-
-
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
-    """Steps run this shell script, in which $JOURNAL is their journal; returns the journal."""
-    program, file = tmp_path / "stub.sh", tmp_path / "journal.jsonl"
-    program.write_text(f"#!/bin/sh\nJOURNAL={file}\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
-    return file
-
-
-BEGIN = """echo '{"part": "p", "kind": "begin", "what": "1024 x 16, causal, 128"}' >> $JOURNAL"""
-
-
-@pytest.mark.parametrize(
-    ("script", "kind", "case"),
-    [
-        (f"{BEGIN}; sleep 60", "hang", "1024 x 16, causal, 128"),
-        ("sleep 60", "hang", "before its first case"),
-        (
-            f"{BEGIN}; printf '%s' '{{\"half' >> $JOURNAL; echo illegal address; exit 7",
-            "crash",
-            "1024 x 16, causal, 128",
-        ),
-    ],
-)
-def test_a_hang_or_a_crash_names_its_case_and_ends_the_climb_of_its_kernel_alone(
-    script: str, kind: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    file = stub(tmp_path, monkeypatch, script)
-    monkeypatch.setattr(run, "HANG", 1.0)
-    first = STEPS[0]
-    run.watch(first, 60, file)
-    row = read(file)[-1]
-    assert (row["kind"], row["case"], row["kernel"]) == (kind, case, first.kernel)
-    assert kind == "hang" or "ended with 7: illegal address" in row["why"]
-    text, more = message(read(file), DEVICE, []), left(read(file))
-    assert f"{kind.upper()} at {case}" in text
-    assert first.kernel is not None and trouble(first.kernel, read(file)) == row
-    assert more and not [name for name in more if name.startswith(f"{first.kernel}, ")]
-
-
-def test_a_sanitizer_that_takes_too_long_says_nothing_of_its_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    file = stub(tmp_path, monkeypatch, f"{BEGIN}; sleep 60")
-    monkeypatch.setattr(run, "SANITIZING", 1.0)
-    (one,) = (one for one in STEPS if (one.kernel, one.tool) == ("attention/mosaic", "racecheck"))
-    run.watch(one, 60, file)
-    assert trouble("attention/mosaic", read(file)) is None and steps.is_over(one, read(file))
-    assert "attention/mosaic, racecheck: skipped (it took more than 1 s)" in message(read(file), DEVICE, [])
-
-
-def test_programs_that_steps_share_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    file = stub(tmp_path, monkeypatch, """echo "{\\"part\\": \\"$JAX_COMPILATION_CACHE_DIR\\"}" > $JOURNAL""")
-    run.watch(STEPS[0], 60, file)
-    assert [row["part"] for row in read(file)] == [str(tmp_path / "compiled")]
-
-
-def test_what_hung_while_it_was_timed_is_left_out_when_the_same_command_runs_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    case = Case("causal", 128, 64, 1, 1)
-    what = "causal, 128 tokens, width 64"
-    monkeypatch.setattr(attention, "DRY_TIMED", (case,))
-    monkeypatch.setattr(attention, "IMPLEMENTATIONS", [implementation("xla")])
-    monkeypatch.setattr(attention.torch_attention, "programs", lambda *_: {})
-    nothing = jnp.zeros(1)
-    monkeypatch.setattr(attention, "compile_all", lambda programs: {key: lambda *_: (nothing, 0) for key in programs})
-    speed = Step("speeds of attention", steps._measure(attention.measure))
-    file = stub(tmp_path, monkeypatch, f"""{BEGIN.replace("1024 x 16, causal, 128", f"{what} by xla")}; sleep 60""")
-    monkeypatch.setattr(run, "HANG", 1.0)
-    run.watch(speed, 60, file)
-    assert read(file)[-1]["case"] == f"{what} by xla" and not steps.is_over(speed, read(file))
-    for earlier, timed, begins in (
-        (read(file), [], [what, what, what]),
-        ([], ["forward", "backward"], [what, f"{what} by xla", what, f"{what} by xla", what]),
-        ([{"part": speed.name, "kind": "crash", "case": what}], [], []),
-    ):
-        journal = Journal(speed.name, 100, dry=True, earlier=earlier)
-        assert speed.run(journal)
-        assert [row["way"] for row in journal.rows if row["kind"] == "attention"] == timed
-        assert [row["what"] for row in journal.rows if row["kind"] == "begin"] == begins
-
-
-@pytest.mark.parametrize(
-    ("measure", "cases"),
-    [
-        (grouped.measure, [case.name for case in grouped.DRY]), (tiled.measure, [case.name for case in tiled.DRY]),
-        (grouped_tiled.measure, [case.name for case in grouped_tiled.DRY]),
-        (cross_entropy.measure, ["64 x 32 x 640"]),
-    ],
-    ids=["grouped", "tiled", "grouped tiled", "cross-entropy"],
-)  # fmt: skip
-def test_a_case_that_hung_is_not_begun_again(measure: Any, cases: list[str], monkeypatch: pytest.MonkeyPatch):
-    begun: list[str] = []
-    monkeypatch.setattr(Journal, "begin", lambda journal, what: begun.append(what))
-    hung = [{"part": "speeds", "kind": "hang", "case": case} for case in cases]
-    measure(Journal("speeds", 100, dry=True, earlier=hung))
-    assert not begun
 
 
 def test_a_step_that_runs_out_of_time_goes_on_with_the_cases_that_are_left(
@@ -255,15 +148,24 @@ def test_what_is_right_in_every_step_is_recorded_and_the_text_has_the_record(
         journal.add("check", kernel="attention/mosaic", case="c", passed=False, errors={"dq": 1.0}, allowed={"dq": 0.1})
         return True
 
+    def timed(journal: Journal) -> bool:
+        for by, rate in (("mosaic_deterministic", 500.0), ("cudnn", 400.0)):
+            for way, part in (("forward", 1.0), ("backward", 2.5)):
+                row = attention_row(by, rate, way=way, seconds=part * case.flops() / (1e12 * rate))
+                journal.add(**{name: value for name, value in row.items() if name != "part"})
+        return True
+
     def found(journal: Journal) -> bool:
         recorded.append({record.kernel for record in read_records(user_file())})
         of_triton = journal.part == "attention/triton, racecheck"
         journal.add("sanitizer", kernel=journal.part.split(",")[0], passed=not of_triton, reported=["a hazard"])
         return True
 
+    case = Case("causal", 8192, 128, 16, 16, batch=2)
     recorded: list[set[str]] = []
     does = lambda one: (
-        (lambda journal: True) if one.kernel is None
+        timed if one == steps.ATTENTION_SPEEDS
+        else (lambda journal: True) if one.kernel is None
         else found if one.tool is not None
         else wrong if one.name == "attention/mosaic, one wave"
         else right
@@ -271,7 +173,7 @@ def test_what_is_right_in_every_step_is_recorded_and_the_text_has_the_record(
     stages = tuple(tuple(Step(one.name, does(one), one.kernel, one.tool) for one in stage) for stage in STAGES)
     monkeypatch.setattr(run, "STAGES", stages)
     monkeypatch.setattr(run, "ATTENTION_SPEEDS", stages[1][0])
-    monkeypatch.setattr(run, "_device", lambda dry: DEVICE)
+    monkeypatch.setattr(run, "_device", lambda dry: H20)
     monkeypatch.setattr(
         run,
         "watch",
@@ -283,7 +185,11 @@ def test_what_is_right_in_every_step_is_recorded_and_the_text_has_the_record(
     assert recorded[0] == {*SOURCES} - {"attention/mosaic"}, "before the sanitizers, and cuDNN for its speed"
     found_wrong = {"attention/mosaic", "attention/triton"}
     assert {record.kernel for record in read_records(user_file())} == {*SOURCES} - found_wrong
+    fast = {record.kernel: dict(record.speeds) for record in read_records(user_file()) if record.speeds}
+    assert fast == {"attention/mosaic_deterministic": {"causal 128": 500.0}, "attention/cudnn": {"causal 128": 400.0}}
     printed = capsys.readouterr().out
+    assert "Targets of an NVIDIA H200, beside what this NVIDIA H20 has: not judged" in printed
+    assert "1.25 >= 1    causal, 8192 tokens, width 128, forward" in printed and "met     1.25" not in printed
     assert "attention/mosaic                CHECK at c (attention/mosaic, one wave); right up to: one wave" in printed
     assert "WRONG: errors {'dq': 1.0}" in printed and '"processors": 78' in printed
     (text,) = (user_file().parent / "bring_up").glob("nvidia-h20-*.txt")
@@ -291,5 +197,5 @@ def test_what_is_right_in_every_step_is_recorded_and_the_text_has_the_record(
 
 
 def test_the_journal_is_of_the_gpu_the_versions_and_the_sources():
-    other = DEVICE | {"processors": 132}, DEVICE | {"toolchain": {"jax": "2"}}, DEVICE | {"device": "NVIDIA H200"}
-    assert len({run.journal_file(device) for device in (DEVICE, *other)}) == 4
+    other = H20 | {"processors": 132}, H20 | {"toolchain": {"jax": "2"}}, H20 | {"device": "NVIDIA H200"}
+    assert len({run.journal_file(device) for device in (H20, *other)}) == 4

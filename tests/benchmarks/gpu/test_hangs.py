@@ -1,0 +1,120 @@
+"""Steps of a bring-up that hang, crash or take too long: what the journal has of them, and what is left out after."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from benchmarks.gpu import attention, cross_entropy, grouped, grouped_tiled, tiled
+from benchmarks.gpu.attention_cases import Case
+from benchmarks.gpu.bring_up import run, steps
+from benchmarks.gpu.bring_up.message import left, message
+from benchmarks.gpu.bring_up.steps import STAGES, Step, trouble
+from benchmarks.gpu.journal import Journal, read
+from pallas_kernels.attention.registry import implementation
+from tests.benchmarks.gpu.rows import H20
+
+STEPS = [one for stage in STAGES for one in stage]
+
+
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    """Steps run this shell script, in which $JOURNAL is their journal; returns the journal."""
+    program, file = tmp_path / "stub.sh", tmp_path / "journal.jsonl"
+    program.write_text(f"#!/bin/sh\nJOURNAL={file}\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    return file
+
+
+BEGIN = """echo '{"part": "p", "kind": "begin", "what": "1024 x 16, causal, 128"}' >> $JOURNAL"""
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "case"),
+    [
+        (f"{BEGIN}; sleep 60", "hang", "1024 x 16, causal, 128"),
+        ("sleep 60", "hang", "before its first case"),
+        (
+            f"{BEGIN}; printf '%s' '{{\"half' >> $JOURNAL; echo illegal address; exit 7",
+            "crash",
+            "1024 x 16, causal, 128",
+        ),
+    ],
+)
+def test_a_hang_or_a_crash_names_its_case_and_ends_the_climb_of_its_kernel_alone(
+    script: str, kind: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = stub(tmp_path, monkeypatch, script)
+    monkeypatch.setattr(run, "HANG", 1.0)
+    first = STEPS[0]
+    run.watch(first, 60, file)
+    row = read(file)[-1]
+    assert (row["kind"], row["case"], row["kernel"]) == (kind, case, first.kernel)
+    assert kind == "hang" or "ended with 7: illegal address" in row["why"]
+    text, more = message(read(file), H20, []), left(read(file))
+    assert f"{kind.upper()} at {case}" in text
+    assert first.kernel is not None and trouble(first.kernel, read(file)) == row
+    assert more and not [name for name in more if name.startswith(f"{first.kernel}, ")]
+
+
+def test_a_sanitizer_that_takes_too_long_says_nothing_of_its_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = stub(tmp_path, monkeypatch, f"{BEGIN}; sleep 60")
+    monkeypatch.setattr(run, "SANITIZING", 1.0)
+    (one,) = (one for one in STEPS if (one.kernel, one.tool) == ("attention/mosaic", "racecheck"))
+    run.watch(one, 60, file)
+    assert trouble("attention/mosaic", read(file)) is None and steps.is_over(one, read(file))
+    assert "attention/mosaic, racecheck: skipped (it took more than 1 s)" in message(read(file), H20, [])
+
+
+def test_programs_that_steps_share_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    file = stub(tmp_path, monkeypatch, """echo "{\\"part\\": \\"$JAX_COMPILATION_CACHE_DIR\\"}" > $JOURNAL""")
+    run.watch(STEPS[0], 60, file)
+    assert [row["part"] for row in read(file)] == [str(tmp_path / "compiled")]
+
+
+def test_what_hung_while_it_was_timed_is_left_out_when_the_same_command_runs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    case = Case("causal", 128, 64, 1, 1)
+    what = "causal, 128 tokens, width 64"
+    monkeypatch.setattr(attention, "DRY_TIMED", (case,))
+    monkeypatch.setattr(attention, "IMPLEMENTATIONS", [implementation("xla")])
+    monkeypatch.setattr(attention.torch_attention, "programs", lambda *_: {})
+    nothing = jnp.zeros(1)
+    monkeypatch.setattr(attention, "compile_all", lambda programs: {key: lambda *_: (nothing, 0) for key in programs})
+    speed = Step("speeds of attention", steps._measure(attention.measure))
+    file = stub(tmp_path, monkeypatch, f"""{BEGIN.replace("1024 x 16, causal, 128", f"{what} by xla")}; sleep 60""")
+    monkeypatch.setattr(run, "HANG", 1.0)
+    run.watch(speed, 60, file)
+    assert read(file)[-1]["case"] == f"{what} by xla" and not steps.is_over(speed, read(file))
+    for earlier, timed, begins in (
+        (read(file), [], [what, what, what]),
+        ([], ["forward", "backward"], [what, f"{what} by xla", what, f"{what} by xla", what]),
+        ([{"part": speed.name, "kind": "crash", "case": what}], [], []),
+    ):
+        journal = Journal(speed.name, 100, dry=True, earlier=earlier)
+        assert speed.run(journal)
+        assert [row["way"] for row in journal.rows if row["kind"] == "attention"] == timed
+        assert [row["what"] for row in journal.rows if row["kind"] == "begin"] == begins
+
+
+@pytest.mark.parametrize(
+    ("measure", "cases"),
+    [
+        (grouped.measure, [case.name for case in grouped.DRY]), (tiled.measure, [case.name for case in tiled.DRY]),
+        (grouped_tiled.measure, [case.name for case in grouped_tiled.DRY]),
+        (cross_entropy.measure, ["64 x 32 x 640"]),
+    ],
+    ids=["grouped", "tiled", "grouped tiled", "cross-entropy"],
+)  # fmt: skip
+def test_a_case_that_hung_is_not_begun_again(measure: Any, cases: list[str], monkeypatch: pytest.MonkeyPatch):
+    begun: list[str] = []
+    monkeypatch.setattr(Journal, "begin", lambda journal, what: begun.append(what))
+    hung = [{"part": "speeds", "kind": "hang", "case": case} for case in cases]
+    measure(Journal("speeds", 100, dry=True, earlier=hung))
+    assert not begun
