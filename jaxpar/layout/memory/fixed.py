@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from jaxpar.config import Config
 from jaxpar.config.counting import padded_vocab
-from jaxpar.config.kinds import kind_model
-from jaxpar.layers.matmul_formats import coded_rows, quantised, routed_groups, why_each_use
+from jaxpar.layers.matmul_formats import quantised, routed_groups
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.kernel_head import kernel_bytes, kernel_chunks
 from jaxpar.layout.memory.state import StateBytes
-from jaxpar.layout.memory.weights import HALVES, Ends, Part, Parts, Weight, Weights
-from jaxpar.memory.layer_shape import FLOAT32_BYTES, ITEM_BYTES, LayerShape, between_bytes, matmul_bytes
+from jaxpar.layout.memory.stored import StoredBytes, Widths
+from jaxpar.layout.memory.weights import HALVES, Ends, Parts, Weight, Weights
+from jaxpar.memory.layer_shape import FLOAT32_BYTES, LayerShape, between_bytes, matmul_bytes
 from jaxpar.memory.streaming import PIECES
 
 BATCH_BYTES = 6 * 4
@@ -93,14 +93,14 @@ class _Counted:
 
     def all(self) -> Fixed:
         """All of them."""
-        case = self.case
-        state = StateBytes(self.config, self.parts, case.zero >= 1, self._local_rows)
+        case, stored = self.case, self.stored
+        state = StateBytes(self.config, self.parts, case.zero >= 1, stored.rows)
         device, passing, host = state.stored_bytes(case.state, case.resident)
-        weights, gradients = self._on_device(self._stored), self._on_device(self._accumulated)
+        weights, gradients = stored.on_device(stored.weights), stored.on_device(stored.gradients)
         head, head_gradient, zeros = self._in_head(weights, gradients)
         return Fixed(
-            optimizer=device + passing + self._arriving + self._residual,
-            host=host + self._accumulated.layers - gradients.layers,
+            optimizer=device + passing + stored.arriving + stored.residual,
+            host=host + stored.gradients.layers - gradients.layers,
             passing=passing,
             update=gradients.all + PIECES * (state.passing_piece(case.resident) + self._largest_gradient)
             if case.host_layers
@@ -110,8 +110,8 @@ class _Counted:
             zeros=zeros,
             layer=self._in_layer(weights, gradients),
             leaving=Work(weights.all, gradients.all, self._turned() if case.state == "file" else 0),
-            chunk=self._widths[0] * int(self._in_layers("compute", case.rows_of)),
-            chunk_gradients=self._widths[2] * int(self._in_layers("compute", case.rows_of, "trained")),
+            chunk=self._widths.compute * stored.chunk(),
+            chunk_gradients=self._widths.gradient * stored.chunk("trained"),
             for_weights=self._kept_for_weights(),
             between=between_bytes(self.shape),
             batch=BATCH_BYTES * self.shape.tokens * case.microbatches,
@@ -123,86 +123,18 @@ class _Counted:
         return self.weights.parts(self.case.tensor, self.case.shards, self.case.ends, self.case.expert)
 
     @cached_property
-    def _local_rows(self) -> dict[str, int]:
-        return self.case.local_rows
+    def stored(self) -> StoredBytes:
+        """Weights and gradients."""
+        return StoredBytes(self.config, self.parts, self.case)
+
+    @property
+    def _widths(self) -> Widths:
+        return self.stored.widths
 
     @property
     def shape(self) -> LayerShape:
         """The part of any one kind, for what all kinds have in common."""
         return next(iter(self.shapes.values()))
-
-    def _in_layers(self, form: str, rows: Mapping[str, int], which: str = "") -> float:
-        """Elements of so many layers of each kind, `compute` or `sharded`: of all weights, or `which` are."""
-        return sum(_elements(own, form, which) * rows[kind] for kind, own in self.parts.layers.items())
-
-    @cached_property
-    def _widths(self) -> tuple[int, int, int]:
-        """Bytes of compute, storage and gradient."""
-        precision = self.config.precision
-        storage = precision.storage or precision.compute
-        return ITEM_BYTES[precision.compute], ITEM_BYTES[storage], ITEM_BYTES[precision.gradient]
-
-    def _bytes(self, width: int, layers_sharded: bool, ends_sharded: bool, which: str) -> Ends:
-        """Bytes of the weights that are `which`: trained or frozen."""
-        form = lambda sharded: "sharded" if sharded else "compute"
-        ends = {name: width * _elements(part, form(ends_sharded), which) for name, part in self.parts.ends.items()}
-        layers = width * int(self._in_layers(form(layers_sharded), self._local_rows, which))
-        return Ends(layers, *(ends.get(name, 0) for name in Ends._fields[1:]))
-
-    @cached_property
-    def _frozen(self) -> int:
-        """Frozen weights, which are a part of the state."""
-        sharded = self.case.zero >= 3
-        return self._bytes(self._widths[1], sharded, sharded and self.case.pipe == 1, "frozen").all
-
-    @cached_property
-    def _stored(self) -> Ends:
-        """What is made of the master weights."""
-        _, width, _ = self._widths
-        case, precision = self.case, self.config.precision
-        sharded = case.zero >= 3
-        ends = sharded and case.pipe == 1
-        same = (precision.storage or precision.compute) == precision.master
-        if case.secondary > 1:
-            return self._held()
-        if same and (case.shards == 1 or case.zero == 0 or ends) and case.state == "none":
-            return Ends(self._coded(sharded, True) + self._coded(sharded, False), 0, 0, 0)
-        made = self._bytes(width, sharded, ends, "trained")
-        # Codes replace the copies of trained matrices; frozen ones are a part of the state, and their codes are made.
-        return made._replace(
-            layers=made.layers - (width - 1) * self._coded(sharded, True) + self._coded(sharded, False)
-        )
-
-    def _coded(self, sharded: bool, trained: bool) -> int:
-        """Elements of matrices that are stored as codes of 8 bits, once per step (`docs/fp8.md`), trained or frozen.
-
-        Rows that may hold an exception are not among them. A case with several chunks a rank under ZeRO-3 counts none,
-        because its schedule may gather chunks in the compute dtype.
-        """
-        case, recipe = self.case, self.config.precision.matmul
-        holds = "its schedule" if case.virtual_stages > 1 and case.zero >= 3 else None
-        if recipe is None or why_each_use(recipe, case.state, holds) is not None:
-            return 0
-        found = 0
-        for kind, own in self.parts.layers.items():
-            groups = quantised(self.config, kind_model(self.config.model, kind))
-            names = {name for matrices in groups.values() for name in matrices}
-            coded = (one for one in own.weights if one.name.split(".")[-1] in names and one.trained == trained)
-            elements = sum(one.local(sharded) for one in coded)
-            found += elements * coded_rows(self.config, case.rows_of[kind]) * case.virtual_stages
-        return found
-
-    def _held(self) -> Ends:
-        """Weights in a secondary shard: several shards of each that is sharded, frozen ones too."""
-        _, width, _ = self._widths
-        copies = self.case.copies
-        held = lambda part: sum(min(one.compute, one.sharded * copies(one.of_experts)) for one in part.weights)
-        rows = self._local_rows
-        layers = sum(held(own) * rows[kind] for kind, own in self.parts.layers.items())
-        if self.case.pipe > 1:
-            return self._bytes(width, True, False, "trained")._replace(layers=width * layers)
-        ends = {name: width * held(part) for name, part in self.parts.ends.items()}
-        return Ends(width * layers, *(ends.get(name, 0) for name in Ends._fields[1:]))
 
     def _codes(self) -> int:
         """Codes on the wire in a layer's backward: of the gathered layer, and of its largest gradient as it is sent and
@@ -217,49 +149,9 @@ class _Counted:
         return int(gathered + exchanged)
 
     @property
-    def _gradients_sharded(self) -> bool:
-        """Whether layers' gradients accumulate sharded."""
-        return self.case.zero >= 3 or self._ends_sharded
-
-    @property
-    def _ends_sharded(self) -> bool:
-        """Whether gradients of embedding and head do."""
-        return self.case.zero >= 2 and self.case.pipe == 1
-
-    @cached_property
-    def _accumulated(self) -> Ends:
-        _, _, width = self._widths
-        return self._bytes(width, self._gradients_sharded, self._ends_sharded, "trained")
-
-    @property
-    def _residual(self) -> int:
-        """Under error feedback: what codes lack of gradients, of the weights as they are multiplied."""
-        if not self.config.precision.gradient_error_feedback:
-            return 0
-        own = lambda part: sum(one.compute for one in part.weights if one.quantised and one.trained)
-        layers = sum(own(part) * self._local_rows[kind] for kind, part in self.parts.layers.items())
-        return self._widths[2] * (layers + sum(map(own, self.parts.ends.values())))
-
-    @property
-    def _arriving(self) -> int:
-        """Where the state is on disk: weights come as arguments in storage dtype, sharded like their state, and what is
-        not stored like that is gathered from them."""
-        case = self.case
-        if case.state != "file" or case.shards == 1 or case.zero == 0:
-            return 0
-        arguments = self._bytes(self._widths[1], True, True, "trained")
-        ends = 0 if case.zero >= 3 and case.pipe == 1 else arguments.all - arguments.layers
-        return ends + (0 if case.zero >= 3 else arguments.layers)
-
-    def _on_device(self, ends: Ends) -> Ends:
-        """Rows without the layers that are on the host."""
-        rows = sum(self._local_rows.values())
-        return ends._replace(layers=ends.layers - ends.layers // rows * self.case.host_layers)
-
-    @property
     def _layer(self) -> int:
         """The maximum over kinds."""
-        return self._widths[0] * max(own.compute for own in self.parts.layers.values())
+        return self._widths.compute * max(own.compute for own in self.parts.layers.values())
 
     @property
     def _gathered_layers(self) -> int:
@@ -273,19 +165,17 @@ class _Counted:
         """Of one layer of each kind."""
         return [weight for own in self.parts.layers.values() for weight in own.weights]
 
-    def _reduced(self, weight: Weight) -> int:
-        """A layer's elements in the accumulated gradients."""
-        return weight.local(self._gradients_sharded)
-
     @property
     def _message(self) -> int:
         """The accumulated gradients of a layer, joined."""
-        return self._widths[2] * max(sum(map(self._reduced, own.weights)) for own in self.parts.layers.values())
+        return self._widths.gradient * max(
+            sum(map(self.stored.reduced, own.weights)) for own in self.parts.layers.values()
+        )
 
     @property
     def _largest_gradient(self) -> int:
         """Of a layer's weights, as they accumulate."""
-        return self._widths[2] * max(map(self._reduced, self._layer_weights))
+        return self._widths.gradient * max(map(self.stored.reduced, self._layer_weights))
 
     def _in_head(self, weights: Ends, gradients: Ends) -> tuple[Work, int, bool]:
         """While the loss is differentiated; its gradient apart, and whether zeros of that size are kept.
@@ -309,11 +199,11 @@ class _Counted:
             gradients = Ends(gradients.layers, 0, 0, 0)
             weights = weights if model.tied else weights._replace(embedding=0)
         layers = self._gathered_layers // (1 if case.pipe > 1 else 1 + case.layer_unroll)
-        anew = (model.tied and self._ends_sharded) or case.tensor > 1 or (case.alone and not gathers)
+        anew = (model.tied and self.stored.ends_sharded) or case.tensor > 1 or (case.alone and not gathers)
         trained = self.parts.ends[name].trained.compute
         by_kernel = case.loss_logits is not None
         zeros = tiles > 1 and not anew and trained > 0 and not by_kernel
-        gradient = trained * (FLOAT32_BYTES if zeros else self._widths[2])
+        gradient = trained * (FLOAT32_BYTES if zeros else self._widths.gradient)
         temporaries = logits * (3 if tiles == 1 or zeros or not trained else 4) // 2
         if zeros and not model.tied:
             temporaries = max(temporaries, gradient)
@@ -321,11 +211,11 @@ class _Counted:
             keeps, columns = case.loss_logits == "keep", padded_vocab(model) // (case.tensor * case.ends)
             temporaries = kernel_bytes(self.shape.tokens, model.embed, columns, keeps=keeps)
             if keeps:
-                gradient, temporaries = trained * self._widths[0], max(temporaries, gradient)
+                gradient, temporaries = trained * self._widths.compute, max(temporaries, gradient)
             elif kernel_chunks(self.shape.tokens, columns) > 1:
-                gradient += trained * self._widths[0]
-        stored = weights.all + self._frozen
-        work = Work(stored + gathers * self._widths[0] * head + layers, gradients.all, temporaries)
+                gradient += trained * self._widths.compute
+        stored = weights.all + self.stored.frozen
+        work = Work(stored + gathers * self._widths.compute * head + layers, gradients.all, temporaries)
         return work, gradient, zeros
 
     def _in_layer(self, weights: Ends, gradients: Ends) -> Work:
@@ -341,14 +231,14 @@ class _Counted:
             weights = Ends(weights.layers, 0, 0, 0)
             gradients = gradients if self.config.model.tied else gradients._replace(embedding=0)
             if not self.config.model.tied and self.loss_tiles == 1 and case.loss_logits is None:
-                logits = self._widths[0] * shape.tokens * padded_vocab(self.config.model) // (case.tensor * case.ends)
+                logits = self._widths.compute * shape.tokens * padded_vocab(self.config.model) // (case.tensor * case.ends)
                 gradients = gradients._replace(head=min(gradients.head, logits))
-        whole = shape.tokens * shape.embed * self._widths[0]
-        whole_gradients = self._widths[2] * max(own.trained.compute for own in self.parts.layers.values())
+        whole = shape.tokens * shape.embed * self._widths.compute
+        whole_gradients = self._widths.gradient * max(own.trained.compute for own in self.parts.layers.values())
         own = 2 * self._largest_gradient if case.host_layers else whole_gradients
         own += self._message if case.sums_early else 0
         return Work(
-            weights.all + self._frozen + self._gathered_layers,
+            weights.all + self.stored.frozen + self._gathered_layers,
             gradients.all + own,
             (4 * whole if case.tensor > 1 else 0) + self._codes() + case.scratch + self._of_experts(),
         )
@@ -382,15 +272,10 @@ class _Counted:
     def _turned(self) -> int:
         """The largest gradients of attention and of the feed-forward, which XLA copies to write them back: found in
         programs of 4 to 45 layers."""
-        largest = lambda kind, half: max(map(self._reduced, self.parts.layers[kind].of_half(half)))
-        stacks = self._local_rows.items()
-        return self._widths[2] * sum(max(rows * largest(kind, half) for kind, rows in stacks) for half in HALVES)
+        largest = lambda kind, half: max(map(self.stored.reduced, self.parts.layers[kind].of_half(half)))
+        stacks = self.stored.rows.items()
+        return self._widths.gradient * sum(max(rows * largest(kind, half) for kind, rows in stacks) for half in HALVES)
 
     def _kept_for_weights(self) -> int:
         """Inputs and output gradients of all matmuls of a chunk: what a split backward keeps for W."""
         return sum(rows * matmul_bytes(self.shapes[kind]) for kind, rows in self.case.rows_of.items())
-
-
-def _elements(part: Part, form: str, which: str) -> int:
-    """Elements of a part, `compute` or `sharded`: of all its weights, or of those that are `which`."""
-    return getattr(getattr(part, which) if which else part, form)

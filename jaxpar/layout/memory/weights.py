@@ -46,7 +46,7 @@ class Weight(NamedTuple):
     """Whether it has gradients, moments and a master copy."""
     of_experts: bool
     """Whether it is split over the ranks of experts, and not sharded over them."""
-    quantised: bool = False
+    sent_in_codes: bool = False
     """Whether its gradient may travel quantised."""
     half: str = ""
     """Of the layers' weights, which of `HALVES` it is in, if any."""

@@ -1,0 +1,162 @@
+"""Bytes of the weights and gradients of a case that a device stores: between steps, and while microbatches are run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from jaxpar.config import Config
+from jaxpar.config.kinds import kind_model
+from jaxpar.layers.matmul_formats import coded_rows, quantised, why_each_use
+from jaxpar.layout.memory.case import Case
+from jaxpar.layout.memory.weights import Ends, Part, Parts, Weight
+from jaxpar.memory.layer_shape import ITEM_BYTES
+
+
+class Widths(NamedTuple):
+    """Bytes of a number in three dtypes of the configuration."""
+
+    compute: int
+    storage: int
+    gradient: int
+
+
+@dataclass(frozen=True)
+class StoredBytes:
+    """The weights and gradients of one case; of master weights and moments see `StateBytes`."""
+
+    config: Config
+    parts: Parts
+    case: Case
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """Of each kind's stack on a device."""
+        return self.case.local_rows
+
+    @cached_property
+    def widths(self) -> Widths:
+        """Of what is stored."""
+        precision = self.config.precision
+        storage = precision.storage or precision.compute
+        return Widths(*(ITEM_BYTES[dtype] for dtype in (precision.compute, storage, precision.gradient)))
+
+    @cached_property
+    def frozen(self) -> int:
+        """Frozen weights, which are a part of the state."""
+        sharded = self.case.zero >= 3
+        return self._bytes(self.widths.storage, sharded, sharded and self.case.pipe == 1, "frozen").all
+
+    @cached_property
+    def weights(self) -> Ends:
+        """What is made of the master weights."""
+        width = self.widths.storage
+        case, precision = self.case, self.config.precision
+        sharded = case.zero >= 3
+        ends = sharded and case.pipe == 1
+        same = (precision.storage or precision.compute) == precision.master
+        if case.secondary > 1:
+            return self._held()
+        if same and (case.shards == 1 or case.zero == 0 or ends) and case.state == "none":
+            return Ends(self._coded(sharded, True) + self._coded(sharded, False), 0, 0, 0)
+        made = self._bytes(width, sharded, ends, "trained")
+        # Codes replace the copies of trained matrices; frozen ones are a part of the state, and their codes are made.
+        return made._replace(
+            layers=made.layers - (width - 1) * self._coded(sharded, True) + self._coded(sharded, False)
+        )
+
+    @cached_property
+    def gradients(self) -> Ends:
+        """As they accumulate over microbatches."""
+        return self._bytes(self.widths.gradient, self.gradients_sharded, self.ends_sharded, "trained")
+
+    @property
+    def residual(self) -> int:
+        """Under error feedback: what codes lack of gradients, of the weights as they are multiplied."""
+        if not self.config.precision.gradient_error_feedback:
+            return 0
+        own = lambda part: sum(one.compute for one in part.weights if one.sent_in_codes and one.trained)
+        layers = sum(own(part) * self.rows[kind] for kind, part in self.parts.layers.items())
+        return self.widths.gradient * (layers + sum(map(own, self.parts.ends.values())))
+
+    @property
+    def arriving(self) -> int:
+        """Where the state is on disk: weights come as arguments in storage dtype, sharded like their state, and what is
+        not stored like that is gathered from them."""
+        case = self.case
+        if case.state != "file" or case.shards == 1 or case.zero == 0:
+            return 0
+        arguments = self._bytes(self.widths.storage, True, True, "trained")
+        ends = 0 if case.zero >= 3 and case.pipe == 1 else arguments.all - arguments.layers
+        return ends + (0 if case.zero >= 3 else arguments.layers)
+
+    def on_device(self, ends: Ends) -> Ends:
+        """Rows without the layers that are on the host."""
+        rows = sum(self.rows.values())
+        return ends._replace(layers=ends.layers - ends.layers // rows * self.case.host_layers)
+
+    def reduced(self, weight: Weight) -> int:
+        """A layer's elements in the accumulated gradients."""
+        return weight.local(self.gradients_sharded)
+
+    def chunk(self, which: str = "") -> int:
+        """Elements of a chunk of layers as they are multiplied: of all weights, or of those that are `which`."""
+        return int(self._in_layers("compute", self.case.rows_of, which))
+
+    @property
+    def ends_sharded(self) -> bool:
+        """Whether gradients of embedding and head accumulate sharded."""
+        return self.case.zero >= 2 and self.case.pipe == 1
+
+    @property
+    def gradients_sharded(self) -> bool:
+        """Whether those of layers do."""
+        return self.case.zero >= 3 or self.ends_sharded
+
+    def _coded(self, sharded: bool, trained: bool) -> int:
+        """Elements of matrices that are stored as codes of 8 bits, once per step (`docs/fp8.md`), trained or frozen.
+
+        Rows that may hold an exception are not among them. A case with several chunks a rank under ZeRO-3 counts none,
+        because its schedule may gather chunks in the compute dtype.
+        """
+        case, recipe = self.case, self.config.precision.matmul
+        holds = "its schedule" if case.virtual_stages > 1 and case.zero >= 3 else None
+        if recipe is None or why_each_use(recipe, case.state, holds) is not None:
+            return 0
+        found = 0
+        for kind, own in self.parts.layers.items():
+            groups = quantised(self.config, kind_model(self.config.model, kind))
+            names = {name for matrices in groups.values() for name in matrices}
+            coded = (one for one in own.weights if one.name.split(".")[-1] in names and one.trained == trained)
+            elements = sum(one.local(sharded) for one in coded)
+            found += elements * coded_rows(self.config, case.rows_of[kind]) * case.virtual_stages
+        return found
+
+    def _held(self) -> Ends:
+        """Weights in a secondary shard: several shards of each that is sharded, frozen ones too."""
+        width = self.widths.storage
+        copies = self.case.copies
+        held = lambda part: sum(min(one.compute, one.sharded * copies(one.of_experts)) for one in part.weights)
+        layers = sum(held(own) * self.rows[kind] for kind, own in self.parts.layers.items())
+        if self.case.pipe > 1:
+            return self._bytes(width, True, False, "trained")._replace(layers=width * layers)
+        ends = {name: width * held(part) for name, part in self.parts.ends.items()}
+        return Ends(width * layers, *(ends.get(name, 0) for name in Ends._fields[1:]))
+
+    def _bytes(self, width: int, layers_sharded: bool, ends_sharded: bool, which: str) -> Ends:
+        """Bytes of the weights that are `which`: trained or frozen."""
+        form = lambda sharded: "sharded" if sharded else "compute"
+        ends = {name: width * _elements(part, form(ends_sharded), which) for name, part in self.parts.ends.items()}
+        layers = width * int(self._in_layers(form(layers_sharded), self.rows, which))
+        return Ends(layers, *(ends.get(name, 0) for name in Ends._fields[1:]))
+
+    def _in_layers(self, form: str, rows: Mapping[str, int], which: str) -> float:
+        """`_elements` of so many layers of each kind."""
+        return sum(_elements(own, form, which) * rows[kind] for kind, own in self.parts.layers.items())
+
+
+def _elements(part: Part, form: str, which: str) -> int:
+    """Elements of a part, `compute` or `sharded`: of all its weights, or of those that are `which`."""
+    return getattr(getattr(part, which) if which else part, form)
