@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxpar.config import Config
-from jaxpar.config.counting import kv_heads
 from jaxpar.config.kinds import kind_models
-from jaxpar.config.schema import ModelConfig
 from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import layer_time
@@ -18,6 +16,7 @@ from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.tables import NOTHING, Asked
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.planner.search.space import broken_by_tensor
 
 
 def matmuls_of(config: Config, cluster: Cluster, tokens: Sequence[float], tensor: Sequence[int]) -> list[Asked]:
@@ -34,8 +33,9 @@ def matmuls_of(config: Config, cluster: Cluster, tokens: Sequence[float], tensor
     device, network = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
     does, vocab = GENERATIONS["jaxpar"], config.model.vocab
     assert vocab is not None, "the vocabulary is known before shapes are"
+    possible = [ranks for ranks in tensor if not any(broken_by_tensor(config.model, ranks))]
     for model in kind_models(config.model).values():
-        for ranks in (ranks for ranks in tensor if _divides(model, ranks)):
+        for ranks in possible:
             for rows in tokens:
                 sequence = round(rows * config.data.sequence_length)
                 case = layer_case(
@@ -46,9 +46,3 @@ def matmuls_of(config: Config, cluster: Cluster, tokens: Sequence[float], tensor
     assert tables.asked is not None, "it records"
     products = [one for one in tables.asked if one.table.what == "matmul"]
     return sorted(products, key=lambda one: (one.sizes[0] * one.sizes[1] * one.sizes[2], one))
-
-
-def _divides(model: ModelConfig, ranks: int) -> bool:
-    """Whether so many tensor ranks can share a layer; key heads may be fewer than ranks."""
-    keys = kv_heads(model)
-    return model.heads % ranks == 0 and model.mlp % ranks == 0 and (keys % ranks == 0 or ranks % keys == 0)

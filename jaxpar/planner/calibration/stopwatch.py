@@ -51,9 +51,9 @@ class Stopwatch:
         """Measure the smallest kernel."""
         self.launch_s = self.loop(lambda x: x * 0.5 + 1.0, jnp.ones(8))
 
-    def kept(self, name: str, measure: Callable[[], float], kernels: int = 1) -> float | None:
-        """The seconds that `measure` returns of an operation of so many kernels; None, with a line in `refused`, where
-        they cannot be measured or are bound by launches."""
+    def kept(self, name: str, measure: Callable[[], float]) -> float | None:
+        """The seconds that `measure` returns; None, with a line in `refused`, where they cannot be had or are bound
+        by launches."""
         try:
             found = measure()
         except (Unmeasurable, jax.errors.JaxRuntimeError) as why:
@@ -62,9 +62,9 @@ class Stopwatch:
             text = why if isinstance(why, Unmeasurable) else "it does not fit the device's memory"
             self.refused.append(f"{name}: {text}")
             return None
-        if found < LAUNCHES * kernels * self.launch_s:
+        if found < LAUNCHES * self.launch_s:
             self.refused.append(
-                f"{name}: {in_words(found)} are bound by launches: less than {LAUNCHES * kernels} times the "
+                f"{name}: {in_words(found)} are bound by launches: less than {LAUNCHES} times the "
                 f"{in_words(self.launch_s)} of the smallest kernel"
             )
             return None

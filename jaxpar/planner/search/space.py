@@ -12,6 +12,7 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.axes import AXES
 from jaxpar.config.counting import kv_heads, padded_vocab
 from jaxpar.config.kinds import kind_models
+from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.experts.declaration import width_of
@@ -232,20 +233,8 @@ class Space:
         """Those that depend on the other axes and on the number of data ranks."""
         model, data = self.config.model, self.config.data
         pipe, tensor, context = sizes["pipe"], sizes["tensor"], sizes["context"]
-        kv = kv_heads(model)
         yield from self._not_as_fixed({"pipe": pipe, "context": context, "tensor": tensor})
-        if model.heads % tensor or (kv % tensor and tensor % kv):
-            yield f"model.heads ({model.heads}, {kv} of keys) over tensor"
-        for kind, own in kind_models(model).items():
-            where = f"model.kinds.{kind}" if kind else "model"
-            if own.experts is None:
-                if own.mlp % tensor:
-                    yield f"{where}.mlp ({own.mlp}) over tensor"
-                continue
-            if (width := width_of(own)) % tensor:
-                yield f"{where}.experts.width ({width}) over tensor"
-        if padded_vocab(model) % tensor:
-            yield f"the padded vocabulary ({padded_vocab(model)}) over tensor"
+        yield from broken_by_tensor(model, tensor)
         if data.sequence_length % (2 * context * tensor if context > 1 else tensor):
             yield f"data.sequence_length ({data.sequence_length}) over context and tensor"
         if pipe > model.layers:
@@ -288,6 +277,23 @@ class Space:
             yield f"--fix zero={self.fixed['zero']}"
         if model.heads % group.tensor == 0 and not self.strategies(group):
             yield f"--fix context_strategy={self.fixed['context_strategy']}"
+
+
+def broken_by_tensor(model: ModelConfig, tensor: int) -> Iterator[str]:
+    """Which rules of a model so many tensor ranks break."""
+    kv = kv_heads(model)
+    if model.heads % tensor or (kv % tensor and tensor % kv):
+        yield f"model.heads ({model.heads}, {kv} of keys) over tensor"
+    for kind, own in kind_models(model).items():
+        where = f"model.kinds.{kind}" if kind else "model"
+        if own.experts is None:
+            if own.mlp % tensor:
+                yield f"{where}.mlp ({own.mlp}) over tensor"
+            continue
+        if (width := width_of(own)) % tensor:
+            yield f"{where}.experts.width ({width}) over tensor"
+    if padded_vocab(model) % tensor:
+        yield f"the padded vocabulary ({padded_vocab(model)}) over tensor"
 
 
 def _data(sizes: Mapping[str, int]) -> int:

@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from jaxpar.config import config_to_yaml
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.tables import Row, Table, Tables
@@ -101,6 +102,16 @@ def test_tensor_ranks_that_a_model_cannot_have_are_left_out():
     config = replace(SMALL, model=replace(SMALL.model, heads=4, kv_heads=4))
     four, eight = (matmuls_of(config, named_cluster("cpu:1x8"), (1,), ranks) for ranks in ((1, 2, 4), (1, 2, 4, 8)))
     assert four == eight
+
+
+def test_of_experts_their_width_is_divided_and_not_that_of_dense_layers():
+    wide, odd = (
+        replace(SMALL, model=replace(SMALL.model, mlp=383, experts=ExpertsConfig(count=4, width=width)))
+        for width in (256, 255)
+    )
+    of = lambda config, *ranks: matmuls_of(config, named_cluster("cpu:1x8"), (1,), ranks)
+    assert len(of(wide, 1, 2)) > len(of(wide, 1))
+    assert of(odd, 1, 2) == of(odd, 1)
 
 
 def test_twice_as_slow_a_table_is_twice_the_compute_and_no_table_changes_nothing():
