@@ -74,7 +74,7 @@ class StepRecord:
     step_time_s: float
     """Mean time of a step since the previous record, without evaluations and saves."""
     mfu: float | None
-    """Model FLOPs utilisation as a fraction of 1 of the bfloat16 peak (`jaxpar.model.flops`); None where that is not
+    """Model FLOPs utilisation (`jaxpar.model.flops`) as a fraction of 1, of the peak in 16 bits; None where that is not
     known."""
     memory_bytes: int | None
     """Memory in use (`jaxpar.observe.memory`)."""

@@ -99,7 +99,7 @@ FIGURES = (
     Figure("skipped steps", last("skipped_steps"), whole),
     Figure("time of a step, median", usual("step_time_s"), seconds),
     Figure("tokens per second, median", usual("tokens_per_second"), count),
-    Figure("model FLOPs utilisation of the bfloat16 peak, median", usual("mfu"), percent, relative=False),
+    Figure("model FLOPs utilisation of the 16-bit peak, median", usual("mfu"), percent, relative=False),
     Figure("model FLOPs utilisation of the FP8 peak, median", usual("mfu_float8"), percent, relative=False),
     Figure("compilation", of_summary("compile_seconds"), seconds),
     Figure("time in steps", of_summary("train_seconds"), seconds),

@@ -21,7 +21,7 @@ _CARDS = {
     "tokens": "tokens",
     "time of a step, median": "a step, median",
     "tokens per second, median": "tokens per second",
-    "model FLOPs utilisation of the bfloat16 peak, median": "model FLOPs utilisation",
+    "model FLOPs utilisation of the 16-bit peak, median": "model FLOPs utilisation",
     "memory, peak": "memory, peak",
 }
 """Figures on the cards of a single run, and their names there."""

@@ -13,7 +13,7 @@ RESULTS = {
     "held-out loss, last": "held-out loss",
     "training loss, last": "training loss",
     "tokens per second, median": "tokens/s",
-    "model FLOPs utilisation of the bfloat16 peak, median": "MFU",
+    "model FLOPs utilisation of the 16-bit peak, median": "MFU",
     "time of a step, median": "a step",
     "time in steps": "time in steps",
     "memory, peak": "memory",

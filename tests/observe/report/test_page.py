@@ -90,7 +90,7 @@ def test_runs_alike_are_reported_as_alike(tmp_path: Path) -> None:
 def test_a_number_that_one_run_lacks_is_left_empty(tmp_path: Path) -> None:
     rows = figure_rows(read_runs([write_run(tmp_path / "a"), write_run(tmp_path / "b", until=20)]))
     assert ("compilation", "4.50 s", "", "") in rows
-    assert all(row[0] != "model FLOPs utilisation of the bfloat16 peak, median" for row in rows)
+    assert all(row[0] != "model FLOPs utilisation of the 16-bit peak, median" for row in rows)
 
 
 def test_a_loss_above_the_baseline_is_not_called_below_it(tmp_path: Path) -> None:
