@@ -6,13 +6,20 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from jaxpar.config.plan import AxisSizes, Dtypes
 from jaxpar.mesh.axes import vary
+from jaxpar.mesh.error_feedback import no_residual, residual_layout, to_optimizer_with_feedback
+from jaxpar.mesh.mapped import mapped
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.mesh.placements import place
 from jaxpar.mesh.wire.travel import reduce_codes, scatter_codes
 from jaxpar.mesh.wire.wire import Wire
+from tests.same_bits import assert_same_bits
 from tests.traced import mesh_of
 
 RANKS, STEPS, SHAPE = 8, 12, (4, 16, 40)
@@ -76,3 +83,33 @@ def test_without_feedback_what_is_lost_adds_up():
             total += np.asarray(summed, np.float64) - step.astype(np.float64).sum(axis=0)
         lost[feedback] = np.linalg.norm(total)
     assert lost[True] < lost[False] / 2
+
+
+def test_the_residual_is_without_the_loss_scale():
+    """Codes of blocks do not depend on a power of two: two steps under different scales have the bits of two under
+    none, and of gradients that were not quantised there is no residual."""
+    specs = {"table": ParamSpec((16, 64), ("vocab", "embed"), decay=True), "norm": ParamSpec((64,), ("norm",))}
+    sizes = AxisSizes(replica=2, fsdp=4)
+    wire = Wire(gradient="int4", feedback=True, node_devices=4)
+    placements = place(specs, sizes, 1, Dtypes(*["float32"] * 5), 1, wire=wire)
+    layout, ranks = residual_layout(specs, placements), P(("replica", "fsdp"))
+    assert layout["norm"] is None
+
+    def function(grads: Any, residual: Any, scale: jax.Array) -> Any:
+        own = {name: vary(grad[0] * scale) for name, grad in grads.items()}
+        return to_optimizer_with_feedback(own, residual, placements, scale)
+
+    given, mesh = {"table": ranks, "norm": ranks}, mesh_of(replica=2, fsdp=4)
+    step = jax.jit(mapped(function, mesh, "float32", (given, layout, P()), (placements.optimizer.layout, layout)))
+    grads = {"table": gradients()[:2, :, 0, :, :1] * np.linspace(0.1, 3, 64), "norm": gradients()[:2, :, 0, 0, :1]}
+    grads["norm"] = np.repeat(grads["norm"], 64, axis=-1)
+    found = []
+    for scales in ((1.0, 1.0), (1024.0, 64.0)):
+        residual, summed = no_residual(specs, layout, sizes, "float32"), []
+        for number, scale in enumerate(scales):
+            own = {name: jnp.asarray(grad[number], jnp.float32) for name, grad in grads.items()}
+            gradient, residual = step(own, residual, jnp.float32(scale))
+            summed.append(gradient)
+        found.append(jax.device_get((summed, residual)))
+    assert_same_bits(*found)
+    assert np.abs(found[0][1]["table"]).max() > 0

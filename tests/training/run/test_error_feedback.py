@@ -9,9 +9,11 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpar.checkpoint import Checkpointer
 from jaxpar.config import Config
+from jaxpar.training.run_folder.saves import read_state
 from tests.same_bits import assert_same_bits
-from tests.training.runs import fit, losses, run_config, saved_state
+from tests.training.runs import fit, folder_of, losses, make_trainer, run_config, saved_state
 
 MESH = {"fsdp": 4, "zero": 1}
 FEEDBACK = {"gradient_wire": "int4", "gradient_error_feedback": True}
@@ -33,7 +35,23 @@ def test_a_continued_run_has_the_residual_of_the_uninterrupted_one(tmp_path: Pat
     assert_same_bits(found, wanted)
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(found.residual)) > 0
     assert not [text for text in recorder.messages if "residual" in text]
-    other = fed_back(tmp_path / "parts", 5, fsdp=2)
-    _, recorder = fit(other)
-    (text,) = [text for text in recorder.messages if "residual" in text]
+    same, other = (fed_back(tmp_path / "parts", 5, **own) for own in ({"replica": 2, "fsdp": 2}, {"fsdp": 2}))
+    there, messages = residual_on(same)
+    assert_same_bits(there, wanted.residual)
+    assert not messages, "a rank goes on with the residual of another, and the sum is the same"
+    there, (text,) = residual_on(other)
+    assert {leaf.any() for leaf in jax.tree.leaves(there)} == {np.False_}
     assert text == "The residual of quantised gradients begins at zero: step 4 was saved by another number of ranks."
+    _, recorder = fit(other)
+    assert [own for own in recorder.messages if "residual" in own] == [text]
+
+
+def residual_on(config: Config) -> tuple[Any, list[str]]:
+    """The residual that a run on another mesh begins with, after step 4, and what it reports of it."""
+    messages: list[str] = []
+    checkpoints = Checkpointer(folder_of(config) / "checkpoints", keep_last=1, keep_every=None, report=print)
+    try:
+        state, _ = read_state(checkpoints, 4, make_trainer(config).saved.abstract, messages.append)
+    finally:
+        checkpoints.close()
+    return jax.device_get(state.residual), messages
