@@ -231,7 +231,8 @@ class _Counted:
             weights = Ends(weights.layers, 0, 0, 0)
             gradients = gradients if self.config.model.tied else gradients._replace(embedding=0)
             if not self.config.model.tied and self.loss_tiles == 1 and case.loss_logits is None:
-                logits = self._widths.compute * shape.tokens * padded_vocab(self.config.model) // (case.tensor * case.ends)
+                columns = padded_vocab(self.config.model) // (case.tensor * case.ends)
+                logits = self._widths.compute * shape.tokens * columns
                 gradients = gradients._replace(head=min(gradients.head, logits))
         whole = shape.tokens * shape.embed * self._widths.compute
         whole_gradients = self._widths.gradient * max(own.trained.compute for own in self.parts.layers.values())

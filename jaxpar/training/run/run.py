@@ -293,7 +293,7 @@ class Run:
 
     @property
     def peak_flops(self) -> float | None:
-        """Dense peak of one device in 16 bits in FLOP/s (`GPU.training_peak`); None where the catalogue does not have it."""
+        """Dense 16-bit peak of one device in FLOP/s (`GPU.training_peak`); None where the catalogue lacks it."""
         gpu = gpu_of(self.mesh.devices.flat[0].device_kind)
         return None if gpu is None else gpu.training_peak
 
