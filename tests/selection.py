@@ -12,7 +12,7 @@ they take (`tests/seconds.json`) fits in `--budget` seconds of processor time: s
 The draw is a function of a seed, the commit's hash by default, so that each commit tries others and anyone can repeat
 it: `--draw SEED`. These run in every draw: long tests marked `long(always=True)`, those without a recorded time, rows
 of a matrix that are `long`, and what `tests/fixed_rows.txt` names (tests that failed, until they are mended). Tests
-asked for by their ids run.
+asked for by their ids run, and with `--last-failed` those that failed.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class Selection:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         self.collected = {item.nodeid for item in items}
-        kept = self.kept(items)
+        again = config.cache.get("cache/lastfailed", {}) if config.getoption("lf", default=False) else {}
+        kept = {item for item in items if item.nodeid in again} or self.kept(items)
         left = [item for item in items if item not in kept]
         items[:] = [item for item in items if item in kept]
         if left:

@@ -125,6 +125,15 @@ def test_ci_runs_what_make_test_leaves_out_and_draws_rows_by_the_seed(tmp_path: 
 
 
 @pytest.mark.long
+def test_what_failed_runs_again_whatever_is_drawn(tmp_path: Path):
+    cache = tmp_path / ".pytest_cache/v/cache"
+    cache.mkdir(parents=True)
+    (cache / "lastfailed").write_text(json.dumps({"test_suite.py::test_rows[7]": True}))
+    names, _ = chosen(tmp_path, "--level", "ci", "--draw", "three", "--last-failed")
+    assert names == {"test_rows[7]"}
+
+
+@pytest.mark.long
 def test_everything_runs_where_it_is_asked_for(tmp_path: Path):
     whole, printed = chosen(tmp_path, "--level", "all")
     assert len(whole) == 53 and "not run" not in printed and "slowest tests" in printed
