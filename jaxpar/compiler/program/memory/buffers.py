@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from jaxpar.compiler.program.hlo.records import ProgramError
+from jaxpar.compiler.program.hlo.records import HOST_MEMORY, ProgramError
 
 _ALLOCATION = re.compile(r"allocation (\d+): size (\d+)(?:, color (\d+))?, page \d+(.*?):?$")
 _VALUE = re.compile(
     r" value: <\d+ (?P<op>[\w.\-]+)(?:\{(?P<path>[\d,]*)\})?(?: \(phi\))? @(?P<space>\d+)> "
     r"\(size=(?P<size>\d+),offset=(?P<offset>\d+)\): (?P<shape>.*)$"
 )
+_REUSED = " reused by buffers of a different color:"
+_REUSING = re.compile(r"  value: <\d+ (?P<op>[\w.\-]+)(?:\{(?P<path>[\d,]*)\})?(?: \(phi\))? @\d+> \(color=\d+\)$")
 _PARAMETER = re.compile(r", parameter (\d+), shape \|.*\| at ShapeIndex \{([\d,]*)\}")
 _KINDS = {
     "": "live-out",
@@ -64,7 +66,13 @@ class Allocation:
     donated: bool
     """Whether a result may reuse the parameter's memory."""
     memory_space: int
+    """0 is device memory, `HOST_MEMORY` the host's; others are parts of device memory, such as NCCL's buffers."""
     values: tuple[Value, ...]
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it is in the host's memory."""
+        return self.memory_space == HOST_MEMORY
 
     @property
     def shared(self) -> bool:
@@ -80,9 +88,9 @@ class Buffers:
     order: tuple[str, ...]
     """Names of ops; loops, branches and calls laid out in line."""
 
-    def total(self, memory_space: int = 0) -> int:
-        """Bytes of all allocations: what XLA reserves on the device."""
-        return sum(a.size for a in self.allocations if a.memory_space == memory_space)
+    def total(self, *, host: bool = False) -> int:
+        """Bytes of all allocations: what XLA reserves on the device, or on the host."""
+        return sum(a.size for a in self.allocations if a.on_host == host)
 
 
 def parse_buffers(assignment: str, live_ranges: str) -> Buffers:
@@ -94,11 +102,18 @@ def parse_buffers(assignment: str, live_ranges: str) -> Buffers:
     found: list[Allocation] = []
     values: list[Value] = []
     head: tuple[int, str] | None = None
+    known: set[tuple[str, tuple[int, ...]]] = set()
+    """Values of an allocation of one memory space, some of which XLA lists once more: those of another space."""
     for number, line in [*lines[1:], (len(lines), "")]:
         if line.startswith(" value: "):
             if head is None:
                 raise ProgramError("a value before the first allocation", line, number)
             values.append(_value(line, number, lives))
+            continue
+        if line == _REUSED:
+            known = {(value.op, value.path) for value in values}
+            continue
+        if (again := _REUSING.match(line)) and (again["op"], _path(again["path"] or "")) in known:
             continue
         if head is not None:
             found.append(_allocation(head, values))

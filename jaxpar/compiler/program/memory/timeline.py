@@ -22,7 +22,7 @@ class Occupant:
     """Other values in exactly the same bytes at that moment, such as a loop's view of its input."""
 
 
-def timeline(buffers: Buffers, memory_space: int = 0) -> np.ndarray:
+def timeline(buffers: Buffers, *, host: bool = False) -> np.ndarray:
     """Live bytes at each place of `buffers.order` [places].
 
     In the shared allocation, bytes in which some value lives; values that share bytes count once. Every other
@@ -31,23 +31,23 @@ def timeline(buffers: Buffers, memory_space: int = 0) -> np.ndarray:
     """
     live = np.zeros(len(buffers.order), np.int64)
     for allocation in buffers.allocations:
-        if allocation.memory_space == memory_space:
+        if allocation.on_host == host:
             live += _live(allocation, len(buffers.order)) if allocation.shared else allocation.size
     return live
 
 
-def peak(buffers: Buffers, memory_space: int = 0) -> tuple[int, int]:
+def peak(buffers: Buffers, *, host: bool = False) -> tuple[int, int]:
     """(place in the order, bytes) where most is live; the first of equals."""
-    live = timeline(buffers, memory_space)
+    live = timeline(buffers, host=host)
     place = int(live.argmax())
     return place, int(live[place])
 
 
-def occupants(buffers: Buffers, place: int, memory_space: int = 0) -> list[Occupant]:
+def occupants(buffers: Buffers, place: int, *, host: bool = False) -> list[Occupant]:
     """What is live at `place`, largest first. Every live byte counts for one value: the sum is the timeline there."""
     found: list[Occupant] = []
     for allocation in buffers.allocations:
-        if allocation.memory_space != memory_space:
+        if allocation.on_host != host:
             continue
         if allocation.shared:
             found.extend(_cover(allocation, [v for v in allocation.values if v.first_live <= place <= v.last_live]))
