@@ -33,9 +33,9 @@ def make_report(analysis: Analysis, config: str) -> Report:
     host = memory.host_argument + memory.host_output - memory.host_alias + memory.host_temp
     classes = {**analysis.classes.totals(found), "host": host}
     device = analysis.cluster.device_bytes
-    usable = pool_bytes(device)
-    # XLA's own peak is that of the fuller memory space, which may be the host's.
-    peak_bytes = analysis.peak[1] if memory.host_temp else memory.peak
+    usable, allocated = pool_bytes(device), memory.total_allocation + analysis.buffers.beside
+    # XLA's own peak is that of the fullest memory space, which may be the host's.
+    peak_bytes = analysis.peak[1] if memory.host_temp or analysis.buffers.beside else memory.peak
     axes, costs = dict(compilation.plan.axes), analysis.costs
     unknown = analysis.module.unknown.notes()  # complete once the costs are known
     return Report(
@@ -52,12 +52,12 @@ def make_report(analysis: Analysis, config: str) -> Report:
             *load_note(compilation.plan),
             *_time_note(analysis),
         ),
-        fits=memory.total_allocation <= usable,
+        fits=allocated <= usable,
         device_bytes=device,
         reserve_bytes=device - usable,
-        margin_bytes=usable - memory.total_allocation,
+        margin_bytes=usable - allocated,
         peak_bytes=peak_bytes,
-        allocated_bytes=memory.total_allocation,
+        allocated_bytes=allocated,
         host_bytes=host,
         classes=classes,
         pipe_ranks=tuple(PipeRank(rank, peak_bytes, classes) for rank in range(axes["pipe"])),

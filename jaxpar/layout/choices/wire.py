@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import gcd
 
 from jaxpar.config import Config, UserError
@@ -23,6 +24,12 @@ def wire_of(plan: Plan) -> Wire:
         secondary=plan.secondary_shard,
         early=("replica", *SHARD_AXES) if plan.replica_sums == "overlapped" else (),
     )
+
+
+def with_exact_messages(plan: Plan) -> Plan:
+    """`plan` with weights, and tokens of experts, that travel as they are."""
+    experts = {kind: replace(own, wire=None) for kind, own in plan.experts.items()}
+    return replace(plan, dtypes=replace(plan.dtypes, weight_wire=None), experts=experts)
 
 
 def check_wire(config: Config, axes: AxisSizes, node_devices: int | None) -> int | None:

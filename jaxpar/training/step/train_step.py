@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxpar.layers.experts.replay import EXPERTS
+from jaxpar.layout.choices.wire import with_exact_messages
 from jaxpar.layout.joining import step_options
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.state import TrainState
@@ -51,10 +53,15 @@ class TrainStep:
 
     @cached_property
     def evaluate(self) -> Any:
-        """Compiled (all weights of a state, batch) -> (sums of what the loss reports, unmasked tokens or pairs)."""
+        """Compiled (all weights of a state, batch) -> (sums of what the loss reports, unmasked tokens or pairs).
+
+        Messages are exact, since the loss is to be that of the weights that are saved.
+        """
+        exact = replace(self.layout, plan=with_exact_messages(self.layout.plan))
+        functions = StepFunctions(exact, residency_of(exact, self.mesh))
         results = dict.fromkeys(self._stages.loss_reports, WHOLE), WHOLE
         batch = {name: own for name, own in self.layout.batch.items() if name != EXPERTS}
-        return self.compiled(self._functions.evaluate, (self.layout.weights, batch), results)
+        return self.compiled(functions.evaluate, (exact.weights, batch), results)
 
     @property
     def _stages(self) -> DecoderStages:

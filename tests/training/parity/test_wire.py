@@ -146,3 +146,17 @@ def test_quantised_messages_give_them_within_the_stated_error(name: str):
     if weights is None:
         norms = gradients["final_norm"], wanted["final_norm"]
         assert worst_difference(*norms)[0] <= 1e-5, "norms stay exact"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("zero", [1, 3])
+def test_evaluations_are_of_the_weights_that_are_saved(zero: int):
+    model = {"layers": 1, "experts": ExpertsConfig(count=2, per_token=1, width=32)}
+    own = {"weight_wire": "int8", "exchange_wire": "float8_e4m3fn"}
+
+    def loss(**precision: Any) -> float:
+        run = SmallRun(small(model=model, parallel={"fsdp": 2, "expert": 2, "zero": zero}, precision=precision))
+        weights = run.step.residency.readable(run.step.residency.initial_state().master)
+        return float(run.step.evaluate(weights, run.batch(0))[0]["loss"])
+
+    assert loss(**own) == loss()

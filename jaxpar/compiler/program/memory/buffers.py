@@ -92,6 +92,11 @@ class Buffers:
         """Bytes of all allocations: what XLA reserves on the device, or on the host."""
         return sum(a.size for a in self.allocations if a.on_host == host)
 
+    @property
+    def beside(self) -> int:
+        """Bytes on the device that XLA's own total leaves out: of its other memory spaces."""
+        return sum(a.size for a in self.allocations if not a.on_host and a.memory_space)
+
 
 def parse_buffers(assignment: str, live_ranges: str) -> Buffers:
     """Read the texts of `*-buffer-assignment.txt` and `*-live-range.txt`. Raises `ProgramError` for unknown lines."""

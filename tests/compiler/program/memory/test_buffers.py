@@ -96,7 +96,7 @@ def test_a_value_has_its_place_and_its_time(small: Buffers):
 
 
 def test_totals_are_sums_of_allocations(small: Buffers):
-    assert (small.total(), small.total(host=True)) == (HELD + 300 + 48, 64)
+    assert (small.total(), small.beside, small.total(host=True)) == (HELD + 300 + 48, 48, 64)
 
 
 def test_bytes_that_values_share_count_once(small: Buffers):
