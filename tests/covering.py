@@ -23,27 +23,33 @@ def feasible_pairs(factors: Factors, fits: Fits) -> Iterator[tuple[tuple[str, An
 
 
 def covering_rows(factors: Factors, fits: Fits, *, seed: int) -> list[Row]:
-    """Rows such that every feasible pair of values occurs in one; greedy and deterministic."""
-    pairs = {frozenset(pair) for pair in feasible_pairs(factors, fits)}
-    ordered = sorted(pairs, key=lambda pair: sorted(map(repr, pair)))
+    """Rows such that every feasible pair of values occurs in one; greedy and deterministic.
+
+    Sets of (factor, value) are bits of an integer: these rows are made whenever tests are collected.
+    """
+    left = sorted(feasible_pairs(factors, fits), key=lambda pair: sorted(map(repr, pair)))
+    bits = {each: 1 << place for place, each in enumerate((a, x) for a, values in factors.items() for x in values)}
     draw, rows = np.random.default_rng(seed), []
-    while ordered:
+    while left:
+        beside = dict.fromkeys(bits, 0)
+        """With which values a value makes a pair that no row has yet."""
+        for a, b in left:
+            beside[a] |= bits[b]
+            beside[b] |= bits[a]
         best: Row = {}
-        gained: set[frozenset[Any]] = set()
-        with_value: dict[tuple[str, Any], set[tuple[str, Any]]] = {}
-        for a, b in ordered:
-            with_value.setdefault(a, set()).add(b)
-            with_value.setdefault(b, set()).add(a)
+        most = 0
         for _ in range(60):
-            row = dict(sorted(ordered[int(draw.integers(len(ordered)))]))
-            for name in draw.permutation([name for name in factors if name not in row]):
+            row = dict(sorted(left[int(draw.integers(len(left)))]))
+            held = sum(bits[each] for each in row.items())
+            for name in map(str, draw.permutation([name for name in factors if name not in row])):
                 options = [value for value in factors[name] if fits({**row, name: value})]
-                hits = [len(with_value.get((name, value), set()) & row.items()) for value in options]
-                row[name] = options[int(np.argmax(hits + draw.random(len(options)) / 2))]
-            covered = {frozenset(two) for two in itertools.combinations(row.items(), 2)} & pairs
-            if len(covered) > len(gained):
-                best, gained = row, covered
+                noise = draw.random(len(options)).tolist()
+                gains = [(beside[name, v] & held).bit_count() + n / 2 for v, n in zip(options, noise, strict=True)]
+                row[name] = options[gains.index(max(gains))]
+                held |= bits[name, row[name]]
+            if (gained := sum((beside[each] & held).bit_count() for each in row.items()) // 2) > most:
+                best, most = row, gained
         rows.append(best)
-        pairs -= gained
-        ordered = [pair for pair in ordered if pair in pairs]
+        own = best.items()
+        left = [pair for pair in left if not (pair[0] in own and pair[1] in own)]
     return rows

@@ -101,15 +101,11 @@ KINDS = {
 def _fits(row: dict[str, Any]) -> bool:
     pipe = PIPES[row.get("pipe", "none")].get("pipe", 1)
     least = 4 if row.get("exchange") == "hierarchical" else 2 if row.get("slices", 1) > 1 else 1
-    row = {"expert": least} | row
-    sizes = [row.get(axis, 1) for axis in AXES]
-    microbatches = row.get("microbatches", 4 if pipe > 1 else 1)
-    if pipe > 1 and microbatches == 1:
+    expert, microbatches = row.get("expert", least), row.get("microbatches", 4 if pipe > 1 else 1)
+    if expert < least or (pipe > 1 and microbatches == 1):
         return False
-    if row["expert"] < least:
-        return False
-    parts = microbatches * int(np.prod([row.get(axis, 1) for axis in ("expert", "fsdp", "replica")]))
-    return pipe * int(np.prod(sizes)) <= DEVICES and parts <= 8
+    data = expert * row.get("fsdp", 1) * row.get("replica", 1)
+    return pipe * data * row.get("tensor", 1) * row.get("context", 1) <= DEVICES and microbatches * data <= 8
 
 
 GPT_OSS = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import cache
+from math import prod
 from typing import Any
 
-import numpy as np
 import pytest
 
 from jaxpar.config.schema.experts import ExpertsConfig
@@ -62,7 +62,7 @@ def _fits(row: dict[str, Any]) -> bool:
         return False  # permutes
     if ring and row.get("tensor") == 1:
         return False
-    return PIPES[pipe].get("pipe", 1) * int(np.prod(sizes)) <= DEVICES
+    return PIPES[pipe].get("pipe", 1) * prod(sizes) <= DEVICES
 
 
 ROWS = covering_rows(FACTORS, _fits, seed=11)
