@@ -66,12 +66,15 @@ class Repository:
         return frozenset(flag for path in commands for flag in self.flags_in(path))
 
     def flags_in(self, path: str) -> frozenset[str]:
-        """Flags of the command in a file: its own, and those that `jaxpar/cli.py` adds to every parser."""
+        """Flags of the command in a file: its own, those that `jaxpar/cli.py` adds to every parser, and those that
+        functions `add_...` of files beside it add."""
         text = self.read(path)
         if not re.search(r"argparse|addoption|\bParser\(", text):
             return frozenset()
         shared = flags_of(self.read(SHARED)) if SHARED in self.files and "jaxpar.cli" in text else frozenset()
-        return flags_of(text) | shared
+        added = re.findall(r"^from (benchmarks[\w.]*) import .*\badd_", text, re.MULTILINE)
+        others = (f"{module.replace('.', '/')}.py" for module in added)
+        return flags_of(text) | shared | frozenset().union(*(self.flags_in(other) for other in others))
 
     @cached_property
     def definitions(self) -> Callable[[str], dict[str, ast.AST]]:
