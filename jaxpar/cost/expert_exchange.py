@@ -79,6 +79,12 @@ class ExpertExchange:
         forward = out + between(work.forward, out) + adds(shared.forward, send)
         return forward, adds(shared.inward, send) + between(work.backward, send) + adds(work.weights, send)
 
+    def again(self, network: Network, slices: int) -> float:
+        """Seconds that the backward waits for rows that it sends again, which nothing ties to products: XLA drops a
+        barrier of which one result is used. Those of the slice that it begins with, and of the next, arrive before
+        there are products."""
+        return min(2, slices) * self.outward(network, slices)
+
     def outward(self, network: Network, slices: int = 1) -> float:
         """Seconds of a slice's tokens to their experts, in the format of `LayerShape.exchange_wire`."""
         return self.message(network, slices, self.shape.exchange_wire)

@@ -130,6 +130,30 @@ class ExpertTimes:
         more = shape.rounds - 1
         return forward + start + more * once[0], backward + start + more * once[1]
 
+    @property
+    def message(self) -> float:
+        """Seconds of a message of a slice."""
+        return ExpertExchange(self.shape).message(self.network, self.slices) if sends(self.shape) else 0.0
+
+    @cached_property
+    def again(self) -> float:
+        """Seconds that a backward which sends tokens to their experts again waits for them."""
+        if not sends(self.shape) or not self.does.overlap_exchange:
+            return self.exposed[0] * self.outward
+        exchange = ExpertExchange(self.shape)
+        start, more = SMALL_MESSAGES * self._start / 2, self.shape.rounds - 1
+        return exchange.again(self.network, self.slices) + start + more * (exchange.outward(self.network) + start)
+
+    @cached_property
+    def hidden(self) -> tuple[float, float]:
+        """Seconds of the messages that something is computed beside, forward and backward."""
+        if not sends(self.shape) or not self.does.overlap_exchange:
+            return 0.0, 0.0
+        exchange = ExpertExchange(self.shape)
+        to, send = exchange.outward(self.network, self.slices), exchange.message(self.network, self.slices)
+        forward, backward = exchange.exposed(self.device, self.network, self.slices)
+        return max(0.0, self.slices * (to + send) - forward), max(0.0, self.slices * 2 * send - backward)
+
     @cached_property
     def outward(self) -> float:
         """Share of the way to the experts in the messages forward."""

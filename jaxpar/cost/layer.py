@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 
 from jaxpar.config.counting import head_dim, value_dim
 from jaxpar.cost.experts import ExpertTimes
@@ -33,6 +34,10 @@ class LayerTime:
     backward: Work
     weight: float
     """Seconds of the backward that are spent on gradients of weights which a split backward computes apart."""
+    resent: Mapping[str, float] = MappingProxyType({})
+    """By operation that sends tokens to experts: seconds that a backward which sends them again waits for them."""
+    message: float = 0.0
+    """Seconds of one message of tokens, of a slice."""
 
     @property
     def forward(self) -> Work:
@@ -42,8 +47,23 @@ class LayerTime:
     def again(self, names: frozenset[str]) -> Work:
         """Recomputing the operations that make activations in `names`, or that are in `names`; scales are kept."""
         again = {self.made.get(name, name) for name in names}
-        own = (work._replace(scales=0.0) for name, work in self.operations.items() if name in again)
-        return total([Work(), *own])
+        return total([Work(), *(self._again(name, work) for name, work in self.operations.items() if name in again)])
+
+    def _again(self, name: str, work: Work) -> Work:
+        if name in self.resent:
+            waited = self.resent[name]
+            work = work._replace(exchange=waited, beside=max(0.0, work.sends - waited))
+        return work._replace(scales=0.0)
+
+    def beside_weights(self, forward: float, backward: float) -> tuple[Work, Work]:
+        """Forward and backward, where weights take so many seconds to be gathered, and reduced, in it. XLA places
+        what nothing waits for from the end of a layer on, beside products, and two of the exchange's messages find
+        none: the last that would have been hidden."""
+        found = []
+        for work, taken in ((self.forward, forward), (self.backward, backward)):
+            lost = min(2 * self.message, work.beside, taken)
+            found.append(work._replace(exchange=work.exchange + lost, beside=work.beside - lost))
+        return found[0], found[1]
 
 
 @lru_cache(maxsize=50_000)
@@ -51,10 +71,12 @@ def layer_time(case: LayerCase, device: Device, network: Network, does: Mechanis
     """The time of a layer, from the operations that its parts declare."""
     counted = _Counted(case, device, network, does)
     operations: dict[str, Work] = {}
+    resent: dict[str, float] = {}
     for part, one in case.shape.layer.operations:
         match one:
             case Elementwise():
                 operations[one.output] = counted.elementwise(one)
+                resent |= {one.output: counted.experts.again} if one.sends_rows else {}
             case Core():
                 operations[one.outputs[0]] = counted.core()
             case Matmuls(inward=True):
@@ -68,7 +90,8 @@ def layer_time(case: LayerCase, device: Device, network: Network, does: Mechanis
             made |= dict.fromkeys(one.outputs, one.outputs[0])
     made = {name: made.get(name, name) for name in case.shape.layer.names if name != LAYER_INPUT}
     backward, weight = counted.backward()
-    return LayerTime(operations, made, frozenset(operations) - set(made.values()), backward, weight)
+    last = frozenset(operations) - set(made.values())
+    return LayerTime(operations, made, last, backward, weight, resent, counted.experts.message)
 
 
 class _Counted:
@@ -196,8 +219,9 @@ class _Counted:
         numbers = self.numbers(one.output)
         moved = self.moved(one.traffic, numbers) + (self.drop * numbers if one.adds else 0.0)
         kernels = self.launches * one.norms + 2 * self.unfused * one.adds if one.norms else self.unfused
-        sent = self.experts.exposed[0] * self.experts.outward if one.sends_rows else 0.0
-        return Work(other=self.device.bytes_seconds(moved), kernels=kernels, exchange=sent)
+        share = self.experts.outward if one.sends_rows else 0.0
+        sent, beside = self.experts.exposed[0] * share, self.experts.hidden[0] * share
+        return Work(other=self.device.bytes_seconds(moved), kernels=kernels, exchange=sent, beside=beside)
 
     def products(self, part: Part, group: Matmuls) -> dict[str, Work]:
         """One matmul with all matrices of a group and the work on its outputs, divided among these by width."""
@@ -234,7 +258,9 @@ class _Counted:
         out += sum(self.low_rank(part, group, name)[0] for name in group.weights)
         if self.experts.of(part, group):
             other = self.device.bytes_seconds(added + self.experts.combined_bytes + cast + low_rank)
-            return Work(out, 0.0, other, kernels=kernels, exchange=self.experts.exposed[0] * (1 - self.experts.outward))
+            back = 1 - self.experts.outward
+            returned, beside = self.experts.exposed[0] * back, self.experts.hidden[0] * back
+            return Work(out, 0.0, other, kernels=kernels, exchange=returned, beside=beside)
         other = self.device.bytes_seconds(added + cast + low_rank)
         return Work(out, 0.0, other, self.messages.scatter(out), kernels=kernels, scales=self.scales(part, group)[0])
 
@@ -296,7 +322,7 @@ class _Counted:
         backs: list[tuple[float, float]] = []
         owners: list[Part] = []
         beside: list[Exchanged] = []
-        moved, kernels, exchanged, scales = 0.0, 0, 0.0, 0.0
+        moved, kernels, exchanged, hidden, scales = 0.0, 0, 0.0, 0.0, 0.0
         for part, one in layer.operations:
             if isinstance(one, Matmuls):
                 backs.append(self._gradients(part, one))
@@ -306,7 +332,7 @@ class _Counted:
                     beside.append(Exchanged(one.inward, self.shape.gathered(part, one), sent, *backs[-1]))
                 elif not one.inward:
                     moved += self.experts.combined_bytes
-                    exchanged += self.experts.exposed[1]
+                    exchanged, hidden = exchanged + self.experts.exposed[1], hidden + self.experts.hidden[1]
                 elif self.experts.routes(part, one):
                     moved += self.experts.choice_bytes
                 moved += self._matmuls_back(part, one) + self.casts(part, one)[1]
@@ -327,7 +353,10 @@ class _Counted:
         weight, inward = sum(pair[1] for pair in backs), sum(pair[0] for pair in backs)
         apart = sum(pair[1] for part, pair in zip(owners, backs, strict=True) if part.splits)
         sent, other = self.messages.backward(beside), self.device.bytes_seconds(moved)
-        return Work(inward + weight, self.attention[1], other, sent, self.context[1], kernels, exchanged, scales), apart
+        back = Work(
+            inward + weight, self.attention[1], other, sent, self.context[1], kernels, exchanged, scales, hidden
+        )
+        return back, apart
 
     def _gradients(self, part: Part, group: Matmuls) -> tuple[float, float]:
         """`group_gradients`; of frozen matrices that of the input, and those of their factors."""

@@ -22,11 +22,19 @@ class Work(NamedTuple):
     """Messages of tokens to the ranks of their experts and back, that are not hidden."""
     scales: float = 0.0
     """Messages of the largest magnitudes of FP8 operands, which are known before these are quantised."""
+    beside: float = 0.0
+    """Messages of tokens to and from experts that are hidden: compute runs beside them, and beside no other message,
+    since one is in flight at a time."""
 
     @property
     def seconds(self) -> float:
         """The total, if the host launches fast enough."""
         return self.matmul + self.attention + self.other + self.tensor + self.context + self.exchange + self.scales
+
+    @property
+    def sends(self) -> float:
+        """Seconds of it in which tokens travel to experts or back, hidden or not."""
+        return self.exchange + self.beside
 
     def times(self, factor: float) -> Work:
         """This many times the same."""

@@ -57,7 +57,7 @@ def stage_work(file: Path, overrides: Sequence[str], cluster: str) -> StageWork:
             "--set parallel.schedule=1f1b"
         )
     search = Search(Space(config, where))
-    layout = _layout_of(config, plan, search)
+    layout = layout_of(config, plan, search)
     chunks, head, transfer = search.timer.chunk_times(layout)
     forward, backward, weight = (layout.virtual_stages * fmean(own) for own in zip(*chunks, strict=True))
     times = {"forward": forward, "backward": backward, "weight": weight, "head": head, "transfer": transfer}
@@ -81,7 +81,7 @@ def _relative(seconds: Sequence[float]) -> tuple[Fraction, ...] | None:
     return None if len(set(found)) == 1 else found
 
 
-def _layout_of(config: Config, plan: Plan, search: Search) -> Layout:
+def layout_of(config: Config, plan: Plan, search: Search) -> Layout:
     """The plan as the time model takes it."""
     axes, model = plan.axes, config.model
     routed = any(own.experts is not None for own in kind_models(model).values())

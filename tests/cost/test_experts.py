@@ -25,7 +25,7 @@ from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes, matmul_bytes
 from jaxpar.mesh.wire.codes import row_bytes
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import named_cluster
-from jaxpar.planner.step_time.model import step_time
+from jaxpar.planner.step_time.model import step_time, steps_of
 
 CLUSTER = named_cluster("h100:2x8")
 AT_ONCE = replace(GENERATIONS["jaxpar"], overlap_exchange=False)
@@ -239,6 +239,49 @@ def test_a_step_is_timed_with_the_slices_that_are_asked_for():
     assert steps[4].breakdown["exchange"] < steps[1].breakdown["exchange"]
     assert steps[4].breakdown["matmuls"] > steps[1].breakdown["matmuls"]
     assert steps["auto"].seconds == min(one.seconds for one in steps.values()) == steps[2].seconds
+
+
+def layer(number: int) -> tuple[LayerTime, ExpertExchange, Network]:
+    """A layer in so many slices, its exchange and the links of two hosts of 8 H100s."""
+    there, case = parse_cluster("h100:2x8"), case_of(8, slices=number)
+    network = network_of(there, hardware_of(there.gpu))
+    return layer_time(case, h100(), network, GENERATIONS["jaxpar"]), ExpertExchange(case.shape), network
+
+
+def test_messages_of_slices_are_waited_for_or_beside_compute():
+    """All four ways, without the small messages ahead: nothing is counted twice, nor forgotten."""
+    time, exchange, network = layer(4)
+    send, starts = exchange.message(network, 4), 2 * 2 * network.ring(8, 1).exchange(1)
+    assert time.forward.beside > time.forward.exchange and time.backward.beside > time.backward.exchange
+    assert time.forward.sends + time.backward.sends == pytest.approx(16 * send + starts, rel=1e-6)
+
+
+def test_rows_that_are_sent_again_wait_as_they_are_tied_to_nothing():
+    """Two of four slices, where the way out of the forward waits for little more than one."""
+    time, exchange, network = layer(4)
+    again, send = time.again(frozenset({"expert_input"})), exchange.message(network, 4)
+    assert again.exchange == pytest.approx(2 * send + network.ring(8, 1).exchange(1), rel=1e-6)
+    assert again.sends == pytest.approx(time.operations["expert_input"].sends)
+    assert time.again(frozenset({"expert_up"})).sends == 0
+
+
+def test_weights_take_the_place_of_two_messages_each_way():
+    """Or of one, where they are as short; what is waited for is no longer hidden."""
+    time, exchange, network = layer(4)
+    send = exchange.message(network, 4)
+    assert time.beside_weights(0.0, 0.0) == (time.forward, time.backward)
+    forward, backward = time.beside_weights(send, 1.0)
+    assert forward.exchange - time.forward.exchange == pytest.approx(send)
+    assert backward.exchange - time.backward.exchange == pytest.approx(2 * send)
+    assert (forward.sends, backward.sends) == pytest.approx((time.forward.sends, time.backward.sends))
+
+
+def test_weights_travel_beside_compute_that_no_tokens_travel_beside():
+    """One message is in flight at a time: 4 s of 10 are left, in which 6 s of weights do not fit."""
+    layout = Layout(expert=8, fsdp=2, zero=3, remat="gemm_last", expert_capacity=1.0)
+    one = steps_of(MODEL, 4096, 64, CLUSTER, hardware=without_starts()[0]).step(layout)
+    assert one._beside(10.0, 6.0, 0.0) == pytest.approx(10.0)
+    assert one._beside(10.0, 6.0, 0.0, sends=6.0) == pytest.approx(12.0)
 
 
 # ---- FP8

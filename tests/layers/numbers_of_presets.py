@@ -136,7 +136,7 @@ def _times(
 
 def _own(work: Work) -> list[float]:
     """Without exchanges, which models without experts do not have."""
-    return [value for name, value in work._asdict().items() if name != "exchange" or value]
+    return [value for name, value in work._asdict().items() if name not in ("exchange", "beside") or value]
 
 
 def _step(name: str, cluster: str, generation: str, layout: Layout) -> list[float]:

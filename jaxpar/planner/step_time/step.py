@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import islice
 
 from jaxpar.cost.messages import overlapped
+from jaxpar.cost.work import Work
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.chunks import GATHERED, Kinds, chunk_lengths, chunk_slots, kinds_of_slots, why_padded
 from jaxpar.planner.step_time.common import Common
@@ -35,7 +36,9 @@ class Step:
         self.again = self.layers.mean(again)
         self.messages = DataMessages(where, layout, float(self.case.item))
         self.jitter = where.jitter(layout.devices)
-        self.passed = {sort: self._passed(sort, work.seconds, work.kernels) for sort, work in again.items()}
+        self.works = {sort: self._works(sort) for sort in self.layers.times}
+        """Forward and backward of a layer of each sort."""
+        self.passed = {sort: self._passed(sort, work) for sort, work in again.items()}
         """A layer of each sort."""
         self.rest = Once(where, layout, self.layers, self.again, self.slots, self.messages)
         self.once = {"data": self.rest.data(), "optimizer": self.rest.optimizer()}
@@ -79,41 +82,54 @@ class Step:
             found.append(ChunkTime(forward, backward, weight))
         return tuple(found)
 
-    def _passed(self, sort: Sort, again: float, again_kernels: float) -> Passed:
-        """A layer of a sort, forward and backward."""
+    def _of_weights(self, sort: Sort) -> tuple[float, float, float]:
+        """Seconds of gathers of a layer's weights, forward and backward, and of reductions of its gradients."""
+        return (0.0, 0.0, 0.0) if self.holds else self.messages.of_layers(self.layers.cases[sort])
+
+    def _works(self, sort: Sort) -> tuple[Work, Work]:
+        """Forward and backward of a layer of a sort, beside its weights."""
         time = self.layers.times[sort]
-        gathered, gathered_back, scattered = (
-            (0.0, 0.0, 0.0) if self.holds else self.messages.of_layers(self.layers.cases[sort])
-        )
+        if not (self.does.prefetch_weights and time.message):
+            return time.forward, time.backward
+        gathered, gathered_back, scattered = self._of_weights(sort)
+        return time.beside_weights(gathered, gathered_back + scattered)
+
+    def _passed(self, sort: Sort, again: Work) -> Passed:
+        """A layer of a sort, forward and backward."""
+        time, (forward, backward) = self.layers.times[sort], self.works[sort]
+        gathered, gathered_back, scattered = self._of_weights(sort)
         launch = 0.0 if self.does.compiled else self.hardware.launch_seconds
-        f = max(time.forward.seconds, time.forward.kernels * launch)
-        b_again = max(again, again_kernels * launch)
-        b = max(time.backward.seconds, time.backward.kernels * launch)
+        f = max(forward.seconds, forward.kernels * launch)
+        b_again = max(again.seconds, again.kernels * launch)
+        b = max(backward.seconds, backward.kernels * launch)
         back = b + b_again
         weight = min(time.weight, back)
         least, least_back = (IN_TICKS.gather * gathered, IN_TICKS.gather * gathered_back) if self.executed else (0, 0)
         reduced = IN_TICKS.scatter * scattered if self.executed else 0.0
-        whole_f = self._beside(f, gathered, least)
+        sends, sends_back = forward.sends, backward.sends + again.sends
+        whole_f = self._beside(f, gathered, least, sends)
         if reduces_with_weights(self.layout, self.does):
             weight = self._beside(weight, scattered, reduced)
-            whole_b = self._beside(back - min(time.weight, back), gathered_back, least_back) + weight
+            whole_b = self._beside(back - min(time.weight, back), gathered_back, least_back, sends_back) + weight
         else:
-            whole_b = self._beside(back, gathered_back + scattered, least_back + reduced)
+            whole_b = self._beside(back, gathered_back + scattered, least_back + reduced, sends_back)
         offload = self._offload(sort, whole_f, whole_b)
         whole_f, whole_b = whole_f + offload[0], whole_b + offload[1]
         return Passed(whole_f, whole_b, min(weight, whole_b), f, b, b_again, *offload, gathered)
 
-    def _beside(self, compute: float, message: float, least: float) -> float:
-        """Seconds of compute and the messages of weights beside it, of which `least` cannot be hidden."""
+    def _beside(self, compute: float, message: float, least: float, sends: float = 0.0) -> float:
+        """Seconds of compute and the messages of weights beside it, of which `least` cannot be hidden, nor anything in
+        the `sends` seconds of it in which tokens travel to experts or back."""
         if not self.does.prefetch_weights:
             return compute + message
-        hidden = overlapped(compute, message, self.hardware.overlap_slowdown)
-        return hidden + max(0.0, least - max(0.0, message - compute))
+        free = max(0.0, compute - sends)
+        hidden = compute - free + overlapped(free, message, self.hardware.overlap_slowdown)
+        return hidden + max(0.0, least - max(0.0, message - free))
 
     def _microbatches(self, spent: dict[str, float]) -> None:
         """Forward and backward of all microbatches, the pipeline around them included."""
         layout, again, m = self.layout, self.again, self.microbatches
-        forward, backward = self.layers.forward, self.layers.backward
+        forward, backward = (self.layers.mean({sort: own[way] for sort, own in self.works.items()}) for way in (0, 1))
         per_rank = self.model.layers / layout.pipe
         mean = self._mean_passed()
         whole_f, whole_b, f, b, b_again = mean.forward, mean.backward, mean.own_forward, mean.own_backward, mean.again
