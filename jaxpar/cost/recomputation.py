@@ -16,6 +16,7 @@ from jaxpar.cost.hardware_model import HardwareModel, nearest_hardware
 from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import LayerTime, layer_time
 from jaxpar.cost.layer_case import LayerCase
+from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.mechanisms import GENERATIONS, Attention, Mechanisms
 from jaxpar.cost.messages import Network, network_of
 from jaxpar.cost.operations import Device, device_of
@@ -33,6 +34,9 @@ def layer_costs(
     hardware: HardwareModel | None = None,
     measured: Mapping[str, float] | None = None,
     attention: Attention | None = None,
+    codes: MatmulCodes | None = None,
+    exact: float = 0.0,
+    magnitude_ranks: int = 1,
 ) -> LayerCosts:
     """The costs of a layer of `shape` in jaxpar.
 
@@ -43,23 +47,30 @@ def layer_costs(
         hardware: what the GPUs reach; None is what was fitted for them, or for the nearest kind.
         measured: seconds by operation (`LayerTime.operations`) that replace those of the model.
         attention: the kernels of attention; None is those of jaxpar where cuDNN runs.
+        codes: how dense matmuls run in FP8; None where they run in the compute dtype.
+        exact: share of the layers that are exceptions; times are the mean of both.
+        magnitude_ranks: ranks over which the largest magnitude of a tensor is taken.
 
     Raises:
         UserError: a measured time is of no operation, or is below 0.
     """
-    time = layer_time(replace(_case(shape, context_strategy), attention=attention), *_on(cluster, hardware))
-    time = replace(time, operations=dict(time.operations) | _checked(measured or {}, time))
+    case, on = _case(shape, context_strategy), _on(cluster, hardware)
+    case = replace(case, attention=attention, codes=codes, magnitude_ranks=magnitude_ranks)
+    shares = ((1.0 - exact, case), (exact, case.exact)) if exact else ((1.0, case),)
+    times = [(share, _replaced(layer_time(own, *on), measured or {})) for share, own in shares]
+    mean = lambda seconds: sum(share * seconds(time) for share, time in times)
+    again = lambda operation: mean(lambda time: time.again(frozenset((operation,))).seconds)
     flops, outputs = operation_flops(shape), {}
-    for name, operation in time.made.items():
+    for name, operation in times[0][1].made.items():
         outputs.setdefault(operation, []).append(name)
     return LayerCosts(
         sizes=activation_bytes(shape),
         recomputations=tuple(
-            Recomputation(tuple(names), time.operations[operation].seconds, flops.get(operation, 0.0))
+            Recomputation(tuple(names), again(operation), flops.get(operation, 0.0))
             for operation, names in outputs.items()
         ),
-        forward_seconds=time.forward.seconds,
-        backward_seconds=time.backward.seconds,
+        forward_seconds=mean(lambda time: time.forward.seconds),
+        backward_seconds=mean(lambda time: time.backward.seconds),
         host_bandwidth=cluster.host_bandwidth,
         forward_flops=sum(flops.values()),
     )
@@ -108,11 +119,13 @@ def _on(cluster: Cluster, hardware: HardwareModel | None) -> tuple[Device, Netwo
     return device_of(cluster.gpu, model), network_of(cluster, model), GENERATIONS["jaxpar"]
 
 
-def _checked(measured: Mapping[str, float], time: LayerTime) -> dict[str, Work]:
+def _replaced(time: LayerTime, measured: Mapping[str, float]) -> LayerTime:
+    """`time` with the measured seconds of some operations in place of its own."""
     for name, value in measured.items():
         if name not in time.operations:
             near = did_you_mean(name, time.operations) or f"; there are {', '.join(time.operations)}"
             raise UserError(f"measured times: {name!r} is no operation of a layer{near}")
         if not value >= 0:
             raise UserError(f"measured times: {name}: expected seconds, 0 or more, got {value!r}")
-    return {name: Work(other=value) for name, value in measured.items()}
+    own = {name: Work(other=value) for name, value in measured.items()}
+    return replace(time, operations=dict(time.operations) | own)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
-from jaxpar.config.kinds import kind_models
+from jaxpar.config.kinds import kind_models, layer_kinds
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.declaration.part import Matmuls, Part
 from jaxpar.layers.declared import declare_layer
@@ -122,6 +122,13 @@ def is_exact(config: Config, layer: int) -> bool:
     """Whether the products of a layer, by its number, are not quantised."""
     first, last = exact_layers(config)
     return config.precision.matmul is None or not first <= layer < last
+
+
+def exact_shares(config: Config) -> dict[str, float]:
+    """Of the layers of each kind, the share whose products are not quantised."""
+    kinds = layer_kinds(config.model)
+    exact = Counter(kind for layer, kind in enumerate(kinds) if is_exact(config, layer))
+    return {kind: exact[kind] / number for kind, number in Counter(kinds).items()}
 
 
 def coded_rows(config: Config, rows: int) -> int:

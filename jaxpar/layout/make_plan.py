@@ -11,14 +11,14 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.axes import axis_sizes, resolve_axes
 from jaxpar.config.plan import AxisSizes, Choice, Dtypes, LayerRun, Plan
 from jaxpar.config.schema import PrecisionConfig
-from jaxpar.cost.recomputation import layer_costs, logits_seconds
+from jaxpar.cost.recomputation import logits_seconds
 from jaxpar.distributed.devices import Device, cluster_of
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layers.checks import validate
 from jaxpar.layers.declared import activation_names, hidden_names
 from jaxpar.layout.auto_remat import auto_runs, lost_seconds
-from jaxpar.layout.choices.attention import attention_plan, strategy_on
+from jaxpar.layout.choices.attention import attention_plan
 from jaxpar.layout.choices.experts import expert_layouts, with_fused
 from jaxpar.layout.choices.head_loss import choose_loss
 from jaxpar.layout.choices.matmul import check_matmul_units, routed_choice, tiled_choice
@@ -28,6 +28,7 @@ from jaxpar.layout.choices.replica_sums import replica_sums
 from jaxpar.layout.choices.tiles import head_columns, loss_tiles, mlp_tiles, without_hidden
 from jaxpar.layout.choices.wire import check_wire
 from jaxpar.layout.joining import with_joined_messages
+from jaxpar.layout.layer_costs import costs_of_kinds
 from jaxpar.layout.layer_unroll import layer_unroll, with_room_for_turns
 from jaxpar.layout.loss_logits import asked_logits, kept_beside_layers, kept_where_they_fit
 from jaxpar.layout.memory.device import host_share, own_host_share, usable_bytes
@@ -82,7 +83,8 @@ def make_plan(
     kinds = [slot.kind for slot in order_of_chunks(schedule, stage_layers, config.model).slots]
     loss, at_hand = choose_loss(config, device), cluster or cluster_of(device, axes.devices, node_devices)
     settled = _settled(config, device, node_devices, at_hand, rows, loss)
-    costs = _layer_costs(config, axes, rows, at_hand)
+    timed_on = at_hand or parse_cluster(f"h100:1x{axes.devices}")  # for unknown devices
+    costs = costs_of_kinds(config, timed_on)
 
     @cache
     def device_bytes() -> int:
@@ -129,7 +131,7 @@ def make_plan(
     if not open_logits:
         return with_layers(full)
     lost = lambda plan: plan.virtual_stages * lost_seconds(tiled, kinds, plan.runs)
-    return kept_beside_layers(config, full, with_layers, lost, _logits_seconds(config, axes, rows, at_hand))
+    return kept_beside_layers(config, full, with_layers, lost, _logits_seconds(config, axes, rows, timed_on))
 
 
 def _settled(
@@ -205,16 +207,8 @@ def _without_tiled(config: Config, costs: LayerCosts) -> LayerCosts:
     )
 
 
-def _layer_costs(config: Config, axes: AxisSizes, rows: int, cluster: Cluster | None) -> dict[str, LayerCosts]:
-    """What a layer of each kind can keep, and the costs; for unknown devices those of an H100."""
-    cluster = cluster or parse_cluster(f"h100:1x{axes.devices}")
-    strategy = strategy_on(config, cluster)
-    return {kind: layer_costs(own, cluster, strategy) for kind, own in layer_shapes(config, axes, rows).items()}
-
-
-def _logits_seconds(config: Config, axes: AxisSizes, rows: int, cluster: Cluster | None) -> float:
-    """Seconds to make a microbatch's logits; for unknown devices those of an H100."""
-    cluster = cluster or parse_cluster(f"h100:1x{axes.devices}")
+def _logits_seconds(config: Config, axes: AxisSizes, rows: int, cluster: Cluster) -> float:
+    """Seconds to make a microbatch's logits."""
     shape = next(iter(layer_shapes(config, axes, rows).values()))
     return logits_seconds(shape, head_columns(config) * axes.tensor, cluster)
 

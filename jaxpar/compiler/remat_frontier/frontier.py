@@ -14,12 +14,13 @@ from jaxpar.config.counting import padded_vocab
 from jaxpar.config.kinds import kind_counts
 from jaxpar.config.plan import Plan
 from jaxpar.cost.hardware_model import borrowed
-from jaxpar.cost.recomputation import head_flops, head_seconds, layer_costs
+from jaxpar.cost.recomputation import head_flops, head_seconds
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layers.declared import activation_names
 from jaxpar.layout.auto_remat import ESTIMATED, IN_TRANSIT, cheapest_runs
 from jaxpar.layout.choices.pipeline import layer_order, schedule_of
+from jaxpar.layout.layer_costs import costs_of_kinds
 from jaxpar.layout.memory.room import Room, memory_room
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.layer_shape import LayerShape, layer_shapes
@@ -66,8 +67,7 @@ class _Maker:
     @cached_property
     def costs(self) -> dict[str, LayerCosts]:
         """Of a layer of each kind."""
-        strategy = self.plan.context_strategy.name
-        return {kind: layer_costs(shape, self.cluster, strategy) for kind, shape in self.shapes.items()}
+        return costs_of_kinds(self.config, self.cluster)
 
     @cached_property
     def counts(self) -> dict[str, int]:

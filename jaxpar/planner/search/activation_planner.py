@@ -16,8 +16,10 @@ from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers.declared import activation_names
+from jaxpar.layers.matmul_formats import exact_shares
 from jaxpar.layout.choices.attention import backends_on, scratch_on
 from jaxpar.layout.choices.matmul import expert_codes
+from jaxpar.layout.choices.matmul_codes import matmul_codes
 from jaxpar.layout.choices.replica_sums import only_after
 from jaxpar.layout.choices.tiles import mlp_tiles, without_hidden
 from jaxpar.layout.memory.case import Case
@@ -33,7 +35,6 @@ from jaxpar.mesh.wire.wire import Wire
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.machine import is_cpu
-from jaxpar.planner.search.matmul_codes import matmul_codes
 from jaxpar.planner.search.space import Choice, Group
 from jaxpar.planner.settings import ONE_STAGE, Runs, as_remat, of_all_names, runs_of
 from jaxpar.planner.step_time.chunks import Kinds, chunk_slots
@@ -263,16 +264,33 @@ class ActivationPlanner:
     @cached_property
     def costs(self) -> dict[str, LayerCosts]:
         """Of a layer of each kind."""
-        group, strategy = self.group, self.choice.context_strategy
-        key = "costs", group.microbatch, group.expert, group.context, group.tensor, strategy
+        group, strategy, codes = self.group, self.choice.context_strategy, self._matmul_codes
+        key = "costs", *self._timed
         if key not in self.known:
             axes = AxisSizes(expert=group.expert, context=group.context, tensor=group.tensor)
-            attention = dict(self.attention)
+            attention, exact, experts = dict(self.attention), exact_shares(self.model.config), self._expert_codes
             self.known[key] = {
-                kind: layer_costs(shape, self.cluster, strategy, self.hardware, attention=attention.get(kind))
+                kind: layer_costs(
+                    replace(shape, codes=experts), self.cluster, strategy, self.hardware,
+                    attention=attention.get(kind), codes=codes, exact=exact[kind],
+                    magnitude_ranks=self._magnitude_ranks,
+                )
                 for kind, shape in layer_shapes(self.model.config, axes, group.microbatch).items()
-            }
+            }  # fmt: skip
         return self.known[key]
+
+    @property
+    def _timed(self) -> tuple[Hashable, ...]:
+        """What the times of a layer depend on."""
+        group, strategy = self.group, self.choice.context_strategy
+        sizes = group.microbatch, group.expert, group.context, group.tensor
+        return *sizes, strategy, self._matmul_codes, self._magnitude_ranks
+
+    @property
+    def _magnitude_ranks(self) -> int:
+        """Ranks over which the largest magnitude of a tensor is found in each product; 1 where none is."""
+        group, codes = self.group, self._matmul_codes
+        return group.data * group.context * group.tensor if codes is not None and codes.found else 1
 
     def _with_host(self, preset: str) -> Iterator[Kept]:
         """The smallest share of a preset's activations on the host with which it fits and that copies can hide."""
@@ -285,9 +303,7 @@ class ActivationPlanner:
 
     def _hidden(self, preset: str) -> float:
         """The largest share of what is kept whose copies hide behind the layers."""
-        group = self.group
-        strategy = self.choice.context_strategy
-        key = "hidden", group.microbatch, group.expert, group.context, group.tensor, strategy, self.kinds, preset
+        key = "hidden", *self._timed, self.kinds, preset
         if key not in self.known:
             runs = runs_by_kind(runs_of(preset, len(self.kinds), self._names), self.kinds)
             own = [(self.kinds.count(kind), self.costs[kind]) for kind in runs]

@@ -12,9 +12,9 @@ from jaxpar.config import Config, load_config
 from jaxpar.cost.layer_case import layer_case
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.matmul_formats import group_names
+from jaxpar.layout.choices.matmul_codes import matmul_codes
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.planning import planned_config
-from jaxpar.planner.search.matmul_codes import matmul_codes
 from jaxpar.planner.step_time.layer_times import Sort
 from jaxpar.planner.step_time.model import StepTime, step_time, steps_of
 from jaxpar.planner.step_time.step import Step

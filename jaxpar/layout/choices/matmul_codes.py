@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models
@@ -11,12 +12,11 @@ from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers.matmul_formats import coded_rows, dense_groups, exact_layers, quantised, why_each_use
 from jaxpar.layout.choices.matmul import tiled_choice
-from jaxpar.planner.step_time.chunks import Kinds
 from jaxpar.precision.recipe import recipe_of
 
 
 def matmul_codes(
-    config: Config, gpu: GPU, optimizer_offload: str, holds: str | None, slots: Kinds, chunks: int
+    config: Config, gpu: GPU, optimizer_offload: str, holds: str | None, slots: Sequence[str], chunks: int
 ) -> MatmulCodes | None:
     """How the matmuls of layers run in FP8; None without `precision.matmul`.
 
