@@ -138,18 +138,21 @@ def coded_rows(config: Config, rows: int) -> int:
     return max(0, rows - excepted.first_layers - excepted.last_layers)
 
 
-def why_each_use(recipe: str | None, optimizer_offload: str, holds: str | None) -> str | None:
+def why_each_use(recipe: str | None, optimizer_offload: str, weights_offload: str, holds: str | None) -> str | None:
     """Why matrices are quantised with each use under `recipe`, and not once per step; None if they are not.
 
     Args:
         recipe: `precision.matmul`.
         optimizer_offload: where the optimizer's state is.
+        weights_offload: where the weights of layers are.
         holds: the schedule, if it gathers whole chunks that it holds for all microbatches.
     """
     if recipe in TILES:
         return f"scales of tiles ({recipe}) are found where a matrix is multiplied"
-    if optimizer_offload != "none":
-        return "master weights are not on the device (memory.optimizer_offload)"
+    if optimizer_offload == "file":
+        return "a step reads copies of the weights, and their masters are on disk (memory.optimizer_offload)"
+    if weights_offload != "none":
+        return "layers are fetched from the host with each use (memory.weights_offload)"
     if holds is not None:
         return f"parallel.schedule: {holds} gathers chunks of layers in the compute dtype"
     return None

@@ -33,7 +33,7 @@ def costs_of_kinds(config: Config, cluster: Cluster) -> dict[str, LayerCosts]:
     held = holds(schedule.name, schedule.virtual_stages, config.parallel.zero, axes.fsdp * axes.expert * axes.context)
     codes = matmul_codes(
         config, cluster.gpu, config.memory.optimizer_offload, schedule.name if held else None,
-        [slot.kind for slot in slots], schedule.chunks,
+        [slot.kind for slot in slots], schedule.chunks, config.memory.weights_offload,
     )  # fmt: skip
     experts, exact = expert_codes(config, DescribedGPU.of(cluster.gpu)), exact_shares(config)
     return {

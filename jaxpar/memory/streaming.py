@@ -116,24 +116,33 @@ def fetched_rows(a: Num[Array, "..."], dtype: DTypeLike, rows: int, first: int =
     return by_rows(lambda piece: piece.astype(dtype), a, rows, first)
 
 
-def by_rows(function: Callable[[Any], Array], a: Num[Array, "..."], rows: int, first: int = 0) -> Num[Array, "..."]:
-    """`function` of pieces of so many rows of `a`, which is in host memory, from row `first` on: an array of as many
-    rows, on the device."""
-    total = a.shape[0] - first
+def by_rows(
+    function: Callable[..., Array],
+    a: Num[Array, "..."],
+    rows: int,
+    first: int = 0,
+    end: int | None = None,
+    along: tuple[Array, ...] = (),
+) -> Num[Array, "..."]:
+    """`function` of pieces of so many rows of `a`, which is in host memory, from row `first` on, or to before `end`: an
+    array of as many rows, on the device. It also has the same rows of the arrays `along` it, which are on the
+    device."""
+    total = (a.shape[0] if end is None else end) - first
     rows = min(rows, total)
     pieces, rest = divmod(total, rows)
-    like = jax.eval_shape(lambda a: function(_fetch(a, 0, 1)), a)
+    of = lambda piece, place: function(piece, *_slice(along, first + place, piece.shape[0]))
+    like = jax.eval_shape(lambda a: of(_fetch(a, 0, 1), 0), a)
     made = vary_over(jnp.zeros((total, *like.shape[1:]), like.dtype), like.manual_axis_type.varying)
 
     def turn(place: Index, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         made, piece = carry
         following = _fetch(a, first + (place + 1) * rows, rows)
-        return lax.dynamic_update_slice_in_dim(made, function(piece), place * rows, 0), following
+        return lax.dynamic_update_slice_in_dim(made, of(piece, place * rows), place * rows, 0), following
 
     made, piece = lax.fori_loop(0, pieces - 1, turn, (made, _fetch(a, first, rows)))
     last = [(piece, (pieces - 1) * rows), *([(_fetch(a, first + pieces * rows, rest), pieces * rows)] if rest else [])]
     for piece, place in last:
-        made = lax.dynamic_update_slice_in_dim(made, function(piece), place, 0)
+        made = lax.dynamic_update_slice_in_dim(made, of(piece, place), place, 0)
     return made
 
 

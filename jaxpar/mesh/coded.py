@@ -50,10 +50,10 @@ class CodedStack:
 
 
 def coded_stack(
-    whole: Shaped[Array, "rows ..."], codes: Shaped[Array, "rows ..."], coded: tuple[bool, ...]
+    coded: tuple[bool, ...], codes: Callable[[range], jax.Array], others: Callable[[range], jax.Array]
 ) -> CodedStack:
-    """Of the rows of `codes` those that are `coded`, and of `whole` the others."""
-    return CodedStack(_rows(codes, coded, True), _rows(whole, coded, False), coded)
+    """A stack of neighbouring rows: those that are `coded` are what `codes` makes, the others what `others` does."""
+    return CodedStack(_rows(codes, coded, True), _rows(others, coded, False), coded)
 
 
 def is_coded_stack(leaf: Any) -> bool:
@@ -61,8 +61,8 @@ def is_coded_stack(leaf: Any) -> bool:
     return isinstance(leaf, CodedStack)
 
 
-def _rows(x: jax.Array, coded: tuple[bool, ...], wanted: bool) -> jax.Array | None:
-    """The rows of `x` that are coded, or those that are not, as slices of neighbours."""
+def _rows(made: Callable[[range], jax.Array], coded: tuple[bool, ...], wanted: bool) -> jax.Array | None:
+    """The rows that are coded, or those that are not, made as runs of neighbours."""
     edges = [0, *(row for row in range(1, len(coded)) if coded[row] != coded[row - 1]), len(coded)]
-    runs = [x[a:b] for a, b in pairwise(edges) if coded[a] == wanted]
+    runs = [made(range(a, b)) for a, b in pairwise(edges) if coded[a] == wanted]
     return jnp.concatenate(runs) if runs else None

@@ -7,8 +7,9 @@ are stored in the dtype of the others: of a layer in FP8 they hold the codes' va
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -48,11 +49,23 @@ class CodedMatrix:
         return tuple(own is False for own in self.exact) * self.order.numbers.shape[1]
 
 
+type ByRows = Callable[[Callable[..., jax.Array], jax.Array, tuple[jax.Array, ...], range], jax.Array]
+"""How a stack is read: a function of rows of it and of the same rows of other arrays, the stack, these arrays, and
+which rows, to what the function makes of them, on the device."""
+
+
+def at_once(
+    function: Callable[..., jax.Array], stack: jax.Array, along: tuple[jax.Array, ...], rows: range
+) -> jax.Array:
+    """`ByRows` of a stack on the device."""
+    return function(*(own[rows.start : rows.stop] for own in (stack, *along)))
+
+
 class WeightCodes(NamedTuple):
     """The weights of a step, and what its layers need to know about the codes among them."""
 
     weights: Weights
-    """With a `CodedStack` for each matrix."""
+    """With a `CodedStack` on the device for each matrix."""
     scales: Float[Array, "layers tensors"]
     """Of the codes of this pipeline rank's layers; 0 elsewhere."""
     seen: Seen
@@ -67,11 +80,14 @@ def coded_weights(
     exact_layers: tuple[int, int],
     shape: tuple[int, int],
     scales: Float[Array, "layers tensors"] | None,
+    storage: str,
     counts: bool = False,
+    by_rows: ByRows = at_once,
 ) -> WeightCodes:
     """The `matrices` among master `weights` as codes, inside the step's map.
 
-    Sends a maximum of one number for each matrix and layer.
+    Sends a maximum of one number for each matrix and layer. Reads each matrix once for that, once for its codes, and
+    once more for its counts.
 
     Args:
         weights: in any placement; scales are of whole matrices.
@@ -80,10 +96,12 @@ def coded_weights(
         exact_layers: layers before the first number, and from the second on, are not quantised.
         shape: of the tables of scales, [layers, tensors].
         scales: of earlier steps; None takes those of the matrices themselves.
+        storage: dtype of rows that are not coded.
         counts: whether numbers that codes do not hold are counted.
+        by_rows: how a matrix is read.
     """
     stacks = {own.path: _at(weights, own.path) for own in matrices}
-    found = _largest(stacks)
+    found = _largest(stacks, by_rows)
     of_codes, of_matrices = vary((jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32)))
     of_counts = vary(jnp.zeros((*shape, len(COUNTS)), jnp.float32)) if counts else None
     for own in matrices:
@@ -95,24 +113,31 @@ def coded_weights(
         else:
             scale = jnp.where(numbers == PADDING, 1.0, scales[numbers, own.column])
         wide = scale.reshape(-1, *[1] * (stack.ndim - 1))
-        codes = quantise(stack, wide, E4M3)
         exact = (numbers < exact_layers[0]) | (numbers >= exact_layers[1])
-        whole = stack
+        codes = partial(by_rows, partial(quantise, form=E4M3), stack, (wide,))
+        others = partial(by_rows, lambda w: w.astype(storage), stack, ())
         if None in own.exact:
-            whole = jnp.where(exact.reshape(wide.shape), stack, codes.astype(stack.dtype))
-        weights = _with(weights, own.path, coded_stack(whole, codes, own.coded))
+            others = partial(by_rows, partial(_either, dtype=storage), stack, (wide, exact.reshape(wide.shape)))
+        weights = _with(weights, own.path, coded_stack(own.coded, codes, others))
         padding = numbers == PADDING
         of_codes = of_codes.at[numbers, own.column].max(vary(jnp.where(padding, 0, scale)))
         of_matrices = of_matrices.at[numbers, own.column].max(vary(jnp.where(padding | exact, 0, largest)))
         if of_counts is not None:
-            counted = jnp.where((padding | exact)[:, None], 0, _counted(stack, scale))
+            counted = jnp.where((padding | exact)[:, None], 0, _counted(stack, scale, by_rows))
             of_counts = of_counts.at[numbers, own.column].add(vary(counted))
     return WeightCodes(weights, of_codes, Seen(of_matrices, of_counts))
 
 
-def _largest(stacks: Mapping[tuple[str, ...], jax.Array]) -> dict[tuple[str, ...], Float[Array, "rows"]]:
+def _either(stack: jax.Array, scale: jax.Array, exact: jax.Array, dtype: str) -> jax.Array:
+    """Rows as they are where they are `exact`, and else the values of their codes."""
+    return jnp.where(exact, stack, quantise(stack, scale, E4M3).astype(stack.dtype)).astype(dtype)
+
+
+def _largest(
+    stacks: Mapping[tuple[str, ...], jax.Array], by_rows: ByRows
+) -> dict[tuple[str, ...], Float[Array, "rows"]]:
     """The largest magnitude of each row of each stack, over all ranks that hold a part of it."""
-    found = {path: jax.vmap(largest_of)(stack) for path, stack in stacks.items()}
+    found = {path: by_rows(jax.vmap(largest_of), own, (), range(own.shape[0])) for path, own in stacks.items()}
     split: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for path, own in found.items():
         split.setdefault(tuple(sorted(varying_axes(own) - {"pipe"})), []).append(path)
@@ -126,10 +151,11 @@ def _largest(stacks: Mapping[tuple[str, ...], jax.Array]) -> dict[tuple[str, ...
     return found
 
 
-def _counted(stack: jax.Array, scales: Float[Array, "rows"]) -> Float[Array, "rows counts"]:
+def _counted(stack: jax.Array, scales: Float[Array, "rows"], by_rows: ByRows) -> Float[Array, "rows counts"]:
     """What is counted of each row of a stack, as this rank's share of a sum over all ranks: of ranks that hold the same
     part, the first has it."""
-    counts = jax.vmap(lambda w, scale: counts_of(w, scale, E4M3))(stack, scales)
+    each = jax.vmap(lambda w, scale: counts_of(w, scale, E4M3))
+    counts = by_rows(each, stack, (scales,), range(stack.shape[0]))
     for axis in TOKEN_AXES:
         if axis not in varying_axes(stack):
             counts = jnp.where(lax.axis_index(axis) == 0, counts, 0)

@@ -15,14 +15,15 @@ from jax.sharding import PartitionSpec
 from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.layout.choices.matmul import codes_once, matmul_rows
 from jaxpar.layout.stages import coded_matrices
-from jaxpar.mesh.axes import AXES
+from jaxpar.memory.streaming import by_rows, on_host, to_host
+from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.coded import CodedStack
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.wire.codes import decode, encode
 from jaxpar.precision.matmul import largest_of, quantise, scale_of
 from jaxpar.precision.recipe import E4M3, Recipe
-from jaxpar.precision.weight_codes import CodedMatrix, coded_weights
+from jaxpar.precision.weight_codes import CodedMatrix, at_once, coded_weights
 from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
 from tests.traced import group_size, mesh_of, operations
@@ -132,7 +133,7 @@ def _as_sent(state: Any, run: SmallRun, wire: str) -> Any:
 def code(stack: Any, exact: tuple[bool | None, ...]) -> Any:
     order = LayerOrder.of_one_rank(len(exact)).stacks[""]
     matrix = CodedMatrix(("w",), 1, exact, order)
-    return coded_weights({"w": stack}, [matrix], Recipe(delayed=False), (1, 9), (len(exact), 3), None)
+    return coded_weights({"w": stack}, [matrix], Recipe(delayed=False), (1, 9), (len(exact), 3), None, "float32")
 
 
 @pytest.mark.parametrize(("axes", "split"), [
@@ -168,8 +169,51 @@ def test_codes_come_from_the_master_weights():
     np.testing.assert_array_equal(found[0, 0], [448.0] + [1.125] * 15)
 
 
-def test_the_plan_states_why_a_matrix_is_quantised_with_each_use():
-    stays = run_of(compute="float32", memory={"optimizer_offload": "host"}, parallel={"microbatches": 2})
+@pytest.mark.parametrize("exact", [(True, False, False, True, False), (None, None, False, False, None)])
+@pytest.mark.parametrize("delayed", [False, True])
+def test_a_matrix_that_is_read_in_pieces_has_the_codes_of_the_whole(exact: tuple[bool | None, ...], delayed: bool):
+    """From host memory, two rows at a time: codes, other rows, scales, magnitudes and counts."""
+    stack = np.random.default_rng(5).normal(size=(5, 8, 16)).astype(np.float32)
+    matrix = CodedMatrix(("w",), 1, exact, LayerOrder.of_one_rank(5).stacks[""])
+    scales = jnp.exp2(jnp.arange(-10.0, 5.0)).reshape(5, 3) if delayed else None
+
+    def coded(stack: jax.Array, read: Any) -> Any:
+        asked = {"w": stack}, [matrix], Recipe(delayed), (1, 3), (5, 3), scales, "bfloat16", True, read
+        return jax.tree.map(lambda own: vary(own)[None], coded_weights(*asked))
+
+    def pieces(function: Any, stack: jax.Array, along: Any, rows: range) -> jax.Array:
+        assert on_host(stack)
+        return by_rows(function, stack, 2, rows.start, rows.stop, along)
+
+    each = [lambda stack: coded(stack, at_once), lambda stack: coded(to_host(stack), pieces)]
+    run = lambda own: jax.jit(mapped(own, mesh_of(), "float32", PartitionSpec(), PartitionSpec(AXES)))
+    found = [run(own)(stack) for own in each]
+    assert_same_bits(*jax.device_get(found))
+
+
+@pytest.mark.long
+def test_master_weights_on_the_host_become_the_codes_that_they_become_on_the_device():
+    """In bfloat16, where codes of stored copies would be others: gradients and held-out loss, bit for bit, with some
+    matrices on the host."""
+    found = []
+    for memory in ({}, {"optimizer_offload": "host", "optimizer_resident": 400_000}):
+        run = run_of(memory=memory)
+        layout = run.step.layout
+        names = {".".join(matrix.path) for matrix in coded_matrices(layout)}
+        stay = {stays for name, stays in zip(layout.weight_names, layout.on_device, strict=True) if name in names}
+        assert codes_once(layout.plan) and stay == ({True, False} if memory else {True})
+        state = run.step.residency.initial_state()
+        held_out = run.step.evaluate(state.master, run.batch(1))
+        found.append(jax.device_get((run.step.gradients(state, run.batch(0)), held_out)))
+    assert_same_bits(*found)
+
+
+@pytest.mark.parametrize(("memory", "key"), [
+    ({"optimizer_offload": "file"}, "memory.optimizer_offload"),
+    ({"optimizer_offload": "host", "weights_offload": "host"}, "memory.weights_offload"),
+])  # fmt: skip
+def test_the_plan_states_why_a_matrix_is_quantised_with_each_use(memory: dict[str, str], key: str):
+    stays = run_of(compute="float32", memory=memory, parallel={"microbatches": 2})
     assert not codes_once(stays.step.layout.plan)
     (_, value, why) = matmul_rows(stays.config, None, stays.step.layout.plan)[1]
-    assert "each use" in value and "optimizer_offload" in why
+    assert "each use" in value and key in why

@@ -138,7 +138,8 @@ def codes_once(plan: Plan) -> bool:
 
 def _why_each_use(plan: Plan) -> str | None:
     """Why matrices are quantised with each use and not once per step; None if they are not."""
-    return why_each_use(plan.dtypes.matmul, plan.optimizer_offload, plan.schedule if holds_chunks(plan) else None)
+    holds = plan.schedule if holds_chunks(plan) else None
+    return why_each_use(plan.dtypes.matmul, plan.optimizer_offload, plan.weights_offload, holds)
 
 
 def matmul_rows(

@@ -16,8 +16,9 @@ from jaxpar.precision.recipe import recipe_of
 
 
 def matmul_codes(
-    config: Config, gpu: GPU, optimizer_offload: str, holds: str | None, slots: Sequence[str], chunks: int
-) -> MatmulCodes | None:
+    config: Config, gpu: GPU, optimizer_offload: str, holds: str | None, slots: Sequence[str], chunks: int,
+    weights_offload: str = "none",
+) -> MatmulCodes | None:  # fmt: skip
     """How the matmuls of layers run in FP8; None without `precision.matmul`.
 
     Args:
@@ -27,11 +28,12 @@ def matmul_codes(
         holds: the schedule, if it gathers whole chunks that it holds for all microbatches.
         slots: the kind of each slot of a chunk.
         chunks: of the model.
+        weights_offload: where the weights of layers are; a planned layout has them on the device.
     """
     recipe, precision = recipe_of(config.precision), config.precision
     if recipe is None:
         return None
-    once = why_each_use(precision.matmul, optimizer_offload, holds) is None
+    once = why_each_use(precision.matmul, optimizer_offload, weights_offload, holds) is None
     first, last = exact_layers(config)
     layers = config.model.layers
     coded = chunks * sum(coded_rows(config, rows) for rows in Counter(slots).values())

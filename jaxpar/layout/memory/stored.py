@@ -121,9 +121,9 @@ class StoredBytes:
         Rows that may hold an exception are not among them. A case with several chunks a rank under ZeRO-3 counts none,
         because its schedule may gather chunks in the compute dtype.
         """
-        case, recipe = self.case, self.config.precision.matmul
+        case, recipe, offload = self.case, self.config.precision.matmul, self.config.memory.weights_offload
         holds = "its schedule" if case.virtual_stages > 1 and case.zero >= 3 else None
-        if recipe is None or why_each_use(recipe, case.state, holds) is not None:
+        if recipe is None or why_each_use(recipe, case.state, offload, holds) is not None:
             return 0
         found = 0
         for kind, own in self.parts.layers.items():

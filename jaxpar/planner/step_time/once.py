@@ -81,7 +81,7 @@ class Once:
         update = self.where.device.bytes_seconds(moved * held + MASTER * coded)
         if self.layout.optimizer_offload:
             ends = self.trained * self.table / self.sharded
-            update = max(update, self.update.link_seconds(held - ends, ends, self.where.host_bandwidth))
+            update = max(update, self.update.link_seconds(held - ends, ends, self.where.host_bandwidth, coded))
         if self.update.iterations:
             update += self._orthogonal()
         return update

@@ -46,15 +46,15 @@ class Update:
     resident: int = 0
     """Bytes of state that stay on a device whose other state is on the host: `memory.optimizer_resident`."""
 
-    def link_seconds(self, layers: float, ends: float, bandwidth: float) -> float:
+    def link_seconds(self, layers: float, ends: float, bandwidth: float, coded: float = 0.0) -> float:
         """Seconds of the host's link in a step, for a device that updates so many parameters of layers and of ends.
 
-        Both directions at once, and so what goes to the device counts: master weights before the forward, and all of
-        the state in the update (`training.residency.on_host`).
+        Both directions at once, and so what goes to the device counts: master weights before the forward, twice where
+        they become codes of 8 bits (`coded`), and all of the state in the update (`training.residency.on_host`).
         """
         state = layers * self.state + ends * self.ends_state
         moved = max(0.0, state - self.resident)
-        return (moved + MASTER * (layers + ends) * moved / max(1.0, state)) / bandwidth
+        return (moved + MASTER * (layers + ends + coded) * moved / max(1.0, state)) / bandwidth
 
 
 ADAMW = Update()

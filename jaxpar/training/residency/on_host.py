@@ -19,8 +19,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxpar.layout.state import TrainState, WeightState, join_weights, weight_states
-from jaxpar.memory.streaming import DEVICE, by_rows, fetched_rows, rows_of_piece, streamed, to_host
+from jaxpar.memory.streaming import DEVICE, by_rows, fetched_rows, on_host, rows_of_piece, streamed, to_host
 from jaxpar.mesh.axes import vary
+from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.layer_order import LAYERS, Parted
 from jaxpar.mesh.materialize import reduced_gradient, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import Arrays, Nested, Weights, map_specs
@@ -37,15 +38,27 @@ class OnHost(OnDevice):
 
     # ---- inside the map
 
+    def marked(self, master: Weights) -> Weights:
+        leaves, structure = jax.tree.flatten(master)
+        pairs = zip(leaves, self.layout.on_device, strict=True)
+        return structure.unflatten([own if stays or on_host(own) else to_host(own) for own, stays in pairs])
+
+    def by_rows(
+        self, function: Callable[..., jax.Array], stack: jax.Array, along: tuple[jax.Array, ...], rows: range
+    ) -> jax.Array:
+        if not on_host(stack):
+            return super().by_rows(function, stack, along, rows)
+        return by_rows(function, stack, rows_of_piece(stack), rows.start, rows.stop, along)
+
     def compute_weights(self, master: Weights) -> Weights:
         layout, host_layers = self.layout, self.layout.plan.host_layers
         dtype = layout.placements.storage.dtype
         with jax.named_scope("stored_weights"):
-            leaves, structure = jax.tree.flatten(master)
+            leaves, structure = jax.tree.flatten(master, is_leaf=is_coded_stack)
             stacked = jax.tree.leaves(map_specs(is_stacked, layout.trained))
             fetch = lambda weight, first: fetched_rows(weight, dtype, rows_of_piece(weight), first)
             there = [
-                weight if stays else fetch(weight, host_layers if layered else 0)
+                weight if stays or is_coded_stack(weight) else fetch(weight, host_layers if layered else 0)
                 for weight, layered, stays in zip(leaves, stacked, layout.on_device, strict=True)
             ]
         stored = to_storage(structure.unflatten(there), layout.placements)

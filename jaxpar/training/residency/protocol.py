@@ -35,8 +35,8 @@ type Measure = Callable[[TrainState, Batch], Measured]
 class Residency(Protocol):
     """Storage of master weights and moments between steps, and their transfer to the device and back.
 
-    `compute_weights`, `accumulators`, `reduced`, `squares` and `whole` run inside the step's map, on the parts of one
-    device; the others outside.
+    `marked`, `by_rows`, `compute_weights`, `accumulators`, `reduced`, `squares` and `whole` run inside the step's map,
+    on the parts of one device; the others outside.
     """
 
     layout: StepLayout
@@ -44,8 +44,19 @@ class Residency(Protocol):
     asynchronous: bool
     """Whether `advance` returns before the devices are done."""
 
+    def marked(self, master: Weights) -> Weights:
+        """The weights passed to a function, each typed by the memory that it is in."""
+        ...
+
+    def by_rows(
+        self, function: Callable[..., jax.Array], stack: jax.Array, along: tuple[jax.Array, ...], rows: range
+    ) -> jax.Array:
+        """`ByRows` of a stack of master weights, `marked`."""
+        ...
+
     def compute_weights(self, master: Weights) -> Weights:
-        """Weights in storage placement, from the weights passed to the step, with the frozen ones among them."""
+        """Weights in storage placement, from the weights passed to the step, with the frozen ones among them; a
+        `CodedStack` is on the device."""
         ...
 
     def accumulators(self, weights: Weights) -> Weights:

@@ -136,9 +136,9 @@ class StepFunctions:
         recipe = recipe_of(config.precision)
         assert recipe is not None, "matmuls are quantised"
         found = coded_weights(
-            master, coded_matrices(self.layout), recipe, exact_layers(config),
+            self.residency.marked(master), coded_matrices(self.layout), recipe, exact_layers(config),
             (config.model.layers, len(tensor_names(config))), batch[SCALES][0] if SCALES in batch else None,
-            counts,
+            self.layout.placements.storage.dtype, counts, self.residency.by_rows,
         )  # fmt: skip
         scales = jnp.broadcast_to(found.scales, (microbatches, *found.scales.shape))
         return found.weights, batch | {WEIGHT_SCALES: scales}, found.seen

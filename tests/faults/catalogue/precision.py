@@ -49,8 +49,8 @@ PRECISION = (
         name="fp8_weight_from_its_stored_copy",
         description="A matrix becomes codes after it was rounded to bfloat16.",
         file="jaxpar/precision/weight_codes.py",
-        old="codes = quantise(stack, wide, E4M3)",
-        new="codes = quantise(stack.astype(jnp.bfloat16), wide, E4M3)",
+        old="codes = partial(by_rows, partial(quantise, form=E4M3), stack, (wide,))",
+        new="codes = partial(by_rows, partial(quantise, form=E4M3), stack.astype(jnp.bfloat16), (wide,))",
         caught_by=(f"{CODES}::test_codes_come_from_the_master_weights",),
     ),
     Fault(

@@ -163,7 +163,7 @@ def test_codes_of_weights_are_half_of_the_bytes():
     assert gathered(*every) == pytest.approx(gathered() / 2, rel=1e-6)
     tiles = recipe("fp8_block", matmul_except=ALL)
     assert gathered(*tiles) == gathered(), "found where a matrix is multiplied"
-    assert gathered(*every, of=replace(KEPT, optimizer_offload=True)) == gathered(), "the master is on the host"
+    assert gathered(*every, of=replace(KEPT, optimizer_offload=True)) == gathered(*every)
     some = parts(KEPT, *recipe("fp8_delayed")).passed
     assert (
         some[Sort("", exact=True)].gathered - start == gathered() > gathered(*recipe("fp8_delayed")) > gathered(*every)
