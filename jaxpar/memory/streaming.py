@@ -116,6 +116,14 @@ def fetched_rows(a: Num[Array, "..."], dtype: DTypeLike, rows: int, first: int =
     return by_rows(lambda piece: piece.astype(dtype), a, rows, first)
 
 
+def of_rows(function: Callable[..., Array], a: Num[Array, "..."], along: tuple[Array, ...], rows: range) -> Array:
+    """`function` of some rows of `a` and of the same rows of the arrays `along` it: in pieces where `a` is in host
+    memory, else at once."""
+    if on_host(a):
+        return by_rows(function, a, rows_of_piece(a), rows.start, rows.stop, along)
+    return function(*(own[rows.start : rows.stop] for own in (a, *along)))
+
+
 def by_rows(
     function: Callable[..., Array],
     a: Num[Array, "..."],

@@ -54,13 +54,6 @@ type ByRows = Callable[[Callable[..., jax.Array], jax.Array, tuple[jax.Array, ..
 which rows, to what the function makes of them, on the device."""
 
 
-def at_once(
-    function: Callable[..., jax.Array], stack: jax.Array, along: tuple[jax.Array, ...], rows: range
-) -> jax.Array:
-    """`ByRows` of a stack on the device."""
-    return function(*(own[rows.start : rows.stop] for own in (stack, *along)))
-
-
 class WeightCodes(NamedTuple):
     """The weights of a step, and what its layers need to know about the codes among them."""
 
@@ -81,8 +74,8 @@ def coded_weights(
     shape: tuple[int, int],
     scales: Float[Array, "layers tensors"] | None,
     storage: str,
+    by_rows: ByRows,
     counts: bool = False,
-    by_rows: ByRows = at_once,
 ) -> WeightCodes:
     """The `matrices` among master `weights` as codes, inside the step's map.
 
@@ -97,8 +90,8 @@ def coded_weights(
         shape: of the tables of scales, [layers, tensors].
         scales: of earlier steps; None takes those of the matrices themselves.
         storage: dtype of rows that are not coded.
-        counts: whether numbers that codes do not hold are counted.
         by_rows: how a matrix is read.
+        counts: whether numbers that codes do not hold are counted.
     """
     stacks = {own.path: _at(weights, own.path) for own in matrices}
     found = _largest(stacks, by_rows)

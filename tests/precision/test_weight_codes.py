@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.layout.choices.matmul import codes_once, matmul_rows
 from jaxpar.layout.stages import coded_matrices
-from jaxpar.memory.streaming import by_rows, on_host, to_host
+from jaxpar.memory.streaming import of_rows, to_host
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.coded import CodedStack
 from jaxpar.mesh.layer_order import LayerOrder
@@ -23,7 +23,7 @@ from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.wire.codes import decode, encode
 from jaxpar.precision.matmul import largest_of, quantise, scale_of
 from jaxpar.precision.recipe import E4M3, Recipe
-from jaxpar.precision.weight_codes import CodedMatrix, at_once, coded_weights
+from jaxpar.precision.weight_codes import CodedMatrix, coded_weights
 from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
 from tests.traced import group_size, mesh_of, operations
@@ -133,7 +133,9 @@ def _as_sent(state: Any, run: SmallRun, wire: str) -> Any:
 def code(stack: Any, exact: tuple[bool | None, ...]) -> Any:
     order = LayerOrder.of_one_rank(len(exact)).stacks[""]
     matrix = CodedMatrix(("w",), 1, exact, order)
-    return coded_weights({"w": stack}, [matrix], Recipe(delayed=False), (1, 9), (len(exact), 3), None, "float32")
+    return coded_weights(
+        {"w": stack}, [matrix], Recipe(delayed=False), (1, 9), (len(exact), 3), None, "float32", of_rows
+    )
 
 
 @pytest.mark.parametrize(("axes", "split"), [
@@ -171,23 +173,21 @@ def test_codes_come_from_the_master_weights():
 
 @pytest.mark.parametrize("exact", [(True, False, False, True, False), (None, None, False, False, None)])
 @pytest.mark.parametrize("delayed", [False, True])
-def test_a_matrix_that_is_read_in_pieces_has_the_codes_of_the_whole(exact: tuple[bool | None, ...], delayed: bool):
+def test_a_matrix_that_is_read_in_pieces_has_the_codes_of_the_whole(
+    exact: tuple[bool | None, ...], delayed: bool, monkeypatch: pytest.MonkeyPatch
+):
     """From host memory, two rows at a time: codes, other rows, scales, magnitudes and counts."""
+    monkeypatch.setattr("jaxpar.memory.streaming.PIECE_BYTES", 2 * 8 * 16 * 4)
     stack = np.random.default_rng(5).normal(size=(5, 8, 16)).astype(np.float32)
     matrix = CodedMatrix(("w",), 1, exact, LayerOrder.of_one_rank(5).stacks[""])
     scales = jnp.exp2(jnp.arange(-10.0, 5.0)).reshape(5, 3) if delayed else None
 
-    def coded(stack: jax.Array, read: Any) -> Any:
-        asked = {"w": stack}, [matrix], Recipe(delayed), (1, 3), (5, 3), scales, "bfloat16", True, read
+    def coded(stack: jax.Array) -> Any:
+        asked = {"w": stack}, [matrix], Recipe(delayed), (1, 3), (5, 3), scales, "bfloat16", of_rows, True
         return jax.tree.map(lambda own: vary(own)[None], coded_weights(*asked))
 
-    def pieces(function: Any, stack: jax.Array, along: Any, rows: range) -> jax.Array:
-        assert on_host(stack)
-        return by_rows(function, stack, 2, rows.start, rows.stop, along)
-
-    each = [lambda stack: coded(stack, at_once), lambda stack: coded(to_host(stack), pieces)]
     run = lambda own: jax.jit(mapped(own, mesh_of(), "float32", PartitionSpec(), PartitionSpec(AXES)))
-    found = [run(own)(stack) for own in each]
+    found = [run(own)(stack) for own in (coded, lambda stack: coded(to_host(stack)))]
     assert_same_bits(*jax.device_get(found))
 
 

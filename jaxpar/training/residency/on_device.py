@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +21,6 @@ from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import Weights, only
 from jaxpar.model.decoder import Batch
 from jaxpar.optim.norm import squares
-from jaxpar.precision.weight_codes import at_once
 from jaxpar.training.residency.protocol import Measure
 from jaxpar.training.residency.saved_state import SavedState
 from jaxpar.training.residency.weight_update import UpdateFacts, WeightUpdate, weight_updates
@@ -45,11 +43,6 @@ class OnDevice:
 
     def marked(self, master: Weights) -> Weights:
         return master
-
-    def by_rows(
-        self, function: Callable[..., jax.Array], stack: jax.Array, along: tuple[jax.Array, ...], rows: range
-    ) -> jax.Array:
-        return at_once(function, stack, along, rows)
 
     def compute_weights(self, master: Weights) -> Weights:
         return to_storage(master, self.layout.placements)

@@ -43,13 +43,6 @@ class OnHost(OnDevice):
         pairs = zip(leaves, self.layout.on_device, strict=True)
         return structure.unflatten([own if stays or on_host(own) else to_host(own) for own, stays in pairs])
 
-    def by_rows(
-        self, function: Callable[..., jax.Array], stack: jax.Array, along: tuple[jax.Array, ...], rows: range
-    ) -> jax.Array:
-        if not on_host(stack):
-            return super().by_rows(function, stack, along, rows)
-        return by_rows(function, stack, rows_of_piece(stack), rows.start, rows.stop, along)
-
     def compute_weights(self, master: Weights) -> Weights:
         layout, host_layers = self.layout, self.layout.plan.host_layers
         dtype = layout.placements.storage.dtype

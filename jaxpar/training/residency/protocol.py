@@ -35,7 +35,7 @@ type Measure = Callable[[TrainState, Batch], Measured]
 class Residency(Protocol):
     """Storage of master weights and moments between steps, and their transfer to the device and back.
 
-    `marked`, `by_rows`, `compute_weights`, `accumulators`, `reduced`, `squares` and `whole` run inside the step's map,
+    `marked`, `compute_weights`, `accumulators`, `reduced`, `squares` and `whole` run inside the step's map,
     on the parts of one device; the others outside.
     """
 
@@ -46,12 +46,6 @@ class Residency(Protocol):
 
     def marked(self, master: Weights) -> Weights:
         """The weights passed to a function, each typed by the memory that it is in."""
-        ...
-
-    def by_rows(
-        self, function: Callable[..., jax.Array], stack: jax.Array, along: tuple[jax.Array, ...], rows: range
-    ) -> jax.Array:
-        """`ByRows` of a stack of master weights, `marked`."""
         ...
 
     def compute_weights(self, master: Weights) -> Weights:

@@ -15,6 +15,7 @@ from jaxpar.layout.choices.pipeline import forward_program
 from jaxpar.layout.stages import coded_matrices, stages_of
 from jaxpar.layout.state import TrainState, all_weights
 from jaxpar.layout.step_layout import StepLayout
+from jaxpar.memory.streaming import of_rows
 from jaxpar.mesh.axes import AXES, DATA_AXES
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.error_feedback import to_optimizer_with_feedback
@@ -138,7 +139,7 @@ class StepFunctions:
         found = coded_weights(
             self.residency.marked(master), coded_matrices(self.layout), recipe, exact_layers(config),
             (config.model.layers, len(tensor_names(config))), batch[SCALES][0] if SCALES in batch else None,
-            self.layout.placements.storage.dtype, counts, self.residency.by_rows,
+            self.layout.placements.storage.dtype, of_rows, counts,
         )  # fmt: skip
         scales = jnp.broadcast_to(found.scales, (microbatches, *found.scales.shape))
         return found.weights, batch | {WEIGHT_SCALES: scales}, found.seen
