@@ -92,7 +92,8 @@ def main(arguments: Sequence[str]) -> None:
         "### Errors of tokens/s/GPU", "", *errors_table(reports), "",
         "No priors: those parameters begin, and stay, in the middle of their ranges instead, for the sources that "
         f"alone decide one ({', '.join(deciding)}).", "",
-        "In sample, with the choice among measured layouts, and memory (`python -m jaxpar.plan validate`):", "",
+        "In sample, with one run measured (anchored), the choice among measured layouts, and memory "
+        "(`jaxpar.plan validate`):", "",
         "```", *whole.table(), "```", "",
         "Memory here is Megatron's closed form (`memory/closed_forms.py`). The planner's own memory model is compared "
         "with XLA's numbers in the table under *Memory* above.", "",

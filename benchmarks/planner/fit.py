@@ -10,6 +10,7 @@ import numpy as np
 from scipy.optimize import lsq_linear
 
 from jaxpar.cost.hardware_model import AMPERE, HOPPER, HardwareModel
+from jaxpar.cost.mechanisms import NEUTRAL
 from jaxpar.planner.evidence.errors import Judged
 from jaxpar.planner.evidence.published import Run
 from jaxpar.planner.evidence.validate import judge
@@ -168,8 +169,9 @@ def _fit_of(values: np.ndarray) -> Fit:
 
 
 def as_unknown(runs: Sequence[Run]) -> list[Run]:
-    """The same runs, of software that is not known."""
-    return [replace(run, mechanisms=run.unknown or run.mechanisms, software=None) for run in runs]
+    """The same runs, of software that is not known, and like none of its generation."""
+    others = lambda run: {kind: does for kind, does in run.kinds.items() if kind != run.software}
+    return [replace(run, mechanisms=run.kinds[NEUTRAL], software=None, kinds=others(run)) for run in runs]
 
 
 Behind = Mapping[tuple[str, str], Counter[str]]

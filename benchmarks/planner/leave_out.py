@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 from benchmarks.planner.fit import Slopes, as_unknown, fit
 from jaxpar.model.flops import causal_pairs, flops_per_step
-from jaxpar.planner.evidence.errors import Judged
+from jaxpar.planner.evidence.errors import Anchored, Judged, anchored
 from jaxpar.planner.evidence.published import Run
 from jaxpar.planner.step_time.interval import SHARE, Spread
 
@@ -31,9 +31,9 @@ class LeftOut:
     """Of each source, predicted by the fit to all others, its software known."""
     generations: Mapping[str, Sequence[Judged]]
     """Of each generation, predicted by the fit to all others as software that is not known."""
-    anchored: Mapping[str, Sequence[float]]
+    anchored: Mapping[str, Sequence[Anchored]]
     """Of `generations`, where one run of the source was measured."""
-    anchored_sources: Mapping[str, Sequence[float]]
+    anchored_sources: Mapping[str, Sequence[Anchored]]
     """Of `sources`, the same."""
     known: Spread
     """That of `sources`."""
@@ -51,8 +51,8 @@ def left_out(
 ) -> LeftOut:  # fmt: skip
     """The errors, spreads and coverages."""
     return LeftOut(
-        guesses, sources, generations, anchored(generations), anchored(sources), spread_of(sources),
-        spread_of(generations),
+        guesses, sources, generations, beside_a_run(generations, sources), beside_a_run(sources, sources),
+        spread_of(sources), spread_of(generations),
         coverage_left_out(sources), coverage_left_out(generations),
     )  # fmt: skip
 
@@ -113,18 +113,13 @@ def coverage_left_out(sources: Mapping[str, Sequence[Judged]]) -> dict[str, floa
     return found
 
 
-def anchored(sources: Mapping[str, Sequence[Judged]]) -> dict[str, list[float]]:
-    """By source: the errors of its runs where another of them, of the same software, was measured, for each choice of
-    that one."""
-    found: dict[str, list[float]] = defaultdict(list)
-    for name, judged in sources.items():
-        before = spread_of({other: rows for other, rows in sources.items() if other != name})
-        for software in dict.fromkeys(one.run.software for one in judged):
-            own = errors([one for one in judged if one.run.software == software])
-            shifts = [before.measured([anchor]).shift for anchor in own]
-            found[name] += [
-                exp(error - shifts[i]) - 1 for i in range(len(own)) for j, error in enumerate(own) if i != j
-            ]
+def beside_a_run(
+    judged: Mapping[str, Sequence[Judged]], sources: Mapping[str, Sequence[Judged]]
+) -> dict[str, list[Anchored]]:
+    """By source: its runs where another of them, of the same software, was measured, for each choice of that one. How
+    far runs are from predictions by their own mechanisms is what all other sources show."""
+    prior = {name: spread_of({other: rows for other, rows in sources.items() if other != name}) for name in judged}
+    found = {name: anchored(rows, prior[name]) for name, rows in judged.items()}
     return {name: pairs for name, pairs in found.items() if pairs}
 
 

@@ -16,7 +16,7 @@ from benchmarks.planner.leave_out import LeftOut
 from jaxpar.cost.hardware_model import AMPERE, UNFITTED, described
 from jaxpar.cost.messages import network_of
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.planner.evidence.errors import Report, report
+from jaxpar.planner.evidence.errors import Anchored, Report, report
 from jaxpar.units import KILO, MICRO, MILLI, percent
 
 WIDTH = 120
@@ -125,8 +125,8 @@ def left_out_table(found: LeftOut) -> list[str]:
         middle = lambda errors: float(np.median(np.abs(errors)))
         cells = [
             middle(found.naive[name]), middle(unseen), _high(unseen), float(np.median(unseen)),
-            middle(found.anchored[name]), middle(source), _high(source), float(np.median(source)),
-            middle(found.anchored_sources[name]),
+            middle(_errors(found.anchored[name])), middle(source), _high(source), float(np.median(source)),
+            middle(_errors(found.anchored_sources[name])),
         ]  # fmt: skip
         columns.append(cells)
         lines.append(f"| {name} | {len(source)} | {' | '.join(_cells(cells))} |")
@@ -138,6 +138,10 @@ def left_out_table(found: LeftOut) -> list[str]:
 def _cells(values: Sequence[float]) -> list[str]:
     signed = (3, 7)
     return [f"{100 * value:+.1f}%" if place in signed else percent(value) for place, value in enumerate(values)]
+
+
+def _errors(beside: Sequence[Anchored]) -> list[float]:
+    return [one.error for one in beside]
 
 
 def _high(errors: Sequence[float]) -> float:
@@ -167,13 +171,15 @@ def order_table(found: LeftOut) -> list[str]:
     """By source that is left out: how many of its runs are inside their interval, and how many pairs of layouts of one
     model, more than 5% apart, are predicted in the order that was measured; for known and for unknown software."""
     lines = [
-        "| source | inside, known | inside, unknown | pairs in order, known | pairs in order, unknown |",
-        "|---|---|---|---|---|",
+        "| source | inside, known | one run measured | inside, unknown | one run measured | pairs in order, known "
+        "| pairs in order, unknown |",
+        "|---|---|---|---|---|---|---|",
     ]
     columns: list[list[float | None]] = []
     for name in sorted(found.sources):
         in_order = [report(judged[name]).sources[name].pairs_in_order for judged in (found.sources, found.generations)]
-        columns.append([found.coverage[name], found.coverage_unknown[name], *in_order])
+        beside = [fmean(one.covered for one in own[name]) for own in (found.anchored_sources, found.anchored)]
+        columns.append([found.coverage[name], beside[0], found.coverage_unknown[name], beside[1], *in_order])
         lines.append(f"| {name} | {' | '.join(map(_whole, columns[-1]))} |")
     there = [[value for value in column if value is not None] for column in zip(*columns, strict=True)]
     means = [fmean(values) if values else None for values in there]

@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from benchmarks.planner.leave_out import LeftOut, anchored
+from benchmarks.planner.fit import as_unknown
+from benchmarks.planner.leave_out import LeftOut, beside_a_run
 from benchmarks.planner.memory import BEGIN, END, PAGE, with_table
 from benchmarks.planner.shipped import compared, shipped, table
 from benchmarks.planner.tables import order_table
 from jaxpar.config import config_to_yaml
 from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.planner.evidence.errors import Judged
+from jaxpar.planner.evidence.errors import Anchored, Judged
 from jaxpar.planner.evidence.published import read_runs
 from jaxpar.planner.evidence.validate import PUBLISHED
 from jaxpar.planner.layout import Layout
@@ -45,14 +44,31 @@ def test_a_page_without_a_place_is_a_sentence(page: str):
 def test_a_measured_run_corrects_those_of_its_own_software_alone():
     """Two kinds of software in one source, each off by a factor of its own: an anchor halves the error of its kind, and
     does not touch the other's."""
-    judged: Any = lambda software, *errors: [
-        SimpleNamespace(run=SimpleNamespace(software=software), error=error) for error in errors
-    ]
-    others = {"b": judged("x", 0.1, 0.2, 0.3), "c": judged("x", -0.1, -0.2, -0.3)}
-    found = anchored({"a": [*judged("slow", 1.0, 1.0), *judged("fast", -0.5, -0.5)], **others})["a"]
+    others = {"b": slower("x", 1.1, 1.2, 1.3), "c": slower("x", 0.9, 0.8, 0.7)}
+    two = {"a": [*slower("slow", 2.0, 2.0), *slower("fast", 0.5, 0.5)], **others}
+    found = [one.error for one in beside_a_run(two, two)["a"]]
     assert len(found) == 4, "each run beside the other of its kind"
     assert all(0 < error < 1.0 for error in found[:2]) and all(-0.5 < error < 0 for error in found[2:])
-    assert "a" not in anchored({"a": [*judged("slow", 1.0), *judged("fast", -0.5)], **others})
+    alone = {"a": [*slower("slow", 2.0), *slower("fast", 0.5)], **others}
+    assert "a" not in beside_a_run(alone, alone)
+
+
+def slower(software: str, *factors: float) -> list[Judged]:
+    """Runs that took so many times what was predicted."""
+    rows = made_up("a", [factor * 100.0 for factor in factors], [100.0] * len(factors))
+    own = lambda run: replace(run, software=software)
+    return [
+        replace(one, run=own(one.run), each={software: (one.run.seconds or 0) / factor})
+        for one, factor in zip(rows, factors, strict=True)
+    ]
+
+
+def test_software_that_is_left_out_is_like_none_of_its_generation():
+    run = next(run for run in read_runs(PUBLISHED) if run.software == "megatron-core")
+    (unknown,) = as_unknown([run])
+    assert unknown.software is None and "megatron-core" not in unknown.candidates
+    assert {"unknown", "llm-foundry"} <= set(unknown.candidates) and "jaxpar" not in unknown.candidates
+    assert unknown.mechanisms == unknown.candidates["unknown"] != run.mechanisms
 
 
 def test_a_shipped_configuration_is_priced_beside_the_planners_first(tmp_path: Path):
@@ -112,13 +128,14 @@ def test_order_and_coverage_are_listed_by_source():
     }
     unknown = {name: made_up(name, [100, 50], [100, 100]) for name in sources}
     inside = {"a": 0.75, "b": 0.5, "c": 1.0}
-    found = LeftOut({}, sources, unknown, {}, {}, KNOWN, UNKNOWN, inside, dict.fromkeys(sources, 0.0))
+    beside = {name: [Anchored(0.1, True), Anchored(0.3, False)] for name in sources}
+    found = LeftOut({}, sources, unknown, beside, beside, KNOWN, UNKNOWN, inside, dict.fromkeys(sources, 0.0))
     lines = order_table(found)
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| a", "| b", "| c", "| **mean over sources**"]
     cells = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in lines[2:]}
-    assert [cells[name][2] for name in sources] == ["67%", "100%", "-"]
-    assert all(row[3] == "-" for row in cells.values())
-    assert cells["a"][0] == "75%" and cells["**mean over sources**"][:2] == ["75%", "0%"]
+    assert [cells[name][4] for name in sources] == ["67%", "100%", "-"]
+    assert all(row[5] == "-" for row in cells.values())
+    assert cells["a"][0] == "75%" and cells["**mean over sources**"][:4] == ["75%", "50%", "0%", "50%"]
 
 
 def test_the_page_has_order_and_coverage_of_every_source_that_is_left_out():
@@ -128,7 +145,7 @@ def test_the_page_has_order_and_coverage_of_every_source_that_is_left_out():
     errors, spread, order = ([[cell.strip() for cell in row] for row in table] for table in tables)
     assert [row[0] for row in order[2:]] == [row[0] for row in errors[2:]]
     number = lambda cell: float(cell.rstrip("%"))
-    for column, software in ((1, "known"), (2, "unknown")):
+    for column, software in ((1, "known"), (3, "unknown")):
         shares = {row[0]: number(row[column]) for row in order[2:-1]}
         (own,) = [row for row in spread if row[0] == software]
         assert number(own[4]) == pytest.approx(sum(shares.values()) / len(shares), abs=1)

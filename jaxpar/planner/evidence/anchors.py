@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log1p
 from pathlib import Path
 
 from jaxpar.config import UserError
@@ -11,6 +10,7 @@ from jaxpar.config.spelling import named, one_of
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.observe.writers.measured_row import MEASURED_FILE
+from jaxpar.planner.evidence.posterior import posterior
 from jaxpar.planner.evidence.published import read_rows
 from jaxpar.planner.evidence.validate import judge
 from jaxpar.planner.machine import is_cpu
@@ -60,9 +60,11 @@ def read_anchors(path: Path, cluster: Cluster, hardware: HardwareModel | None = 
     ours = [run for run in own if run.software == OURS]
     others = len(own) - len(ours) if ours else 0
     own = ours or own
-    errors = [error for run in own if (error := judge(run, hardware).error) is not None]
-    prior = NOMINAL if is_cpu(cluster) else KNOWN
-    spread = prior.measured([log1p(error) for error in errors])
+    judged = [judge(run, hardware) for run in own]
+    errors = [error for one in judged if (error := one.error) is not None]
+    spread = NOMINAL if is_cpu(cluster) else KNOWN
+    for software in dict.fromkeys(run.software for run in own):
+        spread = posterior([one.errors for one in judged if one.run.software == software], spread).shared
     software = one_of(sorted({run.software or "unknown software" for run in own}))
     left = [f"{one.row} is left out: {one.why}" for one in refused]
     if others:

@@ -5,7 +5,7 @@ figures are means over sources, because two sources hold most rows. Rank correla
 one model and sequence length, where there are three or more; pairs in order are those of the same runs that differ by
 more than `APART`. Regret is how much slower the layout predicted to be best is than the fastest measured one, among the
 layouts of one model, batch and cluster; the median over such groups. Coverage is the share of runs inside the interval
-of their prediction.
+of their prediction. What is anchored is each run beside each other one of its source and software.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, permutations
 from math import log
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpar.planner.evidence.posterior import posterior
 from jaxpar.planner.evidence.published import Refused, Run
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.interval import KNOWN, UNKNOWN, Spread
@@ -41,12 +42,20 @@ class Judged:
     """None where only memory was measured."""
     memory_gib: float | None
     """None where it was not measured."""
+    each: Mapping[str, float] = field(default_factory=dict)
+    """Predicted seconds by what its software may be; of software that is known, as itself alone."""
 
     @property
     def error(self) -> float | None:
         """Relative error of tokens/s/GPU; above 0 where the run was slower than predicted."""
         measured = self.run.tokens_per_s_per_gpu
         return None if self.time is None or measured is None else self.time.tokens_per_s_per_gpu / measured - 1
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Logarithms of measured over predicted seconds, by what its software may be."""
+        measured = self.run.seconds
+        return {} if measured is None else {name: log(measured / seconds) for name, seconds in self.each.items()}
 
     @property
     def spread(self) -> Spread:
@@ -68,6 +77,32 @@ class Judged:
         return None if self.memory_gib is None or measured is None else self.memory_gib / measured - 1
 
 
+class Anchored(NamedTuple):
+    """A run, predicted where another of its system was measured."""
+
+    error: float
+    """Like `Judged.error`."""
+    covered: bool
+    """Whether the measured time is inside the interval."""
+
+
+def anchored(rows: Sequence[Judged], prior: Spread = KNOWN) -> list[Anchored]:
+    """Each run beside each other run of the same source and software as an anchor; `prior` is the spread of software
+    that is known."""
+    groups: dict[Hashable, list[Judged]] = defaultdict(list)
+    for one in rows:
+        if one.errors:
+            groups[one.run.source, one.run.software].append(one)
+    found = []
+    for group in groups.values():
+        after = [posterior([one.errors], prior) for one in group]
+        for anchor, other in permutations(range(len(group)), 2):
+            each, seconds = group[other].each, group[other].run.seconds or 0.0
+            predicted = after[anchor].seconds(each)
+            found.append(Anchored(seconds / predicted - 1, after[anchor].spread(each).holds(seconds, predicted)))
+    return found
+
+
 @dataclass(frozen=True)
 class Errors:
     """Errors of a source, or means over sources; None where nothing of the kind was measured."""
@@ -86,6 +121,10 @@ class Errors:
     """Share of the rows inside the interval of their prediction."""
     pairs_in_order: float | None = None
     """Of pairs of layouts of one model, the share that is predicted in the order that was measured."""
+    anchored_median_error: float | None = None
+    """Where one other run of the source, of the same software, was measured."""
+    anchored_coverage: float | None = None
+    """The same of `coverage`."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +162,8 @@ class Report:
     def table(self) -> list[str]:
         """A line for each source, and one for all."""
         head = (
-            "source", "rows", "median", "p90", "bias", "inside", "memory rows", "median", "bias", "rank", "pairs",
-            "regret",
+            "source", "rows", "median", "p90", "bias", "inside", "anchored", "memory", "median", "bias", "rank",
+            "pairs", "regret",
         )  # fmt: skip
         rows = [(name, errors) for name, errors in self.sources.items()] + [("mean over sources", self.overall)]
         cells = [head, *((name, *_cells(errors)) for name, errors in rows)]
@@ -153,6 +192,8 @@ def report(judged: Iterable[Judged], refused: Sequence[Refused] = ()) -> Report:
         memory_bias=_mean(errors.memory_bias for errors in each),
         coverage=_mean(errors.coverage for errors in each),
         pairs_in_order=_mean(errors.pairs_in_order for errors in each),
+        anchored_median_error=_mean(errors.anchored_median_error for errors in each),
+        anchored_coverage=_mean(errors.anchored_coverage for errors in each),
     )
     return Report(overall, sources, {name: found for name, found in opened.items() if found}, refused)
 
@@ -162,6 +203,7 @@ def _errors(rows: Sequence[Judged]) -> Errors:
     held = [error for row in rows if (error := row.memory_error) is not None]
     covered = [inside for row in rows if (inside := row.covered) is not None]
     errors, memory = [abs(error) for error in signed], [abs(error) for error in held]
+    beside = anchored(rows)
     return Errors(
         rows=len(errors),
         median_error=median(errors) if errors else None,
@@ -174,6 +216,8 @@ def _errors(rows: Sequence[Judged]) -> Errors:
         memory_bias=median(held) if held else None,
         coverage=fmean(covered) if covered else None,
         pairs_in_order=_over_groups(rows, _same_model, 2, _in_order, fmean),
+        anchored_median_error=median(abs(one.error) for one in beside) if beside else None,
+        anchored_coverage=fmean(one.covered for one in beside) if beside else None,
     )
 
 
@@ -239,6 +283,7 @@ def _cells(errors: Errors) -> tuple[str, ...]:
     rank = "-" if errors.rank_correlation is None else f"{errors.rank_correlation:.2f}"
     return (
         str(errors.rows), shown(errors.median_error), shown(errors.p90_error), signed(errors.bias),
-        whole(errors.coverage), str(errors.memory_rows), shown(errors.memory_median_error),
+        whole(errors.coverage), shown(errors.anchored_median_error), str(errors.memory_rows),
+        shown(errors.memory_median_error),
         signed(errors.memory_bias), rank, whole(errors.pairs_in_order), shown(errors.regret),
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
@@ -20,7 +20,7 @@ from jaxpar.model.flops import flops_per_step
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules.registry import SCHEDULES, check_sizes
 from jaxpar.planner.evidence.cells import Cells
-from jaxpar.planner.evidence.software import generation, mechanisms_of
+from jaxpar.planner.evidence.software import generation, kinds_of, mechanisms_of
 from jaxpar.planner.layout import Layout, Precision, Remat
 from jaxpar.planner.machine import CPU, cpu_cluster
 from jaxpar.units import GIB, GIGA, TERA, operations
@@ -56,6 +56,9 @@ USUAL = {
 }  # fmt: skip
 """The value assumed for an empty cell, where that makes a difference."""
 
+HOPPER = (9, 0)
+"""Compute capability of an H100."""
+
 HEAD_WIDTHS = (128, 64)
 """Width of a head, where no number of heads was published: the first that divides the width of the model."""
 
@@ -80,8 +83,19 @@ class Run:
     """What the row leaves open, and the value assumed for it."""
     software: str | None = None
     """The generation of its software; None where it is not known."""
-    unknown: Mechanisms | None = None
-    """What the row states, of software that is not known: how it is timed where its generation is left out."""
+    kinds: Mapping[str, Mechanisms] = field(default_factory=dict)
+    """What each kind of software would do in this run: it is timed by all of them where its own is not known."""
+
+    @property
+    def candidates(self) -> Mapping[str, Mechanisms]:
+        """What its software may be, by name."""
+        return self.kinds if self.software is None else {self.software: self.mechanisms}
+
+    @property
+    def seconds(self) -> float | None:
+        """Measured seconds of a step; None where they were not measured."""
+        speed = self.tokens_per_s_per_gpu
+        return None if speed is None else self.sequence * self.batch / speed / self.layouts[0].devices
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -177,7 +191,7 @@ def _run(row: Mapping[str, str], place: str) -> Run:
         layouts=tuple(_layouts(cell, row, model, devices, does)), cluster=cluster,
         mechanisms=does, tokens_per_s_per_gpu=measured, peak_gib=peak_gib,
         assumed=(*_assumed(row, cluster), *assumed, *guessed), software=generation(row["framework"]),
-        unknown=mechanisms_of(row, place, unknown=True),
+        kinds=kinds_of(row, place, cluster.gpu.compute_capability >= HOPPER),
     )  # fmt: skip
 
 
@@ -253,7 +267,7 @@ def _check_units(cell: Cells, model: ModelConfig, gpu: GPU, tokens_per_s: float 
 def _assumed(row: Mapping[str, str], cluster: Cluster) -> Iterable[str]:
     """What `row` leaves open, and the value assumed for it."""
     if generation(row["framework"]) is None:
-        yield f"{row['framework'] or 'unnamed software'} is not known, and timed as neutral software"
+        yield f"{row['framework'] or 'unnamed software'} is not known, and timed as the mean of known software"
     for column, usual in USUAL.items():
         if not row[column]:
             yield f"{column} {usual}"

@@ -1,9 +1,13 @@
-"""The software of a published run: the generation that its name stands for, and what the row states of it."""
+"""The software of a published run: the generation that its name stands for, and what the row states of it.
+
+Software that is not known may do what any software does that is: `kinds_of` gives a row the mechanisms of each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from jaxpar.config.errors import UserError
@@ -25,6 +29,9 @@ FRAMEWORKS = (
 )
 """Prefixes of framework names, and the generation of each."""
 
+KINDS = tuple(name for name in GENERATIONS if name != "jaxpar")
+"""What software that is not known may be: neutral, or like any generation that was measured. All count the same."""
+
 BEFORE_FLASH2 = ("megatron-2021", "megatron-2022", "megatron-deepspeed", "deepspeed-zero3")
 """Generations whose fused attention, where they have it, is the first FlashAttention."""
 
@@ -34,7 +41,9 @@ def generation(framework: str) -> str | None:
     return next((name for start, name in FRAMEWORKS if framework.startswith(start)), None)
 
 
-def mechanisms_of(row: Mapping[str, str], place: str = "", *, unknown: bool = False) -> Mechanisms:
+def mechanisms_of(
+    row: Mapping[str, str], place: str = "", *, kind: str | None = None, hopper: bool = False
+) -> Mechanisms:
     """The mechanisms of a row's software: those of its generation, changed by what the row states.
 
     The column `mechanisms` may change any of them: `compiled=1;overlap_tensor=1`. Attention may also be an
@@ -43,27 +52,38 @@ def mechanisms_of(row: Mapping[str, str], place: str = "", *, unknown: bool = Fa
     Args:
         row: the cells by column.
         place: the row in words, for errors.
-        unknown: take the software to be unknown, whatever its name.
+        kind: take the software to be of this generation, whatever its name.
+        hopper: whether it ran on GPUs as new as an H100: software for them has fused attention, unless the row states
+            that it has not.
 
     Raises:
         UserError: the column names no mechanism, or a value that it cannot have.
     """
-    name = None if unknown else generation(row["framework"])
-    does = GENERATIONS[name or NEUTRAL]
-    if (name or "").startswith("megatron") and row["precision"] == "fp16":
+    name = kind or generation(row["framework"]) or NEUTRAL
+    does = GENERATIONS[name]
+    if name.startswith("megatron") and row["precision"] == "fp16":
         does = replace(does, gradient_type="16-bit")
     flash = row["flash_attention"]
-    if flash == "1" and does.attention == "scores":
+    if (flash == "1" or (hopper and not flash)) and does.attention == "scores":
         does = replace(does, attention="flash1" if name in BEFORE_FLASH2 else "flash2")
     if flash == "0":
         does = replace(does, attention="scores")
-    return does if unknown else replace(does, **_stated(row.get("mechanisms") or "", place))
+    return replace(does, **_stated(row.get("mechanisms") or "", place))
+
+
+def kinds_of(row: Mapping[str, str], place: str, hopper: bool) -> dict[str, Mechanisms]:
+    """The mechanisms of a row as software of each of `KINDS`; the other arguments are those of `mechanisms_of`."""
+    return {kind: mechanisms_of(row, place, kind=kind, hopper=hopper) for kind in KINDS}
+
+
+@cache
+def _types() -> dict[str, Any]:
+    return get_type_hints(Mechanisms)
 
 
 def _stated(text: str, place: str) -> dict[str, Any]:
     """What the column `mechanisms` changes."""
-    types = get_type_hints(Mechanisms)
-    known = [one.name for one in fields(Mechanisms)]
+    types, known = _types(), [one.name for one in fields(Mechanisms)]
     found: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
         name, _, value = part.partition("=")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean, geometric_mean
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import named
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.cost.layer_case import LayerCase
+from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.memory.layer_shape import LayerShape
 from jaxpar.memory.pipeline_offload import (
     interleaved_units,
@@ -21,7 +23,7 @@ from jaxpar.planner.evidence.errors import Judged, Report, report
 from jaxpar.planner.evidence.published import Run, read_rows
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.kept import kept_bytes
-from jaxpar.planner.step_time.model import step_time
+from jaxpar.planner.step_time.model import StepTime, step_time
 from jaxpar.units import GIB
 
 DATA = Path(__file__).parent / "data"
@@ -55,16 +57,33 @@ def validate(path: Path | str, hardware: Callable[[Run], HardwareModel | None] |
 
 
 def judge(run: Run, hardware: HardwareModel | None = None) -> Judged:
-    """Predict a run."""
-    layout, time = run.layouts[0], None
-    if run.tokens_per_s_per_gpu is not None:
-        timed = [
-            (step_time(run.model, run.sequence, run.batch, one, run.cluster, run.mechanisms, hardware), one)
-            for one in run.layouts
-        ]
-        time, layout = min(timed, key=lambda pair: pair[0].seconds)
-    memory = None if run.peak_gib is None else published_memory(run, layout) / GIB
-    return Judged(run, layout, time, memory)
+    """Predict a run; of software that is not known, as the mean of what it may be."""
+    memory_of = lambda layout: None if run.peak_gib is None else published_memory(run, layout) / GIB
+    if run.tokens_per_s_per_gpu is None:
+        return Judged(run, run.layouts[0], None, memory_of(run.layouts[0]))
+    timed = {does: _fastest(run, does, hardware) for does in {run.mechanisms, *run.candidates.values()}}
+    layout = timed[run.mechanisms][1]
+    each = {name: timed[does][0] for name, does in run.candidates.items()}
+    seconds = {name: time.seconds for name, time in each.items()}
+    return Judged(run, layout, mean_of(list(each.values())), memory_of(layout), seconds)
+
+
+def _fastest(run: Run, does: Mechanisms, hardware: HardwareModel | None) -> tuple[StepTime, Layout]:
+    """The fastest of the layouts that a run may have had."""
+    timed = (
+        (step_time(run.model, run.sequence, run.batch, one, run.cluster, does, hardware), one) for one in run.layouts
+    )
+    return min(timed, key=lambda pair: pair[0].seconds)
+
+
+def mean_of(times: Sequence[StepTime]) -> StepTime:
+    """The geometric mean of steps; its parts are those of their mean."""
+    if len(times) == 1:
+        return times[0]
+    factor = geometric_mean([one.seconds for one in times]) / fmean(one.seconds for one in times)
+    parts = {name: factor * fmean(one.breakdown[name] for one in times) for name in times[0].breakdown}
+    speed, mfu = (geometric_mean([getattr(one, name) for one in times]) for name in ("tokens_per_s_per_gpu", "mfu"))
+    return StepTime(sum(parts.values()), parts, speed, mfu)
 
 
 def published_memory(run: Run, layout: Layout) -> float:

@@ -95,8 +95,8 @@ def test_a_measured_run_moves_times_towards_it_and_narrows_the_interval(tmp_path
 
 
 def test_more_runs_count_more():
-    one, many = (KNOWN.measured([0.3] * number) for number in (1, 10))
-    assert 0 < one.shift < many.shift < 0.3 and many.between < one.between < KNOWN.between
+    one, many = (KNOWN.measured([0.1] * number) for number in (1, 10))
+    assert 0 < one.shift < many.shift < 0.1 and many.between < one.between < KNOWN.between
     assert KNOWN.measured([]) == KNOWN
 
 

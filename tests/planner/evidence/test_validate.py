@@ -6,6 +6,7 @@ import csv
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import get_args, get_type_hints
 
 import pytest
@@ -99,7 +100,7 @@ def test_the_report_states_the_same_as_json_and_as_a_table(fitted: Report):
     assert set(written) == {"overall", "sources", "assumed", "refused"}
     keys = {
         "rows", "median_error", "p90_error", "memory_rows", "memory_median_error", "rank_correlation", "regret",
-        "bias", "memory_bias", "coverage", "pairs_in_order",
+        "bias", "memory_bias", "coverage", "pairs_in_order", "anchored_median_error", "anchored_coverage",
     }  # fmt: skip
     assert set(written["overall"]) == keys
     assert all(set(errors) == keys for errors in written["sources"].values())
@@ -208,7 +209,7 @@ def test_virtual_stages_that_cannot_be_are_reported(tmp_path: Path, vpp: str):
 def test_software_that_is_not_known_is_treated_as_another_and_the_report_states_it(tmp_path: Path):
     found = validate(written(tmp_path, HEADER, with_cell("framework", "Colossal-AI")))
     (assumed,) = found.assumed.values()
-    what = "Colossal-AI is not known, and timed as neutral software"
+    what = "Colossal-AI is not known, and timed as the mean of known software"
     assert assumed[what] == 1
     assert f"{what} (1)" in "\n".join(found.lines())
 
@@ -219,10 +220,27 @@ def test_unknown_software_is_neither_the_fastest_nor_the_slowest():
     for run in runs:
         fastest = judge(replace(run, mechanisms=GENERATIONS["megatron-core"])).time
         slowest = judge(replace(run, mechanisms=GENERATIONS["megatron-2021"])).time
-        neutral = judge(replace(run, mechanisms=run.unknown or run.mechanisms)).time
-        assert fastest and slowest and neutral and fastest.seconds < neutral.seconds < slowest.seconds
+        unknown = judge(replace(run, software=None))
+        assert fastest and slowest and unknown.time
+        assert fastest.seconds < unknown.time.seconds < slowest.seconds
+        assert sum(unknown.time.breakdown.values()) == pytest.approx(unknown.time.seconds)
+        assert unknown.time.seconds == pytest.approx(geometric_mean(unknown.each.values()))
     known, unknown = (KNOWN.interval(1.0), UNKNOWN.interval(1.0))
     assert unknown[0] < known[0] < 1 < known[1] < unknown[1]
+
+
+def test_unknown_software_may_be_any_that_is_with_what_its_row_states(tmp_path: Path):
+    """On an A100 some of it may have scores in memory; on an H100 only where the row states it."""
+    own = {"framework": "Colossal-AI", "mechanisms": "compiled=1", "tokens_per_s_per_gpu": "", "step_time_s": "99"}
+    read = lambda **cells: read_runs(written(tmp_path, HEADER, with_cells(**own, **cells)))[0]
+    old, new, scores = (
+        read(gpu=gpu, flash_attention=flash)
+        for gpu, flash in (("A100-80GB", ""), ("H100-80GB", ""), ("H100-80GB", "0"))
+    )
+    attention = lambda run: {does.attention for does in run.candidates.values()}
+    assert "scores" in attention(old) and "scores" not in attention(new) and attention(scores) == {"scores"}
+    assert all(does.compiled for does in new.candidates.values()) and "jaxpar" not in new.candidates
+    assert len(new.candidates) == len(GENERATIONS) - 1
 
 
 def test_rows_that_cannot_be_timed_are_listed_and_the_rest_is_timed(tmp_path: Path):
