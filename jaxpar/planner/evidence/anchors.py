@@ -8,6 +8,7 @@ from pathlib import Path
 from jaxpar.config import UserError
 from jaxpar.config.spelling import named, one_of
 from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.cost.mechanisms import NEUTRAL
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.observe.writers.measured_row import MEASURED_FILE
 from jaxpar.planner.evidence.posterior import posterior
@@ -62,14 +63,19 @@ def read_anchors(path: Path, cluster: Cluster, hardware: HardwareModel | None = 
     own = ours or own
     judged = [judge(run, hardware) for run in own]
     errors = [error for one in judged if (error := one.error) is not None]
-    spread = NOMINAL if is_cpu(cluster) else KNOWN
+    spread, like = NOMINAL if is_cpu(cluster) else KNOWN, ""
     for software in dict.fromkeys(run.software for run in own):
-        spread = posterior([one.errors for one in judged if one.run.software == software], spread).shared
+        found = posterior([one.errors for one in judged if one.run.software == software], spread)
+        spread = found.shared
+        if software is None:
+            like = (
+                f", and are most like those of {'neutral software' if found.likeliest == NEUTRAL else found.likeliest}"
+            )
     software = one_of(sorted({run.software or "unknown software" for run in own}))
     left = [f"{one.row} is left out: {one.why}" for one in refused]
     if others:
         left.append(f"{others} run{'s' if others > 1 else ''} of other software left out, beside those of {OURS}")
     runs_of = f"{len(own)} measured run{'s' if len(own) > 1 else ''} of {software}"
     median = sorted(errors)[len(errors) // 2]
-    text = f"{runs_of} took {abs(median):.1%} {'more' if median > 0 else 'less'} time than predicted"
+    text = f"{runs_of} took {abs(median):.1%} {'more' if median > 0 else 'less'} time than predicted{like}"
     return Anchors(spread, (f"{text}: predictions are multiplied by {spread.factor:.3f}", *left))

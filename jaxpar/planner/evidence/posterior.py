@@ -19,6 +19,11 @@ class Posterior:
     """What its runs share if it is of that kind."""
 
     @property
+    def likeliest(self) -> str:
+        """The kind that the runs are most like."""
+        return max(self.weights, key=self.weights.__getitem__)
+
+    @property
     def shared(self) -> Spread:
         """What its runs share, whichever software it is."""
         return self._spread({kind: spread.shift for kind, spread in self.spreads.items()})

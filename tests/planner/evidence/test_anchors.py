@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 from dataclasses import asdict, replace
-from math import log
+from math import exp, log
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -82,6 +83,20 @@ def test_runs_of_other_software_count_only_where_there_are_none_of_ours(tmp_path
     assert found.spread == wanted.spread
     assert "1 run of other software left out" in found.lines[1]
     assert read_anchors(tmp_path, planned.cluster).spread.factor > wanted.spread.factor
+
+
+def test_runs_of_unknown_software_are_said_to_be_like_some_that_is_known(tmp_path: Path, planned: Planned):
+    """A run as fast as the fastest of it is predicted to be says little about the cluster."""
+    folder = row(tmp_path, planned, 1.0, framework="ours", flash_attention="1", mechanisms="")
+    (run,) = read_runs(folder / MEASURED_FILE)
+    errors = judge(run).errors
+    slower = exp(-max(errors.values()))
+    row(tmp_path, planned, slower, framework="ours", flash_attention="1", mechanisms="")
+    likeliest = max(errors, key=errors.__getitem__)
+    found = read_anchors(folder, planned.cluster)
+    assert "run of unknown software" in found.lines[0] and f"most like those of {likeliest}" in found.lines[0]
+    alone = KNOWN.measured([mean(errors.values()) - errors[likeliest]])
+    assert abs(found.spread.shift) < 0.7 * abs(alone.shift)
 
 
 def test_a_measured_run_moves_times_towards_it_and_narrows_the_interval(tmp_path: Path, planned: Planned):
