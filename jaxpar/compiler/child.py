@@ -45,8 +45,8 @@ def compile_request(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     from jaxpar.config import config_from_dict
     from jaxpar.config.plan import Plan
     from jaxpar.config.reading.typed import record_from_plain
-    from jaxpar.layout.joining import step_options
     from jaxpar.layout.step_layout import StepLayout
+    from jaxpar.layout.step_options import step_options
     from jaxpar.mesh.build import build_mesh
     from jaxpar.training.step.train_step import TrainStep
 

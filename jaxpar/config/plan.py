@@ -208,6 +208,9 @@ class Plan:
     """Bytes up to which XLA joins gathers of a layer's weights to one message; null where it takes its default."""
     joined_scatters: int | None = None
     """The same of reduce-scatters of a layer's gradients."""
+    memory_percent: int | None = None
+    """Percentage of a device's memory that XLA counts with; more where activations are on the host, null where it takes
+    its default."""
     replica_sums: Literal["after", "overlapped"] = "after"
     """Whether gradients are summed over replicas after the backward of the last microbatch, or layer by layer in it."""
     replica_sums_reason: str = ""

@@ -8,17 +8,15 @@ feed-forward travel one by one, and those of attention, which together are about
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from math import prod
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from jaxpar.config import Config
 from jaxpar.config.plan import Plan
-from jaxpar.hardware.xla_flags import flag_name
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.parameters import ParamSpec, map_specs
@@ -39,15 +37,6 @@ def with_joined_messages(config: Config, plan: Plan) -> Plan:
     gathered = _largest(layout, compute, compute, storage)
     scattered = _largest(layout, gradient, compute, gradient)
     return replace(plan, joined_gathers=gathered, joined_scatters=scattered)
-
-
-def step_options(plan: Plan, mesh: Mesh) -> dict[str, int]:
-    """Compiler options of a step's programs; none on CPUs. A flag of the user's counts more."""
-    if mesh.devices.flat[0].platform == "cpu":
-        return {}
-    limits = {GATHERS: plan.joined_gathers, SCATTERS: plan.joined_scatters}
-    given = {flag_name(flag) for flag in os.environ.get("XLA_FLAGS", "").split()}
-    return {name: limit for name, limit in limits.items() if limit is not None and name not in given}
 
 
 def _largest(layout: StepLayout, result: Placement, outer: Placement, inner: Placement) -> int | None:

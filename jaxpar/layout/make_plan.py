@@ -27,6 +27,7 @@ from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_
 from jaxpar.layout.choices.replica_sums import replica_sums
 from jaxpar.layout.choices.tiles import head_columns, loss_tiles, mlp_tiles, without_hidden
 from jaxpar.layout.choices.wire import check_wire
+from jaxpar.layout.host_buffers import with_host_buffers
 from jaxpar.layout.joining import with_joined_messages
 from jaxpar.layout.layer_costs import costs_of_kinds
 from jaxpar.layout.layer_unroll import layer_unroll, with_room_for_turns
@@ -112,7 +113,8 @@ def make_plan(
             tensor_overlap=overlap,
             **attention._asdict(),
         )
-        return with_room(with_joined_messages(config, with_residency(config, with_fused(config, plan))))
+        plan = with_room(with_joined_messages(config, with_residency(config, with_fused(config, plan))))
+        return with_host_buffers(config, plan, device, device_bytes)
 
     names = activation_names(config.model)
     open_logits = loss.name == "fused" and memory.loss_logits == "auto"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from jax.sharding import Mesh
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.layout.joining import GATHERS, SCATTERS, step_options
 from tests.small_run import small
 
 EMBED, MLP = 64, 192
@@ -21,14 +18,6 @@ def planned(**parallel: Any) -> Plan:
     model = {"embed": EMBED, "mlp": MLP, "layers": 2}
     config = small(model=model, parallel=parallel, precision={"compute": "bfloat16"}, attention={"backend": "xla"})
     return plan_for(config, parse_cluster("h100:1x8"))[1]
-
-
-def mesh_on(platform: str) -> Mesh:
-    class Devices:
-        flat = (SimpleNamespace(platform=platform),)
-
-    mesh: Any = SimpleNamespace(devices=Devices)
-    return mesh
 
 
 def test_the_limit_is_the_largest_matrix_of_a_layer():
@@ -45,13 +34,3 @@ def test_the_limit_is_the_largest_matrix_of_a_layer():
 def test_layers_that_send_no_weights_leave_it_to_xla(parallel: dict[str, Any]):
     plan = planned(**parallel)
     assert (plan.joined_gathers, plan.joined_scatters) == (None, None)
-    assert step_options(plan, mesh_on("gpu")) == {}
-
-
-def test_options_are_for_gpus_and_a_flag_of_the_users_counts_more(monkeypatch: pytest.MonkeyPatch):
-    plan = planned(fsdp=8)
-    assert step_options(plan, mesh_on("cpu")) == {}
-    both = {GATHERS: plan.joined_gathers, SCATTERS: plan.joined_scatters}
-    assert step_options(plan, mesh_on("gpu")) == both
-    monkeypatch.setenv("XLA_FLAGS", f"--xla_foo=1 --{GATHERS}=7")
-    assert step_options(plan, mesh_on("gpu")) == {SCATTERS: plan.joined_scatters}

@@ -36,13 +36,17 @@ def stacked(lead: tuple[int, ...], function: Callable[..., Any], *arguments: Any
     traced, like = jax.make_jaxpr(function, return_shape=True)(*arguments)
     leaves, tree = jax.tree.flatten(like)
 
-    def empty(leaf: jax.ShapeDtypeStruct, host: bool) -> jax.Array:
-        zeros = vary(jnp.zeros((*lead, *leaf.shape), leaf.dtype))
-        return to_host(zeros) if host else zeros
-
+    zeros = lambda leaf, shape: vary(jnp.zeros(shape, leaf.dtype))
     types: list[Any] = traced.out_avals
-    made = [empty(leaf, its.memory_space == HOST) for leaf, its in zip(leaves, types, strict=True)]
-    return tree.unflatten(made)
+    both = [(leaf, its.memory_space == HOST) for leaf, its in zip(leaves, types, strict=True)]
+    # Of buffers that are alike XLA would allocate one in host memory, and copy it for the others.
+    own = iter(lax.optimization_barrier([zeros(leaf, ()) for leaf, host in both if host]))
+
+    def empty(leaf: jax.ShapeDtypeStruct, host: bool) -> jax.Array:
+        shape = (*lead, *leaf.shape)
+        return to_host(jnp.broadcast_to(next(own), shape)) if host else zeros(leaf, shape)
+
+    return tree.unflatten([empty(leaf, host) for leaf, host in both])
 
 
 def in_order(tree: Any) -> Any:

@@ -12,9 +12,9 @@ from jaxtyping import Array, Float
 
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.sources.source import ReadPart
-from jaxpar.layout.joining import step_options
 from jaxpar.layout.state import TrainState, join_weights, weight_states, without_frozen
 from jaxpar.layout.step_layout import StepLayout, shardings
+from jaxpar.layout.step_options import step_options
 from jaxpar.memory.disk_array import copied
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators

@@ -20,9 +20,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxpar.interop.sources.source import ReadPart
-from jaxpar.layout.joining import step_options
 from jaxpar.layout.state import TrainState, WeightState, weight_states
 from jaxpar.layout.step_layout import StepLayout, shardings
+from jaxpar.layout.step_options import step_options
 from jaxpar.memory.disk_array import DiskArray, check_whole, copied, offload_folder, remove_stale
 from jaxpar.memory.streaming import rows_of_piece
 from jaxpar.mesh.mapped import mapped

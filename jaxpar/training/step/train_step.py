@@ -12,10 +12,10 @@ from jaxtyping import Array, Float
 
 from jaxpar.layers.experts.replay import EXPERTS
 from jaxpar.layout.choices.wire import with_exact_messages
-from jaxpar.layout.joining import step_options
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import StepLayout
+from jaxpar.layout.step_options import step_options
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, DecoderStages

@@ -13,6 +13,7 @@ from jaxpar.layout.memory.host import offloaded_bytes
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.pipeline_offload import memory_bytes
 from jaxpar.pipeline.actions import Kind
+from jaxpar.units import GIB
 from tests.compiler.inspected import assert_planned, inspected, wide
 
 pytestmark = pytest.mark.long
@@ -87,6 +88,28 @@ def assert_copies_are_hidden(analysis: Analysis, but_for: float = 0.05) -> None:
 def test_every_copy_runs_beside_the_layers_and_is_not_waited_for():
     analysis, _ = compiled(False, "layer_input")
     assert_copies_are_hidden(analysis)
+
+
+def test_buffers_on_the_host_that_are_alike_are_allocated_each():
+    """XLA allocated one, and copied it."""
+    _, report = compiled(False, "layer_input", "attention_residual")
+    assert moved(report) == dict.fromkeys(("to_host", "from_host"), 2 * LAYERS * INPUT)
+
+
+def test_nothing_runs_again_because_there_is_more_on_the_host_than_a_device_has():
+    """XLA counts what is on the host as the device's."""
+    config = wide(
+        model={"layers": 100, "embed": 2048, "heads": 16, "kv_heads": 16, "mlp": 4096, "vocab": 512},
+        data={"sequence_length": 512, "batch_size": 1024},
+        parallel={"fsdp": 8, "zero": 3},
+        memory={
+            "remat": {"preset": "full"}
+            | dict.fromkeys(("layer_input", "query", "attention_output", "attention_residual"), "offload")
+        },
+    )
+    _, report = inspected(config, "h100:1x8")
+    assert report.host_bytes > 80 * GIB > 3 * report.allocated_bytes
+    assert report.compiler_recomputes == 0
 
 
 HALF = {"pipe": 4, "fsdp": 2, "zero": 1, "microbatches": 8}
