@@ -220,7 +220,8 @@ class Plan:
     layer_unroll_reason: str = ""
     """Why so many; nothing where no weights are gathered ahead."""
     weight_prefetch: Literal["layer", "parts"] = "layer"
-    """Whether the next attention's weights must have arrived before a layer's feed-forward begins."""
+    """Whether the next attention's weights must have arrived before products of a layer's feed-forward, or with context
+    ranks of its attention."""
     weight_prefetch_reason: str = ""
     """Why; nothing where no weights are gathered ahead."""
     ulysses: int = 1

@@ -16,6 +16,7 @@ from jaxpar.layers.attention import Attend
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.matmul_formats import dense_groups, first_columns, is_exact, quantised, routed_groups
 from jaxpar.layout.step_layout import StepLayout
+from jaxpar.layout.weight_prefetch import gathered_before
 from jaxpar.memory.remat import LAYER_INPUT, remat_policy
 from jaxpar.mesh.layer_order import LAYERS, PADDING, StackOrder
 from jaxpar.model.decoder import DecoderStages
@@ -111,5 +112,5 @@ def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
         plan.tensor_overlap,
         plan.experts,
         plan.layer_unroll,
-        plan.weight_prefetch == "parts",
+        gathered_before(plan),
     )

@@ -3,7 +3,9 @@
 XLA keeps one collective in flight at a time, and places those that nothing waits for from the end of a loop's turn on.
 Where a layer sends other messages (attention's exchanges between context ranks, copies to and from the host), all
 gathers of the next layer so come after the last of them, one after another, and wait for each other. In parts, the
-next attention's weights must have arrived before this layer multiplies with those of its feed-forward.
+next attention's weights must have arrived before this layer multiplies with those of its feed-forward; in the backward,
+which may begin by recomputing products of that, with its last matrix. With context ranks it is the last matrix of its
+attention: attention itself takes long there.
 """
 
 from __future__ import annotations
@@ -59,6 +61,13 @@ def weight_prefetch(config: Config, axes: AxisSizes, device: Device, runs: Seque
     if offloaded(runs) or config.memory.weights_offload != "none":
         return WeightPrefetch("parts", "copies to and from the host are under way too")
     return WeightPrefetch("layer", "layers send nothing but weights and gradients")
+
+
+def gathered_before(plan: Plan) -> str:
+    """The part of a layer before whose products the next attention's weights must have arrived; empty for none."""
+    if plan.weight_prefetch == "layer":
+        return ""
+    return "attention" if plan.axes.context > 1 else "mlp"
 
 
 def check_weight_prefetch(plan: Plan) -> None:

@@ -157,8 +157,9 @@ class DecoderStages:
     """How the experts of each kind of layers get their tokens."""
     layer_unroll: int = 1
     """Layers in a turn of the loop over layers."""
-    gathers_in_parts: bool = False
-    """Whether the next attention's weights must have arrived before a layer's feed-forward begins."""
+    gathers_before: str = ""
+    """The part of a layer (attention, mlp) before whose products the next attention's weights must have arrived; none
+    where it is empty."""
 
     @property
     def model(self) -> ModelConfig:
@@ -234,7 +235,7 @@ class DecoderStages:
     def loop(self) -> LayerLoop:
         """The layers of this pipeline rank."""
         kinds = {kind: self._kind(kind) for kind in self.order.stacks}
-        return LayerLoop(kinds, self.placements, self.order, self.layer_unroll, self.gathers_in_parts)
+        return LayerLoop(kinds, self.placements, self.order, self.layer_unroll, self.gathers_before)
 
     def prototype(self, kind: str, fp8: QuantisedGroups | None = None) -> DecoderLayer:
         """A layer of a kind, as the plan has it run, with `fp8` in place of some of its matmuls."""

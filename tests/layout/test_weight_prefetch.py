@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.layout.weight_prefetch import check_weight_prefetch
+from jaxpar.layout.weight_prefetch import check_weight_prefetch, gathered_before
 from tests.layout.test_layer_unroll import plan_of, plan_with
 from tests.sentences import refused
 
@@ -48,3 +48,16 @@ def test_what_would_change_nothing_is_refused():
     _, plan = plan_of(parallel={"fsdp": 4, "zero": 2})
     with refused("plan.weight_prefetch: parts", "expected layer"):
         check_weight_prefetch(replace(plan, weight_prefetch="parts"))
+
+
+@pytest.mark.parametrize(
+    ("parallel", "part"),
+    [
+        ({"fsdp": 4, "weight_prefetch": "parts"}, "mlp"),
+        ({"fsdp": 2, "context": 2}, "attention"),
+        ({"fsdp": 2, "context": 2, "weight_prefetch": "layer"}, ""),
+    ],
+    ids=["feed-forward", "context ranks", "not in parts"],
+)
+def test_where_attention_takes_long_the_next_ones_weights_come_beside_it(parallel: dict[str, Any], part: str):
+    assert gathered_before(plan_of(parallel=parallel)[1]) == part

@@ -85,9 +85,9 @@ class ParallelConfig:
     short, with experts, beside copies to the host, and where there is no memory for more (`docs/overlap.md`)."""
     weight_prefetch: Literal["auto", "layer", "parts"] = "auto"
     """How the next layer's weights are gathered while a layer computes: wherever XLA's scheduler places that (`layer`),
-    or so that those of attention have arrived before the feed-forward begins (`parts`). `auto` is `parts` on GPUs
-    where context ranks exchange messages, or layers without FP8 are copied to and from the host, and `layer`
-    elsewhere (`docs/overlap.md`)."""
+    or so that those of attention have arrived before products of the feed-forward, or with context ranks of
+    attention (`parts`). `auto` is `parts` on GPUs where context ranks exchange messages, or layers without FP8 are
+    copied to and from the host, and `layer` elsewhere (`docs/overlap.md`)."""
     ulysses: int | None = None
     """Context ranks in a group of `usp`; null takes the most ranks of a node among which the heads divide."""
     tensor_overlap: Literal["auto", "plain", "ring"] = "auto"

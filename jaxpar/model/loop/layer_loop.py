@@ -59,8 +59,9 @@ class LayerLoop:
     """The order of the model's layers in the stacks, and the slots of a chunk."""
     unroll: int = 1
     """Layers in a turn of the loop, where the next ones are fetched meanwhile."""
-    in_parts: bool = False
-    """Whether the next attention's weights must have arrived before a layer's feed-forward begins."""
+    before: str = ""
+    """The part of a layer (attention, mlp) before whose products the next attention's weights must have arrived; none
+    where it is empty."""
 
     def __post_init__(self) -> None:
         for kind, stack in self.order.stacks.items():
@@ -301,7 +302,7 @@ class LayerLoop:
             key = kind, (keep.on_host, keep.exact) if keeps_alike else place, padded
             if key not in sites:
                 step, fetches = make(stack, place, keep)
-                sites[key] = stack.site(key, weights, keep, padded, step, fetches, self.in_parts)
+                sites[key] = stack.site(key, weights, keep, padded, step, fetches, self.before, backward=reverse)
             return sites[key]
 
         slots = [(site(*slot), slot.row) for slot in self.order.slots]

@@ -183,11 +183,13 @@ class LayerStack:
         padded: bool,
         step: Callable[[Arrays, Any, jax.Array, Any], Any],
         fetches: Callable[[jax.Array], Any],
-        in_parts: bool,
+        before: str,
+        *,
+        backward: bool,
     ) -> Site:
         """Rows of a chunk that take the same `step` with their weights; see `LayerLoop._walk`.
 
-        `in_parts` is whether the next attention's weights must have arrived before a layer's feed-forward begins.
+        `before` is the part of a layer before whose last product the next attention's weights must have arrived.
         """
         own = own_layers(weights.stack, self.name)
 
@@ -203,7 +205,8 @@ class LayerStack:
             act = lambda carry: step(self.widened(load(row) if w is None else w), activations, row, carry)
             return self.left_out_of_padding(weights.chunk, row, act, carry) if padded else act(carry)
 
-        return Site(key, run, fetch, _tied if in_parts and self.prefetches else None)
+        bound = tied_to(before, backward=backward) if self.prefetches else None
+        return Site(key, run, fetch, None if bound is None else partial(_tied, *bound))
 
     @property
     def _part(self) -> tuple[str, ...]:
@@ -220,13 +223,24 @@ class LayerStack:
 type _Fetched = tuple[Arrays, Any]
 
 
-def _tied(coming: _Fetched, own: _Fetched) -> tuple[_Fetched, _Fetched]:
-    """What is `coming` for the next layer and a layer's `own`: the latter's feed-forward has its weights when the
-    former's attention has."""
+_LAST = {"attention": "output", "mlp": "down"}
+"""The matrix of each part's last product."""
+
+
+def tied_to(before: str, *, backward: bool) -> tuple[str, str] | None:
+    """The part of a layer that the next attention's weights are tied to, and how names of its weights begin."""
+    if not before:
+        return None
+    return before, _LAST[before] if backward or before == "attention" else ""
+
+
+def _tied(part: str, names: str, coming: _Fetched, own: _Fetched) -> tuple[_Fetched, _Fetched]:
+    """What is `coming` for the next layer and a layer's `own`: weights of a part of the latter, all whose names begin
+    with `names`, are there when the former's attention has its weights."""
     (after, others), (now, rest) = coming, own
-    after, now = dict(after), dict(now)
-    after["attention"], now["mlp"] = lax.optimization_barrier((after["attention"], now["mlp"]))
-    return (after, others), (now, rest)
+    late = {name: weight for name, weight in now[part].items() if name.startswith(names)}
+    attention, late = lax.optimization_barrier((after["attention"], late))
+    return ({**after, "attention": attention}, others), ({**now, part: {**now[part], **late}}, rest)
 
 
 def permutes(program: Jaxpr) -> bool:

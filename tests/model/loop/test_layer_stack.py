@@ -1,0 +1,56 @@
+"""What weights of the next layer are tied to, where they are gathered in parts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxpar.model.loop.layer_stack import _tied, tied_to
+
+
+def weights_of(first: float) -> dict[str, dict[str, Any]]:
+    names = {"attention": ("query", "output"), "mlp": ("gate", "up", "down", "down_bias"), "mlp_norm": ("scale",)}
+    numbers = iter(range(100))
+    return {part: {name: jnp.float32(first + next(numbers)) for name in own} for part, own in names.items()}
+
+
+@pytest.mark.parametrize(
+    ("part", "names", "late"),
+    [
+        ("mlp", "down", {"10mlpdown", "10mlpdown_bias"}),
+        ("mlp", "", {"10mlpgate", "10mlpup", "10mlpdown", "10mlpdown_bias"}),
+        ("attention", "output", {"10attentionoutput"}),
+    ],
+)
+def test_attention_of_the_next_layer_is_tied_to_what_a_part_uses(part: str, names: str, late: set[str]):
+    """To what it uses last, so that the gather may run beside the products before; nothing else waits for it."""
+    coming, own = (weights_of(0.0), jnp.float32(50)), (weights_of(100.0), jnp.float32(60))
+    tie = partial(_tied, part, names)
+    program = jax.make_jaxpr(tie)(coming, own)
+    paths = [jax.tree_util.keystr(path, simple=True) for path, _ in jax.tree_util.tree_leaves_with_path((coming, own))]
+    (barrier,) = program.eqns
+    arguments: list[Any] = program.jaxpr.invars
+    assert barrier.primitive.name == "optimization_barrier"
+    tied = {paths[arguments.index(variable)] for variable in barrier.invars}
+    assert tied == {"00attentionquery", "00attentionoutput"} | late
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, jax.jit(tie)(coming, own), (coming, own)))
+
+
+@pytest.mark.parametrize(
+    ("before", "backward", "bound"),
+    [
+        ("mlp", False, ("mlp", "")),
+        ("mlp", True, ("mlp", "down")),
+        ("attention", False, ("attention", "output")),
+        ("attention", True, ("attention", "output")),
+        ("", True, None),
+    ],
+)
+def test_a_backward_which_begins_with_the_feed_forward_ties_only_its_last_matrix(
+    before: str, backward: bool, bound: tuple[str, str] | None
+):
+    assert tied_to(before, backward=backward) == bound
