@@ -68,47 +68,56 @@ def _one_by_one(orders: Sequence[Order], chunks: int) -> tuple[list[Tick], list[
 
 
 class _Lockstep:
-    """State of the list scheduling of F and B: the actions done, and the position of each rank in each kind."""
+    """State of the list scheduling of F and B: what is done, and how far each rank came in each kind.
+
+    A pair of microbatch and chunk is one number here, since a search makes tables of tens of thousands of actions.
+    """
 
     def __init__(self, orders: Sequence[Order], chunks: int):
         self.orders, self.chunks = orders, chunks
-        self.of_kind = {kind: _of_kind(orders, kind) for kind in (Kind.FORWARD, Kind.BACKWARD)}
-        self.position = {kind: [0] * len(orders) for kind in self.of_kind}
+        self.forwards, self.backwards = _of_kind(orders, Kind.FORWARD), _of_kind(orders, Kind.BACKWARD)
         self.forwards_before = [_forwards_before(order) for order in orders]
-        self.done: set[Action] = set()
+        self.forward_at, self.backward_at = [0] * len(orders), [0] * len(orders)
+        self.forwarded: set[int] = set()
+        self.backwarded: set[int] = set()
 
     def run(self) -> list[Tick]:
         ticks: list[Tick] = []
-        total = sum(len(actions) for of_rank in self.of_kind.values() for actions in of_rank)
-        while len(self.done) < total:
-            tick = tuple(self._actions(rank) for rank in range(len(self.orders)))
+        total = sum(map(len, (*self.forwards, *self.backwards)))
+        while len(self.forwarded) + len(self.backwarded) < total:
+            each = [self._actions(rank) for rank in range(len(self.orders))]
+            tick = tuple(tuple(action for action in pair if action is not None) for pair in each)
             if not any(tick):
                 raise circle(self.orders, [self._first_left(order) for order in self.orders])
-            self.done.update(action for actions in tick for action in actions)
+            self.forwarded.update(self._number(forward) for forward, _ in each if forward is not None)
+            self.backwarded.update(self._number(backward) for _, backward in each if backward is not None)
             ticks.append(tick)
         return ticks
 
-    def _actions(self, rank: int) -> tuple[Action, ...]:
-        """What a rank can do in the next tick, given what all have done before it."""
-        actions: list[Action] = []
-        for kind in self.of_kind:
-            at, of_rank = self.position[kind][rank], self.of_kind[kind][rank]
-            if at < len(of_rank) and self._ready(rank, of_rank[at], actions):
-                actions.append(of_rank[at])
-                self.position[kind][rank] += 1
-        return tuple(actions)
+    def _actions(self, rank: int) -> tuple[Action | None, Action | None]:
+        """The F and the B that a rank can do in the next tick, given what all have done before it; B can use this F."""
+        made = forward = backward = None
+        at, own = self.forward_at[rank], self.forwards[rank]
+        if at < len(own) and (own[at].chunk == 0 or self._number(own[at]) - 1 in self.forwarded):
+            forward = own[at]
+            made = self._number(forward)
+            self.forward_at[rank] = at = at + 1
+        next_backward, own = self.backward_at[rank], self.backwards[rank]
+        if next_backward < len(own) and at >= self.forwards_before[rank][next_backward]:
+            number = self._number(own[next_backward])
+            last = own[next_backward].chunk == self.chunks - 1
+            if (number == made or number in self.forwarded) and (last or number + 1 in self.backwarded):
+                backward = own[next_backward]
+                self.backward_at[rank] += 1
+        return forward, backward
 
-    def _ready(self, rank: int, action: Action, same_tick: list[Action]) -> bool:
-        """Whether all that `action` needs was done before this tick, or by its own rank in it."""
-        if action.kind is Kind.BACKWARD:
-            earlier = self.forwards_before[rank][self.position[Kind.BACKWARD][rank]]
-            if self.position[Kind.FORWARD][rank] < earlier:
-                return False
-        return all(need in self.done or need in same_tick for need in needs(action, self.chunks))
+    def _number(self, action: Action) -> int:
+        return action.microbatch * self.chunks + action.chunk
 
     def _first_left(self, order: Order) -> int:
         """Position of the first F or B that is not done; the length of the order where all are."""
-        left = (at for at, action in enumerate(order) if action.kind in self.of_kind and action not in self.done)
+        done = {Kind.FORWARD: self.forwarded, Kind.BACKWARD: self.backwarded}
+        left = (at for at, one in enumerate(order) if one.kind in done and self._number(one) not in done[one.kind])
         return next(left, len(order))
 
 

@@ -38,7 +38,8 @@ class Family:
     microbatches_per_rank: int = 0
     """Fewest microbatches, in multiples of ranks."""
     ticks: Callable[[int, int, int], tuple[Tick, ...]] | None = None
-    """(ranks, microbatches, virtual_stages) -> uniform ticks, where those of `lockstep_ticks` would be poor."""
+    """(ranks, microbatches, virtual_stages) -> uniform ticks, where those of `lockstep_ticks` would be poor, or where the
+    orders come from them."""
 
     def needs(self) -> str:
         """Its requirements on ranks (p), microbatches (m) and virtual stages (v), in words."""
@@ -68,6 +69,7 @@ SCHEDULES: dict[str, Family] = {
     "zb-uniform": Family(
         "1F1B with all ranks' W in the same ticks: a zero-bubble schedule without branches",
         zero_bubble.zb_uniform, splits_backward=True, virtual_stages=(1, None), multiple=True,
+        ticks=zero_bubble.zb_uniform_ticks,
     ),
     "zb-h1": Family(
         "1F1B with W where the rank would wait, at 1F1B's memory (arXiv:2401.10241)",

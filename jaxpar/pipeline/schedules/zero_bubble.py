@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from jaxpar.pipeline.actions import Action, Kind
 from jaxpar.pipeline.lockstep import lockstep_ticks
 from jaxpar.pipeline.schedules.one_forward_one_backward import interleaved, one_f_one_b
-from jaxpar.pipeline.table import Order
+from jaxpar.pipeline.table import Order, Tick
 
 W = Kind.WEIGHT
 
@@ -17,9 +19,15 @@ def zb_uniform(ranks: int, microbatches: int, virtual_stages: int) -> tuple[Orde
     anything of its own in a tick, and the W of the last ranks fill what 1F1B leaves empty: the bubble is
     (ranks - 1) (F + B) of a chunk, without W. The order of each rank is that of the ticks.
     """
-    plain = (one_f_one_b if virtual_stages == 1 else interleaved)(ranks, microbatches, virtual_stages)
-    ticks = lockstep_ticks([delay_weights(order, 0) for order in plain], ranks * virtual_stages)
+    ticks = zb_uniform_ticks(ranks, microbatches, virtual_stages)
     return tuple(tuple(action for tick in ticks for action in tick[rank]) for rank in range(ranks))
+
+
+@lru_cache(maxsize=1)
+def zb_uniform_ticks(ranks: int, microbatches: int, virtual_stages: int) -> tuple[Tick, ...]:
+    """Its uniform ticks. The last ones are kept: the orders come from them too."""
+    plain = (one_f_one_b if virtual_stages == 1 else interleaved)(ranks, microbatches, virtual_stages)
+    return lockstep_ticks([delay_weights(order, 0) for order in plain], ranks * virtual_stages)
 
 
 def zb_h1(ranks: int, microbatches: int, virtual_stages: int) -> tuple[Order, ...]:
