@@ -31,8 +31,9 @@ from jaxpar.planner.planning import best_with_idle_hosts, planned_config
 from jaxpar.planner.report import words
 from jaxpar.planner.search.avoid import parse_avoided
 from jaxpar.planner.search.candidate import Planned
+from jaxpar.planner.search.fixed import parse_fixed
 from jaxpar.planner.search.search import Search
-from jaxpar.planner.search.space import Space, parse_fixed
+from jaxpar.planner.search.space import Space
 from jaxpar.units import seconds, size
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -16,14 +16,17 @@ PADDED = 64
 
 
 @lru_cache(maxsize=50_000)
-def head_time(case: LayerCase, vocab: int, device: Device, network: Network, does: Mechanisms) -> tuple[Work, Work]:
+def head_time(
+    case: LayerCase, vocab: int, device: Device, network: Network, does: Mechanisms, ends: int = 1
+) -> tuple[Work, Work]:
     """Output head and loss, forward and backward: the head's matmul, and the logits in memory.
 
     Bytes per logit. Forward: written (2), read and written as float32 (6), read for maximum, sum and label (8);
     backward: read and written as the gradient (8), as 16 bits (6) and read by two matmuls, whose traffic they count.
     A compiler fuses the casts into the reductions: 6 and 6. A frozen head and embedding have no gradients.
+    Of `ends` pipeline ranks that share the vocabulary each has a part of the logits, of all tokens.
     """
-    columns = -(-vocab // (case.tensor * PADDED)) * PADDED
+    columns = -(-vocab // (case.tensor * ends * PADDED)) * PADDED
     logits = float(case.tokens) * columns
     own, own_back = (6.0, 6.0) if does.compiled else (16.0, 14.0)
     item = case.item

@@ -69,11 +69,18 @@ class Layout:
     """The kernels of attention that run in each kind of layers; where it names none, those of the software."""
     stage_layers: tuple[int, ...] | None = None
     """Layers of each chunk, in the order of the model; None makes them as equal as can be."""
+    shared_ends: bool = False
+    """Whether pipeline ranks share embedding and head: `parallel.pipe_ends` is `shared`."""
 
     @property
     def devices(self) -> int:
         """Devices that the layout takes."""
         return self.pipe * self.data * self.context * self.tensor
+
+    @property
+    def ends(self) -> int:
+        """Pipeline ranks that share embedding and head, in addition to the tensor ranks."""
+        return self.pipe if self.shared_ends else 1
 
     @property
     def data(self) -> int:

@@ -32,9 +32,10 @@ from jaxpar.planner.report.page import write_page
 from jaxpar.planner.report.text import print_plans
 from jaxpar.planner.search.avoid import parse_avoided
 from jaxpar.planner.search.candidate import Planned
+from jaxpar.planner.search.fixed import parse_fixed
 from jaxpar.planner.search.idle import on_fewer_hosts
 from jaxpar.planner.search.search import Search
-from jaxpar.planner.search.space import Space, parse_fixed
+from jaxpar.planner.search.space import Space
 from jaxpar.planner.search.stage_groups import check_stages
 from jaxpar.planner.step_time.interval import Spread
 from jaxpar.units import count, plain, seconds

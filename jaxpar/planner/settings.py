@@ -43,6 +43,7 @@ def config_of(config: Config, layout: Layout) -> Config:
         schedule=layout.schedule if pipelined else "auto",
         virtual_stages=layout.virtual_stages if pipelined else None,
         stage_layers=layout.stage_layers if pipelined else None,
+        pipe_ends="shared" if layout.shared_ends else "last",
         context_strategy=layout.context_strategy if layout.context > 1 else "auto",  # pyright: ignore
     )
     return replace(config, parallel=parallel, memory=_memory_of(config.memory, layout))

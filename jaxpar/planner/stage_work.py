@@ -90,7 +90,7 @@ def layout_of(config: Config, plan: Plan, search: Search) -> Layout:
     even = chunk_layers(model.layers, axes.pipe * plan.virtual_stages)
     choice = Choice(
         plan.schedule, plan.virtual_stages, plan.zero, plan.context_strategy.name, plan.optimizer_offload != "none",
-        None if plan.stage_layers == even else plan.stage_layers,
+        None if plan.stage_layers == even else plan.stage_layers, plan.pipe_ends == "shared",
     )  # fmt: skip
     remat = as_remat(plan.runs, activation_names(model))
     return search.activations(group, choice).layout(remat, config.memory.offload_fraction)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from jaxpar.config import Config
@@ -30,7 +31,7 @@ def choices(space: Space, group: Group) -> Iterator[Choice]:
     """The choices within a group, one by one."""
     microbatches = space.config.data.batch_size // (group.data * group.microbatch)
     for schedule, virtual in space.schedules(group.pipe, microbatches):
-        for zero in space.zeros(group):
-            for strategy in space.strategies(group):
-                for offloaded in space.offloads():
-                    yield Choice(schedule, virtual, zero, strategy, offloaded)
+        ends = space.ends(group.pipe, group.tensor)
+        rest = product(space.zeros(group), space.strategies(group), space.offloads(), ends)
+        for zero, strategy, offloaded, shared in rest:
+            yield Choice(schedule, virtual, zero, strategy, offloaded, shared_ends=shared)

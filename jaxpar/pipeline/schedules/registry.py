@@ -38,8 +38,8 @@ class Family:
     microbatches_per_rank: int = 0
     """Fewest microbatches, in multiples of ranks."""
     ticks: Callable[[int, int, int], tuple[Tick, ...]] | None = None
-    """(ranks, microbatches, virtual_stages) -> uniform ticks, where those of `lockstep_ticks` would be poor, or where the
-    orders come from them."""
+    """(ranks, microbatches, virtual_stages) -> uniform ticks, where those of `lockstep_ticks` would be poor, or
+    where the orders come from them."""
 
     def needs(self) -> str:
         """Its requirements on ranks (p), microbatches (m) and virtual stages (v), in words."""

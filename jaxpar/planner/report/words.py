@@ -69,7 +69,8 @@ def schedule(layout: Layout) -> str:
     """Name and virtual stages."""
     if layout.pipe == 1:
         return "-"
-    return layout.schedule + (f" v{layout.virtual_stages}" if layout.virtual_stages > 1 else "")
+    virtual = f" v{layout.virtual_stages}" if layout.virtual_stages > 1 else ""
+    return f"{layout.schedule}{virtual}{', shared ends' if layout.shared_ends else ''}"
 
 
 def without_evidence(plans: Sequence[Planned]) -> str | None:

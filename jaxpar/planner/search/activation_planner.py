@@ -100,7 +100,7 @@ class ActivationPlanner:
             exchange_wire=precision.exchange_wire, expert_codes=self._expert_codes, matmul_codes=self._matmul_codes,
             sums_early=asked.replica_sums != "after" and not precision.gradient_error_feedback,
             attention=self.attention,
-            expert_slices=asked.expert_slices if group.expert > 1 else "auto",
+            expert_slices=asked.expert_slices if group.expert > 1 else "auto", shared_ends=choice.shared_ends,
         )  # fmt: skip
 
     def least(self) -> MemoryEstimate:
@@ -135,7 +135,7 @@ class ActivationPlanner:
             group.pipe, group.shards, group.context, group.tensor, group.microbatch, self._microbatches, choice.zero,
             self.kinds, choice.virtual_stages, "host" if choice.optimizer_offload else "none",
             loss_logits=logits if memory.loss_backend == "fused" else None, scratch=self._scratch, expert=group.expert,
-            sums_early=self._sums_early,
+            sums_early=self._sums_early, shared_ends=choice.shared_ends,
         )  # fmt: skip
         budget = self.model.config.memory.optimizer_resident
         return (

@@ -10,6 +10,8 @@ from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.layout import Layout
 
 OFFLOAD, ACTIVATIONS, OPTIMIZER = "offload", "activation_offload", "optimizer_offload"
+SHARED_ENDS = "shared_ends"
+"""Embedding and head that all pipeline ranks share."""
 EXPERT = "expert"
 """Experts that are split over ranks."""
 UNMEASURED = "unmeasured"
@@ -18,12 +20,13 @@ UNMEASURED = "unmeasured"
 MEASURED_SCHEDULES = ("1f1b", "interleaved")
 PIPELINES = tuple(name for name, family in SCHEDULES.items() if not family.one_rank)
 NEVER_MEASURED = frozenset(
-    {name for name in PIPELINES if name not in MEASURED_SCHEDULES} | {"ring", "ulysses", "usp", OPTIMIZER, EXPERT}
+    {name for name in PIPELINES if name not in MEASURED_SCHEDULES}
+    | {"ring", "ulysses", "usp", OPTIMIZER, EXPERT, SHARED_ENDS}
 )
 """Mechanisms of which no run is in the data that the time model was fitted to or tested by
 (`planner/evidence/data`): their times follow from their messages, copies and tables alone."""
 
-AVOIDABLE = (OFFLOAD, ACTIVATIONS, OPTIMIZER, EXPERT, UNMEASURED, "ring", "ulysses", "usp", *PIPELINES)
+AVOIDABLE = (OFFLOAD, ACTIVATIONS, OPTIMIZER, EXPERT, SHARED_ENDS, UNMEASURED, "ring", "ulysses", "usp", *PIPELINES)
 
 
 def parse_avoided(given: Sequence[str]) -> frozenset[str]:
@@ -46,5 +49,6 @@ def never_measured(layout: Layout) -> list[str]:
         *([layout.context_strategy] if layout.context > 1 else []),
         *([OPTIMIZER] if layout.optimizer_offload else []),
         *([EXPERT] if layout.expert > 1 else []),
+        *([SHARED_ENDS] if layout.shared_ends else []),
     ]
     return [name for name in used if name in NEVER_MEASURED]

@@ -6,17 +6,23 @@ No bound of a group or a choice recomputes anything, and none waits for what a s
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
+from itertools import product
+from math import inf
 from typing import Any
 
 from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.work import total
+from jaxpar.layout.memory.slots import holds
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.search.activation_planner import ActivationPlanner
 from jaxpar.planner.search.heterogeneous import StepTimer
-from jaxpar.planner.search.space import Choice, Group, Space
+from jaxpar.planner.search.space import Bare, Choice, Group, Space
+from jaxpar.planner.settings import ONE_STAGE
+from jaxpar.planner.step_time.layer_times import Layers
 
 GROUP_PARTS = ("matmuls", "attention", "other", "tensor", "exchange", "scales")
 """Parts of a step's time that no choice within a group reduces."""
@@ -24,19 +30,27 @@ SPLIT_SHARE = 0.6
 """Least share of a layer's forward and backward that is not W, which is one of three matmuls and no attention."""
 
 
+type Alike = tuple[int, ...]
+"""What is the same for groups in which layers and ends take as long."""
+
+
 class Bounds:
     """Seconds of the nodes of one search."""
 
     def __init__(
         self, space: Space, timer: StepTimer, mechanisms: Mechanisms,
-        bare: Callable[[Group, int, str, bool], ActivationPlanner], known: dict[Hashable, Any],
+        activations: Callable[[Group, Choice], ActivationPlanner], known: dict[Hashable, Any],
     ):  # fmt: skip
-        """`bare` is `Search.bare`; `known` holds what searches on other numbers of hosts find too."""
-        self.space, self.timer, self.mechanisms, self.bare, self.known = space, timer, mechanisms, bare, known
+        """`activations` is `Search.activations`; `known` holds what searches on other numbers of hosts find too."""
+        self.space, self.timer, self.mechanisms, self.known = space, timer, mechanisms, known
+        self.activations = activations
         self.cluster, self.config = space.cluster, space.config
         self.alike = len(self.cluster.groups) == 1
         """Whether all hosts are of one kind."""
-        self._heads: dict[Group, float] = {}
+        self._heads: dict[Alike, float] = {}
+        self._sums: dict[Alike, float] = {}
+        self._gathered: dict[tuple[object, ...], float] = {}
+        self._strategies: dict[tuple[Alike, str, bool], float] = {}
 
     def arithmetic(self) -> float:
         """What the model's arithmetic alone takes at the highest rates that kernels reach: no layout is faster."""
@@ -52,85 +66,136 @@ class Bounds:
         return (products / rate + attention / (device.peak * max(shares))) / self.cluster.devices
 
     def of_group(self, group: Group) -> float:
-        """Of the strategy whose kernels of attention are the fastest."""
-        return min(self.of_strategy(group, strategy) for strategy in self.space.strategies(group))
+        """Of the strategy whose kernels of attention are the fastest, and the faster ends."""
+        ends = self.space.ends(group.pipe, group.tensor)
+        return min(self.of_strategy(group, *each) for each in product(self.space.strategies(group), ends))
 
-    def of_strategy(self, group: Group, strategy: str) -> float:
+    def of_strategy(self, group: Group, strategy: str, shared_ends: bool) -> float:
         """Of a step by `GROUP_PARTS` alone, under a context strategy."""
-        activations = self.bare(group, self.space.zeros(group)[0], strategy, False)
+        key = _alike(group), strategy, shared_ends
+        if key not in self._strategies:
+            self._strategies[key] = self._of_strategy(group, strategy, shared_ends)
+        return self._strategies[key]
+
+    def _of_strategy(self, group: Group, strategy: str, shared_ends: bool) -> float:
+        activations = self.bare(group, Bare(self.space.zeros(group)[0], strategy))
         if self.alike:
-            layer, head = self._layer_work(group, activations)
-            work = self._microbatches(group) / group.pipe * (self.config.model.layers * layer + head)
+            layer, _ = self._layer_work(group, activations)
+            layers = self._microbatches(group) / group.pipe * self.config.model.layers * layer
+            work = layers + self._own_head(group, shared_ends)
         else:
             work = self._work(activations.layout("none"))
-        return self._jitter(group) * (work + self.wait(group, work - self.head(group) / group.pipe))
+            layers = work - self.head(group) / group.pipe
+        return self._jitter(group) * (work + self.wait(group, layers, shared_ends))
 
-    def of_choice(self, group: Group, zero: int, strategy: str, offload: bool) -> tuple[float, float]:
+    def of_choice(self, group: Group, bare: Bare) -> tuple[float, float]:
         """Of a step, and of the layers of a rank, in a pipeline that never waits."""
-        floor = self.timer.floor(self.bare(group, zero, strategy, offload).layout("none"))
+        floor = self.timer.floor(self.bare(group, bare).layout("none"))
         # Chunks that are held whole are gathered once for all microbatches.
-        held = floor.breakdown["data"] if zero == 3 else 0.0
-        layers = sum(floor.breakdown[name] for name in GROUP_PARTS) - self.head(group) / group.pipe
-        return floor.seconds - held, layers
+        held = floor.breakdown["data"] if bare.zero == 3 else 0.0
+        head = self._own_head(group, bare.shared_ends) if group.pipe > 1 else 0.0
+        return floor.seconds - held, sum(floor.breakdown[name] for name in GROUP_PARTS) - head
+
+    def of_schedule(self, group: Group, choice: Choice, floor: float, layers: float) -> float:
+        """Of a schedule of a choice of which `of_choice` is (floor, layers)."""
+        if choice.zero == 3 and self.alike and not holds(choice.schedule, choice.virtual_stages, 3, group.shards):
+            splits = SCHEDULES[choice.schedule].splits_backward
+            key = group, choice.context_strategy, choice.shared_ends, choice.optimizer_offload, splits
+            if key not in self._gathered:  # messages of weights do not depend on the rest of a schedule
+                plain = replace(choice, virtual_stages=SCHEDULES[choice.schedule].virtual_stages[0])
+                self._gathered[key] = self.timer.floor(self.activations(group, plain).layout("none")).seconds
+            floor = self._gathered[key]
+        return floor + self.bubble(group, choice, layers)
 
     def bubble(self, group: Group, choice: Choice, layers: float) -> float:
         """Of a schedule's waiting, with so many seconds of layers on a rank.
 
         The rank of the last chunk computes every loss, which the others wait for. It waits itself until the first
         microbatch comes through p - 1 chunks, and the first rank waits for the last gradient to come back through as
-        many (without W, where that is apart). In uniform ticks a V is twice as long.
+        many (without W, where that is apart). In uniform ticks a V is twice as long. Ranks that share the ends wait for
+        no loss, and for the sums over all of them: in every forward and backward of a rank's chunks, and two in a loss.
         """
         if group.pipe == 1:
             return 0.0
-        return self._waits(group, self._share_waited(choice.schedule, choice.virtual_stages), layers)
+        share = self._share_waited(choice.schedule, choice.virtual_stages)
+        return self._waits(group, share, choice.virtual_stages, layers, choice.shared_ends)
 
-    def wait(self, group: Group, layers: float) -> float:
+    def wait(self, group: Group, layers: float, shared_ends: bool) -> float:
         """The least of `bubble` over the schedules of a group."""
         if group.pipe == 1:
             return 0.0
         microbatches = self._microbatches(group)
-        key = "least share waited", group.pipe, microbatches
+        key = "least shares waited", group.pipe, microbatches
         if key not in self.known:
-            found = self.space.schedules(group.pipe, microbatches)
-            self.known[key] = min(self._share_waited(name, virtual) for name, virtual in found)
-        return self._waits(group, self.known[key], layers)
+            shares: dict[int, float] = {}
+            for name, virtual in self.space.schedules(group.pipe, microbatches):
+                shares[virtual] = min(shares.get(virtual, inf), self._share_waited(name, virtual))
+            self.known[key] = shares
+        return min(
+            self._waits(group, share, virtual, layers, shared_ends) for virtual, share in self.known[key].items()
+        )
 
     def head(self, group: Group) -> float:
-        """Seconds of head and loss of all microbatches, which do not grow with the number of layers.
+        """Seconds of head and loss of all microbatches on the last rank, which do not grow with the number of layers.
 
         On hosts of several kinds those of the slowest, where all wait for it.
         """
         if group.pipe == 1:
             return 0.0
-        if group not in self._heads:
-            bare = self.bare(group, self.space.zeros(group)[0], self.space.strategies(group)[0], False)
+        key = _alike(group)
+        if key not in self._heads:
+            bare = self._any(group)
             if self.alike:
-                self._heads[group] = self._layer_work(group, bare)[1] * self._microbatches(group)
+                _, layers = self._layer_work(group, bare)
+                self._heads[key] = layers.head(1).seconds * self._microbatches(group)
             else:
                 layout, layers = bare.layout("none"), self.config.model.layers
                 slowest = (self.timer.head(layout) or 0.0) * self._microbatches(group)
                 fixed = 2 * self._work(layout, layers) - self._work(layout, 2 * layers)
-                self._heads[group] = max(slowest, group.pipe * fixed)
-        return self._heads[group]
+                self._heads[key] = max(slowest, group.pipe * fixed)
+        return self._heads[key]
 
     def _work(self, layout: Layout, layers: int | None = None) -> float:
         """Seconds of `GROUP_PARTS` in a pipeline that never waits; of another number of layers, where it is given."""
         floor = self.timer.floor(layout, layers)
         return sum(floor.breakdown[name] for name in GROUP_PARTS)
 
-    def _layer_work(self, group: Group, activations: ActivationPlanner) -> tuple[float, float]:
-        """Seconds of a microbatch in a layer, on average, and in the head; of a cluster with hosts of one kind."""
+    def _own_head(self, group: Group, shared_ends: bool) -> float:
+        """Seconds of head and loss of all microbatches, on average over the ranks."""
+        if group.pipe > 1 and not shared_ends:
+            return self.head(group) / group.pipe
+        _, layers = self._layer_work(group, self._any(group))
+        return layers.head(group.pipe).seconds * self._microbatches(group)
+
+    def _sum_over_stages(self, group: Group) -> float:
+        """Seconds of a sum over the stages of what is between two layers."""
+        key = _alike(group)
+        if key not in self._sums:
+            case = self._layer_work(group, self._any(group))[1].case
+            devices = group.pipe * group.data * group.context * group.tensor
+            self._sums[key] = self.timer.sum_over_stages(devices, group.pipe, case.between * case.item)
+        return self._sums[key]
+
+    def _any(self, group: Group) -> ActivationPlanner:
+        """The activation planner of one of a group's choices."""
+        return self.bare(group, Bare(self.space.zeros(group)[0], self.space.strategies(group)[0]))
+
+    def _layer_work(self, group: Group, activations: ActivationPlanner) -> tuple[float, Layers]:
+        """Seconds of a microbatch in a layer, on average, and its layers; of a cluster with hosts of one kind."""
         key = "work", group.microbatch, group.expert, group.context, group.tensor, activations.attention
         if key not in self.known:
             layers = self.timer.layers(activations.layout("none"))
             both = total([layers.forward, layers.backward])
             layer = both.matmul + both.attention + both.other + both.tensor + both.exchange
-            self.known[key] = layer, layers.head_seconds
+            self.known[key] = layer, layers
         return self.known[key]
 
-    def _waits(self, group: Group, share: float, layers: float) -> float:
-        """Seconds, of so many seconds of layers on a rank of which it waits for a share, and of the head."""
-        waits = share * layers * (group.pipe - 1) / self._microbatches(group)
+    def _waits(self, group: Group, share: float, virtual_stages: int, layers: float, shared_ends: bool) -> float:
+        """Seconds, of so many seconds of layers on a rank of which it waits for a share, and of the ends."""
+        microbatches = self._microbatches(group)
+        waits = share * layers * (group.pipe - 1) / microbatches
+        if shared_ends:
+            return waits + 2 * (virtual_stages + 1) * microbatches * self._sum_over_stages(group)
         return waits + self.head(group) * (1 - 1 / group.pipe)
 
     def _share_waited(self, schedule: str, virtual_stages: int) -> float:
@@ -143,8 +208,18 @@ class Bounds:
     def _microbatches(self, group: Group) -> int:
         return self.config.data.batch_size // (group.data * group.microbatch)
 
+    def bare(self, group: Group, bare: Bare) -> ActivationPlanner:
+        """The activation planner of a choice without virtual stages."""
+        return self.activations(group, bare.choice("1f1b" if group.pipe > 1 else ONE_STAGE))
+
     def _jitter(self, group: Group) -> float:
         """What waiting for the slowest host multiplies a step's pipeline by, where hosts are alike."""
         if not self.alike:
             return 1.0
         return self.timer.jitter(group.pipe * group.data * group.context * group.tensor)
+
+
+def _alike(group: Group) -> Alike:
+    """The same for groups that split their data ranks otherwise over replica and fsdp: no layer depends on that."""
+    pipe, replica, fsdp, context, tensor, microbatch, expert = group
+    return pipe, replica * fsdp, context, tensor, microbatch, expert

@@ -118,6 +118,10 @@ class StepTimer:
         """The layers of a layout, on hosts of one kind, and its head."""
         return self._steps(self.model.layers, self.cluster, None).layers(layout)
 
+    def sum_over_stages(self, devices: int, pipe: int, size: float) -> float:
+        """Seconds of a sum of `size` bytes over the stages of a pipeline, on hosts of one kind."""
+        return self._steps(self.model.layers, self.cluster, None).sum_over_stages(devices, pipe, size)
+
     def jitter(self, devices: int) -> float:
         """Ratio of the step of so many devices of the cluster to that of one host, from waiting for the slowest."""
         return self._steps(self.model.layers, self.cluster, None).jitter(devices)

@@ -90,14 +90,15 @@ def _joined(rules: frozenset[str]) -> str:
 
 
 def _planners(search: Tried) -> Iterator[ActivationPlanner]:
-    """One planner per group, schedule, ZeRO stage and place of the optimizer's state; strategies keep the same."""
+    """One planner per group, schedule, ZeRO stage and place of the optimizer's state; strategies keep the same, and
+    ends that are shared take less than others."""
     for group in search.space.groups():
-        strategy = search.space.strategies(group)[0]
+        strategy, ends = search.space.strategies(group)[0], search.space.ends(group.pipe, group.tensor)
         microbatches = search.space.config.data.batch_size // (group.data * group.microbatch)
         for (schedule, virtual), zero, offload in product(
             search.space.schedules(group.pipe, microbatches), search.space.zeros(group), search.space.offloads()
         ):
-            yield search.activations(group, Choice(schedule, virtual, zero, strategy, offload))
+            yield search.activations(group, Choice(schedule, virtual, zero, strategy, offload, shared_ends=max(ends)))
 
 
 def fitting_devices(search: Tried) -> int | None:

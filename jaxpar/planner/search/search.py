@@ -22,7 +22,7 @@ import heapq
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
+from itertools import count, product
 from typing import Any
 
 from jaxpar.config import UserError
@@ -43,7 +43,7 @@ from jaxpar.planner.search.candidate import Candidate, Effort, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.no_gc import no_collection
 from jaxpar.planner.search.nothing_fits import why_none
-from jaxpar.planner.search.space import Choice, Group, Space
+from jaxpar.planner.search.space import Bare, Choice, Group, Space
 from jaxpar.planner.settings import config_of, plan_on
 from jaxpar.planner.step_time.interval import KNOWN
 from jaxpar.planner.step_time.update import Update, update_of
@@ -109,7 +109,7 @@ class Search:
     @cached_property
     def bounds(self) -> Bounds:
         """What nodes take at least."""
-        return Bounds(self.space, self.timer, self.mechanisms, self.bare, self._known)
+        return Bounds(self.space, self.timer, self.mechanisms, self.activations, self._known)
 
     def on(self, cluster: Cluster) -> Search:
         """The same search on another cluster."""
@@ -206,46 +206,45 @@ class Search:
     # ---- nodes
 
     def _choices(self, group: Group) -> Iterator[tuple[float, Any]]:
-        for strategy in self.space.strategies(group):
-            bound = self.bounds.of_strategy(group, strategy)
+        ends = self.space.ends(group.pipe, group.tensor)
+        for strategy, shared in product(self.space.strategies(group), ends):
+            bound = self.bounds.of_strategy(group, strategy, shared)
             for zero in self.space.zeros(group):
-                yield bound, lambda z=zero, s=strategy: self._offloads(group, z, s)
+                bare = Bare(zero, strategy, shared)
+                yield bound, lambda bare=bare: self._offloads(group, bare)
 
-    def _offloads(self, group: Group, zero: int, strategy: str) -> Iterator[tuple[float, Any]]:
+    def _offloads(self, group: Group, bare: Bare) -> Iterator[tuple[float, Any]]:
         offloads = self.space.offloads()
-        bound, layers = self._choice_bound(group, zero, strategy, offloads[0])
+        bound, layers = self._choice_bound(group, bare._replace(optimizer_offload=offloads[0]))
         for offload in offloads:  # state on the host only adds copies
-            node = lambda a=offload: self._placed(group, zero, strategy, a, bound, layers)
-            yield bound + self.bounds.wait(group, layers), node
+            node = lambda a=offload: self._placed(group, bare._replace(optimizer_offload=a), bound, layers)
+            yield bound + self.bounds.wait(group, layers, bare.shared_ends), node
 
-    def _choice_bound(self, group: Group, zero: int, strategy: str, offload: bool) -> tuple[float, float]:
+    def _choice_bound(self, group: Group, bare: Bare) -> tuple[float, float]:
         self.effort.bounded += 1
-        return self.bounds.of_choice(group, zero, strategy, offload)
+        return self.bounds.of_choice(group, bare)
 
-    def _placed(
-        self, group: Group, zero: int, strategy: str, offload: bool, floor: float, layers: float
-    ) -> Iterator[tuple[float, Any]]:
-        least = self.bare(group, zero, "allgather", offload).least()
+    def _placed(self, group: Group, bare: Bare, floor: float, layers: float) -> Iterator[tuple[float, Any]]:
+        least = self.bounds.bare(group, bare._replace(context_strategy="allgather")).least()
         if least.device - least.saved_activations > self.usable:
             self.effort.too_large += 1
             return
-        if offload and len(self.space.offloads()) > 1:
-            floor, layers = self._choice_bound(group, zero, strategy, offload)
+        if bare.optimizer_offload and len(self.space.offloads()) > 1:
+            floor, layers = self._choice_bound(group, bare)
         microbatches = self.space.config.data.batch_size // (group.data * group.microbatch)
         for schedule, virtual in self.space.schedules(group.pipe, microbatches):
-            choice = Choice(schedule, virtual, zero, strategy, offload)
+            choice = bare.choice(schedule, virtual)
             self.effort.bounded += 1
             yield (
-                floor + self.bounds.bubble(group, choice, layers),
+                self.bounds.of_schedule(group, choice, floor, layers),
                 lambda choice=choice: self._simulated(self.activations(group, choice)),
             )
 
     def _simulated(self, activations: ActivationPlanner) -> Iterator[tuple[float, Any]]:
-        if not self._can_fit(activations):
-            self.effort.too_large += 1
-            return
         self.effort.simulated += 1
         layout = activations.layout("none")
+        if self.timer.kinds(layout) and not self._can_fit(activations):  # else its stages are balanced in vain
+            return
         yield self.timer.step(layout).seconds, lambda: self._layouts(activations)
         uneven = None if layout.stage_layers else self.timer.lengths(layout)
         if uneven is not None:
@@ -254,6 +253,9 @@ class Search:
             )
 
     def _layouts(self, activations: ActivationPlanner) -> Iterator[tuple[float, Candidate]]:
+        if not self._can_fit(activations):
+            self.effort.too_large += 1
+            return
         for kept in activations.options():
             if kept.memory.host > self.host_limit:
                 continue
@@ -271,10 +273,6 @@ class Search:
         return ActivationPlanner(
             self.model, self.cluster, self.reached, group, choice, self.usable, remat, offloads, self._known
         )  # fmt: skip
-
-    def bare(self, group: Group, zero: int, strategy: str, offload: bool) -> ActivationPlanner:
-        """The activation planner of a choice without virtual stages."""
-        return self.activations(group, Choice("1f1b" if group.pipe > 1 else "one-stage", 1, zero, strategy, offload))
 
     def _can_fit(self, activations: ActivationPlanner) -> bool:
         """Whether something may fit: what is kept from forward to backward could all go to the host."""

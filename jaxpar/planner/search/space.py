@@ -6,25 +6,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from jaxpar.attention.ulysses import exchanges
-from jaxpar.config import Config, UserError
-from jaxpar.config.axes import AXES
+from jaxpar.config import Config
 from jaxpar.config.counting import kv_heads, padded_vocab
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.experts.declaration import width_of
 from jaxpar.layout.choices.pipeline import whole_backward
 from jaxpar.pipeline.errors import ScheduleError
-from jaxpar.pipeline.schedules import SCHEDULES, schedule_name
+from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.pipeline.schedules.registry import check_sizes
-from jaxpar.planner.search.avoid import EXPERT, OPTIMIZER
+from jaxpar.planner.search.avoid import EXPERT, OPTIMIZER, SHARED_ENDS
+from jaxpar.planner.search.fixed import ENDS
 from jaxpar.planner.settings import ONE_STAGE
-
-FIXABLE = (*AXES, "microbatch", "schedule", "virtual_stages", "zero", "context_strategy", "remat", "offload")
-"""What a user can fix."""
 
 SPLIT = ("pipe", "replica", "fsdp", "context", "tensor")
 """Axes that a cluster is split over; for a dense model, expert is fsdp by another name."""
@@ -34,11 +31,9 @@ VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8)
 """Chunks on a rank that are tried, where a schedule leaves it open."""
 PADDING = 0.05
 """Most layers that virtual stages of unequal lengths may add, as a share of the model: 64 chunks add 2 to 126."""
-STRATEGIES = ("allgather", "ring", "ulysses", "usp")
 
 
-@dataclass(frozen=True, order=True)
-class Group:
+class Group(NamedTuple):
     """What determines the shape of the work on a device: axis sizes and rows of a microbatch."""
 
     pipe: int
@@ -72,6 +67,22 @@ class Choice:
     optimizer_offload: bool
     stage_layers: tuple[int, ...] | None = None
     """Layers of each chunk, where they are not as equal as can be."""
+    shared_ends: bool = False
+    """Whether pipeline ranks share embedding and head."""
+
+
+class Bare(NamedTuple):
+    """The choices within a group that do not depend on the schedule."""
+
+    zero: int
+    context_strategy: str
+    shared_ends: bool = False
+    optimizer_offload: bool = False
+
+    def choice(self, schedule: str, virtual_stages: int = 1) -> Choice:
+        """These, in a schedule."""
+        own = self.zero, self.context_strategy, self.optimizer_offload
+        return Choice(schedule, virtual_stages, *own, shared_ends=self.shared_ends)
 
 
 @dataclass(frozen=True)
@@ -96,6 +107,8 @@ class Space:
         """Every group that the rules of a configuration allow, by axis sizes and microbatch."""
         found: list[tuple[tuple[int, ...], Group]] = []
         for pipe, data, context, tensor in splits(self.cluster.devices, 4):
+            if self.config.data.batch_size % data:
+                continue
             shape = {"pipe": pipe, "replica": data, "fsdp": 1, "context": context, "tensor": tensor}
             if any(self._broken_by_shape(shape)):
                 continue
@@ -163,6 +176,10 @@ class Space:
         layers = self.config.model.layers
         return chunks > layers or -(-layers // chunks) * chunks > (1 + PADDING) * layers
 
+    @cached_property
+    def _broken_by_tensor(self) -> dict[int, list[str]]:
+        return {}
+
     def zeros(self, group: Group) -> list[int]:
         """The distinct ZeRO stages.
 
@@ -186,6 +203,16 @@ class Space:
 
     def strategies(self, group: Group) -> list[str]:
         """The possible context strategies."""
+        key = group.context, group.tensor
+        if key not in self._strategies_of:
+            self._strategies_of[key] = self._strategies(group)
+        return self._strategies_of[key]
+
+    @cached_property
+    def _strategies_of(self) -> dict[tuple[int, int], list[str]]:
+        return {}
+
+    def _strategies(self, group: Group) -> list[str]:
         fixed = self.fixed.get("context_strategy")
         if group.context == 1:
             return ["allgather"]
@@ -205,6 +232,21 @@ class Space:
             stays = OPTIMIZER in self.avoided or self.config.precision.gradient_error_feedback
             return (False,) if stays else (False, True)
         return (fixed in ("optimizer", "all"),)
+
+    def ends(self, pipe: int, tensor: int) -> tuple[bool, ...]:
+        """Whether so many pipeline ranks may share embedding and head (`parallel.pipe_ends`).
+
+        Sums over all stages come with it, and so not where hosts are of several kinds.
+        """
+        if pipe == 1:
+            return (False,)
+        refused = SHARED_ENDS in self.avoided or self.cluster.is_heterogeneous or bool(self._vocab_left(pipe, tensor))
+        fixed = self.fixed.get("pipe_ends")
+        return tuple(one for one in (False, True) if fixed in (None, ENDS[one]) and not (one and refused))
+
+    def _vocab_left(self, pipe: int, tensor: int) -> int:
+        """What is left of the padded vocabulary that pipeline and tensor ranks share."""
+        return padded_vocab(self.config.model) % (pipe * tensor)
 
     def _number(self, name: str) -> int | None:
         return int(self.fixed[name]) if name in self.fixed else None
@@ -234,7 +276,9 @@ class Space:
         model, data = self.config.model, self.config.data
         pipe, tensor, context = sizes["pipe"], sizes["tensor"], sizes["context"]
         yield from self._not_as_fixed({"pipe": pipe, "context": context, "tensor": tensor})
-        yield from broken_by_tensor(model, tensor)
+        if tensor not in self._broken_by_tensor:
+            self._broken_by_tensor[tensor] = list(broken_by_tensor(model, tensor))
+        yield from self._broken_by_tensor[tensor]
         if data.sequence_length % (2 * context * tensor if context > 1 else tensor):
             yield f"data.sequence_length ({data.sequence_length}) over context and tensor"
         if pipe > model.layers:
@@ -242,9 +286,19 @@ class Space:
         if data.batch_size % _data(sizes):
             split = "replica, fsdp and expert" if "expert" in self.axes else "replica and fsdp"
             yield f"data.batch_size ({data.batch_size}) over {split}"
+        if not self.ends(pipe, tensor):
+            yield self._why_ends_stay(pipe, tensor)
         crosses = self._crosses_kinds(sizes)
         if crosses is not None:
             yield crosses
+
+    def _why_ends_stay(self, pipe: int, tensor: int) -> str:
+        """Why ranks of a pipeline do not share embedding and head, which is fixed."""
+        if SHARED_ENDS in self.avoided:
+            return f"--avoid {SHARED_ENDS}"
+        if self._vocab_left(pipe, tensor):
+            return f"the padded vocabulary ({padded_vocab(self.config.model)}) over pipe x tensor (pipe_ends is shared)"
+        return "--fix pipe_ends=shared (hosts are of several kinds)"
 
     def _crosses_kinds(self, sizes: Mapping[str, int]) -> str | None:
         """Where hosts differ, all devices of a stage are of one kind: only pipeline edges cross (Holmes).
@@ -299,40 +353,6 @@ def broken_by_tensor(model: ModelConfig, tensor: int) -> Iterator[str]:
 def _data(sizes: Mapping[str, int]) -> int:
     """Data ranks of axis sizes."""
     return sizes["replica"] * sizes["fsdp"] * sizes.get("expert", 1)
-
-
-def parse_fixed(given: list[str]) -> dict[str, str]:
-    """`name=value` by name. Raises `UserError` for a name that is not of the space, or a value that cannot be."""
-    found: dict[str, str] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        name, value = name.strip(), value.strip()
-        if not equals or name not in FIXABLE:
-            near = did_you_mean(name, FIXABLE) or f"; there are {', '.join(FIXABLE)}"
-            raise UserError(f"--fix {quoted(text)}: expected name=value, and {quoted(name)} is not searched{near}")
-        found[name] = _checked(name, value)
-    return found
-
-
-def _checked(name: str, value: str) -> str:
-    if name == "schedule":
-        try:
-            return schedule_name(value)
-        except ScheduleError as error:
-            raise UserError(f"--fix schedule: {error}") from None
-    known = {"context_strategy": STRATEGIES, "offload": ("none", "activations", "optimizer", "all")}.get(name)
-    if known is not None:
-        if value not in known:
-            raise UserError(f"--fix {name}: expected {one_of(known)}, got {quoted(value)}{did_you_mean(value, known)}")
-        return value
-    if name == "remat":
-        return value
-    least = 0 if name == "zero" else 1
-    if not value.isdigit() or int(value) < least or (name == "zero" and int(value) > 3):
-        raise UserError(
-            f"--fix {name}: expected a number{', 0 to 3' if name == 'zero' else ' above 0'}, got {quoted(value)}"
-        )
-    return value
 
 
 def splits(number: int, parts: int) -> Iterator[tuple[int, ...]]:

@@ -34,6 +34,7 @@ class Common:
         self.network = network_of(cluster, self.hardware) if network is None else network
         self._layers: dict[tuple[object, ...], Layers] = {}
         self._rings: dict[tuple[int, int, bool], Ring] = {}
+        self._stages: dict[tuple[int, int], Ring] = {}
         self._messages: dict[tuple[Wire, int, int, float], WireMessages] = {}
         self._routes = any(own.experts is not None for own in kind_models(model).values())
         self._per_host = cluster.gpus_per_host
@@ -74,6 +75,13 @@ class Common:
         if key not in self._rings:
             self._rings[key] = self.network.ring(*key)
         return self._rings[key]
+
+    def sum_over_stages(self, devices: int, pipe: int, size: float) -> float:
+        """Seconds of a sum of `size` bytes over the stages of a pipeline of so many devices."""
+        key = devices, pipe
+        if key not in self._stages:
+            self._stages[key] = self.network.stages(devices // pipe, pipe)
+        return self._stages[key].reduce(size)
 
     def messages(self, wire: Wire, ranks: int, stride: int, item: float) -> WireMessages:
         """Messages of weights and gradients over so many ranks; `item` is the bytes of a stored weight."""

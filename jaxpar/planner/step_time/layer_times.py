@@ -84,7 +84,7 @@ class Layers:
         lora: LoraConfig = OFF,
     ):  # fmt: skip
         assert model.vocab is not None, "the vocabulary is known before a step is predicted"
-        self._does, self._counts = does, _counts(model, layout.matmul_codes)
+        vocab, self._does, self._counts = model.vocab, does, _counts(model, layout.matmul_codes)
         attention = dict(layout.attention)
         quantised = {
             kind: layer_case(
@@ -111,9 +111,15 @@ class Layers:
         self.coded = self.average({sort: case.coded for sort, case in self.cases.items()})
         """Those that are stored as codes of 8 bits; without experts."""
         self.coded_experts = self.average({sort: case.coded_experts for sort, case in self.cases.items()})
-        both = head_time(self.case, model.vocab, device, network, does)
-        self.head, self.head_seconds = total(both), both[0].seconds + both[1].seconds
+        self._head_time = lambda ends: head_time(self.case, vocab, device, network, does, ends)
+        self._heads: dict[int, Work] = {}
         self._again: dict[tuple[Remat, Kinds], dict[Sort, Work]] = {}
+
+    def head(self, ends: int) -> Work:
+        """Head and loss of a microbatch, forward and backward, on a device; `ends` pipeline ranks share them."""
+        if ends not in self._heads:
+            self._heads[ends] = total(self._head_time(ends))
+        return self._heads[ends]
 
     def again(self, remat: Remat, slots: Kinds) -> dict[Sort, Work]:
         """What a layer of each sort recomputes in the backward, averaged over those of a chunk."""

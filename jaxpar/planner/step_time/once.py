@@ -31,9 +31,10 @@ class Once:
         self.sharded = messages.shards.ranks if layout.zero else 1
         """Ranks that share the state of a weight."""
         self.sharded_experts = messages.expert_shards.ranks if layout.zero else 1
-        self.table = where.vocab * self.model.embed // layout.tensor
+        self.table = where.vocab * self.model.embed // (layout.tensor * layout.ends)
         """Weights of an embedding or a head on a device."""
-        # Every stage of this executor has both tables; elsewhere the first has one and the last the other.
+        # Every stage of this executor has both tables, or a part of both; elsewhere the first has one, and the last the
+        # other.
         self.tables = 1 if self.model.tied or (layout.pipe > 1 and not self.executed) else 2
         self.trained = 0 if layers.case.frozen else self.tables
         dense, self.experts = self.own_layers()
@@ -68,8 +69,11 @@ class Once:
             exposed += self._left(gather, backward=False) if self.does.overlap_data == "both" else gather
         if self.executed and holds_chunks(layout):
             exposed += self._held()
-        if self.executed:
-            exposed += self._ends_over_pipe(self.trained * self.table / self.sharded)
+        if self.executed and not layout.shared_ends:
+            # The float32 gradients of embedding and head.
+            exposed += self.where.sum_over_stages(
+                layout.devices, layout.pipe, 4.0 * self.trained * self.table / self.sharded
+            )
         return exposed
 
     def optimizer(self) -> float:
@@ -109,11 +113,6 @@ class Once:
         each = (self.messages.of_layers(self.layers.cases[Sort(kind)], number) for kind, number in rows.items())
         gathers, _, scatters = zip(*each, strict=True)
         return held_seconds(self.layout, sum(gathers), sum(scatters), self.where.hardware.overlap_slowdown)
-
-    def _ends_over_pipe(self, elements: float) -> float:
-        """The sum over pipe of the float32 gradients of embedding and head, of so many elements on a device."""
-        layout = self.layout
-        return self.where.network.stages(layout.devices // layout.pipe, layout.pipe).reduce(4.0 * elements)
 
     def _beside_last(self, reduce: float) -> float:
         """What is left of a sum over ranks beside the last microbatch's backward, where the executor runs it there."""

@@ -59,6 +59,8 @@ class Pieces:
     """Loss and head, forward and backward."""
     transfer: float
     """From a rank to the next."""
+    sums: float = 0.0
+    """A sum over all ranks, which share embedding and head, in every forward of a chunk and every backward."""
 
     def dot(self, counts: Counts) -> float:
         """Seconds of a path with so many of each."""
@@ -114,13 +116,14 @@ def _of_many(stages: Stages, seconds: Callable[[int], float]) -> float:
 def _seconds(stages: Stages, microbatches: int, pieces: Pieces) -> float:
     """The seconds of so many microbatches."""
     if not stages.lockstep:
+        assert not pieces.sums, "ranks share embedding and head in uniform ticks"
         unit = pieces.forward
         rough = tuple(_rough(time / unit) for time in (pieces.backward, pieces.weight, pieces.head, pieces.transfer))
         return pieces.dot(_path(stages, microbatches, rough))
     longest = max(chunk_layers(stages.layers, stages.ranks * stages.virtual))
     return lockstep_seconds(
-        stages.schedule, stages.ranks, microbatches, stages.virtual, pieces.forward * longest,
-        pieces.backward * longest, pieces.weight * longest, pieces.head, pieces.transfer, stages.overlap,
+        stages.schedule, stages.ranks, microbatches, stages.virtual, pieces.forward * longest + pieces.sums,
+        pieces.backward * longest + pieces.sums, pieces.weight * longest, pieces.head, pieces.transfer, stages.overlap,
     )  # fmt: skip
 
 

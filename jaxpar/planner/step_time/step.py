@@ -79,7 +79,8 @@ class Step:
             if why == GATHERED:  # a branch skips the work, not the messages
                 gathered = sum(number * self.passed[sort].gathered for sort, number in padding.items())
                 forward, backward = forward + gathered, backward + gathered
-            found.append(ChunkTime(forward, backward, weight))
+            sums = self.pieces.sums
+            found.append(ChunkTime(forward + sums, backward + sums, weight))
         return tuple(found)
 
     def _of_weights(self, sort: Sort) -> tuple[float, float, float]:
@@ -134,18 +135,19 @@ class Step:
         mean = self._mean_passed()
         whole_f, whole_b, f, b, b_again = mean.forward, mean.backward, mean.own_forward, mean.own_backward, mean.again
         offload, back = (mean.offload, mean.offload_back), b + b_again
-        head = self.layers.head_seconds
-        self.pieces = Pieces(whole_f, whole_b, mean.weight, head, self._transfer())
+        head, sums = self.layers.head(layout.ends), self._sum_over_stages()
+        # The output of the last chunk goes to all ranks, and what they find of its gradient is summed.
+        self.pieces = Pieces(whole_f, whole_b, mean.weight, head.seconds + 2 * sums, self._transfer(), sums)
         """Of an average layer."""
-        self.ideal = m * (self.model.layers * (whole_f + whole_b) + head) / layout.pipe
         count = m * per_rank
-        share = m / layout.pipe
-        spent["matmuls"] = count * (forward.matmul + backward.matmul) + share * self.layers.head.matmul
+        share = m if layout.shared_ends else m / layout.pipe
+        self.ideal = count * (whole_f + whole_b) + share * head.seconds
+        spent["matmuls"] = count * (forward.matmul + backward.matmul) + share * head.matmul
         spent["attention"] = count * (forward.attention + backward.attention)
-        spent["other"] = count * (forward.other + backward.other) + share * self.layers.head.other
+        spent["other"] = count * (forward.other + backward.other) + share * head.other
         spent["recomputation"] = count * (again.seconds - again.tensor - again.context - again.exchange)
         spent["exchange"] = count * (forward.exchange + backward.exchange + again.exchange)
-        spent["tensor"] = count * (forward.tensor + backward.tensor + again.tensor) + share * self.layers.head.tensor
+        spent["tensor"] = count * (forward.tensor + backward.tensor + again.tensor) + share * head.tensor
         spent["context"] = count * (forward.context + backward.context + again.context)
         spent["scales"] = count * (forward.scales + backward.scales)
         waiting = f - forward.seconds + b - backward.seconds + b_again - again.seconds
@@ -169,6 +171,17 @@ class Step:
         kept = self.layers.kept(self.layout.remat, self.slots)[sort]
         copy = self.layout.offload_fraction * kept / self.where.host_bandwidth
         return max(0.0, copy - forward), max(0.0, copy - backward)
+
+    def _sum_over_stages(self) -> float:
+        """Seconds of a sum over the stages of what is between two layers, where they share embedding and head.
+
+        Uniform ticks have one in every forward (the embeddings), one in every backward (their gradients, unless they
+        are frozen, which is not told apart), and two in every loss.
+        """
+        layout = self.layout
+        if not layout.shared_ends:
+            return 0.0
+        return self.where.sum_over_stages(layout.devices, layout.pipe, self.case.between * self.case.item)
 
     def _transfer(self) -> float:
         """From a stage to the next: the residual stream of a microbatch, of which each tensor rank sends its share."""

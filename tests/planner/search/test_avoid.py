@@ -42,7 +42,7 @@ def test_what_is_avoided_is_in_no_layout():
 
 
 def test_a_layout_without_evidence_is_marked_on_the_screen_and_in_the_file():
-    planned = best(parse_cluster("h100:1x4"), pipe="2", schedule="zb-h1")
+    planned = best(parse_cluster("h100:1x4"), pipe="2", schedule="zb-h1", pipe_ends="last")
     assert planned_file(planned, "h100:1x4").predicted["never_measured"] == ["zb-h1"]
     text = words.without_evidence([planned])
     assert text is not None and "zb-h1" in text and "--avoid zb-h1" in text

@@ -93,8 +93,8 @@ def test_a_search_does_little_for_each_mesh_and_searches_on_fewer_hosts_repeat_l
     search = Search(Space(model_of(data={"batch_size": 60}), parse_cluster("h100:15x4")))
     best = search.best(1)[0].candidate.seconds
     effort = search.effort
-    assert effort.bounded < 8 * effort.groups and effort.simulated < 2 * effort.groups and effort.timed < 10
+    assert effort.bounded < 10 * effort.groups and effort.simulated < 2 * effort.groups and effort.timed < 10
     fewer = search.on(parse_cluster("h100:12x4"))
     fewer.fastest_below(best)
-    assert fewer._known is search._known and fewer.effort.bounded < 8 * fewer.effort.groups
+    assert fewer._known is search._known and fewer.effort.bounded < 10 * fewer.effort.groups
     assert search.on(parse_cluster("a100-80:12x4"))._known is not search._known, "of other GPUs nothing is the same"

@@ -1,0 +1,55 @@
+"""What a user can fix of a layout: `--fix name=value`."""
+
+from __future__ import annotations
+
+from jaxpar.config import UserError
+from jaxpar.config.axes import AXES
+from jaxpar.config.spelling import did_you_mean, one_of, quoted
+from jaxpar.pipeline.errors import ScheduleError
+from jaxpar.pipeline.schedules import schedule_name
+
+FIXABLE = (
+    *AXES, "microbatch", "schedule", "virtual_stages", "pipe_ends", "zero", "context_strategy", "remat", "offload"
+)  # fmt: skip
+"""What a user can fix."""
+
+STRATEGIES = ("allgather", "ring", "ulysses", "usp")
+ENDS = ("last", "shared")
+NAMED = {
+    "context_strategy": STRATEGIES, "offload": ("none", "activations", "optimizer", "all"), "pipe_ends": ENDS
+}  # fmt: skip
+"""What a user can fix to a name, and the names."""
+
+
+def parse_fixed(given: list[str]) -> dict[str, str]:
+    """`name=value` by name. Raises `UserError` for a name that is not of the space, or a value that cannot be."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        name, value = name.strip(), value.strip()
+        if not equals or name not in FIXABLE:
+            near = did_you_mean(name, FIXABLE) or f"; there are {', '.join(FIXABLE)}"
+            raise UserError(f"--fix {quoted(text)}: expected name=value, and {quoted(name)} is not searched{near}")
+        found[name] = _checked(name, value)
+    return found
+
+
+def _checked(name: str, value: str) -> str:
+    if name == "schedule":
+        try:
+            return schedule_name(value)
+        except ScheduleError as error:
+            raise UserError(f"--fix schedule: {error}") from None
+    known = NAMED.get(name)
+    if known is not None:
+        if value not in known:
+            raise UserError(f"--fix {name}: expected {one_of(known)}, got {quoted(value)}{did_you_mean(value, known)}")
+        return value
+    if name == "remat":
+        return value
+    least = 0 if name == "zero" else 1
+    if not value.isdigit() or int(value) < least or (name == "zero" and int(value) > 3):
+        raise UserError(
+            f"--fix {name}: expected a number{', 0 to 3' if name == 'zero' else ' above 0'}, got {quoted(value)}"
+        )
+    return value

@@ -1,0 +1,112 @@
+"""Pipelines whose ranks share embedding and head: what they take, and where they are chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.pipeline.schedules import make_schedule
+from jaxpar.pipeline.timing.durations import Durations
+from jaxpar.pipeline.timing.simulate import simulate
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.report import words
+from jaxpar.planner.search.avoid import never_measured, parse_avoided
+from jaxpar.planner.search.candidate import Planned
+from jaxpar.planner.search.search import Search
+from jaxpar.planner.search.space import Space
+from jaxpar.planner.settings import config_of, plan_on
+from jaxpar.planner.step_time.pipeline import Pieces
+from jaxpar.planner.step_time.step import Step
+from jaxpar.planner.step_time.ticks import ticks_of
+from tests.compiler.inspected import asked, wide
+from tests.planner.spaces import model_of, search_of
+from tests.sentences import refused
+
+LARGE = model_of(model={"vocab": 131072})
+"""A vocabulary that takes more than the layers."""
+CLUSTER = "h100:1x4"
+
+
+def best(**fixed: Any) -> Planned:
+    return search_of(LARGE, CLUSTER, **fixed).best(1)[0]
+
+
+def step_of(layout: Layout) -> Step:
+    search = search_of(LARGE, CLUSTER)
+    return search.timer.parts(LARGE.model.layers, layout, search.cluster.groups[0])
+
+
+@pytest.mark.parametrize(("schedule", "virtual"), [("1f1b", 1), ("interleaved", 2), ("zb-v", 2)])
+def test_a_sum_comes_with_every_forward_and_backward_and_two_with_a_loss(schedule: str, virtual: int):
+    """Against the simulator of uniform ticks, with chunks that take as much longer."""
+    layout = Layout(pipe=4, zero=0, schedule=schedule, virtual_stages=virtual, shared_ends=True)
+    step = step_of(layout)
+    pieces: Pieces = step.pieces
+    layers = LARGE.model.layers // (4 * virtual)
+    forward, backward = (layers * own + pieces.sums for own in (pieces.forward, pieces.backward))
+    durations = Durations(forward, backward, layers * pieces.weight, pieces.head, pieces.transfer, True)
+    table = make_schedule(schedule, ranks=4, microbatches=16, virtual_stages=virtual)
+    spent = step.spent_in(layout, waits=True)
+    assert step.ideal + spent["bubble"] == pytest.approx(float(simulate(table, durations, mode="lockstep").makespan))
+    assert pieces.sums > 0 and pieces.head == pytest.approx(step.layers.head(4).seconds + 2 * pieces.sums)
+
+
+def test_the_executor_sends_as_many_sums_as_are_counted():
+    config = wide(
+        parallel={"pipe": 4, "schedule": "1f1b", "microbatches": 4, "pipe_ends": "shared"}, model={"layers": 4}
+    )
+    config, plan = plan_on(config, parse_cluster(CLUSTER))
+    ticks = ticks_of("1f1b", 4, 4, 1).counts
+    sums = sum(number * (tick.forward + tick.backward + 2 * tick.head) for tick, number in ticks)
+    between = 2 * plan.microbatch_rows * config.data.sequence_length * config.model.embed
+    assert asked(config, plan)["sum_over_stages", "pipe"] == sums * 2 * between * 3 / 4
+
+
+def test_a_rank_has_its_part_of_the_head_and_of_what_comes_once_a_step():
+    last = Layout(pipe=4, zero=0, schedule="1f1b")
+    own, shared = step_of(last), step_of(replace(last, shared_ends=True))
+    assert shared.layers.head(4).matmul == pytest.approx(own.layers.head(1).matmul / 4, rel=0.1)
+    assert own.rest.table == 4 * shared.rest.table
+    assert shared.spent["matmuls"] == pytest.approx(own.spent["matmuls"], rel=0.05)  # the same work on each rank
+    assert shared.once["optimizer"] < own.once["optimizer"] and shared.once["data"] < own.once["data"]
+
+
+def test_a_large_vocabulary_is_shared_and_the_plan_is_one_that_the_trainer_makes():
+    free, last = best(pipe=4), best(pipe=4, pipe_ends="last")
+    assert free.candidate.layout.shared_ends and free.plan.pipe_ends == "shared"
+    assert last.plan.pipe_ends == "last" and last.candidate.seconds > 1.2 * free.candidate.seconds
+    _, plan = plan_on(free.config, free.cluster)
+    assert plan == free.plan
+    assert "shared ends" in words.schedule(free.candidate.layout) and "shared ends" not in words.schedule(
+        last.candidate.layout
+    )
+
+
+def test_memory_is_that_of_the_trainers_plan_and_less_than_with_whole_ends():
+    search = search_of(LARGE, CLUSTER, pipe=4, schedule="1f1b", microbatch=1, zero=0)
+    search.best(1)
+    taken = {}
+    for one in search.evaluated:
+        config, plan = plan_on(config_of(LARGE, one.layout), search.cluster)
+        assert estimate_memory(config, plan).device == one.memory.device
+        taken[one.layout.shared_ends] = one.memory.device
+    assert taken[True] < best(pipe=4, schedule="1f1b", microbatch=1, zero=0, pipe_ends="last").candidate.memory.device
+
+
+def test_shared_ends_are_left_out_where_they_are_avoided_or_cannot_be():
+    avoided = Search(Space(LARGE, parse_cluster(CLUSTER), {"pipe": "4"}, parse_avoided(["shared_ends"]))).best(1)[0]
+    assert avoided.plan.pipe_ends == "last" and never_measured(best(pipe=4).candidate.layout)[-1] == "shared_ends"
+    odd = model_of(model={"vocab": 1002, "vocab_multiple": 2})
+    assert search_of(odd, CLUSTER, pipe=4).best(1)[0].plan.pipe_ends == "last"
+    with refused("no layout of 4 GPUs", "padded vocabulary (1002) over pipe x tensor (pipe_ends is shared)"):
+        search_of(odd, CLUSTER, pipe=4, pipe_ends="shared").best(1)
+    with refused("--fix pipe_ends=shared (hosts are of several kinds)"):
+        search_of(LARGE, "launch/clusters/h100_a100.yaml", pipe=2, pipe_ends="shared").best(1)
+    with refused("--avoid shared_ends"):
+        Search(
+            Space(LARGE, parse_cluster(CLUSTER), {"pipe": "4", "pipe_ends": "shared"}, parse_avoided(["shared_ends"]))
+        ).best(1)
