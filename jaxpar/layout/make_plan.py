@@ -85,7 +85,7 @@ def make_plan(
     loss, at_hand = choose_loss(config, device), cluster or cluster_of(device, axes.devices, node_devices)
     settled = _settled(config, device, node_devices, at_hand, rows, loss)
     timed_on = at_hand or parse_cluster(f"h100:1x{axes.devices}")  # for unknown devices
-    costs = costs_of_kinds(config, timed_on)
+    costs = costs_of_kinds(config, timed_on, unknown=at_hand is None or device.platform == "cpu")
 
     @cache
     def device_bytes() -> int:

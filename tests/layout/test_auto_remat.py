@@ -57,6 +57,15 @@ def test_what_costs_least_goes_first_and_the_memory_is_used():
     assert most - layer < estimate_memory(layout.config, layout.plan).device <= most
 
 
+def test_attention_is_made_again_where_the_kernel_that_runs_is_fast():
+    """At 512 tokens a row, with memory for a part: Triton's kernel is cheaper than products, plain XLA is not."""
+    rows = "data.sequence_length=512", "data.batch_size=256", "parallel.microbatches=1"
+    kernel, plain = (planned(*rows, f"attention.backend={name}")[0] for name in ("triton", "xla"))
+    assert {kernel.attention.name, plain.attention.name} == {"triton", "xla"}
+    assert any("attention_output" in again for again in recomputed(kernel))
+    assert not any("attention_output" in again for again in recomputed(plain))
+
+
 def test_what_tiles_make_again_takes_no_room():
     tiled, _ = planned("memory.mlp_tiles=8", "data.sequence_length=32768", "data.batch_size=8",
                        "parallel.microbatches=1")  # fmt: skip
