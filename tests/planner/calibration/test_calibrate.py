@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from jaxpar.planner.profile import Copied, Profile, read_profile
 from jaxpar.planner.report.measured import asked_of
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
+from tests.launch.loading import ROOT
+from tests.patience import seconds
 from tests.planner.spaces import model_of
 from tests.sentences import refused_by_command
 from tests.small_run import small
@@ -65,6 +69,31 @@ def test_what_is_measured_is_written_and_read_back(measured: tuple[Path, Profile
     assert rows[0].sizes == (first.m, first.n, first.k)
     assert rows[0].seconds == pytest.approx(8 * first.seconds, rel=1e-4)
     assert linked.gpu.training_peak == pytest.approx(profile.links["peak_flops"], rel=1e-4)
+
+
+@pytest.mark.long
+def test_two_processes_measure_their_messages_and_the_first_writes(tmp_path: Path):
+    """A real job of two processes over Gloo, with sizes that say nothing about the machine."""
+    config, file = tmp_path / "small.yaml", tmp_path / "hardware.yaml"
+    config.write_text(config_to_yaml(ALIKE))
+    code = (
+        "import sys; from dataclasses import replace; from pathlib import Path; "
+        "from jaxpar.planner.calibration.stopwatch import Stopwatch; "
+        "from tests.planner.calibration.test_calibrate import TINY, Calibration; "
+        "Stopwatch.measure_launch = lambda watch: setattr(watch, 'launch_s', 1e-9); "
+        "Calibration(Path(sys.argv[1]), Path(sys.argv[2]), sizes=replace(TINY, messages=(4096, 16384))).run()"
+    )
+    launcher = [sys.executable, str(ROOT / "launch/local.py"), "--processes", "2", "--devices-per-process", "1", "--"]
+    command = [*launcher, sys.executable, "-c", code, str(file), str(config)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds(240), check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"[0] Wrote {file}" in done.stdout and "[1] Wrote" not in done.stdout
+    _, _, profile = read_profile(file, named_cluster("cpu:1x2"))
+    assert (profile.processes, profile.devices) == (2, 2)
+    words = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")
+    refused = sum(any(line.startswith(word) for word in words) for line in profile.refused)
+    assert len(profile.collectives) + refused == 2 * len(words) and len(profile.collectives) > len(words)
+    assert all(one.ranks == 2 and one.hosts == 1 for one in profile.collectives)
 
 
 def test_a_plan_names_what_was_measured_and_what_was_not(
