@@ -49,6 +49,7 @@ class Bounds:
         """Whether all hosts are of one kind."""
         self._heads: dict[Alike, float] = {}
         self._sums: dict[Alike, float] = {}
+        self._layers_of: dict[Alike, Layers] = {}
         self._gathered: dict[tuple[object, ...], float] = {}
         self._strategies: dict[tuple[Alike, str, bool], float] = {}
 
@@ -118,7 +119,8 @@ class Bounds:
         if group.pipe == 1:
             return 0.0
         share = self._share_waited(choice.schedule, choice.virtual_stages)
-        return self._waits(group, share, choice.virtual_stages, layers, choice.shared_ends)
+        of_layers, of_ends, of_chunks = self._waits(group, layers, choice.shared_ends)
+        return of_ends + share * of_layers + choice.virtual_stages * of_chunks
 
     def wait(self, group: Group, layers: float, shared_ends: bool) -> float:
         """The least of `bubble` over the schedules of a group."""
@@ -131,9 +133,8 @@ class Bounds:
             for name, virtual in self.space.schedules(group.pipe, microbatches):
                 shares[virtual] = min(shares.get(virtual, inf), self._share_waited(name, virtual))
             self.known[key] = shares
-        return min(
-            self._waits(group, share, virtual, layers, shared_ends) for virtual, share in self.known[key].items()
-        )
+        of_layers, of_ends, of_chunks = self._waits(group, layers, shared_ends)
+        return of_ends + min(share * of_layers + virtual * of_chunks for virtual, share in self.known[key].items())
 
     def head(self, group: Group) -> float:
         """Seconds of head and loss of all microbatches on the last rank, which do not grow with the number of layers.
@@ -144,11 +145,10 @@ class Bounds:
             return 0.0
         key = _alike(group)
         if key not in self._heads:
-            bare = self._any(group)
             if self.alike:
-                _, layers = self._layer_work(group, bare)
-                self._heads[key] = layers.head(1).seconds * self._microbatches(group)
+                self._heads[key] = self._layers(group).head(1).seconds * self._microbatches(group)
             else:
+                bare = self._any(group)
                 layout, layers = bare.layout("none"), self.config.model.layers
                 slowest = (self.timer.head(layout) or 0.0) * self._microbatches(group)
                 fixed = 2 * self._work(layout, layers) - self._work(layout, 2 * layers)
@@ -164,17 +164,23 @@ class Bounds:
         """Seconds of head and loss of all microbatches, on average over the ranks."""
         if group.pipe > 1 and not shared_ends:
             return self.head(group) / group.pipe
-        _, layers = self._layer_work(group, self._any(group))
-        return layers.head(group.pipe).seconds * self._microbatches(group)
+        return self._layers(group).head(group.pipe).seconds * self._microbatches(group)
 
     def _sum_over_stages(self, group: Group) -> float:
         """Seconds of a sum over the stages of what is between two layers."""
         key = _alike(group)
         if key not in self._sums:
-            case = self._layer_work(group, self._any(group))[1].case
+            case = self._layers(group).case
             devices = group.pipe * group.data * group.context * group.tensor
             self._sums[key] = self.timer.sum_over_stages(devices, group.pipe, case.between * case.item)
         return self._sums[key]
+
+    def _layers(self, group: Group) -> Layers:
+        """The layers of one of a group's choices, for what they have in common."""
+        key = _alike(group)
+        if key not in self._layers_of:
+            _, self._layers_of[key] = self._layer_work(group, self._any(group))
+        return self._layers_of[key]
 
     def _any(self, group: Group) -> ActivationPlanner:
         """The activation planner of one of a group's choices."""
@@ -190,13 +196,15 @@ class Bounds:
             self.known[key] = layer, layers
         return self.known[key]
 
-    def _waits(self, group: Group, share: float, virtual_stages: int, layers: float, shared_ends: bool) -> float:
-        """Seconds, of so many seconds of layers on a rank of which it waits for a share, and of the ends."""
+    def _waits(self, group: Group, layers: float, shared_ends: bool) -> tuple[float, float, float]:
+        """Seconds of waiting, of so many seconds of layers on a rank: by the share of a chunk's layers that is waited
+        for, for the ends, and for each chunk of a rank."""
         microbatches = self._microbatches(group)
-        waits = share * layers * (group.pipe - 1) / microbatches
-        if shared_ends:
-            return waits + 2 * (virtual_stages + 1) * microbatches * self._sum_over_stages(group)
-        return waits + self.head(group) * (1 - 1 / group.pipe)
+        of_layers = layers * (group.pipe - 1) / microbatches
+        if not shared_ends:
+            return of_layers, self.head(group) * (1 - 1 / group.pipe), 0.0
+        sums = 2 * microbatches * self._sum_over_stages(group)
+        return of_layers, sums, sums
 
     def _share_waited(self, schedule: str, virtual_stages: int) -> float:
         """The least share of a stage's layers that a rank waits for while a pipeline fills and empties."""

@@ -20,9 +20,26 @@ from jaxpar.planner.step_time.weight_traffic import IN_TICKS, as_executed, holds
 class Step:
     """The parts of a step's time."""
 
-    def __init__(self, where: Common, layout: Layout):
+    def __init__(self, where: Common, layout: Layout, like: Step | None = None):
+        """`like` is the step of a layout that differs in its ends alone, whose layers and messages are taken over."""
         self.where, self.layout = where, layout
         self.model, self.does, self.hardware, self.network = where.model, where.does, where.hardware, where.network
+        if like is None:
+            self._layers()
+        else:
+            vars(self).update(vars(like) | {"layout": layout})
+        self.rest = Once(where, layout, self.layers, self.again, self.slots, self.messages)
+        self.once = {"data": self.rest.data(), "optimizer": self.rest.optimizer()}
+        """Seconds by part that come once a step, after the pipeline."""
+        self.spent: dict[str, float] = {}
+        """Seconds by part, those of `once` included; without the bubble and the wait for the slowest host."""
+        self._microbatches(self.spent)
+        self.spent["data"] += self.once["data"]
+        self.spent["optimizer"] = self.once["optimizer"]
+
+    def _layers(self) -> None:
+        """What layers take, and their messages."""
+        where, layout = self.where, self.layout
         self.microbatches = where.microbatches(layout)
         self.layers = where.layers(layout)
         self.case = self.layers.case
@@ -40,14 +57,6 @@ class Step:
         """Forward and backward of a layer of each sort."""
         self.passed = {sort: self._passed(sort, work) for sort, work in again.items()}
         """A layer of each sort."""
-        self.rest = Once(where, layout, self.layers, self.again, self.slots, self.messages)
-        self.once = {"data": self.rest.data(), "optimizer": self.rest.optimizer()}
-        """Seconds by part that come once a step, after the pipeline."""
-        self.spent: dict[str, float] = {}
-        """Seconds by part, those of `once` included; without the bubble and the wait for the slowest host."""
-        self._microbatches(self.spent)
-        self.spent["data"] += self.once["data"]
-        self.spent["optimizer"] = self.once["optimizer"]
 
     def spent_in(self, layout: Layout, waits: bool) -> dict[str, float]:
         """All seconds, in the schedule of `layout`."""

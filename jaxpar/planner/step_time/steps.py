@@ -39,7 +39,8 @@ class Steps(Common):
         hardware: HardwareModel | None, update: Update, network: Network | None = None,
     ):  # fmt: skip
         super().__init__(model, sequence, batch, cluster, does, hardware, update, network)
-        self._steps: dict[tuple[object, ...], Step] = {}
+        self._steps: dict[tuple[tuple[object, ...], bool], Step] = {}
+        """By what they depend on, and by whether pipeline ranks share the ends."""
         tokens = batch * sequence
         self._flops = flops_per_step(model, tokens, causal_pairs(model, tokens, sequence), self.vocab, update.lora)
         self._peak = cluster.training_peak
@@ -64,13 +65,13 @@ class Steps(Common):
             layout.sequence_parallel, layout.precision, layout.wire, kinds_of_slots(self.model, layout),
             layout.expert_exchange, layout.expert_capacity, layout.imbalance, layout.expert_slices,
             layout.exchange_wire, layout.expert_codes, layout.matmul_codes, layout.attention, layout.sums_early,
-            layout.shared_ends,
             self._held_rows(layout),
             reduces_with_weights(layout, self.does),
         )  # fmt: skip
-        if key not in self._steps:
-            self._steps[key] = Step(self, layout)
-        return self._steps[key]
+        own = key, layout.shared_ends
+        if own not in self._steps:
+            self._steps[own] = Step(self, layout, self._steps.get((key, not layout.shared_ends)))
+        return self._steps[own]
 
     def _held_rows(self, layout: Layout) -> tuple[int, int]:
         """Virtual stages and the rows of each, of chunks that are held whole; none where they are not."""

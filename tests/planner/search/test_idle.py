@@ -69,6 +69,17 @@ def test_the_plan_of_a_cluster_on_which_nothing_runs_leaves_hosts_idle(
         )
 
 
+@pytest.mark.parametrize(("cluster", "rows"), [("h100:2x3", 12), ("h100:3x7", 12), ("h100:5x1", 6), ("h100:4x8", 4)])
+def test_hosts_of_three_or_seven_gpus_prime_counts_and_more_gpus_than_rows_have_a_plan(cluster: str, rows: int):
+    """8 heads are no multiple of 3, 5 or 7: what is left idle is said, or every GPU is used."""
+    given = parse_cluster(cluster)
+    search, plans, sentence = best_with_idle_hosts(Search(Space(model_of(data={"batch_size": rows}), given)), 1)
+    plan = plans[0].plan
+    assert plan.axes.devices == search.cluster.devices <= given.devices
+    assert rows == plan.axes.data * plan.microbatches * plan.microbatch_rows
+    assert (sentence is None) == (search.cluster.hosts == given.hosts)
+
+
 @pytest.mark.parametrize("sections", [{}, {"data": {"packed": True}}, {"model": {"experts": ExpertsConfig(count=4)}}])
 def test_no_layout_is_faster_than_the_arithmetic_alone(sections: dict[str, Any]):
     search = Search(Space(model_of(**sections), parse_cluster("h100:1x2")))

@@ -110,3 +110,15 @@ def test_shared_ends_are_left_out_where_they_are_avoided_or_cannot_be():
         Search(
             Space(LARGE, parse_cluster(CLUSTER), {"pipe": "4", "pipe_ends": "shared"}, parse_avoided(["shared_ends"]))
         ).best(1)
+
+
+def test_more_bandwidth_between_stages_never_makes_the_best_pipeline_slower():
+    """One GPU on a host, so that every sum over the stages crosses the network."""
+    found = []
+    for factor in (0.01, 0.1, 1.0, 10.0):
+        cluster = parse_cluster("h100:4x1")
+        group = cluster.groups[0]
+        network = replace(group.network, bandwidth=factor * group.network.bandwidth)
+        own = replace(cluster, groups=(replace(group, network=network),))
+        found.append(Search(Space(LARGE, own, {"pipe": "4"})).best(1)[0].candidate.seconds)
+    assert found == sorted(found, reverse=True) and found[0] > found[-1]
