@@ -44,5 +44,9 @@ if ! { [ -f "$stamp" ] && [ "$(head -n 1 "$stamp")" = "$here" ] && "$venv/bin/py
 fi
 echo "Installing jaxpar$extras into $venv: a minute or more, once"
 rm -f "$stamp"
-run "$venv/bin/python" -m pip install --disable-pip-version-check --no-input -c constraints.txt -e ".$extras"
+pip=("$venv/bin/python" -m pip install --disable-pip-version-check --no-input -c constraints.txt)
+run "${pip[@]}" -e ".$extras"
+# The disassembler of GPUs' machine code (6 MB) is kept apart: where Python finds a package nvidia.cu13, JAX takes that
+# for its CUDA folder, and so not the ptxas of `compile`.
+if [ "$venv" = .venv-test ]; then run "${pip[@]}" --upgrade --no-deps --target "$venv/disassembler" nvidia-cuda-nvdisasm; fi
 printf '%s\n' "$here" "$requirements" >"$stamp"

@@ -15,14 +15,15 @@ import jax
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from tests.gpu_compile import QUICKLY
+from tests.pallas_kernels.machine_code import described, disassembler, waits
 
 DEVICE = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
 
 
 def compiled_kernels(function: Any, *arguments: Any) -> dict[str, Any]:
     """Compile a function of arrays with these shapes; the shared memory and the programs of its kernels."""
-    os.environ |= {f"MOSAIC_GPU_DUMP_{what}": "1" for what in ("PTX", "PTXAS", "RESOURCES")}
-    with use_abstract_mesh(AbstractMesh((), (), abstract_device=DEVICE)), _printed() as printed:
+    os.environ |= {f"MOSAIC_GPU_DUMP_{what}": "1" for what in ("PTX", "PTXAS", "RESOURCES", "SASS")}
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=DEVICE)), _disassembler(), _printed() as printed:
         lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
         compiled = lowered.compile(compiler_options=QUICKLY)
         sys.stdout.flush()  # What Python prints waits in a buffer, where nobody is at a terminal.
@@ -32,6 +33,22 @@ def compiled_kernels(function: Any, *arguments: Any) -> dict[str, Any]:
         "kernels": [_described(part) for part in text.split(".visible .entry ")[1:]],
         "temporary": compiled.memory_analysis().temp_size_in_bytes,
     }
+
+
+@contextmanager
+def _disassembler() -> Iterator[None]:
+    """Mosaic finds it beside the ptxas that JAX uses, of whose wheel it is no part."""
+    root = os.environ["MOSAIC_GPU_CUDA_ROOT"]
+    with TemporaryDirectory() as folder:
+        tools = Path(folder) / "bin"
+        tools.mkdir()
+        for tool in (Path(root) / "bin" / "ptxas", disassembler()):
+            (tools / tool.name).symlink_to(tool)
+        os.environ["MOSAIC_GPU_CUDA_ROOT"] = folder
+        try:
+            yield
+        finally:
+            os.environ["MOSAIC_GPU_CUDA_ROOT"] = root
 
 
 @contextmanager
@@ -61,6 +78,6 @@ def _described(text: str) -> dict[str, Any]:
         "tma": text.count("cp.async.bulk.tensor"),
         "reduce": text.count("cp.reduce.async.bulk.tensor"),
         "serialized": text.count("wgmma.mma_async instructions are serialized"),
-        "waits": sorted(map(int, re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", text))),
+        "waits": waits(text),
         "setmaxnreg": sorted(map(int, set(re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32 (\d+)", text)))),
-    }
+    } | described(text)

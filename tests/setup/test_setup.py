@@ -72,9 +72,10 @@ def test_the_first_run_makes_the_environment_and_keeps_pip_off_the_screen(checko
     assert (result.returncode, result.stderr) == (0, "")
     assert "talks" not in result.stdout
     assert result.stdout.count("\n") == 2
-    venv, pip = checkout.calls()
+    venv, pip, apart = checkout.calls()
     assert venv == "venv"
     assert "-c constraints.txt -e .[test,compile,data]" in pip
+    assert apart.endswith("--target .venv-test/disassembler nvidia-cuda-nvdisasm"), "JAX would take its CUDA from there"
 
 
 def test_the_second_run_does_nothing(ready: Checkout):
@@ -88,7 +89,7 @@ def test_changed_requirements_are_installed_into_the_environment_that_stands(rea
     with (ready.folder / name).open("a") as file:
         file.write("# changed\n")
     ready.setup("test")
-    assert [call.split()[0] for call in ready.calls()] == ["pip"]
+    assert [call.split()[0] for call in ready.calls()] == ["pip", "pip"]
 
 
 def test_the_output_of_a_failing_pip_is_shown_and_it_is_tried_again(checkout: Checkout):
@@ -99,7 +100,7 @@ def test_the_output_of_a_failing_pip_is_shown_and_it_is_tried_again(checkout: Ch
     assert "Setting up .venv-test failed" in failed.stderr
     checkout.calls()
     assert checkout.setup("test").returncode == 0
-    assert [call.split()[0] for call in checkout.calls()] == ["venv", "pip"]
+    assert [call.split()[0] for call in checkout.calls()] == ["venv", "pip", "pip"]
 
 
 def test_a_half_installed_change_is_not_mistaken_for_the_old_environment_when_it_is_reverted(ready: Checkout):
@@ -110,19 +111,19 @@ def test_a_half_installed_change_is_not_mistaken_for_the_old_environment_when_it
     ready.calls()
     constraints.write_text(before)
     ready.setup("test")
-    assert [call.split()[0] for call in ready.calls()] == ["venv", "pip"]
+    assert [call.split()[0] for call in ready.calls()] == ["venv", "pip", "pip"]
 
 
 def test_an_environment_that_was_moved_is_made_again(ready: Checkout):
     ready.folder = ready.folder.rename(ready.home / "moved")
     ready.setup("test")
-    assert [call.split()[0] for call in ready.calls()] == ["venv", "pip"]
+    assert [call.split()[0] for call in ready.calls()] == ["venv", "pip", "pip"]
 
 
 def test_an_environment_whose_python_has_gone_is_made_again(ready: Checkout):
     (ready.folder / ".venv-test/bin/python").unlink()
     ready.setup("test")
-    assert [call.split()[0] for call in ready.calls()] == ["venv", "pip"]
+    assert [call.split()[0] for call in ready.calls()] == ["venv", "pip", "pip"]
 
 
 def test_training_gets_cuda_where_there_is_an_nvidia_driver_and_never_the_test_tools(checkout: Checkout):

@@ -267,6 +267,8 @@ class _KeyGradients:
 
         def weights(raw: jax.Array) -> tuple[jax.Array, jax.Array]:
             p = self.probabilities(raw, statistics, limits, at, masked)
+            if self.together(masked):
+                self.matmuls.settle(p)
             return p, self.scores.weight(raw, p)
 
         if self.tiles.in_turn:

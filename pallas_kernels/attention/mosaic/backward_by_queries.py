@@ -186,17 +186,21 @@ class _QueryGradients:
         )  # fmt: skip
         of_scores, of_dp = (q, k.transpose((1, 0))), (d_out, v.transpose((1, 0)))
         wait_for_values = lambda: memory.values.wait(slot)
+        together = self.width <= 192  # so wide a sum as 256 leaves no registers for two products at once
 
         def weights(raw: jax.Array) -> jax.Array:
             p = self.scores.probabilities(raw, across(at.lse, shape))
             if masked:
                 of_key = lambda i: down(column_values(tokens.at[i]), shape)
                 p = self.limits.hide(p, 0.0, lambda i: across(at.limits[i], shape), of_key)
-            return self.scores.weight(raw, p)
+            weight = self.scores.weight(raw, p)
+            if together:
+                self.matmuls.settle(weight)
+            return weight
 
-        if self.width <= 192:
+        if together:
             weight, dp = products(of_scores, of_dp, wait_for_values, weights)
-        else:  # so wide a sum leaves no registers for two products at once
+        else:
             weight, dp = weights(product(*of_scores, wait_for_values)), None
         less = across(at.inner, shape)
         slope = self.matmuls.add_shared(-less, *of_dp) if dp is None else dp - less

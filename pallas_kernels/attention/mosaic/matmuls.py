@@ -7,6 +7,7 @@ same with a trip through shared memory and an addition; everything around it is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,8 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 from jax._src.pallas.mosaic_gpu.primitives import wgmma_accumulator_store  # in no public module of jax 0.11
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, vector
 
 
 def product(a: Any, b: Any, meanwhile: Callable[[], None] | None = None) -> jax.Array:
@@ -106,10 +109,34 @@ def _after_wait[Values](values: Values) -> Values:
     return lax.optimization_barrier(values)
 
 
+def _mark_negative(_: Any, values: Any) -> None:
+    """A performance event, which does nothing, in a thread of which one of these float32 values has its sign bit."""
+    word = ir.IntegerType.get_signless(32)
+    vectors = (vector.bitcast(ir.VectorType.get(one.type.shape, word), one) for one in values.registers.flat)
+    words = [vector.extract(one, [], [place]) for one in vectors for place in range(one.type.shape[0])]
+    asm = "{ .reg .pred any; setp.lt.s32 any, $0, 0; @any pmevent 0; }"
+    llvm.inline_asm(ir.Type.parse("!llvm.void"), [reduce(arith.ori, words)], asm, "r", has_side_effects=True)
+
+
+_OF_BLOCK, _OF_ROWS = (
+    plgpu.inline_mgpu(arg_types=(layout,))(_mark_negative)
+    for layout in (plgpu.Layout.WGMMA, plgpu.Layout.WGMMA.reduce(1))
+)
+
+
 class OnDevice:
     """Accumulates in place, with the first operand in registers."""
 
     needs_scratch = False
+
+    @staticmethod
+    def settle(values: jax.Array) -> None:
+        """Values of a block or of its rows are computed before the wait that follows; few of them are negative.
+
+        ptxas keeps a wait where it is among instructions with effects alone: it moves exponentials behind the wait for
+        the second product, beside which they are meant to run. So an instruction with an effect depends on them.
+        """
+        (_OF_BLOCK if values.ndim == 2 else _OF_ROWS)(values)
 
     @staticmethod
     def order_reads() -> None:
@@ -206,6 +233,10 @@ class Simulated:
     """The same through `scratch`, a reference of a's shape."""
 
     needs_scratch = True
+
+    @staticmethod
+    def settle(values: jax.Array) -> None:
+        """Nothing: it keeps the order of the program."""
 
     @staticmethod
     def order_reads() -> None:

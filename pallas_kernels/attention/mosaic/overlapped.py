@@ -90,6 +90,7 @@ def _step(kernel: Any, memory: Any, at: Any, running: Any, index: Any, carry: tu
     memory.keys.wait(slot)
     memory.values.wait(before)
     await_turn(memory.turn, at.warpgroup)
+    apart = masked and kernel.tiles.overlapped == "whole"
 
     def use(raw: jax.Array) -> tuple[tuple, jax.Array]:
         s = kernel.seen(raw, at.limits, tokens, masked)
@@ -97,10 +98,12 @@ def _step(kernel: Any, memory: Any, at: Any, running: Any, index: Any, carry: tu
         memory.keys.release(slot)
         new, decay, new_peak = kernel.soften(s, peak, masked)
         new_total = total * decay + new.sum(axis=1)
+        if not apart:
+            kernel.matmuls.settle(new_total)
         return (new_peak, new_total, new), across(decay, (raw.shape[0], v.shape[1]))
 
     issued, done = lambda: hand_over(memory.turn, at.warpgroup), lambda: memory.values.release(before)
-    pair = InFlight((q, k.transpose((1, 0))), (p, v), use, issued, done, masked and kernel.tiles.overlapped == "whole")
+    pair = InFlight((q, k.transpose((1, 0))), (p, v), use, issued, done, apart)
     out, (peak, total, p) = kernel.matmuls.beside(running, out, pair, _held(memory, at))
     return out, peak, total, p.astype(kernel.dtype)
 

@@ -34,6 +34,7 @@ from pallas_kernels.linear_cross_entropy import Head, triton
 from pallas_kernels.linear_cross_entropy.kept import Token
 from tests.compiler.program.programs import strictly
 from tests.gpu_compile import H100, QUICKLY, compile_for_gpu, h100s
+from tests.pallas_kernels import machine_code
 
 A100 = (
     H100.replace("major: 9 feature_extension: ACCELERATED_FEATURES", "major: 8")
@@ -49,12 +50,12 @@ KEEPING = ("linear_cross_entropy_statistics", "linear_cross_entropy_kept_gradien
 """Of logits that are kept."""
 
 
-def measure(*cases: list[Any]) -> list[dict[str, dict[str, int]]]:
+def measure(*cases: list[Any]) -> list[dict[str, dict[str, Any]]]:
     """For each [architecture, soft-cap, vocab first, whether logits are kept]: by kernel, what `_reports` reads."""
     return [_measure(*case) for case in cases]
 
 
-def _measure(architecture: str, softcap: float | None, vocab_first: bool, keep: bool) -> dict[str, dict[str, int]]:
+def _measure(architecture: str, softcap: float | None, vocab_first: bool, keep: bool) -> dict[str, dict[str, Any]]:
     description, kind, cores = TARGETS[architecture]
     device = get_topology_desc("one", "cuda", target_config=description, topology="1x1x1").devices[0]
     shape = lambda *dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=SingleDeviceSharding(device))
@@ -94,14 +95,16 @@ def _assembler() -> Iterator[tuple[Path, dict[str, str]]]:
             "#!/bin/sh\n"
             f'for word in "$@"; do grep -qs "^.target sm_" "$word" && cp "$word" {here}/$$.ptx; done\n'
             f'{shlex.quote(str(toolkit / "bin" / "ptxas"))} -v "$@" 2> {here}/$$.log\n'
-            f"code=$?; cat {here}/$$.log >&2; exit $code\n"
+            f"code=$?; cat {here}/$$.log >&2\n"
+            f'last=; for word in "$@"; do [ "$last" = -o ] && cp "$word" {here}/$$.cubin; last=$word; done\n'
+            f"exit $code\n"
         )
         script.chmod(0o755)
         yield folder, {"xla_gpu_cuda_data_dir": str(folder / "toolkit"), "xla_dump_to": str(folder / "dump")}
 
 
-def _reports(folder: Path) -> dict[str, dict[str, int]]:
-    """By kernel: registers, bytes spilled, tensor-core instructions of each kind, and bytes of shared memory."""
+def _reports(folder: Path) -> dict[str, dict[str, Any]]:
+    """By kernel: registers, bytes spilled, tensor-core instructions, bytes of shared memory, and its machine code."""
     found = {}
     (thunks,) = (folder / "dump").glob("*thunk_sequence.txt")
     for file in folder.glob("*.ptx"):
@@ -113,10 +116,12 @@ def _reports(folder: Path) -> dict[str, dict[str, int]]:
             found[kernel] = {
                 "registers": number(r"Used (\d+) registers"),
                 "spilled": number(r"(\d+) bytes spill"),
+                "serialized": printed.count("wgmma.mma_async instructions are serialized"),
                 "wgmma": text.count("wgmma.mma_async"),
                 "mma": text.count("mma.sync"),
+                "waits": machine_code.waits(text),
                 "shared": number(rf"{kernel} .*shared_memory: (\d+) bytes", thunks.read_text()),
-            }
+            } | machine_code.described(machine_code.disassembled(file.with_suffix(".cubin")))
     return found
 
 

@@ -23,6 +23,7 @@ from pallas_kernels.attention import Settings, Tokens
 from pallas_kernels.attention.triton import KERNELS
 from pallas_kernels.masks import Mask
 from tests.gpu_compile import QUICKLY
+from tests.pallas_kernels import machine_code
 
 ARCHITECTURES = {"a100-80": "sm_80", "h100": "sm_90a"}
 
@@ -34,12 +35,12 @@ def ptxas() -> str:
     return next(str(file) for root in spec.submodule_search_locations for file in Path(root).glob("*/bin/ptxas"))
 
 
-def kernels(gpu: str, *configurations: tuple[int, int, str]) -> list[dict[str, dict[str, int]]]:
+def kernels(gpu: str, *configurations: tuple[int, int, str]) -> list[dict[str, dict[str, Any]]]:
     """What ptxas reports of the kernels of each: the widths of queries and keys, and of values, and a form."""
     return [of_form(gpu, *configuration) for configuration in configurations]
 
 
-def of_form(gpu: str, width: int, value_width: int, form: str) -> dict[str, dict[str, int]]:
+def of_form(gpu: str, width: int, value_width: int, form: str) -> dict[str, dict[str, Any]]:
     """What ptxas reports of each kernel of a causal attention with gradients, inside a `shard_map` over 8 GPUs.
 
     `form` is "packed", "causal" alone, or "packed, in lists" for tokens of which nothing is known of their order.
@@ -68,9 +69,10 @@ def of_form(gpu: str, width: int, value_width: int, form: str) -> dict[str, dict
         return dict(described(file, gpu) for file in Path(folder).glob("*.ptx") if "attention_" in file.read_text())
 
 
-def described(ptx: Path, gpu: str) -> tuple[str, dict[str, int]]:
-    """The name of a kernel, and what ptxas reports of it."""
-    command = [ptxas(), f"-arch={ARCHITECTURES[gpu]}", "-v", str(ptx), "-o", "/dev/null"]
+def described(ptx: Path, gpu: str) -> tuple[str, dict[str, Any]]:
+    """The name of a kernel, what ptxas reported of it, and its machine code."""
+    cubin = ptx.with_suffix(".cubin")
+    command = [ptxas(), f"-arch={ARCHITECTURES[gpu]}", "-v", str(ptx), "-o", str(cubin)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     number = lambda pattern, text: int(re.search(pattern, text)[1])  # pyright: ignore[reportOptionalSubscript]
     (name,) = re.findall(r"Compiling entry function '(\w+)'", printed)
@@ -80,6 +82,8 @@ def described(ptx: Path, gpu: str) -> tuple[str, dict[str, int]]:
         "registers": number(r"Used (\d+) registers", printed),
         "spilled": number(r"(\d+) bytes spill stores", printed),
         "shared": number(r"ttg\.shared = (\d+)", lowered.read_text()),
+        "serialized": printed.count("wgmma.mma_async instructions are serialized"),
         "mma": text.count("mma.sync"),
         "wgmma": text.count("wgmma.mma_async"),
-    }
+        "waits": machine_code.waits(text),
+    } | machine_code.described(machine_code.disassembled(cubin))

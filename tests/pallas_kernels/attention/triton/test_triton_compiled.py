@@ -6,9 +6,7 @@ import pytest
 
 from pallas_kernels.attention.triton.tiles import AMPERE, AMPERE_SHORT
 from tests.gpu_compile import in_child
-
-SHARED = {"a100-80": 101376, "h100": 232448}
-"""Bytes of shared memory that a thread block may have; an A100's may have 166912, but all of its generation this."""
+from tests.pallas_kernels import machine_code
 
 INSTRUCTION = {"a100-80": "mma", "h100": "wgmma"}
 PACKED = [(*widths, "packed") for widths in AMPERE]
@@ -27,6 +25,6 @@ def test_kernels_use_tensor_cores_and_spill_nothing(gpu: str, width: int, value_
     [found] = in_child("tests.pallas_kernels.attention.triton.gpu_attention:kernels", gpu, (width, value_width, form))
     assert found.keys() == {f"attention_{kind}_{width}" for kind in ("forward", "dq", "dkv")}
     for name, resources in found.items():
-        assert resources["spilled"] == 0 and resources["registers"] <= 255, (name, resources)
+        machine_code.check(resources)
         assert resources[INSTRUCTION[gpu]] > 0, (name, resources)
-        assert resources["shared"] <= SHARED[gpu], (name, resources)
+        assert resources["shared"] <= machine_code.SHARED[gpu], (name, resources)
