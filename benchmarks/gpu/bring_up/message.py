@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.gpu.bring_up.ladder import KERNELS, RUNGS
-from benchmarks.gpu.bring_up.steps import STAGES, is_left, trouble
+from benchmarks.gpu.bring_up.steps import STAGES, is_left, refused, trouble
 from benchmarks.gpu.record import new_records, speeds
 from benchmarks.gpu.report import table
 from benchmarks.gpu.targets import targets
@@ -45,6 +45,8 @@ def left(rows: Rows) -> list[str]:
 
 
 def _state(kernel: str, rows: Rows) -> str:
+    if (reason := refused(kernel, rows)) is not None:
+        return f"refused: {reason}"
     wrong = trouble(kernel, rows)
     over = [rung for rung in RUNGS if any(row["kind"] == "step" and row["what"] == f"{kernel}, {rung}" for row in rows)]
     reached = f"right up to: {over[-1]}" if over else "no rung is over"

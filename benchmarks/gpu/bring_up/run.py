@@ -20,6 +20,7 @@ from benchmarks.gpu.bring_up.steps import ATTENTION_SPEEDS, STAGES, Step, is_lef
 from benchmarks.gpu.journal import Journal, begun, read
 from benchmarks.gpu.processes import environment
 from benchmarks.gpu.record import ALWAYS, add_records, drop_records, speeds
+from jaxpar.config.errors import UserError
 from pallas_kernels.verified import SOURCES, digest, user_file
 
 ROOT = Path(__file__).parents[3]
@@ -38,8 +39,10 @@ def bring_up(seconds: float, dry: bool = False) -> int:
     end = time.monotonic() + seconds
     device = _device(dry)
     if device["platform"] != "gpu" and not dry:
-        print(f"a bring-up needs an NVIDIA GPU, and JAX has {device['device']}; --dry-run goes through it without one")
-        return 2
+        raise UserError(
+            f"a bring-up needs an NVIDIA GPU, and JAX has {device['device']}: python -m jaxpar.doctor checks driver "
+            "and packages, and --dry-run goes through a bring-up without a GPU"
+        )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "dry.jsonl" if dry else journal_file(device)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -89,13 +92,20 @@ def journal_file(device: Mapping[str, Any]) -> Path:
 
 
 def _device(dry: bool) -> dict[str, Any]:
-    """What JAX sees, asked in a process that ends: this one must not hold the GPU's memory."""
+    """What JAX sees, asked in a process that ends: this one must not hold the GPU's memory.
+
+    Raises:
+        UserError: JAX finds no device.
+    """
     if dry:
         from benchmarks.gpu.programs import device_row
 
         return device_row()
     program = "import json; from benchmarks.gpu.programs import device_row; print(json.dumps(device_row()))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        *_, last = done.stderr.splitlines() or [f"its process ended with {done.returncode}"]
+        raise UserError(f"JAX finds no device: {last}; python -m jaxpar.doctor checks the driver and the packages")
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -64,7 +64,11 @@ def _launch(kernel: Kernel) -> Callable[[Journal], bool]:
 
     def run(journal: Journal) -> bool:
         cases = kernel.cases(_processors(journal), journal.dry)
-        case = list(cases.values())[min(2, len(cases) - 1)][-1]
+        rung = list(cases)[min(2, len(cases) - 1)]
+        checked = [row for row in journal.earlier if row["part"] == f"{kernel.name}, {rung}"]
+        if refused(kernel.name, checked) is not None:
+            return True
+        case = cases[rung][-1]
         launches = 3 if journal.dry else LAUNCHES
         journal.begin(f"{launches} launches of {kernel.label(case)}")
         launch, names = kernel.repeat(case, journal.dry)
@@ -160,6 +164,12 @@ def is_over(step: Step, rows: Sequence[Mapping[str, Any]]) -> bool:
 def is_left(step: Step, rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a run has this step to do."""
     return not is_over(step, rows) and (step.kernel is None or trouble(step.kernel, rows) is None)
+
+
+def refused(kernel: str, rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why no case of a kernel in these rows could be tried on this GPU; None where one was, or there is none."""
+    cases = [row for row in rows if row["kind"] == "check" and row["kernel"] == kernel]
+    return cases[0]["refused"] if cases and all("refused" in row for row in cases) else None
 
 
 def trouble(kernel: str, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:

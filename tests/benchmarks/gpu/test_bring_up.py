@@ -13,6 +13,7 @@ from benchmarks.gpu import __main__ as suite
 from benchmarks.gpu.attention_cases import Case
 from benchmarks.gpu.bring_up import run, steps
 from benchmarks.gpu.bring_up.ladder import KERNELS, RUNGS, Kernel, kernel
+from benchmarks.gpu.bring_up.message import message
 from benchmarks.gpu.bring_up.steps import STAGES, Step, trouble
 from benchmarks.gpu.journal import Journal, read
 from benchmarks.gpu.record import ALWAYS
@@ -42,7 +43,31 @@ def test_a_dry_run_climbs_the_ladder_and_records_nothing(
 def test_it_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(run, "_device", lambda dry: H20 | {"platform": "cpu", "device": "cpu"})
     assert suite.main(["--bring-up"]) == 2
-    assert "needs an NVIDIA GPU, and JAX has cpu" in capsys.readouterr().out
+    assert "needs an NVIDIA GPU, and JAX has cpu: python -m jaxpar.doctor" in capsys.readouterr().err
+
+
+def test_where_jax_does_not_start_the_sentence_has_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """As without a driver, where the user asks for `cuda`."""
+    monkeypatch.setenv("JAX_PLATFORMS", "driverless")
+    assert suite.main(["--bring-up"]) == 2
+    printed = capsys.readouterr().err
+    assert "JAX finds no device: " in printed and "driverless" in printed and "jaxpar.doctor" in printed
+    assert "Traceback" not in printed
+
+
+def test_a_kernel_that_the_gpu_cannot_run_is_refused_and_neither_launched_nor_wrong(monkeypatch: pytest.MonkeyPatch):
+    """As those for Hopper on an A100; here on a CPU."""
+    monkeypatch.setattr(steps, "_processors", lambda journal: 2)
+    climb, launch = (steps.step(f"attention/mosaic, {what}") for what in (RUNGS[2], "launches"))
+    climbed = Journal(climb.name, 100)
+    assert climb.run(climbed)
+    launched = Journal(launch.name, 100, earlier=climbed.rows)
+    assert launch.run(launched) and launched.rows == [] and trouble("attention/mosaic", climbed.rows) is None
+    [line] = (line for line in message(climbed.rows, H20, []).splitlines() if line.startswith("attention/mosaic "))
+    assert "refused: it needs an NVIDIA GPU, and the platform is cpu" in line
+    assert not run._all_over("attention/mosaic", climbed.rows), "nothing is recorded"
 
 
 def test_every_kernel_of_ours_climbs_in_one_order_attention_first_and_sanitizers_last():
