@@ -51,11 +51,11 @@ FULL = {(64, 64): ForwardTiles(128, 2, "whole", consumers=3)}
 edge (docs/kernels.md has the argument for three)."""
 
 CAPPED = {
-    (64, 64): {"fused": KeyGradientTiles(128, 2, "none")},
+    (64, 64): {"key_gradients": (("kv", KeyGradientTiles(128, 2, "none")),), "fused": KeyGradientTiles(128, 2, "none")},
     (128, 128): {"forward": ForwardTiles(128, 2, "whole"), "fused": KeyGradientTiles(64, 2, "whole")},
 }
 """What differs with a soft-cap, whose second factor takes registers: with two products in flight as often as without
-one, these spill 4 to 20 bytes where documents or windows cut blocks."""
+one, these spill 4 to 208 bytes where documents or windows cut blocks."""
 
 _THREE_64, _THREE_128 = ForwardTiles(64, 2, "whole", consumers=3), ForwardTiles(128, 2, "whole", consumers=3)
 

@@ -40,7 +40,7 @@ OTHERS = [
     Configuration((64, 64), "full", 30.0),
     *(Configuration(widths, "packed-window") for widths in TABLE if widths != (128, 128)),
     *(Configuration(widths, "packed-window", deterministic=True) for widths in ((64, 64), (96, 96), (192, 128))),
-    Configuration((64, 64), "packed-window", 30.0, deterministic=True),
+    *(Configuration(widths, "packed-window", 30.0, deterministic=True) for widths in ((64, 64), (96, 96))),
     Configuration((192, 128), "packed-window", 30.0, deterministic=True, exact=True),
 ]
 

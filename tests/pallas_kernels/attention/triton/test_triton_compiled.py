@@ -27,4 +27,5 @@ def test_kernels_use_tensor_cores_and_spill_nothing(gpu: str, width: int, value_
     for name, resources in found.items():
         machine_code.check(resources)
         assert resources[INSTRUCTION[gpu]] > 0, (name, resources)
+        assert not any(resources["waits"]), "each product is waited for before anything uses it"
         assert resources["shared"] <= machine_code.SHARED[gpu], (name, resources)
