@@ -7,7 +7,7 @@ from dataclasses import replace
 from jaxpar.config import Config
 from jaxpar.config.axes import axis_sizes
 from jaxpar.config.plan import AxisSizes
-from jaxpar.cost.mechanisms import BACKENDS
+from jaxpar.cost.mechanisms import BACKENDS, Attention
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
@@ -38,7 +38,7 @@ def costs_of_kinds(config: Config, cluster: Cluster, *, unknown: bool = False) -
         [slot.kind for slot in slots], schedule.chunks, config.memory.weights_offload,
     )  # fmt: skip
     runs = {} if unknown else backends_on(config, cluster.gpu, strategy)
-    attention = {kind: BACKENDS[name] for kind, name in runs.items()}
+    attention: dict[str, Attention] = {kind: BACKENDS[name] for kind, name in runs.items()}
     experts, exact = expert_codes(config, DescribedGPU.of(cluster.gpu)), exact_shares(config)
     return {
         kind: layer_costs(

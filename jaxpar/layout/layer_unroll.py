@@ -18,6 +18,7 @@ from jaxpar.config.plan import AxisSizes, LayerRun, Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.layout.auto_remat import ESTIMATED, OVERLAPPED
 from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.layout.weight_prefetch import gathers_ahead
 from jaxpar.memory.remat import offloaded
 
 
@@ -77,11 +78,6 @@ def with_room_for_turns(config: Config, plan: Plan, usable_bytes: int) -> Plan:
     if estimate_memory(config, plan).device <= ESTIMATED * OVERLAPPED * usable_bytes:
         return plan
     return replace(plan, layer_unroll=1, layer_unroll_reason="there is no memory for the weights of one layer more")
-
-
-def gathers_ahead(shards: int, zero: int) -> bool:
-    """Whether a layer's weights are gathered while another computes; `shards` are the ranks that ZeRO shards over."""
-    return zero == 3 and shards > 1
 
 
 def _longest(runs: Sequence[LayerRun], kinds: Sequence[str]) -> int:

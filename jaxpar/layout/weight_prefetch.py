@@ -17,7 +17,6 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, LayerRun, Plan
 from jaxpar.distributed.devices import Device
-from jaxpar.layout.layer_unroll import gathers_ahead
 from jaxpar.memory.remat import offloaded
 
 
@@ -27,6 +26,11 @@ class WeightPrefetch(NamedTuple):
     weight_prefetch: Literal["layer", "parts"]
     weight_prefetch_reason: str
     """Nothing where no weights are gathered ahead."""
+
+
+def gathers_ahead(shards: int, zero: int) -> bool:
+    """Whether a layer's weights are gathered while another computes; `shards` are the ranks that ZeRO shards over."""
+    return zero == 3 and shards > 1
 
 
 def weight_prefetch(config: Config, axes: AxisSizes, device: Device, runs: Sequence[LayerRun]) -> WeightPrefetch:
