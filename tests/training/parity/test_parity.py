@@ -7,7 +7,6 @@ some layout.
 from __future__ import annotations
 
 from functools import cache
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def _fits(row: dict[str, Any]) -> bool:
         return False
     if strategy == "usp" and (context != 4 or row.get("tensor", 1) == 4):
         return False  # groups of 2 in a ring of 2, of more than one head
-    return prod(used) <= DEVICES and rows_per_rank >= 1
+    return int(np.prod(used)) <= DEVICES and rows_per_rank >= 1
 
 
 ROWS = covering_rows(FACTORS, _fits, seed=3)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from functools import cache
-from math import prod
 from typing import Any
 
 import jax
@@ -90,7 +89,7 @@ def _fits(row: Row) -> bool:
     if row.get("zero", 0) > 0 and row["fsdp"] == 1:
         return False
     given = tuple((name, row[name]) for name in ("schedule", "more_stages", "uneven") if name in row)
-    others = prod([row.get(axis, 1) for axis in ("replica", "fsdp", "tensor", "context")])
+    others = int(np.prod([row.get(axis, 1) for axis in ("replica", "fsdp", "tensor", "context")]))
     data = row.get("replica", 1) * row.get("fsdp", 1)
     return any(
         pipe * others <= DEVICES
