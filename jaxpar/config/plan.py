@@ -11,7 +11,7 @@ from jaxpar.config.bounds import CAPACITY, CHUNKS, COUNT, LAYERS, MICROBATCHES, 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
-PLAN_VERSION = 6
+PLAN_VERSION = 7
 """The version of `plan.json` that is written. A new field of `Plan` raises it; one of a record inside has the value of
 before as its default, and does not. Plans of earlier versions are read, and derived again before they are run."""
 
