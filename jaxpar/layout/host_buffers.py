@@ -1,4 +1,4 @@
-"""The memory that XLA is told a device has, where activations are kept in the host's.
+"""The memory that XLA counts with on a device, where activations are kept in the host's.
 
 XLA recomputes by itself where a program exceeds the device's memory (the limit less arguments and results, of which
 `xla_gpu_memory_limit_slop_factor` is the percentage that counts), and in that sum it takes what is in host memory for

@@ -23,7 +23,6 @@ PROGRAM = module_text(
 )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("limit", "apart"), [(None, False), (1, False), (2, True)])
 def test_links_are_apart_where_the_flags_of_a_program_allow_several_collectives(limit: int | None, apart: bool):
     compilation = hsdp()[0].compilation

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.program.hlo.records import Frame
+from jaxpar.compiler.program.memory.timeline import occupants
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.compiler.report.build import load_note, where
 from jaxpar.compiler.report.difference import memory_rows, traffic_rows
@@ -227,6 +228,21 @@ def test_the_screen_answers_first_whether_it_fits():
     assert "It does NOT fit: " in shown_text(too_much).splitlines()[1]
     assert "3.0 GiB too much; the nearest that fits: memory.remat: full." in shown_text(too_much)
     assert report.margin_bytes == pool_bytes(report.device_bytes) - report.allocated_bytes
+
+
+def test_device_memory_that_xlas_total_leaves_out_counts():
+    before, report = hsdp()
+    value = next(one.value for one in occupants(before.buffers, before.peak[0]) if one.allocation.shared)
+    path = "{" + ",".join(map(str, value.path)) + "}" if value.path else ""
+    own = (
+        "allocation 9999: size 1048576, color 1, page 0, preallocated-temp:\n"
+        f" value: <9999 {value.op}{path} @1> (size=1048576,offset=0): f32[262144]{{0:S(1)}}\n"
+    )
+    compilation = replace(before.compilation, buffer_assignment=before.compilation.buffer_assignment + own)
+    found = make_report(Analysis(compilation, before.cluster), "x")
+    assert found.allocated_bytes == report.allocated_bytes + 2**20
+    assert found.margin_bytes == report.margin_bytes - 2**20
+    assert found.peak_bytes == before.peak[1] + 2**20
 
 
 def test_the_utilisation_is_of_the_peak_in_16_bits_and_in_fp8_of_its_own():
