@@ -3,7 +3,8 @@
     python -m benchmarks.wires --folder runs/wires --seeds 3 --steps 400
 
 Runs are on four ranks of fsdp in one node, where int4 gradients have 4 bits everywhere; with error feedback under
-ZeRO-1, whose exact numbers are those of ZeRO-3. A study that was cut off goes on (`benchmarks.held_out`).
+ZeRO-1, whose exact numbers are those of ZeRO-3. The exact run on two ranks adds in another order: how far it is from
+the one on four is what a difference of nothing looks like. A study that was cut off goes on (`benchmarks.held_out`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jaxpar.cli import Parser, command
 EXACT = "exact"
 WIRES: dict[str, dict[str, str | int]] = {
     EXACT: {},
+    "exact on two ranks": {"parallel.fsdp": 2},
     "weights int8": {"precision.weight_wire": "int8"},
     "weights float8": {"precision.weight_wire": "float8_e4m3fn"},
     "gradients int8": {"precision.gradient_wire": "int8"},

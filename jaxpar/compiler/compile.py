@@ -26,7 +26,7 @@ from jaxpar.data import open_data
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
-from jaxpar.hardware.xla_flags import check_flags, xla_flags
+from jaxpar.hardware.xla_flags import check_flags, run_flags
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
 
 DEFAULT_CACHE = Path("~/.cache/jaxpar/compiled").expanduser()
@@ -79,7 +79,7 @@ def compile_step(
         timeout_s: the child process is ended after this long.
         cache: folder of results, keyed by everything that enters a compile; None compiles each time and keeps nothing.
         gpu: which GPU of a cluster with several kinds; by default `cluster.gpu`.
-        flags: XLA flags instead of those that the trainer uses on this GPU (`hardware.xla_flags`).
+        flags: XLA flags instead of those of a run on this GPU, which are ours and the user's (`run_flags`).
 
     Raises:
         UserError: the configuration does not fit the cluster, the compiler is not installed, it died, or the cache
@@ -87,7 +87,7 @@ def compile_step(
     """
     config, plan = plan_for(config, cluster)
     gpu = cluster.gpu if gpu is None else gpu
-    flags = xla_flags(gpu) if flags is None else flags
+    flags = run_flags(gpu) if flags is None else flags
     release = cuda_release()
     compiled, notes = compilable(config, plan, _device(cluster), release)
     request = {

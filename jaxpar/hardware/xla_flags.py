@@ -61,6 +61,12 @@ def merged(own: tuple[str, ...], theirs: str) -> str:
     return " ".join([*(flag for flag in own if flag_name(flag) not in known), *written])
 
 
+def run_flags(gpu: GPU | None = None) -> tuple[str, ...]:
+    """The flags of a run on `gpu` that is started in this environment: those of `XLA_FLAGS` about GPUs count more."""
+    theirs = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag_name(flag).startswith("xla_gpu_")]
+    return tuple(merged(xla_flags(gpu), " ".join(theirs)).split())
+
+
 def options() -> str:
     """The options that this process compiles with, to compare with those of `check_flags`.
 

@@ -49,7 +49,9 @@ def test_each_seed_is_compared_with_the_exact_run_of_its_own(
 
 def test_every_wire_is_a_configuration_of_its_own(trained: list[Any], tmp_path: Path):
     wires.main(["--folder", str(tmp_path), "--seeds", "1"])
-    assert len({(config.precision, config.parallel.zero) for config in trained}) == len(wires.WIRES)
+    assert len({(config.precision, config.parallel.zero, config.parallel.fsdp) for config in trained}) == len(
+        wires.WIRES
+    )
 
 
 def test_an_outlier_is_planted_in_quantised_runs_alone(trained: list[Any], tmp_path: Path):

@@ -149,6 +149,12 @@ def test_a_flag_that_xla_does_not_know_is_reported_before_compiling():
         compile_step(wide(**EIGHT), parse_cluster("h100:1x8"), cache=None, flags=("--xla_gpu_no_such_thing=1",))
 
 
+def test_flags_of_the_environment_are_those_of_a_run(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_no_such_thing=1")
+    with refused("XLA_FLAGS", "--xla_gpu_no_such_thing=1"):
+        compile_step(wide(**EIGHT), parse_cluster("h100:1x8"), cache=None)
+
+
 def test_a_layout_that_does_not_divide_is_reported_before_compiling():
     with refused("parallel:", "fsdp 3", "3 of 8 devices", "parallel.fsdp", "-1"):
         compile_step(wide(parallel={"fsdp": 3}), parse_cluster("h100:1x8"), cache=None)

@@ -7,7 +7,15 @@ import os
 import pytest
 
 from jaxpar.hardware.catalogue import GPUS
-from jaxpar.hardware.xla_flags import OVERLAP_LIMIT, check_flags, collectives_at_a_time, merged, options, xla_flags
+from jaxpar.hardware.xla_flags import (
+    OVERLAP_LIMIT,
+    check_flags,
+    collectives_at_a_time,
+    merged,
+    options,
+    run_flags,
+    xla_flags,
+)
 from tests.sentences import refused
 
 
@@ -39,6 +47,14 @@ def test_what_the_user_set_wins():
     own = ("--xla_gpu_a=true", "--xla_gpu_b=1")
     assert merged(own, "--xla_gpu_b=2 --xla_dump_to=/x") == "--xla_gpu_a=true --xla_gpu_b=2 --xla_dump_to=/x"
     assert merged(own, "") == "--xla_gpu_a=true --xla_gpu_b=1"
+
+
+def test_flags_of_a_run_are_ours_and_those_of_the_environment_about_gpus(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_b=2 --xla_gpu_enable_triton_gemm=true --xla_gpu_c=3")
+    kept = [flag for flag in xla_flags() if "triton_gemm" not in flag]
+    assert run_flags() == (*kept, "--xla_gpu_enable_triton_gemm=true", "--xla_gpu_c=3")
+    monkeypatch.delenv("XLA_FLAGS")
+    assert run_flags() == xla_flags()
 
 
 @pytest.mark.parametrize(("values", "limit"), [((), 1), (("4",), 4), (("4", "1"), 1)])
