@@ -239,7 +239,7 @@ def test_device_memory_that_xlas_total_leaves_out_counts():
         f" value: <9999 {value.op}{path} @1> (size=1048576,offset=0): f32[262144]{{0:S(1)}}\n"
     )
     compilation = replace(before.compilation, buffer_assignment=before.compilation.buffer_assignment + own)
-    found = make_report(Analysis(compilation, before.cluster), "x")
+    found = make_report(Analysis(compilation, before.cluster, strict=True), "x")
     assert found.allocated_bytes == report.allocated_bytes + 2**20
     assert found.margin_bytes == report.margin_bytes - 2**20
     assert found.peak_bytes == before.peak[1] + 2**20
