@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from jaxpar.compiler.compile import plan_for
@@ -36,6 +39,24 @@ def not_beside_a_matmul(analysis: Analysis) -> tuple[int, list[str]]:
 
 
 SEQUENCE = ("gather_sequence", "scatter_sequence")
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "split backward": {"pipe": 2, "schedule": "zb-h1", "microbatches": 4},
+    "ulysses": {"context": 2, "context_strategy": "ulysses"},
+    "ring attention": {"context": 2, "context_strategy": "ring"},
+}
+ALONE = {"split backward": 0, "ulysses": 3, "ring attention": 3}
+"""Sends without a matmul beside them: with context ranks those of the feed-forward's output in the forward loop, which
+XLA places beside slices alone."""
+
+
+def whole(analysis: Analysis) -> set[str]:
+    """Files that ask for the sequence in one message: gathered, or summed and scattered, whole."""
+    movements = [overlap.movement for overlap in analysis.schedule.overlaps]
+    return {
+        Path(one.source.file).name if one.source else "unknown"
+        for one in movements
+        if one.kind != "collective-permute" and one.parts[0].collective in SEQUENCE
+    }
 
 
 @pytest.mark.long
@@ -51,3 +72,21 @@ def test_a_matmul_runs_beside_the_sends_forward_and_backward():
     assert found["scatter_sequence", "tensor"] == wanted["scatter_sequence", "tensor"]
     # XLA leaves out two of the 26 gathers, which the last layer's recomputation would repeat.
     assert found["gather_sequence", "tensor"] * 26 == wanted["gather_sequence", "tensor"] * 24
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_matmul_runs_beside_the_sends_of_other_layouts_and_no_layer_gathers_the_sequence_whole(name: str):
+    analysis, _ = inspected(
+        wide(
+            parallel={"tensor": 4, "tensor_overlap": "ring", "tensor_chunks": 1, **LAYOUTS[name]},
+            memory={"remat": "full"},
+            model={"embed": 512, "mlp": 1024},
+            data={"sequence_length": 2048},
+        ),
+        CLUSTER,
+    )
+    sends, alone = not_beside_a_matmul(analysis)
+    assert sends >= 3 * (4 + 4 + 2)
+    assert len(alone) <= ALONE[name], alone
+    assert whole(analysis) == {"embedding.py", "tiled_loss.py"}
