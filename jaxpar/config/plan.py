@@ -11,7 +11,7 @@ from jaxpar.config.bounds import CAPACITY, CHUNKS, COUNT, LAYERS, MICROBATCHES, 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
-PLAN_VERSION = 7
+PLAN_VERSION = 8
 """The version of `plan.json` that is written. A new field of `Plan` raises it; one of a record inside has the value of
 before as its default, and does not. Plans of earlier versions are read, and derived again before they are run."""
 
@@ -208,6 +208,8 @@ class Plan:
     """Bytes up to which XLA joins gathers of a layer's weights to one message; null where it takes its default."""
     joined_scatters: int | None = None
     """The same of reduce-scatters of a layer's gradients."""
+    merged_matmuls_mb: int | None = None
+    """Megabytes up to which XLA merges matmuls that share an operand, 0 for none; null where it takes its default."""
     memory_percent: int | None = None
     """Percentage of a device's memory that XLA counts with; more where activations are on the host, null where it takes
     its default."""

@@ -34,6 +34,7 @@ from jaxpar.layout.layer_unroll import layer_unroll, with_room_for_turns
 from jaxpar.layout.loss_logits import asked_logits, kept_beside_layers, kept_where_they_fit
 from jaxpar.layout.memory.device import host_share, own_host_share, usable_bytes
 from jaxpar.layout.memory.resident import with_residency
+from jaxpar.layout.merging import with_merged_matmuls
 from jaxpar.layout.weight_prefetch import weight_prefetch
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.fraction import kept_bytes, offload_share
@@ -114,7 +115,7 @@ def make_plan(
             **attention._asdict(),
         )
         plan = with_room(with_joined_messages(config, with_residency(config, with_fused(config, plan))))
-        return with_host_buffers(config, plan, device, device_bytes)
+        return with_host_buffers(config, with_merged_matmuls(config, plan, device), device, device_bytes)
 
     names = activation_names(config.model)
     open_logits = loss.name == "fused" and memory.loss_logits == "auto"

@@ -10,12 +10,16 @@ from jaxpar.config.plan import Plan
 from jaxpar.hardware.xla_flags import flag_name
 from jaxpar.layout.host_buffers import MEMORY_PERCENT
 from jaxpar.layout.joining import GATHERS, SCATTERS
+from jaxpar.layout.merging import MERGED
 
 
 def step_options(plan: Plan, mesh: Mesh) -> dict[str, int]:
     """Compiler options of a step's programs; none on CPUs. A flag of the user's counts more."""
     if mesh.devices.flat[0].platform == "cpu":
         return {}
-    limits = {GATHERS: plan.joined_gathers, SCATTERS: plan.joined_scatters, MEMORY_PERCENT: plan.memory_percent}
+    limits = {
+        GATHERS: plan.joined_gathers, SCATTERS: plan.joined_scatters, MERGED: plan.merged_matmuls_mb,
+        MEMORY_PERCENT: plan.memory_percent,
+    }  # fmt: skip
     given = {flag_name(flag) for flag in os.environ.get("XLA_FLAGS", "").split()}
     return {name: limit for name, limit in limits.items() if limit is not None and name not in given}

@@ -16,6 +16,7 @@ from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.host_buffers import MEMORY_PERCENT, OWN_PERCENT, with_host_buffers
 from jaxpar.layout.joining import GATHERS, SCATTERS
 from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.layout.merging import MERGED
 from jaxpar.layout.step_options import step_options
 from tests.small_run import small
 
@@ -40,6 +41,7 @@ def test_they_are_for_gpus_and_a_flag_of_the_users_counts_more(monkeypatch: pyte
     assert step_options(plan, mesh_on("cpu")) == {}
     both = {GATHERS: plan.joined_gathers, SCATTERS: plan.joined_scatters}
     assert step_options(plan, mesh_on("gpu")) == both
+    assert step_options(replace(plan, merged_matmuls_mb=0), mesh_on("gpu")) == both | {MERGED: 0}
     monkeypatch.setenv("XLA_FLAGS", f"--xla_foo=1 --{GATHERS}=7")
     assert step_options(plan, mesh_on("gpu")) == {SCATTERS: plan.joined_scatters}
 
