@@ -89,7 +89,12 @@ class LayerLoop:
     # ---- what is kept
 
     def stash(self, weights: Arrays, x: jax.Array, tokens: Tokens, slots: int) -> Stashes:
-        """Zeros for `slots` passes through a chunk, given shapes of weights, a chunk's input and its tokens."""
+        """Buffers for `slots` passes through a chunk, given shapes of weights, a chunk's input and its tokens.
+
+        Without pipeline ranks each pass forward fills a slot. With them, a tick in which a rank has nothing to do reads
+        what may not be written, so that buffers are zeros.
+        """
+        written = lax.axis_size("pipe") == 1 and not self.order.padded
 
         def empty(stack: LayerStack, keep: Keep) -> Stash:
             def kept(weights: Arrays, x: jax.Array, tokens: TokenContext) -> Stash:
@@ -99,7 +104,7 @@ class LayerLoop:
                 return _kept(keep, x, pullback)
 
             own = own_layers(weights, stack.name), x, tokens[stack.name]
-            return stacked((slots, keep.layers), kept, *own)
+            return stacked((slots, keep.layers), kept, *own, written=written)
 
         with jax.named_scope("saved_activations"):
             return {
@@ -158,11 +163,11 @@ class LayerLoop:
             def step(w: Arrays, _: None, row: jax.Array, carry: tuple[jax.Array, Stashes, Report]) -> Any:
                 x, stashes, reported = carry
                 number = stack.order.own(weights.chunk)[row]
-                derivative = kind.of(keep).derivative
+                derivative, all_own, at_row = kind.of(keep).derivative, stashes[stack.name], (slot, row - first)
+                inputs, x = _input_kept(keep, all_own[place].inputs, x, *at_row)
                 (y, report), pullback = derivative.vjp(keep.policy, w, x, number, tokens[stack.name])
                 with jax.named_scope("saved_activations"):
-                    all_own = stashes[stack.name]
-                    own = put(all_own[place], in_order(_kept(keep, x, pullback)), slot, row - first)
+                    own = Stash(inputs, put(all_own[place].residuals, in_order(residuals_of(pullback)), *at_row))
                 stashes = {**stashes, stack.name: (*all_own[:place], own, *all_own[place + 1 :])}
                 new = {name: reported[name] + stack.unless_padding(number, own, 0) for name, own in report.items()}
                 return stack.unless_padding(number, y, x), stashes, {**reported, **new}
@@ -316,6 +321,20 @@ type _Step = tuple[Callable[[Arrays, Any, jax.Array, Any], Any], Callable[[jax.A
 def _kept(keep: Keep, x: jax.Array, pullback: Any) -> Stash:
     """What the backward of a layer needs of its forward, each array in the memory in which it is kept."""
     return Stash(to_host(x) if keep.offload_inputs else x, residuals_of(pullback))
+
+
+def _input_kept(
+    keep: Keep, inputs: jax.Array, x: Float[Array, "batch part embed"], *where: Index
+) -> tuple[jax.Array, Float[Array, "batch part embed"]]:
+    """`inputs` with a layer's input `x` at `where`, and `x`.
+
+    On the device it is there before the layer reads `x`: products that add to `x` can then write over it. XLA would
+    copy it for each of them, since it might be kept later.
+    """
+    with jax.named_scope("saved_activations"):
+        if keep.offload_inputs:
+            return put(inputs, to_host(in_order(x)), *where), x
+        return lax.optimization_barrier((put(inputs, in_order(x), *where), x))
 
 
 def _written(x: jax.Array, stashes: Stashes) -> tuple[jax.Array, Stashes]:

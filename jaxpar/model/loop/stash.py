@@ -28,15 +28,17 @@ class Stash(NamedTuple):
     """What the remat policy saves, and what it offloads."""
 
 
-def stacked(lead: tuple[int, ...], function: Callable[..., Any], *arguments: Any) -> Any:
+def stacked(lead: tuple[int, ...], function: Callable[..., Any], *arguments: Any, written: bool = False) -> Any:
     """Empty buffers for results of `function`, with leading dims `lead`, each in the memory of the result.
 
-    They are zeros on the device; in host memory XLA may leave them as they were allocated.
+    They are zeros on the device; in host memory XLA may leave them as they were allocated. If every entry is `written`
+    before it is read, GPUs leave them so too: to fill them with zeros would take as long as to write them.
     """
     traced, like = jax.make_jaxpr(function, return_shape=True)(*arguments)
     leaves, tree = jax.tree.flatten(like)
 
     zeros = lambda leaf, shape: vary(jnp.zeros(shape, leaf.dtype))
+    on_device = (lambda leaf, shape: vary(lax.empty(shape, leaf.dtype))) if written else zeros
     types: list[Any] = traced.out_avals
     both = [(leaf, its.memory_space == HOST) for leaf, its in zip(leaves, types, strict=True)]
     # Of buffers that are alike XLA would allocate one in host memory, and copy it for the others.
@@ -44,7 +46,7 @@ def stacked(lead: tuple[int, ...], function: Callable[..., Any], *arguments: Any
 
     def empty(leaf: jax.ShapeDtypeStruct, host: bool) -> jax.Array:
         shape = (*lead, *leaf.shape)
-        return to_host(jnp.broadcast_to(next(own), shape)) if host else zeros(leaf, shape)
+        return to_host(jnp.broadcast_to(next(own), shape)) if host else on_device(leaf, shape)
 
     return tree.unflatten([empty(leaf, host) for leaf, host in both])
 

@@ -87,8 +87,10 @@ def key_gradients(
     fused = parts if "q" in wanted else None
     body = _KeyGradients(schedule, heads // kv_heads, tiles, limits, scores, matmuls, fused, widths, width, q.dtype)
     results = [jax.ShapeDtypeStruct((batch, padded, kv_heads, wide), jnp.float32) for wide in widths.values()]
+    # Zeros that no other call shares: XLA would make them once, and copy them for each.
+    zero, d_out = lax.optimization_barrier((jnp.float32(0), d_out))
     inputs = (q, k, v, d_out, statistics, queries, keys, *visits)
-    sums = [jax.new_ref(fused.zeros(batch, queries.shape[2], heads))] if fused else []
+    sums = [jax.new_ref(fused.zeros(zero, batch, queries.shape[2], heads))] if fused else []
     memory, name = body.memory(value_width), "attention_key_gradients"
     outputs = launch(body, (*inputs, *sums), results, memory, schedule, name, interpret)
     return dict(zip(widths, outputs, strict=True)) | ({"q": fused.whole(jax.freeze(sums[0]))} if fused else {})

@@ -93,10 +93,10 @@ class QueryGradientParts:
             free=plgpu.Barrier(num_barriers=CONSUMERS, num_arrivals=1) if self.apart else None,
         )
 
-    def zeros(self, batch: int, queries: int, heads: int) -> jax.Array:
+    def zeros(self, zero: jax.Array, batch: int, queries: int, heads: int) -> jax.Array:
         """What the parts are added to."""
         shape = (batch, heads, self.width, queries) if self.transposed else (batch, queries, heads, self.width)
-        return jnp.zeros(shape, jnp.float32)
+        return jnp.broadcast_to(zero, shape)
 
     def whole(self, dq: jax.Array) -> Float[Array, "batch queries heads width"]:
         """What they have made of it."""
