@@ -27,8 +27,8 @@ LAYERS = (
         name="layers_counted_from_the_chunks_first",
         description="Layers that keep other activations write them to rows counted from the chunk's first layer.",
         file="jaxpar/model/loop/layer_loop.py",
-        old="own = put(all_own[place], in_order(_kept(keep, x, pullback)), slot, row - first)",
-        new="own = put(all_own[place], in_order(_kept(keep, x, pullback)), slot, row)",
+        old="stashes[stack.name], (slot, row - first)",
+        new="stashes[stack.name], (slot, row)",
         caught_by=(f"{LOOP}::test_layers_that_keep_different_things_are_a_loop_each[3]",),
     ),
     Fault(
