@@ -48,10 +48,10 @@ def flag_name(flag: str) -> str:
     return flag.lstrip("-").split("=")[0]
 
 
-def collectives_at_a_time(flags: Sequence[str]) -> int:
-    """Collectives that programs compiled with `flags` may have in flight at a time."""
+def collectives_at_a_time(flags: Sequence[str], planned: int = 1) -> int:
+    """Collectives that programs compiled with `flags` may have in flight at a time; `planned` where none states it."""
     limits = [flag.partition("=")[2] for flag in flags if flag_name(flag) == OVERLAP_LIMIT]
-    return int(limits[-1]) if limits else 1
+    return int(limits[-1]) if limits else planned
 
 
 def merged(own: tuple[str, ...], theirs: str) -> str:

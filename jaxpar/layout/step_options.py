@@ -7,7 +7,7 @@ import os
 from jax.sharding import Mesh
 
 from jaxpar.config.plan import Plan
-from jaxpar.hardware.xla_flags import flag_name
+from jaxpar.hardware.xla_flags import OVERLAP_LIMIT, flag_name
 from jaxpar.layout.host_buffers import MEMORY_PERCENT
 from jaxpar.layout.joining import GATHERS, SCATTERS
 from jaxpar.layout.merging import MERGED
@@ -19,7 +19,7 @@ def step_options(plan: Plan, mesh: Mesh) -> dict[str, int]:
         return {}
     limits = {
         GATHERS: plan.joined_gathers, SCATTERS: plan.joined_scatters, MERGED: plan.merged_matmuls_mb,
-        MEMORY_PERCENT: plan.memory_percent,
+        MEMORY_PERCENT: plan.memory_percent, OVERLAP_LIMIT: plan.collectives_at_once,
     }  # fmt: skip
     given = {flag_name(flag) for flag in os.environ.get("XLA_FLAGS", "").split()}
     return {name: limit for name, limit in limits.items() if limit is not None and name not in given}

@@ -78,7 +78,8 @@ class Analysis:
 
     def channel(self, movement: Movement) -> str:
         """What a transfer shares with others, of which one is in flight at a time."""
-        return movement.link if collectives_at_a_time(self.compilation.xla_flags) > 1 else movement.channel
+        limit = collectives_at_a_time(self.compilation.xla_flags, self.compilation.plan.collectives_at_once or 1)
+        return movement.link if limit > 1 else movement.channel
 
     @cached_property
     def buffers(self) -> Buffers:

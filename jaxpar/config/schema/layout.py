@@ -86,8 +86,9 @@ class ParallelConfig:
     weight_prefetch: Literal["auto", "layer", "parts"] = "auto"
     """How the next layer's weights are gathered while a layer computes: wherever XLA's scheduler places that (`layer`),
     or so that those of attention have arrived before products of the feed-forward, or with context ranks of
-    attention (`parts`). `auto` is `parts` on GPUs where context ranks exchange messages, or layers without FP8 are
-    copied to and from the host, and `layer` elsewhere (`docs/overlap.md`)."""
+    attention (`parts`). `auto` is `parts` on GPUs where context ranks exchange messages, or layers without FP8 have
+    tensor ranks while weights come from other nodes, or are copied to and from the host, and `layer` elsewhere
+    (`docs/overlap.md`)."""
     ulysses: int | None = None
     """Context ranks in a group of `usp`; null takes the most ranks of a node among which the heads divide."""
     tensor_overlap: Literal["auto", "plain", "ring"] = "auto"

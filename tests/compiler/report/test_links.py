@@ -23,13 +23,18 @@ PROGRAM = module_text(
 )
 
 
-@pytest.mark.parametrize(("limit", "apart"), [(None, False), (1, False), (2, True)])
-def test_links_are_apart_where_the_flags_of_a_program_allow_several_collectives(limit: int | None, apart: bool):
+@pytest.mark.parametrize(
+    ("limit", "planned", "apart"),
+    [(None, None, False), (1, None, False), (2, None, True), (None, 2, True), (1, 2, False)],
+)
+def test_links_are_apart_where_a_program_may_have_several_collectives_in_flight(
+    limit: int | None, planned: int | None, apart: bool
+):
+    """By its flags, or by its plan."""
     compilation = hsdp()[0].compilation
     own = () if limit is None else (f"--{OVERLAP_LIMIT}={limit}",)
-    analysis = Analysis(
-        replace(compilation, program=PROGRAM, xla_flags=(*compilation.xla_flags, *own)), hsdp()[0].cluster
-    )
+    plan, flags = replace(compilation.plan, collectives_at_once=planned), (*compilation.xla_flags, *own)
+    analysis = Analysis(replace(compilation, program=PROGRAM, plan=plan, xla_flags=flags), hsdp()[0].cluster)
     inside, across = (analysis.timer.transfer(movement) for movement in analysis.movements)
     wanted = max(inside, across) if apart else inside + across
     assert inside > 0 < across and analysis.schedule.exposed_seconds == pytest.approx(wanted)
