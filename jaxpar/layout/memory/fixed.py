@@ -261,11 +261,13 @@ class _Counted:
         groups = quantised(self.config, shape.model)
         if not any(group.name in groups for _, group in routed_groups(shape.model)):
             return 0
-        return sum(shape.sizes.get(name, 0) for name in ("expert_input", "expert_up", "expert_gate", "expert_hidden"))
+        return shape.sorted_bytes + sum(
+            shape.sizes.get(name, 0) for name in ("expert_up", "expert_gate", "expert_hidden")
+        )
 
     @staticmethod
     def _of_experts_in(shape: LayerShape) -> int:
-        copied = sum(shape.sizes.get(name, 0) for name in ("expert_input", "expert_up", "expert_gate"))
+        copied = shape.sorted_bytes + sum(shape.sizes.get(name, 0) for name in ("expert_up", "expert_gate"))
         if not shape.further_rounds:
             return copied
         return copied + FLOAT32_BYTES * shape.part_tokens * shape.embed + 3 * shape.later_round // 2
