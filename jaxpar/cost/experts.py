@@ -17,6 +17,9 @@ from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.layers.declaration.part import Matmuls, Part
 
+SORTED = 2.0
+"""Numbers read and written for each number of a row in the order of experts, which is made from rows as they arrive.
+The backward makes both this, as it is not kept, and the sum of gradients of copies."""
 COMBINED = 4.0
 """Numbers read and written for each number of a row on its way back, which is moved twice, as on the way to its expert;
 the backward moves it as often."""
@@ -106,6 +109,11 @@ class ExpertTimes:
     def combined_bytes(self) -> float:
         """Bytes moved in memory on the way back, forward; the backward moves as many."""
         return COMBINED * self.case.item * self.shape.rounds * self.shape.routed_rows * self.case.embed
+
+    @cached_property
+    def sorted_bytes(self) -> float:
+        """Bytes moved in memory to bring rows into the order of experts, forward; the backward moves twice as many."""
+        return SORTED * self.case.item * self.shape.rounds * self.shape.routed_rows * self.case.embed
 
     @cached_property
     def slices(self) -> int:

@@ -18,7 +18,7 @@ from jaxpar.cost.quantised import QuantisedTimes
 from jaxpar.cost.work import Work, total
 from jaxpar.layers.declaration.activations import LAYER_INPUT
 from jaxpar.layers.declaration.part import RESIDUAL, Core, Elementwise, Matmuls, Part, Traffic
-from jaxpar.memory.layer_shape import ROUTED
+from jaxpar.memory.layer_shape import RECEIVED, ROUTED
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ class _Counted:
         self.of_gradient = 4 if does.gradient_type == "float32" else 2
         self.drop, self.drop_back = (3.0, 5.0) if does.dropout else (0.0, 0.0)
         made = self.shape.layer.activations
-        self.widths = {one.name: self.shape.width(one.dims) for one in made if ROUTED not in one.dims}
-        self.routed = {one.name: self.shape.numbers(one) for one in made if ROUTED in one.dims}
+        self.routed = {one.name: self.shape.numbers(one) for one in made if {ROUTED, RECEIVED} & {*one.dims}}
+        self.widths = {one.name: self.shape.width(one.dims) for one in made if one.name not in self.routed}
 
     def product(self, n: int, k: int, rows: int, operand: int | None = None) -> float:
         """Seconds of rows [k] times a matrix [k, n], of numbers of `operand` bytes, or of an activation's."""
@@ -257,7 +257,8 @@ class _Counted:
         kernels = (2 * self.unfused if group.adds else 1) + 3 * bool(low_rank)
         out += sum(self.low_rank(part, group, name)[0] for name in group.weights)
         if self.experts.of(part, group):
-            other = self.device.bytes_seconds(added + self.experts.combined_bytes + cast + low_rank)
+            moved = self.experts.sorted_bytes + self.experts.combined_bytes
+            other = self.device.bytes_seconds(added + moved + cast + low_rank)
             back = 1 - self.experts.outward
             returned, beside = self.experts.exposed[0] * back, self.experts.hidden[0] * back
             return Work(out, 0.0, other, kernels=kernels, exchange=returned, beside=beside)
@@ -331,7 +332,7 @@ class _Counted:
                     sent = self.quantised.sent_bytes(part, one)
                     beside.append(Exchanged(one.inward, self.shape.gathered(part, one), sent, *backs[-1]))
                 elif not one.inward:
-                    moved += self.experts.combined_bytes
+                    moved += 2 * self.experts.sorted_bytes + self.experts.combined_bytes
                     exchanged, hidden = exchanged + self.experts.exposed[1], hidden + self.experts.hidden[1]
                 elif self.experts.routes(part, one):
                     moved += self.experts.choice_bytes

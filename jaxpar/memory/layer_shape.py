@@ -30,7 +30,9 @@ SPLIT = frozenset({"heads", "mlp", "expert_mlp", "shared_mlp"})
 
 
 ROUTED = "routed"
-"""The dim of rows that are sent to experts, several for each token."""
+"""The dim of rows that experts multiply, several for each token."""
+RECEIVED = "received"
+"""The dim of rows as they arrive from the ranks of their tokens, before one is copied for several experts."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,20 @@ class LayerShape:
         return self.tensor * self.expert * self._assignment_room
 
     @property
+    def received_rows(self) -> int:
+        """Rows that a device has room for as they arrive from the ranks of their tokens."""
+        if self.model.experts is None:
+            return 0
+        if self.exchange == "all_gather":
+            return self.tokens * self.expert
+        return self.tensor * self.expert * self._row_room
+
+    @property
+    def sorted_bytes(self) -> int:
+        """Bytes of the rows that the experts of a device multiply, in the order of experts: they are not kept."""
+        return self.routed_rows * self.embed * self.item_bytes
+
+    @property
     def further_rounds(self) -> bool:
         """Whether an exchange may take more than one round: all experts' ranks together have no room for all rows."""
         return self.model.experts is not None and self.capacity < self.expert
@@ -156,20 +172,23 @@ class LayerShape:
     @property
     def later_round(self) -> int:
         """Bytes of the activations of a round after the first of an exchange, which are not kept."""
-        experts = self.model.experts
-        if experts is None:
+        if self.model.experts is None:
             return 0
-        room = row_room(self.part_tokens, self._assignment_room, experts, self.expert, self.capacity)
-        rows = self.tensor * self.expert * room
-        rows = self.routed_rows if self.exchange == "all_gather" else rows
-        names = ("expert_input", "expert_up", "expert_gate", "expert_hidden")
-        return sum(self.sizes.get(name, 0) for name in names) * rows // max(1, self.routed_rows)
+        rows = self.routed_rows if self.exchange == "all_gather" else self.received_rows
+        made = sum(self.sizes.get(name, 0) for name in ("expert_up", "expert_gate", "expert_hidden"))
+        return (self.sorted_bytes + made) * rows // max(1, self.routed_rows)
 
     @property
     def _assignment_room(self) -> int:
         """Assignments that a rank's tokens have room for in each list, by `all_to_all`."""
         assert self.model.experts is not None, "a layer with experts"
         return room_of(self.part_tokens * self.model.experts.per_token, self.expert, self.capacity)
+
+    @property
+    def _row_room(self) -> int:
+        """Rows that they have room for in each list."""
+        assert self.model.experts is not None, "a layer with experts"
+        return row_room(self.part_tokens, self._assignment_room, self.model.experts, self.expert, self.capacity)
 
     @property
     def fullest(self) -> float:
@@ -238,8 +257,9 @@ class LayerShape:
 
     def numbers(self, activation: Activation) -> int:
         """Of an activation."""
-        if ROUTED in activation.dims:
-            return self.routed_rows * self.width(dim for dim in activation.dims if dim != ROUTED)
+        for dim, rows in ((ROUTED, self.routed_rows), (RECEIVED, self.received_rows)):
+            if dim in activation.dims:
+                return rows * self.width(other for other in activation.dims if other != dim)
         return (self.part_tokens if activation.between else self.tokens) * self.width(activation.dims)
 
     @cached_property

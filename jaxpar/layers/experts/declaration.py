@@ -9,6 +9,7 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.declaration.activations import Activation, Dims
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Operation, Part, Traffic, Weights, matrix, vector
+from jaxpar.layers.experts.exchange import INPUT
 from jaxpar.layers.experts.routers import ROUTERS
 from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.layers.feed_forward.gated import Gated
@@ -36,10 +37,10 @@ def declare(model: ModelConfig, feed_forward: type[FeedForward]) -> Part:
     gated = issubclass(feed_forward, Gated)
     inward = ("up", "gate") if gated else ("up",)
     routers = tuple(name for name in ("router", "noise") if name in (weights := _weights(model, experts, inward)))
-    # Rows are read and written when they are sent, and again when they are sorted by expert.
-    sent = Elementwise("expert_input", traffic=Traffic(4, 4, unfused=4, unfused_backward=4), sends_rows=True)
+    # Rows are read and written when they are sent; what sorts them by expert counts with the products.
+    sent = Elementwise(INPUT, traffic=Traffic(2, 2, unfused=2, unfused_backward=2), sends_rows=True)
     hidden = Matmuls(IN, inward, inward=True, outputs=tuple(f"expert_{name}" for name in inward))
-    activations = [Activation("expert_input", ("routed", "embed")), *_hidden("expert", ROUTED, inward)]
+    activations = [Activation(INPUT, ("received", "embed")), *_hidden("expert", ROUTED, inward)]
     operations: list[Operation] = [hidden, sent, *_non_linear("expert", gated)]
     if routers:
         logits = tuple(f"{name}_logits" for name in routers)
@@ -50,7 +51,7 @@ def declare(model: ModelConfig, feed_forward: type[FeedForward]) -> Part:
             project = Matmuls("router_projection", ("projection",), inward=True, outputs=("router_projected",))
             first = [project, replace(first[0], input="router_projected")]
         activations = [*of_logits, *activations]
-        operations = [*first, sent, replace(hidden, input="expert_input"), *_non_linear("expert", gated)]
+        operations = [*first, sent, replace(hidden, input=INPUT), *_non_linear("expert", gated)]
     if experts.shared:
         names = tuple(f"shared_{name}" for name in inward)
         activations += _hidden("shared", SHARED, inward)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config.plan import ExpertLayout
@@ -35,6 +36,9 @@ from jaxpar.mesh.collectives import (
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.mesh.wire.tokens import exchange_tokens_by_node, sent
 from jaxpar.precision.seen import Seen, for_each_use
+
+INPUT = "expert_input"
+"""The activation that rows are as they arrive. Copies in the order of experts are more rows, and made again from it."""
 
 
 class Operands(NamedTuple):
@@ -242,6 +246,7 @@ def _sliced(slices: int, x: jax.Array) -> jax.Array:
 
 def _computed(products: Products, w: Operands, places: Places, rows: jax.Array) -> jax.Array:
     """For each received row the sum of the results of its experts on this rank."""
+    rows = checkpoint_name(rows, INPUT)
     found = products(w, spread(rows, places.take, places.back), places.weights, places.sizes)
     return collect(found, places.take, places.back)
 

@@ -311,7 +311,7 @@ class Experts(nnx.Module):
     ) -> jax.Array:
         """The experts of this rank for the rows of each, times the routers' weights."""
         w, unseen = operands
-        rows, biased = self._named(rows, "expert_input"), "down_bias" in w
+        biased = "down_bias" in w
         even = 1 / min(self.layout.capacity, lax.axis_size("expert"))  # the share of the room that is used
         options = {"implementation": self.layout.products.name, "expected": round(len(rows) * even)}
         if self.layout.fused:

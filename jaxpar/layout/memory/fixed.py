@@ -247,10 +247,11 @@ class _Counted:
     def _of_experts(self) -> int:
         """What the backward of experts takes besides their activations; found in programs of four layers.
 
-        XLA's loops over blocks of rows copy their arguments to have room for a block more: the rows of experts, and the
-        gradients of what they are multiplied to. (Kernels do not; it counts for them too.) The loop of further rounds
-        has a sum in float32 of the gradients of tokens, and a round's activations with half of their cotangents: there
-        is memory for it although it does not run. Its sums of the gradients of matrices are the layer's gradients.
+        Rows in the order of experts are made again, and XLA's loops over blocks of rows copy their arguments to have
+        room for a block more: these rows, and the gradients of what they are multiplied to. (Kernels do not; it counts
+        for them too.) The loop of further rounds has a sum in float32 of the gradients of tokens, and a round's
+        activations with half of their cotangents: there is memory for it although it does not run. Its sums of the
+        gradients of matrices are the layer's gradients.
         """
         routed = [shape for shape in self.shapes.values() if shape.model.experts is not None]
         return max((self._of_experts_in(shape) + self._of_codes_in(shape) for shape in routed), default=0)
@@ -261,14 +262,16 @@ class _Counted:
         groups = quantised(self.config, shape.model)
         if not any(group.name in groups for _, group in routed_groups(shape.model)):
             return 0
-        return sum(shape.sizes.get(name, 0) for name in ("expert_input", "expert_up", "expert_gate", "expert_hidden"))
+        return shape.sorted_bytes + sum(
+            shape.sizes.get(name, 0) for name in ("expert_up", "expert_gate", "expert_hidden")
+        )
 
     @staticmethod
     def _of_experts_in(shape: LayerShape) -> int:
-        copied = sum(shape.sizes.get(name, 0) for name in ("expert_input", "expert_up", "expert_gate"))
+        rows = 2 * shape.sorted_bytes + sum(shape.sizes.get(name, 0) for name in ("expert_up", "expert_gate"))
         if not shape.further_rounds:
-            return copied
-        return copied + FLOAT32_BYTES * shape.part_tokens * shape.embed + 3 * shape.later_round // 2
+            return rows
+        return rows + FLOAT32_BYTES * shape.part_tokens * shape.embed + 3 * shape.later_round // 2
 
     def _turned(self) -> int:
         """The largest gradients of attention and of the feed-forward, which XLA copies to write them back: found in

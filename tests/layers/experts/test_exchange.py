@@ -158,6 +158,6 @@ def test_the_page_states_what_each_exchange_sends_and_holds():
             "a ring", mib(sent["all_gather"]), "as the ring runs", mib(2 * embed * ranks * tokens), multiplied,
         ],
     }  # fmt: skip
-    lines = PAGE.read_text(encoding="utf-8").partition("rows multiplied (`expert_input`)")[2].splitlines()[2:5]
+    lines = PAGE.read_text(encoding="utf-8").partition("rows received (`expert_input`)")[2].splitlines()[2:5]
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert {name.strip("`"): cells for name, *cells in found} == wanted

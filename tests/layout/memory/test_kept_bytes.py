@@ -34,3 +34,30 @@ def test_a_chunk_keeps_what_the_closed_form_states(preset: str, layout: str):
     config, plan = plan_for(load_config(CONFIGS / f"{file}.yaml", asked), parse_cluster(cluster))
     form = CLOSED_FORMS[preset](layer_shape(config, plan.axes, plan.microbatch_rows))
     assert traced_bytes(config, plan).stash == max(plan.stage_layers) * form
+
+
+EXPERTS = {
+    "over four ranks": ("parallel.expert=4", "parallel.fsdp=2", "parallel.expert_slices=2"),
+    "all tokens to all ranks": ("parallel.expert=4", "parallel.fsdp=2", "parallel.expert_exchange=all_gather"),
+    "in two levels, codes on the wire": (
+        "parallel.expert=8", "parallel.expert_exchange=hierarchical", "precision.exchange_wire=float8_e4m3fn",
+    ),
+    "tensor ranks": ("parallel.expert=4", "parallel.tensor=2"),
+    "all experts on every GPU": ("parallel.fsdp=8",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", EXPERTS)
+def test_experts_keep_rows_as_they_arrive_and_no_copies_of_them(layout: str):
+    """In the order of experts there are `per_token` rows of a token, which the receiving rank makes."""
+    cluster = "h100:2x4" if "levels" in layout else "h100:1x8"
+    whole = dict.fromkeys(("pipe", "fsdp", "context", "tensor", "expert"), 1)
+    axes = [f"parallel.{name}={size}" for name, size in whole.items()]
+    asked = [
+        *axes, "attention.backend=xla", "memory.remat=gemm_last", "model.experts={count: 16, per_token: 4, width: 64}",
+        "parallel.expert_capacity=1.5", "precision.compute=bfloat16", *EXPERTS[layout],
+    ]  # fmt: skip
+    config, plan = plan_for(load_config(CONFIGS / "quickstart.yaml", asked), parse_cluster(cluster))
+    shape = layer_shape(config, plan.axes, plan.microbatch_rows)
+    assert traced_bytes(config, plan).stash == max(plan.stage_layers) * CLOSED_FORMS["gemm_last"](shape)
+    assert shape.sizes["expert_input"] == 2 * shape.received_rows * shape.embed < shape.sorted_bytes
