@@ -192,6 +192,8 @@ class Plan:
     """How attention gets the other context ranks' keys and values."""
     kind_attention: dict[str, Choice] = field(default_factory=dict, hash=False)
     """The attention backend of each kind of layers, where kinds have names; `attention` is that of the first."""
+    norm_rotary: Choice = field(default_factory=lambda: Choice("xla", "by default"))
+    """What norms queries and keys of each head and rotates them, in layers that do both."""
     context_order: Literal["contiguous", "zigzag", "striped"] = "contiguous"
     """Which tokens of a row a context rank holds."""
     context_order_reason: str = ""

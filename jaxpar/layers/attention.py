@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from jaxpar.layers.norm import NORMS, rms_normalize, rms_normalize_heads
 from jaxpar.layers.projections import Matrix, matrix_of, project_in, project_out
 from jaxpar.layers.rope import rotate
 from jaxpar.precision.matmul import GroupScaling
+from pallas_kernels.norm_rotary import norm_rotary
 
 type Attend = Callable[..., jax.Array]
 """Attention of this rank's queries over the whole sequence: (query, key, value, tokens) -> output like query. A fifth
@@ -41,6 +43,10 @@ VALUE, OUTPUT = ("kv_heads", "value_dim"), ("heads", "value_dim")
 
 class Attention(nnx.Module):
     """Multi-head attention with grouped queries (arXiv:2305.13245)."""
+
+    norm_rotary: str = "xla"
+    """What norms queries and keys of each head and rotates them: `xla`, or in one pass a kernel of
+    `pallas_kernels.norm_rotary`."""
 
     def __init__(self, model: ModelConfig, lora: LoraConfig = OFF):
         self.part, self.lora = adapted(self.declare(model), lora), lora
@@ -122,9 +128,7 @@ class Attention(nnx.Module):
         if self.normed:
             # The norm's derivative needs its input: if that is kept, only elementwise work is recomputed.
             q, k = self._named(q, "query"), self._named(k, "key")
-            q, k = self._normalize(q, k)
-        if tokens.cos is not None and tokens.sin is not None:
-            q, k = rotate(q, tokens.cos, tokens.sin), rotate(k, tokens.cos, tokens.sin)
+        q, k = self._norm_and_rotate(q, k, tokens)
         if not self.normed:
             q, k = self._named(q, "query"), self._named(k, "key")
         v = self._named(v, "value")
@@ -135,6 +139,19 @@ class Attention(nnx.Module):
     def add_bias(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:
         """Add the output bias, after the partial sums of the tensor ranks are summed: once, not once per rank."""
         return x + self._vector("output_bias") if "output_bias" in self.part.weights else x
+
+    def _norm_and_rotate(self, q: jax.Array, k: jax.Array, tokens: TokenContext) -> tuple[jax.Array, jax.Array]:
+        """Queries and keys after their norms and the rotary embedding, of those that the model has."""
+        cos, sin = tokens.cos, tokens.sin
+        if self.norm_rotary != "xla" and self.normed is True and cos is not None and sin is not None:
+            run = partial(norm_rotary, cos=cos, sin=sin, epsilon=self.epsilon, implementation=self.norm_rotary)
+            of_query, of_key = self.factors(self._vector("query_norm")), self.factors(self._vector("key_norm"))
+            return run(q, of_query), run(k, of_key)
+        if self.normed:
+            q, k = self._normalize(q, k)
+        if cos is not None and sin is not None:
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        return q, k
 
     def _normalize(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Queries and keys after their norms, of each head or of the whole projection."""

@@ -113,4 +113,5 @@ def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
         plan.experts,
         plan.layer_unroll,
         gathered_before(plan),
+        plan.norm_rotary.name,
     )

@@ -93,9 +93,11 @@ def layer_of_kind(
     overlap: Mapping[str, TensorOverlap] | None = None,
     experts: ExpertLayout | None = None,
     fp8: QuantisedGroups | None = None,
+    norm_rotary: str = "xla",
 ) -> DecoderLayer:
     """The prototype of the layers of a kind."""
-    return DecoderLayer(replace(config, model=kind_model(config.model, kind)), mlp_tiles, overlap, experts, fp8)
+    own = replace(config, model=kind_model(config.model, kind))
+    return DecoderLayer(own, mlp_tiles, overlap, experts, fp8, norm_rotary)
 
 
 def layer_specs(layer: DecoderLayer, config: Config) -> Nested[ParamSpec]:
@@ -160,6 +162,8 @@ class DecoderStages:
     gathers_before: str = ""
     """The part of a layer (attention, mlp) before whose products the next attention's weights must have arrived; none
     where it is empty."""
+    norm_rotary: str = "xla"
+    """What norms and rotates queries and keys: see `jaxpar.layers.attention.Attention.norm_rotary`."""
 
     @property
     def model(self) -> ModelConfig:
@@ -239,7 +243,9 @@ class DecoderStages:
 
     def prototype(self, kind: str, fp8: QuantisedGroups | None = None) -> DecoderLayer:
         """A layer of a kind, as the plan has it run, with `fp8` in place of some of its matmuls."""
-        return layer_of_kind(self.config, kind, self.mlp_tiles, self.tensor_overlap, self.experts.get(kind), fp8)
+        return layer_of_kind(
+            self.config, kind, self.mlp_tiles, self.tensor_overlap, self.experts.get(kind), fp8, self.norm_rotary
+        )
 
     def _kind(self, kind: str) -> LayerKind:
         """Layers whose matmuls are exact, and below it those of which some or all are quantised."""

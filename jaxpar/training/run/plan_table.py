@@ -14,6 +14,7 @@ from jaxpar.config.plan import Plan
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.layers.counting import factor_parameters, matmul_parameters, parameter_count
 from jaxpar.layout.choices.matmul import matmul_rows, routed_choice, tiled_choice
+from jaxpar.layout.choices.norm_rotary import normed_and_rotated
 from jaxpar.layout.memory.estimate import chunk_bytes, offloaded_bytes
 from jaxpar.layout.memory.state_bytes import frozen_bytes, residual_bytes, state_bytes
 from jaxpar.layout.memory.state_storage import offload_rows
@@ -82,6 +83,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         *([("logits", plan.loss_logits, plan.loss_logits_reason)] if plan.loss_logits else []),
         _tiles_row(plan),
         *_attention_rows(plan),
+        *_norm_rotary_row(layout),
         *_context_rows(layout),
         *_tensor_rows(plan),
         *_preferences_row(layout),
@@ -166,6 +168,13 @@ def _attention_rows(plan: Plan) -> list[tuple[str, str, str]]:
         (f"attention {kind}".strip(), choice.name, _why(choice.reason, choice.rejected))
         for kind, choice in choices.items()
     ]
+
+
+def _norm_rotary_row(layout: StepLayout) -> list[tuple[str, str, str]]:
+    """What norms queries and keys of each head and rotates them; empty where no layer does both."""
+    choice = layout.plan.norm_rotary
+    why = _why(choice.reason, choice.rejected)
+    return [("norms, rotation", choice.name, why)] if normed_and_rotated(layout.config) else []
 
 
 def _tiles_row(plan: Plan) -> tuple[str, str, str]:

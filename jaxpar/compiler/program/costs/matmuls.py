@@ -54,8 +54,12 @@ _OURS = re.compile(r"__gpu\$xla\.gpu\.triton|mosaic_gpu\w*")
 """Custom calls of Pallas kernels, through Triton and by Mosaic GPU."""
 _HEAD_LOSS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
 """Names of the kernels of `pallas_kernels.linear_cross_entropy` that multiply, forward and backward."""
-_OF_KEPT = "linear_cross_entropy_kept_gradients"
-"""Name of its kernel that multiplies no matrices, because the forward kept its logits."""
+_ELEMENTWISE = {
+    "linear_cross_entropy_kept_gradients": 1,
+    "norm_rotary_forward": 7,
+    "norm_rotary_backward": 15,
+}
+"""Names of our kernels that multiply no matrices, and operations for each number of their (first) result."""
 _GROUPED = {
     "grouped_matmul_of_rows": 1,
     "grouped_matmul_of_weights": 1,
@@ -108,7 +112,7 @@ def _product_of(op: Op, one_backward: bool) -> Product | None:
         return _attention(op)
     if op.target == _BLOCK_SCALED:
         return _block_scaled(op)
-    if multiplies_nothing(op):
+    if elementwise_operations(op):
         return None
     if _OURS.fullmatch(op.target) and (work := _attention_work(op)) is not None:
         return _attention_kernel(op, work, one_backward)
@@ -121,9 +125,12 @@ def _product_of(op: Op, one_backward: bool) -> Product | None:
     raise ProgramError(f"the work of custom call {op.target} ({op.name}) is not known", line=op.line)
 
 
-def multiplies_nothing(op: Op) -> bool:
-    """Whether it is a kernel of ours that works element by element."""
-    return op.opcode == "custom-call" and _OURS.fullmatch(op.target) is not None and _OF_KEPT in op.op_name
+def elementwise_operations(op: Op) -> float:
+    """Operations of a kernel of ours that works element by element; 0 of anything else."""
+    if op.opcode != "custom-call" or not _OURS.fullmatch(op.target):
+        return 0.0
+    each = next((each for name, each in _ELEMENTWISE.items() if name in op.op_name), 0)
+    return float(each * next(leaves(op.shape)).elements)
 
 
 def _dot(op: Op) -> Product:

@@ -1,0 +1,71 @@
+"""Whether XLA or a kernel norms queries and keys of each head and rotates them."""
+
+from __future__ import annotations
+
+from jaxpar.config import Config, ModelConfig, UserError
+from jaxpar.config.counting import head_dim, kv_heads
+from jaxpar.config.kinds import kind_models
+from jaxpar.config.plan import Choice, Plan
+from jaxpar.config.spelling import one_of, quoted
+from jaxpar.distributed.devices import Device
+from jaxpar.layout.choices.hardware import hardware_of
+from jaxpar.layout.choices.tiles import head_tokens
+from pallas_kernels.norm_rotary.registry import IMPLEMENTATIONS, Request, choose
+from pallas_kernels.unsupported import Unsupported
+
+_KEY = "attention.norm_rotary"
+
+
+def choose_norm_rotary(config: Config, device: Device) -> Choice:
+    """`xla` or a kernel, as `attention.norm_rotary` asks; `auto` takes a kernel that may run in all layers with both.
+
+    Raises `UserError` where a kernel is asked for and no layer would run it, or it does not support one.
+    """
+    asked, requests = config.attention.norm_rotary, norm_rotary_requests(config, device)
+    if not requests:
+        if asked not in ("auto", "xla"):
+            raise UserError(
+                f"{_KEY}: {asked} would not be used, because no layer has norms of each head (model.qk_norm: true) and "
+                "rotary embeddings (model.position: rope); expected auto"
+            )
+        return Choice("xla", "no layer has norms of each head and rotary embeddings")
+    found = [_choose(asked, request, _KEY) for request in requests]
+    return next((one for one in found if one.name == "xla"), found[0])
+
+
+def check_norm_rotary(plan: Plan, config: Config, device: Device) -> None:
+    """Raise `UserError` if the choice of a plan cannot run on devices like `device`."""
+    known = [entry.name for entry in IMPLEMENTATIONS]
+    if plan.norm_rotary.name not in known:
+        raise UserError(f"plan.norm_rotary: expected {one_of(known)}, got {quoted(plan.norm_rotary.name)}")
+    for request in norm_rotary_requests(config, device):
+        _choose(plan.norm_rotary.name, request, "plan.norm_rotary")
+
+
+def norm_rotary_requests(config: Config, device: Device) -> list[Request]:
+    """What queries and keys of each kind of layers with both ask of a kernel, on one device."""
+    return [
+        Request(
+            **hardware_of(device),
+            dtype=config.precision.compute,
+            tokens=head_tokens(config),
+            heads=max(1, heads // config.parallel.tensor),
+            head_dim=head_dim(model),
+        )
+        for model in normed_and_rotated(config)
+        for heads in (model.heads, kv_heads(model))
+    ]
+
+
+def normed_and_rotated(config: Config) -> list[ModelConfig]:
+    """The kinds of layers that norm queries and keys of each head and rotate them."""
+    kinds = kind_models(config.model).values()
+    return [model for model in kinds if model.qk_norm is True and model.position == "rope"]
+
+
+def _choose(name: str, request: Request, key: str) -> Choice:
+    try:
+        found = choose(name, request, named_by=f"{key} names")
+    except Unsupported as error:
+        raise UserError(f"{key} is {name!r}, which does not support this run: {error.refused[name]}") from None
+    return Choice(found.name, found.reason, found.rejected)
