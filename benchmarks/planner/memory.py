@@ -94,13 +94,13 @@ def row(case: Case, predicted: float, allocated: float) -> str:
     return f"| {case.file} | {layout} | {case.cluster} | {predicted:.1f} | {allocated:.1f} | {ratio:.3f} |"
 
 
-def with_table(page: str, lines: Sequence[str]) -> str:
+def with_table(page: str, lines: Sequence[str], marks: tuple[str, str] = (BEGIN, END)) -> str:
     """The page with these lines between its marks. Raises `UserError` where it has not one pair of them."""
-    before, begin, rest = page.partition(BEGIN)
-    old, end, after = rest.partition(END)
-    if not (begin and end) or BEGIN in old + after or END in before + after:
-        raise UserError(f"{PAGE.name}: expected {BEGIN} and, after it, {END}, each once")
-    return "\n".join([before + BEGIN, "", *lines, "", END + after])
+    before, begin, rest = page.partition(marks[0])
+    old, end, after = rest.partition(marks[1])
+    if not (begin and end) or begin in old + after or end in before + after:
+        raise UserError(f"{PAGE.name}: expected {marks[0]} and, after it, {marks[1]}, each once")
+    return "\n".join([before + begin, "", *lines, "", end + after])
 
 
 @command()

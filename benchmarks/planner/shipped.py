@@ -96,15 +96,22 @@ def choices_of(config: Config, devices: int) -> dict[str, str]:
     return fixed
 
 
+def first_choice(one: Shipped, overrides: Sequence[str] = ()) -> tuple[Search, Planned, str | None]:
+    """The planner's first for a configuration, as it was asked for: the search, the plan, and a sentence about hosts
+    that it leaves idle."""
+    config = planned_config(load_config(one.file, list(overrides)))
+    space = Space(config, named_cluster(one.cluster), parse_fixed(list(one.fixed)), parse_avoided(list(one.avoided)))
+    search, (first, *_), idle = best_with_idle_hosts(Search(space), 1)
+    return search, first, idle
+
+
 def compared(one: Shipped, *, compiles: bool = False, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The row of a configuration: its own layout, and the planner's first, as it was asked for."""
     cluster = named_cluster(one.cluster)
     config = load_config(one.file, list(overrides))
     avoided, planned = parse_avoided(list(one.avoided)), planned_config(config)
     row: dict[str, Any] = {"file": one.file.name, "asked": one.asked}
-    search, (first, *_), idle = best_with_idle_hosts(
-        Search(Space(planned, cluster, parse_fixed(list(one.fixed)), avoided)), 1
-    )
+    search, first, idle = first_choice(one, overrides)
     found = {"planner": first}
     try:
         found["shipped"] = _own(config, planned, cluster, avoided)

@@ -57,6 +57,9 @@ class Mechanisms:
     (rings), rather than every rank fetching all that it lacks over its own card."""
     lockstep: bool = False
     """Whether one program with uniform ticks runs on all pipeline ranks, rather than each continuing when it can."""
+    exposed_as_compiled: bool = False
+    """Whether it waits for the share of messages that its compiled programs do not hide
+    (`planner.step_time.exposed`), where compute could hide them all."""
     padded: bool = False
     """Whether all chunks of a pipeline take as long as the longest in every layout. Of no generation here: tests set it
     for comparison. `chunks.why_padded` reports what jaxpar's own program pads."""
@@ -121,7 +124,8 @@ GENERATIONS: dict[str, Mechanisms] = {
     ),
     "jaxpar": Mechanisms(
         attention="flash3", compiled=True, overlap_data="none", prefetch_weights=True, overlap_tensor=False,
-        overlap_exchange=True, overlap_pipe=True, lockstep=True, fused_accumulation=True, recompute_last_matmul=False,
+        overlap_exchange=True, overlap_pipe=True, lockstep=True, exposed_as_compiled=True, fused_accumulation=True,
+        recompute_last_matmul=False,
     ),
 }  # fmt: skip
 """Generations of software by name."""

@@ -82,6 +82,25 @@ class Verified:
             for name, (parts, kinds) in CLASSES.items()
         }
 
+    @property
+    def differences(self) -> dict[str, float]:
+        """Predicted less compiled seconds by class, over the compiled step.
+
+        Recomputation counts as matrix products, which most of it is. All ranks of a pipeline run each tick, and so the
+        predicted bubble is in the classes of what they run.
+        """
+        time, compiled = self.predicted.candidate.time, sum(self.compiled.values())
+        once = sum(time.breakdown[name] for name in ("optimizer", "stragglers"))
+        ticks = (time.seconds - once) / (time.seconds - once - time.breakdown["bubble"])
+        found = {
+            name: (before * ticks - after) / compiled
+            for name, (before, after) in self.seconds_by_class.items()
+            if after is not None
+        }
+        found["pipe"] = -sum(self.compiled.get(kind, 0.0) for kind in CLASSES["pipe"][1]) / compiled
+        found["matrix products"] += ticks * time.breakdown["recomputation"] / compiled
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON, beside the plan."""
         return {
@@ -160,11 +179,11 @@ def judged(
     sent, compiled = 0.0, defaultdict(float, kernels or {})
     for row in collectives:
         apart = next((axis for axis in ("host", "pipe") if axis in row.axis.split("+")), None)
-        compiled[apart or _part(row)] += row.exposed_s
+        compiled[apart or part_of(row)] += row.exposed_s
         if apart or not row.seconds:
             continue
         hidden = hardware.overlap_slowdown * (row.seconds - row.exposed_s)
-        waits[_part(row)] += busy * (row.exposed_s + hidden)
+        waits[part_of(row)] += busy * (row.exposed_s + hidden)
         sent += row.bytes * row.exposed_s / row.seconds
     breakdown = {**time.breakdown, **waits}
     whole = sum(breakdown.values())
@@ -186,7 +205,7 @@ def judged(
     )
 
 
-def _part(row: Collective) -> str:
+def part_of(row: Collective) -> str:
     """Which part of a step's time a message belongs to."""
     axes = row.axis.split("+")
     if row.collective in OF_TOKENS:

@@ -14,7 +14,7 @@ from jaxpar.planner.step_time.common import Common
 from jaxpar.planner.step_time.data_messages import DataMessages
 from jaxpar.planner.step_time.layer_times import Layers, Sort
 from jaxpar.planner.step_time.update import MASTER
-from jaxpar.planner.step_time.weight_traffic import REPLICA_SUMS, as_executed, held_seconds, holds_chunks
+from jaxpar.planner.step_time.weight_traffic import as_executed, held_seconds, holds_chunks
 
 
 class Once:
@@ -48,9 +48,13 @@ class Once:
         exposed = 0.0
         if layout.zero == 3:
             times = 1 if self.executed else 2  # for the forward and for the backward
-            exposed += self.tables * times * sent.shards.gather(self.table)
-            exposed += self.trained * sent.shards.scatter(self.table)
-            exposed *= self.where.microbatches(layout) if self.does.prefetch_weights and not self.executed else 1
+            ends = self.tables * times * sent.shards.gather(self.table), self.trained * sent.shards.scatter(self.table)
+            if self.executed:
+                exposed += sum(ends)
+            elif self.does.exposed_as_compiled:
+                exposed += self.where.microbatches(layout) * self._waited(*ends)
+            else:
+                exposed += sum(ends) * (self.where.microbatches(layout) if self.does.prefetch_weights else 1)
             exposed += self._beside_last(sent.replicas.reduce(held))
             exposed += sent.shards.gather_once(self.own, self.coded) + sent.expert_shards.gather_once(self.experts)
         elif layout.zero == 0:
@@ -112,14 +116,21 @@ class Once:
         rows = Counter(chunk_slots(self.model, chunk_lengths(self.model, self.layout)))
         each = (self.messages.of_layers(self.layers.cases[Sort(kind)], number) for kind, number in rows.items())
         gathers, _, scatters = zip(*each, strict=True)
-        return held_seconds(self.layout, sum(gathers), sum(scatters), self.where.hardware.overlap_slowdown)
+        return self._waited(*held_seconds(self.layout, sum(gathers), sum(scatters)))
+
+    def _waited(self, gather: float, scatter: float) -> float:
+        """What a step takes longer for messages of weights: what is exposed of them, and what the others take from
+        compute beside them."""
+        least = self.where.exposed(self.layout)
+        exposed = least.gather * gather + least.scatter * scatter
+        return exposed + self.where.hardware.overlap_slowdown * (gather + scatter - exposed)
 
     def _beside_last(self, reduce: float) -> float:
-        """What is left of a sum over ranks beside the last microbatch's backward, where the executor runs it there."""
+        """What is left of a sum over ranks beside the last microbatch's backward, where jaxpar runs it there."""
         layout = self.layout
         after = only_after(layout.pipe, layout.replica, layout.fsdp * layout.expert * layout.context, layout.zero)
         early = layout.sums_early and after is None
-        return REPLICA_SUMS * reduce if self.does.lockstep and early else reduce
+        return self.where.exposed(layout).sums * reduce if early else reduce
 
     def _orthogonal(self) -> float:
         """Muon: ranks that share weights exchange layers for dims, work on whole matrices, and send them back."""

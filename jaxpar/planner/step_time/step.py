@@ -14,7 +14,7 @@ from jaxpar.planner.step_time.data_messages import DataMessages
 from jaxpar.planner.step_time.layer_times import Passed, Sort, sorts_of
 from jaxpar.planner.step_time.once import Once
 from jaxpar.planner.step_time.pipeline import ChunkTime, Pieces, Stages, pipeline_seconds, seconds_of_chunks
-from jaxpar.planner.step_time.weight_traffic import IN_TICKS, as_executed, holds_chunks, reduces_with_weights
+from jaxpar.planner.step_time.weight_traffic import as_executed, holds_chunks, reduces_with_weights
 
 
 class Step:
@@ -52,6 +52,7 @@ class Step:
         again = self.layers.again(layout.remat, self.slots)
         self.again = self.layers.mean(again)
         self.messages = DataMessages(where, layout, float(self.case.item))
+        self.exposed = where.exposed(layout)
         self.jitter = where.jitter(layout.devices)
         self.works = {sort: self._works(sort) for sort in self.layers.times}
         """Forward and backward of a layer of each sort."""
@@ -114,8 +115,8 @@ class Step:
         b = max(backward.seconds, backward.kernels * launch)
         back = b + b_again
         weight = min(time.weight, back)
-        least, least_back = (IN_TICKS.gather * gathered, IN_TICKS.gather * gathered_back) if self.executed else (0, 0)
-        reduced = IN_TICKS.scatter * scattered if self.executed else 0.0
+        least, least_back = self.exposed.gather * gathered, self.exposed.gather * gathered_back
+        reduced = self.exposed.scatter * scattered
         sends, sends_back = forward.sends, backward.sends + again.sends
         whole_f = self._beside(f, gathered, least, sends)
         if reduces_with_weights(self.layout, self.does):
@@ -133,8 +134,7 @@ class Step:
         if not self.does.prefetch_weights:
             return compute + message
         free = max(0.0, compute - sends)
-        hidden = compute - free + overlapped(free, message, self.hardware.overlap_slowdown)
-        return hidden + max(0.0, least - max(0.0, message - free))
+        return compute - free + overlapped(free, message - least, self.hardware.overlap_slowdown) + least
 
     def _microbatches(self, spent: dict[str, float]) -> None:
         """Forward and backward of all microbatches, the pipeline around them included."""
@@ -174,12 +174,14 @@ class Step:
         return Passed(*(self.layers.average({sort: own[place] for sort, own in each}) for place in range(9)))
 
     def _offload(self, sort: Sort, forward: float, backward: float) -> tuple[float, float]:
-        """Seconds of copies to and from the host's memory that a layer's compute does not hide."""
+        """Seconds of copies to and from the host's memory that are not hidden: what is longer than a layer's compute,
+        and at least the share that compiled programs wait for."""
         if not self.layout.offload_fraction:
             return 0.0, 0.0
         kept = self.layers.kept(self.layout.remat, self.slots)[sort]
         copy = self.layout.offload_fraction * kept / self.where.host_bandwidth
-        return max(0.0, copy - forward), max(0.0, copy - backward)
+        least = self.exposed.host * copy
+        return max(least, copy - forward), max(least, copy - backward)
 
     def _sum_over_stages(self) -> float:
         """Seconds of a sum over the stages of what is between two layers, where they share embedding and head.

@@ -11,25 +11,6 @@ from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.ticks import ticks_of
 
 
-class Exposed(NamedTuple):
-    """The least share of messages that no compute hides."""
-
-    gather: float
-    scatter: float
-
-
-IN_TICKS = Exposed(0.023, 0.035)
-"""Of layers that are gathered in every tick: from the compiled program of Llama-3 8B, pipe 2 x fsdp 8, 1F1B, for H100s.
-Its compiler's schedule was read; nothing was timed on GPUs."""
-HELD = Exposed(0.41, 0.66)
-"""The same of chunks that are held whole: breadth-first with two virtual stages. A loop over ticks waits for them."""
-
-
-REPLICA_SUMS = 0.5
-"""The share of sums over replicas that a step waits for where they run beside the last microbatch's backward: from the
-compiled program of Llama-3 8B, replica 4 x fsdp 8, for H100s (`docs/overlap.md`); nothing was timed on GPUs."""
-
-
 class WeightMessages(NamedTuple):
     """Messages of one layer in a step, on average over the layers of a rank."""
 
@@ -58,13 +39,11 @@ def weight_messages(layout: Layout, microbatches: int) -> WeightMessages:
     return WeightMessages(forward + backward, weight if ticks.splits_backward else backward)
 
 
-def held_seconds(layout: Layout, gather: float, scatter: float, slowdown: float) -> float:
-    """What a step takes longer for chunks that are held, of which the messages of one take `gather` and `scatter`
-    seconds: what is exposed, and what the rest takes from compute beside it."""
+def held_seconds(layout: Layout, gather: float, scatter: float) -> tuple[float, float]:
+    """Seconds of the gathers and of the reductions of a step whose chunks are held, of which the messages of one take
+    `gather` and `scatter` seconds."""
     counts, v = weight_messages(layout, 1), layout.virtual_stages  # whatever the number of microbatches
-    gather, scatter = v * counts.gathers * gather, v * counts.scatters * scatter
-    exposed = HELD.gather * gather + HELD.scatter * scatter
-    return exposed + slowdown * (gather + scatter - exposed)
+    return v * counts.gathers * gather, v * counts.scatters * scatter
 
 
 def holds_chunks(layout: Layout) -> bool:

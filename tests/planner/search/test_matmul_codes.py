@@ -92,11 +92,11 @@ def test_fp8_gains_what_it_gains_in_the_compiled_program():
 
 @pytest.mark.parametrize(("of", "seconds"), [("null", 93.1), ("fp8_delayed", 67.3), ("fp8_current", 85.6)])
 def test_405b_on_1024_h100s_takes_what_its_compiled_programs_do(of: str, seconds: float):
-    """They copy inputs of layers to the host, which hides, and recompute all."""
+    """They copy inputs of layers to the host, which hides, and recompute all; no program waits for a slowest host."""
     layout = replace(FULL, fsdp=1024)
     options = () if of == "null" else recipe(of)
     time = timed(layout, *options, name="llama3_405b", cluster="h100:128x8")
-    assert time.seconds == pytest.approx(seconds, rel=0.06)
+    assert time.seconds - time.breakdown["stragglers"] == pytest.approx(seconds, rel=0.06)
     if of == "fp8_current":
         assert time.breakdown["scales"] == pytest.approx(12.8, rel=0.01)
 

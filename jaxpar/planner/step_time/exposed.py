@@ -1,0 +1,171 @@
+"""The share of messages that a step of jaxpar waits for, read from compiled programs.
+
+`evidence/data/compiled.csv` has programs of XLA's GPU compiler, with the seconds that their messages need and those
+that no compute hides (`python -m benchmarks.planner.compiled` renews it). A layout waits for the median share of the
+programs of its class on GPUs of its generation. Where none was compiled for a generation, programs of the next one of
+`NEAREST` stand for it.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Literal, NamedTuple
+
+from jaxpar.config import UserError
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.xla_flags import SLOW_NETWORK
+from jaxpar.planner.layout import Layout, Remat
+from jaxpar.planner.step_time.weight_traffic import holds_chunks
+
+COMPILED = Path(__file__).parents[1] / "evidence" / "data" / "compiled.csv"
+MESSAGES = ("gathers", "scatters", "sums", "host", "state", "context", "tensor", "experts", "pipe")
+"""Kinds of messages, each with a column of the seconds that they need and one of those that are exposed
+(`..._exposed`): gathers of weights, reduce-scatters of gradients, sums over replicas, copies of activations to and
+from the host, those of the optimizer's state, and what context ranks, tensor ranks, ranks of experts and stages send
+each other."""
+
+type Generation = Literal["ampere", "fast", "slow"]
+"""XLA's latency estimator is for Hopper and later, so programs for Ampere are ordered otherwise. On Hopper and later,
+`slow` is a network of which XLA is told the speed."""
+NEAREST: Mapping[str, tuple[Generation, ...]] = {
+    "ampere": ("ampere", "fast", "slow"), "fast": ("fast", "slow", "ampere"), "slow": ("slow", "fast", "ampere"),
+}  # fmt: skip
+"""Generations in whose programs a class is looked for, in order."""
+
+type LayoutClass = Literal["fsdp", "replicas", "tensor", "context", "experts", "copies", "ticks", "held"]
+"""How weights are gathered: over data ranks alone; beside sums over replicas; beside messages of tensor ranks, of
+context ranks or of ranks of experts; beside copies of activations to the host; in the ticks of a pipeline; or chunk by
+chunk, which are held."""
+
+CLASS_OF_AXIS: Mapping[str, LayoutClass] = {
+    "expert": "experts", "context": "context", "tensor": "tensor", "replica": "replicas",
+}  # fmt: skip
+"""Classes of layouts that have several ranks on an axis."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program: a row of the file."""
+
+    config: str
+    """The name of a file of configs/."""
+    cluster: str
+    overrides: tuple[str, ...]
+    """`section.key=value`, as for `--set`."""
+    kind: str = ""
+    """A `LayoutClass`."""
+    generation: str = ""
+    """A `Generation`."""
+    mesh: str = ""
+    """In words."""
+    compute: float = 0.0
+    """Seconds of all kernels of a step."""
+    needed: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of messages by kind of `MESSAGES`."""
+    exposed: Mapping[str, float] = field(default_factory=dict)
+    """Those of them that no compute hides."""
+
+    @property
+    def command(self) -> str:
+        """What compiles it."""
+        words = ["python -m jaxpar.inspect", f"--config configs/{self.config}.yaml", f"--cluster {self.cluster}"]
+        return " ".join([*words, *(f"--set {one}" for one in self.overrides)])
+
+
+def read_programs(file: Path = COMPILED) -> list[Program]:
+    """The rows of a file. Raises `UserError` for one that is not of this form."""
+    with file.open(newline="") as stream:
+        lines = (line for line in stream if not line.startswith("#"))
+        return [_read(f"{file.name}: row {number}", row) for number, row in enumerate(csv.DictReader(lines), 1)]
+
+
+def _read(place: str, row: Mapping[str, str]) -> Program:
+    try:
+        needed = {name: float(row[name] or 0) for name in MESSAGES}
+        exposed = {name: float(row[f"{name}_exposed"] or 0) for name in MESSAGES}
+        return Program(
+            row["config"], row["cluster"], tuple(row["overrides"].split()), row["class"], row["generation"],
+            row["mesh"], float(row["compute"] or 0), needed, exposed,
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{place}: expected a cell in each column, numbers in those of seconds; {error}") from None
+
+
+@cache
+def _programs() -> tuple[Program, ...]:
+    return tuple(read_programs())
+
+
+def generation_of(cluster: Cluster) -> Generation:
+    """Of a cluster's GPUs."""
+    gpu = cluster.gpu
+    if gpu.compute_capability < (9, 0):
+        return "ampere"
+    return "slow" if cluster.hosts > 1 and cluster.link(True).bandwidth < SLOW_NETWORK else "fast"
+
+
+def classes_of(layout: Layout) -> tuple[LayoutClass, ...]:
+    """Those of a layout whose weights are gathered; the first is its class among programs. The expert axis of a dense
+    model is data parallelism, and not named here."""
+    if layout.pipe > 1:
+        return ("held",) if holds_chunks(layout) else ("ticks",)
+    found: list[LayoutClass] = [kind for axis, kind in CLASS_OF_AXIS.items() if getattr(layout, axis) > 1]
+    found = found or ["fsdp"]
+    return ("copies", *found) if layout.offload_fraction or _copies(layout.remat) else tuple(found)
+
+
+def _copies(remat: Remat) -> bool:
+    return not isinstance(remat, str) and any(treatment == "offload" for _, own in remat for _, treatment in own)
+
+
+class Exposed(NamedTuple):
+    """The least share of messages that a step waits for."""
+
+    gather: float = 0.0
+    """Of gathers of weights."""
+    scatter: float = 0.0
+    """Of reduce-scatters of gradients."""
+    sums: float = 1.0
+    """Of sums over replicas that run beside the last microbatch's backward."""
+    host: float = 0.0
+    """Of copies of activations to and from the host."""
+
+
+HIDDEN = Exposed()
+"""Of software that waits for what is longer than the compute beside it, and for nothing else."""
+
+
+def exposed(layout: Layout, cluster: Cluster) -> Exposed:
+    """The shares of a layout of jaxpar's on a cluster; of several classes, the largest."""
+    return _exposed(classes_of(layout), generation_of(cluster))
+
+
+@cache
+def _exposed(kinds: tuple[LayoutClass, ...], generation: Generation) -> Exposed:
+    gather, scatter = (max(share(name, kind, generation) for kind in kinds) for name in ("gathers", "scatters"))
+    return Exposed(gather, scatter, share("sums", "replicas", generation), share("host", None, generation))
+
+
+def share(message: str, kind: str | None, generation: str, programs: Sequence[Program] | None = None) -> float:
+    """The share of messages of a kind of `MESSAGES` that a step waits for.
+
+    Args:
+        message: the kind.
+        kind: the `LayoutClass` of the layout; None for all of them.
+        generation: of the GPUs.
+        programs: those of the file.
+    """
+    for own in NEAREST[generation]:
+        found = [
+            one.exposed[message] / one.needed[message]
+            for one in (_programs() if programs is None else programs)
+            if one.generation == own and kind in (None, one.kind) and one.needed.get(message)
+        ]
+        if found:
+            return median(found)
+    raise AssertionError(f"no compiled program of class {kind} has {message}")

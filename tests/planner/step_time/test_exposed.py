@@ -1,0 +1,172 @@
+"""What a step waits for, as compiled programs have it: the shipped rows, and the shares that are read from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from benchmarks.planner.compiled import by_kind, laid_out, prepared, shares_table, table, write_rows
+from jaxpar.compiler.report.record import Collective
+from jaxpar.config.presets import PRESETS
+from jaxpar.cost.hardware_model import hardware_of
+from jaxpar.cost.mechanisms import GENERATIONS
+from jaxpar.cost.messages import network_of
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.report.words import axes
+from jaxpar.planner.step_time.exposed import (
+    HIDDEN,
+    LayoutClass,
+    Program,
+    classes_of,
+    exposed,
+    generation_of,
+    read_programs,
+    share,
+)
+from jaxpar.planner.step_time.model import step_time
+from tests.sentences import refused
+
+HOST = parse_cluster("h100:1x8")
+MODEL = replace(PRESETS["llama3-8b"], vocab=32000)
+
+
+def program(gathers: float, kind: str = "fsdp", generation: str = "fast") -> Program:
+    """One that waits for so much of a second of gathers."""
+    return Program("a", "h100:1x8", (), kind, generation, "fsdp 8", 1.0, {"gathers": 1.0}, {"gathers": gathers})
+
+
+def test_every_class_of_layouts_was_compiled():
+    programs = read_programs()
+    assert {one.kind for one in programs} == set(get_args(LayoutClass.__value__))
+    assert {one.generation for one in programs} == {"ampere", "fast", "slow"}
+    for one in programs:
+        assert one.compute > 0
+        assert all(0 <= one.exposed[name] <= needed for name, needed in one.needed.items()), one.command
+
+
+@pytest.mark.parametrize("one", read_programs(), ids=lambda one: one.command.partition("configs/")[2])
+def test_the_command_of_a_row_has_its_layout(one: Program):
+    config, cluster = prepared(one)
+    layout, _ = laid_out(config, cluster)
+    assert (axes(layout), classes_of(layout)[0], generation_of(cluster)) == (one.mesh, one.kind, one.generation)
+
+
+def test_a_share_is_the_median_of_its_class_and_generation():
+    rows = [program(0.1), program(0.3), program(0.2), program(0.9, "context"), program(0.8, generation="slow")]
+    assert share("gathers", "fsdp", "fast", rows) == 0.2
+    assert share("gathers", "fsdp", "slow", rows) == 0.8
+    assert share("gathers", "fsdp", "ampere", rows) == 0.2, "of the nearest generation that was compiled"
+    assert share("gathers", "context", "slow", rows) == 0.9
+    assert share("gathers", None, "fast", rows) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [
+        (Layout(fsdp=8, zero=3), "fsdp"),
+        (Layout(replica=2, fsdp=8, zero=3), "replicas"),
+        (Layout(replica=2, fsdp=8, tensor=2, zero=3), "tensor"),
+        (Layout(fsdp=8, tensor=2, context=2, zero=3), "context"),
+        (Layout(expert=8, context=2, zero=3), "experts"),
+        (Layout(fsdp=8, tensor=2, zero=3, offload_fraction=0.5), "copies"),
+        (Layout(fsdp=8, zero=3, remat=((8, (("query", "offload"),)),)), "copies"),
+        (Layout(pipe=2, fsdp=8, tensor=2, zero=3, schedule="1f1b"), "ticks"),
+        (Layout(pipe=2, fsdp=8, zero=3, schedule="breadth-first", virtual_stages=2), "held"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_layouts_have_the_class_of_what_their_weights_travel_beside(layout: Layout, kind: str):
+    assert classes_of(layout)[0] == kind
+
+
+def test_of_several_classes_the_largest_share_counts():
+    for more in ({"offload_fraction": 0.5}, {"context": 2}, {"replica": 2}):
+        layout = Layout(fsdp=4, tensor=2, zero=3)
+        without, both = exposed(layout, HOST), exposed(replace(layout, **more), HOST)
+        assert both.gather >= without.gather and both.scatter >= without.scatter
+
+
+@pytest.mark.parametrize(
+    ("cluster", "generation"),
+    [("a100-80:4x8", "ampere"), ("h100:4x8", "fast"), ("h800:4x8", "slow"), ("h800:1x8", "fast")],
+)
+def test_generations_of_gpus(cluster: str, generation: str):
+    assert generation_of(parse_cluster(cluster)) == generation
+
+
+def test_a_step_waits_for_the_share_and_the_rest_takes_from_compute():
+    """On fsdp 8, whose messages are all shorter than the compute beside them."""
+    ring, slow = network_of(HOST, hardware_of(HOST.gpu)).ring(8, 1), hardware_of(HOST.gpu).overlap_slowdown
+    layer, table = 3 * MODEL.embed * 14336 + 2 * MODEL.embed * (4096 + 1024), 32000 * MODEL.embed
+    count = lambda number: MODEL.layers * number(layer) + 2 * number(table)
+    gathers, scatters = 4 * 2 * count(lambda own: ring.gather(2.0 * own)), 4 * count(lambda own: ring.gather(4.0 * own))
+    layout = Layout(fsdp=8, zero=3)
+    found = step_time(MODEL, 8192, 32, layout, HOST).breakdown["data"]
+    least = exposed(layout, HOST)
+    waited = least.gather * gathers + least.scatter * scatters
+    assert found == pytest.approx(waited + slow * (gathers + scatters - waited), rel=0.01)
+
+
+def test_other_software_waits_for_what_is_longer_than_compute_alone(monkeypatch: pytest.MonkeyPatch):
+    """Programs of ours say nothing about it."""
+    layouts = Layout(fsdp=8, zero=3), Layout(replica=2, fsdp=4, zero=3), Layout(pipe=2, fsdp=4, zero=3, schedule="1f1b")
+    others = {name: does for name, does in GENERATIONS.items() if name != "jaxpar"}
+    assert not any(does.exposed_as_compiled for does in others.values())
+    time = lambda does, layout: step_time(MODEL, 8192, 64, layout, parse_cluster("h100:1x8"), does).seconds
+    found = {name: [time(does, layout) for layout in layouts] for name, does in others.items()}
+    ours = [time(GENERATIONS["jaxpar"], layout) for layout in layouts]
+    monkeypatch.setattr("jaxpar.planner.step_time.common.exposed", lambda *_: HIDDEN._replace(gather=0.9, scatter=0.9))
+    assert {name: [time(does, layout) for layout in layouts] for name, does in others.items()} == found
+    assert all(time(GENERATIONS["jaxpar"], layout) > before for layout, before in zip(layouts, ours, strict=True))
+
+
+def test_copies_to_the_host_cost_the_share_that_programs_wait_for():
+    kept = Layout(fsdp=8, zero=3, remat="gemm_last")
+    copied = replace(kept, offload_fraction=0.1)
+    cost = step_time(MODEL, 8192, 64, copied, HOST).breakdown["offload"]
+    assert step_time(MODEL, 8192, 64, kept, HOST).breakdown["offload"] == 0 < cost
+    assert step_time(MODEL, 8192, 64, replace(copied, offload_fraction=0.2), HOST).breakdown["offload"] == (
+        pytest.approx(2 * cost)
+    )
+
+
+def test_rows_are_written_as_they_are_read(tmp_path: Path):
+    file = tmp_path / "compiled.csv"
+    write_rows([program(0.25)], file)
+    (found,) = read_programs(file)
+    assert (found.needed["gathers"], found.exposed["gathers"], found.kind) == (1.0, 0.25, "fsdp")
+    file.write_text(file.read_text().replace("0.25", "a quarter"))
+    with refused("compiled.csv", "row 1", "number", "a quarter"):
+        read_programs(file)
+
+
+def test_messages_count_by_kind():
+    sent = lambda axis, name: Collective(axis, name, "all-gather", "bf16", False, 1, 1e6, 0, 2.0, 1.0, 1.0)
+    rows = [
+        sent("fsdp", "gather_weight"), sent("fsdp+context", "scatter_gradient"), sent("replica", "reduce_sum"),
+        sent("host", "to_host"), sent("context", "gather_context"), sent("tensor", "gather_sequence"),
+        sent("expert", "exchange_tokens"), sent("pipe", "shift_stage"),
+    ]  # fmt: skip
+    needed, waited = by_kind(rows)
+    kinds = ("gathers", "scatters", "sums", "host", "context", "tensor", "experts", "pipe")
+    assert needed == dict.fromkeys(kinds, 2.0) and waited == dict.fromkeys(kinds, 1.0)
+
+
+def test_the_table_has_what_is_waited_for_beside_what_is_expected():
+    first, *_ = read_programs()
+    (_, _, row) = table([first])
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[:4] == ["1", f"`{first.config}`, {first.cluster}", first.mesh, "fsdp, fast"]
+    assert cells[5] == f"{first.exposed['gathers']:.3g} of {first.needed['gathers']:.3g} s" and cells[7] == "-"
+    assert len(cells) == 12 and all(cell.endswith(" s") for cell in cells[-2:])
+
+
+def test_the_shares_are_those_that_the_planner_takes():
+    rows = [program(0.1), program(0.3), program(0.2, "context")]
+    for one in rows:
+        one.needed["scatters"], one.exposed["scatters"] = 2.0, 1.0  # pyright: ignore[reportIndexIssue]
+    assert shares_table(rows)[2:] == ["| context | fast | 1 | 20.0% | 50.0% |", "| fsdp | fast | 2 | 20.0% | 50.0% |"]
