@@ -15,9 +15,10 @@ from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers import attention
 from jaxpar.layout.choices.norm_rotary import check_norm_rotary, choose_norm_rotary, norm_rotary_requests
-from jaxpar.layout.make_plan import make_plan
+from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.build import build_mesh
+from jaxpar.training.run.plan_table import _norm_rotary_row
 from jaxpar.training.step.train_step import TrainStep
 from pallas_kernels import norm_rotary
 from pallas_kernels.toolchain import versions
@@ -95,6 +96,13 @@ def test_what_the_kernel_cannot_do_is_refused(config: Config, device: Any, parts
     plan: Any = SimpleNamespace(norm_rotary=Choice("triton", ""))
     with refused("plan.norm_rotary is", *parts):
         check_norm_rotary(plan, config, device)
+
+
+def test_the_plan_states_it_where_a_layer_has_both():
+    row = lambda config: _norm_rotary_row(StepLayout(config, make_plan(config, jax.devices()[0])))
+    ((label, name, why),) = row(resolve_config(run(), 1))
+    assert (label, name) == ("norms, rotation", "xla") and "triton: it needs an NVIDIA GPU" in why
+    assert row(resolve_config(run(qk_norm=False), 1)) == []
 
 
 @pytest.mark.long
