@@ -112,9 +112,9 @@ def generation_of(cluster: Cluster) -> Generation:
 def classes_of(layout: Layout) -> tuple[LayoutClass, ...]:
     """Those of a layout whose weights are gathered; the first is its class among programs. The expert axis of a dense
     model is data parallelism, and not named here."""
-    if layout.pipe > 1:
-        return ("held",) if holds_chunks(layout) else ("ticks",)
     found: list[LayoutClass] = [kind for axis, kind in CLASS_OF_AXIS.items() if getattr(layout, axis) > 1]
+    if layout.pipe > 1:
+        return ("held" if holds_chunks(layout) else "ticks", *found)
     found = found or ["fsdp"]
     return ("copies", *found) if layout.offload_fraction or _copies(layout.remat) else tuple(found)
 
