@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from statistics import median
 from typing import Literal, NamedTuple
 
@@ -74,7 +75,7 @@ class Program:
     def command(self) -> str:
         """What compiles it."""
         words = ["python -m jaxpar.inspect", f"--config configs/{self.config}.yaml", f"--cluster {self.cluster}"]
-        return " ".join([*words, *(f"--set {one}" for one in self.overrides)])
+        return " ".join([*words, *(f"--set {quote(one)}" for one in self.overrides)])
 
 
 def read_programs(file: Path = COMPILED) -> list[Program]:
