@@ -35,7 +35,7 @@ WAITS = ("tensor", "context", "exchange", "data", "scales")
 CLASSES = {
     "matrix products": (("matmuls",), ("matmul",)),
     "attention": (("attention",), ("attention",)),
-    "memory traffic": (("other", "optimizer"), ("elementwise", "copy")),
+    "memory traffic": (("other", "slices", "optimizer"), ("elementwise", "copy")),
     "recomputation": (("recomputation",), ()),
     "tensor": (("tensor",), ("tensor",)),
     "context": (("context",), ("context",)),

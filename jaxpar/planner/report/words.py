@@ -35,6 +35,7 @@ MEANINGS = {
     "launches": "waiting for the host to launch kernels",
     "offload": "waiting for copies to and from the host",
     "bubble": "waiting for other pipeline ranks (their loss included)",
+    "slices": "copies of a pipeline's weights and gradients from and into their stacks",
     "stragglers": "waiting for the slowest host",
     "optimizer": "updating weights",
 }
@@ -52,6 +53,7 @@ CURES = {
     "data": "the network between data ranks: a larger batch would hide or share it",
     "bubble": "the pipeline: more microbatches (a larger batch) would fill it",
     "offload": "the link to the host's memory",
+    "slices": "ZeRO-3, or fewer ticks",
     "stragglers": "the number of hosts",
     "optimizer": "the bandwidth of the memory that holds the optimizer's state",
     "launches": "kernels too small for the host",

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from statistics import median
 from typing import Literal, NamedTuple
 
@@ -74,7 +75,7 @@ class Program:
     def command(self) -> str:
         """What compiles it."""
         words = ["python -m jaxpar.inspect", f"--config configs/{self.config}.yaml", f"--cluster {self.cluster}"]
-        return " ".join([*words, *(f"--set {one}" for one in self.overrides)])
+        return " ".join([*words, *(f"--set {quote(one)}" for one in self.overrides)])
 
 
 def read_programs(file: Path = COMPILED) -> list[Program]:
@@ -112,9 +113,9 @@ def generation_of(cluster: Cluster) -> Generation:
 def classes_of(layout: Layout) -> tuple[LayoutClass, ...]:
     """Those of a layout whose weights are gathered; the first is its class among programs. The expert axis of a dense
     model is data parallelism, and not named here."""
-    if layout.pipe > 1:
-        return ("held",) if holds_chunks(layout) else ("ticks",)
     found: list[LayoutClass] = [kind for axis, kind in CLASS_OF_AXIS.items() if getattr(layout, axis) > 1]
+    if layout.pipe > 1:
+        return ("held" if holds_chunks(layout) else "ticks", *found)
     found = found or ["fsdp"]
     return ("copies", *found) if layout.offload_fraction or _copies(layout.remat) else tuple(found)
 

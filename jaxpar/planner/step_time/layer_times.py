@@ -45,6 +45,8 @@ class Passed(NamedTuple):
     offload_back: float
     gathered: float
     """Gathers of weights alone, hidden or not, in the forward; the backward has as many."""
+    sliced: float = 0.0
+    """Copies of weights and gradients from and into the stacks of a pipeline's chunks, forward and backward."""
 
 
 class Sort(NamedTuple):

@@ -14,7 +14,13 @@ from jaxpar.planner.step_time.data_messages import DataMessages
 from jaxpar.planner.step_time.layer_times import Passed, Sort, sorts_of
 from jaxpar.planner.step_time.once import Once
 from jaxpar.planner.step_time.pipeline import ChunkTime, Pieces, Stages, pipeline_seconds, seconds_of_chunks
-from jaxpar.planner.step_time.weight_traffic import as_executed, holds_chunks, reduces_with_weights
+from jaxpar.planner.step_time.weight_traffic import (
+    SLICED,
+    as_executed,
+    holds_chunks,
+    reduces_with_weights,
+    slices_chunks,
+)
 
 
 class Step:
@@ -113,6 +119,7 @@ class Step:
         f = max(forward.seconds, forward.kernels * launch)
         b_again = max(again.seconds, again.kernels * launch)
         b = max(backward.seconds, backward.kernels * launch)
+        sliced = self._sliced(sort)
         back = b + b_again
         weight = min(time.weight, back)
         least, least_back = self.exposed.gather * gathered, self.exposed.gather * gathered_back
@@ -125,8 +132,16 @@ class Step:
         else:
             whole_b = self._beside(back, gathered_back + scattered, least_back + reduced, sends_back)
         offload = self._offload(sort, whole_f, whole_b)
-        whole_f, whole_b = whole_f + offload[0], whole_b + offload[1]
-        return Passed(whole_f, whole_b, min(weight, whole_b), f, b, b_again, *offload, gathered)
+        whole_f, whole_b = whole_f + offload[0] + sliced[0], whole_b + offload[1] + sliced[1]
+        return Passed(whole_f, whole_b, min(weight, whole_b), f, b, b_again, *offload, gathered, sum(sliced))
+
+    def _sliced(self, sort: Sort) -> tuple[float, float]:
+        """Seconds, forward and backward, of copies of a layer's weights and gradients from and into their stacks."""
+        if not slices_chunks(self.layout, self.does):
+            return 0.0, 0.0
+        case, seconds = self.layers.cases[sort], self.where.device.bytes_seconds
+        whole, trained = case.parameters + case.experts, case.trained + case.experts
+        return seconds(SLICED.forward * whole), seconds(SLICED.backward * whole + SLICED.gradient * trained)
 
     def _beside(self, compute: float, message: float, least: float, sends: float = 0.0) -> float:
         """Seconds of compute and the messages of weights beside it, of which `least` cannot be hidden, nor anything in
@@ -162,7 +177,8 @@ class Step:
         waiting = f - forward.seconds + b - backward.seconds + b_again - again.seconds
         spent["launches"] = count * waiting
         spent["offload"] = count * sum(offload)
-        spent["data"] = count * (whole_f + whole_b - f - back - sum(offload))
+        spent["slices"] = count * mean.sliced
+        spent["data"] = count * (whole_f + whole_b - f - back - sum(offload) - mean.sliced)
         spent["bubble"] = spent["stragglers"] = 0.0  # of the schedule, below
 
     def _mean_passed(self) -> Passed:
@@ -171,7 +187,7 @@ class Step:
         if not others:
             return first
         each = self.passed.items()
-        return Passed(*(self.layers.average({sort: own[place] for sort, own in each}) for place in range(9)))
+        return Passed(*(self.layers.average({sort: own[place] for sort, own in each}) for place in range(10)))
 
     def _offload(self, sort: Sort, forward: float, backward: float) -> tuple[float, float]:
         """Seconds of copies to and from the host's memory that are not hidden: what is longer than a layer's compute,

@@ -42,7 +42,7 @@ def program(gathers: float, kind: str = "fsdp", generation: str = "fast") -> Pro
 def test_every_class_of_layouts_was_compiled():
     programs = read_programs()
     assert {one.kind for one in programs} == set(get_args(LayoutClass.__value__))
-    assert {one.generation for one in programs} == {"ampere", "fast", "slow"}
+    assert {one.generation for one in programs if one.kind == "fsdp"} == {"ampere", "fast", "slow"}
     for one in programs:
         assert one.compute > 0
         assert all(0 <= one.exposed[name] <= needed for name, needed in one.needed.items()), one.command

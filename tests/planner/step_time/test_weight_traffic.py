@@ -102,6 +102,28 @@ def test_held_chunks_wait_for_the_share_that_compiled_programs_do_not_hide():
     assert found == pytest.approx(waited + slow * (gather + scatter - waited) + ends, rel=0.01)
 
 
+def test_whole_chunks_are_copied_from_and_into_their_stacks_in_each_tick():
+    """Of the compiled program of Llama-3 405B, pipe 16 x fsdp 4 x context 4 x tensor 4 in four chunks on 1,024 H100s,
+    memory traffic is 41.3 s; without these copies 3.4 s are expected. Not of other software, nor under ZeRO-3."""
+    layout = Layout(pipe=2, fsdp=8, zero=1, schedule="1f1b")
+    found = seconds(layout)
+    layers = MODEL.layers // 2 * (3 * MODEL.embed * 14336 + 2 * MODEL.embed * (4096 + 1024))
+    hardware = hardware_of(HOSTS.gpu)
+    bandwidth = HOSTS.gpu.hbm_bandwidth * hardware.memory_share
+    assert found.breakdown["slices"] == pytest.approx(16 * 28.0 * layers / bandwidth, rel=0.01)
+    assert seconds(replace(layout, zero=3)).breakdown["slices"] == 0.0
+    other = step_time(replace(MODEL, vocab=32000), 4096, 128, layout, HOSTS, GENERATIONS["megatron-core"])
+    assert other.breakdown["slices"] == 0.0
+    large = replace(PRESETS["llama3-405b"], vocab=128256)
+    wide = Layout(
+        pipe=16, fsdp=4, context=4, tensor=4, zero=1, schedule="interleaved", virtual_stages=4, shared_ends=True,
+        context_strategy="ulysses",
+    )  # fmt: skip
+    parts = step_time(large, 8192, 2048, wide, parse_cluster("h100:128x8")).breakdown
+    ticks = 1 + parts["bubble"] / (sum(parts.values()) - parts["bubble"] - parts["stragglers"])
+    assert ticks * (parts["slices"] + parts["other"]) == pytest.approx(41.3, rel=0.1)
+
+
 def test_ends_cost_once_a_step_and_a_sum_over_pipe():
     layout = Layout(pipe=2, fsdp=8, zero=1, schedule="1f1b")
     untied, tied = (seconds(layout, tied=value).breakdown["data"] for value in (False, True))
