@@ -44,6 +44,7 @@ SLICES = 16
 RANKS = 2**20
 """Limit for the devices of a mesh."""
 LAYERS = 10_000
+COLLECTIVES = 64
 ROWS = 2**24
 """Limit for the rows of a batch."""
 WIDTH = 2**24
@@ -117,6 +118,7 @@ BOUNDS: dict[str, Bound] = {
     "parallel.expert_capacity": Bound("at least 1", lambda value: value >= 1, CAPACITY),
     "parallel.expert_slices": _at_least(1, SLICES),
     "parallel.layer_unroll": _at_least(1, LAYERS),
+    "parallel.collectives_at_once": _at_least(1, COLLECTIVES),
     "parallel.microbatches": _at_least(1, MICROBATCHES),
     "parallel.secondary_shard": _at_least(2, RANKS),
     "parallel.ulysses": _at_least(1, RANKS),

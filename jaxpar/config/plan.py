@@ -210,8 +210,8 @@ class Plan:
     """Bytes up to which XLA joins gathers of a layer's weights to one message; null where it takes its default."""
     joined_scatters: int | None = None
     """The same of reduce-scatters of a layer's gradients."""
-    collectives_at_once: int | None = None
-    """Collectives that XLA may have in flight; null where it takes its default of one."""
+    collectives_at_once: int = 1
+    """Collectives that XLA may have in flight."""
     merged_matmuls_mb: int | None = None
     """Megabytes up to which XLA merges matmuls that share an operand, 0 for none; null where it takes its default."""
     memory_percent: int | None = None

@@ -18,7 +18,6 @@ from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layers.checks import validate
 from jaxpar.layers.declared import activation_names, hidden_names
 from jaxpar.layout.auto_remat import auto_runs, lost_seconds
-from jaxpar.layout.both_links import uses_both_links, with_both_links
 from jaxpar.layout.choices.attention import attention_plan
 from jaxpar.layout.choices.experts import expert_layouts, with_fused
 from jaxpar.layout.choices.head_loss import choose_loss
@@ -100,8 +99,6 @@ def make_plan(
         """`plan`, with one layer in a turn of the loop where there is no memory for more."""
         return plan if plan.layer_unroll == 1 else with_room_for_turns(config, plan, device_bytes())
 
-    both_links = uses_both_links(axes, parallel.zero, node_devices)
-
     def keeping(asked: Sequence[LayerRun]) -> Plan:
         """The layout in which layers keep what is configured, without what a feed-forward in tiles cannot keep."""
         tiles = mlp_tiles(config, asked, schedule.splits_backward)
@@ -111,14 +108,13 @@ def make_plan(
         overlap = tensor_overlap(config, device, at_hand, rows, tiles.number)
         plan = settled(
             **layer_unroll(config, axes, device, kept, kinds)._asdict(),
-            **weight_prefetch(config, axes, device, kept, both_links)._asdict(),
+            **weight_prefetch(config, axes, device, kept)._asdict(),
             runs=kept,
             mlp_tiles=tiles.number,
             mlp_tiles_reason=tiles.why,
             tensor_overlap=overlap,
             **attention._asdict(),
         )
-        plan = with_both_links(plan, device, node_devices)
         plan = with_room(with_joined_messages(config, with_residency(config, with_fused(config, plan))))
         return with_host_buffers(config, with_merged_matmuls(config, plan, device), device, device_bytes)
 
@@ -172,6 +168,7 @@ def _settled(
         gradient_error_feedback=config.precision.gradient_error_feedback,
         secondary_shard=parallel.secondary_shard or 1,
         collectives=parallel.collectives,
+        collectives_at_once=parallel.collectives_at_once,
         node_devices=check_wire(config, axes, node_devices),
         **replica_sums(config, axes, device)._asdict(),
         optimizer_offload=memory.optimizer_offload,

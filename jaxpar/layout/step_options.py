@@ -19,7 +19,8 @@ def step_options(plan: Plan, mesh: Mesh) -> dict[str, int]:
         return {}
     limits = {
         GATHERS: plan.joined_gathers, SCATTERS: plan.joined_scatters, MERGED: plan.merged_matmuls_mb,
-        MEMORY_PERCENT: plan.memory_percent, OVERLAP_LIMIT: plan.collectives_at_once,
+        MEMORY_PERCENT: plan.memory_percent,
+        OVERLAP_LIMIT: plan.collectives_at_once if plan.collectives_at_once > 1 else None,
     }  # fmt: skip
     given = {flag_name(flag) for flag in os.environ.get("XLA_FLAGS", "").split()}
     return {name: limit for name, limit in limits.items() if limit is not None and name not in given}

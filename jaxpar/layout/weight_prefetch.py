@@ -33,9 +33,7 @@ def gathers_ahead(shards: int, zero: int) -> bool:
     return zero == 3 and shards > 1
 
 
-def weight_prefetch(
-    config: Config, axes: AxisSizes, device: Device, runs: Sequence[LayerRun], both_links: bool = False
-) -> WeightPrefetch:
+def weight_prefetch(config: Config, axes: AxisSizes, device: Device, runs: Sequence[LayerRun]) -> WeightPrefetch:
     """What `parallel.weight_prefetch` of a resolved configuration means on devices like `device`.
 
     Args:
@@ -43,7 +41,6 @@ def weight_prefetch(
         axes: of the mesh.
         device: the devices are like it.
         runs: what the layers of a chunk keep.
-        both_links: whether weights come from other nodes while tensor ranks send inside a node.
 
     Raises `UserError` for `parts` where nothing is gathered ahead, or the weights have no two parts.
     """
@@ -65,8 +62,8 @@ def weight_prefetch(
         return WeightPrefetch("parts", "attention sends messages too")
     if config.precision.matmul is not None:
         return WeightPrefetch("layer", "in 8 bits weights arrive in time")
-    if both_links:
-        return WeightPrefetch("parts", "tensor ranks send messages too, over other links")
+    if axes.tensor > 1 and config.parallel.collectives_at_once > 1:
+        return WeightPrefetch("parts", "messages of tensor ranks may be under way too")
     if offloaded(runs) or config.memory.weights_offload != "none":
         return WeightPrefetch("parts", "copies to and from the host are under way too")
     return WeightPrefetch("layer", "layers send nothing but weights and gradients")

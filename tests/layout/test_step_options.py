@@ -13,6 +13,7 @@ from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.described import DescribedGPU
+from jaxpar.hardware.xla_flags import OVERLAP_LIMIT
 from jaxpar.layout.host_buffers import MEMORY_PERCENT, OWN_PERCENT, with_host_buffers
 from jaxpar.layout.joining import GATHERS, SCATTERS
 from jaxpar.layout.memory.estimate import estimate_memory
@@ -44,6 +45,17 @@ def test_they_are_for_gpus_and_a_flag_of_the_users_counts_more(monkeypatch: pyte
     assert step_options(replace(plan, merged_matmuls_mb=0), mesh_on("gpu")) == both | {MERGED: 0}
     monkeypatch.setenv("XLA_FLAGS", f"--xla_foo=1 --{GATHERS}=7")
     assert step_options(plan, mesh_on("gpu")) == {SCATTERS: plan.joined_scatters}
+
+
+def test_a_run_may_have_several_collectives_in_flight():
+    """Weights are then gathered in parts, so that they are beside messages of tensor ranks."""
+    two = {"fsdp": 2, "tensor": 4, "collectives_at_once": 2}
+    plan = plan_for(config_of(parallel=two), parse_cluster("h100:1x8"))[1]
+    assert step_options(plan, mesh_on("gpu"))[OVERLAP_LIMIT] == 2
+    assert plan.weight_prefetch == "parts"
+    alone = plan_for(config_of(parallel={"fsdp": 2, "tensor": 4}), parse_cluster("h100:1x8"))[1]
+    assert OVERLAP_LIMIT not in step_options(alone, mesh_on("gpu"))
+    assert alone.weight_prefetch == "layer"
 
 
 def test_there_are_none_where_nothing_is_gathered_and_nothing_on_the_host():

@@ -86,9 +86,12 @@ class ParallelConfig:
     weight_prefetch: Literal["auto", "layer", "parts"] = "auto"
     """How the next layer's weights are gathered while a layer computes: wherever XLA's scheduler places that (`layer`),
     or so that those of attention have arrived before products of the feed-forward, or with context ranks of
-    attention (`parts`). `auto` is `parts` on GPUs where context ranks exchange messages, or layers without FP8 have
-    tensor ranks while weights come from other nodes, or are copied to and from the host, and `layer` elsewhere
+    attention (`parts`). `auto` is `parts` on GPUs where context ranks exchange messages, or layers without FP8 are
+    copied to and from the host, or have tensor ranks and `collectives_at_once` is above 1, and `layer` elsewhere
     (`docs/overlap.md`)."""
+    collectives_at_once: int = 1
+    """Collectives that XLA may have in flight on GPUs. With 2, gathers of weights from other nodes can run beside
+    messages of tensor ranks inside a node. No GPU has run it (`docs/overlap.md`)."""
     ulysses: int | None = None
     """Context ranks in a group of `usp`; null takes the most ranks of a node among which the heads divide."""
     tensor_overlap: Literal["auto", "plain", "ring"] = "auto"
@@ -110,6 +113,7 @@ def kept_by_planner(parallel: ParallelConfig) -> dict[str, Any]:
     """
     names = (
         "expert_exchange", "expert_slices", "expert_backend", "expert_capacity", "expert_imbalance", "joined_messages",
+        "collectives_at_once",
     )  # fmt: skip
     possible = {"replica_sums": "after", "layer_unroll": 1, "weight_prefetch": "layer"}
     asked = {name: value for name, value in possible.items() if getattr(parallel, name) == value}
