@@ -60,7 +60,7 @@ HEAD = (
     "# python -m benchmarks.planner.compiled --write renews it.",
 )
 COLUMNS = (
-    "config", "cluster", "overrides", "class", "generation", "mesh", "compute",
+    "config", "cluster", "overrides", "classes", "generation", "mesh", "compute",
     *(name + end for name in MESSAGES for end in ("", "_exposed")),
 )  # fmt: skip
 WAITED = (*WAITS, "offload")
@@ -84,7 +84,7 @@ def compiled(program: Program) -> Program:
     layout, _ = laid_out(config, cluster)
     needed, exposed = by_kind(report.collectives, copied(layout))
     return replace(
-        program, kind=classes_of(layout)[0], generation=generation_of(cluster), mesh=words.axes(layout),
+        program, classes=classes_of(layout), generation=generation_of(cluster), mesh=words.axes(layout),
         compute=report.compute_seconds, needed=needed, exposed=exposed,
     )  # fmt: skip
 
@@ -143,7 +143,7 @@ def write_rows(programs: Sequence[Program], file: Path = COMPILED) -> None:
 def _cells(one: Program) -> dict[str, str]:
     shown = lambda seconds: f"{seconds:.4g}" if seconds else ""
     row = {
-        "config": one.config, "cluster": one.cluster, "overrides": " ".join(one.overrides), "class": one.kind,
+        "config": one.config, "cluster": one.cluster, "overrides": " ".join(one.overrides), "classes": " ".join(one.classes),
         "generation": one.generation, "mesh": one.mesh, "compute": shown(one.compute),
     }  # fmt: skip
     for name in MESSAGES:
@@ -164,7 +164,7 @@ def table(programs: Sequence[Program]) -> list[str]:
         waits = sum(seconds for name, seconds in one.exposed.items() if name != "pipe")
         changed = "".join(f" `{override}`" for override in one.overrides)
         lines.append(
-            f"| {number} | `{one.config}`, {one.cluster}{changed} | {one.mesh} | {one.kind}, {one.generation} | "
+            f"| {number} | `{one.config}`, {one.cluster}{changed} | {one.mesh} | {' '.join(one.classes)}, {one.generation} | "
             f"{one.compute:.3g} s | {' | '.join(cells)} | {waits:.3g} s | {sum(parts[name] for name in WAITED):.3g} s |"
         )
     return lines
@@ -179,8 +179,8 @@ def _waited(one: Program, kinds: Sequence[str]) -> str:
 def shares_table(programs: Sequence[Program]) -> list[str]:
     """What is taken from them, by class and generation."""
     lines = ["| class | GPUs | programs | gathers | reduce-scatters |", "|---|---|---|---|---|"]
-    for kind, generation in sorted({(one.kind, one.generation) for one in programs}):
-        own = [one for one in programs if (one.kind, one.generation) == (kind, generation)]
+    for kind, generation in sorted({(one.classes[0], one.generation) for one in programs}):
+        own = [one for one in programs if (one.classes[0], one.generation) == (kind, generation)]
         shares = (f"{share(name, kind, generation, programs):.1%}" for name in ("gathers", "scatters"))
         lines.append(f"| {kind} | {generation} | {len(own)} | {' | '.join(shares)} |")
     return lines

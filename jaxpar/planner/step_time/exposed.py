@@ -2,8 +2,8 @@
 
 `evidence/data/compiled.csv` has programs of XLA's GPU compiler, with the seconds that their messages need and those
 that no compute hides (`python -m benchmarks.planner.compiled` renews it). A layout waits for the median share of the
-programs of its class on GPUs of its generation. Where none was compiled for a generation, programs of the next one of
-`NEAREST` stand for it.
+programs of its classes on GPUs of its generation. Where no program has just these classes, the largest share of each of
+them counts, and where none was compiled for a generation, programs of the next one of `NEAREST` stand for it.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Program:
     cluster: str
     overrides: tuple[str, ...]
     """`section.key=value`, as for `--set`."""
-    kind: str = ""
-    """A `LayoutClass`."""
+    classes: tuple[str, ...] = ()
+    """Those of its layout: see `classes_of`."""
     generation: str = ""
     """A `Generation`."""
     mesh: str = ""
@@ -90,7 +90,7 @@ def _read(place: str, row: Mapping[str, str]) -> Program:
         needed = {name: float(row[name] or 0) for name in MESSAGES}
         exposed = {name: float(row[f"{name}_exposed"] or 0) for name in MESSAGES}
         return Program(
-            row["config"], row["cluster"], tuple(row["overrides"].split()), row["class"], row["generation"],
+            row["config"], row["cluster"], tuple(row["overrides"].split()), tuple(row["classes"].split()), row["generation"],
             row["mesh"], float(row["compute"] or 0), needed, exposed,
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
@@ -142,14 +142,24 @@ HIDDEN = Exposed()
 
 
 def exposed(layout: Layout, cluster: Cluster) -> Exposed:
-    """The shares of a layout of jaxpar's on a cluster; of several classes, the largest."""
+    """The shares of a layout of jaxpar's on a cluster."""
     return _exposed(classes_of(layout), generation_of(cluster))
 
 
 @cache
 def _exposed(kinds: tuple[LayoutClass, ...], generation: Generation) -> Exposed:
-    gather, scatter = (max(share(name, kind, generation) for kind in kinds) for name in ("gathers", "scatters"))
+    gather, scatter = (share_of_classes(name, kinds, generation) for name in ("gathers", "scatters"))
     return Exposed(gather, scatter, share("sums", "replicas", generation), share("host", None, generation))
+
+
+def share_of_classes(
+    message: str, kinds: Sequence[str], generation: str, programs: Sequence[Program] | None = None
+) -> float:
+    """The share of messages that a layout of several classes waits for: of programs with just these, if there are."""
+    rows = _programs() if programs is None else programs
+    alike = [one for one in rows if one.generation == generation and one.classes == tuple(kinds)]
+    found = [one.exposed[message] / one.needed[message] for one in alike if one.needed.get(message)]
+    return median(found) if found else max(share(message, kind, generation, rows) for kind in kinds)
 
 
 def share(message: str, kind: str | None, generation: str, programs: Sequence[Program] | None = None) -> float:
@@ -157,7 +167,7 @@ def share(message: str, kind: str | None, generation: str, programs: Sequence[Pr
 
     Args:
         message: the kind.
-        kind: the `LayoutClass` of the layout; None for all of them.
+        kind: the first class of the programs; None for all of them.
         generation: of the GPUs.
         programs: those of the file.
     """
@@ -165,7 +175,7 @@ def share(message: str, kind: str | None, generation: str, programs: Sequence[Pr
         found = [
             one.exposed[message] / one.needed[message]
             for one in (_programs() if programs is None else programs)
-            if one.generation == own and kind in (None, one.kind) and one.needed.get(message)
+            if one.generation == own and kind in (None, one.classes[0]) and one.needed.get(message)
         ]
         if found:
             return median(found)

@@ -26,6 +26,7 @@ from jaxpar.planner.step_time.exposed import (
     generation_of,
     read_programs,
     share,
+    share_of_classes,
 )
 from jaxpar.planner.step_time.model import step_time
 from tests.sentences import refused
@@ -36,13 +37,15 @@ MODEL = replace(PRESETS["llama3-8b"], vocab=32000)
 
 def program(gathers: float, kind: str = "fsdp", generation: str = "fast") -> Program:
     """One that waits for so much of a second of gathers."""
-    return Program("a", "h100:1x8", (), kind, generation, "fsdp 8", 1.0, {"gathers": 1.0}, {"gathers": gathers})
+    return Program(
+        "a", "h100:1x8", (), tuple(kind.split()), generation, "fsdp 8", 1.0, {"gathers": 1.0}, {"gathers": gathers}
+    )
 
 
 def test_every_class_of_layouts_was_compiled():
     programs = read_programs()
-    assert {one.kind for one in programs} == set(get_args(LayoutClass.__value__))
-    assert {one.generation for one in programs if one.kind == "fsdp"} == {"ampere", "fast", "slow"}
+    assert {one.classes[0] for one in programs} == set(get_args(LayoutClass.__value__))
+    assert {one.generation for one in programs if one.classes == ("fsdp",)} == {"ampere", "fast", "slow"}
     for one in programs:
         assert one.compute > 0
         assert all(0 <= one.exposed[name] <= needed for name, needed in one.needed.items()), one.command
@@ -52,7 +55,7 @@ def test_every_class_of_layouts_was_compiled():
 def test_the_command_of_a_row_has_its_layout(one: Program):
     config, cluster = prepared(one)
     layout, _ = laid_out(config, cluster)
-    assert (axes(layout), classes_of(layout)[0], generation_of(cluster)) == (one.mesh, one.kind, one.generation)
+    assert (axes(layout), classes_of(layout), generation_of(cluster)) == (one.mesh, one.classes, one.generation)
 
 
 def test_a_share_is_the_median_of_its_class_and_generation():
@@ -83,11 +86,12 @@ def test_layouts_have_the_class_of_what_their_weights_travel_beside(layout: Layo
     assert classes_of(layout)[0] == kind
 
 
-def test_of_several_classes_the_largest_share_counts():
-    for more in ({"offload_fraction": 0.5}, {"context": 2}, {"replica": 2}):
-        layout = Layout(fsdp=4, tensor=2, zero=3)
-        without, both = exposed(layout, HOST), exposed(replace(layout, **more), HOST)
-        assert both.gather >= without.gather and both.scatter >= without.scatter
+def test_of_several_classes_programs_with_just_these_count_or_the_largest_share():
+    rows = [program(0.1, "copies context"), program(0.3, "copies"), program(0.5, "context"), program(0.9, "tensor")]
+    assert share_of_classes("gathers", ("copies", "context"), "fast", rows) == 0.1
+    assert share_of_classes("gathers", ("copies", "context"), "slow", rows) == 0.5, "not of another generation"
+    assert share_of_classes("gathers", ("copies", "tensor"), "fast", rows) == 0.9
+    assert share_of_classes("gathers", ("context",), "fast", rows) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -138,7 +142,7 @@ def test_rows_are_written_as_they_are_read(tmp_path: Path):
     file = tmp_path / "compiled.csv"
     write_rows([program(0.25)], file)
     (found,) = read_programs(file)
-    assert (found.needed["gathers"], found.exposed["gathers"], found.kind) == (1.0, 0.25, "fsdp")
+    assert (found.needed["gathers"], found.exposed["gathers"], found.classes) == (1.0, 0.25, ("fsdp",))
     file.write_text(file.read_text().replace("0.25", "a quarter"))
     with refused("compiled.csv", "row 1", "number", "a quarter"):
         read_programs(file)
