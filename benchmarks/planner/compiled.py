@@ -143,8 +143,8 @@ def write_rows(programs: Sequence[Program], file: Path = COMPILED) -> None:
 def _cells(one: Program) -> dict[str, str]:
     shown = lambda seconds: f"{seconds:.4g}" if seconds else ""
     row = {
-        "config": one.config, "cluster": one.cluster, "overrides": " ".join(one.overrides), "classes": " ".join(one.classes),
-        "generation": one.generation, "mesh": one.mesh, "compute": shown(one.compute),
+        "config": one.config, "cluster": one.cluster, "overrides": " ".join(one.overrides),
+        "classes": " ".join(one.classes), "generation": one.generation, "mesh": one.mesh, "compute": shown(one.compute),
     }  # fmt: skip
     for name in MESSAGES:
         row |= {name: shown(one.needed.get(name)), f"{name}_exposed": shown(one.exposed.get(name))}
@@ -163,6 +163,7 @@ def table(programs: Sequence[Program]) -> list[str]:
         cells.append(_waited(one, [kind for kind in MESSAGES if kind not in (*SHOWN.values(), "pipe")]))
         waits = sum(seconds for name, seconds in one.exposed.items() if name != "pipe")
         changed = "".join(f" `{override}`" for override in one.overrides)
+        classes = " ".join(one.classes)
         lines.append(
             f"| {number} | `{one.config}`, {one.cluster}{changed} | {one.mesh} | {' '.join(one.classes)}, {one.generation} | "
             f"{one.compute:.3g} s | {' | '.join(cells)} | {waits:.3g} s | {sum(parts[name] for name in WAITED):.3g} s |"
