@@ -165,7 +165,7 @@ def table(programs: Sequence[Program]) -> list[str]:
         changed = "".join(f" `{override}`" for override in one.overrides)
         classes = " ".join(one.classes)
         lines.append(
-            f"| {number} | `{one.config}`, {one.cluster}{changed} | {one.mesh} | {' '.join(one.classes)}, {one.generation} | "
+            f"| {number} | `{one.config}`, {one.cluster}{changed} | {one.mesh} | {classes}, {one.generation} | "
             f"{one.compute:.3g} s | {' | '.join(cells)} | {waits:.3g} s | {sum(parts[name] for name in WAITED):.3g} s |"
         )
     return lines

@@ -90,8 +90,8 @@ def _read(place: str, row: Mapping[str, str]) -> Program:
         needed = {name: float(row[name] or 0) for name in MESSAGES}
         exposed = {name: float(row[f"{name}_exposed"] or 0) for name in MESSAGES}
         return Program(
-            row["config"], row["cluster"], tuple(row["overrides"].split()), tuple(row["classes"].split()), row["generation"],
-            row["mesh"], float(row["compute"] or 0), needed, exposed,
+            row["config"], row["cluster"], tuple(row["overrides"].split()), tuple(row["classes"].split()),
+            row["generation"], row["mesh"], float(row["compute"] or 0), needed, exposed,
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{place}: expected a cell in each column, numbers in those of seconds; {error}") from None
