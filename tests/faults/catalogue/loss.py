@@ -77,6 +77,16 @@ LOSS = (
         ),
     ),
     Fault(
+        name="head_gradient_of_the_last_tile",
+        description="The head's gradient is that of the last tile alone.",
+        file="jaxpar/model/tiled_loss.py",
+        old="else d_table + new",
+        new="else new",
+        caught_by=(
+            "tests/model/test_tiled_loss.py::test_in_bfloat16_the_gradients_of_many_tiles_are_added_up_in_float32",
+        ),
+    ),
+    Fault(
         name="kept_logits_scaled_alike",
         description="Exponentials of logits that are kept are all scaled as those of the group with the largest base.",
         file="pallas_kernels/linear_cross_entropy/kept.py",

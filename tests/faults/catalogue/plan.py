@@ -14,6 +14,16 @@ PLAN = (
         caught_by=("tests/layout/test_plan_file.py::test_another_version_is_refused[next]",),
     ),
     Fault(
+        name="small_matmuls_not_merged",
+        description="Matmuls are merged only where none of a layer fills the GPU, not where one does not.",
+        file="jaxpar/layout/merging.py",
+        old="if min(jax.tree.leaves(shares)) >= FILLED",
+        new="if max(jax.tree.leaves(shares)) >= FILLED",
+        caught_by=(
+            "tests/layout/test_merging.py::test_products_that_leave_a_part_idle_are_merged_as_xla_does[a100-80:1x8-asked1]",
+        ),
+    ),
+    Fault(
         name="the_given_plan_is_derived_again",
         description="A run makes its plan from the configuration though one is given.",
         file="jaxpar/training/run/run.py",

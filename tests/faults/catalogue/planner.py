@@ -16,6 +16,16 @@ PLANNER = (
         caught_by=(f"{KINDS}::test_a_slot_that_pads_a_chunk_takes_time_where_it_runs_alone[left out]",),
     ),
     Fault(
+        name="least_share_of_several_classes",
+        description="A layout of several classes waits for the least share of their messages.",
+        file="jaxpar/planner/step_time/exposed.py",
+        old="else max(share(message, kind, generation, rows) for kind in kinds)",
+        new="else min(share(message, kind, generation, rows) for kind in kinds)",
+        caught_by=(
+            "tests/planner/step_time/test_exposed.py::test_of_several_classes_programs_with_just_these_count_or_the_largest_share",
+        ),
+    ),
+    Fault(
         name="a_padded_row_without_memory",
         description="The planner leaves padding rows out of a chunk's weights and activations.",
         file="jaxpar/planner/step_time/chunks.py",

@@ -66,15 +66,8 @@ def test_with_many_tokens_on_a_gpu_weights_travel_and_tokens_stay(name: str, clu
 
 @pytest.mark.parametrize("name", ["qwen3", pytest.param("mixtral", marks=LONG)])
 def test_with_few_tokens_on_a_gpu_experts_are_split(name: str):
-    """4k tokens a GPU and step: a gather of all experts takes longer than their products. A pipeline of whole ones in
-    eight stages, which gathers none, is as fast for Mixtral's shape."""
+    """4k tokens a GPU and step: a gather of all experts takes longer than their products."""
     best = first(name, "h100:8x8", 64)
-    if name == "mixtral":
-        model = config_of(MIXTRAL, 64)
-        split = search_of(model, "h100:8x8", None, expert=8).best(1)[0]
-        assert best.candidate.layout.pipe == 8 and split.candidate.layout.pipe == 1
-        assert split.candidate.time.seconds < 1.01 * best.candidate.time.seconds
-        best = split
     layout, time = best.candidate.layout, best.candidate.time
     assert layout.expert >= 4
     assert 0 < time.breakdown["exchange"] < 0.4 * time.seconds
