@@ -22,7 +22,7 @@ PLANNER = (
         old="else max(share(message, kind, generation, rows) for kind in kinds)",
         new="else min(share(message, kind, generation, rows) for kind in kinds)",
         caught_by=(
-            "tests/planner/step_time/test_exposed.py::test_of_several_classes_programs_with_just_these_count_or_the_largest_share",
+            "tests/planner/step_time/test_shares.py::test_of_several_classes_programs_with_just_these_count_or_the_largest_share",
         ),
     ),
     Fault(

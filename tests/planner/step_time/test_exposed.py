@@ -25,21 +25,13 @@ from jaxpar.planner.step_time.exposed import (
     exposed,
     generation_of,
     read_programs,
-    share,
-    share_of_classes,
 )
 from jaxpar.planner.step_time.model import step_time
+from tests.planner.step_time.test_shares import program
 from tests.sentences import refused
 
 HOST = parse_cluster("h100:1x8")
 MODEL = replace(PRESETS["llama3-8b"], vocab=32000)
-
-
-def program(gathers: float, kind: str = "fsdp", generation: str = "fast") -> Program:
-    """One that waits for so much of a second of gathers."""
-    return Program(
-        "a", "h100:1x8", (), tuple(kind.split()), generation, "fsdp 8", 1.0, {"gathers": 1.0}, {"gathers": gathers}
-    )
 
 
 def test_every_class_of_layouts_was_compiled():
@@ -56,15 +48,6 @@ def test_the_command_of_a_row_has_its_layout(one: Program):
     config, cluster = prepared(one)
     layout, _ = laid_out(config, cluster)
     assert (axes(layout), classes_of(layout), generation_of(cluster)) == (one.mesh, one.classes, one.generation)
-
-
-def test_a_share_is_the_median_of_its_class_and_generation():
-    rows = [program(0.1), program(0.3), program(0.2), program(0.9, "context"), program(0.8, generation="slow")]
-    assert share("gathers", "fsdp", "fast", rows) == 0.2
-    assert share("gathers", "fsdp", "slow", rows) == 0.8
-    assert share("gathers", "fsdp", "ampere", rows) == 0.2, "of the nearest generation that was compiled"
-    assert share("gathers", "context", "slow", rows) == 0.9
-    assert share("gathers", None, "fast", rows) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
@@ -84,14 +67,6 @@ def test_a_share_is_the_median_of_its_class_and_generation():
 )
 def test_layouts_have_the_class_of_what_their_weights_travel_beside(layout: Layout, kind: str):
     assert classes_of(layout)[0] == kind
-
-
-def test_of_several_classes_programs_with_just_these_count_or_the_largest_share():
-    rows = [program(0.1, "copies context"), program(0.3, "copies"), program(0.5, "context"), program(0.9, "tensor")]
-    assert share_of_classes("gathers", ("copies", "context"), "fast", rows) == 0.1
-    assert share_of_classes("gathers", ("copies", "context"), "slow", rows) == 0.5, "not of another generation"
-    assert share_of_classes("gathers", ("copies", "tensor"), "fast", rows) == 0.9
-    assert share_of_classes("gathers", ("context",), "fast", rows) == 0.5
 
 
 @pytest.mark.parametrize(
