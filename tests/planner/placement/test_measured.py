@@ -34,8 +34,9 @@ def one_slow_link(a: int, b: int) -> np.ndarray:
 
 
 def test_nodes_that_are_alike_take_what_the_search_states(tmp_path: Path):
+    """In rings of two nodes: what rings of more lose with their number, bandwidths of pairs do not show."""
     nodes = measured_on(tmp_path, np.full((4, 4), float(FAST)))
-    search = Search(Space(CONFIG, nodes.cluster, {"context": "1"}))
+    search = Search(Space(CONFIG, nodes.cluster, {"context": "1", "pipe": "2"}))
     for planned in search.best(4):
         placed = nodes.placed(planned, search.timer)
         assert placed.candidate.seconds == pytest.approx(planned.candidate.seconds, rel=1e-9)
