@@ -97,6 +97,11 @@ def test_explain_and_compare_report_what_was_written(planned: Path, folder: Path
     code, out, _ = run_plan(capsys, "compare", planned, other)
     assert code == 0
     assert "parallel.tensor: 1 -> 2" in out
+    plain = json.loads(other.read_text())
+    plain["predicted"]["interval_s"] = [1.5, 2.5]
+    other.write_text(json.dumps(plain))
+    for command in (["explain", "--plan", other], ["compare", planned, other]):
+        assert "1.50 s to 2.50 s" in " ".join(run_plan(capsys, *command)[1].split())
 
 
 def test_a_budget_has_a_row_for_each_number_of_gpus(folder: Path, capsys: pytest.CaptureFixture[str]):

@@ -45,6 +45,8 @@ def print_explanation(path: Path, console: Console) -> None:
     if numbers:
         rate = f"{seconds(numbers['step_time_s'])} a step, {numbers['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU"
         lines.append(("predicted", f"{rate}, MFU {percent(numbers['mfu'])}, {size(numbers['peak_bytes'])} of a GPU"))
+        if within := numbers.get("interval_s"):
+            lines.append(("80%", " to ".join(map(seconds, within))))
     for name, text in lines:
         console.print(f"  {name:<11}{text}", highlight=False, soft_wrap=True)
     _print_parts(file, console)
@@ -95,6 +97,9 @@ def print_comparison(first: Path, second: Path, console: Console) -> None:
         ("peak_bytes", "memory", "memory", size),
     ):
         row(name, a.predicted[total], b.predicted[total], show)
+        intervals = [" to ".join(map(seconds, file.predicted.get("interval_s") or ())) for file in (a, b)]
+        if name == "step" and any(intervals):
+            table.add_row("  80%", *intervals, "")
         one, other = a.predicted[parts], b.predicted[parts]
         for part in dict.fromkeys((*one, *other)):
             row(f"  {part}", one.get(part, 0), other.get(part, 0), show)
