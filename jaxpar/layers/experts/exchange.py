@@ -38,7 +38,7 @@ from jaxpar.mesh.wire.tokens import exchange_tokens_by_node, sent
 from jaxpar.precision.seen import Seen, for_each_use
 
 INPUT = "expert_input"
-"""The activation that rows are as they arrive. Copies in the order of experts are more rows, and made again from it."""
+"""The activation that rows are as they arrive. Copies in the order of experts are more rows, and recomputed from it."""
 
 
 class Operands(NamedTuple):

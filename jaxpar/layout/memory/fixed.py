@@ -247,7 +247,7 @@ class _Counted:
     def _of_experts(self) -> int:
         """What the backward of experts takes besides their activations; found in programs of four layers.
 
-        Rows in the order of experts are made again, and XLA's loops over blocks of rows copy their arguments to have
+        Rows in the order of experts are recomputed, and XLA's loops over blocks of rows copy their arguments to have
         room for a block more: these rows, and the gradients of what they are multiplied to. (Kernels do not; it counts
         for them too.) The loop of further rounds has a sum in float32 of the gradients of tokens, and a round's
         activations with half of their cotangents: there is memory for it although it does not run. Its sums of the

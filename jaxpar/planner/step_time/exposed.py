@@ -32,7 +32,7 @@ each other."""
 
 type Generation = Literal["ampere", "fast", "slow"]
 """XLA's latency estimator is for Hopper and later, so programs for Ampere are ordered otherwise. On Hopper and later,
-`slow` is a network of which XLA is told the speed."""
+`slow` is a network whose speed XLA gets as a flag."""
 NEAREST: Mapping[str, tuple[Generation, ...]] = {
     "ampere": ("ampere", "fast", "slow"), "fast": ("fast", "slow", "ampere"), "slow": ("slow", "fast", "ampere"),
 }  # fmt: skip
