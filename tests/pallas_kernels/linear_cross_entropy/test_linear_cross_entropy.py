@@ -106,8 +106,8 @@ def test_the_kernel_is_within_twice_the_error_of_logits_that_are_kept(
     dead = np.asarray(have["d_table"], np.float32)[:, settings.get("vocab", shape[2]) :]
     assert not dead.any(), "padding gets no gradient"
     keeping = found(of, vocab_first=vocab_first, **settings, **KERNEL, keep=True)
-    for name in ("loss", "lse"):  # what is kept is rounded after it was summed
-        np.testing.assert_array_equal(keeping[name], have[name])
+    for name in ("loss", "lse"):  # what is kept is rounded after it was summed: float32 apart, not bfloat16
+        np.testing.assert_allclose(keeping[name], have[name], rtol=1e-6)
     errors = worst(keeping, wanted)
     assert all(errors[name] <= 2 * low[name] + 1e-6 for name in errors), (errors, low)
     assert not np.asarray(keeping["d_table"], np.float32)[:, settings.get("vocab", shape[2]) :].any()
