@@ -10,8 +10,7 @@ import pytest
 from jaxpar.generation import scorer
 from jaxpar.generation.placed_model import PlacedModel
 from jaxpar.generation.scorer import Scorer
-from tests.generation.test_generator import LAYOUTS, log_probabilities, model_of, run_of, weights_on
-from tests.goldens.loading import NAMES
+from tests.generation.test_generator import LAYOUTS, ROWS, log_probabilities, model_of, run_of, weights_on
 from tests.sentences import refused
 
 TOLERANCE = 1e-5
@@ -29,8 +28,7 @@ def rows(lengths: tuple[int, ...], vocab: int = 61) -> list[list[int]]:
 
 
 @pytest.mark.matrix(quick=("llama-split",), ci=1)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "layout"), ROWS)
 def test_scores_are_those_of_the_training_forward(name: str, layout: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(scorer, "TILE_BYTES", 2**12)  # several tiles of tokens
     given = rows((3, 17, 40, 2))
