@@ -59,5 +59,6 @@ def _note(name: str, release: str) -> str:
 
 
 def counts_one_backward(plan: Plan) -> bool:
-    """Whether all attention of a run is cuDNN's, which makes all gradients in one launch whatever stands in for it."""
+    """Whether all attention of a run is cuDNN's, which makes all gradients in one launch of values as wide as keys,
+    whatever stands in for it."""
     return {choice.name for choice in (plan.attention, *plan.kind_attention.values())} == {"cudnn"}

@@ -279,16 +279,17 @@ class _Counted:
         """Seconds of attention itself, forward and backward."""
         case, does, shape = self.case, self.does, self.shape
         # One matmul of scores has the width of a query, the other that of a value.
-        heads, width = shape.model.heads // shape.tensor, (head_dim(shape.model) + value_dim(shape.model)) // 2
+        heads, widths = shape.model.heads // shape.tensor, (head_dim(shape.model), value_dim(shape.model))
+        width = sum(widths) // 2
         if self.kernels == "scores":
             return self.device.scores(
                 shape.rows, heads, case.part, shape.sequence, width, does.dropout, self.fused, case.item
             )
         keys = shape.keys_per_query * self._last_rank()
-        asked = shape.rows, max(1, heads), case.part, keys, width
+        asked = shape.rows, max(1, heads), case.part, keys
         if self.kernels == "blocks":
-            return self.device.blocks(*asked, case.item)
-        return self.device.flash(*asked, self.kernels, case.item)
+            return self.device.blocks(*asked, width, case.item)
+        return self.device.flash(*asked, widths[0], self.kernels, case.item, widths[1])
 
     def _last_rank(self) -> float:
         """Keys that the last context rank's queries see, over the mean of all: all ranks wait for it. Of n contiguous

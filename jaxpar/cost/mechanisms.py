@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Attention = Literal["scores", "flash1", "flash2", "flash3", "flash2_split", "flash3_split", "blocks"]
+Attention = Literal["scores", "flash1", "flash2", "flash3", "flash2_split", "flash3_split", "cudnn", "blocks"]
 """A generation of attention kernels.
 
 `scores`: batched matmuls with all scores in memory, masked ones too. `flash1`: one kernel, masked tiles skipped
 (FlashAttention, and its port to Triton). `flash2`: FlashAttention-2, whose warps share work without communication.
 `flash3`: a kernel written for Hopper (FlashAttention-3, cuDNN 9); on Ampere the same as `flash2`. `_split`: with a
-backward of two launches, seven matmuls in place of five. `blocks`: plain JAX, whose float32 scores pass through memory
-block by block."""
+backward of two launches, seven matmuls in place of five. `cudnn`: `flash3` as jaxpar calls it, with values as wide as
+keys (zeros are added to narrower ones, of latent attention). `blocks`: plain JAX, whose float32 scores pass through
+memory block by block."""
 
 BACKENDS: dict[str, Attention] = {
-    "mosaic": "flash3", "mosaic_deterministic": "flash3_split", "triton": "flash2_split", "cudnn": "flash3",
+    "mosaic": "flash3", "mosaic_deterministic": "flash3_split", "triton": "flash2_split", "cudnn": "cudnn",
     "xla": "blocks",
 }  # fmt: skip
 """What each implementation of `pallas_kernels.attention` is timed as. Triton's kernels reach what FlashAttention-2 does

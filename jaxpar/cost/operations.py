@@ -29,8 +29,8 @@ ATTENTION_TILE = 128
 SCORES_BLOCK = 512
 """Rows and columns of the blocks of scores in plain JAX (`attention.query_block`, `kv_block`)."""
 
-MEASURED_GENERATION = "flash3"
-"""The generation of kernels that measured attention stands for: that of jaxpar itself, which measured it."""
+MEASURED_GENERATIONS = ("flash3", "cudnn")
+"""The generations of kernels that measured attention stands for: those of jaxpar itself, which measured it."""
 
 ACCUMULATOR_BYTES = 4
 """A product whose output takes more bytes a number is added to an accumulator, which is read and written."""
@@ -92,8 +92,9 @@ class Device:
         return max(compute, moved / (self.bandwidth * self.model.memory_share))
 
     def flash(
-        self, rows: int, heads: int, queries: int, keys: float, width: int, generation: str, item: int = 2
-    ) -> tuple[float, float]:
+        self, rows: int, heads: int, queries: int, keys: float, width: int, generation: str, item: int = 2,
+        value_width: int | None = None,
+    ) -> tuple[float, float]:  # fmt: skip
         """Seconds of an attention kernel forward and backward.
 
         Args:
@@ -101,26 +102,30 @@ class Device:
             heads: query heads on this device.
             queries: of each sequence, on this device.
             keys: that a query sees, on average.
-            width: of a head.
+            width: of a query and a key.
             generation: of the kernel; those written for Hopper hide half of their exponentials behind matmuls.
             item: bytes of a number; matmuls of float32 run at the peak of float32.
+            value_width: of a value; that of a key where none is given.
 
         Rows of measured tables are seconds of a query and a head, by the keys that it sees.
         """
-        peak, padded = self.float32_peak if item == 4 else self.peak, padded_width(width)
-
-        products, launches = (7, 2) if generation.endswith("_split") else (5, 1)
+        peak, value_width = self.float32_peak if item == 4 else self.peak, value_width or width
+        of_key, of_value = padded_width(width), padded_width(width if generation == "cudnn" else value_width)
+        split = generation.endswith("_split")
+        forward_columns = of_key + of_value
+        backward_columns = (4 * of_key + 3 * of_value) if split else (3 * of_key + 2 * of_value)
 
         def of_query(keys: float, backward: bool) -> float:
             pairs = keys + ATTENTION_TILE / 2
-            flops = 2.0 * (products if backward else 2) * padded * pairs
-            return self.fused_attention(flops, (launches if backward else 1) * pairs, peak, generation, backward)
+            flops = 2.0 * (backward_columns if backward else forward_columns) * pairs
+            exponentials = pairs * (2 if backward and split else 1)
+            return self.fused_attention(flops, exponentials, peak, generation, backward)
 
         def seconds(backward: bool) -> float:
             of_shape = partial(of_query, backward=backward)
-            if generation != MEASURED_GENERATION:
+            if generation not in MEASURED_GENERATIONS:
                 return of_shape(keys)
-            table = Table("attention backward" if backward else "attention forward", (width, item))
+            table = Table("attention backward" if backward else "attention forward", ((width + value_width) // 2, item))
             return self.model.measured.seconds(table, (keys,), of_shape)
 
         each = float(rows) * heads * queries
@@ -129,7 +134,7 @@ class Device:
     def fused_attention(self, flops: float, pairs: float, peak: float, generation: str, backward: bool) -> float:
         """Seconds of a kernel with so many FLOPs at `peak` FLOP/s, and an exponential for each pair."""
         model = self.model
-        native = generation.startswith("flash3") and self.float8_peak > 0
+        native = generation.startswith(MEASURED_GENERATIONS) and self.float8_peak > 0
         later = model.attention_native_share if native else model.attention_share
         rate = peak * (model.attention_first_share if generation == "flash1" else later)
         exponentials = pairs / model.exponentials * (0.5 if native else 1.0)

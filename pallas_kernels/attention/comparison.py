@@ -60,7 +60,8 @@ def compare(request: Request) -> str | None:
 def _kind(request: Request) -> _Kind:
     group = request.heads // request.kv_heads
     windowed = request.mask.window is not None
-    return request.gpu, request.processors, request.dtype, request.width, group, windowed, request.deterministic
+    widths = request.width, request.value_width
+    return request.gpu, request.processors, request.dtype, widths, group, windowed, request.deterministic
 
 
 def _difference(request: Request) -> str | None:
@@ -105,8 +106,10 @@ def _inputs(request: Request) -> tuple[list[jax.Array], jax.Array]:
     """Two rows: one of many short documents and padding, one of a long document between short ones."""
     rng, length = np.random.default_rng(0), min(_LENGTH, request.queries)
     group = request.heads // request.kv_heads
-    draw = lambda heads: jnp.asarray(rng.normal(size=(2, length, heads, request.width)), request.dtype)
+    width, value_width = request.width, request.value_width
+    draw = lambda heads, width: jnp.asarray(rng.normal(size=(2, length, heads, width)), request.dtype)
     short = np.minimum(np.arange(length) * 11 // length + 1, 11)
     long = np.searchsorted([length // 9, length // 7, length - length // 6], np.arange(length), side="right") + 1
     segments = np.stack([np.where(short == 11, 0, short), long])
-    return [draw(2 * group), draw(2), draw(2), draw(2 * group)], jnp.asarray(segments, jnp.int32)
+    arrays = [draw(2 * group, width), draw(2, width), draw(2, value_width), draw(2 * group, value_width)]
+    return arrays, jnp.asarray(segments, jnp.int32)

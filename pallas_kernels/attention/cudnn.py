@@ -1,31 +1,33 @@
 """cuDNN's fused attention through `jax.nn.dot_product_attention`, and of packed documents through `cudnn_packed`.
 
-The limits of that function, which are tighter than cuDNN's: queries and keys of whole rows; one width of heads; no
-segment ids (it turns the mask that they make into a dense bias, of batch x heads x queries x keys); no prefix, no
-soft-cap; and no derivative through its log-sum-exp, which JAX drops without a word. So it is never part of a ring, and
-where the log-sum-exp is asked for it refuses. cuDNN itself takes documents by their offsets, from Hopper on, through a
-function inside jax that is no public one, so that layout is used only where it is compared with plain XLA on the
-device at hand first (`comparison`). A scale of 0 or below turns the order of the scores around, and whether its kernels
-then still subtract the greatest is written nowhere: it is refused.
+The limits of that function, which are tighter than cuDNN's: queries and keys of whole rows; one width of heads, so that
+narrower values (of latent attention) are filled with zeros, which two of the products multiply; no segment ids (it
+turns the mask that they make into a dense bias, of batch x heads x queries x keys); no prefix, no soft-cap; and no
+derivative through its log-sum-exp, which JAX drops without a word. So it is never part of a ring, and where the
+log-sum-exp is asked for it refuses. cuDNN itself takes documents by their offsets, from Hopper on, through a function
+inside jax that is no public one, so that layout is used only where it is compared with plain XLA on the device at hand
+first (`comparison`). A scale of 0 or below turns the order of the scores around, and whether its kernels then still
+subtract the greatest is written nowhere: it is refused.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention import comparison, cudnn_packed
+from pallas_kernels.attention.cudnn_packed import narrowed, widened
 from pallas_kernels.attention.derivative import SAVED_NAMES
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
 from pallas_kernels.varying import vary_alike
-from pallas_kernels.vjp_parts import residuals_of, set_residuals
+from pallas_kernels.vjp_parts import residuals_of, set_arguments, set_residuals, vjp_without_arguments
 
 VARIES = "its gradients are the same bits in every run only with --xla_gpu_deterministic_ops=true in XLA_FLAGS"
 
@@ -40,8 +42,9 @@ def supports(request: Request) -> str | None:
     if request.dtype not in ("bfloat16", "float16"):
         return f"it computes in bfloat16 or float16, not {request.dtype}"
     widest = 256 if capability >= 9.0 else 128
-    if request.width != request.value_width:
-        return f"jax.nn.dot_product_attention has heads of one width, not {request.width} and {request.value_width}"
+    if request.value_width > request.width:
+        widths = f"values are {request.value_width} and keys {request.width} wide"
+        return f"jax.nn.dot_product_attention has one width of heads, to which zeros fill values alone, and {widths}"
     if request.width > widest or request.width % 8:
         return f"its heads have a width that is a multiple of 8 up to {widest} on this GPU, not {request.width}"
     if request.mask.prefix:
@@ -79,7 +82,7 @@ class _Settings:
 def attend(
     q: Float[Array, "batch seq heads width"],
     k: Float[Array, "batch seq kv_heads width"],
-    v: Float[Array, "batch seq kv_heads width"],
+    v: Float[Array, "batch seq kv_heads value_width"],
     *,
     mask: Mask,
     q_indices: Int[Array, "batch seq"],
@@ -91,7 +94,7 @@ def attend(
     softcap: float | None = None,
     query_block: int = 512,
     kv_block: int = 512,
-) -> Float[Array, "batch seq heads width"]:
+) -> Float[Array, "batch seq heads value_width"]:
     """Attention of whole rows whose indices are 0, 1, ...: indices and block sizes are not read.
 
     Raises:
@@ -119,6 +122,7 @@ def attend(
 
 
 def _fused(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Of values as wide as keys."""
     # JAX's window leaves out the token itself, ours counts it.
     window = None if settings.window is None else (settings.window - 1, 0)
     return jax.nn.dot_product_attention(
@@ -126,19 +130,32 @@ def _fused(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array) -> jax
     )
 
 
-def _forward(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Callable]:
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return narrowed(_fused(settings, q, k, widened(v, q)), v)
+
+
+def _forward(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple]:
     """cuDNN's own forward, with names on what its backward keeps besides the arguments.
 
     Without the names no remat policy but one that knows cuDNN's primitives could keep the softmax statistics, and the
-    forward would run again in the backward.
+    forward would run again in the backward. Output and values are kept as narrow as they are.
     """
     output, statistics = SAVED_NAMES
-    out, pull = jax.vjp(lambda q, k, v: _fused(settings, q, k, v), q, k, v)
-    named = checkpoint_name(out, output)
+    out, pull = vjp_without_arguments(partial(_fused, settings), q, k, widened(v, q), differentiated=(True,) * 3)
+    named = checkpoint_name(narrowed(out, v), output)
     keep = lambda residual: named if residual is out else checkpoint_name(residual, statistics)
     set_residuals(pull, [keep(residual) if residual.size else residual for residual in residuals_of(pull)])
-    return named, pull
+    return named, (pull, q, k, v)
 
 
-_attention = jax.custom_vjp(_fused, nondiff_argnums=(0,))
-_attention.defvjp(_forward, lambda settings, pull, d_out: pull(d_out))
+def _backward(settings: _Settings, kept: tuple, d_out: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    pull, q, k, v = kept
+    of_values = lambda residual: residual.ndim == v.ndim and residual.size
+    set_arguments(pull, q, k, widened(v, q))
+    set_residuals(pull, [widened(x, q) if of_values(x) else x for x in residuals_of(pull)])
+    dq, dk, dv = pull(widened(d_out, q))
+    return dq, dk, narrowed(dv, v)
+
+
+_attention.defvjp(_forward, _backward)

@@ -141,13 +141,13 @@ class Static:
 def attend(
     q: Float[Array, "batch seq heads width"],
     k: Float[Array, "batch seq kv_heads width"],
-    v: Float[Array, "batch seq kv_heads width"],
+    v: Float[Array, "batch seq kv_heads value_width"],
     segments: Int[Array, "batch seq"],
     *,
     scale: float,
     window: int | None,
     room: int | None = None,
-) -> Float[Array, "batch seq heads width"]:
+) -> Float[Array, "batch seq heads value_width"]:
     """Causal attention within documents; padding (segment 0) has output 0.
 
     The tokens of a document are neighbours: a segment that comes back behind another one is another document. `room`
@@ -166,23 +166,25 @@ def _attend(static: Static, q: jax.Array, k: jax.Array, v: jax.Array, segments: 
 def _forward(static: Static, q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> tuple[jax.Array, tuple]:
     documents = Documents.of(segments)
     inside, options = _inside(static)
+    wide = widened(v, q)
 
     def call(part: Part, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         seen = {"q_seqlen": part.lengths, "kv_seqlen": part.lengths}
         seen |= {"q_offsets": part.offsets, "kv_offsets": part.offsets}
-        out, statistics = inside.dot_product_attention(q, k, v, **seen, **options, return_residual=True)
+        out, statistics = inside.dot_product_attention(q, k, wide, **seen, **options, return_residual=True)
         lse = statistics[part.document, :, part.place]
         return _merged(part, found, (out, lse))
 
     start = jnp.zeros(q.shape, q.dtype), jnp.zeros(q.shape[:3], jnp.float32)
     out, lse = _calls(documents, static.room, call, vary_over(start, varying_axes(q)))
-    out, lse = name_results(_without_padding(segments, out), lse)
+    out, lse = name_results(_without_padding(segments, narrowed(out, v)), lse)
     return out, (q, k, v, segments, out, lse)
 
 
 def _backward(static: Static, kept: tuple, d_out: jax.Array) -> tuple:
     q, k, v, segments, out, lse = kept
-    d_out = _without_padding(segments, d_out.astype(q.dtype))
+    d_out = widened(_without_padding(segments, d_out.astype(q.dtype)), q)
+    wide, wide_out = widened(v, q), widened(out, q)
     documents = Documents.of(segments)
     inside, options = _inside(static)
     layout, nothing = inside.AttentionLayout.BTNH.value, jnp.zeros(0, q.dtype)
@@ -193,18 +195,30 @@ def _backward(static: Static, kept: tuple, d_out: jax.Array) -> tuple:
         statistics = vary_over(jnp.zeros(shape, jnp.float32), varying_axes(q))
         statistics = statistics.at[outside, :, part.place].set(lse, mode="drop")
         of_documents = part.lengths, part.lengths, part.offsets, part.offsets
-        residuals = (q, k, v, nothing, *of_documents, nothing, nothing, statistics, out)
+        residuals = (q, k, wide, nothing, *of_documents, nothing, nothing, statistics, wide_out)
         gradients = inside._dot_product_attention_bwd_rule(
             options["scale"], 42, 0.0, (False, False), options["mask_type"], layout, options["sliding_window_length"],
             True, False, residuals, d_out,
         )  # fmt: skip
         return _merged(part, found, gradients[:3])
 
-    start = vary_over(jax.tree.map(jnp.zeros_like, (q, k, v)), varying_axes(q))
-    return *_calls(documents, static.room, call, start), None
+    start = vary_over(jax.tree.map(jnp.zeros_like, (q, k, wide)), varying_axes(q))
+    dq, dk, dv = _calls(documents, static.room, call, start)
+    return dq, dk, narrowed(dv, v), None
 
 
 _attend.defvjp(_forward, _backward)
+
+
+def widened(x: jax.Array, like: jax.Array) -> jax.Array:
+    """`x` with zeros behind its last dimension, up to that of `like`."""
+    missing = like.shape[-1] - x.shape[-1]
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
+
+
+def narrowed(x: jax.Array, like: jax.Array) -> jax.Array:
+    """The first of the last dimension of `x`, as many as `like` has."""
+    return x[..., : like.shape[-1]]
 
 
 def _inside(static: Static) -> tuple[Any, dict[str, Any]]:

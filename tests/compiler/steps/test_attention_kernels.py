@@ -46,10 +46,12 @@ def test_a_launch_is_counted_by_the_scope_that_it_runs_in(target: str) -> None:
     assert (backward.flops, backward.recomputed_flops) == (CAUSAL * 2 * (192 + 128), CAUSAL * (192 + 128))
 
 
-def test_two_launches_that_stand_in_for_one_count_five_products_and_each_exponential_once() -> None:
+def test_launches_that_stand_in_for_cudnn_count_five_products_as_wide_as_keys_and_each_exponential_once() -> None:
+    forward = kernel("__gpu$xla.gpu.triton", "jvp(attention.scores.output.causal)/attention_forward", one_backward=True)
+    assert forward.flops == CAUSAL * 2 * 192
     scopes = "attention.scores.slopes.dq.causal/attention_dq", "attention.scores.slopes.dv.dk.causal/attention_dkv"
     queries, keys = (kernel("__gpu$xla.gpu.triton", f"transpose(jvp())/{scope}", one_backward=True) for scope in scopes)
-    assert queries.flops + keys.flops == CAUSAL * (3 * 192 + 2 * 128)
+    assert queries.flops + keys.flops == CAUSAL * 5 * 192
     assert queries.recomputed_flops + keys.recomputed_flops == CAUSAL * 192
     assert queries.pairs + keys.pairs == CAUSAL / 2 and queries.backward and keys.backward
 

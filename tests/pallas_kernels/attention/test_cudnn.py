@@ -26,14 +26,16 @@ def traceable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91900)
 
 
-def random_inputs(dtype: Any = jnp.float32) -> tuple[jax.Array, jax.Array, jax.Array]:
+def random_inputs(dtype: Any = jnp.float32, value_width: int = 8) -> tuple[jax.Array, jax.Array, jax.Array]:
     rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.normal(size=(2, 16, heads, 8)), dtype) for heads in (4, 2, 2))
+    sizes = (4, 8), (2, 8), (2, value_width)
+    q, k, v = (jnp.asarray(rng.normal(size=(2, 16, heads, width)), dtype) for heads, width in sizes)
     return q, k, v
 
 
+@pytest.mark.parametrize("value_width", [8, 5])
 @pytest.mark.parametrize("mask", [Mask(), Mask(causal=False), Mask(window=1), Mask(window=5), Mask(window=99)], ids=str)
-def test_the_arguments_mean_our_mask(mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_arguments_mean_our_mask(mask: Mask, value_width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX's own implementation in XLA takes the same arguments as cuDNN and shows what they mean."""
     in_xla = jax.nn.dot_product_attention
 
@@ -42,7 +44,7 @@ def test_the_arguments_mean_our_mask(mask: Mask, monkeypatch: pytest.MonkeyPatch
         return in_xla(*args, implementation="xla", **options)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
-    inputs = random_inputs()
+    inputs = random_inputs(value_width=value_width)
     gradient = lambda attend: jax.grad(lambda q, k, v: (attend(q, k, v) ** 2).sum(), (0, 1, 2))(*inputs)
     found = partial(cudnn.attend, mask=mask, scale=0.3, **TOKENS)
     expected = partial(attention, mask=mask, scale=0.3, **TOKENS)
@@ -58,12 +60,14 @@ def test_the_window_that_reaches_cudnn_counts_the_token_itself(traceable: None) 
     assert "sliding_window_length=5" in str(traced) and "MaskType.CAUSAL" in str(traced)
 
 
-def test_a_policy_that_saves_the_named_results_does_not_run_cudnn_again(traceable: None) -> None:
+@pytest.mark.parametrize("value_width", [8, 5])
+def test_a_policy_that_saves_the_named_results_does_not_run_cudnn_again(traceable: None, value_width: int) -> None:
     mesh = jax.make_mesh((2, 4), ("data", "heads"), axis_types=(AxisType.Auto,) * 2)
     layout, whole = PartitionSpec("data", None, "heads"), PartitionSpec()
 
     def layer(q: jax.Array, k: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
         q, k, v = (checkpoint_name(x @ w, "projection") for x in (q, k, v))
+        v = v[..., :value_width]
         return (cudnn.attend(q, k, v, mask=Mask(), **TOKENS).astype(jnp.float32) ** 2).sum()
 
     def forwards(*saved: str) -> int:

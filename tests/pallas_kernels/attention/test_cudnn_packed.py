@@ -100,9 +100,10 @@ class _Stand:
         return *map(hidden, gradients), *(None,) * 7
 
 
-def arrays(batch: int = 3, length: int = 12) -> list[jax.Array]:
+def arrays(value_width: int = 8) -> list[jax.Array]:
     rng = np.random.default_rng(1)
-    return [jnp.asarray(rng.normal(size=(batch, length, heads, 8)), jnp.float32) for heads in (4, 2, 2, 4)]
+    sizes = (4, 8), (2, 8), (2, value_width), (4, value_width)
+    return [jnp.asarray(rng.normal(size=(3, 12, heads, width)), jnp.float32) for heads, width in sizes]
 
 
 def results(attend: Any, *x: jax.Array) -> tuple[jax.Array, ...]:
@@ -110,15 +111,17 @@ def results(attend: Any, *x: jax.Array) -> tuple[jax.Array, ...]:
     return out, *pull(x[3])
 
 
-@pytest.mark.parametrize(("room", "window"), [(2, None), (3, 2), (6, None)])
-def test_documents_are_those_of_the_mask_in_as_many_calls_as_they_need(inside: Any, room: int, window: int | None):
+@pytest.mark.parametrize(("room", "window", "value_width"), [(2, None, 8), (3, 2, 5), (6, None, 8)])
+def test_documents_are_those_of_the_mask_in_as_many_calls_as_they_need(
+    inside: Any, room: int, window: int | None, value_width: int
+):
     indices = jnp.broadcast_to(jnp.arange(12), (3, 12))
     plain = partial(
         attention, mask=Mask(window=window, segmented=True), q_indices=indices, kv_indices=indices,
         q_segments=SEGMENTS, kv_segments=SEGMENTS, scale=0.3,
     )  # fmt: skip
     packed = partial(cudnn_packed.attend, segments=SEGMENTS, scale=0.3, window=window, room=room)
-    found, wanted = (jax.jit(partial(results, attend))(*arrays()) for attend in (packed, plain))
+    found, wanted = (jax.jit(partial(results, attend))(*arrays(value_width)) for attend in (packed, plain))
     for have, want in zip(found, wanted, strict=True):
         np.testing.assert_allclose(have, want, atol=1e-5)
 
@@ -193,6 +196,7 @@ def test_what_the_packed_layout_does_not_compute_is_refused_with_the_reason(chan
 def test_a_comparison_decides(inside: Any, monkeypatch: pytest.MonkeyPatch):
     small = replace(HOPPER, queries=36, keys=36, width=8, value_width=8, heads=4, dtype="float32")
     assert comparison.compare(small) is None
+    assert comparison.compare(replace(small, value_width=5)) is None
     comparison.settle(HOPPER, comparison.compare(small))
     assert comparison.verdict(replace(HOPPER, compares=False)) is None
     assert choose("auto", replace(HOPPER, compares=False)).name == "cudnn"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.mechanisms import BACKENDS
 from jaxpar.cost.operations import device_of
@@ -19,8 +20,11 @@ ONE_ROW = {"sequence_length": 8192, "batch_size": 4}
 HELD = {"tensor": 1, "pipe": 1, "microbatch": 1, "remat": "none", "zero": 3}
 
 
-def best(cluster: str = "h100:1x4", packed: bool = False, backend: str = "auto", **fixed: Any) -> Planned:
-    config = model_of(data=ONE_ROW | {"packed": packed}, attention={"backend": backend})
+def best(
+    cluster: str = "h100:1x4", packed: bool = False, backend: str = "auto", model: dict[str, Any] | None = None,
+    **fixed: Any,
+) -> Planned:  # fmt: skip
+    config = model_of(data=ONE_ROW | {"packed": packed}, attention={"backend": backend}, model=model or {})
     return search_of(config, cluster, **(HELD | {"context": 1} | fixed)).best(1)[0]
 
 
@@ -57,6 +61,15 @@ def test_plain_jax_takes_many_times_as_long_as_cudnn():
     assert plain.candidate.seconds - cudnn.candidate.seconds == pytest.approx(
         attention(plain) - attention(cudnn), rel=0.2
     )
+
+
+def test_values_narrower_than_keys_cost_cudnn_what_wide_ones_do():
+    """Latent attention: its values get zeros, so that of 192 and 128 cuDNN multiplies 192 and 192, and mosaic 320."""
+    latent = LatentAttentionConfig(kv_rank=512, rope_dim=64, nope_dim=128, value_dim=128)
+    of = lambda backend: best(backend=backend, model={"latent_attention": latent, "heads": 16, "kv_heads": None})
+    cudnn, mosaic = of("auto"), of("mosaic")
+    assert (cudnn.plan.attention.name, mosaic.plan.attention.name) == ("cudnn", "mosaic")
+    assert 1.1 < attention(cudnn) / attention(mosaic) < 384 / 320
 
 
 def test_packed_rows_that_fall_to_plain_jax_are_timed_as_that():

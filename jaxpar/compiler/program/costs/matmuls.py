@@ -84,8 +84,9 @@ def products(module: Module, op: Op, *, one_backward: bool = False) -> Iterator[
     Args:
         module: The program.
         op: The op.
-        one_backward: Whether to count our attention kernels as if one launch made all gradients, as cuDNN's does. Then
-            what a launch for keys and values repeats beside a launch for queries is not counted.
+        one_backward: Whether to count our attention kernels as if one launch made all gradients, as cuDNN's does, of
+            values as wide as keys. Then what a launch for keys and values repeats beside a launch for queries is not
+            counted.
     """
     if op.opcode == "fusion":
         for inner in module.body(op).ops:
@@ -174,7 +175,8 @@ def _attention_kernel(op: Op, work: Work, one_backward: bool) -> Product:
     query, key, value = (_array(op, place) for place in range(3))
     batch, queries, heads, width = query.dims
     pairs = batch * heads * work.pairs(queries, key.dims[1])
-    each = {name: work.flops(name, pairs, width, value.dims[-1]) for name in work.products}
+    value_width = width if one_backward else value.dims[-1]
+    each = {name: work.flops(name, pairs, width, value_width) for name in work.products}
     if one_backward and work.repeated and not {"dq", "dk"} <= {*work.products}:
         pairs /= 2  # each of two launches counts half of the exponentials, and only one counts the repeated products
         each = {name: each[name] for name in work.products if "dq" in work.products or name not in work.repeated}
