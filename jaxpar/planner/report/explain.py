@@ -12,6 +12,7 @@ from rich.table import Table
 from jaxpar.config.reading.sections import config_difference
 from jaxpar.layout.plan_file import PlanFile, read
 from jaxpar.planner.report import words
+from jaxpar.planner.report.text import print_parts
 from jaxpar.units import percent, seconds, size
 
 
@@ -67,13 +68,8 @@ def _stages(file: PlanFile) -> list[str]:
 
 def _print_parts(file: PlanFile, console: Console) -> None:
     numbers = file.predicted
-    for name, spent in sorted(numbers.get("breakdown", {}).items(), key=lambda item: -item[1]):
-        if spent > 0:
-            meaning = words.MEANINGS.get(name, name)
-            console.print(
-                f"  {name:<14}{seconds(spent):>9} {percent(spent, numbers['step_time_s']):>6}  {meaning}",
-                highlight=False, soft_wrap=True,
-            )  # fmt: skip
+    if "breakdown" in numbers:
+        print_parts(numbers["breakdown"], numbers["step_time_s"], console)
 
 
 def print_comparison(first: Path, second: Path, console: Console) -> None:

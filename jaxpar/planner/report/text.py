@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Console
@@ -107,16 +107,21 @@ def print_steps(best: Planned, console: Console) -> None:
         console.print(f"  {place}. {what}: {text}", highlight=False, soft_wrap=True)
 
 
+def print_parts(breakdown: Mapping[str, float], step: float, console: Console) -> None:
+    """Print the seconds of the parts of a step, the longest first; a millionth of it is what sums round to."""
+    for name, spent in sorted(breakdown.items(), key=lambda item: -item[1]):
+        if spent > 1e-6 * step:
+            meaning = words.MEANINGS.get(name, name)
+            console.print(
+                f"  {name:<14}{seconds(spent):>9} {percent(spent, step):>6}  {meaning}", highlight=False, soft_wrap=True
+            )
+
+
 def print_best(best: Planned, console: Console) -> None:
     """Print the time and the memory of one layout by part."""
     found = best.candidate
     console.print("Where the time goes", style="bold")
-    for name, spent in sorted(found.time.breakdown.items(), key=lambda item: -item[1]):
-        if spent > 0:
-            console.print(
-                f"  {name:<14}{seconds(spent):>9} {percent(spent, found.seconds):>6}  {words.MEANINGS[name]}",
-                highlight=False, soft_wrap=True,
-            )  # fmt: skip
+    print_parts(found.time.breakdown, found.seconds, console)
     console.print("Memory of a GPU", style="bold")
     for name, amount in found.memory._asdict().items():
         if amount:
