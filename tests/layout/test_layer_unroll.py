@@ -83,6 +83,8 @@ def test_the_table_of_a_plan_has_what_runs_beside_messages_and_why():
     assert gathers == ("gathers of weights", "by layer", plan.weight_prefetch_reason)
     assert sums == ("sums over replicas", "overlapped", plan.replica_sums_reason)
     assert _overlap_rows(plan_of(parallel={"fsdp": 4, "zero": 1})[1]) == []
+    asked = _overlap_rows(replace(plan, collectives_at_once=2, merged_matmuls_mb=0))[3:]
+    assert [row[:2] for row in asked] == [("collectives at once", "2"), ("merged matmuls", "none")]
 
 
 def test_what_would_change_nothing_is_refused():

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 from jax.sharding import PartitionSpec as P
+from jax.tree_util import keystr
 
 from jaxpar.config.plan import AxisSizes, Dtypes
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.layout.make_plan import make_plan, resolve_config
+from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.parameters import ParamSpec
-from jaxpar.mesh.placements import added_dim, bytes_per_device, local_shape, place, unreduced_axes
+from jaxpar.mesh.placements import added_dim, bytes_per_device, local_shape, may_be_quantised, place, unreduced_axes
+from tests.small_run import small
 
 DTYPES = Dtypes(compute="bfloat16", storage="bfloat16", master="float32", gradient="float32", moments="float32")
 SPECS = {
@@ -134,3 +140,13 @@ def test_experts_lie_over_expert_and_their_rows_over_fsdp_at_rest():
     }
     assert unreduced_axes(found.compute.layout["up"]) == ("replica", "fsdp", "context")
     assert "expert" in unreduced_axes(found.compute.layout["router"])
+
+
+def test_norms_biases_and_routers_travel_exactly():
+    config = resolve_config(small(model={"experts": ExpertsConfig(count=4), "mlp_bias": True, "qk_norm": True}), 1)
+    layout = StepLayout(config, make_plan(config, jax.devices()[0], None))
+    flat, _ = jax.tree_util.tree_flatten_with_path(layout.specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
+    specs = {keystr(path, simple=True, separator="/"): spec for path, spec in flat}
+    exact = {name for name, spec in specs.items() if not may_be_quantised(spec)}
+    assert exact == {name for name in specs if any(part in name for part in ("norm", "bias", "router"))}
+    assert len(exact) >= 6 and len(specs) - len(exact) >= 8

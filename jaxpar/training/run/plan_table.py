@@ -106,7 +106,10 @@ def _wire_row(layout: StepLayout) -> list[tuple[str, str, str]]:
     ways += [f"{plan.collectives} over nodes of {plan.node_devices}"] if plan.collectives == "hierarchical" else []
     if plan.gradient_error_feedback:
         ways.append(f"error feedback with a residual of {size(residual_bytes(layout))} per device")
-    return [("wire", ", ".join(codes) or "exact", ", ".join(ways) or "in one message")] if codes or ways else []
+    if not codes and not ways:
+        return []
+    exact = ["norms, biases and routers exact"] if codes else []
+    return [("wire", ", ".join(codes) or "exact", ", ".join((ways or ["in one message"]) + exact))]
 
 
 def _expert_copies(layout: StepLayout) -> list[str]:
@@ -122,7 +125,7 @@ def _expert_copies(layout: StepLayout) -> list[str]:
 
 
 def _overlap_rows(plan: Plan) -> list[tuple[str, str, str]]:
-    """What runs beside messages of weights and gradients; empty where there are none."""
+    """What runs beside messages of weights and gradients, and what XLA is asked for; empty where all is as usual."""
     rows = []
     if plan.layer_unroll_reason:
         rows.append(("loop over layers", f"{plan.layer_unroll} in a turn", plan.layer_unroll_reason))
@@ -130,6 +133,10 @@ def _overlap_rows(plan: Plan) -> list[tuple[str, str, str]]:
         rows.append(("gathers of weights", f"by {plan.weight_prefetch}", plan.weight_prefetch_reason))
     if plan.replica_sums_reason:
         rows.append(("sums over replicas", plan.replica_sums, plan.replica_sums_reason))
+    if plan.collectives_at_once > 1:
+        rows.append(("collectives at once", str(plan.collectives_at_once), "parallel.collectives_at_once asks for it"))
+    if plan.merged_matmuls_mb == 0:
+        rows.append(("merged matmuls", "none", "each product of a layer fills the GPU by itself"))
     return rows
 
 
