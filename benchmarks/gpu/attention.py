@@ -16,7 +16,7 @@ from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
 from benchmarks.gpu.targets import DENSE_MASK
 from pallas_kernels.attention import comparison, cudnn
-from pallas_kernels.attention.registry import IMPLEMENTATIONS, Implementation
+from pallas_kernels.attention.registry import REGISTRY, Implementation
 
 DRY_CHECKED = (Case("72, packed, window 20", 72, 64, 2, 1, packed=30, window=20),)
 DRY_TIMED = (Case("packed", 64, 32, 2, 2, packed=20),)
@@ -28,7 +28,7 @@ def check(journal: Journal, name: str) -> None:
     Cases that the registry does not support are rows with the reason; all others have to run. Each case runs
     twice, and the row states whether the results are bitwise equal.
     """
-    known = {entry.name: entry for entry in IMPLEMENTATIONS}
+    known = {entry.name: entry for entry in REGISTRY.entries}
     if name not in known:
         journal.skip(f"attention/{name}", "the registry of pallas_kernels.attention has no such implementation")
         return
@@ -128,7 +128,7 @@ def _error(have: Any, wanted: np.ndarray) -> float:
 
 def measure(journal: Journal) -> None:
     """TFLOP/s of forward and backward of every implementation that takes a case, in turn."""
-    names = [entry.name for entry in IMPLEMENTATIONS if journal.dry or entry.name != "xla"]
+    names = [entry.name for entry in REGISTRY.entries if journal.dry or entry.name != "xla"]
     rounds = 2 if journal.dry else 7
     for case in DRY_TIMED if journal.dry else timed():
         what = f"{case.name}, {case.seq} tokens, width {case.width}"

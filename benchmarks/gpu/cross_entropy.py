@@ -13,7 +13,7 @@ from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
 from pallas_kernels import fused_linear_cross_entropy
 from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.linear_cross_entropy import Tile
-from pallas_kernels.linear_cross_entropy.registry import Request, implementation
+from pallas_kernels.linear_cross_entropy.registry import REGISTRY, Request
 
 CHECKED: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
     "one token": ((1, 64, 200), {}),
@@ -46,7 +46,7 @@ def check_case(journal: Journal, case: str, given: tuple[tuple[int, int, int], d
     shape, options = given
     row: dict[str, Any] = {"kernel": "linear_cross_entropy/triton", "case": f"{case}, {shape}"}
     device = INTERPRETER if journal.dry else target()
-    reason = implementation("triton").supports(Request(device.platform, "bfloat16", *shape, device.compute_capability))
+    reason = REGISTRY["triton"].supports(Request(*shape, dtype="bfloat16", **device._asdict()))
     if reason is not None:
         journal.add("check", **row, refused=reason)
         return

@@ -16,7 +16,7 @@ from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
 from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.grouped_matmul import Matrices, grouped_feed_forward, grouped_matmul
-from pallas_kernels.grouped_matmul.registry import Request, implementation
+from pallas_kernels.grouped_matmul.registry import REGISTRY, Request
 
 KERNELS = ("mosaic", "triton")
 """Implementations that wait for a record."""
@@ -105,8 +105,8 @@ def check_case(journal: Journal, case: Case, name: str) -> None:
     kernel = f"grouped_matmul/{name}"
     row: dict[str, Any] = {"kernel": kernel, "case": case.name}
     device = INTERPRETER if journal.dry else target()
-    asked = Request(device.platform, case.dtype, case.rows, len(case.sizes), case.k, case.n, device.compute_capability)
-    reason = implementation(name).supports(asked)
+    asked = Request(case.rows, len(case.sizes), case.k, case.n, dtype=case.dtype, **device._asdict())
+    reason = REGISTRY[name].supports(asked)
     if reason is not None:
         journal.add("check", **row, refused=reason)
         return

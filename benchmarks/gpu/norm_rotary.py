@@ -14,9 +14,9 @@ import numpy as np
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
 from pallas_kernels import norm_rotary
-from pallas_kernels.device import INTERPRETER, target
+from pallas_kernels.device import INTERPRETER, Target, target
 from pallas_kernels.norm_rotary import reference
-from pallas_kernels.norm_rotary.registry import Request, implementation
+from pallas_kernels.norm_rotary.registry import REGISTRY, Request
 
 KERNEL = "norm_rotary/triton"
 EPSILON = 1e-6
@@ -47,12 +47,8 @@ class Case:
         numbers = self.tokens * self.heads * self.width * jnp.dtype(self.dtype).itemsize
         return (2 if way == "forward" else 3) * numbers + 4 * self.tokens * self.width
 
-    def request(self) -> Request:
-        device = target()
-        return Request(
-            device.platform, self.dtype, self.tokens, self.heads, self.width, device.compute_capability, device.gpu,
-            device.processors,
-        )  # fmt: skip
+    def request(self, device: Target) -> Request:
+        return Request(self.tokens, self.heads, self.width, dtype=self.dtype, **device._asdict())
 
 
 CHECKED = (
@@ -97,10 +93,8 @@ def check(journal: Journal) -> None:
 def check_case(journal: Journal, case: Case) -> None:
     """Adds the row of one case."""
     row: dict[str, Any] = {"kernel": KERNEL, "case": case.name}
-    request = case.request()
-    if journal.dry:
-        request = Request(INTERPRETER.platform, case.dtype, case.tokens, case.heads, case.width)
-    if (reason := implementation("triton").supports(request)) is not None:
+    request = case.request(INTERPRETER if journal.dry else target())
+    if (reason := REGISTRY["triton"].supports(request)) is not None:
         journal.add("check", **row, refused=reason)
         return
     journal.begin(f"{KERNEL}: {case.name}")
@@ -143,7 +137,7 @@ def _measure_case(journal: Journal, case: Case) -> None:
     flat = x[0], scale, cos[0], sin[0]
     programs = {}
     for name in ("triton", "xla"):
-        entry, options = implementation(name), {"epsilon": EPSILON, "interpret": journal.dry}
+        entry, options = REGISTRY[name], {"epsilon": EPSILON, "interpret": journal.dry}
         programs[name, "forward"] = jax.jit(partial(entry.forward, **options)), flat
         programs[name, "backward"] = jax.jit(partial(entry.backward, **options)), (*flat, d_out[0])
     compiled = compile_all({key: (lambda f=f, of=of: f.lower(*of)) for key, (f, of) in programs.items()})

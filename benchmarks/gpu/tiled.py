@@ -13,9 +13,9 @@ import numpy as np
 
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
-from pallas_kernels.device import INTERPRETER, target
+from pallas_kernels.device import INTERPRETER, Target, target
 from pallas_kernels.tiled_matmul import Request, tiled_matmul
-from pallas_kernels.tiled_matmul.registry import implementation
+from pallas_kernels.tiled_matmul.registry import REGISTRY
 
 KERNEL = "tiled_matmul/mosaic"
 TILE = 128
@@ -47,9 +47,8 @@ class Case:
     def flops(self) -> float:
         return 2.0 * self.m * self.n * self.k
 
-    def request(self, device: Any) -> Request:
-        sides = self.m, self.n, self.k, TILE
-        return Request(device.platform, self.forms, self.dtype, *sides, device.compute_capability)
+    def request(self, device: Target) -> Request:
+        return Request(self.forms, self.m, self.n, self.k, TILE, dtype=self.dtype, **device._asdict())
 
 
 CHECKED = (
@@ -88,7 +87,7 @@ def check(journal: Journal) -> None:
 def check_case(journal: Journal, case: Case) -> None:
     """Adds the row of one case."""
     device = INTERPRETER if journal.dry else target()
-    run = Checked(implementation("mosaic").supports(case.request(device)), partial(program, case), _float64)
+    run = Checked(REGISTRY["mosaic"].supports(case.request(device)), partial(program, case), _float64)
     check_codes(journal, KERNEL, case.name, case.arrays, run)
 
 

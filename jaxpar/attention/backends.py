@@ -10,11 +10,11 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.plan import Choice
 from jaxpar.config.spelling import did_you_mean, one_of
 from pallas_kernels.attention import Kernels, Settings, Tokens, cudnn, cudnn_packed
-from pallas_kernels.attention.registry import Implementation, Unsupported, choose, clauses, names
+from pallas_kernels.attention.registry import REGISTRY, Implementation, Unsupported, clauses
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
 
-BACKENDS = names()
+BACKENDS = REGISTRY.names
 """Values of `attention.backend`; `flash` is any of our kernels that supports the run."""
 
 
@@ -69,7 +69,7 @@ def choose_backend(name: str, request: AttentionRequest, key: str = "attention.b
         near = did_you_mean(name, BACKENDS)
         raise UserError(f"{key} is {name!r}; expected {one_of(BACKENDS)}{near}")
     try:
-        chosen = choose(name, kernel_request(request), named_by=f"{key} names")
+        chosen = REGISTRY.choose(name, kernel_request(request), named_by=f"{key} names")
     except Unsupported as error:
         reasons = error.refused
         why = clauses(reasons) if len(reasons) > 1 else next(iter(reasons.values()))
@@ -81,7 +81,7 @@ def choose_backend(name: str, request: AttentionRequest, key: str = "attention.b
 def backend_of(name: str, request: AttentionRequest) -> str | None:
     """The implementation that `attention.backend: name` becomes for this request; None where it does not support it."""
     try:
-        return choose(name, kernel_request(request)).name
+        return REGISTRY.choose(name, kernel_request(request)).name
     except Unsupported:
         return None
 
@@ -89,7 +89,11 @@ def backend_of(name: str, request: AttentionRequest) -> str | None:
 def takes_cudnn(backend: str, request: AttentionRequest) -> bool:
     """Whether `attention.backend: backend` becomes cuDNN's for this request."""
     asked = kernel_request(request)
-    return backend in ("auto", "cudnn") and cudnn.supports(asked) is None and choose(backend, asked).name == "cudnn"
+    return (
+        backend in ("auto", "cudnn")
+        and cudnn.supports(asked) is None
+        and REGISTRY.choose(backend, asked).name == "cudnn"
+    )
 
 
 def scratch_bytes(backend: str, request: AttentionRequest) -> int:

@@ -27,7 +27,7 @@ from jaxpar.layout.choices.matmul import expert_codes
 from jaxpar.memory.layer_shape import LayerShape, layer_shapes
 from jaxpar.mesh.wire.levels import split_by_nodes
 from jaxpar.units import seconds
-from pallas_kernels.grouped_matmul.registry import IMPLEMENTATIONS, Request, choose, implementation
+from pallas_kernels.grouped_matmul.registry import REGISTRY, Request
 from pallas_kernels.unsupported import Unsupported
 
 _HIDDEN = ("expert_activated", "expert_hidden")
@@ -82,7 +82,7 @@ def with_fused(config: Config, plan: Plan) -> Plan:
 
 def _why_apart(config: Config, model: ModelConfig, products: str, plan: Plan) -> str | None:
     """Why no kernel makes the hidden activation; None where one may."""
-    if implementation(products).gated is None:
+    if REGISTRY[products].gated is None:
         return f"{products} has no kernel for it"
     if model.activation != "swiglu":
         return f"the kernel is for model.activation: swiglu, not {model.activation}"
@@ -139,11 +139,10 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
 
 
 def _choose(name: str, request: Request, key: str, kind: str) -> Choice:
-    known = ("auto", *(entry.name for entry in IMPLEMENTATIONS))
-    if name not in known:
+    if name not in (known := REGISTRY.names):
         raise UserError(f"{key} is {quoted(name)}; expected {one_of(known)}{did_you_mean(name, known)}")
     try:
-        found = choose(name, request, named_by=f"{key} names")
+        found = REGISTRY.choose(name, request, named_by=f"{key} names")
     except Unsupported as error:
         layers = f"the layers of kind {kind}" if kind else "this run"
         raise UserError(f"{key} is {name!r}, which does not support {layers}: {error.refused[name]}") from None

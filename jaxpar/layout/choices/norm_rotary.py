@@ -10,7 +10,7 @@ from jaxpar.config.spelling import one_of, quoted
 from jaxpar.distributed.devices import Device
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.tiles import head_tokens
-from pallas_kernels.norm_rotary.registry import IMPLEMENTATIONS, Request, choose
+from pallas_kernels.norm_rotary.registry import REGISTRY, Request
 from pallas_kernels.unsupported import Unsupported
 
 _KEY = "attention.norm_rotary"
@@ -35,7 +35,7 @@ def choose_norm_rotary(config: Config, device: Device) -> Choice:
 
 def check_norm_rotary(plan: Plan, config: Config, device: Device) -> None:
     """Raise `UserError` if the choice of a plan cannot run on devices like `device`."""
-    known = [entry.name for entry in IMPLEMENTATIONS]
+    known = [entry.name for entry in REGISTRY.entries]
     if plan.norm_rotary.name not in known:
         raise UserError(f"plan.norm_rotary: expected {one_of(known)}, got {quoted(plan.norm_rotary.name)}")
     for request in norm_rotary_requests(config, device):
@@ -65,7 +65,7 @@ def normed_and_rotated(config: Config) -> list[ModelConfig]:
 
 def _choose(name: str, request: Request, key: str) -> Choice:
     try:
-        found = choose(name, request, named_by=f"{key} names")
+        found = REGISTRY.choose(name, request, named_by=f"{key} names")
     except Unsupported as error:
         raise UserError(f"{key} is {name!r}, which does not support this run: {error.refused[name]}") from None
     return Choice(found.name, found.reason, found.rejected)
