@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
 
+from pallas_kernels.choice import UNVERIFIED
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.grouped_matmul.blocks import most_blocks, row_blocks
 from pallas_kernels.grouped_matmul.mosaic.tiles import columns
-from pallas_kernels.grouped_matmul.registry import REGISTRY, UNVERIFIED, Request
+from pallas_kernels.grouped_matmul.registry import REGISTRY, Request
 from pallas_kernels.toolchain import versions
 from pallas_kernels.unsupported import Unsupported
 from pallas_kernels.verified import Record, digest
