@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import batched
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from benchmarks.gpu import jax_attention, torch_attention
 from benchmarks.gpu.attention_cases import CHECKED, Case, timed
+from benchmarks.gpu.check import add_check, compared
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
 from benchmarks.gpu.targets import DENSE_MASK
@@ -55,21 +57,13 @@ def check_some(journal: Journal, entry: Implementation, cases: Sequence[Case]) -
         }
     )
     for case in cases:
-        row: dict[str, Any] = {"kernel": f"attention/{name}", "case": case.name}
-        if reasons[case] is not None:
-            journal.add("check", **row, refused=reasons[case])
-            continue
-        have = compiled[case, "have"]
+        have = compiled.get((case, "have"))
         if isinstance(have, Exception):  # the registry supports it, so that even a refusal is a failure
-            journal.add("check", **row, failed=sentence(have))
+            journal.add("check", kernel=f"attention/{name}", case=case.name, failed=sentence(have))
             continue
-        journal.begin(f"attention/{name}: {case.name}")
-        try:
-            found = _compare(case, lse, {kind: compiled[case, kind] for kind in KINDS})
-            found["passed"] &= found["same_bits"] or entry.varies is not None
-            journal.add("check", **row, **found)
-        except Exception as error:  # a row reports what went wrong, and the others are still checked
-            journal.add("check", **row, failed=sentence(error))
+        programs = {kind: compiled.get((case, kind)) for kind in KINDS}
+        compare = partial(_compare, case, lse, programs, entry.varies is not None)
+        add_check(journal, f"attention/{name}", case.name, reasons[case], compare)
 
 
 TOGETHER = 8
@@ -100,30 +94,13 @@ def gradients(case: Case, name: str | None, lse: bool, arrays: tuple, interpret:
     return lower
 
 
-def _compare(case: Case, lse: bool, compiled: dict[str, Any]) -> dict[str, Any]:
+def _compare(case: Case, lse: bool, compiled: dict[str, Any], varies: bool) -> dict[str, Any]:
     arrays = case.arrays()
     with jax.enable_x64(True):
         wanted = [np.asarray(x) for x in compiled["wanted"](*(jnp.asarray(x, jnp.float64) for x in arrays))]
     low, have, again = (jax.device_get(compiled[kind](*arrays)) for kind in ("low", "have", "have"))
     names = [name for name in RESULTS if lse or name != "lse"]
-    errors = {name: _error(a, b) for name, a, b in zip(names, have, wanted, strict=True)}
-    allowed = {name: 2 * _error(a, b) + 1e-6 for name, a, b in zip(names, low, wanted, strict=True)}
-    return {
-        "errors": errors,
-        "allowed": allowed,
-        "passed": all(errors[name] <= allowed[name] for name in names),
-        "same_bits": all(np.array_equal(a, b) for a, b in zip(have, again, strict=True)),
-    }
-
-
-def _error(have: Any, wanted: np.ndarray) -> float:
-    """max|difference| / max|wanted|; infinite where something is not finite, but for -inf where that is wanted."""
-    have, nothing = np.asarray(have, np.float64), np.isneginf(wanted)
-    if not (np.isneginf(have) == nothing).all():
-        return float("inf")
-    have, wanted = (np.where(nothing, 0.0, x) for x in (have, wanted))
-    difference = np.abs(have - wanted)
-    return float(difference.max() / max(np.abs(wanted).max(), 1e-30)) if np.isfinite(difference).all() else float("inf")
+    return compared(names, have, again, low, wanted, varies=varies)
 
 
 def measure(journal: Journal) -> None:
