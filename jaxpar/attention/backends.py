@@ -9,9 +9,10 @@ from jaxpar.attention.request import AttentionRequest
 from jaxpar.attention.sinks import with_sinks
 from jaxpar.config.plan import Choice
 from pallas_kernels.attention import Kernels, Settings, Tokens, cudnn, cudnn_packed
-from pallas_kernels.attention.registry import REGISTRY, Implementation, Unsupported
+from pallas_kernels.attention.registry import REGISTRY, Implementation
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
+from pallas_kernels.unsupported import Unsupported
 
 BACKENDS = REGISTRY.names
 """Values of `attention.backend`; `flash` is any of our kernels that supports the run."""

@@ -13,11 +13,8 @@ from pallas_kernels.attention.derivative import Kernels
 from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.settings import Settings, Tokens
-from pallas_kernels.choice import UNVERIFIED, Registry
-from pallas_kernels.unsupported import Unsupported, clauses
+from pallas_kernels.choice import Registry
 from pallas_kernels.verified import SOURCES, record_of
-
-__all__ = ["REGISTRY", "UNVERIFIED", "Implementation", "Unsupported", "clauses"]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import pytest
 from jaxpar.attention import AttentionRequest, choose_backend, choose_context_strategy
 from pallas_kernels import choice, flash_attention
 from pallas_kernels.attention import registry
-from pallas_kernels.attention.registry import REGISTRY, UNVERIFIED
+from pallas_kernels.attention.registry import REGISTRY
 from pallas_kernels.attention.request import Request
+from pallas_kernels.choice import UNVERIFIED
 from pallas_kernels.masks import Mask
 from tests.sentences import refused
 

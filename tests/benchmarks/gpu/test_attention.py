@@ -17,8 +17,8 @@ from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.record import verified
 from benchmarks.gpu.report import table
 from pallas_kernels.attention import cudnn, cudnn_packed, kinds
-from pallas_kernels.attention.registry import Unsupported
 from pallas_kernels.device import Target
+from pallas_kernels.unsupported import Unsupported
 from tests.benchmarks.gpu.rows import H200, attention_row
 from tests.sentences import refused
 

@@ -17,9 +17,10 @@ from jax.sharding import AxisType, PartitionSpec
 
 from pallas_kernels.attention import attention, comparison, cudnn, cudnn_packed
 from pallas_kernels.attention.expected import Expected
-from pallas_kernels.attention.registry import REGISTRY, Unsupported
+from pallas_kernels.attention.registry import REGISTRY
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask, allowed
+from pallas_kernels.unsupported import Unsupported
 from tests.sentences import refused
 
 HOPPER = Request(

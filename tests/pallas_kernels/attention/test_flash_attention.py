@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from pallas_kernels import flash_attention, toolchain, verified
-from pallas_kernels.attention.registry import REGISTRY, UNVERIFIED, Unsupported
+from pallas_kernels.attention.registry import REGISTRY
 from pallas_kernels.attention.request import Request
+from pallas_kernels.choice import UNVERIFIED
 from pallas_kernels.masks import Mask
+from pallas_kernels.unsupported import Unsupported
 from tests.pallas_kernels.dense64 import Tokens, attention, pairs, worst
 from tests.sentences import refused
 
