@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from functools import cache, cached_property
+from typing import Any
 
 from pallas_kernels.unsupported import Unsupported, clauses
 from pallas_kernels.verified import record_of
@@ -16,39 +17,34 @@ FIRST = "the first in order of preference that supports this"
 _LOG = logging.getLogger("pallas_kernels")
 
 
-class OnDevice(Protocol):
-    """What every request states: the device, and the dtype of the operands."""
+INDEXED = 2**31
+"""Elements of an array that indices of kernels reach."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is asked of an operation on one device: all that a choice between implementations may depend on."""
+
+    platform: str
+    """`gpu` or `cpu` as `jax.Device.platform` has it, or `interpreter` where Pallas' interpreter runs the kernels."""
+    dtype: str
+    """Of the operands; of the result where these are codes."""
+    compute_capability: float | None = None
+    """Of the GPU (9.0 is Hopper); None where there is none."""
+    gpu: str = ""
+    """Name of the GPU, as `jax.Device.device_kind` has it."""
+    processors: int | None = None
+    """Streaming multiprocessors of the GPU."""
 
     @property
-    def platform(self) -> str:
-        """`gpu` or `cpu`, or `interpreter` where Pallas' interpreter runs the kernels."""
-        ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def compute_capability(self) -> float | None:
-        """Of the GPU (9.0 is Hopper); None where there is none."""
-        ...
-
-    @property
-    def gpu(self) -> str:
-        """Name of the GPU, as `jax.Device.device_kind` has it."""
-        ...
-
-    @property
-    def processors(self) -> int | None:
-        """Streaming multiprocessors of the GPU."""
-        ...
+    def place(self) -> str:
+        """The platform and its compute capability, for messages."""
+        return self.platform if self.compute_capability is None else f"{self.platform} {self.compute_capability:.1f}"
 
 
 @dataclass(frozen=True)
 class Implementation:
     """A way to compute an operation on one device."""
-
-    operation: ClassVar[str]
-    """Its name in the records of kernels that were right on a device, before a slash and the implementation's."""
 
     name: str
     supports: Callable[[Any], str | None]
@@ -56,11 +52,9 @@ class Implementation:
     recorded: bool = field(default=False, kw_only=True)
     """Whether `auto` waits for a record that it was right on a device (`pallas_kernels.verified`)."""
 
-    def verified(self, request: OnDevice) -> bool:
-        """Whether nothing is left to verify on a device like that of the request."""
-        if not self.recorded:
-            return True
-        return record_of(f"{self.operation}/{self.name}", request.gpu, request.processors) is not None
+    def remarks(self, request: Any) -> Sequence[str]:
+        """What else a reason states where it is chosen, in clauses."""
+        return ()
 
 
 @dataclass(frozen=True)
@@ -74,69 +68,88 @@ class Chosen:
     """False where it was named though no record states that it was right on such a device."""
 
 
-def by_name[Entry: Implementation](entries: Sequence[Entry], name: str) -> Entry:
-    """The entry called `name`."""
-    (found,) = (entry for entry in entries if entry.name == name)
-    return found
+@dataclass(frozen=True, eq=False)
+class Registry[Entry: Implementation]:
+    """The implementations of an operation, and the choice between them, which states why and why not."""
+
+    operation: str
+    """Its name in the records of kernels that were right on a device, before a slash and the implementation's."""
+    what: str
+    """The operation in messages, such as `a grouped matmul`."""
+    entries: tuple[Entry, ...]
+    """In order of preference."""
+    families: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names for several implementations."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that can be asked for."""
+        return ("auto", *self.families, *(entry.name for entry in self.entries))
+
+    def __getitem__(self, name: str) -> Entry:
+        (found,) = (entry for entry in self.entries if entry.name == name)
+        return found
+
+    def ranked(self, request: Any) -> tuple[Sequence[str], str]:
+        """Names in the order of preference for a request, and why the first of them is the first."""
+        return [entry.name for entry in self.entries], FIRST
+
+    def verified(self, entry: Entry, request: Request) -> bool:
+        """Whether nothing is left to verify of an implementation on a device like that of the request."""
+        if not entry.recorded:
+            return True
+        return record_of(f"{self.operation}/{entry.name}", request.gpu, request.processors) is not None
+
+    def choose(self, name: str, request: Request, *, named_by: str = "the call names") -> Chosen:
+        """The implementation called `name`; for `auto` the first that supports the request and is verified, for a
+        family the first that supports it, verified ones before others.
+
+        Args:
+            name: of an implementation or a family, or `auto`.
+            request: what is asked for.
+            named_by: how a reason states that an implementation was named.
+
+        Raises:
+            Unsupported: If what is named does not support the request.
+            ValueError: If there is no such name.
+        """
+        order, why_first = self.ranked(request)
+        entries = [self[other] for other in order]
+        known = ("auto", *self.families, *order)
+        if name not in known:
+            raise ValueError(f"{self.what} has no implementation {name!r}; expected one of {', '.join(known)}")
+        refused = {entry.name: reason for entry in entries if (reason := entry.supports(request)) is not None}
+        allowed, named = entries, ""
+        if name == "auto":
+            open_ones = [entry for entry in entries if entry.name not in refused]
+            refused |= {entry.name: UNVERIFIED for entry in open_ones if not self.verified(entry, request)}
+        else:
+            among = self.families.get(name, (name,))
+            allowed, named = [entry for entry in entries if entry.name in among], f"{named_by} {name}"
+            allowed.sort(key=lambda entry: not self.verified(entry, request))
+        found = next((entry for entry in allowed if entry.name not in refused), None)
+        if found is None:
+            raise Unsupported(self.what, name, request, {entry.name: refused[entry.name] for entry in allowed})
+        others = [other for other in order if other != found.name]
+        rejected = {other: refused.get(other, named or f"{found.name} is preferred") for other in others}
+        reason, verified = named or (why_first if found is entries[0] else FIRST), self.verified(found, request)
+        reason += "" if verified else f", though {UNVERIFIED}"
+        return Chosen(found.name, "; ".join((reason, *found.remarks(request))), rejected, verified)
+
+    @cached_property
+    def chosen(self) -> Callable[[str, Request], Chosen]:
+        """`choose`, with a line of the log the first time: a warning where what was named is not verified."""
+        return cache(self._logged)
+
+    def _logged(self, name: str, request: Request) -> Chosen:
+        chosen = self.choose(name, request)
+        level = logging.INFO if chosen.verified else logging.WARNING
+        what, others = self.what.removeprefix("a "), clauses(chosen.rejected)
+        _LOG.log(level, "%s by %s (%s) for %s; not %s", what, chosen.name, chosen.reason, request, others)
+        return chosen
 
 
-def choose(
-    what: str,
-    name: str,
-    request: OnDevice,
-    entries: Sequence[Implementation],
-    *,
-    families: Mapping[str, tuple[str, ...]] | None = None,
-    why_first: str = FIRST,
-    named_by: str = "the call names",
-) -> Chosen:
-    """The implementation called `name`; for `auto` the first that supports the request and is verified, for a family
-    the first that supports it, verified ones before others.
-
-    Args:
-        what: the operation in messages, such as `a grouped matmul`.
-        name: of an implementation or a family, or `auto`.
-        request: what is asked for.
-        entries: in order of preference.
-        families: names for several implementations.
-        why_first: the reason of the first in order of preference.
-        named_by: how a reason states that an implementation was named.
-
-    Raises:
-        Unsupported: If what is named does not support the request.
-        ValueError: If there is no such name.
-    """
-    families = families or {}
-    known = ("auto", *families, *(entry.name for entry in entries))
-    if name not in known:
-        raise ValueError(f"{what} has no implementation {name!r}; expected one of {', '.join(known)}")
-    refused = {entry.name: reason for entry in entries if (reason := entry.supports(request)) is not None}
-    allowed, named = list(entries), ""
-    if name == "auto":
-        open_ones = [entry for entry in entries if entry.name not in refused]
-        refused |= {entry.name: UNVERIFIED for entry in open_ones if not entry.verified(request)}
-    else:
-        among = families.get(name, (name,))
-        allowed, named = [entry for entry in entries if entry.name in among], f"{named_by} {name}"
-        allowed.sort(key=lambda entry: not entry.verified(request))
-    found = next((entry for entry in allowed if entry.name not in refused), None)
-    if found is None:
-        raise Unsupported(what, name, request, {entry.name: refused[entry.name] for entry in allowed})
-    others = [entry.name for entry in entries if entry is not found]
-    rejected = {other: refused.get(other, named or f"{found.name} is preferred") for other in others}
-    reason = named or (why_first if found is entries[0] else FIRST)
-    verified = found.verified(request)
-    return Chosen(found.name, reason + ("" if verified else f", though {UNVERIFIED}"), rejected, verified)
-
-
-def logged(what: str, chosen: Chosen, request: OnDevice) -> Chosen:
-    """`chosen`, with a line of the log: a warning where what was named is not verified."""
-    level = logging.INFO if chosen.verified else logging.WARNING
-    _LOG.log(level, "%s by %s (%s) for %s; not %s", what, chosen.name, chosen.reason, request, clauses(chosen.rejected))
-    return chosen
-
-
-def refused_by_gpu(request: OnDevice, *, hopper: bool, dtypes: tuple[str, ...] = ("bfloat16", "float16")) -> str | None:
+def refused_by_gpu(request: Request, *, hopper: bool, dtypes: tuple[str, ...] = ("bfloat16", "float16")) -> str | None:
     """Why kernels for tensor cores do not run where a request is from, or not in its dtype; None where they do.
 
     `hopper` is of kernels that use what only Hopper has; others run on Ampere and later.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import batched
 from typing import Any
 
@@ -12,11 +13,12 @@ import numpy as np
 
 from benchmarks.gpu import jax_attention, torch_attention
 from benchmarks.gpu.attention_cases import CHECKED, Case, timed
+from benchmarks.gpu.check import add_check, compared
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
 from benchmarks.gpu.targets import DENSE_MASK
 from pallas_kernels.attention import comparison, cudnn
-from pallas_kernels.attention.registry import IMPLEMENTATIONS, Implementation
+from pallas_kernels.attention.registry import REGISTRY, Implementation
 
 DRY_CHECKED = (Case("72, packed, window 20", 72, 64, 2, 1, packed=30, window=20),)
 DRY_TIMED = (Case("packed", 64, 32, 2, 2, packed=20),)
@@ -28,7 +30,7 @@ def check(journal: Journal, name: str) -> None:
     Cases that the registry does not support are rows with the reason; all others have to run. Each case runs
     twice, and the row states whether the results are bitwise equal.
     """
-    known = {entry.name: entry for entry in IMPLEMENTATIONS}
+    known = {entry.name: entry for entry in REGISTRY.entries}
     if name not in known:
         journal.skip(f"attention/{name}", "the registry of pallas_kernels.attention has no such implementation")
         return
@@ -55,21 +57,13 @@ def check_some(journal: Journal, entry: Implementation, cases: Sequence[Case]) -
         }
     )
     for case in cases:
-        row: dict[str, Any] = {"kernel": f"attention/{name}", "case": case.name}
-        if reasons[case] is not None:
-            journal.add("check", **row, refused=reasons[case])
-            continue
-        have = compiled[case, "have"]
+        have = compiled.get((case, "have"))
         if isinstance(have, Exception):  # the registry supports it, so that even a refusal is a failure
-            journal.add("check", **row, failed=sentence(have))
+            journal.add("check", kernel=f"attention/{name}", case=case.name, failed=sentence(have))
             continue
-        journal.begin(f"attention/{name}: {case.name}")
-        try:
-            found = _compare(case, lse, {kind: compiled[case, kind] for kind in KINDS})
-            found["passed"] &= found["same_bits"] or entry.varies is not None
-            journal.add("check", **row, **found)
-        except Exception as error:  # a row reports what went wrong, and the others are still checked
-            journal.add("check", **row, failed=sentence(error))
+        programs = {kind: compiled.get((case, kind)) for kind in KINDS}
+        compare = partial(_compare, case, lse, programs, entry.varies is not None)
+        add_check(journal, f"attention/{name}", case.name, reasons[case], compare)
 
 
 TOGETHER = 8
@@ -100,35 +94,18 @@ def gradients(case: Case, name: str | None, lse: bool, arrays: tuple, interpret:
     return lower
 
 
-def _compare(case: Case, lse: bool, compiled: dict[str, Any]) -> dict[str, Any]:
+def _compare(case: Case, lse: bool, compiled: dict[str, Any], varies: bool) -> dict[str, Any]:
     arrays = case.arrays()
     with jax.enable_x64(True):
         wanted = [np.asarray(x) for x in compiled["wanted"](*(jnp.asarray(x, jnp.float64) for x in arrays))]
     low, have, again = (jax.device_get(compiled[kind](*arrays)) for kind in ("low", "have", "have"))
     names = [name for name in RESULTS if lse or name != "lse"]
-    errors = {name: _error(a, b) for name, a, b in zip(names, have, wanted, strict=True)}
-    allowed = {name: 2 * _error(a, b) + 1e-6 for name, a, b in zip(names, low, wanted, strict=True)}
-    return {
-        "errors": errors,
-        "allowed": allowed,
-        "passed": all(errors[name] <= allowed[name] for name in names),
-        "same_bits": all(np.array_equal(a, b) for a, b in zip(have, again, strict=True)),
-    }
-
-
-def _error(have: Any, wanted: np.ndarray) -> float:
-    """max|difference| / max|wanted|; infinite where something is not finite, but for -inf where that is wanted."""
-    have, nothing = np.asarray(have, np.float64), np.isneginf(wanted)
-    if not (np.isneginf(have) == nothing).all():
-        return float("inf")
-    have, wanted = (np.where(nothing, 0.0, x) for x in (have, wanted))
-    difference = np.abs(have - wanted)
-    return float(difference.max() / max(np.abs(wanted).max(), 1e-30)) if np.isfinite(difference).all() else float("inf")
+    return compared(names, have, again, low, wanted, varies=varies)
 
 
 def measure(journal: Journal) -> None:
     """TFLOP/s of forward and backward of every implementation that takes a case, in turn."""
-    names = [entry.name for entry in IMPLEMENTATIONS if journal.dry or entry.name != "xla"]
+    names = [entry.name for entry in REGISTRY.entries if journal.dry or entry.name != "xla"]
     rounds = 2 if journal.dry else 7
     for case in DRY_TIMED if journal.dry else timed():
         what = f"{case.name}, {case.seq} tokens, width {case.width}"

@@ -13,8 +13,7 @@ import numpy as np
 from benchmarks.gpu.in_parts import in_parts, zigzag
 from pallas_kernels import flash_attention
 from pallas_kernels.attention import Settings, cudnn
-from pallas_kernels.attention.registry import choose
-from pallas_kernels.attention.registry import implementation as entry
+from pallas_kernels.attention.registry import REGISTRY
 from pallas_kernels.attention.request import Request
 from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.masks import Mask, allowed, kept_pairs
@@ -84,11 +83,10 @@ class Case:
         """The request to a registry."""
         device = INTERPRETER if interpret else target()
         return Request(
-            platform=device.platform, dtype=self.dtype, heads=self.heads, kv_heads=self.kv_heads, width=self.width,
+            dtype=self.dtype, heads=self.heads, kv_heads=self.kv_heads, width=self.width,
             value_width=self.width if self.value_width is None else self.value_width, mask=self.mask, batch=self.batch,
             queries=self.seq, keys=self.seq, softcap=self.softcap, lse=lse, whole_rows=self.ranks == 1,
-            runs=self.ranks == 1, compares=True, compute_capability=device.compute_capability, gpu=device.gpu,
-            processors=device.processors,
+            runs=self.ranks == 1, compares=True, **device._asdict(),
         )  # fmt: skip
 
     def call(self, implementation: str, *, lse: bool, interpret: bool = False) -> Callable[..., Any]:
@@ -96,7 +94,7 @@ class Case:
         segments = self.segments()
         prefix = None if self.prefix is None else jnp.full(self.batch, self.prefix, jnp.int32)
         if self.ranks > 1:
-            kernels = entry(implementation).kernels
+            kernels = REGISTRY[implementation].kernels
             assert kernels is not None and lse and prefix is None, f"{self.name}: parts are merged by their log-sum-exp"
             settings = Settings(self.mask, self.width**-0.5, self.softcap, results="float32", interpret=interpret)
             return in_parts(kernels, settings, self.ranks, self.indices(), segments)
@@ -114,7 +112,7 @@ class Case:
 
     def _packed_by_cudnn(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         """As a run of jaxpar calls it: `flash_attention` does not know that tokens of a document are neighbours."""
-        choose("cudnn", self.request(lse=False))
+        REGISTRY.choose("cudnn", self.request(lse=False))
         places = jnp.broadcast_to(jnp.arange(self.seq), (self.batch, self.seq))
         segments = self.segments()
         assert segments is not None, f"{self.name} has no documents"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from benchmarks.gpu.check import add_check, compared
 from benchmarks.gpu.journal import Journal
-from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
+from benchmarks.gpu.programs import compile_all, seconds_of, why_not
 from pallas_kernels import fused_linear_cross_entropy
 from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.linear_cross_entropy import Tile
-from pallas_kernels.linear_cross_entropy.registry import Request, implementation
+from pallas_kernels.linear_cross_entropy.registry import REGISTRY, Request
 
 CHECKED: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
     "one token": ((1, 64, 200), {}),
@@ -44,17 +45,10 @@ def check(journal: Journal) -> None:
 def check_case(journal: Journal, case: str, given: tuple[tuple[int, int, int], dict[str, Any]]) -> None:
     """Adds the row of one case."""
     shape, options = given
-    row: dict[str, Any] = {"kernel": "linear_cross_entropy/triton", "case": f"{case}, {shape}"}
     device = INTERPRETER if journal.dry else target()
-    reason = implementation("triton").supports(Request(device.platform, "bfloat16", *shape, device.compute_capability))
-    if reason is not None:
-        journal.add("check", **row, refused=reason)
-        return
-    journal.begin(f"{row['kernel']}: {row['case']}")
-    try:
-        journal.add("check", **row, **_compare(shape, options, kernel_options(journal.dry)))
-    except Exception as error:  # a row reports what went wrong, and the others are still checked
-        journal.add("check", **row, failed=sentence(error))
+    refused = REGISTRY["triton"].supports(Request(*shape, dtype="bfloat16", **device._asdict()))
+    compare = partial(_compare, shape, options, kernel_options(journal.dry))
+    add_check(journal, "linear_cross_entropy/triton", f"{case}, {shape}", refused, compare)
 
 
 def kernel_options(dry: bool) -> dict[str, Any]:
@@ -105,20 +99,7 @@ def _compare(shape: tuple[int, int, int], options: dict[str, Any], kernel: dict[
     low = jax.device_get(_gradients(kept)(x, table, weights))
     with jax.enable_x64(True):
         wanted = jax.device_get(_gradients(kept)(*(jnp.asarray(a, jnp.float64) for a in (x, table, weights))))
-    same_bits = all(np.array_equal(a, b) for a, b in zip(have, again, strict=True))
-    errors = {name: _error(a, b) for name, a, b in zip(RESULTS, have, wanted, strict=True)}
-    allowed = {name: 2 * _error(a, b) + 1e-6 for name, a, b in zip(RESULTS, low, wanted, strict=True)}
-    return {
-        "errors": errors,
-        "allowed": allowed,
-        "passed": same_bits and all(errors[name] <= allowed[name] for name in RESULTS),
-        "same_bits": same_bits,
-    }
-
-
-def _error(have: Any, wanted: np.ndarray) -> float:
-    difference = np.abs(np.asarray(have, np.float64) - wanted)
-    return float(difference.max() / max(np.abs(wanted).max(), 1e-30)) if np.isfinite(difference).all() else float("inf")
+    return compared(RESULTS, have, again, low, wanted)
 
 
 def kept_logits(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -12,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.gpu.check import add_check, compared
 from benchmarks.gpu.journal import Journal
-from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
+from benchmarks.gpu.programs import compile_all, seconds_of, why_not
 from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.grouped_matmul import Matrices, grouped_feed_forward, grouped_matmul
-from pallas_kernels.grouped_matmul.registry import Request, implementation
+from pallas_kernels.grouped_matmul.registry import REGISTRY, Request
 
 KERNELS = ("mosaic", "triton")
 """Implementations that wait for a record."""
@@ -102,19 +104,10 @@ def check(journal: Journal) -> None:
 
 def check_case(journal: Journal, case: Case, name: str) -> None:
     """Adds the row of one case of an implementation."""
-    kernel = f"grouped_matmul/{name}"
-    row: dict[str, Any] = {"kernel": kernel, "case": case.name}
     device = INTERPRETER if journal.dry else target()
-    asked = Request(device.platform, case.dtype, case.rows, len(case.sizes), case.k, case.n, device.compute_capability)
-    reason = implementation(name).supports(asked)
-    if reason is not None:
-        journal.add("check", **row, refused=reason)
-        return
-    journal.begin(f"{kernel}: {case.name}")
-    try:
-        journal.add("check", **row, **_compare(case, name, journal.dry))
-    except Exception as error:  # a row reports what went wrong, and the others are still checked
-        journal.add("check", **row, failed=sentence(error))
+    asked = Request(case.rows, len(case.sizes), case.k, case.n, dtype=case.dtype, **device._asdict())
+    compare = partial(_compare, case, name, journal.dry)
+    add_check(journal, f"grouped_matmul/{name}", case.name, REGISTRY[name].supports(asked), compare)
 
 
 def program(case: Case, name: str, interpret: bool = False) -> Callable[..., Any]:
@@ -139,12 +132,7 @@ def _compare(case: Case, name: str, dry: bool) -> dict[str, Any]:
     arrays = case.arrays()
     run = program(case, name, dry)
     have, again, low = (jax.device_get(each(*arrays)) for each in (run, run, program(case, "xla")))
-    wanted = _float64(case, arrays)
-    pairs = lambda made: {name: _error(a, b) for name, a, b in zip(case.results, made, wanted, strict=True)}
-    errors, allowed = pairs(have), {name: 2 * error + 1e-6 for name, error in pairs(low).items()}
-    same_bits = all(np.array_equal(a, b) for a, b in zip(have, again, strict=True))
-    right = same_bits and all(errors[name] <= allowed[name] for name in case.results)
-    return {"errors": errors, "allowed": allowed, "passed": right, "same_bits": same_bits}
+    return compared(case.results, have, again, low, _float64(case, arrays))
 
 
 def _float64(case: Case, arrays: tuple[jax.Array, ...]) -> list[np.ndarray]:
@@ -173,11 +161,6 @@ def _feed_forward64(x: Any, up: Any, gate: Any, down: Any, factors: Any, d: Any)
     d_up, d_gate = d_hidden * factors * g * s, d_hidden * factors * a * s * (1 + g * (1 - s))
     d_rows, d_factors = d_up @ up.T + d_gate @ gate.T, (d_hidden * hidden).sum(1)
     return (hidden * factors) @ down, d_rows, x.T @ d_up, x.T @ d_gate, (hidden * factors).T @ d, d_factors
-
-
-def _error(have: Any, wanted: np.ndarray) -> float:
-    difference = np.abs(np.asarray(have, np.float64) - wanted)
-    return float(difference.max() / max(np.abs(wanted).max(), 1e-30)) if np.isfinite(difference).all() else float("inf")
 
 
 def measure(journal: Journal) -> None:

@@ -14,13 +14,11 @@ import numpy as np
 
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.tiled import E4M3, E5M2, TILE, Checked, check_codes, measure_codes
-from pallas_kernels.device import INTERPRETER, target
+from pallas_kernels.device import INTERPRETER, Target, target
 from pallas_kernels.grouped_matmul import grouped_matmul
-from pallas_kernels.grouped_matmul.registry import choose
-from pallas_kernels.grouped_matmul.registry import implementation as of_numbers
-from pallas_kernels.grouped_matmul.request import Request as OfNumbers
+from pallas_kernels.grouped_matmul import registry as of_numbers
 from pallas_kernels.grouped_tiled_matmul import Request, grouped_tiled_matmul, grouped_tiled_weight_gradients
-from pallas_kernels.grouped_tiled_matmul.registry import implementation
+from pallas_kernels.grouped_tiled_matmul.registry import REGISTRY
 
 KERNEL = "grouped_tiled_matmul/mosaic"
 RESULTS = ("out",)
@@ -70,10 +68,10 @@ class Case:
     def flops(self) -> float:
         return 2.0 * sum(self.sizes) * self.n * self.k
 
-    def request(self, device: Any) -> Request:
+    def request(self, device: Target) -> Request:
         sides, groups = (self.m, self.n, self.k, TILE), len(self.sizes)
-        forms, capability = (self.form, E4M3) if self.of == "rows" else (E4M3, self.form), device.compute_capability
-        return Request(device.platform, forms, "bfloat16", *sides, capability, groups=groups, squares=True, of=self.of)
+        forms = (self.form, E4M3) if self.of == "rows" else (E4M3, self.form)
+        return Request(forms, *sides, dtype="bfloat16", groups=groups, squares=True, of=self.of, **device._asdict())
 
 
 CHECKED = (
@@ -124,7 +122,7 @@ def check(journal: Journal) -> None:
 def check_case(journal: Journal, case: Case) -> None:
     """Adds the row of one case."""
     device = INTERPRETER if journal.dry else target()
-    refused = implementation("mosaic").supports(case.request(device))
+    refused = REGISTRY["mosaic"].supports(case.request(device))
     check_codes(
         journal, KERNEL, case.name, case.arrays, Checked(refused, partial(program, case), partial(_float64, case))
     )
@@ -166,8 +164,8 @@ def _paths(case: Case) -> dict[str, Callable[..., jax.Array]]:
     def plain_gradients(rows: jax.Array, _: jax.Array, d_out: jax.Array, __: jax.Array) -> jax.Array:
         wide = rows.astype(jnp.bfloat16), d_out.astype(jnp.bfloat16)
         device, sizes = target(), (rows.shape[0], len(case.places), rows.shape[1], d_out.shape[1])
-        choose("mosaic", OfNumbers(device.platform, "bfloat16", *sizes, device.compute_capability))
-        return of_numbers("mosaic").of_weights(*wide, jnp.array(case.places))
+        of_numbers.REGISTRY.choose("mosaic", of_numbers.Request(*sizes, dtype="bfloat16", **device._asdict()))
+        return of_numbers.REGISTRY["mosaic"].of_weights(*wide, jnp.array(case.places))
 
     ours = lambda name: lambda *arrays: program(case, name)(*arrays)[0]
     wide = plain if case.of == "rows" else plain_gradients

@@ -9,14 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from benchmarks.gpu.check import add_check, compared
 from benchmarks.gpu.journal import Journal
-from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
+from benchmarks.gpu.programs import compile_all, seconds_of, why_not
 from pallas_kernels import norm_rotary
-from pallas_kernels.device import INTERPRETER, target
+from pallas_kernels.device import INTERPRETER, Target, target
 from pallas_kernels.norm_rotary import reference
-from pallas_kernels.norm_rotary.registry import Request, implementation
+from pallas_kernels.norm_rotary.registry import REGISTRY, Request
 
 KERNEL = "norm_rotary/triton"
 EPSILON = 1e-6
@@ -47,12 +47,8 @@ class Case:
         numbers = self.tokens * self.heads * self.width * jnp.dtype(self.dtype).itemsize
         return (2 if way == "forward" else 3) * numbers + 4 * self.tokens * self.width
 
-    def request(self) -> Request:
-        device = target()
-        return Request(
-            device.platform, self.dtype, self.tokens, self.heads, self.width, device.compute_capability, device.gpu,
-            device.processors,
-        )  # fmt: skip
+    def request(self, device: Target) -> Request:
+        return Request(self.tokens, self.heads, self.width, dtype=self.dtype, **device._asdict())
 
 
 CHECKED = (
@@ -96,18 +92,8 @@ def check(journal: Journal) -> None:
 
 def check_case(journal: Journal, case: Case) -> None:
     """Adds the row of one case."""
-    row: dict[str, Any] = {"kernel": KERNEL, "case": case.name}
-    request = case.request()
-    if journal.dry:
-        request = Request(INTERPRETER.platform, case.dtype, case.tokens, case.heads, case.width)
-    if (reason := implementation("triton").supports(request)) is not None:
-        journal.add("check", **row, refused=reason)
-        return
-    journal.begin(f"{KERNEL}: {case.name}")
-    try:
-        journal.add("check", **row, **_compare(case, journal.dry))
-    except Exception as error:  # a row reports what went wrong, and the others are still checked
-        journal.add("check", **row, failed=sentence(error))
+    refused = REGISTRY["triton"].supports(case.request(INTERPRETER if journal.dry else target()))
+    add_check(journal, KERNEL, case.name, refused, partial(_compare, case, journal.dry))
 
 
 def _compare(case: Case, dry: bool) -> dict[str, Any]:
@@ -118,16 +104,7 @@ def _compare(case: Case, dry: bool) -> dict[str, Any]:
         wide = [jnp.asarray(array, jnp.float64) for array in arrays]
         of_tokens = lambda x, scale, cos, sin: reference.forward(x[0], scale, cos[0], sin[0], epsilon=EPSILON)[None]
         wanted = jax.device_get(_gradients(of_tokens)(*wide))
-    same_bits = all(np.array_equal(a, b) for a, b in zip(have, again, strict=True))
-    errors = {name: _error(a, b) for name, a, b in zip(RESULTS, have, wanted, strict=True)}
-    allowed = {name: 2 * _error(a, b) + 1e-6 for name, a, b in zip(RESULTS, plain, wanted, strict=True)}
-    passed = same_bits and all(errors[name] <= allowed[name] for name in RESULTS)
-    return {"errors": errors, "allowed": allowed, "passed": passed, "same_bits": same_bits}
-
-
-def _error(have: Any, wanted: np.ndarray) -> float:
-    difference = np.abs(np.asarray(have, np.float64) - wanted)
-    return float(difference.max() / max(np.abs(wanted).max(), 1e-30)) if np.isfinite(difference).all() else float("inf")
+    return compared(RESULTS, have, again, plain, wanted)
 
 
 def measure(journal: Journal) -> None:
@@ -143,7 +120,7 @@ def _measure_case(journal: Journal, case: Case) -> None:
     flat = x[0], scale, cos[0], sin[0]
     programs = {}
     for name in ("triton", "xla"):
-        entry, options = implementation(name), {"epsilon": EPSILON, "interpret": journal.dry}
+        entry, options = REGISTRY[name], {"epsilon": EPSILON, "interpret": journal.dry}
         programs[name, "forward"] = jax.jit(partial(entry.forward, **options)), flat
         programs[name, "backward"] = jax.jit(partial(entry.backward, **options)), (*flat, d_out[0])
     compiled = compile_all({key: (lambda f=f, of=of: f.lower(*of)) for key, (f, of) in programs.items()})

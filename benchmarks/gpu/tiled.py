@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.gpu.check import add_check, compared
 from benchmarks.gpu.journal import Journal
-from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
-from pallas_kernels.device import INTERPRETER, target
+from benchmarks.gpu.programs import compile_all, seconds_of, why_not
+from pallas_kernels.device import INTERPRETER, Target, target
 from pallas_kernels.tiled_matmul import Request, tiled_matmul
-from pallas_kernels.tiled_matmul.registry import implementation
+from pallas_kernels.tiled_matmul.registry import REGISTRY
 
 KERNEL = "tiled_matmul/mosaic"
 TILE = 128
@@ -47,9 +48,8 @@ class Case:
     def flops(self) -> float:
         return 2.0 * self.m * self.n * self.k
 
-    def request(self, device: Any) -> Request:
-        sides = self.m, self.n, self.k, TILE
-        return Request(device.platform, self.forms, self.dtype, *sides, device.compute_capability)
+    def request(self, device: Target) -> Request:
+        return Request(self.forms, self.m, self.n, self.k, TILE, dtype=self.dtype, **device._asdict())
 
 
 CHECKED = (
@@ -88,7 +88,7 @@ def check(journal: Journal) -> None:
 def check_case(journal: Journal, case: Case) -> None:
     """Adds the row of one case."""
     device = INTERPRETER if journal.dry else target()
-    run = Checked(implementation("mosaic").supports(case.request(device)), partial(program, case), _float64)
+    run = Checked(REGISTRY["mosaic"].supports(case.request(device)), partial(program, case), _float64)
     check_codes(journal, KERNEL, case.name, case.arrays, run)
 
 
@@ -106,29 +106,14 @@ class Checked(NamedTuple):
 def check_codes(
     journal: Journal, kernel: str, name: str, arrays: Callable[[], tuple[jax.Array, ...]], checked: Checked
 ) -> None:
-    """Adds the row of one case of a kernel for codes: twice the error of plain XLA is allowed, and the same bits twice
-    are required."""
-    row: dict[str, Any] = {"kernel": kernel, "case": name}
-    if checked.refused is not None:
-        journal.add("check", **row, refused=checked.refused)
-        return
-    journal.begin(f"{kernel}: {name}")
-    try:
-        journal.add("check", **row, **_compare(arrays(), checked, journal.dry))
-    except Exception as error:  # a row reports what went wrong, and the others are still checked
-        journal.add("check", **row, failed=sentence(error))
+    """Adds the row of one case of a kernel for codes."""
 
+    def compare() -> dict[str, Any]:
+        given, run = arrays(), checked.program("mosaic", journal.dry)
+        have, again, low = (jax.device_get(each(*given)) for each in (run, run, checked.program("xla")))
+        return compared(("out",), have, again, low, (checked.float64(*given),))
 
-def _compare(arrays: tuple[jax.Array, ...], checked: Checked, dry: bool) -> dict[str, Any]:
-    run = checked.program("mosaic", dry)
-    have, again, low = (np.asarray(each(*arrays)[0]) for each in (run, run, checked.program("xla")))
-    wanted = checked.float64(*arrays)
-    errors, allowed = {"out": error_of(have, wanted)}, {"out": 2 * error_of(low, wanted) + 1e-6}
-    same_bits = np.array_equal(have, again)
-    return {
-        "errors": errors, "allowed": allowed, "passed": same_bits and errors["out"] <= allowed["out"],
-        "same_bits": same_bits,
-    }  # fmt: skip
+    add_check(journal, kernel, name, checked.refused, compare)
 
 
 def _float64(left: jax.Array, left_scales: jax.Array, right: jax.Array, right_scales: jax.Array) -> np.ndarray:
@@ -137,12 +122,6 @@ def _float64(left: jax.Array, left_scales: jax.Array, right: jax.Array, right_sc
         return np.asarray(codes.astype(jnp.float32), np.float64) * each
 
     return numbers(left, left_scales) @ numbers(right, right_scales).T
-
-
-def error_of(have: np.ndarray, wanted: np.ndarray) -> float:
-    """The largest error relative to the largest number that is wanted; infinite if one of them is not finite."""
-    difference = np.abs(have.astype(np.float64) - wanted)
-    return float(difference.max() / max(np.abs(wanted).max(), 1e-30)) if np.isfinite(difference).all() else float("inf")
 
 
 def measure(journal: Journal) -> None:

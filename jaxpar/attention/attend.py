@@ -12,7 +12,7 @@ from jaxpar.attention.backends import attend_alone
 from jaxpar.attention.context import CONTEXT_STRATEGIES, ContextStrategy
 from jaxpar.attention.row import ContextLayout, RowTokens
 from pallas_kernels.attention import Settings
-from pallas_kernels.attention.registry import Implementation, implementation
+from pallas_kernels.attention.registry import REGISTRY, Implementation
 
 
 def attend(backend: str, context_strategy: str, layout: ContextLayout) -> Callable[..., jax.Array]:
@@ -23,7 +23,7 @@ def attend(backend: str, context_strategy: str, layout: ContextLayout) -> Callab
     out. See `jaxpar.attention.allgather.allgather`.
     """
     (strategy,) = (entry for entry in CONTEXT_STRATEGIES if entry.name == context_strategy)
-    return partial(_attend, implementation(backend), strategy, layout)
+    return partial(_attend, REGISTRY[backend], strategy, layout)
 
 
 def _attend(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import jax
 
+from jaxpar.attention.choosing import choose_kernel
 from jaxpar.attention.request import AttentionRequest
 from jaxpar.attention.sinks import with_sinks
-from jaxpar.config.errors import UserError
 from jaxpar.config.plan import Choice
-from jaxpar.config.spelling import did_you_mean, one_of
 from pallas_kernels.attention import Kernels, Settings, Tokens, cudnn, cudnn_packed
-from pallas_kernels.attention.registry import Implementation, Unsupported, choose, clauses, names
+from pallas_kernels.attention.registry import REGISTRY, Implementation
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
+from pallas_kernels.unsupported import Unsupported
 
-BACKENDS = names()
+BACKENDS = REGISTRY.names
 """Values of `attention.backend`; `flash` is any of our kernels that supports the run."""
 
 
@@ -65,23 +65,13 @@ def choose_backend(name: str, request: AttentionRequest, key: str = "attention.b
     Raises:
         UserError: If there is no such backend, or it does not support the request (the reasons are repeated).
     """
-    if name not in BACKENDS:
-        near = did_you_mean(name, BACKENDS)
-        raise UserError(f"{key} is {name!r}; expected {one_of(BACKENDS)}{near}")
-    try:
-        chosen = choose(name, kernel_request(request), named_by=f"{key} names")
-    except Unsupported as error:
-        reasons = error.refused
-        why = clauses(reasons) if len(reasons) > 1 else next(iter(reasons.values()))
-        asked = f"the layers of kind {kind}" if kind else "this run"
-        raise UserError(f"{key} is {name!r}, which does not support {asked}: {why}") from None
-    return Choice(chosen.name, chosen.reason, chosen.rejected)
+    return choose_kernel(REGISTRY, name, kernel_request(request), key, kind)
 
 
 def backend_of(name: str, request: AttentionRequest) -> str | None:
     """The implementation that `attention.backend: name` becomes for this request; None where it does not support it."""
     try:
-        return choose(name, kernel_request(request)).name
+        return REGISTRY.choose(name, kernel_request(request)).name
     except Unsupported:
         return None
 
@@ -89,7 +79,11 @@ def backend_of(name: str, request: AttentionRequest) -> str | None:
 def takes_cudnn(backend: str, request: AttentionRequest) -> bool:
     """Whether `attention.backend: backend` becomes cuDNN's for this request."""
     asked = kernel_request(request)
-    return backend in ("auto", "cudnn") and cudnn.supports(asked) is None and choose(backend, asked).name == "cudnn"
+    return (
+        backend in ("auto", "cudnn")
+        and cudnn.supports(asked) is None
+        and REGISTRY.choose(backend, asked).name == "cudnn"
+    )
 
 
 def scratch_bytes(backend: str, request: AttentionRequest) -> int:

@@ -1,4 +1,4 @@
-"""Chooses an implementation from a registry, and gives the reason."""
+"""Chooses an implementation from a registry, as a key of the configuration names it, and gives the reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Protocol
 from jaxpar.attention.request import AttentionRequest
 from jaxpar.config.errors import UserError
 from jaxpar.config.plan import Choice
-from jaxpar.config.spelling import did_you_mean, one_of
+from jaxpar.config.spelling import did_you_mean, one_of, quoted
+from pallas_kernels.choice import Registry, Request
+from pallas_kernels.unsupported import Unsupported, clauses
 
 
 class Entry(Protocol):
@@ -60,3 +62,23 @@ def choose(
     if preference is not None and chosen == names[0]:
         reason = preference
     return Choice(chosen, reason, others)
+
+
+def choose_kernel(registry: Registry, name: str, request: Request, key: str, kind: str = "") -> Choice:
+    """The implementation of a registry of kernels called `name`, as the value of `key`, in layers of `kind` where kinds
+    have names.
+
+    Raises:
+        UserError: If there is no such implementation, or it does not support the request (the reasons are repeated).
+    """
+    known = registry.names
+    if name not in known:
+        raise UserError(f"{key} is {quoted(name)}; expected {one_of(known)}{did_you_mean(name, known)}")
+    try:
+        found = registry.choose(name, request, named_by=f"{key} names")
+    except Unsupported as error:
+        reasons = error.refused
+        why = clauses(reasons) if len(reasons) > 1 else next(iter(reasons.values()))
+        asked = f"the layers of kind {kind}" if kind else "this run"
+        raise UserError(f"{key} is {name!r}, which does not support {asked}: {why}") from None
+    return Choice(found.name, found.reason, found.rejected)

@@ -14,7 +14,7 @@ from jaxpar.config import Config
 from jaxpar.config.plan import Choice, Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.layout.choices.attention import attention_requests
-from pallas_kernels.attention.registry import implementation
+from pallas_kernels.attention.registry import REGISTRY
 
 STAND_INS = ("mosaic", "triton", "xla")
 """In order of preference: one launch for all gradients, as cuDNN has; two; and for every request."""
@@ -34,7 +34,7 @@ def compilable(config: Config, plan: Plan, device: Device, release: str) -> tupl
         return plan, ()
     requests = attention_requests(config, device, plan.runs)
     found = {
-        kind: next(name for name in STAND_INS if implementation(name).supports(kernel_request(requests[kind])) is None)
+        kind: next(name for name in STAND_INS if REGISTRY[name].supports(kernel_request(requests[kind])) is None)
         for kind, choice in kinds.items()
         if choice.name == "cudnn"
     }

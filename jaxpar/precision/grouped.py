@@ -40,7 +40,7 @@ from jaxpar.precision.seen import Seen, held_numbers, held_rows, joined
 from jaxpar.precision.tiles import Codes, counts_in_tiles, in_tiles
 from pallas_kernels.grouped_matmul.api import Static, request_of
 from pallas_kernels.grouped_matmul.blocks import row_blocks
-from pallas_kernels.grouped_matmul.registry import chosen
+from pallas_kernels.grouped_matmul.registry import REGISTRY
 from pallas_kernels.grouped_tiled_matmul import grouped_tiled_weight_gradients
 from pallas_kernels.varying import vary_alike
 
@@ -78,7 +78,7 @@ def grouped_products(
             codes.
         expected: Rows that are expected, as in `pallas_kernels.grouped_matmul.grouped_matmul`.
     """
-    name = chosen(implementation, request_of(x, weights[0], None)).name
+    name = REGISTRY.chosen(implementation, request_of(x, weights[0], None)).name
     static = Static(name, expected, False)
     if scaling.recipe.tiles is None:
         return by_tensor(x, weights, sizes, scaling, static, inward=inward)

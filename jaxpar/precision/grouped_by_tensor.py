@@ -34,7 +34,7 @@ from jaxpar.precision.scale import quantise, scale_of
 from jaxpar.precision.seen import Seen, seen_by_group
 from jaxpar.precision.tiles import Codes
 from pallas_kernels.grouped_matmul.api import Static
-from pallas_kernels.grouped_tiled_matmul import IMPLEMENTATIONS, grouped_tiled_matmul
+from pallas_kernels.grouped_tiled_matmul import REGISTRY, grouped_tiled_matmul
 from pallas_kernels.tiled_matmul.reference import numbers
 from pallas_kernels.varying import vary_alike
 
@@ -110,7 +110,7 @@ def codes_times(
 
 def multiplied_by(recipe: Recipe, grouped: Static) -> dict[str, Any]:
     """What multiplies codes of routed experts, as arguments of `pallas_kernels.grouped_tiled_matmul`."""
-    named = recipe.backend in [entry.name for entry in IMPLEMENTATIONS]  # cuDNN has no grouped product
+    named = recipe.backend in REGISTRY.names  # cuDNN has no grouped product
     return {
         "implementation": recipe.backend if named else "auto", "numbers_by": grouped.name, "expected": grouped.expected,
     }  # fmt: skip

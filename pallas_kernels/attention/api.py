@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, TypeGuard
@@ -12,11 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention.registry import Chosen, choose
-from pallas_kernels.attention.registry import implementation as entry
+from pallas_kernels.attention.registry import REGISTRY
 from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.settings import Settings, Tokens
-from pallas_kernels.choice import logged
 from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.masks import Mask
 
@@ -64,7 +61,7 @@ def flash_attention(
         kv_offset: Slot of the first key.
         return_lse: Also return the log-sum-exp of the scores.
         deterministic: Results and gradients are the same bits in every run; what varies is refused.
-        implementation: `auto`, `flash` (our kernels), or one of them by name: see `registry.IMPLEMENTATIONS`.
+        implementation: `auto`, `flash` (our kernels), or one of them by name: see `registry.REGISTRY`.
         interpret: Run kernels in Pallas' interpreter, for tests.
 
     Returns:
@@ -84,7 +81,6 @@ def flash_attention(
     tokens = _tokens(q, k, segment_ids, prefix, (q_offset, kv_offset), shapes)
     device = INTERPRETER if interpret else target()
     request = Request(
-        platform=device.platform,
         dtype=str(q.dtype),
         heads=q.shape[2],
         kv_heads=k.shape[2],
@@ -99,25 +95,17 @@ def flash_attention(
         lse=return_lse,
         whole_rows=isinstance(q_offset, int) and q_offset == kv_offset and q.shape[1] == k.shape[1],
         deterministic=bool(deterministic),
-        compute_capability=device.compute_capability,
-        gpu=device.gpu,
-        processors=device.processors,
+        **device._asdict(),
     )
-    name = _chosen(implementation, request).name
+    name = REGISTRY.chosen(implementation, request).name
     settings = Settings(
         mask, q.shape[3] ** -0.5 if scale is None else scale, softcap, neighbours=True, interpret=interpret
     )
-    found = entry(name)
+    found = REGISTRY[name]
     if found.kernels is None:
         return found.attend(settings, q, k, v, tokens)
     out, lse = found.kernels.attend(settings, q, k, v, tokens)
     return (out, lse) if return_lse else out
-
-
-@cache
-def _chosen(name: str, request: Request) -> Chosen:
-    """`choose`, with a line of the log the first time."""
-    return logged("attention", choose(name, request), request)
 
 
 def _shapes(q: Any, k: Any, v: Any) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import jax
 
@@ -14,30 +13,13 @@ from pallas_kernels.attention.derivative import Kernels
 from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.settings import Settings, Tokens
-from pallas_kernels.choice import UNVERIFIED, Chosen, by_name
-from pallas_kernels.unsupported import Unsupported, clauses
+from pallas_kernels.choice import Registry
 from pallas_kernels.verified import SOURCES, record_of
-
-__all__ = [
-    "FAMILIES",
-    "IMPLEMENTATIONS",
-    "UNVERIFIED",
-    "Chosen",
-    "Implementation",
-    "Unsupported",
-    "choose",
-    "clauses",
-    "implementation",
-    "names",
-    "preferred",
-]
 
 
 @dataclass(frozen=True)
 class Implementation(choice.Implementation):
     """A way to compute attention on one device."""
-
-    operation: ClassVar[str] = "attention"
 
     kernels: Kernels | None = None
     """None where it attends over whole rows alone, and so cannot be merged."""
@@ -48,6 +30,9 @@ class Implementation(choice.Implementation):
 
     note: Callable[[Request], str | None] = lambda request: None
     """What else a plan reports of it, in a clause."""
+
+    def remarks(self, request: Request) -> list[str]:
+        return [clause for clause in (self.note(request), self.varies) if clause is not None]
 
     def attend(self, settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: Tokens) -> jax.Array:
         """The output, in q's dtype, differentiable."""
@@ -65,69 +50,47 @@ def _fused(request: Request) -> str | None:
     return _VARIES if request.deterministic else mosaic.refusal(request)
 
 
-IMPLEMENTATIONS = (
-    Implementation("mosaic", _fused, mosaic.KERNELS, recorded=True, varies=_VARIES),
-    Implementation("mosaic_deterministic", mosaic.refusal, mosaic.DETERMINISTIC_KERNELS, recorded=True),
-    Implementation("triton", triton.refusal, triton.KERNELS, recorded=True),
-    Implementation("cudnn", cudnn.supports, whole=cudnn.attend, varies=cudnn.VARIES, note=expected.note_on_packed),
-    Implementation("xla", lambda request: None, reference.KERNELS, note=expected.note_on_plain),
+@dataclass(frozen=True, eq=False)
+class _Ranked(Registry[Implementation]):
+    """Its order of preference depends on the mask and on recorded speeds."""
+
+    def ranked(self, request: Request) -> tuple[tuple[str, ...], str]:
+        """Published numbers put cuDNN level with or ahead of every open kernel where a mask is dense, on Hopper and
+        Ampere (see docs/kernels.md); where a window or documents empty most blocks, ours skip them. Of our two forms
+        for Hopper the one with fewer matmuls is preferred; its bits vary, and a request for the same bits in every run
+        excludes it. Where speeds were recorded on this GPU for such masks and heads, they decide between those that
+        have one.
+        """
+        ours = ("mosaic", "mosaic_deterministic", "triton")
+        order, why = (*ours, "cudnn", "xla"), "it skips the blocks that windows and documents empty"
+        if request.dense:
+            order, why = ("cudnn", *ours, "xla"), "cuDNN is ahead or level where the mask is dense"
+        speeds = {name: speed for name in order if (speed := self.recorded_speed(name, request)) is not None}
+        if len(speeds) < 2:
+            return order, why
+        ranked = iter(sorted(speeds, key=lambda name: -speeds[name]))
+        order = tuple(next(ranked) if name in speeds else name for name in order)
+        return order, f"it is the fastest recorded on this GPU ({max(speeds.values()):.0f} TFLOP/s)"
+
+    def recorded_speed(self, name: str, request: Request) -> float | None:
+        """TFLOP/s of forward and backward together, as recorded on GPUs like that of the request for its kind of mask
+        and width of heads; None where there is no record."""
+        kernel = f"{self.operation}/{name}"
+        found = record_of(kernel, request.gpu, request.processors) if kernel in SOURCES else None
+        return None if found is None else dict(found.speeds).get(f"{kind_of(request.mask)} {request.width}")
+
+
+REGISTRY = _Ranked(
+    "attention",
+    "attention",
+    (
+        Implementation("mosaic", _fused, mosaic.KERNELS, recorded=True, varies=_VARIES),
+        Implementation("mosaic_deterministic", mosaic.refusal, mosaic.DETERMINISTIC_KERNELS, recorded=True),
+        Implementation("triton", triton.refusal, triton.KERNELS, recorded=True),
+        Implementation("cudnn", cudnn.supports, whole=cudnn.attend, varies=cudnn.VARIES, note=expected.note_on_packed),
+        Implementation("xla", lambda request: None, reference.KERNELS, note=expected.note_on_plain),
+    ),
+    families={"flash": ("mosaic", "mosaic_deterministic", "triton")},
 )  # fmt: skip
 """`xla` is the plain JAX form: every mask, dtype and platform, and the reference of the others. `mosaic` adds up the
 gradient of queries in an order of chance, `mosaic_deterministic` is the same with a kernel more and without that."""
-
-FAMILIES = {"flash": ("mosaic", "mosaic_deterministic", "triton")}
-"""Names for several implementations: our kernels."""
-
-
-def names() -> tuple[str, ...]:
-    """All that can be asked for."""
-    return ("auto", *FAMILIES, *(entry.name for entry in IMPLEMENTATIONS))
-
-
-def implementation(name: str) -> Implementation:
-    """The entry called `name`."""
-    return by_name(IMPLEMENTATIONS, name)
-
-
-def preferred(request: Request) -> tuple[tuple[str, ...], str]:
-    """Names in order of preference, and why the first of them is the first.
-
-    Published numbers put cuDNN level with or ahead of every open kernel where a mask is dense, on Hopper and Ampere
-    (see docs/kernels.md); where a window or documents empty most blocks, ours skip them. Of our two forms for Hopper
-    the one with fewer matmuls is preferred; its bits vary, and a request for the same bits in every run excludes it.
-    Where speeds were recorded on this GPU for such masks and heads, they decide between those that have one.
-    """
-    ours = ("mosaic", "mosaic_deterministic", "triton")
-    order, why = (*ours, "cudnn", "xla"), "it skips the blocks that windows and documents empty"
-    if request.dense:
-        order, why = ("cudnn", *ours, "xla"), "cuDNN is ahead or level where the mask is dense"
-    speeds = {name: speed for name in order if (speed := recorded_speed(name, request)) is not None}
-    if len(speeds) < 2:
-        return order, why
-    ranked = iter(sorted(speeds, key=lambda name: -speeds[name]))
-    order = tuple(next(ranked) if name in speeds else name for name in order)
-    return order, f"it is the fastest recorded on this GPU ({max(speeds.values()):.0f} TFLOP/s)"
-
-
-def recorded_speed(name: str, request: Request) -> float | None:
-    """TFLOP/s of forward and backward together, as recorded on GPUs like that of the request for its kind of mask and
-    width of heads; None where there is no record."""
-    found = record_of(f"attention/{name}", request.gpu, request.processors) if f"attention/{name}" in SOURCES else None
-    return None if found is None else dict(found.speeds).get(f"{kind_of(request.mask)} {request.width}")
-
-
-def choose(name: str, request: Request, *, named_by: str = "the call names") -> Chosen:
-    """The implementation called `name`; for `auto` and for a family the first in order of preference. `named_by` is how
-    a reason states that it was named.
-
-    Raises:
-        Unsupported: If what is named does not compute what is asked for.
-        ValueError: If there is no such name.
-    """
-    order, why_first = preferred(request)
-    entries = sorted(IMPLEMENTATIONS, key=lambda entry: order.index(entry.name))
-    options = {"families": FAMILIES, "why_first": why_first, "named_by": named_by}
-    found = choice.choose("attention", name, request, entries, **options)
-    entry = implementation(found.name)
-    clauses = [clause for clause in (entry.note(request), entry.varies) if clause is not None]
-    return replace(found, reason="; ".join([found.reason, *clauses]))

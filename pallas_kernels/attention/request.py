@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
+from pallas_kernels import choice
 from pallas_kernels.masks import Mask
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(choice.Request):
     """Attention of some queries over some keys on one device."""
 
-    platform: str
-    """`gpu` or `cpu` as `jax.Device.platform` has it, or `interpreter` where Pallas' interpreter runs the kernels."""
-    dtype: str
-    """Of queries, keys and values."""
     heads: int
     kv_heads: int
     width: int
@@ -40,12 +37,6 @@ class Request:
     """Whether the caller compares with plain XLA, on the device at hand, what asks for it (`comparison`)."""
     deterministic: bool = False
     """Whether output and gradients have to be the same bits in every run."""
-    compute_capability: float | None = None
-    """Of the GPU (9.0 is Hopper); None where there is none."""
-    gpu: str = ""
-    """Name of the GPU, as `jax.Device.device_kind` has it."""
-    processors: int | None = None
-    """Streaming multiprocessors of the GPU."""
 
     @property
     def dense(self) -> bool:
@@ -72,5 +63,4 @@ class Request:
         kinds += [] if self.mask.window is None else [f"window {self.mask.window}"]
         kinds += [] if self.softcap is None else [f"softcap {self.softcap:g}"]
         kinds += [] if self.scale is None else [f"scale {self.scale:g}"]
-        on = self.platform if self.compute_capability is None else f"{self.platform} {self.compute_capability:.1f}"
-        return f"{self.shapes} in {self.dtype} on {on}, {', '.join(kinds) or 'no mask'}"
+        return f"{self.shapes} in {self.dtype} on {self.place}, {', '.join(kinds) or 'no mask'}"

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.device import INTERPRETER, Target, target
-from pallas_kernels.grouped_matmul.registry import Request, chosen
-from pallas_kernels.grouped_matmul.registry import implementation as entry
+from pallas_kernels.grouped_matmul.registry import REGISTRY, Request
 from pallas_kernels.grouped_matmul.work import expecting
 from pallas_kernels.varying import vary_alike
 
@@ -37,7 +36,7 @@ def grouped_matmul(
         weights: A matrix for each group, in rows' dtype.
         group_sizes: Rows of each group, integers from 0; where they add up to more than there are rows, the last
             groups are cut off.
-        implementation: `auto`, or by name: see `registry.IMPLEMENTATIONS`.
+        implementation: `auto`, or by name: see `registry.REGISTRY`.
         expected: Rows of all groups together, as far as is known when compiling, for those who count the work of a
             program (`work.expected_rows`); None means all of `rows`.
         interpret: Run the kernels in Pallas' interpreter, for tests.
@@ -47,7 +46,9 @@ def grouped_matmul(
     """
     check(rows, weights, group_sizes)
     request = request_of(rows, weights, INTERPRETER if interpret else None)
-    static = Static(chosen(implementation, request).name, rows.shape[0] if expected is None else expected, interpret)
+    static = Static(
+        REGISTRY.chosen(implementation, request).name, rows.shape[0] if expected is None else expected, interpret
+    )
     return _product(static, *vary_alike((rows, weights, group_sizes)))
 
 
@@ -61,12 +62,12 @@ class Static(NamedTuple):
     def times_weights(self, *arrays: jax.Array, transposed: bool) -> jax.Array:
         options = {"interpret": True} if self.interpret else {}
         with expecting(self.expected):
-            return entry(self.name).times_weights(*arrays, transposed=transposed, **options)
+            return REGISTRY[self.name].times_weights(*arrays, transposed=transposed, **options)
 
     def of_weights(self, *arrays: jax.Array) -> jax.Array:
         options = {"interpret": True} if self.interpret else {}
         with expecting(self.expected):
-            return entry(self.name).of_weights(*arrays, **options)
+            return REGISTRY[self.name].of_weights(*arrays, **options)
 
 
 def _forward(static: Static, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> tuple[jax.Array, tuple]:
@@ -91,10 +92,7 @@ def request_of(rows: jax.Array, weights: jax.Array | jax.ShapeDtypeStruct, devic
     """What is asked for on a device, by default on that which is traced for."""
     device = device or target()
     groups, k, n = weights.shape
-    return Request(
-        device.platform, str(rows.dtype), rows.shape[0], groups, k, n, device.compute_capability, device.gpu,
-        device.processors,
-    )  # fmt: skip
+    return Request(rows.shape[0], groups, k, n, dtype=str(rows.dtype), **device._asdict())
 
 
 def check(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> None:

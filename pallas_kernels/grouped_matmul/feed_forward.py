@@ -12,8 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.device import INTERPRETER
 from pallas_kernels.grouped_matmul.api import Static, check, request_of
-from pallas_kernels.grouped_matmul.registry import chosen
-from pallas_kernels.grouped_matmul.registry import implementation as entry
+from pallas_kernels.grouped_matmul.registry import REGISTRY
 from pallas_kernels.grouped_matmul.work import expecting
 from pallas_kernels.varying import vary_alike
 
@@ -59,7 +58,7 @@ def grouped_feed_forward(
         raise ValueError(f"a feed-forward has up and gate [groups, k, n] and down [groups, n, k], got {shapes}")
     if factors.shape != rows.shape[:1]:
         raise ValueError(f"there is a factor for each of {rows.shape[0]} rows, got {factors.shape}")
-    name = chosen(implementation, request_of(rows, matrices.up, INTERPRETER if interpret else None)).name
+    name = REGISTRY.chosen(implementation, request_of(rows, matrices.up, INTERPRETER if interpret else None)).name
     static = _Static(Static(name, rows.shape[0] if expected is None else expected, interpret), names)
     return _feed_forward(static, *vary_alike((rows, matrices, group_sizes, factors)))
 
@@ -70,7 +69,7 @@ class _Static(NamedTuple):
 
     def gated(self, rows: jax.Array, w: Matrices, sizes: jax.Array, factors: jax.Array) -> tuple[jax.Array, ...]:
         """(hidden activation times the factors, up, gate)."""
-        found, options = entry(self.products.name), {"interpret": True} if self.products.interpret else {}
+        found, options = REGISTRY[self.products.name], {"interpret": True} if self.products.interpret else {}
         if found.gated is not None:
             with expecting(self.products.expected):
                 return found.gated(rows, w.up, w.gate, sizes, factors, **options)

@@ -10,8 +10,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.grouped_matmul.work import expecting
-from pallas_kernels.grouped_tiled_matmul.registry import Request, chosen
-from pallas_kernels.grouped_tiled_matmul.registry import implementation as entry
+from pallas_kernels.grouped_tiled_matmul.registry import REGISTRY, Request
 from pallas_kernels.tiled_matmul.api import FORMS
 from pallas_kernels.varying import vary_alike
 
@@ -42,7 +41,7 @@ def grouped_tiled_matmul(
         weight_scales: The same, for each row of a matrix or for as many rows together as there are codes in a tile.
         group_sizes: Rows of each group, integers from 0.
         dtype: Of the result.
-        implementation: `auto`, or by name: see `registry.IMPLEMENTATIONS`.
+        implementation: `auto`, or by name: see `registry.REGISTRY`.
         numbers_by: The implementation of `pallas_kernels.grouped_matmul` that multiplies what the codes stand for,
             where codes are not multiplied.
         expected: As in `pallas_kernels.grouped_matmul.grouped_matmul`.
@@ -55,9 +54,8 @@ def grouped_tiled_matmul(
     device = INTERPRETER if interpret else target()
     (m, k), (groups, n, _) = rows.shape, weights.shape
     request = Request(
-        device.platform, (str(rows.dtype), str(weights.dtype)), str(jnp.dtype(dtype)), m, n, k,
-        k // row_scales.shape[1], device.compute_capability, device.gpu, device.processors,
-        groups=groups, squares=weight_scales.shape[1] != n,
+        (str(rows.dtype), str(weights.dtype)), m, n, k, k // row_scales.shape[1], dtype=str(jnp.dtype(dtype)),
+        groups=groups, squares=weight_scales.shape[1] != n, **device._asdict(),
     )  # fmt: skip
     arrays = rows, row_scales, weights, weight_scales, group_sizes
     return _multiplied(request, arrays, dtype, implementation, numbers_by, expected, interpret)
@@ -98,9 +96,8 @@ def grouped_tiled_weight_gradients(
     device = INTERPRETER if interpret else target()
     (m, k), n = rows.shape, d_out.shape[1]
     request = Request(
-        device.platform, (str(rows.dtype), str(d_out.dtype)), str(jnp.dtype(dtype)), m, n, k,
-        m // row_scales.shape[0], device.compute_capability, device.gpu, device.processors,
-        groups=group_sizes.shape[0], squares=False, of="weights",
+        (str(rows.dtype), str(d_out.dtype)), m, n, k, m // row_scales.shape[0], dtype=str(jnp.dtype(dtype)),
+        groups=group_sizes.shape[0], squares=False, of="weights", **device._asdict(),
     )  # fmt: skip
     arrays = rows, row_scales, d_out, d_out_scales, group_sizes
     return _multiplied(request, arrays, dtype, implementation, numbers_by, expected, interpret)
@@ -110,7 +107,7 @@ def _multiplied(
     request: Request, arrays: tuple[Array, ...], dtype: Any, implementation: str, numbers_by: str,
     expected: int | None, interpret: bool,
 ) -> Array:  # fmt: skip
-    found = entry(chosen(implementation, request).name)
+    found = REGISTRY[REGISTRY.chosen(implementation, request).name]
     options: dict[str, Any] = {"numbers_by": numbers_by} if found.by_numbers else {"interpret": interpret}
     multiply = found.grouped_tiled_matmul if request.of == "rows" else found.of_weights
     with expecting(request.m if expected is None else expected):

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
 from pallas_kernels.attention.mosaic.registers import full
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, ROWS, TILE, specialise
-from pallas_kernels.choice import refused_by_gpu
+from pallas_kernels.choice import INDEXED, refused_by_gpu
 from pallas_kernels.device import multiprocessors
 from pallas_kernels.grouped_matmul.blocks import all_row_blocks, longest_first
 from pallas_kernels.grouped_matmul.mosaic.kernel import At, Kernel, Tiles, Work
@@ -34,7 +34,6 @@ from pallas_kernels.grouped_matmul.mosaic.tiles import ALIGN, SECTION
 from pallas_kernels.grouped_matmul.mosaic.tiles import STEP as PIECE
 from pallas_kernels.grouped_tiled_matmul.request import Request
 from pallas_kernels.tiled_matmul.mosaic import STEP, scaled_products
-from pallas_kernels.tiled_matmul.request import INDEXED
 from pallas_kernels.varying import vary_over, varying_axes
 
 STAGES = 5

@@ -10,8 +10,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from pallas_kernels.device import target
 from pallas_kernels.grouped_matmul.api import request_of
-from pallas_kernels.grouped_matmul.registry import chosen
-from pallas_kernels.grouped_matmul.registry import implementation as entry
+from pallas_kernels.grouped_matmul.registry import REGISTRY
 from pallas_kernels.tiled_matmul.reference import numbers
 
 
@@ -27,8 +26,8 @@ def grouped_tiled_matmul(
     """Like `api.grouped_tiled_matmul`."""
     left = numbers(rows, row_scales).astype(dtype)
     right = numbers(weights, weight_scales).astype(dtype)
-    name = chosen(numbers_by, request_of(left, jnp.swapaxes(right, 1, 2), target())).name
-    return entry(name).times_weights(left, right, sizes, transposed=True)
+    name = REGISTRY.chosen(numbers_by, request_of(left, jnp.swapaxes(right, 1, 2), target())).name
+    return REGISTRY[name].times_weights(left, right, sizes, transposed=True)
 
 
 def of_weights(
@@ -44,5 +43,5 @@ def of_weights(
     left = numbers(rows, row_scales).astype(dtype)
     right = numbers(d_out, d_out_scales).astype(dtype)
     matrices = jax.ShapeDtypeStruct((sizes.shape[0], left.shape[1], right.shape[1]), dtype)
-    name = chosen(numbers_by, request_of(left, matrices, target())).name
-    return entry(name).of_weights(left, right, sizes)
+    name = REGISTRY.chosen(numbers_by, request_of(left, matrices, target())).name
+    return REGISTRY[name].of_weights(left, right, sizes)

@@ -18,8 +18,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.linear_cross_entropy.head import CHUNK_BYTES, Head, Tile, merge_shards
 from pallas_kernels.linear_cross_entropy.kept import Token
-from pallas_kernels.linear_cross_entropy.registry import Request, chosen
-from pallas_kernels.linear_cross_entropy.registry import implementation as entry
+from pallas_kernels.linear_cross_entropy.registry import REGISTRY, Request
 from pallas_kernels.varying import vary_alike, vary_over, varying_axes
 
 IGNORED = -100
@@ -67,7 +66,7 @@ def fused_linear_cross_entropy(
         keep: Where there is a derivative, keep an exponential of each logit, in x's dtype, from the forward to the
             backward, which is then without the matmul that recomputes them. Loss and log-sum-exp have the same bits,
             and gradients of logits are rounded twice instead of once (`kept.py`).
-        implementation: `auto`, or by name: see `registry.IMPLEMENTATIONS`.
+        implementation: `auto`, or by name: see `registry.REGISTRY`.
         chunk_bytes: Gradients of logits that exist at a time in the backward.
         tile: Of the kernel; None takes the device's.
         interpret: Run the kernel in Pallas' interpreter, on any device.
@@ -88,17 +87,8 @@ def fused_linear_cross_entropy(
     if not 0 < head.vocab <= columns * ranks:
         raise ValueError(f"vocab is {head.vocab}, expected 1 to {columns * ranks}, the columns of the table")
     device = INTERPRETER if interpret else target()
-    request = Request(
-        device.platform,
-        str(x.dtype),
-        x.shape[0],
-        x.shape[1],
-        columns,
-        device.compute_capability,
-        device.gpu,
-        device.processors,
-    )
-    name = chosen(implementation, request).name
+    request = Request(x.shape[0], x.shape[1], columns, dtype=str(x.dtype), **device._asdict())
+    name = REGISTRY.chosen(implementation, request).name
     nll, lse = _losses((name, head), *vary_alike((x, table, labels))[:2], labels)
     counts = labels != ignore_index
     lse = jnp.where(counts, lse, 0.0)
@@ -117,7 +107,7 @@ def _losses_of(setting: _Setting, x: jax.Array, table: jax.Array, labels: jax.Ar
 def _forward(setting: _Setting, x: jax.Array, table: jax.Array, labels: jax.Array) -> tuple[Any, Any]:
     name, head = setting
     local, columns = head.local_labels(table, labels), head.columns(table)
-    statistics, kept = entry(name).statistics(head, x, table, local, columns)
+    statistics, kept = REGISTRY[name].statistics(head, x, table, local, columns)
     lse, label = merge_shards(statistics, head.axes)
     return (lse - label, lse), (x, table, local, columns, lse, label, kept)
 
@@ -128,7 +118,7 @@ def _backward(setting: _Setting, residuals: tuple, cotangents: tuple[jax.Array, 
     x, table, local, columns, lse, label, kept = residuals
     of_nll, of_lse = cotangents
     token = Token(lse, of_nll + of_lse, of_nll, label)
-    kernels = entry(name)
+    kernels = REGISTRY[name]
     if kept is not None:
         return *_of_kept(head, kernels.kept_gradients(head, kept, local, token), x, table, columns), None
     chunks = head.chunks(table, x.shape[0], x.dtype.itemsize, kernels.multiple)

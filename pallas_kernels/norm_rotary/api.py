@@ -13,8 +13,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from pallas_kernels.device import INTERPRETER, target
-from pallas_kernels.norm_rotary.registry import Request, chosen
-from pallas_kernels.norm_rotary.registry import implementation as entry
+from pallas_kernels.norm_rotary.registry import REGISTRY, Request
 from pallas_kernels.varying import vary_alike
 
 
@@ -40,7 +39,7 @@ def norm_rotary(
         cos: Cosines of each token's angles, times the magnitude of the embedding if it has one, float32.
         sin: Sines likewise.
         epsilon: Added to the mean of squares.
-        implementation: `auto`, or by name: see `registry.IMPLEMENTATIONS`.
+        implementation: `auto`, or by name: see `registry.REGISTRY`.
         interpret: Run the kernels in Pallas' interpreter, for tests.
 
     Raises:
@@ -49,11 +48,8 @@ def norm_rotary(
     _check(x, scale, cos, sin)
     device = INTERPRETER if interpret else target()
     batch, seq, heads, width = x.shape
-    request = Request(
-        device.platform, str(x.dtype), batch * seq, heads, width, device.compute_capability, device.gpu,
-        device.processors,
-    )  # fmt: skip
-    static = _Static(chosen(implementation, request).name, epsilon, interpret)
+    request = Request(batch * seq, heads, width, dtype=str(x.dtype), **device._asdict())
+    static = _Static(REGISTRY.chosen(implementation, request).name, epsilon, interpret)
     flat = x.reshape(batch * seq, heads, width)
     tables = (lax.stop_gradient(table).reshape(batch * seq, width // 2) for table in (cos, sin))
     return _normed(static, *vary_alike((flat, scale, *tables))).reshape(x.shape)
@@ -70,11 +66,11 @@ class _Static(NamedTuple):
 
 
 def _forward(static: _Static, *given: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    return entry(static.name).forward(*given, **static.options), given
+    return REGISTRY[static.name].forward(*given, **static.options), given
 
 
 def _backward(static: _Static, kept: tuple[jax.Array, ...], d_out: jax.Array) -> tuple[Any, ...]:
-    return *entry(static.name).backward(*kept, d_out, **static.options), None, None
+    return *REGISTRY[static.name].backward(*kept, d_out, **static.options), None, None
 
 
 def _whole(static: _Static, *given: jax.Array) -> jax.Array:

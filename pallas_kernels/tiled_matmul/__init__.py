@@ -2,6 +2,6 @@
 Blackwell GPUs."""
 
 from pallas_kernels.tiled_matmul.api import tiled_matmul
-from pallas_kernels.tiled_matmul.registry import IMPLEMENTATIONS, Request, choose
+from pallas_kernels.tiled_matmul.registry import REGISTRY, Request
 
-__all__ = ["IMPLEMENTATIONS", "Request", "choose", "tiled_matmul"]
+__all__ = ["REGISTRY", "Request", "tiled_matmul"]

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels.device import INTERPRETER, target
-from pallas_kernels.tiled_matmul.registry import Request, chosen
-from pallas_kernels.tiled_matmul.registry import implementation as entry
+from pallas_kernels.tiled_matmul.registry import REGISTRY, Request
 from pallas_kernels.varying import vary_alike
 
 FORMS = ("float8_e4m3fn", "float8_e5m2")
@@ -36,7 +35,7 @@ def tiled_matmul(
         right: Codes of 8 bits, perhaps of the other format.
         right_scales: The same, for each row or for as many rows together as there are codes in a tile.
         dtype: Of the result.
-        implementation: `auto`, or by name: see `registry.IMPLEMENTATIONS`.
+        implementation: `auto`, or by name: see `registry.REGISTRY`.
         interpret: Run the kernel in Pallas' interpreter, for tests.
 
     Raises:
@@ -45,10 +44,10 @@ def tiled_matmul(
     check(left, left_scales, right, right_scales)
     device = INTERPRETER if interpret else target()
     request = Request(
-        device.platform, (str(left.dtype), str(right.dtype)), str(jnp.dtype(dtype)), left.shape[0], right.shape[0],
-        left.shape[1], left.shape[1] // left_scales.shape[1], device.compute_capability, device.gpu, device.processors,
+        (str(left.dtype), str(right.dtype)), left.shape[0], right.shape[0], left.shape[1],
+        left.shape[1] // left_scales.shape[1], dtype=str(jnp.dtype(dtype)), **device._asdict(),
     )  # fmt: skip
-    function = entry(chosen(implementation, request).name).tiled_matmul
+    function = REGISTRY[REGISTRY.chosen(implementation, request).name].tiled_matmul
     options = {"interpret": True} if interpret else {}
     return function(*vary_alike((left, left_scales, right, right_scales)), dtype, **options)
 

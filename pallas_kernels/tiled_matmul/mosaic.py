@@ -23,9 +23,9 @@ from jaxtyping import Array, Float, Shaped
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
 from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, ROWS, TILE, specialise
-from pallas_kernels.choice import refused_by_gpu
+from pallas_kernels.choice import INDEXED, refused_by_gpu
 from pallas_kernels.device import multiprocessors
-from pallas_kernels.tiled_matmul.request import INDEXED, Request
+from pallas_kernels.tiled_matmul.request import Request
 from pallas_kernels.varying import vary_over, varying_axes
 
 STEP = 128

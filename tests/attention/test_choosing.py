@@ -17,7 +17,7 @@ from jaxpar.attention import (
     context_layout,
 )
 from jaxpar.config import AttentionConfig
-from pallas_kernels.attention.registry import UNVERIFIED
+from pallas_kernels.choice import UNVERIFIED
 from tests.sentences import refused
 
 HOPPER = AttentionRequest(

@@ -11,8 +11,9 @@ import pytest
 from jaxpar.attention import AttentionRequest, choose_backend, choose_context_strategy
 from pallas_kernels import choice, flash_attention
 from pallas_kernels.attention import registry
-from pallas_kernels.attention.registry import UNVERIFIED
+from pallas_kernels.attention.registry import REGISTRY
 from pallas_kernels.attention.request import Request
+from pallas_kernels.choice import UNVERIFIED
 from pallas_kernels.masks import Mask
 from tests.sentences import refused
 
@@ -84,12 +85,12 @@ def test_a_scale_that_turns_the_order_of_scores_around_goes_to_a_kernel_that_can
 ) -> None:
     record(monkeypatch, *OURS)
     packed = Request(
-        "gpu", "bfloat16", 8, 2, 128, 128, Mask(segmented=True), compute_capability=9.0, gpu="NVIDIA H200",
-        processors=132,
+        8, 2, 128, 128, Mask(segmented=True), platform="gpu", dtype="bfloat16", compute_capability=9.0,
+        gpu="NVIDIA H200", processors=132,
     )  # fmt: skip
-    assert registry.choose("auto", replace(packed, scale=0.5)).name.startswith("mosaic")
+    assert REGISTRY.choose("auto", replace(packed, scale=0.5)).name.startswith("mosaic")
     for scale in (0.0, -0.5):
-        chosen = registry.choose("auto", replace(packed, scale=scale))
+        chosen = REGISTRY.choose("auto", replace(packed, scale=scale))
         assert chosen.name == "triton"
         assert chosen.rejected["mosaic"] == f"it needs a scale of the scores above 0, not {scale:g}"
 

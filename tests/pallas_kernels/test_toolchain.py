@@ -11,12 +11,14 @@ from packaging.specifiers import SpecifierSet
 from jaxpar.checkup import software
 from pallas_kernels import toolchain
 from pallas_kernels.attention import mosaic
-from pallas_kernels.attention.registry import choose
+from pallas_kernels.attention.registry import REGISTRY
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
 from tests.sentences import refused
 
-CAUSAL = Request("gpu", "bfloat16", 8, 2, 128, 128, compute_capability=9.0, gpu="NVIDIA H200", processors=132)
+CAUSAL = Request(
+    8, 2, 128, 128, platform="gpu", dtype="bfloat16", compute_capability=9.0, gpu="NVIDIA H200", processors=132
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,7 @@ def test_ptxas_from_cuda_12_8_to_before_12_9_1_is_refused_for_masks_that_cut_blo
     assert mosaic.refusal(replace(CAUSAL, platform="interpreter")) is None
     if not good:
         with refused("'mosaic'", f"ptxas {ptxas}", "12.9.1", error=ValueError):
-            choose("mosaic", CAUSAL)
+            REGISTRY.choose("mosaic", CAUSAL)
         found = {one.check: one for one in software.check_software(gpu=False)}["ptxas"]
         assert found.status == "warn" and ptxas in found.found
 

@@ -11,7 +11,7 @@ import jax
 from benchmarks.gpu import attention, cross_entropy, grouped, grouped_tiled, norm_rotary, tiled
 from benchmarks.gpu.attention_cases import CHECKED, Case
 from benchmarks.gpu.journal import Journal
-from pallas_kernels.attention.registry import implementation
+from pallas_kernels.attention.registry import REGISTRY
 
 RUNGS = ("one tile", "one wave", "three tiles a processor", "the grid")
 """A wave is a tile for each multiprocessor: the most that runs before a program of a persistent grid takes a second
@@ -75,7 +75,7 @@ def _attention(name: str, varies: tuple[str, ...] = ()) -> Kernel:
         f"attention/{name}",
         _attention_cases,
         lambda case: case.name,
-        lambda journal, cases: attention.check_some(journal, implementation(name), cases),
+        lambda journal, cases: attention.check_some(journal, REGISTRY[name], cases),
         repeat,
         varies,
         attention.TOGETHER,

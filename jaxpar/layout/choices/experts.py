@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from jaxpar.attention.choosing import choose_kernel
 from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_model, kind_models
-from jaxpar.config.plan import AxisSizes, Choice, ExpertLayout, Plan
+from jaxpar.config.plan import AxisSizes, ExpertLayout, Plan
 from jaxpar.config.reading.typed import shown
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.spelling import did_you_mean, one_of, quoted
+from jaxpar.config.spelling import quoted
 from jaxpar.cost.expert_exchange import ExpertExchange
 from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.cost.messages import network_of
@@ -27,8 +28,7 @@ from jaxpar.layout.choices.matmul import expert_codes
 from jaxpar.memory.layer_shape import LayerShape, layer_shapes
 from jaxpar.mesh.wire.levels import split_by_nodes
 from jaxpar.units import seconds
-from pallas_kernels.grouped_matmul.registry import IMPLEMENTATIONS, Request, choose, implementation
-from pallas_kernels.unsupported import Unsupported
+from pallas_kernels.grouped_matmul.registry import REGISTRY, Request
 
 _HIDDEN = ("expert_activated", "expert_hidden")
 """Activations between the products, which exist in no array where one kernel makes them."""
@@ -65,7 +65,7 @@ def expert_layouts(
                 wire=config.precision.exchange_wire,
             )  # fmt: skip
     for kind, request in _requests(config, axes, device, found).items():
-        products = _choose(parallel.expert_backend, request, "parallel.expert_backend", kind)
+        products = choose_kernel(REGISTRY, parallel.expert_backend, request, "parallel.expert_backend", kind)
         found[kind] = replace(found[kind], products=products)
     return found
 
@@ -82,7 +82,7 @@ def with_fused(config: Config, plan: Plan) -> Plan:
 
 def _why_apart(config: Config, model: ModelConfig, products: str, plan: Plan) -> str | None:
     """Why no kernel makes the hidden activation; None where one may."""
-    if implementation(products).gated is None:
+    if REGISTRY[products].gated is None:
         return f"{products} has no kernel for it"
     if model.activation != "swiglu":
         return f"the kernel is for model.activation: swiglu, not {model.activation}"
@@ -133,21 +133,9 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
             )
     for kind, request in _requests(config, plan.axes, device, plan.experts).items():
         own = plan.experts[kind]
-        _choose(own.products.name, request, "plan.experts: products", kind)
+        choose_kernel(REGISTRY, own.products.name, request, "plan.experts: products", kind)
         if own.fused and (why := _why_apart(config, kind_model(config.model, kind), own.products.name, plan)):
             raise UserError(f"plan.experts: fused: expected false, because {why}, got true")
-
-
-def _choose(name: str, request: Request, key: str, kind: str) -> Choice:
-    known = ("auto", *(entry.name for entry in IMPLEMENTATIONS))
-    if name not in known:
-        raise UserError(f"{key} is {quoted(name)}; expected {one_of(known)}{did_you_mean(name, known)}")
-    try:
-        found = choose(name, request, named_by=f"{key} names")
-    except Unsupported as error:
-        layers = f"the layers of kind {kind}" if kind else "this run"
-        raise UserError(f"{key} is {name!r}, which does not support {layers}: {error.refused[name]}") from None
-    return Choice(found.name, found.reason, found.rejected)
 
 
 def _requests(

@@ -8,7 +8,7 @@ from jaxpar.config.spelling import quoted
 from jaxpar.distributed.devices import Device
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.tiles import head_columns, head_tokens
-from pallas_kernels.linear_cross_entropy.registry import Request, choose
+from pallas_kernels.linear_cross_entropy.registry import REGISTRY, Request
 
 KERNEL = "triton"
 
@@ -29,12 +29,12 @@ def choose_loss(config: Config, device: Device) -> Choice:
         return Choice("xla", "memory.loss_tiles asks for tiles", {"fused": "it has no tiles"})
     request = _request(config, device)
     if asked == "auto":
-        found = choose("auto", request)
+        found = REGISTRY.choose("auto", request)
         if found.name == KERNEL:
             return Choice("fused", "it holds no logits, and was verified on such a GPU", {"xla": "fused is preferred"})
         return Choice("xla", "the kernel cannot be taken", {"fused": found.rejected[KERNEL]})
     try:
-        found = choose(KERNEL, request)
+        found = REGISTRY.choose(KERNEL, request)
     except ValueError as error:
         raise UserError(f"memory.loss_backend is 'fused', which does not support this run: {error}") from error
     reason = "named by memory.loss_backend" + ("" if found.verified else ", though unverified on such a device")
@@ -48,7 +48,7 @@ def check_loss(plan: Plan, config: Config, device: Device) -> None:
     if plan.loss.name != "fused":
         raise UserError(f"plan.loss: expected xla or fused, got {quoted(plan.loss.name)}")
     try:
-        choose(KERNEL, _request(config, device))
+        REGISTRY.choose(KERNEL, _request(config, device))
     except ValueError as error:
         raise UserError(f"plan.loss is 'fused', which does not support this run: {error}") from error
 

@@ -21,7 +21,7 @@ from jaxpar.precision.history import is_gradient
 from jaxpar.precision.recipe import E4M3, E5M2, TILES, Recipe, recipe_of
 from jaxpar.units import operations
 from pallas_kernels.grouped_tiled_matmul import registry as grouped
-from pallas_kernels.tiled_matmul import Request, choose
+from pallas_kernels.tiled_matmul import registry as tiled
 from pallas_kernels.unsupported import Unsupported
 
 WEIGHT_GRADIENTS = "gradients of their matrices multiply what the codes stand for"
@@ -58,10 +58,12 @@ def tiled_choice(config: Config, device: Device) -> Choice | None:
         return None
     size = recipe.tiles.size  # all sides of all products are multiples of it
     forms = E4M3, recipe.gradient
-    request = Request(forms=forms, dtype=precision.compute, m=size, n=size, k=size, tile=size, **hardware_of(device))
+    request = tiled.Request(
+        forms=forms, dtype=precision.compute, m=size, n=size, k=size, tile=size, **hardware_of(device)
+    )
     key = "precision.matmul_backend"
     try:
-        found = choose(precision.matmul_backend, request, named_by=f"{key} names")
+        found = tiled.REGISTRY.choose(precision.matmul_backend, request, named_by=f"{key} names")
     except Unsupported as error:
         name = precision.matmul_backend
         raise UserError(f"{key} is {name}, which does not run here: {error.refused[name]}; expected auto") from None
@@ -95,9 +97,9 @@ def routed_choice(config: Config, device: Device) -> Choice | None:
         squares=recipe.tiles is None or recipe.tiles.square, **hardware_of(device),
     )  # fmt: skip
     key, name = "precision.matmul_backend", precision.matmul_backend
-    names = [entry.name for entry in grouped.IMPLEMENTATIONS]
+    names = grouped.REGISTRY.names
     try:
-        found = grouped.choose(name if name in names else "auto", request, named_by=f"{key} names")
+        found = grouped.REGISTRY.choose(name if name in names else "auto", request, named_by=f"{key} names")
     except Unsupported as error:
         raise UserError(
             f"{key} is {name}, which does not run here for routed experts: {error.refused[name]}; expected auto, or "
@@ -114,7 +116,7 @@ def expert_codes(config: Config, device: Device) -> ExpertCodes:
         found = routed_choice(config, device)
     except UserError:
         return ExpertCodes(groups)
-    kernel = found is not None and not grouped.implementation(found.name).by_numbers
+    kernel = found is not None and not grouped.REGISTRY[found.name].by_numbers
     return ExpertCodes(groups, kernel, kernel and config.precision.matmul in TILES)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxpar.attention.choosing import choose_kernel
 from jaxpar.config import Config, ModelConfig, UserError
 from jaxpar.config.counting import head_dim, kv_heads
 from jaxpar.config.kinds import kind_models
@@ -10,8 +11,7 @@ from jaxpar.config.spelling import one_of, quoted
 from jaxpar.distributed.devices import Device
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.tiles import head_tokens
-from pallas_kernels.norm_rotary.registry import IMPLEMENTATIONS, Request, choose
-from pallas_kernels.unsupported import Unsupported
+from pallas_kernels.norm_rotary.registry import REGISTRY, Request
 
 _KEY = "attention.norm_rotary"
 
@@ -29,17 +29,17 @@ def choose_norm_rotary(config: Config, device: Device) -> Choice:
                 "rotary embeddings (model.position: rope); expected auto"
             )
         return Choice("xla", "no layer has norms of each head and rotary embeddings")
-    found = [_choose(asked, request, _KEY) for request in requests]
+    found = [choose_kernel(REGISTRY, asked, request, _KEY) for request in requests]
     return next((one for one in found if one.name == "xla"), found[0])
 
 
 def check_norm_rotary(plan: Plan, config: Config, device: Device) -> None:
     """Raise `UserError` if the choice of a plan cannot run on devices like `device`."""
-    known = [entry.name for entry in IMPLEMENTATIONS]
+    known = [entry.name for entry in REGISTRY.entries]
     if plan.norm_rotary.name not in known:
         raise UserError(f"plan.norm_rotary: expected {one_of(known)}, got {quoted(plan.norm_rotary.name)}")
     for request in norm_rotary_requests(config, device):
-        _choose(plan.norm_rotary.name, request, "plan.norm_rotary")
+        choose_kernel(REGISTRY, plan.norm_rotary.name, request, "plan.norm_rotary")
 
 
 def norm_rotary_requests(config: Config, device: Device) -> list[Request]:
@@ -61,11 +61,3 @@ def normed_and_rotated(config: Config) -> list[ModelConfig]:
     """The kinds of layers that norm queries and keys of each head and rotate them."""
     kinds = kind_models(config.model).values()
     return [model for model in kinds if model.qk_norm is True and model.position == "rope"]
-
-
-def _choose(name: str, request: Request, key: str) -> Choice:
-    try:
-        found = choose(name, request, named_by=f"{key} names")
-    except Unsupported as error:
-        raise UserError(f"{key} is {name!r}, which does not support this run: {error.refused[name]}") from None
-    return Choice(found.name, found.reason, found.rejected)

@@ -17,8 +17,8 @@ from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.record import verified
 from benchmarks.gpu.report import table
 from pallas_kernels.attention import cudnn, cudnn_packed, kinds
-from pallas_kernels.attention.registry import Unsupported
 from pallas_kernels.device import Target
+from pallas_kernels.unsupported import Unsupported
 from tests.benchmarks.gpu.rows import H200, attention_row
 from tests.sentences import refused
 
@@ -45,7 +45,7 @@ def test_a_row_in_zigzag_parts_with_padding_is_attended_as_on_paper():
     assert segments is not None and (segments == 0).sum(1).tolist() == [5, 5]
     arrays = case.arrays()
     compiled = {kind: attention.gradients(case, by, True, arrays)().compile() for kind, by in KINDS.items()}
-    found = attention._compare(case, True, compiled)
+    found = attention._compare(case, True, compiled, varies=False)
     assert found["passed"] and max(found["errors"].values()) < 1e-5
     lse = compiled["have"](*arrays)[1]
     assert (np.isneginf(lse).all(-1) == (segments == 0)).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from benchmarks.gpu.bring_up import run, steps
 from benchmarks.gpu.bring_up.message import left, message
 from benchmarks.gpu.bring_up.steps import STAGES, Step, trouble
 from benchmarks.gpu.journal import Journal, read
-from pallas_kernels.attention.registry import implementation
+from pallas_kernels.attention.registry import REGISTRY
 from tests.benchmarks.gpu.rows import H20
 
 STEPS = [one for stage in STAGES for one in stage]
@@ -83,7 +84,7 @@ def test_what_hung_while_it_was_timed_is_left_out_when_the_same_command_runs_aga
     case = Case("causal", 128, 64, 1, 1)
     what = "causal, 128 tokens, width 64"
     monkeypatch.setattr(attention, "DRY_TIMED", (case,))
-    monkeypatch.setattr(attention, "IMPLEMENTATIONS", [implementation("xla")])
+    monkeypatch.setattr(attention, "REGISTRY", replace(REGISTRY, entries=(REGISTRY["xla"],)))
     monkeypatch.setattr(attention.torch_attention, "programs", lambda *_: {})
     nothing = jnp.zeros(1)
     monkeypatch.setattr(attention, "compile_all", lambda programs: {key: lambda *_: (nothing, 0) for key in programs})

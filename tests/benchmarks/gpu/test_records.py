@@ -12,7 +12,7 @@ from benchmarks.gpu.attention_cases import Case, timed
 from benchmarks.gpu.record import add_records, speeds, verified
 from pallas_kernels import toolchain
 from pallas_kernels import verified as verified_module
-from pallas_kernels.attention.registry import choose
+from pallas_kernels.attention.registry import REGISTRY
 from pallas_kernels.device import Target
 from pallas_kernels.verified import digest, read_records
 from tests.benchmarks.gpu.rows import H200, attention_row
@@ -71,7 +71,7 @@ def test_of_packed_rows_auto_takes_the_faster_of_what_was_timed(
     assert found == {"attention/mosaic": {"packed 128": mosaic}, "attention/cudnn": {"packed 128": cudnn}}
     monkeypatch.setattr(verified_module, "records", lambda: read_records(file))
     monkeypatch.setattr(attention_cases, "target", lambda: Target("gpu", 9.0, "NVIDIA H200", 132))
-    chosen = choose("auto", case.request(lse=False))
+    chosen = REGISTRY.choose("auto", case.request(lse=False))
     assert chosen.name == first and f"{max(mosaic, cudnn):.0f} TFLOP/s" in chosen.reason
 
 

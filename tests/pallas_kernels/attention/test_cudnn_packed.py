@@ -17,14 +17,15 @@ from jax.sharding import AxisType, PartitionSpec
 
 from pallas_kernels.attention import attention, comparison, cudnn, cudnn_packed
 from pallas_kernels.attention.expected import Expected
-from pallas_kernels.attention.registry import Unsupported, choose
+from pallas_kernels.attention.registry import REGISTRY
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask, allowed
+from pallas_kernels.unsupported import Unsupported
 from tests.sentences import refused
 
 HOPPER = Request(
-    "gpu", "bfloat16", 8, 2, 128, 128, Mask(segmented=True), batch=1, queries=8192, keys=8192, runs=True,
-    compares=True, compute_capability=9.0, gpu="NVIDIA H200", processors=132,
+    8, 2, 128, 128, Mask(segmented=True), batch=1, queries=8192, keys=8192, runs=True, compares=True, platform="gpu",
+    dtype="bfloat16", compute_capability=9.0, gpu="NVIDIA H200", processors=132,
 )  # fmt: skip
 SEGMENTS = jnp.asarray([[1, 1, 1, 2, 3, 3, 4, 5, 5, 5, 0, 0], [1] * 7 + [2] * 5, [0] * 12], jnp.int32)
 
@@ -154,23 +155,23 @@ def test_calls_are_what_jax_lowers_inside_a_checked_map(monkeypatch: pytest.Monk
 
 
 def test_plans_take_the_packed_layout_where_the_run_compares_it_and_state_what_it_costs():
-    chosen = choose("auto", HOPPER)
+    chosen = REGISTRY.choose("auto", HOPPER)
     assert chosen.name == "cudnn" and "up to 31 of a row in a call" in chosen.reason
     assert "compared with plain XLA" in chosen.reason and "1.0 GiB of scratch memory" in chosen.reason
     whole, cleared, plain = (1e3 * seconds for seconds in Expected.of(1, 8192, 32, 128))
     assert 1.4 < whole < 1.6 and 0.3 < cleared < 0.4 and round(plain / whole) == 12, "the example of docs/kernels.md"
-    found = choose("auto", replace(HOPPER, heads=32, kv_heads=8)).reason
+    found = REGISTRY.choose("auto", replace(HOPPER, heads=32, kv_heads=8)).reason
     assert f"expected to take {whole:.1f} ms, 0.3 ms of them to clear" in found and f"XLA {plain:.1f} ms" in found
-    assert choose("auto", replace(HOPPER, compares=False)).rejected["cudnn"] == comparison.NOT_COMPARED
+    assert REGISTRY.choose("auto", replace(HOPPER, compares=False)).rejected["cudnn"] == comparison.NOT_COMPARED
 
 
 def test_plans_that_take_plain_xla_for_packed_rows_state_how_much_longer_attention_takes():
     request = replace(HOPPER, heads=32, kv_heads=8, compares=False)
-    chosen = choose("auto", request)
+    chosen = REGISTRY.choose("auto", request)
     assert chosen.name == "xla" and "12 times as long as by cuDNN's packed layout" in chosen.reason
     assert "pass through memory" in chosen.reason
     for other in ({"mask": Mask(), "softcap": 30.0}, {"platform": "cpu", "compute_capability": None}):
-        assert "times as long" not in choose("xla", replace(request, **other)).reason
+        assert "times as long" not in REGISTRY.choose("xla", replace(request, **other)).reason
 
 
 @pytest.mark.parametrize(
@@ -188,9 +189,9 @@ def test_plans_that_take_plain_xla_for_packed_rows_state_how_much_longer_attenti
 )
 def test_what_the_packed_layout_does_not_compute_is_refused_with_the_reason(change: dict, part: str):
     request = replace(HOPPER, **change)
-    assert part in choose("auto", request).rejected["cudnn"] and choose("auto", request).name == "xla"
+    assert part in REGISTRY.choose("auto", request).rejected["cudnn"] and REGISTRY.choose("auto", request).name == "xla"
     with refused("cudnn", part, error=Unsupported):
-        choose("cudnn", request)
+        REGISTRY.choose("cudnn", request)
 
 
 def test_a_comparison_decides(inside: Any, monkeypatch: pytest.MonkeyPatch):
@@ -199,7 +200,7 @@ def test_a_comparison_decides(inside: Any, monkeypatch: pytest.MonkeyPatch):
     assert comparison.compare(replace(small, value_width=5)) is None
     comparison.settle(HOPPER, comparison.compare(small))
     assert comparison.verdict(replace(HOPPER, compares=False)) is None
-    assert choose("auto", replace(HOPPER, compares=False)).name == "cudnn"
+    assert REGISTRY.choose("auto", replace(HOPPER, compares=False)).name == "cudnn"
 
     def of_rows_without_documents(q: Any, k: Any, v: Any, **options: Any) -> Any:
         lengths, offsets = (jnp.full_like(options[name], -1) for name in ("q_seqlen", "q_offsets"))
@@ -209,10 +210,10 @@ def test_a_comparison_decides(inside: Any, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(inside, "dot_product_attention", of_rows_without_documents)
     comparison.settle(HOPPER, comparison.compare(small))
-    chosen = choose("auto", HOPPER)
+    chosen = REGISTRY.choose("auto", HOPPER)
     assert chosen.name == "xla" and "output errs by" in chosen.rejected["cudnn"]
     with refused("cudnn", "differs from plain XLA", error=Unsupported):
-        choose("cudnn", HOPPER)
+        REGISTRY.choose("cudnn", HOPPER)
 
 
 def test_a_call_that_cannot_be_made_is_a_reason():

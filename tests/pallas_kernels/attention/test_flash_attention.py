@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from pallas_kernels import flash_attention, toolchain, verified
-from pallas_kernels.attention.registry import IMPLEMENTATIONS, UNVERIFIED, Unsupported, choose
+from pallas_kernels.attention.registry import REGISTRY
 from pallas_kernels.attention.request import Request
+from pallas_kernels.choice import UNVERIFIED
 from pallas_kernels.masks import Mask
+from pallas_kernels.unsupported import Unsupported
 from tests.pallas_kernels.dense64 import Tokens, attention, pairs, worst
 from tests.sentences import refused
 
@@ -147,8 +149,8 @@ def test_what_the_triton_kernels_do_not_compute_is_refused_with_the_reason(
     change: dict, parts: tuple[str, ...]
 ) -> None:
     with refused(*parts, error=Unsupported):
-        choose("triton", replace(HOPPER, **change))
-    assert choose("auto", replace(HOPPER, **change, mask=Mask(segmented=True))).name == "xla"
+        REGISTRY.choose("triton", replace(HOPPER, **change))
+    assert REGISTRY.choose("auto", replace(HOPPER, **change, mask=Mask(segmented=True))).name == "xla"
 
 
 def test_nothing_unverified_is_chosen_unless_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -160,31 +162,33 @@ def test_nothing_unverified_is_chosen_unless_it_is_named(monkeypatch: pytest.Mon
     monkeypatch.setattr(verified, "FILE", tmp_path / "none")
     here = {"jax": jax.__version__, "cuda": "12.9.79", "ptxas": "12.9.86"}
     monkeypatch.setattr(verified, "versions", lambda: here)
-    assert choose("auto", packed).rejected["triton"] == UNVERIFIED
-    named = choose("triton", packed)
+    assert REGISTRY.choose("auto", packed).rejected["triton"] == UNVERIFIED
+    named = REGISTRY.choose("triton", packed)
     assert not named.verified and named.reason == f"the call names triton, though {UNVERIFIED}"
     record = {
         "kernel": "attention/triton", "device": "NVIDIA H200", "processors": 132, "date": "2026-01-01",
         "versions": here, "sources": verified.digest("attention/triton"),
     }  # fmt: skip
     file.write_text(json.dumps([record]))
-    assert choose("auto", packed).name == "triton" and choose("triton", packed).verified
+    assert REGISTRY.choose("auto", packed).name == "triton" and REGISTRY.choose("triton", packed).verified
     old = [{"versions": here | {name: "0.1.2"}} for name in here]
     for stale in (*old, {"versions": {"jax": jax.__version__}}, {"sources": "0" * 16}, {"processors": 78}):
         file.write_text(json.dumps([record | stale]))
-        assert choose("auto", packed).name == "xla", f"a record says nothing of what has changed since: {stale}"
+        assert REGISTRY.choose("auto", packed).name == "xla", (
+            f"a record says nothing of what has changed since: {stale}"
+        )
     file.write_text(json.dumps([record]))
     for other in ({"gpu": "NVIDIA H100 PCIe", "processors": 114}, {"processors": 16}, {"gpu": "", "processors": None}):
-        assert choose("auto", replace(packed, **other)).name == "xla", f"a record is of one GPU: {other}"
+        assert REGISTRY.choose("auto", replace(packed, **other)).name == "xla", f"a record is of one GPU: {other}"
     monkeypatch.setattr(verified, "versions", lambda: {"jax": jax.__version__})
-    assert choose("auto", packed).name == "triton", "a plan is made on a machine without CUDA"
-    assert choose("auto", HOPPER).name == "cudnn", "which is ahead where the mask is dense"
+    assert REGISTRY.choose("auto", packed).name == "triton", "a plan is made on a machine without CUDA"
+    assert REGISTRY.choose("auto", HOPPER).name == "cudnn", "which is ahead where the mask is dense"
     file.write_text(json.dumps([{name: value for name, value in record.items() if name != "sources"}]))
     with refused(str(file), "list of records", "sources", error=ValueError):
-        choose("auto", packed)
+        REGISTRY.choose("auto", packed)
     file.write_text("[{]")
     with refused(str(file), "benchmarks.gpu --record", error=ValueError):
-        choose("auto", packed)
+        REGISTRY.choose("auto", packed)
 
 
 def test_a_record_is_of_the_text_of_a_kernel_and_of_what_it_shares(tmp_path: Path) -> None:
@@ -216,15 +220,15 @@ def _recorded(monkeypatch: pytest.MonkeyPatch, speeds: dict[str, dict[str, float
 def test_of_two_verified_forms_for_hopper_the_faster_one_is_preferred_unless_bits_are_to_be_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _recorded(monkeypatch, {entry.name: {} for entry in IMPLEMENTATIONS if entry.recorded})
+    _recorded(monkeypatch, {entry.name: {} for entry in REGISTRY.entries if entry.recorded})
     packed = replace(HOPPER, mask=Mask(segmented=True))
     for name in ("auto", "flash"):
-        assert choose(name, packed).name == "mosaic"
-        chosen = choose(name, replace(packed, deterministic=True))
+        assert REGISTRY.choose(name, packed).name == "mosaic"
+        chosen = REGISTRY.choose(name, replace(packed, deterministic=True))
         assert chosen.verified and chosen.name == "mosaic_deterministic" and "same bits" not in chosen.reason
         assert "same bits" in chosen.rejected["mosaic"]
-    assert "the gradient of queries is not the same bits in every run" in choose("mosaic", packed).reason
-    assert "its gradients are the same bits in every run only with" in choose("auto", HOPPER).reason
+    assert "the gradient of queries is not the same bits in every run" in REGISTRY.choose("mosaic", packed).reason
+    assert "its gradients are the same bits in every run only with" in REGISTRY.choose("auto", HOPPER).reason
     with refused("'mosaic'", "same bits", error=Unsupported):
         flash_attention(*arrays(), causal=True, deterministic=True, implementation="mosaic", interpret=True)
 
@@ -232,38 +236,38 @@ def test_of_two_verified_forms_for_hopper_the_faster_one_is_preferred_unless_bit
 def test_auto_prefers_the_recorded_speed_for_such_a_mask_and_width(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"causal 128": 500.0, "packed 128": 300.0}
     _recorded(monkeypatch, {"mosaic": found, "triton": {"packed 128": 310.0}, "cudnn": {"causal 128": 450.0}})
-    dense, packed = choose("auto", HOPPER), choose("auto", replace(HOPPER, mask=Mask(segmented=True)))
+    dense, packed = REGISTRY.choose("auto", HOPPER), REGISTRY.choose("auto", replace(HOPPER, mask=Mask(segmented=True)))
     assert dense.name == "mosaic" and "fastest recorded" in dense.reason and "500" in dense.reason
     assert dense.rejected["cudnn"] == "mosaic is preferred"
     assert packed.name == "triton" and "310" in packed.reason
-    assert choose("auto", replace(HOPPER, width=64, value_width=64)).name == "cudnn", (
+    assert REGISTRY.choose("auto", replace(HOPPER, width=64, value_width=64)).name == "cudnn", (
         "nothing is recorded of that width"
     )
-    assert choose("auto", replace(HOPPER, lse=True)).name == "mosaic", "the fastest of those that compute it"
+    assert REGISTRY.choose("auto", replace(HOPPER, lse=True)).name == "mosaic", "the fastest of those that compute it"
     _recorded(monkeypatch, {"mosaic": {"causal 128": 400.0}, "cudnn": {"causal 128": 450.0}})
-    assert choose("auto", HOPPER).name == "cudnn"
+    assert REGISTRY.choose("auto", HOPPER).name == "cudnn"
     _recorded(monkeypatch, {"mosaic": {"causal 128": 900.0}})
-    assert choose("auto", HOPPER).name == "cudnn", "one speed compares nothing"
+    assert REGISTRY.choose("auto", HOPPER).name == "cudnn", "one speed compares nothing"
 
 
 def test_the_records_in_the_repository_are_of_implementations_that_exist() -> None:
-    names = {f"attention/{entry.name}" for entry in IMPLEMENTATIONS}
+    names = {f"attention/{entry.name}" for entry in REGISTRY.entries}
     of_attention = {record.kernel for record in verified.records() if record.kernel.startswith("attention/")}
     assert of_attention <= names
 
 
 def test_no_mask_is_made_dense_for_cudnn() -> None:
-    reason = choose("auto", replace(HOPPER, mask=Mask(segmented=True))).rejected["cudnn"]
+    reason = REGISTRY.choose("auto", replace(HOPPER, mask=Mask(segmented=True))).rejected["cudnn"]
     assert "packed layout" in reason and "not known of this request" in reason
-    assert "log-sum-exp" in choose("auto", replace(HOPPER, lse=True)).rejected["cudnn"]
+    assert "log-sum-exp" in REGISTRY.choose("auto", replace(HOPPER, lse=True)).rejected["cudnn"]
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.5])
 def test_a_scale_that_is_not_above_0_is_not_left_to_cudnn(scale: float) -> None:
     sentence = f"a scale of the scores above 0 alone, not {scale:g}"
-    assert sentence in choose("auto", replace(HOPPER, scale=scale)).rejected["cudnn"]
+    assert sentence in REGISTRY.choose("auto", replace(HOPPER, scale=scale)).rejected["cudnn"]
     with refused("query", f"scale {scale:g}: cudnn: ", sentence, error=Unsupported):
-        choose("cudnn", replace(HOPPER, scale=scale))
+        REGISTRY.choose("cudnn", replace(HOPPER, scale=scale))
 
 
 def test_one_line_of_the_log_states_what_ran_and_why(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
 
+from pallas_kernels.choice import UNVERIFIED
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.grouped_matmul.blocks import most_blocks, row_blocks
 from pallas_kernels.grouped_matmul.mosaic.tiles import columns
-from pallas_kernels.grouped_matmul.registry import UNVERIFIED, Request, choose
+from pallas_kernels.grouped_matmul.registry import REGISTRY, Request
 from pallas_kernels.toolchain import versions
 from pallas_kernels.unsupported import Unsupported
 from pallas_kernels.verified import Record, digest
@@ -113,7 +114,7 @@ def test_it_works_where_rows_and_groups_are_split_over_devices() -> None:
 
 
 GPU = Request(
-    "gpu", "bfloat16", 4096, 16, 2048, 1408, compute_capability=9.0, gpu="NVIDIA H200", processors=132
+    4096, 16, 2048, 1408, platform="gpu", dtype="bfloat16", compute_capability=9.0, gpu="NVIDIA H200", processors=132
 )  # fmt: skip
 
 
@@ -129,8 +130,8 @@ GPU = Request(
 )
 def test_what_the_kernel_does_not_compute_is_refused_with_the_reason(change: dict, parts: tuple[str, ...]) -> None:
     with refused("'mosaic'", *parts, error=Unsupported):
-        choose("mosaic", replace(GPU, **change))
-    assert choose("auto", replace(GPU, **change)).rejected["mosaic"]
+        REGISTRY.choose("mosaic", replace(GPU, **change))
+    assert REGISTRY.choose("auto", replace(GPU, **change)).rejected["mosaic"]
 
 
 @pytest.mark.parametrize(
@@ -144,18 +145,19 @@ def test_what_the_kernel_does_not_compute_is_refused_with_the_reason(change: dic
 )
 def test_what_the_kernel_for_ampere_does_not_compute_is_refused(change: dict, parts: tuple[str, ...]) -> None:
     with refused("'triton'", *parts, error=Unsupported):
-        choose("triton", replace(GPU, **change))
-    assert choose("triton", replace(GPU, compute_capability=8.0, k=2056)).name == "triton", "any sides"
+        REGISTRY.choose("triton", replace(GPU, **change))
+    assert REGISTRY.choose("triton", replace(GPU, compute_capability=8.0, k=2056)).name == "triton", "any sides"
 
 
 def test_auto_takes_the_kernel_only_where_a_record_states_that_it_was_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pallas_kernels.verified.records", lambda: ())
-    assert choose("auto", GPU).rejected["mosaic"] == UNVERIFIED
-    assert UNVERIFIED in choose("mosaic", GPU).reason and not choose("mosaic", GPU).verified
+    assert REGISTRY.choose("auto", GPU).rejected["mosaic"] == UNVERIFIED
+    assert UNVERIFIED in REGISTRY.choose("mosaic", GPU).reason and not REGISTRY.choose("mosaic", GPU).verified
     kernel = "grouped_matmul/mosaic"
     record = Record(kernel, "NVIDIA H200", 132, "2026-11-23", tuple(versions().items()), digest(kernel))
     monkeypatch.setattr("pallas_kernels.verified.records", lambda: (record,))
-    assert choose("auto", GPU).name == "mosaic" and choose("auto", GPU).rejected["xla"] == "mosaic is preferred"
+    chosen = REGISTRY.choose("auto", GPU)
+    assert chosen.name == "mosaic" and chosen.rejected["xla"] == "mosaic is preferred"
 
 
 @pytest.mark.parametrize(("wide", "tile"), [(1536, 256), (1408, 128), (2880, 192), (64, 128), (2048, 256), (960, 192)])

@@ -14,7 +14,7 @@ from jaxpar.precision.grouped import in_whole_tiles
 from jaxpar.precision.recipe import E4M3, E5M2
 from jaxpar.precision.tiles import Codes, in_tiles
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, REGISTERS
-from pallas_kernels.grouped_tiled_matmul import Request, choose, grouped_tiled_weight_gradients
+from pallas_kernels.grouped_tiled_matmul import REGISTRY, Request, grouped_tiled_weight_gradients
 from pallas_kernels.unsupported import Unsupported
 from tests.gpu_compile import in_child
 from tests.pallas_kernels import machine_code
@@ -109,8 +109,8 @@ def test_compiled_kernel_spills_nothing(shape: tuple) -> None:
 
 
 HOPPER = Request(
-    "gpu", (E4M3, E4M3), "bfloat16", 256, 256, 256, 128, 9.0, "NVIDIA H100 80GB HBM3", 132, groups=4, squares=False,
-    of="weights",
+    (E4M3, E4M3), 256, 256, 256, 128, groups=4, squares=False, of="weights", platform="gpu", dtype="bfloat16",
+    compute_capability=9.0, gpu="NVIDIA H100 80GB HBM3", processors=132,
 )  # fmt: skip
 
 
@@ -119,9 +119,9 @@ HOPPER = Request(
     [({"dtype": "float32"}, "bfloat16, not float32"), ({"k": 192}, "multiples of 128"), ({"tile": 32}, "tiles of 128")],
 )
 def test_what_the_kernel_does_not_compute_is_refused_with_the_reason(given: dict, why: str) -> None:
-    assert choose("auto", HOPPER).name == "xla" and choose("mosaic", HOPPER).name == "mosaic"
+    assert REGISTRY.choose("auto", HOPPER).name == "xla" and REGISTRY.choose("mosaic", HOPPER).name == "mosaic"
     with pytest.raises(Unsupported, match=why):
-        choose("mosaic", replace(HOPPER, **given))
+        REGISTRY.choose("mosaic", replace(HOPPER, **given))
 
 
 def test_operands_that_do_not_fit_together_are_refused() -> None:

@@ -13,7 +13,7 @@ import pytest
 from jaxpar.precision.recipe import E4M3, E5M2
 from jaxpar.precision.tiles import Codes, in_tiles
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, REGISTERS
-from pallas_kernels.grouped_tiled_matmul import Request, choose, grouped_tiled_matmul
+from pallas_kernels.grouped_tiled_matmul import REGISTRY, Request, grouped_tiled_matmul
 from pallas_kernels.unsupported import Unsupported
 from tests.gpu_compile import in_child
 from tests.pallas_kernels import machine_code
@@ -108,8 +108,9 @@ def test_compiled_kernel_spills_nothing(shape: tuple) -> None:
 
 
 HOPPER = Request(
-    "gpu", (E4M3, E4M3), "bfloat16", 256, 256, 256, 128, 9.0, "NVIDIA H100 80GB HBM3", 132, groups=4, squares=True
-)
+    (E4M3, E4M3), 256, 256, 256, 128, groups=4, squares=True, platform="gpu", dtype="bfloat16", compute_capability=9.0,
+    gpu="NVIDIA H100 80GB HBM3", processors=132,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -126,12 +127,12 @@ HOPPER = Request(
 )
 def test_what_the_kernel_does_not_compute_is_refused_with_the_reason(given: dict, why: str) -> None:
     with pytest.raises(Unsupported, match=why):
-        choose("mosaic", replace(HOPPER, **given))
+        REGISTRY.choose("mosaic", replace(HOPPER, **given))
 
 
 def test_without_a_record_the_kernel_waits_to_be_named() -> None:
-    assert choose("auto", HOPPER).name == "xla"
-    named = choose("mosaic", HOPPER)
+    assert REGISTRY.choose("auto", HOPPER).name == "xla"
+    named = REGISTRY.choose("mosaic", HOPPER)
     assert named.name == "mosaic" and not named.verified
 
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from pallas_kernels import fused_linear_cross_entropy
 from pallas_kernels.linear_cross_entropy import Tile
-from pallas_kernels.linear_cross_entropy.registry import IMPLEMENTATIONS, Request, choose
+from pallas_kernels.linear_cross_entropy.registry import REGISTRY, Request
 from pallas_kernels.toolchain import versions
 from pallas_kernels.verified import Record, digest
 from tests.pallas_kernels.dense64 import worst
@@ -258,18 +258,20 @@ def test_logits_of_more_than_a_chunk_are_had_only_where_they_are_kept():
     assert f"[{tokens},{columns}]" not in str(jax.make_jaxpr(loss(True))(x, table)), "nothing is differentiated"
 
 
-GPU = Request("gpu", "bfloat16", 16384, 4096, 152064, 9.0, "NVIDIA H200", 132)
+GPU = Request(
+    16384, 4096, 152064, platform="gpu", dtype="bfloat16", compute_capability=9.0, gpu="NVIDIA H200", processors=132
+)  # fmt: skip
 
 
 def test_auto_takes_a_kernel_only_where_a_record_states_that_it_was_right(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pallas_kernels.verified.records", lambda: ())
-    assert choose("auto", GPU).name == "xla"
-    assert "not been verified" in choose("auto", GPU).rejected["triton"]
-    assert not choose("triton", GPU).verified
+    assert REGISTRY.choose("auto", GPU).name == "xla"
+    assert "not been verified" in REGISTRY.choose("auto", GPU).rejected["triton"]
+    assert not REGISTRY.choose("triton", GPU).verified
     kernel = "linear_cross_entropy/triton"
     record = Record(kernel, "NVIDIA H200", 132, "2026-11-22", tuple(versions().items()), digest(kernel))
     monkeypatch.setattr("pallas_kernels.verified.records", lambda: (record,))
-    assert choose("auto", GPU).name == "triton" and choose("auto", GPU).verified
+    assert REGISTRY.choose("auto", GPU).name == "triton" and REGISTRY.choose("auto", GPU).verified
 
 
 @pytest.mark.parametrize(
@@ -284,9 +286,9 @@ def test_auto_takes_a_kernel_only_where_a_record_states_that_it_was_right(monkey
 def test_what_the_kernel_refuses_plain_jax_takes(change: dict[str, Any], parts: tuple[str, ...]):
     request = Request(**(vars(GPU) | change))
     with refused(*parts, error=ValueError):
-        choose("triton", request)
-    assert choose("auto", request).name == "xla"
-    assert [entry.name for entry in IMPLEMENTATIONS] == ["triton", "xla"]
+        REGISTRY.choose("triton", request)
+    assert REGISTRY.choose("auto", request).name == "xla"
+    assert [entry.name for entry in REGISTRY.entries] == ["triton", "xla"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.norm_rotary import norm_rotary
-from pallas_kernels.norm_rotary.registry import Request, choose
+from pallas_kernels.norm_rotary.registry import REGISTRY, Request
 from pallas_kernels.toolchain import versions
 from pallas_kernels.verified import Record, digest
 from tests.gpu_compile import in_child
@@ -88,20 +88,20 @@ GPU: dict[str, Any] = {"platform": "gpu", "compute_capability": 9.0, "gpu": "NVI
 def test_what_the_kernel_cannot_do_is_refused(changed: dict[str, Any], why: str):
     request = Request(**{"dtype": "bfloat16", "tokens": 8192, "heads": 32, "head_dim": 128} | GPU | changed)
     with refused("norm with rotary embedding by 'triton' does not support", why, error=ValueError):
-        choose("triton", request)
-    assert choose("auto", request).name == "xla"
+        REGISTRY.choose("triton", request)
+    assert REGISTRY.choose("auto", request).name == "xla"
 
 
 def test_auto_waits_for_a_record(monkeypatch: pytest.MonkeyPatch):
     request = Request(dtype="bfloat16", tokens=8192, heads=32, head_dim=128, **GPU)
     monkeypatch.setattr("pallas_kernels.verified.records", lambda: ())
-    found = choose("auto", request)
+    found = REGISTRY.choose("auto", request)
     assert found.name == "xla" and found.rejected == {"triton": "it has not been verified on such a device"}
-    assert not choose("triton", request).verified
+    assert not REGISTRY.choose("triton", request).verified
     kernel = "norm_rotary/triton"
     record = Record(kernel, "NVIDIA H200", 132, "2026-11-27", tuple(versions().items()), digest(kernel))
     monkeypatch.setattr("pallas_kernels.verified.records", lambda: (record,))
-    assert choose("auto", request).name == "triton"
+    assert REGISTRY.choose("auto", request).name == "triton"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from jaxpar.precision.recipe import E4M3, E5M2
 from jaxpar.precision.tiles import Codes, in_tiles
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, REGISTERS
-from pallas_kernels.tiled_matmul import Request, choose, tiled_matmul
+from pallas_kernels.tiled_matmul import REGISTRY, Request, tiled_matmul
 from pallas_kernels.unsupported import Unsupported
 from tests.gpu_compile import in_child
 from tests.pallas_kernels import machine_code
@@ -102,7 +102,10 @@ def test_compiled_kernel_spills_nothing(shape: tuple) -> None:
     assert found["temporary"] <= 2 * scales, "scales side by side; nothing of the size of the codes"
 
 
-HOPPER = Request("gpu", (E4M3, E4M3), "bfloat16", 256, 256, 256, 128, 9.0, "NVIDIA H100 80GB HBM3", 132)
+HOPPER = Request(
+    (E4M3, E4M3), 256, 256, 256, 128, platform="gpu", dtype="bfloat16", compute_capability=9.0,
+    gpu="NVIDIA H100 80GB HBM3", processors=132,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -118,19 +121,19 @@ HOPPER = Request("gpu", (E4M3, E4M3), "bfloat16", 256, 256, 256, 128, 9.0, "NVID
 )
 def test_what_the_kernel_does_not_compute_is_refused_with_the_reason(given: dict, why: str) -> None:
     with pytest.raises(Unsupported, match=why):
-        choose("mosaic", replace(HOPPER, **given))
+        REGISTRY.choose("mosaic", replace(HOPPER, **given))
 
 
 def test_blackwell_multiplies_small_tiles_by_cudnn() -> None:
     blackwell = replace(HOPPER, compute_capability=10.0, gpu="NVIDIA B200", processors=148, tile=32)
-    assert choose("auto", blackwell).name == "cudnn"
-    assert "tiles of 32" in choose("auto", replace(blackwell, tile=128)).rejected["cudnn"]
-    assert "Blackwell" in choose("auto", HOPPER).rejected["cudnn"]
+    assert REGISTRY.choose("auto", blackwell).name == "cudnn"
+    assert "tiles of 32" in REGISTRY.choose("auto", replace(blackwell, tile=128)).rejected["cudnn"]
+    assert "Blackwell" in REGISTRY.choose("auto", HOPPER).rejected["cudnn"]
 
 
 def test_without_a_record_the_kernel_waits_to_be_named() -> None:
-    assert choose("auto", HOPPER).name == "xla"
-    named = choose("mosaic", HOPPER)
+    assert REGISTRY.choose("auto", HOPPER).name == "xla"
+    named = REGISTRY.choose("mosaic", HOPPER)
     assert named.name == "mosaic" and not named.verified
 
 

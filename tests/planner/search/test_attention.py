@@ -13,7 +13,7 @@ from jaxpar.cost.mechanisms import BACKENDS
 from jaxpar.cost.operations import device_of
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.planner.search.candidate import Planned
-from pallas_kernels.attention.registry import IMPLEMENTATIONS
+from pallas_kernels.attention.registry import REGISTRY
 from tests.planner.spaces import model_of, search_of
 
 ONE_ROW = {"sequence_length": 8192, "batch_size": 4}
@@ -33,7 +33,7 @@ def attention(planned: Planned) -> float:
 
 
 def test_every_implementation_has_a_time():
-    assert set(BACKENDS) == {one.name for one in IMPLEMENTATIONS}
+    assert set(BACKENDS) == {one.name for one in REGISTRY.entries}
 
 
 @pytest.mark.parametrize(

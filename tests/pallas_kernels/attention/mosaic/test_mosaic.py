@@ -259,7 +259,7 @@ def test_a_long_packed_row_visits_few_blocks() -> None:
     assert np.array_equal(np.asarray(found.counts)[0, :, 0], np.tile([0, 1, 2, 3], 8)), "only the diagonal is masked"
 
 
-REQUEST = Request("gpu", "bfloat16", 8, 2, 128, 128, compute_capability=9.0)
+REQUEST = Request(8, 2, 128, 128, platform="gpu", dtype="bfloat16", compute_capability=9.0)
 
 
 @pytest.mark.parametrize(
