@@ -36,12 +36,14 @@ from benchmarks.planner.tables import (
     neighbours,
     order_table,
     parameters_table,
+    sizes_table,
     spread_table,
     wrapped,
 )
 from jaxpar.cli import Parser, command
 from jaxpar.planner.evidence.collectives import read_collectives
-from jaxpar.planner.evidence.errors import Judged, report
+from jaxpar.planner.evidence.errors import report
+from jaxpar.planner.evidence.judged import Judged
 from jaxpar.planner.evidence.published import read_runs
 from jaxpar.planner.evidence.validate import HELD_OUT, PUBLISHED
 from jaxpar.units import percent
@@ -94,7 +96,7 @@ def main(arguments: Sequence[str]) -> None:
         f"alone decide one ({', '.join(deciding)}).", "",
         "In sample, with one run measured (anchored), the choice among measured layouts, and memory "
         "(`jaxpar.plan validate`):", "",
-        "```", *whole.table(), "```", "",
+        "```", *whole.table(), *whole.size_table(), "```", "",
         "Memory here is Megatron's closed form (`memory/closed_forms.py`). The planner's own memory model is compared "
         "with XLA's numbers in the table under *Memory* above.", "",
     ]  # fmt: skip
@@ -119,6 +121,9 @@ def _first(found: LeftOut) -> list[str]:
         "Runs of each source inside their interval, and pairs of its layouts more than 5% apart that are predicted in "
         "the order that was measured (-: no such pair):", "",
         *order_table(found), "",
+        "By number of GPUs, and of the runs whose tensor ranks are on several hosts (each row counts the same here; "
+        "*over sources* is the mean of their biases):", "",
+        *sizes_table(found), "",
     ]  # fmt: skip
 
 
@@ -126,7 +131,7 @@ def _collectives() -> list[str]:
     """Collectives that were measured alone, beside the model's."""
     rows = read_collectives()
     return [
-        "All-reduces in one host (VIA-Research/vTrain, `trace/`; `jaxpar/planner/evidence/data/collectives.csv`); "
+        "All-reduces in one host (VIA-Research/vTrain; `jaxpar/planner/evidence/data/collectives.csv`); "
         "errors of seconds, above 0 where the model is too slow:", "",
         *collectives_table(rows), "",
         "Single numbers that reports of nccl-tests state, of 8 GiB where they name no size (issues of NVIDIA/nccl and "

@@ -14,6 +14,7 @@ from jaxpar.cost.hardware_model import UNFITTED, described
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.planner.evidence.collectives import LARGE, Measured
 from jaxpar.planner.evidence.errors import Anchored, Report, report
+from jaxpar.planner.evidence.sizes import HEAD, by_size, cells
 from jaxpar.units import MIB, percent
 
 WIDTH = 120
@@ -202,6 +203,15 @@ def order_table(found: LeftOut) -> list[str]:
 
 def _whole(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.0f}%"
+
+
+def sizes_table(found: LeftOut) -> list[str]:
+    """Errors by size of the runs that were left out, with known and with unknown software."""
+    lines = ["| " + " | ".join(("left out", *HEAD)) + " |", "|---" * (1 + len(HEAD)) + "|"]
+    for name, judged in (("source unseen", found.sources), ("unseen software", found.generations)):
+        own = cells(by_size(one for rows in judged.values() for one in rows))
+        lines += [f"| {name} | {' | '.join(row)} |" for row in own]
+    return lines
 
 
 def neighbours() -> str:

@@ -16,7 +16,8 @@ from benchmarks.planner.tables import order_table
 from jaxpar.config import config_to_yaml
 from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.planner.evidence.errors import Anchored, Judged
+from jaxpar.planner.evidence.errors import Anchored
+from jaxpar.planner.evidence.judged import Judged
 from jaxpar.planner.evidence.published import read_runs
 from jaxpar.planner.evidence.validate import PUBLISHED
 from jaxpar.planner.layout import Layout
