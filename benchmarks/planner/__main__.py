@@ -1,7 +1,6 @@
 """The planner's time model against published runs: fits it, and writes tables and scatter plots to docs/planner.md.
 
     python -m benchmarks.planner                                      # tables on the screen
-    python -m benchmarks.planner --collectives ../shared/measurements/collectives/allreduce_single_node.csv
     python -m benchmarks.planner --write                              # and docs/planner.md, except the papers' cases
     python -m benchmarks.planner --write --cases                      # and those
 
@@ -29,6 +28,7 @@ from benchmarks.planner.leave_out import (
 from benchmarks.planner.plot import scatter
 from benchmarks.planner.tables import (
     behind_table,
+    cited_table,
     collectives_table,
     errors_table,
     fitted_values,
@@ -36,11 +36,14 @@ from benchmarks.planner.tables import (
     neighbours,
     order_table,
     parameters_table,
+    sizes_table,
     spread_table,
     wrapped,
 )
 from jaxpar.cli import Parser, command
-from jaxpar.planner.evidence.errors import Judged, report
+from jaxpar.planner.evidence.collectives import read_collectives
+from jaxpar.planner.evidence.errors import report
+from jaxpar.planner.evidence.judged import Judged
 from jaxpar.planner.evidence.published import read_runs
 from jaxpar.planner.evidence.validate import HELD_OUT, PUBLISHED
 from jaxpar.units import percent
@@ -57,7 +60,6 @@ def main(arguments: Sequence[str]) -> None:
     """Command line; the exit code is 2 for a user error."""
     parser = Parser("benchmarks.planner", __doc__)
     parser.add_argument("--data", type=Path, default=PUBLISHED, help="published runs (those of the repository)")
-    parser.add_argument("--collectives", type=Path, help="all-reduces measured alone")
     parser.add_argument("--cases", action="store_true", help="plan the papers' models too, which takes minutes")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} and {PICTURE.name}")
     options = parser.parse_args(arguments)
@@ -94,12 +96,11 @@ def main(arguments: Sequence[str]) -> None:
         f"alone decide one ({', '.join(deciding)}).", "",
         "In sample, with one run measured (anchored), the choice among measured layouts, and memory "
         "(`jaxpar.plan validate`):", "",
-        "```", *whole.table(), "```", "",
+        "```", *whole.table(), *whole.size_table(), "```", "",
         "Memory here is Megatron's closed form (`memory/closed_forms.py`). The planner's own memory model is compared "
         "with XLA's numbers in the table under *Memory* above.", "",
     ]  # fmt: skip
-    if options.collectives:
-        parts[TABLES] += ["### Collectives", "", *collectives_table(options.collectives), ""]
+    parts[TABLES] += ["### Collectives", "", *_collectives(), ""]
     if options.cases:
         from benchmarks.planner.cases import published_cases
 
@@ -120,6 +121,23 @@ def _first(found: LeftOut) -> list[str]:
         "Runs of each source inside their interval, and pairs of its layouts more than 5% apart that are predicted in "
         "the order that was measured (-: no such pair):", "",
         *order_table(found), "",
+        "By number of GPUs, and of the runs whose tensor ranks are on several hosts (each row counts the same here; "
+        "*over sources* is the mean of their biases):", "",
+        *sizes_table(found), "",
+    ]  # fmt: skip
+
+
+def _collectives() -> list[str]:
+    """Collectives that were measured alone, beside the model's."""
+    rows = read_collectives()
+    return [
+        "All-reduces in one host (VIA-Research/vTrain; `jaxpar/planner/evidence/data/collectives.csv`); "
+        "errors of seconds, above 0 where the model is too slow:", "",
+        *collectives_table(rows), "",
+        "Single numbers that reports of nccl-tests state, of 8 GiB where they name no size (issues of NVIDIA/nccl and "
+        "NVIDIA/nccl-tests; none whose maintainers found a fault). Where cards are not stated, 8 of 400 Gb/s are "
+        "assumed:", "",
+        *cited_table(rows),
     ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from scipy.optimize import lsq_linear
 
 from jaxpar.cost.hardware_model import AMPERE, HOPPER, HardwareModel
 from jaxpar.cost.mechanisms import NEUTRAL
-from jaxpar.planner.evidence.errors import Judged
+from jaxpar.planner.evidence.judged import Judged
 from jaxpar.planner.evidence.published import Run
 from jaxpar.planner.evidence.validate import judge
 

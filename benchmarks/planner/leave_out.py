@@ -13,7 +13,8 @@ from statistics import fmean, median
 
 from benchmarks.planner.fit import Slopes, as_unknown, fit
 from jaxpar.model.flops import causal_pairs, flops_per_step
-from jaxpar.planner.evidence.errors import Anchored, Judged, anchored
+from jaxpar.planner.evidence.errors import Anchored, anchored
+from jaxpar.planner.evidence.judged import Judged
 from jaxpar.planner.evidence.published import Run
 from jaxpar.planner.step_time.interval import SHARE, Spread
 

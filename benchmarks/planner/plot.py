@@ -10,7 +10,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from jaxpar.planner.evidence.errors import Judged
+from jaxpar.planner.evidence.judged import Judged
 
 BAND = 0.1
 """The share around the measurement that is shaded."""

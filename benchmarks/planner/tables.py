@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 
 from benchmarks.planner.fit import FITTED, PRIORS, START, Behind, Fit
 from benchmarks.planner.leave_out import LeftOut
-from jaxpar.cost.hardware_model import AMPERE, UNFITTED, described
-from jaxpar.cost.messages import network_of
-from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.cost.hardware_model import UNFITTED, described
+from jaxpar.hardware.catalogue import gpu_named
+from jaxpar.planner.evidence.collectives import LARGE, Measured
 from jaxpar.planner.evidence.errors import Anchored, Report, report
-from jaxpar.units import KILO, MICRO, MILLI, percent
+from jaxpar.planner.evidence.sizes import HEAD, by_size, cells
+from jaxpar.units import MIB, percent
 
 WIDTH = 120
 """Characters of a line of a page."""
@@ -45,27 +43,44 @@ def fitted_values(found: Fit) -> str:
     return ", ".join(f"{kind} {name}={value:.3g}" for kind, name, value in values)
 
 
-def collectives_table(path: Path) -> list[str]:
-    """All-reduces inside a host, measured and predicted, by GPU and ranks."""
-    with path.open(newline="") as stream:
-        rows = list(csv.DictReader(line for line in stream if not line.startswith("#")))
-    lines = ["| GPU | ranks | median error | largest message: measured | predicted |", "|---|---|---|---|---|"]
-    for gpu, short, share in (("A100", "a100-80", AMPERE.node_share), ("V100", "v100-32", 0.895)):
-        network = network_of(parse_cluster(f"{short}:1x8"), replace(AMPERE, node_share=share))
-        for ranks in (2, 4, 8):
-            own = [
-                (int(r["size_bytes"]), float(r["time_us"]))
-                for r in rows
-                if r["gpu"] == gpu and int(r["n_gpus"]) == ranks
-            ]
-            ring = network.ring(ranks, 1)
-            errors = [abs(ring.reduce(size) / MICRO / time - 1) for size, time in own]
-            size, time = own[-1]
-            lines.append(
-                f"| {gpu} | {ranks} | {percent(float(np.median(errors)))} | {time / KILO:.2f} ms | "
-                f"{ring.reduce(size) / MILLI:.2f} ms |"
-            )
+def collectives_table(rows: Sequence[Measured]) -> list[str]:
+    """All-reduces inside a host, measured and predicted, by GPU and ranks; messages above 16 MiB and smaller ones."""
+    lines = ["| GPU | ranks | to 16 MiB: median | worst | above: median | worst |", "|---|---|---|---|---|---|"]
+    inside = [one for one in rows if one.hosts == 1 and one.size != LARGE]
+    for gpu, ranks in dict.fromkeys((one.gpu, one.ranks) for one in inside):
+        own = [one for one in inside if (one.gpu, one.ranks) == (gpu, ranks)]
+        small = [one.error() for one in own if one.size <= 16 * MIB]
+        large = [one.error() for one in own if one.size > 16 * MIB]
+        cells = [cell for part in (small, large) for cell in (percent(_middle(part)), _signed(max(part, key=abs)))]
+        lines.append(f"| {gpu_named(gpu).name} | {ranks} | {' | '.join(cells)} |")
     return lines
+
+
+def cited_table(rows: Sequence[Measured]) -> list[str]:
+    """Each collective that a source states one number for: its bus bandwidth as a share of the line rate, beside the
+    model's."""
+    lines = [
+        "| collective | GPUs | hosts | share of line rate: measured | model | error of seconds | source |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in rows:
+        if one.hosts == 1 and one.size != LARGE:
+            continue
+        line = one.network or gpu_named(one.gpu).node.bandwidth
+        lines.append(
+            f"| {one.collective.replace('_', '-')} | {one.ranks} {gpu_named(one.gpu).name} | {one.hosts} | "
+            f"{_whole(one.bandwidth / line)} | {_whole(one.predicted() / line)} | {_signed(one.error())} | "
+            f"{one.citation} |"
+        )
+    return lines
+
+
+def _middle(errors: Sequence[float]) -> float:
+    return float(np.median(np.abs(errors)))
+
+
+def _signed(error: float) -> str:
+    return f"{100 * error:+.1f}%"
 
 
 def parameters_table(found: Fit) -> list[str]:
@@ -82,10 +97,10 @@ def parameters_table(found: Fit) -> list[str]:
 
 SOURCES = {
     "launch_seconds": "usual; no run in the data is limited by it",
-    "node_share": "all-reduces measured alone",
-    "network_share": "nccl-tests between two and three hosts: 79 to 96% (nccl issues 1244, 495; nccl-tests issue 119)",
-    "network_decline": "nccl-tests on 32 hosts: 50% (all-gather) and 85% (all-reduce; nccl issue 1218)",
-    "message_seconds": "all-reduces measured alone",
+    "node_share": "all-reduces measured alone (below)",
+    "network_share": "nccl-tests between two and three hosts: 75 to 96% (below)",
+    "network_decline": "nccl-tests of reduce-scatters on 4 to 128 hosts: 90 to 65% (below)",
+    "message_seconds": "all-reduces measured alone (below)",
     "attention_native_share": "NVIDIA's table for cuDNN 9",
     "multiprocessors": "datasheet",
     "exponentials": "whitepaper",
@@ -188,6 +203,15 @@ def order_table(found: LeftOut) -> list[str]:
 
 def _whole(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.0f}%"
+
+
+def sizes_table(found: LeftOut) -> list[str]:
+    """Errors by size of the runs that were left out, with known and with unknown software."""
+    lines = ["| " + " | ".join(("left out", *HEAD)) + " |", "|---" * (1 + len(HEAD)) + "|"]
+    for name, judged in (("source unseen", found.sources), ("unseen software", found.generations)):
+        own = cells(by_size(one for rows in judged.values() for one in rows))
+        lines += [f"| {name} | {' | '.join(row)} |" for row in own]
+    return lines
 
 
 def neighbours() -> str:

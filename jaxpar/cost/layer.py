@@ -20,6 +20,13 @@ from jaxpar.layers.declaration.activations import LAYER_INPUT
 from jaxpar.layers.declaration.part import RESIDUAL, Core, Elementwise, Matmuls, Part, Traffic
 from jaxpar.memory.layer_shape import RECEIVED, ROUTED
 
+HEAD_NORMS = {"xla": (2.0, 6.0), "kernel": (0.0, 3.0)}
+"""Times that norms of each head move queries and keys, beyond what their rotation does: forward, and backward with
+their recomputation. XLA writes the norms in float32 forward, and backward makes passes of their own for the sums of
+squares, the sums of rows and the gradient of the scale; a kernel of both makes one pass forward, and backward one that
+computes them again and one for the derivative, which reads the input too. Counted in compiled programs
+(docs/kernels.md, norms of queries and keys), without what is copied to kernels from a product or a stack: `_layout`."""
+
 
 @dataclass(frozen=True)
 class LayerTime:
@@ -38,6 +45,9 @@ class LayerTime:
     """By operation that sends tokens to experts: seconds that a backward which sends them again waits for them."""
     message: float = 0.0
     """Seconds of one message of tokens, of a slice."""
+    normed: Mapping[str, float] = MappingProxyType({})
+    """By operation whose output is normed and rotated by head: seconds of that. The backward computes it again from the
+    output, so that what makes the output again does not."""
 
     @property
     def forward(self) -> Work:
@@ -53,6 +63,7 @@ class LayerTime:
         if name in self.resent:
             waited = self.resent[name]
             work = work._replace(exchange=waited, beside=max(0.0, work.sends - waited))
+        work = work._replace(other=work.other - self.normed.get(name, 0.0))
         return work._replace(scales=0.0)
 
     def beside_weights(self, forward: float, backward: float) -> tuple[Work, Work]:
@@ -72,6 +83,7 @@ def layer_time(case: LayerCase, device: Device, network: Network, does: Mechanis
     counted = _Counted(case, device, network, does)
     operations: dict[str, Work] = {}
     resent: dict[str, float] = {}
+    normed: dict[str, float] = {}
     for part, one in case.shape.layer.operations:
         match one:
             case Elementwise():
@@ -81,6 +93,7 @@ def layer_time(case: LayerCase, device: Device, network: Network, does: Mechanis
                 operations[one.outputs[0]] = counted.core()
             case Matmuls(inward=True):
                 operations |= counted.products(part, one)
+                normed |= counted.normed(one)
             case Matmuls():
                 name = one.outputs[0] if one.outputs else f"{part.name}_{one.weights[0]}"
                 operations[name] = counted.back(part, one)
@@ -91,7 +104,7 @@ def layer_time(case: LayerCase, device: Device, network: Network, does: Mechanis
     made = {name: made.get(name, name) for name in case.shape.layer.names if name != LAYER_INPUT}
     backward, weight = counted.backward()
     last = frozenset(operations) - set(made.values())
-    return LayerTime(operations, made, last, backward, weight, resent, counted.experts.message)
+    return LayerTime(operations, made, last, backward, weight, resent, counted.experts.message, normed)
 
 
 class _Counted:
@@ -231,18 +244,27 @@ class _Counted:
             item = self.quantised.sent_bytes(part, group)
             sent = self.messages.gather(joined, self.shape.gathered(part, group), item)
         chosen = self.experts.choice_bytes if self.experts.routes(part, group) else 0.0
-        rope, layout = self._rope(group), self._layout(group)
-        turned = sum(self.widths[name] for name in group.rotated)
+        rope, layout = self.rotations(group), self._layout(group)
         works: dict[str, Work] = {}
         for name, weight in zip(group.outputs, group.weights, strict=True):
             share = self.share(part, group, weight)
-            rotation = rope * (self.widths[name] / turned) if name in group.rotated else 0.0
             added = self.low_rank_bytes(part, group, weight)
-            other = self.device.bytes_seconds(rotation + (layout + cast + chosen) * share + added)
+            other = self.device.bytes_seconds(rope.get(name, 0.0) + (layout + cast + chosen) * share + added)
             kernels = (2 * self.unfused if group.by_head else 1) + 3 * bool(added)
             matmul = joined * share + self.low_rank(part, group, weight)[0]
             works[name] = Work(matmul, 0.0, other, sent * share, kernels=kernels, scales=scales * share)
         return works
+
+    def rotations(self, group: Matmuls) -> dict[str, float]:
+        """Bytes of the rotation of each output that is rotated, with its norm, divided among them by width."""
+        turned = sum(self.widths[name] for name in group.rotated)
+        return {name: self._rope(group) * self.widths[name] / turned for name in group.rotated}
+
+    def normed(self, group: Matmuls) -> dict[str, float]:
+        """`LayerTime.normed` of a group's outputs."""
+        if self.shape.model.qk_norm is not True:
+            return {}
+        return {name: self.device.bytes_seconds(moved) for name, moved in self.rotations(group).items()}
 
     def share(self, part: Part, group: Matmuls, weight: str) -> float:
         """Of the outputs of a group, those of one of its matrices."""
@@ -305,9 +327,12 @@ class _Counted:
         """Messages of context ranks that are not hidden, forward and backward."""
         return self.messages.context(*self.attention)
 
-    def _rope(self, group: Matmuls) -> float:
-        """Bytes of the rotation: each number is read and written once; unfused, five times."""
-        return 4.0 * self.half * (1 if self.fused else 5) * self._numbers(group.rotated)
+    def _rope(self, group: Matmuls, back: bool = False) -> float:
+        """Bytes of the rotation, and of norms of each head before it: each number is read and written once; unfused,
+        five times."""
+        normed = HEAD_NORMS["xla" if self.case.norm_rotary == "xla" else "kernel"][back]
+        more = normed if self.shape.model.qk_norm is True else 0.0
+        return 2.0 * self.half * (2 * (1 if self.fused else 5) + more) * self._numbers(group.rotated)
 
     def _layout(self, group: Matmuls) -> float:
         """Bytes of laying out outputs by head."""
@@ -370,7 +395,7 @@ class _Counted:
 
     def _matmuls_back(self, part: Part, group: Matmuls) -> float:
         """Bytes of what follows a group of matmuls: rotation, layout, addition, biases."""
-        moved = self._rope(group) + self._layout(group)
+        moved = self._rope(group, back=True) + self._layout(group)
         if group.adds:
             moved += self.moved(RESIDUAL, self.case.between, back=True) + self.drop_back * self.case.between
         for place, name in enumerate(group.weights):

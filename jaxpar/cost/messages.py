@@ -1,5 +1,8 @@
 """Seconds of collectives: a message's start, the hops of a ring, and its bytes at the slowest level's bandwidth.
 
+An all-reduce over several hosts takes trees where they are faster, as NCCL chooses: with many ranks a ring's hops take
+longer than its bytes, and what trees reach does not fall with the number of hosts as a ring's bandwidth does.
+
 Levels are a host, the network between hosts, and the uplinks of a pod, which may be oversubscribed. A ring visits one
 pod after another, and so leaves each of them once, however many of its ranks are in it.
 """
@@ -17,6 +20,9 @@ from jaxpar.hardware.cluster import Cluster
 UNSWITCHED_LINKS = {2: 1 / 6, 4: 4 / 6}
 """Share of a V100's six NVLinks that rings of two and four GPUs can use in a DGX-1, whose links go point to point."""
 
+TREE = 0.92
+"""What trees reach of a ring's bandwidth between two hosts: NCCL's own cost model (src/graph/tuning.cc)."""
+
 
 @dataclass(frozen=True)
 class Leaving:
@@ -32,6 +38,16 @@ class Leaving:
     def lane(self, card: float) -> float:
         """Bytes per second of each of the messages that leave a pod, where a card sends `card`."""
         return card * self.cards / self.oversubscription
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Two trees over the hosts of a group, with a chain of the ranks of each: each carries half of an all-reduce."""
+
+    latency: float
+    """Seconds up and down again."""
+    across: float
+    """Like `Ring.across`."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +75,8 @@ class Ring:
     """Whether its members of a host, and of a pod, share the way out."""
     measured: Tables = NOTHING
     """What messages of groups like it took."""
+    trees: Trees | None = None
+    """What an all-reduce may take in place of the ring; None in one host."""
 
     def _seconds(self, kind: str, size: float, formula: Callable[[float], float]) -> float:
         """Seconds of a message of so many bytes: as measured, near sizes that were, else by the formula."""
@@ -69,10 +87,14 @@ class Ring:
     @property
     def bandwidth(self) -> float:
         """Bytes per second of the ring."""
+        return self._slowest(self.across)
+
+    def _slowest(self, across: float) -> float:
+        """Bytes per second of the slowest level, with so many from host to host."""
         if self.leaving is None:
-            return min(self.inside, self.across)
+            return min(self.inside, across)
         way_out = self._lane if self.shared else self.card / self.leaving.oversubscription
-        return min(self.inside, self.across, way_out)
+        return min(self.inside, across, way_out)
 
     @property
     def _lane(self) -> float:
@@ -85,9 +107,16 @@ class Ring:
         return self._seconds("gather", whole, formula)
 
     def reduce(self, whole: float) -> float:
-        """All-reduce of `whole` bytes: scatter and gather in one message."""
-        once = lambda whole: self.latency + whole * (self.ranks - 1) / self.ranks / self.bandwidth
-        return self._seconds("all_reduce", whole, lambda whole: self.start + 2 * once(whole))
+        """All-reduce of `whole` bytes: scatter and gather in one message, or trees where these are faster."""
+        return self._seconds("all_reduce", whole, self._reduce)
+
+    def _reduce(self, whole: float) -> float:
+        moved = 2 * whole * (self.ranks - 1) / self.ranks
+        by_ring = 2 * self.latency + moved / self.bandwidth
+        if self.trees is None:
+            return self.start + by_ring
+        by_trees = self.trees.latency + moved / (TREE * self._slowest(self.trees.across))
+        return self.start + min(by_ring, by_trees)
 
     def exchange(self, whole: float) -> float:
         """All-to-all in which each rank holds `whole` bytes, an equal part for every rank.
@@ -173,7 +202,13 @@ class Network:
         start = self.model.message_seconds
         # Groups were measured in one pod, where ranks of a host share its cards.
         measured = self.model.measured if leaving is None and shared else NOTHING
-        return Ring(ranks, hosts, bandwidth, across, card, latency, hop, start, leaving, shared, measured)
+        trees = self._trees(hosts, per_host, shared) if hosts > 1 else None
+        return Ring(ranks, hosts, bandwidth, across, card, latency, hop, start, leaving, shared, measured, trees)
+
+    def _trees(self, hosts: int, per_host: int, shared: bool) -> Trees:
+        """Those of `per_host` ranks in each host. Each host sends to three others at most, whatever their number."""
+        latency = 2 * ((per_host - 1) * self.inside_latency + log2(hosts) * self.outside_latency)
+        return Trees(latency, self.outside * self.share(2) * (per_host if shared else 1))
 
     def stages(self, stride: int, ranks: int) -> Ring:
         """The group of all stages of a pipeline, of which neighbours are `stride` devices apart; it waits for the
@@ -182,8 +217,11 @@ class Network:
         if ring.hosts == 1:
             return ring
         slowest = self.edge * self.share(ring.hosts)
-        across, card = min(ring.across, slowest * ring.ranks / ring.hosts), min(ring.card, slowest)
-        return replace(ring, across=across, card=card, measured=ring.measured if card == ring.card else NOTHING)
+        members, edge = ring.ranks / ring.hosts, self.edge * self.share(2)
+        across, card = min(ring.across, slowest * members), min(ring.card, slowest)
+        trees = ring.trees and replace(ring.trees, across=min(ring.trees.across, edge * members))
+        measured = ring.measured if card == ring.card else NOTHING
+        return replace(ring, across=across, card=card, measured=measured, trees=trees)
 
     def share(self, hosts: int) -> float:
         """The share of its link that a collective over so many hosts reaches: less with each doubling, since more of

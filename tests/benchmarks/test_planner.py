@@ -16,8 +16,10 @@ from benchmarks.planner.tables import order_table
 from jaxpar.config import config_to_yaml
 from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.planner.evidence.errors import Anchored, Judged
+from jaxpar.planner.evidence.errors import Anchored
+from jaxpar.planner.evidence.judged import Judged
 from jaxpar.planner.evidence.published import read_runs
+from jaxpar.planner.evidence.sizes import ACROSS, SIZES
 from jaxpar.planner.evidence.validate import PUBLISHED
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.interval import KNOWN, UNKNOWN
@@ -142,9 +144,12 @@ def test_the_page_has_order_and_coverage_of_every_source_that_is_left_out():
     part = PAGE.read_text().split("<!-- benchmarks.planner.leave_out: begin -->")[1]
     part = part.split("<!-- benchmarks.planner.leave_out: end -->")[0]
     tables = [[line.split("|")[1:-1] for line in table.splitlines()] for table in re.findall(r"(?:\|.*\n)+", part)]
-    errors, spread, order = ([[cell.strip() for cell in row] for row in table] for table in tables)
+    errors, spread, order, sizes = ([[cell.strip() for cell in row] for row in table] for table in tables)
     assert [row[0] for row in order[2:]] == [row[0] for row in errors[2:]]
     number = lambda cell: float(cell.rstrip("%"))
+    for name in ("source unseen", "unseen software"):
+        rows = {row[1]: int(row[2]) for row in sizes[2:] if row[0] == name}
+        assert sum(rows[size] for size in SIZES) == int(errors[-1][1]) and ACROSS in rows
     for column, software in ((1, "known"), (3, "unknown")):
         shares = {row[0]: number(row[column]) for row in order[2:-1]}
         (own,) = [row for row in spread if row[0] == software]

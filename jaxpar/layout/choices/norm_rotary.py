@@ -9,6 +9,8 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Choice, Plan
 from jaxpar.config.spelling import one_of, quoted
 from jaxpar.distributed.devices import Device
+from jaxpar.hardware.catalogue import GPU
+from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.tiles import head_tokens
 from pallas_kernels.norm_rotary.registry import REGISTRY, Request
@@ -31,6 +33,18 @@ def choose_norm_rotary(config: Config, device: Device) -> Choice:
         return Choice("xla", "no layer has norms of each head and rotary embeddings")
     found = [choose_kernel(REGISTRY, asked, request, _KEY) for request in requests]
     return next((one for one in found if one.name == "xla"), found[0])
+
+
+def norm_rotary_on(config: Config, gpu: GPU) -> str:
+    """What norms and rotates on GPUs of a cluster; `xla` too where what is asked for supports no such run, which is
+    refused."""
+    requests = norm_rotary_requests(config, DescribedGPU.of(gpu))
+    asked = config.attention.norm_rotary
+    try:
+        names = [choose(asked, request).name for request in requests]
+    except Unsupported:
+        return "xla"
+    return "xla" if "xla" in names or not names else names[0]
 
 
 def check_norm_rotary(plan: Plan, config: Config, device: Device) -> None:

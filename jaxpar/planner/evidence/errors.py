@@ -20,61 +20,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpar.planner.evidence.judged import Judged
 from jaxpar.planner.evidence.posterior import posterior
-from jaxpar.planner.evidence.published import Refused, Run
-from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.interval import KNOWN, UNKNOWN, Spread
-from jaxpar.planner.step_time.model import StepTime
+from jaxpar.planner.evidence.published import Refused
+from jaxpar.planner.evidence.sizes import HEAD, SizeErrors, by_size, cells
+from jaxpar.planner.step_time.interval import KNOWN, Spread
 from jaxpar.units import percent
 
 APART = 0.05
 """Runs whose speeds differ by less count in no pair."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A published run and what was predicted for it."""
-
-    run: Run
-    layout: Layout
-    """The layout; where part of it was not published, the variant predicted to be fastest."""
-    time: StepTime | None
-    """None where only memory was measured."""
-    memory_gib: float | None
-    """None where it was not measured."""
-    each: Mapping[str, float] = field(default_factory=dict)
-    """Predicted seconds by what its software may be; of software that is known, as itself alone."""
-
-    @property
-    def error(self) -> float | None:
-        """Relative error of tokens/s/GPU; above 0 where the run was slower than predicted."""
-        measured = self.run.tokens_per_s_per_gpu
-        return None if self.time is None or measured is None else self.time.tokens_per_s_per_gpu / measured - 1
-
-    @property
-    def errors(self) -> dict[str, float]:
-        """Logarithms of measured over predicted seconds, by what its software may be."""
-        measured = self.run.seconds
-        return {} if measured is None else {name: log(measured / seconds) for name, seconds in self.each.items()}
-
-    @property
-    def spread(self) -> Spread:
-        """That of its software."""
-        return UNKNOWN if self.run.software is None else KNOWN
-
-    @property
-    def covered(self) -> bool | None:
-        """Whether the measured time is inside the interval."""
-        measured = self.run.tokens_per_s_per_gpu
-        if self.time is None or measured is None:
-            return None
-        return self.spread.holds(self.time.tokens_per_s_per_gpu / measured, 1.0)
-
-    @property
-    def memory_error(self) -> float | None:
-        """Relative error of the peak memory."""
-        measured = self.run.peak_gib
-        return None if self.memory_gib is None or measured is None else self.memory_gib / measured - 1
 
 
 class Anchored(NamedTuple):
@@ -137,20 +91,26 @@ class Report:
     """By source: what its rows leave open, the value assumed for it, and in how many rows."""
     refused: Sequence[Refused] = ()
     """Rows that cannot be timed."""
+    sizes: Mapping[str, SizeErrors] = field(default_factory=dict)
+    """By size of the run."""
 
     def as_json(self) -> dict[str, Any]:
-        """`overall` and `sources`, each with the fields of `Errors`; `assumed`; and `refused`, with the reasons."""
+        """`overall` and `sources`, each with the fields of `Errors`; `sizes`, with those of `SizeErrors`; `assumed`;
+        and `refused`, with the reasons."""
         sources = {name: vars(errors) for name, errors in self.sources.items()}
         refused = [vars(one) for one in self.refused]
-        return {"overall": vars(self.overall), "sources": sources, "assumed": self.assumed, "refused": refused}
+        sizes = {name: vars(errors) for name, errors in self.sizes.items()}
+        return {
+            "overall": vars(self.overall), "sources": sources, "sizes": sizes, "assumed": self.assumed,
+            "refused": refused,
+        }  # fmt: skip
 
     def lines(self) -> list[str]:
-        """A table, and under it the rows that cannot be timed, and what the others leave open."""
+        """Tables by source and by size, the rows that cannot be timed, and what the others leave open."""
         left_out = [f"  {one.row}: {one.why}" for one in self.refused]
         rows = f"{len(left_out)} row{'s' if len(left_out) > 1 else ''}"
-        return [
-            *self.table(), *(["", f"{rows} cannot be timed:", *left_out] if left_out else []), *self.assumptions(),
-        ]  # fmt: skip
+        refused = ["", f"{rows} cannot be timed:", *left_out] if left_out else []
+        return [*self.table(), *self.size_table(), *refused, *self.assumptions()]
 
     def assumptions(self) -> list[str]:
         """What rows leave open, a line for each source; nothing where nothing is."""
@@ -166,15 +126,24 @@ class Report:
             "pairs", "regret",
         )  # fmt: skip
         rows = [(name, errors) for name, errors in self.sources.items()] + [("mean over sources", self.overall)]
-        cells = [head, *((name, *_cells(errors)) for name, errors in rows)]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-        padded = lambda row: [cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(row)]
-        return ["  ".join(padded(zip(row, widths, strict=True))) for row in cells]
+        return _aligned([head, *((name, *_cells(errors)) for name, errors in rows)])
+
+    def size_table(self) -> list[str]:
+        """A line for each class of sizes, after an empty one; nothing without a time."""
+        return ["", *_aligned([HEAD, *cells(self.sizes)])] if self.sizes else []
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    padded = lambda row: [cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(row)]
+    return ["  ".join(padded(zip(row, widths, strict=True))) for row in rows]
 
 
 def report(judged: Iterable[Judged], refused: Sequence[Refused] = ()) -> Report:
     """The errors of predictions, by source; `refused` are the rows that have none."""
     by_source: dict[str, list[Judged]] = defaultdict(list)
+    judged = list(judged)
     for one in judged:
         by_source[one.run.source].append(one)
     sources = {name: _errors(rows) for name, rows in by_source.items()}
@@ -195,7 +164,7 @@ def report(judged: Iterable[Judged], refused: Sequence[Refused] = ()) -> Report:
         anchored_median_error=_mean(errors.anchored_median_error for errors in each),
         anchored_coverage=_mean(errors.anchored_coverage for errors in each),
     )
-    return Report(overall, sources, {name: found for name, found in opened.items() if found}, refused)
+    return Report(overall, sources, {name: found for name, found in opened.items() if found}, refused, by_size(judged))
 
 
 def _errors(rows: Sequence[Judged]) -> Errors:

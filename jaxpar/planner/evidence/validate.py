@@ -19,7 +19,8 @@ from jaxpar.memory.pipeline_offload import (
     state_bytes,
     working_bytes,
 )
-from jaxpar.planner.evidence.errors import Judged, Report, report
+from jaxpar.planner.evidence.errors import Report, report
+from jaxpar.planner.evidence.judged import Judged
 from jaxpar.planner.evidence.published import Run, read_rows
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.kept import kept_bytes

@@ -12,10 +12,12 @@ from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.spelling import one_of
 from jaxpar.memory.remat import nearest_preset
 from jaxpar.planner.layout import Layout
+from jaxpar.planner.machine import CPU
 from jaxpar.planner.search.avoid import never_measured
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.stage_groups import ranks_of, stages_by_group
+from jaxpar.planner.step_time.exposed import resting_on_one
 from jaxpar.planner.step_time.interval import Spread, overlap
 from jaxpar.units import percent, seconds, size
 
@@ -40,6 +42,12 @@ MEANINGS = {
     "optimizer": "updating weights",
 }
 """What each part of a step's time is."""
+
+KINDS = {
+    "gathers": "gathers of weights", "scatters": "reduce-scatters of gradients", "sums": "sums over replicas",
+    "host": "copies to and from the host",
+}  # fmt: skip
+"""Messages whose shares are of compiled programs (`step_time/exposed.py`)."""
 
 CURES = {
     "matmuls": "it computes most of the time: larger matrices (less tensor parallelism) or a faster GPU would help",
@@ -83,6 +91,23 @@ def without_evidence(plans: Sequence[Planned]) -> str | None:
     if not names:
         return None
     return f"{MARK} never measured: no published run used {one_of(names)}; --avoid {names[0]} leaves it out."
+
+
+def of_one_program(best: Planned) -> list[str]:
+    """A sentence for each compiled program that alone decides what of some messages is waited for."""
+    if best.cluster.gpu.short == CPU:  # whose times are nominal
+        return []
+    found = resting_on_one(best.candidate.layout, best.cluster)
+    lines = []
+    for program in dict.fromkeys(id(one) for one in found.values()):
+        own = {name: one for name, one in found.items() if id(one) == program}
+        one = next(iter(own.values()))
+        shares = [f"{KINDS[name]} ({percent(one.exposed[name] / one.needed[name])})" for name in own]
+        lines.append(
+            f"Waiting for {' and '.join(shares)} rests on one compiled program ({one.config} on {one.cluster}, "
+            f"{one.mesh}); programs of a class differ, and --verify reads this layout's own."
+        )
+    return lines
 
 
 def whole(layout: Layout) -> str:

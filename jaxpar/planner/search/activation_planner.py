@@ -20,6 +20,7 @@ from jaxpar.layers.matmul_formats import exact_shares
 from jaxpar.layout.choices.attention import backends_on, scratch_on
 from jaxpar.layout.choices.matmul import expert_codes
 from jaxpar.layout.choices.matmul_codes import matmul_codes
+from jaxpar.layout.choices.norm_rotary import norm_rotary_on
 from jaxpar.layout.choices.replica_sums import only_after
 from jaxpar.layout.choices.tiles import mlp_tiles, without_hidden
 from jaxpar.layout.memory.case import Case
@@ -99,7 +100,7 @@ class ActivationPlanner:
             expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,
             exchange_wire=precision.exchange_wire, expert_codes=self._expert_codes, matmul_codes=self._matmul_codes,
             sums_early=asked.replica_sums != "after" and not precision.gradient_error_feedback,
-            attention=self.attention,
+            attention=self.attention, norm_rotary=self.norm_rotary,
             expert_slices=asked.expert_slices if group.expert > 1 else "auto", shared_ends=choice.shared_ends,
         )  # fmt: skip
 
@@ -171,6 +172,18 @@ class ActivationPlanner:
             gpu = min(self.cluster.gpus, key=lambda gpu: gpu.compute_capability)
             found = backends_on(self.model.alike(self._bare_case), gpu, strategy)
             self.known[key] = tuple((kind, BACKENDS[name]) for kind, name in found.items())
+        return self.known[key]
+
+    @property
+    def norm_rotary(self) -> str:
+        """What norms queries and keys of each head and rotates them."""
+        if is_cpu(self.cluster):
+            return "xla"
+        group = self.group
+        key = "norm rotary", group.microbatch, group.context, group.tensor
+        if key not in self.known:
+            found = {norm_rotary_on(self.model.alike(self._bare_case), gpu) for gpu in self.cluster.gpus}
+            self.known[key] = "xla" if len(found) > 1 else found.pop()
         return self.known[key]
 
     @property

@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 from jaxpar.config import UserError
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.xla_flags import SLOW_NETWORK
+from jaxpar.layout.choices.replica_sums import only_after
 from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.step_time.weight_traffic import holds_chunks
 
@@ -156,10 +157,18 @@ def share_of_classes(
     message: str, kinds: Sequence[str], generation: str, programs: Sequence[Program] | None = None
 ) -> float:
     """The share of messages that a layout of several classes waits for: of programs with just these, if there are."""
+    return _middle(message, programs_of_classes(message, kinds, generation, programs))
+
+
+def programs_of_classes(
+    message: str, kinds: Sequence[str], generation: str, programs: Sequence[Program] | None = None
+) -> list[Program]:
+    """The programs whose median `share_of_classes` is; of several classes, those of the one with the largest share."""
     rows = _programs() if programs is None else programs
     alike = [one for one in rows if one.generation == generation and one.classes == tuple(kinds)]
-    found = [one.exposed[message] / one.needed[message] for one in alike if one.needed.get(message)]
-    return median(found) if found else max(share(message, kind, generation, rows) for kind in kinds)
+    found = [one for one in alike if one.needed.get(message)]
+    each = (found,) if found else (programs_of(message, kind, generation, rows) for kind in kinds)
+    return max(each, key=lambda own: _middle(message, own))
 
 
 def share(message: str, kind: str | None, generation: str, programs: Sequence[Program] | None = None) -> float:
@@ -171,12 +180,42 @@ def share(message: str, kind: str | None, generation: str, programs: Sequence[Pr
         generation: of the GPUs.
         programs: those of the file.
     """
+    return _middle(message, programs_of(message, kind, generation, programs))
+
+
+def programs_of(
+    message: str, kind: str | None, generation: str, programs: Sequence[Program] | None = None
+) -> list[Program]:
+    """The programs whose median `share` is."""
     for own in NEAREST[generation]:
         found = [
-            one.exposed[message] / one.needed[message]
+            one
             for one in (_programs() if programs is None else programs)
             if one.generation == own and kind in (None, one.classes[0]) and one.needed.get(message)
         ]
         if found:
-            return median(found)
+            return found
     raise AssertionError(f"no compiled program of class {kind} has {message}")
+
+
+def _middle(message: str, programs: Sequence[Program]) -> float:
+    return median(one.exposed[message] / one.needed[message] for one in programs)
+
+
+def sums_beside(layout: Layout) -> bool:
+    """Whether sums over replicas run beside the last microbatch's backward."""
+    shards = layout.fsdp * layout.expert * layout.context
+    return layout.sums_early and only_after(layout.pipe, layout.replica, shards, layout.zero) is None
+
+
+def resting_on_one(layout: Layout, cluster: Cluster) -> dict[str, Program]:
+    """Of the messages of a layout of jaxpar's that `exposed` has shares of: those whose share is of one program."""
+    kinds, generation = classes_of(layout), generation_of(cluster)
+    used: dict[str, list[Program]] = {}
+    if layout.zero == 3 and layout.fsdp * layout.expert * layout.context > 1:
+        used |= {name: programs_of_classes(name, kinds, generation) for name in ("gathers", "scatters")}
+    if sums_beside(layout):
+        used["sums"] = programs_of("sums", "replicas", generation)
+    if kinds[0] == "copies":
+        used["host"] = programs_of("host", None, generation)
+    return {name: programs[0] for name, programs in used.items() if len(programs) == 1}

@@ -22,7 +22,7 @@ from jaxpar.memory.remat import remat_map, runs_by_kind
 from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.settings import of_all_names
 from jaxpar.planner.step_time.chunks import Kinds
-from jaxpar.planner.step_time.kept import kept_bytes
+from jaxpar.planner.step_time.kept import copied_bytes
 from jaxpar.planner.step_time.update import orthogonal_seconds
 
 
@@ -94,6 +94,7 @@ class Layers:
                 layout.sequence_parallel, layout.precision, lora, layout.expert, layout.expert_exchange,
                 layout.expert_capacity, layout.imbalance, layout.expert_slices, layout.exchange_wire,
                 layout.expert_codes, layout.matmul_codes, layout.devices // layout.pipe, attention.get(kind),
+                layout.norm_rotary,
             )
             for kind, own in kind_models(model).items()
         }  # fmt: skip
@@ -138,9 +139,10 @@ class Layers:
         kept = {kind: tuple((run.layers, tuple(run.activations.items())) for run in own) for kind, own in runs.items()}
         return {sort: kept[sort.kind] for sort in self.cases}
 
-    def kept(self, remat: Remat, slots: Kinds) -> dict[Sort, float]:
-        """Bytes that a layer of each sort keeps of a microbatch, averaged over those of a chunk."""
-        return {sort: kept_bytes(self.cases[sort], own) for sort, own in self.by_sort(remat, slots).items()}
+    def copied(self, remat: Remat, slots: Kinds, fraction: float) -> dict[Sort, float]:
+        """Bytes that a layer of each sort copies to the host of a microbatch, averaged over those of a chunk."""
+        by_sort = self.by_sort(remat, slots)
+        return {sort: copied_bytes(self.cases[sort], own, fraction) for sort, own in by_sort.items()}
 
     def orthogonal(self, device: Device, iterations: int) -> float:
         """Seconds of orthogonalizing the trained matrices of an average layer."""

@@ -7,11 +7,11 @@ from math import ceil
 
 from jaxpar.cost.messages import overlapped
 from jaxpar.cost.work import Work
-from jaxpar.layout.choices.replica_sums import only_after
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.chunks import Kinds, chunk_lengths, chunk_slots
 from jaxpar.planner.step_time.common import Common
 from jaxpar.planner.step_time.data_messages import DataMessages
+from jaxpar.planner.step_time.exposed import sums_beside
 from jaxpar.planner.step_time.layer_times import Layers, Sort
 from jaxpar.planner.step_time.update import MASTER
 from jaxpar.planner.step_time.weight_traffic import as_executed, held_seconds, holds_chunks
@@ -127,10 +127,7 @@ class Once:
 
     def _beside_last(self, reduce: float) -> float:
         """What is left of a sum over ranks beside the last microbatch's backward, where jaxpar runs it there."""
-        layout = self.layout
-        after = only_after(layout.pipe, layout.replica, layout.fsdp * layout.expert * layout.context, layout.zero)
-        early = layout.sums_early and after is None
-        return self.where.exposed(layout).sums * reduce if early else reduce
+        return self.where.exposed(self.layout).sums * reduce if sums_beside(self.layout) else reduce
 
     def _orthogonal(self) -> float:
         """Muon: ranks that share weights exchange layers for dims, work on whole matrices, and send them back."""

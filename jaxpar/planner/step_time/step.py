@@ -192,10 +192,11 @@ class Step:
     def _offload(self, sort: Sort, forward: float, backward: float) -> tuple[float, float]:
         """Seconds of copies to and from the host's memory that are not hidden: what is longer than a layer's compute,
         and at least the share that compiled programs wait for."""
-        if not self.layout.offload_fraction:
+        layout = self.layout
+        copied = self.layers.copied(layout.remat, self.slots, layout.offload_fraction)[sort]
+        if not copied:
             return 0.0, 0.0
-        kept = self.layers.kept(self.layout.remat, self.slots)[sort]
-        copy = self.layout.offload_fraction * kept / self.where.host_bandwidth
+        copy = copied / self.where.host_bandwidth
         least = self.exposed.host * copy
         return max(least, copy - forward), max(least, copy - backward)
 

@@ -97,7 +97,7 @@ def test_every_figure_cites_its_source():
 
 def test_the_report_states_the_same_as_json_and_as_a_table(fitted: Report):
     written = fitted.as_json()
-    assert set(written) == {"overall", "sources", "assumed", "refused"}
+    assert set(written) == {"overall", "sources", "sizes", "assumed", "refused"}
     keys = {
         "rows", "median_error", "p90_error", "memory_rows", "memory_median_error", "rank_correlation", "regret",
         "bias", "memory_bias", "coverage", "pairs_in_order", "anchored_median_error", "anchored_coverage",

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from jaxpar.planner.step_time.exposed import Program, share, share_of_classes
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.step_time.exposed import (
+    Program,
+    exposed,
+    programs_of_classes,
+    read_programs,
+    resting_on_one,
+    share,
+    share_of_classes,
+)
 
 
 def program(gathers: float, kind: str = "fsdp", generation: str = "fast") -> Program:
@@ -29,3 +39,42 @@ def test_of_several_classes_programs_with_just_these_count_or_the_largest_share(
     assert share_of_classes("gathers", ("copies", "context"), "slow", rows) == 0.5, "not of another generation"
     assert share_of_classes("gathers", ("copies", "tensor"), "fast", rows) == 0.9
     assert share_of_classes("gathers", ("context",), "fast", rows) == 0.5
+
+
+def test_the_programs_behind_a_share_are_those_of_its_median():
+    rows = [program(0.1, "copies context"), program(0.3, "copies"), program(0.5, "context"), program(0.7, "context")]
+    assert programs_of_classes("gathers", ("copies", "context"), "fast", rows) == rows[:1]
+    assert programs_of_classes("gathers", ("copies", "tensor"), "fast", [*rows, program(0.6, "tensor")]) == [
+        program(0.6, "tensor")
+    ]
+    assert programs_of_classes("gathers", ("context",), "fast", rows) == rows[2:]
+
+
+@pytest.mark.parametrize(
+    ("layout", "names"),
+    [
+        (Layout(fsdp=16, zero=3), set()),
+        (Layout(fsdp=8, tensor=2, zero=3), {"gathers", "scatters"}),
+        (Layout(fsdp=8, tensor=2, zero=1), set()),
+        (Layout(pipe=2, fsdp=8, zero=3, schedule="breadth-first", virtual_stages=2), {"gathers", "scatters"}),
+        (Layout(pipe=2, fsdp=8, zero=3, schedule="1f1b"), set()),
+        (Layout(replica=2, fsdp=8, zero=3), {"gathers", "scatters", "sums"}),
+        (Layout(replica=2, fsdp=8, zero=3, sums_early=False), {"gathers", "scatters"}),
+        (Layout(fsdp=16, zero=3, offload_fraction=0.5), set()),
+    ],
+    ids=str,
+)
+def test_shares_of_one_program_are_named(layout: Layout, names: set[str]):
+    """Of the shipped rows: one with tensor ranks, one with replicas, one that holds chunks; others have several."""
+    cluster = parse_cluster("h100:2x8")
+    found = resting_on_one(layout, cluster)
+    assert set(found) == names
+    least = exposed(layout, cluster)
+    values = {"gathers": least.gather, "scatters": least.scatter, "sums": least.sums, "host": least.host}
+    for name, one in found.items():
+        assert values[name] == one.exposed[name] / one.needed[name] and one in read_programs()
+
+
+def test_a_class_of_another_generation_rests_on_the_program_that_stands_for_it():
+    found = resting_on_one(Layout(fsdp=8, tensor=2, zero=3), parse_cluster("a100-80:2x8"))
+    assert {one.generation for one in found.values()} == {"fast"} and set(found) == {"gathers", "scatters"}

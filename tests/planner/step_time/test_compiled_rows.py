@@ -1,0 +1,34 @@
+"""A row of compiled programs, compiled again: what its messages need and wait for is what the file has."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import pytest
+
+from benchmarks.planner.compiled import compiled
+from jaxpar.planner.step_time.exposed import COMPILED, MESSAGES, Program, read_programs
+
+SMALL = [one for one in read_programs() if one.config == "llama3_8b" and one.generation != "slow"]
+"""Those that compile in a minute or two."""
+DRAWN = SMALL[int(sha256(COMPILED.read_bytes()).hexdigest(), 16) % len(SMALL)]
+"""One of them, another for another file: all of them take a quarter of an hour."""
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(one, marks=pytest.mark.long if one is DRAWN else pytest.mark.release, id=f"{one.mesh} {place}")
+        for place, one in enumerate(SMALL)
+    ],
+)
+def test_a_program_still_waits_for_what_its_row_states(row: Program):
+    again = compiled(row)
+    assert (again.mesh, again.classes, again.generation) == (row.mesh, row.classes, row.generation)
+    assert again.compute == pytest.approx(row.compute, rel=0.02)
+    for name in MESSAGES:
+        needed, before = again.needed.get(name, 0.0), row.needed.get(name, 0.0)
+        assert needed == pytest.approx(before, rel=0.03, abs=1e-3 * row.compute), name
+        if needed > 1e-3 * row.compute:
+            share, stated = again.exposed.get(name, 0.0) / needed, row.exposed.get(name, 0.0) / before
+            assert share == pytest.approx(stated, abs=0.02), name

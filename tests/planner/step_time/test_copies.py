@@ -1,0 +1,86 @@
+"""Copies of activations to the host's memory cost what the link takes, beside compute, as programs have them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.planner.compiled import laid_out, prepared
+from jaxpar.config.presets import PRESETS
+from jaxpar.cost.layer_case import LayerCase, layer_case
+from jaxpar.hardware.cluster import Cluster, parse_cluster
+from jaxpar.memory.layer_shape import activation_bytes
+from jaxpar.planner.layout import Layout, Remat
+from jaxpar.planner.step_time.exposed import Program, exposed, read_programs
+from jaxpar.planner.step_time.kept import copied_bytes, kept_bytes
+from jaxpar.planner.step_time.model import StepTime, step_time
+
+HOST = parse_cluster("h100:1x8")
+MODEL = replace(PRESETS["llama3-8b"], layers=8, vocab=32000)
+CASE: LayerCase = layer_case(MODEL, 8192, 1, 1, 1, "allgather", False, "bfloat16")
+SIZES = activation_bytes(CASE.shape)
+COPIES = [one for one in read_programs() if one.needed.get("host")]
+
+
+def remat(*offloaded: str, layers: int = 8) -> Remat:
+    """All is kept, of so many layers these activations on the host."""
+    own = tuple((name, "offload" if name in offloaded else "save") for name in SIZES)
+    rest = tuple((name, "save") for name in SIZES)
+    return ((layers, own), (8 - layers, rest)) if layers < 8 else ((8, own),)
+
+
+def step(treated: Remat, cluster: Cluster = HOST, share: float = 0.0) -> StepTime:
+    layout = Layout(fsdp=8, zero=3, remat=treated, offload_fraction=share)
+    return step_time(MODEL, 8192, 8, layout, cluster)
+
+
+def slow_link(factor: float) -> Cluster:
+    (group,) = HOST.groups
+    link = replace(group.host, bandwidth=group.host.bandwidth / factor)
+    return replace(HOST, groups=(replace(group, host=link),))
+
+
+def waited(treated: Remat, cluster: Cluster = HOST, share: float = 0.0) -> float:
+    return step(treated, cluster, share).breakdown["offload"]
+
+
+def test_activations_that_a_map_offloads_are_copied_as_those_of_a_share():
+    whole = remat(*SIZES)
+    assert waited(remat()) == 0 < waited(whole)
+    assert waited(whole) == pytest.approx(waited(remat(), share=1.0))
+    assert waited(remat("query")) == pytest.approx(waited(remat(), share=SIZES["query"] / sum(SIZES.values())))
+    assert waited(remat("query", layers=4)) == pytest.approx(waited(remat("query")) / 2)
+
+
+def test_what_programs_wait_for_of_hidden_copies_is_waited_for_both_ways():
+    copied = 8 * SIZES["query"] / HOST.host_bandwidth
+    layout = Layout(fsdp=8, zero=3, remat=remat("query"))
+    assert waited(remat("query")) == pytest.approx(2 * exposed(layout, HOST).host * copied)
+
+
+def test_copies_longer_than_the_compute_beside_them_are_exposed_by_what_is_longer():
+    """A link so slow that nothing but copies counts: each millisecond more of them is one of the step."""
+    slow, slower = (slow_link(factor) for factor in (200, 201))
+    copied = 2 * 8 * SIZES["query"] / HOST.host_bandwidth
+    assert waited(remat("query"), slower) - waited(remat("query"), slow) == pytest.approx(copied)
+    assert waited(remat("query"), slow) == pytest.approx(200 * copied - step(remat()).seconds, rel=0.1)
+
+
+def test_a_map_that_makes_up_a_share_counts_once():
+    named = remat("query", "mlp_gate")
+    assert copied_bytes(CASE, named, 0.3) == SIZES["query"] + SIZES["mlp_gate"]
+    assert copied_bytes(CASE, "none", 0.3) == 0.3 * kept_bytes(CASE, "none") > 0
+    assert copied_bytes(CASE, remat(), 0.3) == pytest.approx(0.3 * sum(SIZES.values()))
+
+
+@pytest.mark.parametrize("row", COPIES, ids=lambda one: one.config)
+def test_copies_take_what_compiled_programs_need_and_wait_for(row: Program):
+    """Two of them by maps, one by a share."""
+    config, cluster = prepared(row)
+    layout, search = laid_out(config, cluster)
+    copied = copied_bytes(search.timer.layers(layout).case, layout.remat, layout.offload_fraction)
+    times = config.model.layers * layout.microbatches(config.data.batch_size)
+    assert 2 * copied * times / cluster.host_bandwidth == pytest.approx(row.needed["host"], rel=0.01)
+    found = search.timer.step(layout)
+    assert found.breakdown["offload"] == pytest.approx(row.exposed["host"], rel=0.3)
