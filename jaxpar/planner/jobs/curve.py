@@ -9,7 +9,7 @@ from jaxpar.config import Config, UserError
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.counting import parameter_count
 from jaxpar.planner.failures import reliability
-from jaxpar.planner.planning import best_on
+from jaxpar.planner.planning import search_on
 from jaxpar.planner.report import words
 
 EFFICIENT = 0.8
@@ -91,7 +91,7 @@ def planned_curve(config: Config, cluster: Cluster) -> tuple[Curve, dict[int, st
     parameters = parameter_count(config.model, padded=False)
     for gpus in numbers_of(cluster):
         try:
-            found = best_on(config, cluster, gpus).candidate
+            found = search_on(config, cluster, gpus).best(1)[0].candidate
         except UserError as error:
             without[gpus] = str(error)
             continue
