@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxpar.cli import Parser, command, positive, seconds
 from jaxpar.config import UserError
 from jaxpar.config.spelling import did_you_mean
-from jaxpar.planner.failures import GPU_HOURS, RESTART_MINUTES
+from jaxpar.planner.failures import GPU_HOURS, RESTART_MINUTES, STRAGGLERS
 
 EXAMPLES = """\
 examples:
@@ -132,6 +132,10 @@ def _budget(given: Sequence[str]) -> None:
     add("--price", metavar="NUMBER|FILE", required=True, help="price of a GPU-hour, or a .yaml file of prices")
     add("--mtbf", type=float, default=GPU_HOURS, help="hours of one GPU between interruptions (default 50,677)")
     add("--restart", type=float, default=RESTART_MINUTES, help="minutes from an interruption to training (default 10)")
+    words = "share of the time that stragglers take in all (default 0.104)"
+    add("--stragglers", metavar="SHARE", type=float, default=STRAGGLERS, help=words)
+    words = "collectives over several hosts (default flat); both are printed"
+    add("--collectives", choices=("flat", "hierarchical"), default="flat", help=words)
     add("--power-cap", type=float, metavar="WATTS", help="power cap of a GPU: slower matmuls, less energy")
     add("--days", type=float, help="a time budget: print the compute-optimal model size for it at each number of GPUs")
     options = parser.parse_args(given)

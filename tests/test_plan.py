@@ -131,12 +131,55 @@ def test_a_budget_counts_failures_and_energy_and_a_power_cap_saves_energy(
         (found[name],) = json.loads(out)["costs"]
     one = found["usual"]
     assert one["failures"]["days"] == pytest.approx(one["days"] / one["failures"]["training_share"])
-    assert one["days_interval"][0] < one["failures"]["days"] < one["days_interval"][1]
-    assert one["kwh"] == pytest.approx(0.7 * 8 * 24 * one["failures"]["days"])
+    assert one["days_interval"][0] < one["total"]["days"] < one["days_interval"][1]
+    assert one["kwh"] == pytest.approx(0.7 * 8 * 24 * one["total"]["days"])
     assert found["frail"]["failures"]["mtbf_hours"] == 1 and found["frail"]["failures"]["training_share"] < 0.9
     assert found["capped"]["days"] >= one["days"] and found["capped"]["kwh"] < one["kwh"]
     code, out, err = run_plan(capsys, *usual, "--price", "2", "--power-cap", "5000")
     refused_by_command(code, out, err, "--power-cap 5000", "210 to 700 W")
+
+
+def test_a_budget_counts_stragglers_beyond_those_of_the_step(folder: Path, capsys: pytest.CaptureFixture[str]):
+    usual = ["budget", "--config", folder / "small.yaml", "--cluster", "h100:1x8", "--gpus", "8:32", "--tokens", "1e9"]
+    for share in (0.104, 0.3):
+        given = [] if share == 0.104 else ["--stragglers", share]
+        code, out, _ = run_plan(capsys, *usual, "--price", "2", "--json", *given)
+        costs = json.loads(out)["costs"]
+        assert code == 0
+        for one in costs:
+            lost, trained = one["stragglers"], one["failures"]["training_share"]
+            assert lost["share"] == share and (lost["counted"] > 0) == (one["gpus"] > 8)
+            # All time lost to them, that in the step included, over all time but failures'.
+            assert (lost["counted"] * one["days"] + lost["days"]) / (one["days"] + lost["days"]) == pytest.approx(share)
+            assert one["total"]["days"] == pytest.approx((one["days"] + lost["days"]) / trained)
+            assert one["total"]["price"] == pytest.approx((one["price"] + lost["price"]) / trained)
+    code, out, _ = run_plan(capsys, *usual, "--price", "2", "--json", "--stragglers", "0")
+    one = json.loads(out)["costs"][-1]
+    assert one["stragglers"]["share"] == one["stragglers"]["counted"] > 0 == one["stragglers"]["days"]
+    _, out, _ = run_plan(capsys, *usual, "--price", "2")
+    assert "10.4% of the time in all (3,079 jobs at ByteDance, arXiv:2505.05713" in out
+
+
+def test_a_budget_has_flat_and_hierarchical_collectives(folder: Path, capsys: pytest.CaptureFixture[str]):
+    usual = ["budget", "--config", folder / "small.yaml", "--cluster", "h100:1x8", "--gpus", "8:32", "--tokens", "1e9"]
+    found = {}
+    for name in ("flat", "hierarchical"):
+        code, out, _ = run_plan(capsys, *usual, "--price", "2", "--json", "--collectives", name)
+        assert code == 0
+        found[name] = json.loads(out)["costs"]
+    for flat, apart in zip(*found.values(), strict=True):
+        assert flat["collectives"] == apart["collectives"] and flat["total"] == pytest.approx(
+            {name: flat["collectives"]["flat"][name] for name in ("days", "price")}
+        )
+        if flat["gpus"] == 8:
+            assert flat["collectives"]["hierarchical"] is None and flat["total"] == apart["total"]
+            continue
+        own = apart["collectives"]["hierarchical"]
+        assert own["step_time_s"] != flat["collectives"]["flat"]["step_time_s"]
+        assert apart["total"] == pytest.approx({name: own[name] for name in ("days", "price")})
+        assert apart["days"] / flat["days"] == pytest.approx(
+            own["step_time_s"] / flat["collectives"]["flat"]["step_time_s"]
+        )
 
 
 def test_a_budget_takes_prices_of_gpus_and_energy_from_a_file(folder: Path, capsys: pytest.CaptureFixture[str]):
@@ -148,7 +191,7 @@ def test_a_budget_takes_prices_of_gpus_and_energy_from_a_file(folder: Path, caps
     assert code == 0
     hours = one["days"] * 24 * 8
     assert one["price"] == pytest.approx(hours * 2 + hours * 0.7 * 1.5 * 0.1)
-    assert one["price_per_million_tokens"] == pytest.approx(one["failures"]["price"] / 1000)
+    assert one["price_per_million_tokens"] == pytest.approx(one["total"]["price"] / 1000)
     code, out, err = run_plan(capsys, *usual, "--cluster", "a100-80:1x8", "--price", prices)
     refused_by_command(code, out, err, "prices.yaml", "gpu_hour", "a100-80")
     for text, *parts in (
@@ -183,6 +226,13 @@ def test_a_budget_states_which_numbers_have_no_layout(folder: Path, capsys: pyte
         (["--gpus", "16:8"], "the smaller first"),
         (["--price", "-1"], "--price '-1': expected the price of a GPU-hour above 0"),
         (["--days", "0"], "--days 0: expected a number above 0"),
+        (
+            ["--stragglers", "1.5"],
+            "--stragglers 1.5: expected the share of the time that stragglers take, from 0",
+        ),
+        (["--stragglers", "nan"], "--stragglers nan: expected the share of the time"),
+        (["--collectives", "trees"], "--collectives: expected flat or hierarchical, got 'trees'"),
+        (["--gpus", "4:8", "--collectives", "hierarchical"], "would not be used, because 8 GPUs are in one host"),
         (["--tokens", "nan"], "--tokens nan: expected a number above 0"),
         (["--tokens", "1e300"], "--tokens 1e+300: expected a number above 0, at most 1e+30"),
     ],

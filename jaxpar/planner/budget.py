@@ -10,52 +10,25 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import sqrt
 from pathlib import Path
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
-from jaxpar.config import Config, UserError, load_config
+from jaxpar.config import UserError, load_config
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.power import capped, power_of
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.plan_file import LARGEST_NUMBER
-from jaxpar.planner.failures import GPU_HOURS, HOUR, RESTART_MINUTES, START_UP, reliability
-from jaxpar.planner.planning import best_on, gpu_numbers, hosts_of_one_kind, planned_config, screen
-from jaxpar.planner.prices import Prices, read_prices
-from jaxpar.planner.report import words
-from jaxpar.planner.search.candidate import Planned
+from jaxpar.planner.failures import GPU_HOURS, RESTART_MINUTES, START_UP, STRAGGLERS
+from jaxpar.planner.planning import gpu_numbers, hosts_of_one_kind, planned_config, screen
+from jaxpar.planner.prices import read_prices
+from jaxpar.planner.run_cost import FLOPS, Collectives, Cost, Run, optimal
 from jaxpar.units import count, percent, seconds
 
-DAY = 86400.0
-TOKENS_PER_PARAMETER = 20.0
-FLOPS = 6.0
-"""FLOPs per parameter and token in training."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The results for one number of GPUs."""
-
-    gpus: int
-    layout: str
-    """The best, in words."""
-    days: float
-    price: float
-    tokens_per_s: float
-    mfu: float
-    optimal: dict[str, float] | None = None
-    """Compute-optimal parameters and tokens for these GPUs in the given days at this speed."""
-    days_interval: tuple[float, float] | None = None
-    """Days in four of five cases; None on CPUs."""
-    failures: dict[str, float] | None = None
-    """`mtbf_hours`, `save_seconds`, `checkpoint_minutes`, `training_share`, and `days` and `price` with them."""
-    kwh: float | None = None
-    """Energy of the GPUs alone at their largest power, failures included; None where that is not known."""
-    kwh_per_million_tokens: float | None = None
-    price_per_million_tokens: float | None = None
-    """Failures included."""
+MOST_STRAGGLERS = 0.9
+"""Largest share of the time that may be given as lost to stragglers; ByteDance's worst hundredth of jobs lost 45%."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +45,8 @@ class Budget:
     json: bool = False
     mtbf: float = GPU_HOURS
     restart: float = RESTART_MINUTES
+    stragglers: float = STRAGGLERS
+    collectives: Collectives = "flat"
     power_cap: float | None = None
 
     def run(self) -> None:
@@ -82,18 +57,24 @@ class Budget:
                 raise UserError(
                     f"--{name.replace('_', '-')} {value:g}: expected a number above 0, at most {LARGEST_NUMBER:g}"
                 )
+        if not 0 <= self.stragglers <= MOST_STRAGGLERS:
+            what = f"expected the share of the time that stragglers take, from 0 to {MOST_STRAGGLERS:g}"
+            raise UserError(f"--stragglers {self.stragglers:g}: {what}")
         cluster = hosts_of_one_kind(self.cluster)
         prices = read_prices(self.price, cluster.gpu)
         cluster = self._capped(cluster)
         numbers = self._numbers(cluster.gpus_per_host)
-        config = planned_config(load_config(self.config, self.overrides))
-        costs, without = self._costs(config, cluster, numbers, prices)
-        best = optimal(FLOPS * parameter_count(config.model, padded=False) * self.tokens)
+        run = Run(
+            planned_config(load_config(self.config, self.overrides)), cluster, self.tokens, prices, self.days,
+            self.mtbf, self.restart, self.stragglers, self.collectives, self.power_cap,
+        )  # fmt: skip
+        costs, without = self._costs(run, numbers)
+        best = optimal(FLOPS * parameter_count(run.config.model, padded=False) * self.tokens)
         if self.json:
             found = {"costs": [asdict(one) for one in costs], "compute_optimal": best, "without_layout": without}
             print(json.dumps(found, indent=2))
             return
-        self._print(config, costs, best, without, prices)
+        print_budget(run, costs, best, without, screen())
 
     def _capped(self, cluster: Cluster) -> Cluster:
         """The cluster with GPUs at the power cap. Raises `UserError` where no curve is known."""
@@ -113,124 +94,107 @@ class Budget:
         for gpus in numbers:
             if gpus > each and gpus % each:
                 raise UserError(f"--gpus {self.gpus}: {gpus} GPUs are not whole hosts of {each}")
+        if self.collectives == "hierarchical" and numbers[-1] <= each:
+            why = f"would not be used, because {numbers[-1]} GPUs are in one host"
+            raise UserError(f"--collectives hierarchical: {why}; expected flat")
         return numbers
 
-    def _costs(
-        self, config: Config, cluster: Cluster, numbers: Sequence[int], prices: Prices
-    ) -> tuple[list[Cost], dict[int, str]]:
+    def _costs(self, run: Run, numbers: Sequence[int]) -> tuple[list[Cost], dict[int, str]]:
         """What each number of GPUs costs; and those that have no layout, with the reason."""
         costs, without = [], {}
         for gpus in numbers:
             try:
-                planned = best_on(config, cluster, gpus)
+                costs.append(run.cost(gpus))
             except UserError as error:
                 without[gpus] = str(error)
-                continue
-            found = planned.candidate
-            rate = found.time.tokens_per_s_per_gpu * gpus
-            days = self.tokens / rate / DAY
-            buys = None
-            if self.days is not None:
-                buys = optimal(found.time.mfu * cluster.gpu.training_peak * gpus * self.days * DAY)
-            price = prices.of(days * 24 * gpus, self._kwh(days, gpus, cluster))
-            cost = Cost(gpus, words.whole(found.layout), days, price, rate, found.time.mfu, buys)
-            costs.append(self._in_all(cost, planned, cluster))
         if not costs:
             raise UserError(f"--gpus {self.gpus}: no layout at any of these numbers; {without[numbers[-1]]}")
         return costs, without
 
-    def _in_all(self, cost: Cost, planned: Planned, cluster: Cluster) -> Cost:
-        """The same with failures, energy and the interval of the time."""
-        parameters = parameter_count(planned.config.model, padded=False)
-        lost = reliability(cost.gpus, parameters, self.mtbf, self.restart)
-        days, price = cost.days / lost.share, cost.price / lost.share
-        kwh = self._kwh(days, cost.gpus, cluster)
-        low, high = (1.0, 1.0) if planned.spread is None else planned.spread.interval(1.0)
-        return replace(
-            cost,
-            days_interval=None if planned.spread is None else (low * days, high * days),
-            failures={
-                "mtbf_hours": lost.between / HOUR, "save_seconds": lost.save, "checkpoint_minutes": lost.every / 60,
-                "training_share": lost.share, "days": days, "price": price,
-            },
-            kwh=kwh,
-            kwh_per_million_tokens=None if kwh is None else kwh / self.tokens * 1e6,
-            price_per_million_tokens=price / self.tokens * 1e6,
-        )  # fmt: skip
 
-    def _kwh(self, days: float, gpus: int, cluster: Cluster) -> float | None:
-        """Energy of the GPUs alone at their largest power; None where that is not known."""
-        watts = self.power_cap or power_of(cluster.gpu)
-        return None if watts is None else watts / 1000 * gpus * days * 24
+def print_budget(
+    run: Run, costs: Sequence[Cost], best: Mapping[str, float], without: Mapping[int, str], console: Console
+) -> None:
+    """The tables, and where their numbers are from."""
+    name = run.config.run.name
+    table = _table(f"{name}: {count(run.tokens)} tokens, {run.prices.words}")
+    buys = () if run.days is None else (f"best size in {run.days:g} days", "its tokens")
+    for head in ("GPUs", "days", "cost", "tokens/s", "MFU", *buys, "layout"):
+        table.add_column(head, justify="left" if head == "layout" else "right")
+    for one in costs:
+        best_size = () if one.optimal is None else (count(one.optimal[name]) for name in ("parameters", "tokens"))
+        table.add_row(
+            f"{one.gpus:,}", f"{one.days:,.1f}", f"{one.price:,.0f}", f"{one.tokens_per_s:,.0f}",
+            percent(one.mfu), *best_size, one.layout,
+        )  # fmt: skip
+    console.print(table)
+    console.print(_in_all(costs))
+    console.print(_collectives(costs))
+    lines = [*_sources(run), *(f"{gpus:,} GPUs are left out: {reason}" for gpus, reason in without.items())]
+    if run.days is not None:
+        lines.append(f"Sizes assume the MFU of {name}; plan the size that you choose to see its own.")
+    lines.append(
+        f"The compute of {count(run.tokens)} tokens is optimal for {count(best['parameters'])} parameters on "
+        f"{count(best['tokens'])} tokens (20 per parameter)."
+    )
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
 
-    def _print(
-        self, config: Config, costs: Sequence[Cost], best: dict[str, float], without: Mapping[int, str], prices: Prices
-    ) -> None:
-        console = screen()
-        table = Table(
-            title=f"{config.run.name}: {count(self.tokens)} tokens, {prices.words}",
-            title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1),
-        )  # fmt: skip
-        buys = () if self.days is None else (f"best size in {self.days:g} days", "its tokens")
-        for name in ("GPUs", "days", "cost", "tokens/s", "MFU", *buys, "layout"):
-            table.add_column(name, justify="left" if name == "layout" else "right")
-        for one in costs:
-            best_size = () if one.optimal is None else (count(one.optimal[name]) for name in ("parameters", "tokens"))
-            table.add_row(
-                f"{one.gpus:,}", f"{one.days:,.1f}", f"{one.price:,.0f}", f"{one.tokens_per_s:,.0f}",
-                percent(one.mfu), *best_size, one.layout,
-            )  # fmt: skip
-        console.print(table)
-        console.print(self._failures(costs))
-        console.print(
-            f"A GPU is interrupted every {self.mtbf:,.0f} hours (Llama 3's by default: 419 in 54 days on 16,384), "
-            f"starts again in {self.restart:g} minutes (assumed) and {START_UP * 1e4:.0f} s for every 10,000 GPUs "
-            "(NCCL in arXiv:2510.20171), and saves 0.12 GB/s (2 TB/s for 16,384); checkpoints are at the interval that "
-            "loses least (Young, Daly). Energy is of the GPUs alone, at their largest power.",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
-        for gpus, reason in without.items():
-            console.print(f"{gpus:,} GPUs are left out: {reason}", highlight=False, soft_wrap=True)
-        if self.days is not None:
-            console.print(
-                f"Sizes assume the MFU of {config.run.name}; plan the size that you choose to see its own.",
-                highlight=False, soft_wrap=True,
-            )  # fmt: skip
-        console.print(
-            f"The compute of {count(self.tokens)} tokens is optimal for {count(best['parameters'])} parameters on "
-            f"{count(best['tokens'])} tokens (20 per parameter).",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
 
-    def _failures(self, costs: Sequence[Cost]) -> Table:
-        """What failures add."""
-        table = Table(title="With failures", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-        heads = (
-            "GPUs",
-            "interrupted every",
-            "save every",
-            "trains",
-            "days",
-            "80%",
-            "cost",
-            "per million tokens",
-            "kWh",
+def _sources(run: Run) -> list[str]:
+    """Where the numbers of the tables are from."""
+    source = (
+        "3,079 jobs at ByteDance, arXiv:2505.05713, section 4.1" if run.stragglers == STRAGGLERS else "--stragglers"
+    )
+    return [
+        f"Stragglers take {percent(run.stragglers)} of the time in all ({source}); steps have a part of it, waiting "
+        "for the slowest host, and the rest is added.",
+        f"A GPU is interrupted every {run.mtbf:,.0f} hours (Llama 3's by default: 419 in 54 days on 16,384), "
+        f"starts again in {run.restart:g} minutes (assumed) and {START_UP * 1e4:.0f} s for every 10,000 GPUs "
+        "(NCCL in arXiv:2510.20171), and saves 0.12 GB/s (2 TB/s for 16,384); checkpoints are at the interval that "
+        "loses least (Young, Daly). Energy is of the GPUs alone, at their largest power.",
+        f"Collectives are {run.collectives}. Hierarchical ones (parallel.collectives) send inside hosts and between "
+        "them, one after the other (ZeRO++, arXiv:2306.10209), in fewer hops; a hop is that of NCCL's cost model.",
+    ]  # fmt: skip
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+
+
+def _in_all(costs: Sequence[Cost]) -> Table:
+    """What stragglers and failures add."""
+    table = _table("With stragglers and failures")
+    heads = (
+        "GPUs", "stragglers", "interrupted every", "starts in", "save every", "trains", "days", "80%", "cost",
+        "per million tokens", "kWh",
+    )  # fmt: skip
+    for name in heads:
+        table.add_column(name, justify="right")
+    for one in costs:
+        lost = one.failures
+        between = "-" if one.days_interval is None else "{:,.1f} to {:,.1f}".format(*one.days_interval)
+        table.add_row(
+            f"{one.gpus:,}", f"+{one.stragglers['days']:,.1f} days", f"{lost['mtbf_hours']:,.1f} h",
+            f"{lost['start_seconds'] / 60:,.0f} min", f"{lost['checkpoint_minutes']:,.0f} min",
+            percent(lost["training_share"]), f"{one.total['days']:,.1f}", between, f"{one.total['price']:,.0f}",
+            f"{one.price_per_million_tokens:.3g}",
+            "-" if one.kwh is None else f"{one.kwh:,.0f}",
+        )  # fmt: skip
+    return table
+
+
+def _collectives(costs: Sequence[Cost]) -> Table:
+    """Flat and hierarchical collectives side by side."""
+    table = _table("Collectives: flat, hierarchical")
+    for name in ("GPUs", "step", "hierarchical", "days", "hierarchical", "cost", "hierarchical"):
+        table.add_column(name, justify="right")
+    for one in costs:
+        both = [one.collectives[name] for name in ("flat", "hierarchical")]
+        table.add_row(
+            f"{one.gpus:,}",
+            *("-" if own is None else seconds(own["step_time_s"]) for own in both),
+            *("-" if own is None else f"{own['days']:,.1f}" for own in both),
+            *("-" if own is None else f"{own['price']:,.0f}" for own in both),
         )
-        for name in heads:
-            table.add_column(name, justify="right")
-        for one in costs:
-            assert one.failures is not None
-            lost = one.failures
-            between = "-" if one.days_interval is None else "{:,.1f} to {:,.1f}".format(*one.days_interval)
-            table.add_row(
-                f"{one.gpus:,}", seconds(HOUR * lost["mtbf_hours"]), seconds(60 * lost["checkpoint_minutes"]),
-                percent(lost["training_share"]), f"{lost['days']:,.1f}", between, f"{lost['price']:,.0f}",
-                f"{one.price_per_million_tokens:.3g}", "-" if one.kwh is None else f"{one.kwh:,.0f}",
-            )  # fmt: skip
-        return table
-
-
-def optimal(flops: float) -> dict[str, float]:
-    """Compute-optimal parameters and tokens for so many FLOPs."""
-    parameters = sqrt(flops / FLOPS / TOKENS_PER_PARAMETER)
-    return {"parameters": parameters, "tokens": TOKENS_PER_PARAMETER * parameters}
+    return table

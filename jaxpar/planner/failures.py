@@ -1,4 +1,5 @@
-"""What a long run on many GPUs loses to failures: the time between them, checkpoints, lost work and starts."""
+"""What a long run on many GPUs loses to failures (the time between them, checkpoints, lost work, starts) and to
+stragglers."""
 
 from __future__ import annotations
 
@@ -21,6 +22,10 @@ START_UP = 265.0 / 98_304
 proportional, although it grows faster than that; their own library is up to 11 times as fast."""
 RESTART_MINUTES = 10.0
 """Minutes from a failure to the first step besides: noticing it, new hosts, loading, compiling. Assumed."""
+STRAGGLERS = 0.104
+"""Share of its GPU-hours that a run loses to stragglers, as 3,079 jobs of 128 GPUs and more did at ByteDance in five
+months; a tenth of them lost 21.3% and more (arXiv:2505.05713, sections 3.1 and 4.1). Taken as the same for any number
+of GPUs, since the study found no obvious correlation with it (section 4.4)."""
 
 
 @dataclass(frozen=True)
@@ -57,3 +62,13 @@ def reliability(
     save = STATE * parameters / (STORAGE * gpus)
     every = max(save, sqrt(2 * save * between))
     return Reliability(between, save, every, 60 * restart_minutes + START_UP * gpus)
+
+
+def straggling(share: float, counted: float) -> float:
+    """Seconds of a run with stragglers over those that were predicted.
+
+    Args:
+        share: of the time that is lost to stragglers in all.
+        counted: share of the predicted time that is waiting for the slowest host.
+    """
+    return max(1.0, (1 - counted) / (1 - share))

@@ -193,12 +193,12 @@ def best_plan(config: Config, cluster: Cluster) -> Planned:
     return Search(Space(planned_config(config), cluster)).best(1)[0]
 
 
-def best_on(config: Config, cluster: Cluster, gpus: int) -> Planned:
-    """The best layout on so many GPUs of a cluster's hosts, of which there is one kind. Raises `UserError`."""
+def search_on(config: Config, cluster: Cluster, gpus: int) -> Search:
+    """The search on so many GPUs of a cluster's hosts, of which there is one kind."""
     each = min(gpus, cluster.gpus_per_host)
     group = replace(cluster.groups[0], hosts=gpus // each)
     part = replace(cluster, name=f"{gpus} GPUs", groups=(group,), gpus_per_host=each)
-    return Search(Space(config, part)).best(1)[0]
+    return Search(Space(config, part))
 
 
 def hosts_of_one_kind(text: str) -> Cluster:

@@ -1,4 +1,4 @@
-"""What failures and power caps cost, against what was published of large runs."""
+"""What failures, stragglers and power caps cost, against what was published of large runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from jaxpar.hardware.catalogue import GPUS, gpu_named
 from jaxpar.hardware.power import capped, power_of, speed_at
-from jaxpar.planner.failures import HOUR, reliability
+from jaxpar.planner.failures import HOUR, STRAGGLERS, reliability, straggling
 
 
 def test_llama_3_405b_is_interrupted_every_three_hours_and_trains_more_than_90_percent():
@@ -28,6 +28,14 @@ def test_more_gpus_fail_more_often_and_start_later():
     few, many = reliability(1024, 405e9), reliability(100_000, 405e9)
     assert many.between < few.between / 90 and many.start > few.start and many.share < few.share
     assert reliability(1024, 405e9, gpu_hours=1e9).share > 0.99
+
+
+def test_stragglers_take_what_they_took_at_bytedance_less_what_steps_have():
+    """arXiv:2505.05713, section 3.2: a job that is S times slower wastes 1 - 1 / S of its time; 10.4% in all."""
+    assert 1 - 1 / straggling(STRAGGLERS, 0.0) == pytest.approx(0.104)
+    slower = straggling(STRAGGLERS, 0.04)
+    assert (slower - 1 + 0.04) / slower == pytest.approx(0.104)
+    assert straggling(STRAGGLERS, 0.2) == 1 and straggling(0.0, 0.0) == 1
 
 
 def test_a_power_cap_costs_less_speed_than_power():

@@ -27,6 +27,7 @@ from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.report import words
+from jaxpar.planner.report.columns import INTERVAL
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.units import seconds, size
 
@@ -108,6 +109,7 @@ class Verified:
             "allocated_bytes": self.planned.candidate.memory.device,
             "exposed_bytes": self.exposed_bytes,
             "predicted_step_time_s": self.predicted.candidate.seconds,
+            "predicted_interval_s": interval_of(self.predicted),
             "predicted_peak_bytes": self.predicted.candidate.memory.device,
             "seconds_by_class": {
                 name: {"predicted": before, "compiled": after}
@@ -115,6 +117,11 @@ class Verified:
             },
             "notes": list(self.notes),
         }
+
+
+def interval_of(planned: Planned) -> list[float] | None:
+    """The least and the greatest step in four of five cases; None where that is not known."""
+    return None if planned.spread is None else list(planned.spread.interval(planned.candidate.seconds))
 
 
 def check_verifiable(cluster: Cluster) -> None:
@@ -258,7 +265,8 @@ def print_verified(found: Sequence[Verified], console: Console) -> None:
 
 
 def _classes(found: Sequence[Verified]) -> Table:
-    """Predicted seconds and those of the program by class, in pairs of columns."""
+    """Predicted seconds and those of the program by class, in pairs of columns; below them the step before and after,
+    as in the first table, with its interval."""
     table = Table(
         title="By class of time: predicted, compiled", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False,
         padding=(0, 1),
@@ -272,6 +280,12 @@ def _classes(found: Sequence[Verified]) -> Table:
         if any(before or after for before, after in pairs):
             shown = [text for before, after in pairs for text in (seconds(before), _shown(after))]
             table.add_row(name, *shown)
+    steps = [planned for one in found for planned in (one.predicted, one.planned)]
+    table.add_section()
+    table.add_row("step", *(seconds(planned.candidate.seconds) for planned in steps))
+    table.add_row(
+        INTERVAL, *("-" if (own := interval_of(one)) is None else " to ".join(map(seconds, own)) for one in steps)
+    )
     return table
 
 

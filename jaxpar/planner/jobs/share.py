@@ -16,10 +16,12 @@ from jaxpar.config.spelling import named
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner.failures import HOUR
 from jaxpar.planner.jobs.curve import Curve, planned_curve
+from jaxpar.planner.jobs.intervals import Expected, expected
 from jaxpar.planner.jobs.job import Job, WrittenJob, read_jobs
 from jaxpar.planner.jobs.policies import outcomes
 from jaxpar.planner.jobs.simulation import Outcome
 from jaxpar.planner.planning import hosts_of_one_kind, planned_config, screen
+from jaxpar.planner.report.columns import INTERVAL
 from jaxpar.units import percent
 
 COLUMNS = 60
@@ -41,7 +43,7 @@ class ClusterJobs:
         configs = {name: self._config(name, job, cluster) for name, job in written.items()}
         console = screen()
         jobs = self._jobs(written, configs, cluster, Console(quiet=True) if self.as_json else console)
-        found = outcomes(jobs, cluster.devices)
+        found = expected(outcomes(jobs, cluster.devices), cluster.devices)
         if self.as_json:
             print(json.dumps(as_json(found, cluster), indent=2))
             return
@@ -82,9 +84,10 @@ class ClusterJobs:
         return jobs
 
 
-def as_json(found: Mapping[str, Outcome], cluster: Cluster) -> dict[str, object]:
-    """Times in seconds; `plan` is of the first policy."""
-    best = next(iter(found.values()))
+def as_json(found: Mapping[str, Expected], cluster: Cluster) -> dict[str, object]:
+    """Times in seconds; `plan` is of the first policy. Intervals hold four of five cases; null on CPUs."""
+    first = next(iter(found.values()))
+    best = first.outcome
     return {
         "cluster": cluster.name,
         "policy": next(iter(found)),
@@ -96,57 +99,100 @@ def as_json(found: Mapping[str, Outcome], cluster: Cluster) -> dict[str, object]
         ],
         "jobs": {
             job.name: {
-                "finished": best.finished[job.name], "deadline": job.deadline, "late": job in best.late,
+                "finished": best.finished[job.name], "finished_interval": first.finished(job.name),
+                "deadline": job.deadline, "late": job in best.late,
                 "curve": {str(gpus): point.tokens_per_s for gpus, point in job.curve.points.items()},
+                "curve_interval": {str(gpus): job.curve.interval(gpus) for gpus in job.curve.points},
             }
             for job in best.jobs
         },
         "policies": {
             name: {
-                "makespan": one.makespan, "mean_time": one.mean_time, "late": [job.name for job in one.late],
-                "gpu_hours": one.gpu_seconds / HOUR,
+                "makespan": one.outcome.makespan, "makespan_interval": one.interval(lambda own: own.makespan),
+                "mean_time": one.outcome.mean_time, "mean_time_interval": one.interval(lambda own: own.mean_time),
+                "late": [job.name for job in one.outcome.late], "gpu_hours": one.outcome.gpu_seconds / HOUR,
             }
             for name, one in found.items()
         },
     }  # fmt: skip
 
 
-def print_outcomes(found: Mapping[str, Outcome], cluster: Cluster, console: Console) -> None:
+def print_outcomes(found: Mapping[str, Expected], cluster: Cluster, console: Console) -> None:
     """The policies side by side, and who has how many GPUs when under the first."""
-    name, best = next(iter(found.items()))
+    name, first = next(iter(found.items()))
+    best = first.outcome
     table = Table(title="Policies, best first", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("policy", "deadlines met", "mean hours to finish", "all finished after", "GPU-hours", "in use"):
+    for head in (
+        "policy", "deadlines met", "mean hours to finish", INTERVAL, "all finished after", INTERVAL, "GPU-hours",
+        "in use",
+    ):  # fmt: skip
         table.add_column(head, justify="left" if head == "policy" else "right")
-    for policy, one in found.items():
+    for policy, own in found.items():
+        one = own.outcome
         due = sum(job.deadline is not None for job in one.jobs)
         table.add_row(
-            policy, f"{due - len(one.late)} of {due}", f"{one.mean_time / HOUR:,.1f}", f"{one.makespan / HOUR:,.1f} h",
+            policy, f"{due - len(one.late)} of {due}",
+            f"{one.mean_time / HOUR:,.1f}", _between(own.interval(lambda end: end.mean_time), HOUR),
+            f"{one.makespan / HOUR:,.1f} h", _between(own.interval(lambda end: end.makespan), HOUR),
             f"{one.gpu_seconds / HOUR:,.0f}", percent(one.gpu_seconds / one.makespan / cluster.devices),
         )  # fmt: skip
     console.print(table)
     console.print(_spans(name, best))
     console.print(_picture(best, cluster.devices), highlight=False, markup=False)
-    for job in best.late:
-        assert job.deadline is not None
-        always = all(job in one.late for one in found.values())
-        console.print(
-            f"{job.name} finishes {(best.finished[job.name] - job.deadline) / HOUR:,.1f} hours after its deadline"
-            + (", and after it under every policy" if always else ""),
-            highlight=False, soft_wrap=True,
+    console.print(_jobs(first))
+    for job in best.jobs:
+        if sentence := _deadline(job, first, found):
+            console.print(sentence, highlight=False, soft_wrap=True)
+
+
+def _deadline(job: Job, first: Expected, found: Mapping[str, Expected]) -> str | None:
+    """What is to be said of a job whose deadline is missed, or may be."""
+    if job.deadline is None:
+        return None
+    if job in first.outcome.late:
+        always = all(job in one.outcome.late for one in found.values())
+        later = (first.outcome.finished[job.name] - job.deadline) / HOUR
+        return f"{job.name} finishes {later:,.1f} hours after its deadline" + (
+            ", and after it under every policy" if always else ""
+        )
+    between = first.finished(job.name)
+    if between is None or between[1] <= job.deadline:
+        return None
+    later = (between[1] - job.deadline) / HOUR
+    return f"{job.name} meets its deadline as predicted, and misses it by {later:,.1f} hours at the end of its interval"
+
+
+def _between(interval: tuple[float, float] | None, unit: float) -> str:
+    return "-" if interval is None else f"{interval[0] / unit:,.1f} to {interval[1] / unit:,.1f}"
+
+
+def _jobs(first: Expected) -> Table:
+    """When each job finishes."""
+    table = Table(title="Jobs", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("job", "finishes at hour", INTERVAL, "deadline"):
+        table.add_column(head, justify="left" if head == "job" else "right")
+    for job in first.outcome.jobs:
+        table.add_row(
+            job.name, f"{first.outcome.finished[job.name] / HOUR:,.1f}", _between(first.finished(job.name), HOUR),
+            "-" if job.deadline is None else f"{job.deadline / HOUR:,.1f}",
         )  # fmt: skip
+    return table
 
 
 def _spans(policy: str, outcome: Outcome) -> Table:
     table = Table(title=f"Plan: {policy}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("job", "from hour", "to hour", "GPUs", "layout"):
+    for head in ("job", "from hour", "to hour", "GPUs", "tokens/s", INTERVAL, "layout"):
         table.add_column(head, justify="left" if head in ("job", "layout") else "right")
     for job in outcome.jobs:
         for span in outcome.spans:
             if span.job == job.name:
-                layout = job.curve.points[span.gpus].layout
+                between = job.curve.interval(span.gpus)
                 table.add_row(
-                    job.name, f"{span.start / HOUR:,.1f}", f"{span.end / HOUR:,.1f}", f"{span.gpus:,}", layout
-                )
+                    job.name, f"{span.start / HOUR:,.1f}", f"{span.end / HOUR:,.1f}", f"{span.gpus:,}",
+                    f"{job.curve.speed(span.gpus):,.0f}",
+                    "-" if between is None else "{:,.0f} to {:,.0f}".format(*between),
+                    job.curve.points[span.gpus].layout,
+                )  # fmt: skip
     return table
 
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from jaxpar.config import UserError
 from jaxpar.plan import main
 from jaxpar.planner.jobs.curve import Curve, Point, curve_of, numbers_of
+from jaxpar.planner.jobs.intervals import expected
 from jaxpar.planner.jobs.job import Job, read_jobs
 from jaxpar.planner.jobs.policies import POLICIES, by_curves, first_in_first_out, outcomes, shortest_first
+from jaxpar.planner.jobs.share import print_outcomes
 from jaxpar.planner.jobs.simulation import Outcome, simulate
 from jaxpar.planner.machine import named_cluster
+from jaxpar.planner.step_time.interval import KNOWN
 from tests.planner.spaces import model_of
 from tests.sentences import refused
 
@@ -128,6 +134,44 @@ def test_a_curve_leaves_out_numbers_that_are_no_faster():
     assert found.efficient == 2  # 1.5 a GPU; 8 have 0.6
 
 
+def with_spread(job: Job) -> Job:
+    return replace(job, curve=replace(job.curve, spread=KNOWN))
+
+
+def test_a_job_alone_finishes_in_the_interval_of_its_speed():
+    """Steps that take as long as their interval has them; starting takes no longer."""
+    job = with_spread(Job("a", 800, curve(pause=10)))
+    (one, *_) = expected(outcomes([job], 8), 8).values()
+    low, high = KNOWN.interval(100.0)
+    assert one.outcome.finished["a"] == 110 and one.finished("a") == pytest.approx((10 + low, 10 + high))
+    assert job.curve.interval(8) == pytest.approx((8 * 100 / high, 8 * 100 / low))
+
+
+def test_intervals_of_jobs_contain_what_is_predicted():
+    for seed in range(8):
+        found = outcomes([with_spread(job) for job in random_jobs(seed)], 8)
+        for one in expected(found, 8).values():
+            for of in (lambda own: own.makespan, lambda own: own.mean_time, lambda own: own.finished["job0"]):
+                interval = one.interval(of)
+                assert interval is not None and interval[0] <= of(one.outcome) <= interval[1] > interval[0]
+    assert next(iter(expected(outcomes(random_jobs(0), 8), 8).values())).finished("job0") is None
+
+
+def test_a_deadline_inside_the_interval_is_reported():
+    low, high = KNOWN.interval(100 * HOUR)
+    for deadline, words in (
+        (1.01 * high, None),
+        (0.99 * high, "meets its deadline as predicted, and misses it by"),
+        (0.99 * low, "hours after its deadline, and after it under every policy"),
+    ):
+        screen = Console(width=160, record=True, file=StringIO())
+        job = with_spread(Job("a", 800 * HOUR, curve(), deadline=deadline))
+        print_outcomes(expected(outcomes([job], 8), 8), named_cluster("h100:1x8"), screen)
+        printed = screen.export_text()
+        assert f"{low / HOUR:.1f} to {high / HOUR:.1f}" in printed
+        assert words in printed if words else "its deadline" not in printed
+
+
 def test_parts_of_hosts_divide_each_other():
     assert numbers_of(named_cluster("h100:6x8")) == [1, 2, 4, 8, 16, 24, 32, 48]
     assert numbers_of(named_cluster("h100:5x6")) == [1, 2, 6, 12, 18, 24, 30]
@@ -159,6 +203,14 @@ def test_the_command_shares_a_cluster(model: Path, capsys: pytest.CaptureFixture
     speeds = found["jobs"]["first"]["curve"]
     assert speeds["1"] < speeds["2"] < 2.1 * speeds["1"]
     assert {span["job"] for span in found["plan"]} == {"first", "second"} and not found["jobs"]["first"]["late"]
+    for job in found["jobs"].values():
+        assert job["finished_interval"][0] < job["finished"] < job["finished_interval"][1]
+        assert {gpus for gpus, (low, high) in job["curve_interval"].items() if low < job["curve"][gpus] < high} == {
+            *job["curve"]
+        }
+    for policy in found["policies"].values():
+        for name in ("makespan", "mean_time"):
+            assert policy[f"{name}_interval"][0] < policy[name] < policy[f"{name}_interval"][1]
     assert main(["cluster", "--cluster", "h100:1x2", "--jobs", str(path)]) == 0
     printed = capsys.readouterr().out
     assert found["policy"] in printed and "second |" in printed
