@@ -14,6 +14,7 @@ from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.tiles import head_tokens
 from pallas_kernels.norm_rotary.registry import REGISTRY, Request
+from pallas_kernels.unsupported import Unsupported
 
 _KEY = "attention.norm_rotary"
 
@@ -41,7 +42,7 @@ def norm_rotary_on(config: Config, gpu: GPU) -> str:
     requests = norm_rotary_requests(config, DescribedGPU.of(gpu))
     asked = config.attention.norm_rotary
     try:
-        names = [choose(asked, request).name for request in requests]
+        names = [REGISTRY.choose(asked, request).name for request in requests]
     except Unsupported:
         return "xla"
     return "xla" if "xla" in names or not names else names[0]
