@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import combinations, permutations
 from math import log
 from statistics import fmean, median
@@ -149,21 +149,9 @@ def report(judged: Iterable[Judged], refused: Sequence[Refused] = ()) -> Report:
     sources = {name: _errors(rows) for name, rows in by_source.items()}
     opened = {name: dict(Counter(what for row in rows for what in row.run.assumed)) for name, rows in by_source.items()}
     each = list(sources.values())
-    overall = Errors(
-        rows=sum(errors.rows for errors in each),
-        median_error=_mean(errors.median_error for errors in each),
-        p90_error=_mean(errors.p90_error for errors in each),
-        memory_rows=sum(errors.memory_rows for errors in each),
-        memory_median_error=_mean(errors.memory_median_error for errors in each),
-        rank_correlation=_mean(errors.rank_correlation for errors in each),
-        regret=_mean(errors.regret for errors in each),
-        bias=_mean(errors.bias for errors in each),
-        memory_bias=_mean(errors.memory_bias for errors in each),
-        coverage=_mean(errors.coverage for errors in each),
-        pairs_in_order=_mean(errors.pairs_in_order for errors in each),
-        anchored_median_error=_mean(errors.anchored_median_error for errors in each),
-        anchored_coverage=_mean(errors.anchored_coverage for errors in each),
-    )
+    over = lambda name: [getattr(errors, name) for errors in each]
+    means: dict[str, Any] = {one.name: _mean(over(one.name)) for one in fields(Errors)}
+    overall = Errors(**means | {name: sum(over(name)) for name in ("rows", "memory_rows")})
     return Report(overall, sources, {name: found for name, found in opened.items() if found}, refused, by_size(judged))
 
 
