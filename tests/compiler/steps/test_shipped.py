@@ -60,6 +60,7 @@ KEPT = "memory.remat={preset: full, attention_residual: save, router_logits: sav
 
 
 @pytest.mark.long
+@pytest.mark.timeout(590)
 @pytest.mark.parametrize(
     ("file", "on", "overrides", "waited"),
     [
