@@ -12,10 +12,11 @@ from benchmarks.planner.fit import as_unknown
 from benchmarks.planner.leave_out import LeftOut, beside_a_run
 from benchmarks.planner.memory import BEGIN, END, PAGE, with_table
 from benchmarks.planner.shipped import compared, shipped, table
-from benchmarks.planner.tables import order_table
+from benchmarks.planner.tables import cited_table, collectives_table, order_table
 from jaxpar.config import config_to_yaml
 from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.planner.evidence.collectives import LARGE, read_collectives
 from jaxpar.planner.evidence.errors import Anchored
 from jaxpar.planner.evidence.judged import Judged
 from jaxpar.planner.evidence.published import read_runs
@@ -138,6 +139,15 @@ def test_order_and_coverage_are_listed_by_source():
     assert [cells[name][4] for name in sources] == ["67%", "100%", "-"]
     assert all(row[5] == "-" for row in cells.values())
     assert cells["a"][0] == "75%" and cells["**mean over sources**"][:4] == ["75%", "50%", "0%", "50%"]
+
+
+def test_the_tables_have_every_collective_that_was_measured_alone():
+    rows = read_collectives()
+    curves = [one for one in rows if one.hosts == 1 and one.size != LARGE]
+    assert len(collectives_table(rows)) == 2 + len({(one.gpu, one.ranks) for one in curves}) == 2 + 6
+    page, cited = PAGE.read_text(), cited_table(rows)
+    assert len(cited) == 2 + len(rows) - len(curves)
+    assert all(line in page for line in (*collectives_table(rows), *cited))
 
 
 def test_the_page_has_order_and_coverage_of_every_source_that_is_left_out():

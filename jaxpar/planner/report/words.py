@@ -103,8 +103,10 @@ def of_one_program(best: Planned) -> list[str]:
         own = {name: one for name, one in found.items() if id(one) == program}
         one = next(iter(own.values()))
         shares = [f"{KINDS[name]} ({percent(one.exposed[name] / one.needed[name])})" for name in own]
+        *first, last = shares
+        listed = f"{', '.join(first)} and {last}" if first else last
         lines.append(
-            f"Waiting for {' and '.join(shares)} rests on one compiled program ({one.config} on {one.cluster}, "
+            f"Waiting for {listed} rests on one compiled program ({one.config} on {one.cluster}, "
             f"{one.mesh}); programs of a class differ, and --verify reads this layout's own."
         )
     return lines

@@ -19,8 +19,8 @@ PLANNER = (
         name="least_share_of_several_classes",
         description="A layout of several classes waits for the least share of their messages.",
         file="jaxpar/planner/step_time/exposed.py",
-        old="else max(share(message, kind, generation, rows) for kind in kinds)",
-        new="else min(share(message, kind, generation, rows) for kind in kinds)",
+        old="return max(each, key=lambda own: _middle(message, own))",
+        new="return min(each, key=lambda own: _middle(message, own))",
         caught_by=(
             "tests/planner/step_time/test_shares.py::test_of_several_classes_programs_with_just_these_count_or_the_largest_share",
         ),
@@ -48,5 +48,33 @@ PLANNER = (
         old='return self.kind if self.transfer.channel == "host" else "wire"',
         new='return "to_host" if self.transfer.channel == "host" else "wire"',
         caught_by=("tests/compiler/program/test_schedule.py::test_copies_to_and_from_the_host_go_at_the_same_time",),
+    ),
+    Fault(
+        name="a_ring_for_every_all_reduce",
+        description="All-reduces over hundreds of hosts go round one ring.",
+        file="jaxpar/cost/messages.py",
+        old="trees = self._trees(hosts, per_host, shared) if hosts > 1 else None",
+        new="trees = None",
+        caught_by=(
+            "tests/planner/evidence/test_collectives.py::test_all_reduces_over_hundreds_of_hosts_are_within_a_quarter",
+        ),
+    ),
+    Fault(
+        name="copies_of_a_map_for_nothing",
+        description="Activations that a map offloads cost no copies.",
+        file="jaxpar/planner/step_time/kept.py",
+        old="return named or fraction * kept_bytes(case, remat)",
+        new="return fraction * kept_bytes(case, remat)",
+        caught_by=(
+            "tests/planner/step_time/test_copies.py::test_activations_that_a_map_offloads_are_copied_as_those_of_a_share",
+        ),
+    ),
+    Fault(
+        name="norms_of_heads_for_nothing",
+        description="Norms of queries and keys take no time where XLA makes them.",
+        file="jaxpar/cost/layer.py",
+        old='HEAD_NORMS = {"xla": (2.0, 6.0)',
+        new='HEAD_NORMS = {"xla": (0.0, 3.0)',
+        caught_by=("tests/cost/test_norm_rotary.py::test_a_kernel_saves_what_compiled_programs_move_less",),
     ),
 )

@@ -1,4 +1,4 @@
-"""A row of compiled programs, compiled again: what its messages need and wait for is what the file has."""
+"""Rows of compiled programs beside the planner, and one compiled again: what its messages need and wait for."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from hashlib import sha256
 
 import pytest
 
-from benchmarks.planner.compiled import compiled
+from benchmarks.planner.compiled import compiled, laid_out, prepared
 from jaxpar.planner.step_time.exposed import COMPILED, MESSAGES, Program, read_programs
+from jaxpar.planner.step_time.kept import copied_bytes
 
 SMALL = [one for one in read_programs() if one.config == "llama3_8b" and one.generation != "slow"]
 """Those that compile in a minute or two."""
 DRAWN = SMALL[int(sha256(COMPILED.read_bytes()).hexdigest(), 16) % len(SMALL)]
 """One of them, another for another file: all of them take a quarter of an hour."""
+COPIES = [one for one in read_programs() if one.needed.get("host")]
 
 
 @pytest.mark.parametrize(
@@ -32,3 +34,15 @@ def test_a_program_still_waits_for_what_its_row_states(row: Program):
         if needed > 1e-3 * row.compute:
             share, stated = again.exposed.get(name, 0.0) / needed, row.exposed.get(name, 0.0) / before
             assert share == pytest.approx(stated, abs=0.02), name
+
+
+@pytest.mark.parametrize("row", COPIES, ids=lambda one: one.config)
+def test_copies_take_what_compiled_programs_need_and_wait_for(row: Program):
+    """Two of them by maps, one by a share."""
+    config, cluster = prepared(row)
+    layout, search = laid_out(config, cluster)
+    copied = copied_bytes(search.timer.layers(layout).case, layout.remat, layout.offload_fraction)
+    times = config.model.layers * layout.microbatches(config.data.batch_size)
+    assert 2 * copied * times / cluster.host_bandwidth == pytest.approx(row.needed["host"], rel=0.01)
+    found = search.timer.step(layout)
+    assert found.breakdown["offload"] == pytest.approx(row.exposed["host"], rel=0.3)

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.planner.compiled import laid_out, prepared
 from jaxpar.config.presets import PRESETS
 from jaxpar.cost.layer_case import LayerCase, layer_case
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.memory.layer_shape import activation_bytes
 from jaxpar.planner.layout import Layout, Remat
-from jaxpar.planner.step_time.exposed import Program, exposed, read_programs
+from jaxpar.planner.step_time.exposed import exposed
 from jaxpar.planner.step_time.kept import copied_bytes, kept_bytes
 from jaxpar.planner.step_time.model import StepTime, step_time
 
@@ -20,7 +19,6 @@ HOST = parse_cluster("h100:1x8")
 MODEL = replace(PRESETS["llama3-8b"], layers=8, vocab=32000)
 CASE: LayerCase = layer_case(MODEL, 8192, 1, 1, 1, "allgather", False, "bfloat16")
 SIZES = activation_bytes(CASE.shape)
-COPIES = [one for one in read_programs() if one.needed.get("host")]
 
 
 def remat(*offloaded: str, layers: int = 8) -> Remat:
@@ -72,15 +70,3 @@ def test_a_map_that_makes_up_a_share_counts_once():
     assert copied_bytes(CASE, named, 0.3) == SIZES["query"] + SIZES["mlp_gate"]
     assert copied_bytes(CASE, "none", 0.3) == 0.3 * kept_bytes(CASE, "none") > 0
     assert copied_bytes(CASE, remat(), 0.3) == pytest.approx(0.3 * sum(SIZES.values()))
-
-
-@pytest.mark.parametrize("row", COPIES, ids=lambda one: one.config)
-def test_copies_take_what_compiled_programs_need_and_wait_for(row: Program):
-    """Two of them by maps, one by a share."""
-    config, cluster = prepared(row)
-    layout, search = laid_out(config, cluster)
-    copied = copied_bytes(search.timer.layers(layout).case, layout.remat, layout.offload_fraction)
-    times = config.model.layers * layout.microbatches(config.data.batch_size)
-    assert 2 * copied * times / cluster.host_bandwidth == pytest.approx(row.needed["host"], rel=0.01)
-    found = search.timer.step(layout)
-    assert found.breakdown["offload"] == pytest.approx(row.exposed["host"], rel=0.3)
