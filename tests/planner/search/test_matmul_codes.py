@@ -90,13 +90,13 @@ def test_fp8_gains_what_it_gains_in_the_compiled_program():
     assert gain("8b, 4 layers, tiles by the kernel", "8b, 4 layers") == pytest.approx(0, abs=0.02)  # of 0.09 s
 
 
-@pytest.mark.parametrize(("of", "seconds"), [("null", 93.1), ("fp8_delayed", 67.3), ("fp8_current", 73.1)])
+@pytest.mark.parametrize(("of", "seconds"), [("null", 93.1), ("fp8_delayed", 66.4), ("fp8_current", 71.0)])
 def test_405b_on_1024_h100s_takes_what_its_compiled_programs_do(of: str, seconds: float):
     """They copy inputs of layers to the host, which hides, and recompute all; no program waits for a slowest host."""
     layout = replace(FULL, fsdp=1024)
     options = () if of == "null" else recipe(of)
     time = timed(layout, *options, name="llama3_405b", cluster="h100:128x8")
-    assert time.seconds - time.breakdown["stragglers"] == pytest.approx(seconds, rel=0.07)
+    assert time.seconds - time.breakdown["stragglers"] == pytest.approx(seconds, rel=0.06)
     if of == "fp8_current":
         assert time.breakdown["scales"] == pytest.approx(0.32, rel=0.02), "1,488 maxima, by trees over 128 hosts"
 
