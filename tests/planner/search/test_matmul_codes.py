@@ -90,7 +90,7 @@ def test_fp8_gains_what_it_gains_in_the_compiled_program():
     assert gain("8b, 4 layers, tiles by the kernel", "8b, 4 layers") == pytest.approx(0, abs=0.02)  # of 0.09 s
 
 
-@pytest.mark.parametrize(("of", "seconds"), [("null", 93.1), ("fp8_delayed", 66.4), ("fp8_current", 71.0)])
+@pytest.mark.parametrize(("of", "seconds"), [("null", 91.1), ("fp8_delayed", 66.4), ("fp8_current", 71.0)])
 def test_405b_on_1024_h100s_takes_what_its_compiled_programs_do(of: str, seconds: float):
     """They copy inputs of layers to the host, which hides, and recompute all; no program waits for a slowest host."""
     layout = replace(FULL, fsdp=1024)
