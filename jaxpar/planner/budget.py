@@ -24,7 +24,8 @@ from jaxpar.layout.plan_file import LARGEST_NUMBER
 from jaxpar.planner.failures import GPU_HOURS, RESTART_MINUTES, START_UP, STRAGGLERS
 from jaxpar.planner.planning import gpu_numbers, hosts_of_one_kind, planned_config, screen
 from jaxpar.planner.prices import read_prices
-from jaxpar.planner.run_cost import FLOPS, Collectives, Cost, Run, optimal
+from jaxpar.planner.report.columns import INTERVAL
+from jaxpar.planner.run_cost import FLOPS, Collectives, Cost, OfCollectives, Run, optimal
 from jaxpar.units import count, percent, seconds
 
 MOST_STRAGGLERS = 0.9
@@ -166,7 +167,7 @@ def _in_all(costs: Sequence[Cost]) -> Table:
     """What stragglers and failures add."""
     table = _table("With stragglers and failures")
     heads = (
-        "GPUs", "stragglers", "interrupted every", "starts in", "save every", "trains", "days", "80%", "cost",
+        "GPUs", "stragglers", "interrupted every", "starts in", "save every", "trains", "days", INTERVAL, "cost",
         "per million tokens", "kWh",
     )  # fmt: skip
     for name in heads:
@@ -187,14 +188,24 @@ def _in_all(costs: Sequence[Cost]) -> Table:
 def _collectives(costs: Sequence[Cost]) -> Table:
     """Flat and hierarchical collectives side by side."""
     table = _table("Collectives: flat, hierarchical")
-    for name in ("GPUs", "step", "hierarchical", "days", "hierarchical", "cost", "hierarchical"):
+    for name in (
+        "GPUs", "step", INTERVAL, "hierarchical", INTERVAL, "days", "hierarchical", "cost", "hierarchical",
+    ):  # fmt: skip
         table.add_column(name, justify="right")
     for one in costs:
         both = [one.collectives[name] for name in ("flat", "hierarchical")]
+        steps = [text for own in both for text in _step(own)]
         table.add_row(
-            f"{one.gpus:,}",
-            *("-" if own is None else seconds(own["step_time_s"]) for own in both),
-            *("-" if own is None else f"{own['days']:,.1f}" for own in both),
-            *("-" if own is None else f"{own['price']:,.0f}" for own in both),
-        )
+            f"{one.gpus:,}", *steps,
+            *("-" if own is None else f"{own.days:,.1f}" for own in both),
+            *("-" if own is None else f"{own.price:,.0f}" for own in both),
+        )  # fmt: skip
     return table
+
+
+def _step(found: OfCollectives | None) -> tuple[str, str]:
+    """A step and its interval."""
+    if found is None:
+        return "-", "-"
+    between = "-" if found.interval_s is None else " to ".join(map(seconds, found.interval_s))
+    return seconds(found.step_time_s), between

@@ -17,6 +17,7 @@ from jaxpar.planner.prices import Prices
 from jaxpar.planner.report import words
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
+from jaxpar.planner.step_time.interval import Spread
 from jaxpar.planner.step_time.model import StepTime
 
 type Collectives = Literal["flat", "hierarchical"]
@@ -25,6 +26,18 @@ DAY = 24 * HOUR
 TOKENS_PER_PARAMETER = 20.0
 FLOPS = 6.0
 """FLOPs per parameter and token in training."""
+
+
+@dataclass(frozen=True)
+class OfCollectives:
+    """A run with one kind of collectives."""
+
+    step_time_s: float
+    interval_s: tuple[float, float] | None
+    """The step in four of five cases; None on CPUs."""
+    days: float
+    """With stragglers and failures, as is `price`."""
+    price: float
 
 
 @dataclass(frozen=True)
@@ -45,9 +58,8 @@ class Cost:
     failures: dict[str, float]
     """`mtbf_hours`, `save_seconds`, `start_seconds`, `checkpoint_minutes`, `training_share`, and `days` and `price`
     with failures alone."""
-    collectives: dict[str, dict[str, float] | None]
-    """`step_time_s`, and `days` and `price` in all, of `flat` and `hierarchical` collectives with this layout; None for
-    hierarchical ones in one host."""
+    collectives: dict[str, OfCollectives | None]
+    """Of `flat` and `hierarchical` ones with this layout; None for the latter in one host."""
     total: dict[str, float]
     """`days` and `price` with stragglers and failures."""
     optimal: dict[str, float] | None = None
@@ -98,7 +110,10 @@ class Run:
             time.tokens_per_s_per_gpu * gpus, time.mfu,
             stragglers=self._stragglers(time, days, gpus),
             failures=self._failures(lost, days, gpus),
-            collectives={name: None if one is None else self._in_all(one, gpus, lost) for name, one in times.items()},
+            collectives={
+                name: None if one is None else self._of_collectives(one, gpus, lost, planned.spread)
+                for name, one in times.items()
+            },
             total={"days": all_days, "price": price},
             optimal=None if self.days is None else self._optimal(time, gpus),
             days_interval=None if planned.spread is None else (low * all_days, high * all_days),
@@ -127,9 +142,10 @@ class Run:
             "price": self._price(with_them, gpus),
         }  # fmt: skip
 
-    def _in_all(self, time: StepTime, gpus: int, lost: Reliability) -> dict[str, float]:
+    def _of_collectives(self, time: StepTime, gpus: int, lost: Reliability, spread: Spread | None) -> OfCollectives:
         days = self._days(time, gpus, lost)
-        return {"step_time_s": time.seconds, "days": days, "price": self._price(days, gpus)}
+        interval = None if spread is None else spread.interval(time.seconds)
+        return OfCollectives(time.seconds, interval, days, self._price(days, gpus))
 
     def _optimal(self, time: StepTime, gpus: int) -> dict[str, float]:
         assert self.days is not None
