@@ -163,27 +163,46 @@ def to_storage(master: Weights, placements: Placements) -> Weights:
     """
     dtype = jnp.dtype(placements.storage.dtype)
 
-    def moved(
-        weight: jax.Array, compute: PartitionSpec, storage: PartitionSpec, optimizer: PartitionSpec, wire: Wire
-    ) -> jax.Array:
-        added = added_dim(storage, optimizer)
-        dim, axes = added or (0, ())
-        for own in reversed(one_message_each(axes)):
-            weight = gather_shards(weight, own, dim, wire.exact if own == REPLICAS else wire)
-        return _with_secondary(weight, compute, storage, wire)
-
     def one(weight: Any, compute: PartitionSpec, storage: PartitionSpec, optimizer: PartitionSpec, wire: Wire) -> Any:
         with jax.named_scope("stored_weights"):
-            stored = lambda own: moved(own.astype(dtype), compute, storage, optimizer, wire)
+            stored = lambda own: _stored(own.astype(dtype), compute, storage, optimizer, wire)
             return (
-                weight.map(lambda own: moved(own, compute, storage, optimizer, wire.exact), stored)
+                weight.map(lambda own: _stored(own, compute, storage, optimizer, wire.exact), stored)
                 if is_coded_stack(weight)
                 else stored(weight)
             )
 
-    roles = placements.compute, placements.storage, placements.optimizer
-    trees = (*(role.layout for role in roles), placements.wires)
+    trees = ({part: tree[part] for part in master} for tree in _stored_trees(placements))
     return jax.tree.map(one, master, *trees, is_leaf=is_coded_stack)
+
+
+def row_to_storage(master: Arrays, placements: Placements, *, part: Part) -> Arrays:
+    """`to_storage` of one layer's weights, typed as varying over every axis."""
+    dtype = jnp.dtype(placements.storage.dtype)
+    with jax.named_scope("stored_weights"):
+        own = lambda weight, *how: vary(_stored(weight.astype(dtype), *how, unstacked=True))
+        return jax.tree.map(own, master, *(_of(tree, part) for tree in _stored_trees(placements)))
+
+
+def _stored_trees(placements: Placements) -> tuple[Nested[Any], ...]:
+    roles = placements.compute, placements.storage, placements.optimizer
+    return *(role.layout for role in roles), placements.wires
+
+
+def _stored(
+    weight: jax.Array,
+    compute: PartitionSpec,
+    storage: PartitionSpec,
+    optimizer: PartitionSpec,
+    wire: Wire,
+    *,
+    unstacked: bool = False,
+) -> jax.Array:
+    """One weight from optimizer to storage placement."""
+    dim, axes = added_dim(storage, optimizer) or (0, ())
+    for own in reversed(one_message_each(axes)):
+        weight = gather_shards(weight, own, dim - unstacked, wire.exact if own == REPLICAS else wire)
+    return _with_secondary(weight, compute, storage, wire, unstacked=unstacked)
 
 
 def summed_early(gradients: Arrays, wires: Nested[Wire]) -> Arrays:

@@ -45,6 +45,17 @@ def check_replica_sums(plan: Plan, config: Config) -> None:
         raise UserError(f"plan.replica_sums: overlapped is impossible, because {why}; expected after")
 
 
+def gathers_with_first_use(plan: Plan) -> bool:
+    """Whether layers' new weights are gathered over replicas in the first microbatch's forward, each with its first
+    use, and not before it.
+
+    Where messages over replicas overlap; not where master weights are in host memory, which are copied to the device
+    before the forward, nor with matmuls in FP8, for which all rows become codes together.
+    """
+    overlaps = plan.shard_state_over_replicas and plan.replica_sums == "overlapped"
+    return overlaps and plan.optimizer_offload != "host" and plan.dtypes.matmul is None
+
+
 def _shards(axes: AxisSizes) -> int:
     return axes.fsdp * axes.expert * axes.context
 

@@ -35,8 +35,11 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         "model": {"tied": True},
     },
     "a pipeline": {"parallel": {"pipe": 2, "replica": 2, "fsdp": 2, "microbatches": 2}},
-    "a secondary shard, two levels": {
-        "parallel": {"replica": 2, "fsdp": 4, "secondary_shard": 2, "collectives": "hierarchical"},
+    "a secondary shard, two levels, two layers in a turn, beside the backward": {
+        "parallel": {
+            "replica": 2, "fsdp": 4, "secondary_shard": 2, "collectives": "hierarchical",
+            "replica_sums": "overlapped", "layer_unroll": 2, "weight_prefetch": "parts",
+        },
     },
     "experts, state on the host": {
         "parallel": {"replica": 2, "fsdp": 2, "expert": 2},
@@ -47,7 +50,7 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         "parallel": {"replica": 4, "fsdp": 2, "replica_sums": "overlapped"},
         "model": {"embed": 28, "head_dim": 8},
     },
-}
+}  # fmt: skip
 
 TRAINED: dict[str, dict[str, dict[str, Any]]] = {
     "AdamW with an average, beside the backward": {
@@ -63,8 +66,8 @@ TRAINED: dict[str, dict[str, dict[str, Any]]] = {
         "optimizer": {"name": "adafactor", "learning_rate": 1e-2, "adafactor_relative": True},
         "memory": {"optimizer_offload": "host"},
     },
-    "AdamW, state on disk": {
-        "parallel": {"replica": 2, "fsdp": 2, "zero": 2},
+    "AdamW, state on disk, beside the backward": {
+        "parallel": {"replica": 2, "fsdp": 2, "zero": 2, "microbatches": 2, "replica_sums": "overlapped"},
         "optimizer": {"name": "adamw", "ema": 0.9},
         "memory": {"optimizer_offload": "file"},
     },
