@@ -130,18 +130,25 @@ class Once:
 
     def _over_replicas(self, held: float) -> float:
         """What is left of the messages over replicas: of the gradients of so many weights of a replica's rank, and of
-        the weights where the state is split, which nothing runs beside."""
-        sent = self.messages
-        if not self.layout.shard_state:
+        the weights where the state is split, which may be gathered beside the first microbatch's forward."""
+        sent, layout = self.messages, self.layout
+        if not layout.shard_state:
             return self._beside_last(sent.replicas.reduce(held))
-        return self._beside_last(sent.replicas.scatter(held)) + sent.replica_weights.gather_whole(held)
+        gather = sent.replica_weights.gather_whole(held)
+        if self._early and not layout.optimizer_offload and layout.matmul_codes is None:
+            gather *= self.where.exposed(layout).gather
+        return self._beside_last(sent.replicas.scatter(held)) + gather
 
     def _beside_last(self, reduce: float) -> float:
         """What is left of a sum over ranks beside the last microbatch's backward, where jaxpar runs it there."""
+        return self.where.exposed(self.layout).sums * reduce if self._early else reduce
+
+    @property
+    def _early(self) -> bool:
+        """Whether messages over replicas run beside a microbatch."""
         layout = self.layout
         after = only_after(layout.pipe, layout.replica, layout.fsdp * layout.expert * layout.context, layout.zero)
-        early = layout.sums_early and after is None
-        return self.where.exposed(layout).sums * reduce if early else reduce
+        return layout.sums_early and after is None
 
     def _orthogonal(self) -> float:
         """Muon: ranks that share weights exchange layers for dims, work on whole matrices, and send them back."""
