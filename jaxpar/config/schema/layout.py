@@ -80,8 +80,9 @@ class ParallelConfig:
     compiled apart. `auto` is `overlapped` on GPUs where it is possible (`docs/overlap.md`)."""
     shard_state_over_replicas: bool = False
     """Split master weights and optimizer state over replicas too, under `zero` 1, 2 or 3. Gradients are then
-    reduce-scattered over replicas, when `replica_sums` says, and the new weights are gathered over replicas at the
-    beginning of the next step (`docs/overlap.md`). The planner has it in layouts with replicas."""
+    reduce-scattered over replicas, when `replica_sums` says, and the next step gathers the new weights over replicas:
+    each layer's beside its first microbatch's forward where the sums overlap, else all before it (`docs/overlap.md`).
+    The planner has it in layouts with replicas."""
     layer_unroll: int | Literal["auto"] = "auto"
     """Layers in a turn of the loop over layers (`unroll` of `jax.lax.scan`), where the next layer's weights are
     gathered meanwhile: with 2, layers take turns with two buffers, where 1 has these weights copied within the device.
