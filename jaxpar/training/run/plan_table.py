@@ -16,6 +16,7 @@ from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.layers.counting import factor_parameters, matmul_parameters, parameter_count
 from jaxpar.layout.choices.matmul import matmul_rows, routed_choice, tiled_choice
 from jaxpar.layout.choices.norm_rotary import normed_and_rotated
+from jaxpar.layout.choices.replica_sums import why_gathered_before
 from jaxpar.layout.memory.estimate import chunk_bytes, offloaded_bytes
 from jaxpar.layout.memory.state_bytes import frozen_bytes, residual_bytes, state_bytes
 from jaxpar.layout.memory.state_storage import offload_rows
@@ -131,6 +132,14 @@ def _overlap_rows(plan: Plan) -> list[tuple[str, str, str]]:
         rows.append(("gathers of weights", f"by {plan.weight_prefetch}", plan.weight_prefetch_reason))
     if plan.replica_sums_reason:
         rows.append(("sums over replicas", plan.replica_sums, plan.replica_sums_reason))
+    if plan.shard_state_over_replicas:
+        why = why_gathered_before(plan)
+        when, why = (
+            ("with their first use", "each layer's beside the one before")
+            if why is None
+            else ("before the forward", why)
+        )
+        rows.append(("new weights over replicas", f"gathered {when}", why))
     return rows
 
 
