@@ -11,7 +11,7 @@ from jaxpar.config.bounds import CAPACITY, CHUNKS, COUNT, LAYERS, MICROBATCHES, 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
-PLAN_VERSION = 8
+PLAN_VERSION = 9
 """The version of `plan.json` that is written. A new field of `Plan` raises it; one of a record inside has the value of
 before as its default, and does not. Plans of earlier versions are read, and derived again before they are run."""
 
@@ -221,6 +221,8 @@ class Plan:
     """Whether gradients are summed over replicas after the backward of the last microbatch, or layer by layer in it."""
     replica_sums_reason: str = ""
     """Why; nothing where there is nothing to sum."""
+    shard_state_over_replicas: bool = False
+    """Whether master weights and optimizer state are split over replicas too."""
     layer_unroll: int = 1
     """Layers in a turn of the loop over layers."""
     layer_unroll_reason: str = ""

@@ -30,7 +30,12 @@ from jaxpar.config.checks.paths import check_paths
 from jaxpar.config.checks.run import check_distributed, check_run, check_watch
 from jaxpar.config.checks.training import check_batches, check_data, check_optimizer
 from jaxpar.config.checks.values import check_unused, check_values
-from jaxpar.config.checks.wire import check_error_feedback, check_secondary, check_weight_wire
+from jaxpar.config.checks.wire import (
+    check_error_feedback,
+    check_secondary,
+    check_state_over_replicas,
+    check_weight_wire,
+)
 from jaxpar.config.schema import Config
 
 
@@ -84,6 +89,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Config], None]], ...] = (
     (("replica", "fsdp", "expert"), check_batch),
     (("fsdp", "expert", "context"), check_secondary),
     (("fsdp", "expert", "context"), check_weight_wire),
+    (("replica",), check_state_over_replicas),
     (("replica", "fsdp", "expert", "context", "tensor"), check_tiles),
     ((), check_error_feedback),
     ((), check_offload),

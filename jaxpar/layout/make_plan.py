@@ -171,6 +171,7 @@ def _settled(
         collectives_at_once=parallel.collectives_at_once,
         node_devices=check_wire(config, axes, node_devices),
         **replica_sums(config, axes, device)._asdict(),
+        shard_state_over_replicas=parallel.shard_state_over_replicas,
         optimizer_offload=memory.optimizer_offload,
         weights_offload=memory.weights_offload,
     )

@@ -25,7 +25,7 @@ from jaxpar.mesh.axes import SHARD_AXES, vary
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.materialize import reduced_gradient
 from jaxpar.mesh.parameters import ParamSpec, Partitions, Specs, Weights, map_specs, only
-from jaxpar.mesh.placements import Placements, added_dim, unreduced_axes
+from jaxpar.mesh.placements import Placements, added_dim, one_message_each, unreduced_axes
 from jaxpar.mesh.rules import axes_of_dim
 from jaxpar.mesh.wire.travel import reduce_codes, scatter_codes
 from jaxpar.mesh.wire.wire import Wire
@@ -85,23 +85,30 @@ def _reduced(
     grad: jax.Array, compute: PartitionSpec, gradient: PartitionSpec, optimizer: PartitionSpec, wire: Wire
 ) -> tuple[Float[Array, "*shard"], Float[Array, "*weight"]]:
     """The sum in optimizer placement, and this rank's part of the error, in the shape of `grad`."""
-    rest = unreduced_axes(compute)
-    pending = added_dim(gradient, optimizer)
-    lost = vary(jnp.zeros(grad.shape, jnp.float32))
-    own = grad
-    if pending:
-        own, lost = scatter_codes(grad, pending[1], pending[0], wire)
-        rest = tuple(axis for axis in rest if axis not in pending[1])
-    data = tuple(axis for axis in rest if axis in DATA)
-    alike = tuple(axis for axis in rest if axis not in DATA)
-    own = reduce_sum(own, alike)
-    summed, later = reduce_codes(own, data, wire)
-    later = vary(later)
-    if alike:  # these ranks hold the same sum, and one of them its error
-        later = jnp.where(lax.axis_index(alike) == 0, later, 0.0)
-    if not pending:
-        return summed, lost + later
-    dim, axes = pending
+    dim, axes = added_dim(gradient, optimizer) or (0, ())
+    rest = tuple(axis for axis in unreduced_axes(compute) if axis not in axes)
+    return _scattered(grad, dim, one_message_each(axes), rest, wire)
+
+
+def _scattered(
+    grad: jax.Array, dim: int, messages: tuple[tuple[str, ...], ...], rest: tuple[str, ...], wire: Wire
+) -> tuple[Float[Array, "*shard"], Float[Array, "*weight"]]:
+    """`_reduced`: scattered along `dim` over the axes of each message, then summed over the `rest`."""
+    if not messages:
+        return _summed(grad, rest, wire)
+    axes, *later_axes = messages
+    own, lost = scatter_codes(grad, axes, dim, wire)
+    summed, later = _scattered(own, dim, tuple(later_axes), rest, wire)
     place = lax.axis_index(axes) * own.shape[dim]
     there = lax.dynamic_slice_in_dim(lost, place, own.shape[dim], dim)
     return summed, lax.dynamic_update_slice_in_dim(lost, there + later, place, dim)
+
+
+def _summed(grad: jax.Array, rest: tuple[str, ...], wire: Wire) -> tuple[jax.Array, jax.Array]:
+    """The sum over the axes `rest`, and this rank's part of the error."""
+    alike = tuple(axis for axis in rest if axis not in DATA)
+    summed, later = reduce_codes(reduce_sum(grad, alike), tuple(axis for axis in rest if axis in DATA), wire)
+    later = vary(later)
+    if alike:  # these ranks hold the same sum, and one of them its error
+        later = jnp.where(lax.axis_index(alike) == 0, later, 0.0)
+    return summed, later

@@ -41,6 +41,13 @@ class Parted(NamedTuple):
     """Arrays [row, ...] on the device: the other rows."""
 
 
+class Ungathered(NamedTuple):
+    """A stack of weights that the optimizer has elsewhere than a step stores it: each row comes with its first use."""
+
+    master: Any
+    """Arrays [row, ...] in optimizer placement."""
+
+
 class Chunk(NamedTuple):
     """A chunk of this rank in the stacks of weights, or of their gradients."""
 
@@ -198,6 +205,8 @@ class LayerOrder:
 
 def own_layers(layers: Any, kind: str) -> Any:
     """The part of `layers` for one kind: all of it if kinds have no names."""
+    if isinstance(layers, Ungathered):
+        return Ungathered(own_layers(layers.master, kind))
     return layers if kind == ALIKE else layers[kind]
 
 

@@ -8,6 +8,7 @@ gradient placement.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from itertools import accumulate
@@ -21,7 +22,7 @@ from jaxpar.mesh.axes import SHARD_AXES, vary
 from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Arrays, Nested, Weights, only
-from jaxpar.mesh.placements import Placements, added_dim, unreduced_axes
+from jaxpar.mesh.placements import REPLICAS, Placements, added_dim, one_message_each, unreduced_axes
 from jaxpar.mesh.wire.agreed import agreed
 from jaxpar.mesh.wire.travel import (
     gather_secondary,
@@ -157,60 +158,115 @@ def to_storage(master: Weights, placements: Placements) -> Weights:
     """Master weights from optimizer to storage placement and dtype: once per step.
 
     Under ZeRO-1 and 2 this is the step's one gather of the weights, in storage dtype; with a secondary shard, the one
-    between its copies; otherwise a cast. Codes of 8 bits travel as they are. Bytes: `gather_shards`,
-    `gather_secondary`.
+    between its copies; otherwise a cast. State that is split over replicas is gathered over these first, exactly. Codes
+    of 8 bits travel as they are. Bytes: `gather_shards` over each, `gather_secondary`.
     """
     dtype = jnp.dtype(placements.storage.dtype)
 
-    def moved(
-        weight: jax.Array, compute: PartitionSpec, storage: PartitionSpec, optimizer: PartitionSpec, wire: Wire
-    ) -> jax.Array:
-        added = added_dim(storage, optimizer)
-        weight = gather_shards(weight, added[1], added[0], wire) if added else weight
-        return _with_secondary(weight, compute, storage, wire)
-
     def one(weight: Any, compute: PartitionSpec, storage: PartitionSpec, optimizer: PartitionSpec, wire: Wire) -> Any:
         with jax.named_scope("stored_weights"):
-            stored = lambda own: moved(own.astype(dtype), compute, storage, optimizer, wire)
+            stored = lambda own: _stored(own.astype(dtype), compute, storage, optimizer, wire)
             return (
-                weight.map(lambda own: moved(own, compute, storage, optimizer, wire.exact), stored)
+                weight.map(lambda own: _stored(own, compute, storage, optimizer, wire.exact), stored)
                 if is_coded_stack(weight)
                 else stored(weight)
             )
 
-    roles = placements.compute, placements.storage, placements.optimizer
-    trees = (*(role.layout for role in roles), placements.wires)
+    trees = ({part: tree[part] for part in master} for tree in _stored_trees(placements))
     return jax.tree.map(one, master, *trees, is_leaf=is_coded_stack)
+
+
+def row_to_storage(master: Arrays, placements: Placements, *, part: Part) -> Arrays:
+    """`to_storage` of one layer's weights, typed as varying over every axis."""
+    dtype = jnp.dtype(placements.storage.dtype)
+    with jax.named_scope("stored_weights"):
+        own = lambda weight, *how: vary(_stored(weight.astype(dtype), *how, unstacked=True))
+        return jax.tree.map(own, master, *(_of(tree, part) for tree in _stored_trees(placements)))
+
+
+def _stored_trees(placements: Placements) -> tuple[Nested[Any], ...]:
+    roles = placements.compute, placements.storage, placements.optimizer
+    return *(role.layout for role in roles), placements.wires
+
+
+def _stored(
+    weight: jax.Array,
+    compute: PartitionSpec,
+    storage: PartitionSpec,
+    optimizer: PartitionSpec,
+    wire: Wire,
+    *,
+    unstacked: bool = False,
+) -> jax.Array:
+    """One weight from optimizer to storage placement."""
+    dim, axes = added_dim(storage, optimizer) or (0, ())
+    for own in reversed(one_message_each(axes)):
+        weight = gather_shards(weight, own, dim - unstacked, wire.exact if own == REPLICAS else wire)
+    return _with_secondary(weight, compute, storage, wire, unstacked=unstacked)
 
 
 def summed_early(gradients: Arrays, wires: Nested[Wire]) -> Arrays:
     """Complete gradients in gradient placement, of which those that travel early are summed over their ranks.
 
-    `gradients` may leave out weights of `wires`. `reduced_gradient` leaves these sums out. Those that travel alike are
-    one message: XLA would send several one after another, each beside little.
-    Bytes: `reduce_shards` of each, in gradient dtype.
+    Of a sum that is scattered, a rank has its own part in place, and the rest is as it was. `gradients` may leave out
+    weights of `wires`. `reduced_gradient` leaves these sums out. Those that travel alike are one message: XLA would
+    send several one after another, each beside little.
+    Bytes: `reduce_shards` of each, or `scatter_shards` of one that is scattered, in gradient dtype.
     """
     leaves, structure = jax.tree.flatten(gradients)
-    alike: dict[Wire, list[int]] = {}
+    alike: dict[tuple[Wire, bool], dict[int, int | None]] = {}
     for place, wire in enumerate(structure.flatten_up_to(only(wires, gradients))):
         if wire.early:
-            alike.setdefault(replace(wire, weight=None, secondary=1), []).append(place)
-    for wire, places in alike.items():
-        own = [leaves[place] for place in places]
-        joined = jnp.concatenate([leaf.reshape(-1) for leaf in own]) if len(own) > 1 else own[0]
-        summed = vary(reduce_shards(joined, wire.early, wire)).reshape(-1)
-        parts = jnp.split(summed, list(accumulate(leaf.size for leaf in own[:-1])))
-        for place, part in zip(places, parts, strict=True):
-            leaves[place] = part.reshape(leaves[place].shape)
+            key = replace(wire, weight=None, secondary=1, early_dim=None), wire.early_dim is not None
+            alike.setdefault(key, {})[place] = wire.early_dim
+    for (wire, scattered), dims in alike.items():
+        own = [leaves[place] for place in dims]
+        cut = [dim for dim in dims.values() if dim is not None]
+        summed = _scattered_together(own, cut, wire) if scattered else _summed_together(own, wire)
+        for place, leaf in zip(dims, summed, strict=True):
+            leaves[place] = leaf
     return structure.unflatten(leaves)
+
+
+def _summed_together(gradients: list[jax.Array], wire: Wire) -> list[jax.Array]:
+    """The sums over `wire.early`, in one message."""
+    joined = jnp.concatenate([leaf.reshape(-1) for leaf in gradients]) if len(gradients) > 1 else gradients[0]
+    summed = vary(reduce_shards(joined, wire.early, wire)).reshape(-1)
+    return [part.reshape(leaf.shape) for part, leaf in zip(_cut(summed, gradients, 1), gradients, strict=True)]
+
+
+def _scattered_together(gradients: list[jax.Array], dims: list[int], wire: Wire) -> list[jax.Array]:
+    """`gradients` with this rank's part of the sums over `wire.early` in place, of each along one of `dims`: in one
+    message, which has for each rank its part of every gradient."""
+    ranks, rank = jax.lax.axis_size(wire.early), jax.lax.axis_index(wire.early)
+
+    def for_each(leaf: jax.Array, dim: int) -> jax.Array:
+        split = leaf.reshape(*leaf.shape[:dim], ranks, -1, *leaf.shape[dim:][1:])
+        return jnp.moveaxis(split, dim % leaf.ndim, 0).reshape(ranks, -1)
+
+    joined = jnp.concatenate([for_each(leaf, dim) for leaf, dim in zip(gradients, dims, strict=True)], axis=1)
+    summed = vary(scatter_shards(joined, wire.early, 0, wire)).reshape(-1)
+
+    def placed(leaf: jax.Array, dim: int, part: jax.Array) -> jax.Array:
+        own = leaf.shape[dim] // ranks
+        part = part.reshape(*leaf.shape[:dim], own, *leaf.shape[dim:][1:])
+        return jax.lax.dynamic_update_slice_in_dim(leaf, part, rank * own, dim % leaf.ndim)
+
+    return [placed(*own) for own in zip(gradients, dims, _cut(summed, gradients, ranks), strict=True)]
+
+
+def _cut(joined: jax.Array, leaves: list[jax.Array], ranks: int) -> list[jax.Array]:
+    """Parts of `joined`, of which one of `ranks` has each leaf's."""
+    return jnp.split(joined, list(accumulate(leaf.size // ranks for leaf in leaves[:-1])))
 
 
 def to_optimizer(gradients: Weights, placements: Placements) -> Weights:
     """Accumulated gradients from gradient to optimizer placement: once per step, the only reduction of ZeRO-0 and 1.
 
     Those of layers in host memory use `reduced_gradient` instead, twice per step.
-    Bytes per weight: `scatter_shards` where the optimizer placement shards what the gradient placement does not, then
-    `reduce_shards` of the result over the other data axes, and `reduce_sum` over the rest that hold partial sums.
+    Bytes per weight: `scatter_shards` where the optimizer placement shards what the gradient placement does not, over
+    replicas apart, then `reduce_shards` of the result over the other data axes, and `reduce_sum` over the rest that
+    hold partial sums.
     """
 
     roles = placements.compute, placements.gradient, placements.optimizer
@@ -229,14 +285,21 @@ def reduced_gradient(
 ) -> jax.Array:
     """`to_optimizer` of one weight, or of some of its rows."""
     scattered = added_dim(compute, optimizer)
-    pending = added_dim(gradient, optimizer)
-    if pending:
-        grad = scatter_shards(grad, pending[1], pending[0], wire)
+    dim, axes = added_dim(gradient, optimizer) or (0, ())
+    for message in one_message_each(axes):
+        own = own_part if wire.early_dim is not None else partial(scatter_shards, wire=wire)
+        grad = own(grad, message, dim)
     done = (*(scattered[1] if scattered else ()), *wire.early)
-    grad = agreed(grad, wire.early)
+    grad = agreed(grad, wire.early if wire.early_dim is None else ())
     rest = tuple(axis for axis in unreduced_axes(compute) if axis not in done)
     if wire.gradient is None and not wire.hierarchical:
         return reduce_sum(grad, rest).astype(jnp.dtype(dtype))
     data = tuple(axis for axis in rest if axis in ("replica", *SHARD_AXES))
     grad = reduce_sum(grad, tuple(axis for axis in rest if axis not in data))
     return reduce_shards(grad, data, wire).astype(jnp.dtype(dtype))
+
+
+def own_part(grad: jax.Array, axes: Sequence[str], dim: int) -> jax.Array:
+    """This rank's part of `dim`, of as many as `axes` have ranks."""
+    size = grad.shape[dim] // jax.lax.axis_size(tuple(axes))
+    return jax.lax.dynamic_slice_in_dim(grad, jax.lax.axis_index(tuple(axes)) * size, size, dim)

@@ -12,7 +12,9 @@ A ZeRO stage is a choice of placements and nothing else:
 `compute` is tensor, expert and pipeline parallelism; `sharded` is compute plus the fsdp, expert and context axes: all
 axes but `replica` over which ranks multiply with the same weights. Those of experts are split over expert in both, and
 over fsdp and context in `sharded` alone. HSDP is stage 3 with `replica` above 1: the weights
-are sharded inside a replica and the gradients summed across replicas.
+are sharded inside a replica and the gradients summed across replicas. With `over_replicas` the optimizer placement,
+of every stage but 0, is split over `replica` too: a dim that is sharded takes it as its innermost axis, so that the
+shards of a rank's replicas are its own shard in `sharded`.
 
 **Under a pipeline** the weights outside the layers are gathered once a step at every stage, not once a microbatch, and
 their gradients are also reduced once a step: embedding and head are used in most ticks. Gradients of stage 2 accumulate
@@ -20,12 +22,14 @@ as under stage 1, and are reduced once a step: a pipeline runs many microbatches
 
 **Dims that do not divide.** These axes split the first of `SHARD_ORDER` whose size, after tensor
 parallelism, divides by their product. A weight without such a dim is not sharded, and neither is any
-vector (norms, biases of one dim).
+vector (norms, biases of one dim). Where a sharded dim does not divide by the replicas too, each of them has the
+weight's optimizer state.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import jax
@@ -40,6 +44,9 @@ from jaxpar.mesh.wire.wire import EXACT, Wire, secondary_ranks
 
 SHARD_ORDER = ("embed", "mlp", "vocab", "positions", "latent", "heads", "kv_heads", "head_dim")
 """Logical axes that fsdp may split, in order of preference."""
+
+REPLICAS = ("replica",)
+"""Axes over which optimizer state may be split, and neither weights nor the gradients that accumulate."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +79,15 @@ def place(
     kv_heads: int,
     *,
     shared_ends: bool = False,
+    over_replicas: bool = False,
     wire: Wire = EXACT,
 ) -> Placements:
     """Placements of `specs` on a mesh of `sizes` under ZeRO stage `zero`.
 
-    `shared_ends` splits the vocabulary over the pipe axis too. `wire` is how the large matrices travel.
+    `shared_ends` splits the vocabulary over the pipe axis too, and `over_replicas` the optimizer placement over
+    replicas. `wire` is how the large matrices travel.
     """
+    assert zero or not over_replicas, "under ZeRO-0 the optimizer placement is that of compute"
     rules = compute_rules(kv_heads=kv_heads, tensor=sizes.tensor, shared_ends=shared_ends)
     compute = map_specs(lambda spec: partition(spec, rules), specs)
     sharded = map_specs(lambda spec: partition(spec, _shard(spec, rules, sizes)), specs)
@@ -87,12 +97,15 @@ def place(
     gradient = storage if zero >= 3 else ends
     stored = storage if zero >= 3 else compute
     # Nothing updates a frozen weight: it stays as it is stored, and no step gathers it from elsewhere.
-    updated = map_specs(lambda spec, own, stored: own if spec.trained else stored, specs, sharded, stored)
+    own = map_specs(lambda spec: partition(spec, _shard(spec, rules, sizes, over_replicas)), specs)
+    updated = map_specs(lambda spec, own, stored: own if spec.trained else stored, specs, own, stored)
     accumulated, updated = gradient if zero >= 2 else compute, updated if zero >= 1 else compute
 
     def wire_of(spec: ParamSpec, *roles: PartitionSpec) -> Wire:
-        early = _summed_early(spec, *roles)
-        return _wire(spec, rules, sizes, replace(wire, early=tuple(axis for axis in wire.early if axis in early)))
+        early = tuple(axis for axis in wire.early if axis in _summed_early(spec, *roles))
+        scattered = added_dim(*roles[1:]) if early else None
+        dim = scattered[0] - len(spec.shape) if scattered else None
+        return _wire(spec, rules, sizes, replace(wire, early=early, early_dim=dim))
 
     return Placements(
         compute=Placement(compute, dtypes.compute),
@@ -106,9 +119,12 @@ def place(
 def _summed_early(
     spec: ParamSpec, compute: PartitionSpec, gradient: PartitionSpec, optimizer: PartitionSpec
 ) -> tuple[str, ...]:
-    """Axes over which a matrix is summed once a step and keeps its shape; of others the messages are small."""
-    if added_dim(gradient, optimizer) or len(spec.shape) - ("layers" in spec.axes) < 2:
+    """Axes over which a matrix is summed once a step, and keeps its shape or is scattered over these alone; of others
+    the messages are small."""
+    if len(spec.shape) - ("layers" in spec.axes) < 2:
         return ()
+    if pending := added_dim(gradient, optimizer):
+        return pending[1] if pending[1] == REPLICAS else ()
     scattered = added_dim(compute, optimizer)
     return tuple(axis for axis in unreduced_axes(compute) if scattered is None or axis not in scattered[1])
 
@@ -127,24 +143,39 @@ def may_be_quantised(spec: ParamSpec) -> bool:
     return (spec.matrix or spec.decay) and "router" not in spec.axes
 
 
-def _shard(spec: ParamSpec, rules: Rules, sizes: AxisSizes) -> Rules:
-    """`rules` with `SHARD_AXES` added to the logical axis of `spec` that can take them."""
+def _shard(spec: ParamSpec, rules: Rules, sizes: AxisSizes, over_replicas: bool = False) -> Rules:
+    """`rules` with `SHARD_AXES` added to the logical axis of `spec` that can take them; and `replica` to the same, or
+    where there is none, to any."""
+    if len(spec.axes) - ("layers" in spec.axes) < 2:
+        return rules
     claimed = {axis for name in spec.axes for axis in getattr(rules, name)}
     axes = tuple(axis for axis in SHARD_AXES if getattr(sizes, axis) > 1 and axis not in claimed)
-    if not axes or len(spec.axes) - ("layers" in spec.axes) < 2:
-        return rules
-    parts = 1
-    for axis in axes:
-        parts *= getattr(sizes, axis)
-    for name in SHARD_ORDER:
-        if name not in spec.axes:
-            continue
-        local = spec.shape[spec.axes.index(name)]
-        for axis in getattr(rules, name):
-            local //= getattr(sizes, axis)
-        if local % parts == 0:
-            return replace(rules, **{name: getattr(rules, name) + axes})
-    return rules
+    name = _divided(spec, rules, sizes, axes)
+    if name is not None:
+        rules = replace(rules, **{name: getattr(rules, name) + axes})
+    more = REPLICAS if over_replicas else ()
+    name = _divided(spec, rules, sizes, more, SHARD_ORDER if name is None else (name,))
+    return rules if name is None else replace(rules, **{name: getattr(rules, name) + more})
+
+
+def _divided(
+    spec: ParamSpec, rules: Rules, sizes: AxisSizes, axes: tuple[str, ...], names: tuple[str, ...] = SHARD_ORDER
+) -> str | None:
+    """The first of the logical axes `names` of `spec` whose local size divides by `axes`; None if that is one rank."""
+    parts = prod(sizes[axis] for axis in axes)
+    for name in names if parts > 1 else ():
+        if name in spec.axes:
+            size = spec.shape[spec.axes.index(name)]
+            if size // prod(sizes[axis] for axis in getattr(rules, name)) % parts == 0:
+                return name
+    return None
+
+
+def one_message_each(axes: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """The axes of each message of a gradient that is scattered over `axes`, in order: inside the replicas first, which
+    leaves little to send between them. Weights are gathered in the reverse order."""
+    inside = tuple(axis for axis in axes if axis not in REPLICAS)
+    return tuple(own for own in (inside, tuple(axis for axis in axes if axis in REPLICAS)) if own)
 
 
 def added_dim(outer: PartitionSpec, inner: PartitionSpec) -> tuple[int, tuple[str, ...]] | None:
@@ -174,12 +205,8 @@ def local_shape(shape: tuple[int, ...], layout: PartitionSpec, sizes: AxisSizes)
 
 def bytes_per_device(specs: Specs, placement: Placement, sizes: AxisSizes) -> int:
     """Bytes that one device holds of all weights in `placement`."""
-    import math
-
     width = jax.numpy.dtype(placement.dtype).itemsize
     counts: list[Any] = jax.tree.leaves(
-        map_specs(
-            lambda spec, layout: width * math.prod(local_shape(spec.shape, layout, sizes)), specs, placement.layout
-        )
+        map_specs(lambda spec, layout: width * prod(local_shape(spec.shape, layout, sizes)), specs, placement.layout)
     )
     return sum(counts)

@@ -49,6 +49,8 @@ class Layout:
     """As `precision.exchange_wire`."""
     sums_early: bool = True
     """Whether sums over replicas may run beside the backward: `parallel.replica_sums` is not `after`."""
+    shard_state: bool = False
+    """Whether the optimizer's state is split over replicas too: `parallel.shard_state_over_replicas`."""
     expert_codes: ExpertCodes = NO_CODES
     """How routed experts are multiplied in FP8."""
     matmul_codes: MatmulCodes | None = None

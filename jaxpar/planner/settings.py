@@ -29,7 +29,8 @@ def config_of(config: Config, layout: Layout) -> Config:
         layout: of all devices.
     """
     pipelined = layout.pipe > 1
-    kept: dict[str, Any] = kept_by_planner(config.parallel) | {"expert_slices": layout.expert_slices}
+    decided = {"expert_slices": layout.expert_slices, "shard_state_over_replicas": layout.shard_state}
+    kept: dict[str, Any] = kept_by_planner(config.parallel) | decided
     parallel = ParallelConfig(
         pipe=layout.pipe,
         replica=layout.replica,

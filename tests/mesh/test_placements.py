@@ -26,8 +26,8 @@ COMPUTE = {"up": P("pipe", None, "tensor"), "tokens": P("tensor", None), "scale"
 SHARDED = COMPUTE | {"up": P("pipe", ("fsdp", "expert"), "tensor"), "tokens": P("tensor", ("fsdp", "expert"))}
 
 
-def placed(specs=SPECS, sizes=SIZES, zero=3):
-    return place(specs, sizes, zero, DTYPES, kv_heads=8)
+def placed(specs=SPECS, sizes=SIZES, zero=3, over_replicas=False):
+    return place(specs, sizes, zero, DTYPES, kv_heads=8, over_replicas=over_replicas)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,31 @@ def test_no_role_is_split_over_replica_and_rest_is_over_context_too():
     found = placed(sizes=AxisSizes(replica=2, fsdp=2, context=2))
     assert found.storage.layout["up"] == P("pipe", ("fsdp", "context"), "tensor")
     assert set(unreduced_axes(found.compute.layout["up"])) == {"replica", "fsdp", "expert", "context"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape", "layout"),
+    [
+        ({"replica": 4, "fsdp": 2}, (3, 32, 48), P("pipe", ("fsdp", "replica"), "tensor")),
+        ({"replica": 4, "fsdp": 2, "context": 2}, (3, 32, 48), P("pipe", ("fsdp", "context", "replica"), "tensor")),
+        # 28 divides by 2, not by 8; another dim is not taken, since one exchange is along one dim.
+        ({"replica": 4, "fsdp": 2}, (3, 28, 48), P("pipe", "fsdp", "tensor")),
+        # Where nothing is sharded, replicas split the first dim that they divide.
+        ({"replica": 4, "fsdp": 4}, (3, 30, 56), P("pipe", None, ("tensor", "fsdp"))),
+        ({"replica": 4, "fsdp": 8}, (3, 30, 24), P("pipe", None, ("tensor", "replica"))),
+        ({"replica": 4}, (3, 32, 48), P("pipe", "replica", "tensor")),
+        ({"fsdp": 2}, (3, 32, 48), P("pipe", "fsdp", "tensor")),
+    ],
+)
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_state_over_replicas_splits_a_sharded_dim_further(
+    zero: int, sizes: dict[str, int], shape: tuple[int, ...], layout: P
+):
+    specs = {"w": ParamSpec(shape, ("layers", "embed", "mlp")), "norm": ParamSpec((3, 32), ("layers", "norm"))}
+    both = [placed(specs, AxisSizes(**sizes | {"tensor": 2}), zero, over_replicas=own) for own in (False, True)]
+    apart, found = both
+    assert found.optimizer.layout == {"w": layout, "norm": P("pipe", None)}
+    assert (found.compute, found.storage, found.gradient) == (apart.compute, apart.storage, apart.gradient)
 
 
 @pytest.mark.parametrize(

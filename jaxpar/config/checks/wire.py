@@ -1,4 +1,4 @@
-"""Checks of how weights travel: secondary shards and quantised gathers."""
+"""Checks of how weights travel: secondary shards, state over replicas and quantised gathers."""
 
 from __future__ import annotations
 
@@ -28,6 +28,29 @@ def check_secondary(config: Config) -> None:
         raise UserError(
             f"parallel.secondary_shard: {own} would not be used, because the weights are sharded over no more than "
             f"{ranks} ranks (parallel.fsdp x expert x context); expected fewer, or null"
+        )
+
+
+def check_state_over_replicas(config: Config) -> None:
+    """Refuse optimizer state that is to be split over replicas where there are none, or where nothing is sharded, or
+    where layers are read from it."""
+    parallel, key = config.parallel, "parallel.shard_state_over_replicas: true"
+    if not parallel.shard_state_over_replicas or parallel.auto:
+        return
+    if parallel.replica == 1:
+        raise UserError(
+            f"{key} would not be used, because there is one replica (parallel.replica is 1); expected more with it, or "
+            "false"
+        )
+    if parallel.zero == 0:
+        raise UserError(
+            f"{key} shards optimizer state, and parallel.zero: 0 shards nothing; expected parallel.zero: 1, 2 or 3 "
+            "with it, or false"
+        )
+    if config.memory.weights_offload != "none":
+        raise UserError(
+            f"{key} excludes memory.weights_offload: {config.memory.weights_offload}, which reads each layer from its "
+            "master weights with every use; expected none with it, or false"
         )
 
 

@@ -78,6 +78,11 @@ class ParallelConfig:
     """When gradients are summed over replicas, and under ZeRO-0 over all data ranks: `after` the backward of the last
     microbatch; or a layer's beside the next layer's backward in it (`overlapped`), for which the last microbatch is
     compiled apart. `auto` is `overlapped` on GPUs where it is possible (`docs/overlap.md`)."""
+    shard_state_over_replicas: bool = False
+    """Split master weights and optimizer state over replicas too, under `zero` 1, 2 or 3. Gradients are then
+    reduce-scattered over replicas, when `replica_sums` says, and the next step gathers the new weights over replicas:
+    each layer's beside its first microbatch's forward where the sums overlap, else all before it (`docs/overlap.md`).
+    The planner has it in layouts with replicas."""
     layer_unroll: int | Literal["auto"] = "auto"
     """Layers in a turn of the loop over layers (`unroll` of `jax.lax.scan`), where the next layer's weights are
     gathered meanwhile: with 2, layers take turns with two buffers, where 1 has these weights copied within the device.
@@ -109,11 +114,12 @@ class ParallelConfig:
 def kept_by_planner(parallel: ParallelConfig) -> dict[str, Any]:
     """Keys of `parallel` that the planner takes as they are, where it searches the others.
 
-    Sums over replicas that are to overlap, and several layers in a turn, are possible on some layouts only.
+    Sums over replicas that are to overlap, and several layers in a turn, are possible on some layouts only; state that
+    is split over replicas is kept where a layout has any.
     """
     names = (
         "expert_exchange", "expert_slices", "expert_backend", "expert_capacity", "expert_imbalance", "joined_messages",
-        "collectives_at_once",
+        "collectives_at_once", "shard_state_over_replicas",
     )  # fmt: skip
     possible = {"replica_sums": "after", "layer_unroll": 1, "weight_prefetch": "layer"}
     asked = {name: value for name, value in possible.items() if getattr(parallel, name) == value}

@@ -15,6 +15,7 @@ from jaxpar.config.paths import user_path
 from jaxpar.config.plan import Plan
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import quoted
+from jaxpar.layout.choices.replica_sums import gathers_with_first_use
 from jaxpar.mesh.axes import SHARD_AXES
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.pipeline.errors import ScheduleError
@@ -91,6 +92,7 @@ def pipeline_program(plan: Plan) -> PipelineProgram:
         hold=holds_chunks(plan),
         branching=plan.pipe_ticks == "branching",
         completes=plan.replica_sums == "overlapped",
+        begins=gathers_with_first_use(plan),
     )
 
 

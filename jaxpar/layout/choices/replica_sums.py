@@ -45,6 +45,23 @@ def check_replica_sums(plan: Plan, config: Config) -> None:
         raise UserError(f"plan.replica_sums: overlapped is impossible, because {why}; expected after")
 
 
+def gathers_with_first_use(plan: Plan) -> bool:
+    """Whether layers' new weights are gathered over replicas in the first microbatch's forward, each with its first
+    use, and not before it."""
+    return plan.shard_state_over_replicas and why_gathered_before(plan) is None
+
+
+def why_gathered_before(plan: Plan) -> str | None:
+    """Why new weights that replicas share are all gathered before the forward; None if layers' are in it."""
+    if plan.replica_sums != "overlapped":
+        return "sums over replicas do not overlap"
+    if plan.optimizer_offload == "host":
+        return "master weights in host memory are copied to the device before the forward"
+    if plan.dtypes.matmul is not None:
+        return "with matmuls in FP8 the matrices of all layers become codes together"
+    return None
+
+
 def _shards(axes: AxisSizes) -> int:
     return axes.fsdp * axes.expert * axes.context
 

@@ -44,6 +44,8 @@ class Case(NamedTuple):
     """Whether a layer's gradients are summed over replicas, as one message, while the next layer goes backward."""
     layer_unroll: int = 1
     """Layers in a turn of the loop over layers."""
+    state_replicas: int = 1
+    """Replicas that share the optimizer's state; 1 where each has its own."""
 
     @property
     def rows_of(self) -> Counter[str]:

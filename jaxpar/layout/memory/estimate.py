@@ -131,6 +131,7 @@ def case_of(config: Config, plan: Plan) -> Case:
         plan.pipe_ends == "shared" and axes.pipe > 1, plan.host_layers,
         plan.secondary_shard, plan.loss_tiles, plan.loss_logits, axes.expert, _attention_scratch(config, plan),
         plan.replica_sums == "overlapped", plan.layer_unroll,
+        axes.replica if plan.shard_state_over_replicas else 1,
     )  # fmt: skip
 
 

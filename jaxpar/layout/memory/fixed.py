@@ -74,11 +74,14 @@ def fixed_bytes(
     return _Counted(config, weights, case, shapes, loss_tiles).all()
 
 
+def parts_of(weights: Weights, case: Case) -> Parts:
+    """Elements and state of each part of the model in a case."""
+    return weights.parts(case.tensor, case.shards, case.ends, case.expert, case.state_replicas)
+
+
 def state_of(config: Config, weights: Weights, case: Case) -> StateBytes:
     """Master weights and moments of a case."""
-    return StateBytes(
-        config, weights.parts(case.tensor, case.shards, case.ends, case.expert), case.zero >= 1, case.local_rows
-    )
+    return StateBytes(config, parts_of(weights, case), case.zero >= 1, case.local_rows)
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ class _Counted:
     @cached_property
     def parts(self) -> Parts:
         """Elements and state of each part."""
-        return self.weights.parts(self.case.tensor, self.case.shards, self.case.ends, self.case.expert)
+        return parts_of(self.weights, self.case)
 
     @cached_property
     def stored(self) -> StoredBytes:

@@ -98,5 +98,6 @@ class StateBytes:
             return int(state.bytes)
         if not weight.name.startswith(LAYERS):
             return min(int(state.bytes), PIECE_BYTES)
-        least = weight.elements // weight.local(self.sharded) if name == "muon" and weight.matrix else 1
+        own = weight.updated if self.sharded else weight.compute
+        least = weight.elements // own if name == "muon" and weight.matrix else 1
         return int(state.row * piece_rows(state.rows, int(state.row), least))

@@ -59,7 +59,8 @@ class StoredBytes:
         same = (precision.storage or precision.compute) == precision.master
         if case.secondary > 1:
             return self._held()
-        if same and (case.shards == 1 or case.zero == 0 or ends) and case.state == "none":
+        placed = case.state_replicas == 1 and (case.shards == 1 or case.zero == 0 or ends)
+        if same and placed and case.state == "none":
             return Ends(self._coded(sharded, True) + self._coded(sharded, False), 0, 0, 0)
         made = self._bytes(width, sharded, ends, "trained")
         # Codes replace the copies of trained matrices; frozen ones are a part of the state, and their codes are made.
@@ -86,8 +87,11 @@ class StoredBytes:
         """Where the state is on disk: weights come as arguments in storage dtype, sharded like their state, and what is
         not stored like that is gathered from them."""
         case = self.case
-        if case.state != "file" or case.shards == 1 or case.zero == 0:
+        if case.state != "file" or case.shards * case.state_replicas == 1 or case.zero == 0:
             return 0
+        if case.state_replicas > 1:
+            elements = sum(own.updated * self.rows[kind] for kind, own in self.parts.layers.items())
+            return self.widths.storage * (elements + sum(own.updated for own in self.parts.ends.values()))
         arguments = self._bytes(self.widths.storage, True, True, "trained")
         ends = 0 if case.zero >= 3 and case.pipe == 1 else arguments.all - arguments.layers
         return ends + (0 if case.zero >= 3 else arguments.layers)

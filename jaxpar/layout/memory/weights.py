@@ -36,8 +36,10 @@ class Weight(NamedTuple):
     """As it is multiplied."""
     sharded: int
     """Split over fsdp, expert and context too."""
+    updated: int
+    """Split like its state where that is sharded: like `sharded`, or over replicas too."""
     state: float
-    """Bytes of master weight, moments and average, split like `sharded`."""
+    """Bytes of master weight, moments and average, split like `updated`."""
     whole_state: float
     """Those split like `compute`."""
     matrix: bool
@@ -83,12 +85,14 @@ class Part(NamedTuple):
     """Those of trained weights."""
     frozen: Elements
     """Those of the others."""
+    updated: int
+    """Those of trained weights, split like their state where that is sharded."""
     state: float
-    """Bytes of master weights and moments if those are split like `sharded`."""
+    """Bytes of master weights and moments if those are split like `updated`."""
     whole_state: float
     """The same if they are split like `compute`."""
     largest: float
-    """Of one weight alone, split like `sharded`."""
+    """Of one weight alone, split like `updated`."""
     whole_largest: float
     """The same, split like `compute`."""
 
@@ -106,6 +110,7 @@ class Part(NamedTuple):
             sum(one.sharded for one in weights),
             Elements.of(weights, trained=True),
             Elements.of(weights, trained=False),
+            sum(one.updated for one in weights if one.trained),
             sum(one.state for one in weights),
             sum(one.whole_state for one in weights),
             max(one.state for one in weights),
@@ -153,10 +158,10 @@ class Weights:
         return tuple(kind_counts(self.config.model))
 
     @cached_property
-    def _parts(self) -> dict[tuple[int, int, int, int], Parts]:
+    def _parts(self) -> dict[tuple[int, int, int, int, int], Parts]:
         return {}
 
-    def parts(self, tensor: int, shards: int, pipe: int = 1, expert: int = 1) -> Parts:
+    def parts(self, tensor: int, shards: int, pipe: int = 1, expert: int = 1, replicas: int = 1) -> Parts:
         """Elements and state of each part.
 
         Args:
@@ -164,8 +169,9 @@ class Weights:
             shards: ranks that ZeRO shards over.
             pipe: ranks that share the ends of the model; 1 where they do not.
             expert: ranks among `shards` that share the experts.
+            replicas: those that share the state of a weight.
         """
-        key = tensor, shards, pipe, expert
+        key = tensor, shards, pipe, expert, replicas
         if key not in self._parts:
             ends = {name: self._part((name,), tree, *key) for name, tree in self._specs.items() if name != LAYERS}
             paths = {kind: (LAYERS,) if kind == ALIKE else (LAYERS, kind) for kind in self.kinds}
@@ -180,7 +186,7 @@ class Weights:
 
     def _weight(
         self, path: tuple[str, ...], below: tuple[str, ...], spec: ParamSpec, tensor: int, shards: int, pipe: int,
-        expert: int,
+        expert: int, replicas: int,
     ) -> Weight:  # fmt: skip
         rules = compute_rules(kv_heads=kv_heads(self.config.model), tensor=tensor, shared_ends=pipe > 1)
         sizes = {"tensor": tensor, "pipe": pipe, "expert": expert}
@@ -191,12 +197,16 @@ class Weights:
         axes = SHARD_ORDER if len(dims) > 1 else ()
         divided = next((axis for axis in axes if axis in local and local[axis] % shards == 0), None)
         split = local if divided is None else local | {divided: local[divided] // shards}
-        sharded, state, whole = prod(split.values()), self._state_bytes(spec, split), self._state_bytes(spec, local)
+        over = axes if shards == 1 or divided is None else (divided,)
+        shared = next((axis for axis in over if axis in split and split[axis] % replicas == 0), None)
+        updated = split if shared is None else split | {shared: split[shared] // replicas}
+        sharded, state, whole = prod(split.values()), self._state_bytes(spec, updated), self._state_bytes(spec, local)
         return Weight(
             name,
             prod(dims.values()),
             compute,
             sharded,
+            prod(updated.values()),
             state,
             whole,
             spec.matrix,

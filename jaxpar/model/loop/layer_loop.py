@@ -31,7 +31,7 @@ from jaxpar.layers.context import TokenContext
 from jaxpar.layers.report import AUXILIARY_LOSS, Report
 from jaxpar.memory.streaming import on_host, to_host
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.layer_order import PADDING, Chunk, Index, LayerOrder, own_layers, with_own_layers
+from jaxpar.mesh.layer_order import PADDING, Chunk, Index, LayerOrder, Ungathered, own_layers, with_own_layers
 from jaxpar.mesh.parameters import Arrays, merge
 from jaxpar.mesh.placements import Placements
 from jaxpar.model.loop.layer_kind import Keep, LayerKind, no_report
@@ -156,12 +156,22 @@ class LayerLoop:
         self, weights: Chunk, x: jax.Array, tokens: Tokens, stashes: Stashes, slot: Index
     ) -> tuple[Float[Array, "batch part embed"], Stashes, Report]:
         """Forward through a chunk; what its backward needs goes to `slot` of the stashes. (x, stashes, report)"""
+        return self.forward_and_layers(weights, x, tokens, stashes, slot)[:3]
+
+    def forward_and_layers(
+        self, weights: Chunk, x: jax.Array, tokens: Tokens, stashes: Stashes, slot: Index
+    ) -> tuple[Float[Array, "batch part embed"], Stashes, Report, Any]:
+        """`forward`, and the stack of weights in storage placement: of one that is `Ungathered`, whose chunk has all of
+        it, the rows that were gathered."""
+        layers = self._room(weights.stack) if isinstance(weights.stack, Ungathered) else None
 
         def site(stack: LayerStack, place: int, keep: Keep) -> _Step:
             kind, first = stack.kind, stack.kind.firsts[place]
 
-            def step(w: Arrays, _: None, row: jax.Array, carry: tuple[jax.Array, Stashes, Report]) -> Any:
-                x, stashes, reported = carry
+            def step(w: Arrays, stored: Arrays | None, row: jax.Array, carry: Any) -> Any:
+                x, stashes, reported, layers = carry
+                if stored is not None:
+                    layers = with_own_layers(layers, stack.name, put(own_layers(layers, stack.name), stored, row))
                 number = stack.order.own(weights.chunk)[row]
                 derivative, all_own, at_row = kind.of(keep).derivative, stashes[stack.name], (slot, row - first)
                 inputs, x = _input_kept(keep, all_own[place].inputs, x, *at_row)
@@ -170,12 +180,23 @@ class LayerLoop:
                     own = Stash(inputs, put(all_own[place].residuals, in_order(residuals_of(pullback)), *at_row))
                 stashes = {**stashes, stack.name: (*all_own[:place], own, *all_own[place + 1 :])}
                 new = {name: reported[name] + stack.unless_padding(number, own, 0) for name, own in report.items()}
-                return stack.unless_padding(number, y, x), stashes, {**reported, **new}
+                return stack.unless_padding(number, y, x), stashes, {**reported, **new}, layers
 
             return step, lambda row: None
 
-        x, stashes, report = self._walk(weights, site, (x, stashes, no_report(self.reports)))
-        return *_written(x, stashes), report
+        x, stashes, report, layers = self._walk(weights, site, (x, stashes, no_report(self.reports), layers))
+        return *_written(x, stashes), report, weights.stack if layers is None else layers
+
+    def _room(self, weights: Ungathered) -> Any:
+        """Buffers for all rows of `weights` in storage placement; each is written before it is read."""
+        room: Any = {}
+        with jax.named_scope("stored_weights"):
+            for kind in self.kinds:
+                stack = self.stack(kind)
+                row = lambda own, stack=stack: stack.stored(own, 0)
+                own = stacked((stack.order.rows_per_chunk,), row, own_layers(weights, kind), written=True)
+                room = with_own_layers(room, kind, own)
+        return room
 
     def backward(
         self,

@@ -18,8 +18,8 @@ from jaxpar.config.kinds import ALIKE
 from jaxpar.layers.context import TokenContext
 from jaxpar.memory.streaming import on_host
 from jaxpar.mesh.coded import is_coded_stack
-from jaxpar.mesh.layer_order import LAYERS, PADDING, Chunk, Index, StackOrder, own_layers
-from jaxpar.mesh.materialize import gather, is_code, summed_early, to_accumulator, to_secondary
+from jaxpar.mesh.layer_order import LAYERS, PADDING, Chunk, Index, StackOrder, Ungathered, own_layers
+from jaxpar.mesh.materialize import gather, is_code, row_to_storage, summed_early, to_accumulator, to_secondary
 from jaxpar.mesh.parameters import Arrays, Nested, only
 from jaxpar.mesh.placements import Placement, Placements, added_dim
 from jaxpar.mesh.tracing import equations, traced
@@ -53,17 +53,23 @@ class LayerStack:
 
     # ---- weights
 
-    def load(self, weights: Arrays, row: Index, on_host: bool = False, coded: bool = False) -> Arrays:
+    def load(self, weights: Arrays | Ungathered, row: Index, on_host: bool = False, coded: bool = False) -> Arrays:
         """Weights of one row, from the stack in storage placement to compute placement; `coded` is whether its
         quantised matrices are codes."""
+        if isinstance(weights, Ungathered):
+            return self.gather(self.stored(weights, row))
         stored = stored_row(weights, row, self.kind.host_rows, on_host, self.placements.storage.dtype, coded)
         return self.gather(to_secondary(stored, self.placements, part=self._part) if on_host else stored)
+
+    def stored(self, weights: Ungathered, row: Index) -> Arrays:
+        """Weights of one row in storage placement, from that of the optimizer."""
+        return row_to_storage(at(weights.master, row), self.placements, part=self._part)
 
     def gather(self, stored: Arrays) -> Arrays:
         """Weights of one layer from storage to compute placement."""
         return gather(stored, self.placements, part=self._part, unstacked=True)
 
-    def load_any(self, weights: Arrays) -> Arrays:
+    def load_any(self, weights: Arrays | Ungathered) -> Arrays:
         """`load` of a row, used only for its shapes."""
         stacks = [leaf for leaf in jax.tree.leaves(weights, is_leaf=is_coded_stack) if is_coded_stack(leaf)]
         coded = bool(stacks) and stacks[0].coded[0]
@@ -197,7 +203,11 @@ class LayerStack:
             return self.load(own, self.row(weights, row), keep.on_host, coded=keep.exact is False)
 
         def fetch(row: jax.Array) -> tuple[Arrays | None, Any]:
-            """Gathered weights, if storage differs from compute placement, and what is fetched from host memory."""
+            """Gathered weights, if storage differs from compute placement, and what is fetched from host memory; or the
+            weights as they are stored, where they come from elsewhere."""
+            if isinstance(own, Ungathered):
+                stored = self.stored(own, self.row(weights, row))
+                return self.gather(stored), stored
             return load(row) if self.prefetches or keep.on_host else None, fetches(row)
 
         def run(fetched: tuple[Arrays | None, Any], row: jax.Array, carry: Any) -> Any:

@@ -9,7 +9,7 @@ result of F is sent while B computes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -114,11 +114,22 @@ class _Executor:
             carry = carry._replace(held=totals)
         for part in self.program.loops:
             held, carry = self._between(part.first, held, carry, given)
+            if part.runs[0].begins:
+                carry, given = self._begin(part.runs[0], carry, given)
+                continue
             now = given._replace(layers=held) if holds else given
             tick = lambda run, row, carry, now=now: self._tick(run, row, carry, now)
             carry = self._loop_over(part, tick, carry)
         _, carry = self._between(self.program.ticks, held, carry, given)
         return Gradients(carry.gradients, carry.reported, carry.report, carry.seen)
+
+    def _begin(self, run: Run, carry: Carry, given: Given) -> tuple[Carry, Given]:
+        """The first tick, and what is given with the layers that its forward gathered."""
+        assert run.ticks == 1 and Kind.FORWARD in run.kinds and not run.arrivals, "a forward of all layers"
+        row = self._own({name: jnp.asarray(table[run.first]) for name, table in self.program.rows.items()})
+        _, carry, layers = self._forwarded(row, carry, given)
+        given = given._replace(weights=given.weights | {LAYERS: layers}, layers=layers)
+        return self._tick(replace(run, kinds=run.kinds - {Kind.FORWARD}), row, carry, given), given
 
     def _between(self, tick: int, held: Any, carry: Carry, given: Given) -> tuple[Any, Carry]:
         """Gather and scatter the chunks that are held before `tick`: (their weights, carry)."""
@@ -237,14 +248,19 @@ class _Executor:
         return value, carry._replace(**state)
 
     def _forward(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
+        return self._forwarded(row, carry, given)[:2]
+
+    def _forwarded(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry, Any]:
+        """The output of a chunk, the carry, and the layers that are given, in storage placement."""
         data = self._microbatch(given, row["f_microbatch"])
         x = self._input(row, given, carry.arrivals, carry.stash)
         chunk = self._chunk(given.layers, row, "f", "weights")
-        y, stash, new = self._loop.forward(chunk, x, self.stages.token_context(data), carry.stash, row["f_slot"])
+        tokens = self.stages.token_context(data)
+        y, stash, new, layers = self._loop.forward_and_layers(chunk, x, tokens, carry.stash, row["f_slot"])
         last, counts = (row["f_counts"] & row["f_last"]) == 1, row["f_counts"] == 1
         report = {name: total + jnp.where(counts, new[name], 0) for name, total in carry.report.items()}
         outputs = self._put(carry.outputs, y, row["f_output"], last)
-        return y, carry._replace(stash=stash, outputs=outputs, report=report)
+        return y, carry._replace(stash=stash, outputs=outputs, report=report), layers
 
     def _loss(self, row: Row, carry: Carry, given: Given, completes: bool = False) -> tuple[jax.Array, Carry]:
         """Loss of the last chunk's output: its gradients counted, and the cotangent of the output."""

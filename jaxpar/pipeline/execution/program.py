@@ -56,6 +56,8 @@ class Run:
     """The fields among `y_before` ... `g_self` by which something arrives after some of these ticks."""
     completes: bool = False
     """Whether gradients are complete after this tick, and are summed over ranks in it."""
+    begins: bool = False
+    """Whether this tick uses the layers first, and gathers them from where the optimizer has them."""
 
 
 @dataclass(frozen=True)
@@ -136,24 +138,29 @@ def make_program(
     hold: bool = False,
     branching: bool = False,
     completes: bool = False,
+    begins: bool = False,
 ) -> PipelineProgram:
     """The program of `schedule`, or of other ticks of its actions (a schedule of forwards alone is fine).
 
     With `hold`, the weights of a chunk are gathered once for all its forwards and once for all its backwards, and kept
     meanwhile: right for a schedule that finishes with a chunk before it begins the next. With `branching` each rank
     takes one action a tick, in its published order. With `completes` the last tick is a run of its own, in which
-    gradients are complete: right for one rank, whose last tick has the backward of all layers.
+    gradients are complete: right for one rank, whose last tick has the backward of all layers. With `begins` the first
+    one is, whose forward has all layers.
     """
     if ticks is None:
         ticks = branching_ticks(schedule.orders, schedule.chunks) if branching else schedule.ticks
     assert not completes or schedule.ranks == 1, "gradients of several ranks are complete in several ticks"
-    return _Maker(schedule, ticks, hold, branching, completes).make()
+    assert not begins or schedule.chunks == 1, "several chunks are used first in several ticks"
+    return _Maker(schedule, ticks, hold, branching, completes, begins).make()
 
 
 class _Maker:
-    def __init__(self, schedule: Schedule, ticks: Sequence[Tick], hold: bool, branching: bool, completes: bool):
+    def __init__(
+        self, schedule: Schedule, ticks: Sequence[Tick], hold: bool, branching: bool, completes: bool, begins: bool
+    ):
         self.schedule, self.ticks, self.hold, self.branching = schedule, ticks, hold, branching
-        self.completes = completes
+        self.completes, self.begins = completes, begins
         self.loads: dict[int, list[Window]] = {}
         self.releases: dict[int, list[Window]] = {}
         self.when = {a: t for t, tick in enumerate(ticks) for actions in tick for a in actions}
@@ -299,17 +306,18 @@ class _Maker:
         cuts = sorted({*self.loads, *self.releases})
         ends = "b" if self.rows["b_counts"].any() else "f"
 
-        def signature(tick: int) -> tuple[frozenset[Kind], bool, int, bool]:
+        def signature(tick: int) -> tuple[frozenset[Kind], bool, int, bool, bool]:
             kinds = frozenset(action.kind for actions in self.ticks[tick] for action in actions)
             head = bool((self.rows[f"{ends}_last"][tick] & self.rows[f"{ends}_counts"][tick]).any())
             head |= self.branching and Kind.BACKWARD in kinds  # which costs no more: ranks branch around the loss too
-            return kinds, head, bisect_right(cuts, tick), self.completes and tick == len(self.ticks) - 1
+            last = tick == len(self.ticks) - 1
+            return kinds, head, bisect_right(cuts, tick), self.completes and last, self.begins and tick == 0
 
         runs = []
-        for (kinds, head, _, completes), group in groupby(range(len(self.ticks)), key=signature):
+        for (kinds, head, _, completes, begins), group in groupby(range(len(self.ticks)), key=signature):
             numbers = list(group)
             arrivals = frozenset(name for name in FIELDS[-6:] if (self.rows[name][numbers] != NOTHING).any())
-            runs.append(Run(kinds, head, numbers[0], len(numbers), arrivals, completes))
+            runs.append(Run(kinds, head, numbers[0], len(numbers), arrivals, completes, begins))
         return runs
 
 
@@ -322,7 +330,7 @@ def fold(runs: Sequence[Run]) -> Iterator[Loop]:
 
     Interleaved schedules alternate between ticks with and without the loss, as often as there are microbatches for it.
     """
-    key = lambda run: (run.kinds, run.head, run.ticks, run.completes)
+    key = lambda run: (run.kinds, run.head, run.ticks, run.completes, run.begins)
     at = 0
     while at < len(runs):
         best = 1, 1

@@ -100,6 +100,7 @@ class ActivationPlanner:
             expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,
             exchange_wire=precision.exchange_wire, expert_codes=self._expert_codes, matmul_codes=self._matmul_codes,
             sums_early=asked.replica_sums != "after" and not precision.gradient_error_feedback,
+            shard_state=self._state_replicas > 1,
             attention=self.attention, norm_rotary=self.norm_rotary,
             expert_slices=asked.expert_slices if group.expert > 1 else "auto", shared_ends=choice.shared_ends,
         )  # fmt: skip
@@ -136,7 +137,7 @@ class ActivationPlanner:
             group.pipe, group.shards, group.context, group.tensor, group.microbatch, self._microbatches, choice.zero,
             self.kinds, choice.virtual_stages, "host" if choice.optimizer_offload else "none",
             loss_logits=logits if memory.loss_backend == "fused" else None, scratch=self._scratch, expert=group.expert,
-            sums_early=self._sums_early, shared_ends=choice.shared_ends,
+            sums_early=self._sums_early, shared_ends=choice.shared_ends, state_replicas=self._state_replicas,
         )  # fmt: skip
         budget = self.model.config.memory.optimizer_resident
         return (
@@ -150,6 +151,12 @@ class ActivationPlanner:
         if config.parallel.replica_sums == "after" or config.precision.gradient_error_feedback:
             return False
         return only_after(group.pipe, group.replica, group.shards, self.choice.zero) is None
+
+    @property
+    def _state_replicas(self) -> int:
+        """Replicas that share the optimizer's state: all, where that is asked for and there is any to share."""
+        asked = self.model.config.parallel.shard_state_over_replicas
+        return self.group.replica if asked and self.choice.zero else 1
 
     @property
     def _expert_codes(self) -> ExpertCodes:

@@ -21,6 +21,7 @@ class DataMessages:
         self.shards = where.messages(own, shards, layout.tensor, item)
         self.data = where.messages(own, layout.data * layout.context, layout.tensor, item)
         self.replicas = where.messages(own, layout.replica, shards * layout.tensor, item)
+        self.replica_weights = where.messages(own.exact, layout.replica, shards * layout.tensor, item)
         # Experts lie over `expert`, and their gradients are summed over the other data ranks only.
         apart, wire = layout.expert * layout.tensor, self._expert_wire()
         self.expert_shards = where.messages(wire, layout.fsdp * layout.context, apart, item)

@@ -29,8 +29,10 @@ class Once:
         self.model, self.does, self.update, self.messages = where.model, where.does, where.update, messages
         self.executed = as_executed(layout, self.does)
         self.sharded = messages.shards.ranks if layout.zero else 1
-        """Ranks that share the state of a weight."""
+        """Ranks of a replica that share the state of a weight."""
         self.sharded_experts = messages.expert_shards.ranks if layout.zero else 1
+        self.replicas = layout.replica if layout.shard_state else 1
+        """Those among which a replica's part of it is split again."""
         self.table = where.vocab * self.model.embed // (layout.tensor * layout.ends)
         """Weights of an embedding or a head on a device."""
         # Every stage of this executor has both tables, or a part of both; elsewhere the first has one, and the last the
@@ -55,7 +57,7 @@ class Once:
                 exposed += self.where.microbatches(layout) * self._waited(*ends)
             else:
                 exposed += sum(ends) * (self.where.microbatches(layout) if self.does.prefetch_weights else 1)
-            exposed += self._beside_last(sent.replicas.reduce(held))
+            exposed += self._over_replicas(held)
             exposed += sent.shards.gather_once(self.own, self.coded) + sent.expert_shards.gather_once(self.experts)
         elif layout.zero == 0:
             reduce = sent.data.reduce(self.own) + sent.expert_data.reduce(self.experts)
@@ -69,14 +71,14 @@ class Once:
             gather = sent.shards.gather_whole(self.own, self.coded)
             gather += sent.expert_shards.gather_whole(self.experts, self.coded_experts)
             left = self._left(scatter, backward=True) if self.does.overlap_data != "none" else scatter
-            exposed += times * left + self._beside_last(sent.replicas.reduce(held))
+            exposed += times * left + self._over_replicas(held)
             exposed += self._left(gather, backward=False) if self.does.overlap_data == "both" else gather
         if self.executed and holds_chunks(layout):
             exposed += self._held()
         if self.executed and not layout.shared_ends:
             # The float32 gradients of embedding and head.
             exposed += self.where.sum_over_stages(
-                layout.devices, layout.pipe, 4.0 * self.trained * self.table / self.sharded
+                layout.devices, layout.pipe, 4.0 * self.trained * self.table / (self.sharded * self.replicas)
             )
         return exposed
 
@@ -86,9 +88,10 @@ class Once:
         held = self.own / self.sharded + self.experts / self.sharded_experts
         # The largest magnitude of a matrix that becomes codes is found from its master weights.
         coded = self.coded / self.sharded + self.coded_experts / self.sharded_experts
+        held, coded = held / self.replicas, coded / self.replicas
         update = self.where.device.bytes_seconds(moved * held + MASTER * coded)
         if self.layout.optimizer_offload:
-            ends = self.trained * self.table / self.sharded
+            ends = self.trained * self.table / (self.sharded * self.replicas)
             update = max(update, self.update.link_seconds(held - ends, ends, self.where.host_bandwidth, coded))
         if self.update.iterations:
             update += self._orthogonal()
@@ -125,6 +128,17 @@ class Once:
         exposed = least.gather * gather + least.scatter * scatter
         return exposed + self.where.hardware.overlap_slowdown * (gather + scatter - exposed)
 
+    def _over_replicas(self, held: float) -> float:
+        """What is left of the messages over replicas: of the gradients of so many weights of a replica's rank, and of
+        the weights where the state is split, which may be gathered beside the first microbatch's forward."""
+        sent, layout = self.messages, self.layout
+        if not layout.shard_state:
+            return self._beside_last(sent.replicas.reduce(held))
+        gather = sent.replica_weights.gather_whole(held)
+        if sums_beside(layout) and not layout.optimizer_offload and layout.matmul_codes is None:
+            gather *= self.where.exposed(layout).gather
+        return self._beside_last(sent.replicas.scatter(held)) + gather
+
     def _beside_last(self, reduce: float) -> float:
         """What is left of a sum over ranks beside the last microbatch's backward, where jaxpar runs it there."""
         return self.where.exposed(self.layout).sums * reduce if sums_beside(self.layout) else reduce
@@ -132,8 +146,9 @@ class Once:
     def _orthogonal(self) -> float:
         """Muon: ranks that share weights exchange layers for dims, work on whole matrices, and send them back."""
         layers = self.model.layers / self.layout.pipe
-        ring = self.where.ring(self.sharded * self.layout.tensor, 1)
-        exchanged = ring.exchange(4.0 * layers * (self.layers.trained + self.layers.experts) / self.sharded)
+        sharded = self.sharded * self.replicas
+        ring = self.where.ring(sharded * self.layout.tensor, 1)
+        exchanged = ring.exchange(4.0 * layers * (self.layers.trained + self.layers.experts) / sharded)
         share = ceil(layers / ring.ranks)  # whole layers: some ranks may have none
         return 2 * exchanged + share * self.layers.orthogonal(self.where.device, self.update.iterations)
 

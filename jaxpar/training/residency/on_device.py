@@ -16,6 +16,7 @@ from jaxpar.layout.state import TrainState, join_weights, weight_states, without
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.layout.step_options import step_options
 from jaxpar.memory.disk_array import copied
+from jaxpar.mesh.layer_order import LAYERS, Ungathered
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import Weights, only
@@ -44,11 +45,18 @@ class OnDevice:
     def marked(self, master: Weights) -> Weights:
         return master
 
-    def compute_weights(self, master: Weights) -> Weights:
-        return to_storage(master, self.layout.placements)
+    def compute_weights(self, master: Weights, *, layers_later: bool = False) -> Weights:
+        placements = self.layout.placements
+        if not layers_later:
+            return to_storage(master, placements)
+        ends = {part: own for part, own in master.items() if part != LAYERS}
+        return to_storage(ends, placements) | {LAYERS: Ungathered(master[LAYERS])}
 
     def accumulators(self, weights: Weights) -> Weights:
-        trained = self.layout.trained
+        trained, layers = self.layout.trained, weights[LAYERS]
+        if isinstance(layers, Ungathered):
+            like = jax.eval_shape(lambda: to_storage({LAYERS: layers.master}, self.layout.placements))
+            weights = weights | like
         return {
             part: zero_accumulators(only(own, trained[part]), self.layout.placements, part=part)
             for part, own in weights.items()

@@ -43,7 +43,8 @@ class OnHost(OnDevice):
         pairs = zip(leaves, self.layout.on_device, strict=True)
         return structure.unflatten([own if stays or on_host(own) else to_host(own) for own, stays in pairs])
 
-    def compute_weights(self, master: Weights) -> Weights:
+    def compute_weights(self, master: Weights, *, layers_later: bool = False) -> Weights:
+        assert not layers_later, "master weights in host memory are cast on the device all at once"
         layout, host_layers = self.layout, self.layout.plan.host_layers
         dtype = layout.placements.storage.dtype
         with jax.named_scope("stored_weights"):

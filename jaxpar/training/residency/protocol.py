@@ -48,9 +48,9 @@ class Residency(Protocol):
         """The weights passed to a function, each typed by the memory that it is in."""
         ...
 
-    def compute_weights(self, master: Weights) -> Weights:
+    def compute_weights(self, master: Weights, *, layers_later: bool = False) -> Weights:
         """Weights in storage placement, from the weights passed to the step, with the frozen ones among them; a
-        `CodedStack` is on the device."""
+        `CodedStack` is on the device. With `layers_later`, the layers are `Ungathered`."""
         ...
 
     def accumulators(self, weights: Weights) -> Weights:

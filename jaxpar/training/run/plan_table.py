@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxpar.attention.balance import imbalance, kept_pairs_per_rank
 from jaxpar.config.kinds import kind_models
@@ -15,14 +16,15 @@ from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.layers.counting import factor_parameters, matmul_parameters, parameter_count
 from jaxpar.layout.choices.matmul import matmul_rows, routed_choice, tiled_choice
 from jaxpar.layout.choices.norm_rotary import normed_and_rotated
+from jaxpar.layout.choices.replica_sums import why_gathered_before
 from jaxpar.layout.memory.estimate import chunk_bytes, offloaded_bytes
 from jaxpar.layout.memory.state_bytes import frozen_bytes, residual_bytes, state_bytes
 from jaxpar.layout.memory.state_storage import offload_rows
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.remat import offloaded
 from jaxpar.mesh.axes import AXES, SHARD_AXES
-from jaxpar.mesh.parameters import Specs, map_specs, only
-from jaxpar.mesh.placements import Placement, added_dim, bytes_per_device, local_shape
+from jaxpar.mesh.parameters import ParamSpec, Specs, map_specs, only
+from jaxpar.mesh.placements import REPLICAS, Placement, bytes_per_device, local_shape
 from jaxpar.mesh.rules import mesh_axes_of
 from jaxpar.mesh.wire.wire import secondary_ranks
 from jaxpar.pipeline.timing.durations import Durations
@@ -133,6 +135,14 @@ def _overlap_rows(plan: Plan) -> list[tuple[str, str, str]]:
         rows.append(("gathers of weights", f"by {plan.weight_prefetch}", plan.weight_prefetch_reason))
     if plan.replica_sums_reason:
         rows.append(("sums over replicas", plan.replica_sums, plan.replica_sums_reason))
+    if plan.shard_state_over_replicas:
+        why = why_gathered_before(plan)
+        when, why = (
+            ("with their first use", "each layer's beside the one before")
+            if why is None
+            else ("before the forward", why)
+        )
+        rows.append(("new weights over replicas", f"gathered {when}", why))
     if plan.collectives_at_once > 1:
         rows.append(("collectives at once", str(plan.collectives_at_once), "parallel.collectives_at_once asks for it"))
     if plan.merged_matmuls_mb == 0:
@@ -325,21 +335,28 @@ def _bytes(layout: StepLayout, specs: Specs, role: Placement) -> str:
 
 def _zero_words(layout: StepLayout) -> str:
     """What is sharded, and which matrices are not because none of their dims divides."""
-    axes = layout.plan.axes
-    words = ZERO_WORDS[layout.plan.zero]
-    if layout.plan.zero == 0 or prod(axes[axis] for axis in SHARD_AXES) == 1:
-        return words
+    axes, words = layout.plan.axes, ZERO_WORDS[layout.plan.zero]
+    if layout.plan.zero and prod(axes[axis] for axis in SHARD_AXES) > 1:
+        words += _whole(layout, SHARD_AXES, "whole")
+    if layout.plan.shard_state_over_replicas:
+        words += f"; optimizer state over {axes.replica} replicas too"
+        words += _whole(layout, REPLICAS, "the same in all replicas")
+    return words
+
+
+def _whole(layout: StepLayout, split: tuple[str, ...], how: str) -> str:
+    """Which matrices are `how` because they have no dim that divides by the axes `split`; nothing if there is none."""
+    axes, found = layout.plan.axes, []
     compute, optimizer = layout.placements.compute.layout, layout.placements.optimizer.layout
-    whole: list[str] = []
 
-    def look(path: object, spec: object, outer: object, inner: object) -> None:
-        shards = {axis for axis in SHARD_AXES if axes[axis] > 1} - mesh_axes_of(outer)  # pyright: ignore
-        if shards and getattr(spec, "decay", False) and added_dim(outer, inner) is None:  # pyright: ignore
-            whole.append("/".join(str(key.key) for key in path))  # pyright: ignore
+    def look(path: Any, spec: ParamSpec, outer: PartitionSpec, inner: PartitionSpec) -> None:
+        shards = {axis for axis in split if axes[axis] > 1} - mesh_axes_of(outer)
+        if shards and spec.decay and not shards & mesh_axes_of(inner):
+            found.append("/".join(str(key.key) for key in path))
 
-    is_leaf = lambda x: hasattr(x, "decay")
+    is_leaf = lambda x: isinstance(x, ParamSpec)
     jax.tree_util.tree_map_with_path(look, layout.specs, compute, optimizer, is_leaf=is_leaf)
-    return f"{words}; whole for want of a dim that divides: {', '.join(whole)}" if whole else words
+    return f"; {how} for want of a dim that divides: {', '.join(found)}" if found else ""
 
 
 def _why(reason: str, rejected: dict[str, str]) -> str:

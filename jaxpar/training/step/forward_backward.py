@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxpar.layers.matmul_formats import exact_layers, tensor_names
 from jaxpar.layout.choices.matmul import codes_once
 from jaxpar.layout.choices.pipeline import forward_program
+from jaxpar.layout.choices.replica_sums import gathers_with_first_use
 from jaxpar.layout.stages import coded_matrices, stages_of
 from jaxpar.layout.state import TrainState, all_weights
 from jaxpar.layout.step_layout import StepLayout
@@ -98,7 +99,8 @@ class StepFunctions:
         given = self._with_scales(batch, state.matmul_history)
         counts = self.layout.config.precision.matmul_counts
         weights, given, of_weights = self._with_codes(all_weights(state), given, counts=counts)
-        weights = self.residency.compute_weights(weights)
+        later = gathers_with_first_use(self.layout.plan)
+        weights = self.residency.compute_weights(weights, layers_later=later)
         accumulators = self.residency.accumulators(weights)
         tokens = reduce_sum(batch["mask"].sum(), TOKEN_AXES)
         count = self._pairs(batch) if PAIRS in batch else tokens

@@ -6,6 +6,10 @@ from tests.faults.fault import Fault, parity, pipeline_parity
 
 RING = "tests/mesh/test_collective_matmul.py::test_a_ring_has_the_numbers_of_the_plain_collectives[4-2]"
 REPLICA_SUMS = "tests/training/parity/test_replica_sums.py::test_loss_and_gradients_equal_one_device[HSDP]"
+OVER_REPLICAS = (
+    "tests/training/parity/test_state_over_replicas.py"
+    "::test_loss_and_gradients_equal_one_device[ZeRO-3, beside the backward]"
+)
 FEEDBACK = (
     "tests/training/parity/test_error_feedback.py"
     "::test_gradients_of_steps_and_the_residual_add_up_to_those_of_one_device"
@@ -106,6 +110,31 @@ COMMUNICATION = (
         old="put(total, new, 0) if wire.early else total",
         new="total",
         caught_by=(REPLICA_SUMS,),
+    ),
+    Fault(
+        name="weights_of_other_replicas_not_gathered",
+        description="Where replicas share the state, each has its own part of the new weights in place of the others'.",
+        file="jaxpar/mesh/materialize.py",
+        old="weight = gather_shards(weight, own, dim - unstacked, wire.exact if own == REPLICAS else wire)",
+        new="weight = jnp.concatenate([weight] * jax.lax.axis_size(own), dim - unstacked) if own == REPLICAS "
+        "else gather_shards(weight, own, dim - unstacked, wire)",
+        caught_by=(OVER_REPLICAS,),
+    ),
+    Fault(
+        name="scattered_sum_repeated",
+        description="Gradients that were scattered over replicas beside the backward are summed over these once more.",
+        file="jaxpar/mesh/materialize.py",
+        old="own = own_part if wire.early_dim is not None else partial(scatter_shards, wire=wire)",
+        new="own = partial(scatter_shards, wire=wire)",
+        caught_by=(OVER_REPLICAS,),
+    ),
+    Fault(
+        name="gathered_layer_in_place_of_the_first",
+        description="Each layer's weights that come with their first use are stored in the first layer's place.",
+        file="jaxpar/model/loop/layer_loop.py",
+        old="put(own_layers(layers, stack.name), stored, row)",
+        new="put(own_layers(layers, stack.name), stored, 0 * row)",
+        caught_by=(OVER_REPLICAS,),
     ),
     Fault(
         name="doubled_sum_of_gradient_shards",

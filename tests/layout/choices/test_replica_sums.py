@@ -14,6 +14,7 @@ from jaxpar.layout.choices.replica_sums import check_replica_sums, replica_sums
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.layer_order import LAYERS
+from jaxpar.training.run.plan_table import _overlap_rows, _zero_words
 from tests.sentences import refused
 from tests.small_run import layout_of, small
 
@@ -65,6 +66,37 @@ def test_layers_in_host_memory_are_summed_after_the_backward():
 def test_sums_that_cannot_overlap_are_refused(parallel: dict[str, Any], why: str):
     with refused("parallel.replica_sums: overlapped", why, "expected auto"):
         chosen(**parallel, replica_sums="overlapped")
+
+
+@pytest.mark.parametrize(
+    ("parallel", "sections", "first", "why"),
+    [
+        ({"replica_sums": "overlapped"}, {}, True, "beside the one before"),
+        ({"replica_sums": "after"}, {}, False, "do not overlap"),
+        ({"replica_sums": "overlapped"}, {"memory": {"optimizer_offload": "host"}}, False, "in host memory"),
+        ({"replica_sums": "overlapped"}, {"precision": {"matmul": "fp8_current"}}, False, "become codes together"),
+    ],
+)
+def test_new_weights_over_replicas_come_with_their_first_use_where_messages_overlap(
+    parallel: dict[str, Any], sections: dict[str, Any], first: bool, why: str
+):
+    shared = {"replica": 2, "fsdp": 2, "microbatches": 3, "shard_state_over_replicas": True}
+    config = small(parallel=shared | parallel, **sections | {"data": {"batch_size": 12}})
+    config = resolve_config(config, layout_of(config.parallel))
+    plan = make_plan(config, jax.devices()[0])
+    assert pipeline_program(plan).runs[0].begins == first and not pipeline_program(plan).runs[-1].begins
+    name, how, reason = _overlap_rows(plan)[-1]
+    assert name == "new weights over replicas" and why in reason
+    assert how == ("gathered with their first use" if first else "gathered before the forward")
+    assert "optimizer state over 2 replicas too" in _zero_words(StepLayout(config, plan))
+
+
+def test_matrices_whose_state_replicas_cannot_share_are_named():
+    shared = {"replica": 4, "fsdp": 2, "shard_state_over_replicas": True}
+    config = small(parallel=shared, model={"embed": 28, "head_dim": 8, "layers": 1})
+    config = resolve_config(config, layout_of(config.parallel))
+    words = _zero_words(StepLayout(config, make_plan(config, jax.devices()[0])))
+    assert "the same in all replicas for want of a dim that divides: embedding/tokens" in words
 
 
 def test_a_plan_that_overlaps_has_its_last_microbatch_apart_and_sums_matrices_in_it():

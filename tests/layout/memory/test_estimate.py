@@ -19,7 +19,7 @@ from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.choices.pipeline import schedule_of
 from jaxpar.layout.memory.estimate import case_of, chunk_bytes, estimate_memory, offloaded_bytes
-from jaxpar.layout.memory.fixed import state_of
+from jaxpar.layout.memory.fixed import parts_of, state_of
 from jaxpar.layout.memory.resident import LayerBytes, host_gradient_bytes, layers_that_stay
 from jaxpar.layout.memory.slots import pipeline_slots
 from jaxpar.layout.memory.state_bytes import frozen_bytes, offloaded_state_bytes, state_bytes
@@ -83,6 +83,19 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "layers on the host": {
         "parallel": {"fsdp": 8, "zero": 3, "microbatches": 2},
         "memory": {"optimizer_offload": "host", "weights_offload": "host", "weights_resident": 10 * 2**20},
+    },
+    "state over replicas, Muon": {
+        "parallel": {"replica": 4, "fsdp": 2, "zero": 3, "shard_state_over_replicas": True},
+        "optimizer": {"name": "muon", "ema": 0.99},
+    },
+    "state over replicas in files, dims that do not divide": {
+        "parallel": {"replica": 4, "fsdp": 2, "zero": 1, "shard_state_over_replicas": True},
+        "model": {"embed": 1020, "heads": 6, "kv_heads": 2, "head_dim": 128},
+        "memory": {"optimizer_offload": "file"},
+    },
+    "state over replicas alone, on the host": {
+        "parallel": {"replica": 8, "zero": 1, "shard_state_over_replicas": True},
+        "memory": {"optimizer_offload": "host"},
     },
     "products of two, Muon": {
         "model": {"low_rank": {"query": 256, "key": 128, "output": 300, "gate": 200, "up": 384, "down": 384}},
@@ -153,8 +166,10 @@ def test_each_weight_and_its_state_count_once(name: str):
     """As large as their placements make them, and the state as its shapes."""
     config, plan = planned(name)
     layout, case, found = StepLayout(config, plan), case_of(config, plan), estimate_memory(config, plan)
-    parts, rows = Weights(config).parts(case.tensor, case.shards, case.ends), case.local_rows
-    for form, role in {"compute": layout.placements.compute, "sharded": layout.placements.optimizer}.items():
+    parts, rows = parts_of(Weights(config), case), case.local_rows
+    updated, apart = layout.placements.optimizer, StepLayout(config, replace(plan, shard_state_over_replicas=False))
+    roles = {"compute": layout.placements.compute, "sharded": apart.placements.optimizer, "updated": updated}
+    for form, role in roles.items():
         ends = sum(getattr(part, form) for part in parts.ends.values())
         elements = ends + sum(getattr(part, form) * rows[kind] for kind, part in parts.layers.items())
         assert elements * ITEM_BYTES[role.dtype] == bytes_per_device(layout.specs, role, plan.axes)

@@ -12,6 +12,7 @@ from jaxpar.config import UserError
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.planner.planning import planned_config
 from jaxpar.planner.search.activation_planner import ActivationPlanner
 from jaxpar.planner.search.candidate import Candidate
 from jaxpar.planner.search.fixed import parse_fixed
@@ -39,6 +40,9 @@ SPACES = {
     ),
     "sums over replicas after the backward": search_of(
         model_of(**FEW | {"parallel": {"replica_sums": "after"}}), "h100:2x2", limit=60 * GIB
+    ),
+    "state over replicas": search_of(
+        model_of(**FEW | {"parallel": {"shard_state_over_replicas": True}}), "h100:2x2", limit=60 * GIB, replica=2
     ),
     "codes, and layers without": search_of(
         model_of(**FEW, precision={"matmul": "fp8_current"}), "h100:2x2", limit=60 * GIB
@@ -97,6 +101,20 @@ def test_the_winner_is_a_layout_that_the_trainer_would_make_itself():
         assert plan == planned.plan
         assert plan.axes.devices == 8
         assert config.data.batch_size == plan.axes.data * plan.microbatches * plan.microbatch_rows
+
+
+def test_state_over_replicas_is_planned_where_there_are_replicas():
+    """With the memory that the trainer's own plan of it has, which is less than without."""
+    (planned,) = SPACES["state over replicas"].best(1)
+    config, plan = plan_on(planned.config, planned.cluster)
+    assert plan.shard_state_over_replicas and plan == planned.plan
+    without = replace(config, parallel=replace(config.parallel, shard_state_over_replicas=False))
+    _, whole = plan_on(without, planned.cluster)
+    assert estimate_memory(config, plan).optimizer < 0.51 * estimate_memory(without, whole).optimizer
+    kept = planned_config(model_of(parallel={"shard_state_over_replicas": True}))
+    assert kept.parallel.shard_state_over_replicas
+    alone = search_of(kept, "h100:1x2", limit=60 * GIB, replica=1).best(1)[0]
+    assert not alone.config.parallel.shard_state_over_replicas
 
 
 def test_error_feedback_is_planned_where_gradients_are_exchanged_once_a_step():

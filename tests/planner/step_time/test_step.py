@@ -273,6 +273,17 @@ def test_sums_over_replicas_after_the_backward_are_waited_for():
     assert seconds(alone, "jaxpar").seconds == seconds(replace(alone, sums_early=False), "jaxpar").seconds
 
 
+def test_state_over_replicas_shortens_the_update_and_sends_three_quarters_of_the_bytes():
+    """In place of a sum of float32, half of it, and a gather of bfloat16, half as large."""
+    whole = Layout(replica=32, zero=1, sums_early=False)
+    apart, split = (seconds(replace(whole, shard_state=own), "jaxpar").breakdown for own in (False, True))
+    assert split["data"] == pytest.approx(0.75 * apart["data"], rel=0.03)
+    early = replace(whole, shard_state=True, sums_early=True)
+    assert seconds(early, "jaxpar").breakdown["data"] < 0.4 * apart["data"]
+    update = lambda **own: seconds(Layout(zero=3, **own), "jaxpar").breakdown["optimizer"]
+    assert update(replica=4, fsdp=8, shard_state=True) == pytest.approx(update(fsdp=32))
+
+
 def _parameters() -> int:
     """Of the model with the vocabulary of `seconds`: its matrices."""
     own = MODEL.embed * (2 * MODEL.embed + 2 * 1024 + 3 * MODEL.mlp)

@@ -67,6 +67,13 @@ QUANTISED: dict[str, tuple[float, dict[str, dict[str, Any]]]] = {
         0.03,
         {"parallel": {"replica": 4, "fsdp": 2}, "precision": {"gradient_wire": "int8"}},
     ),
+    "all of int8, state over replicas, beside the backward": (
+        0.05,
+        {
+            "parallel": {"replica": 2, "fsdp": 4, "shard_state_over_replicas": True, "replica_sums": "overlapped"},
+            "precision": INT8,
+        },
+    ),
     "int8 weights under ZeRO-1": (0.05, {"parallel": {"fsdp": 8, "zero": 1}, "precision": {"weight_wire": "int8"}}),
     "float8 weights": (0.15, {"parallel": {"fsdp": 8}, "precision": {"weight_wire": "float8_e4m3fn"}}),
     "all of int8, accumulation, remat, tied": (

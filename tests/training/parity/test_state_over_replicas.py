@@ -1,0 +1,143 @@
+"""Master weights and optimizer state split over replicas: gradients, updated weights, and runs that go on without."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from jaxpar.config import Config
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.mesh.rules import mesh_axes_of
+from tests.nonzero_gradients import gemma
+from tests.small_run import SmallRun, small
+from tests.training.parity.one_device import assert_equals_one_device
+from tests.training.parity.test_replica_sums import reference
+from tests.training.runs import fit, losses, run_config
+
+INDIVISIBLE = "dims that do not divide by both"
+LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
+    "ZeRO-3, beside the backward": {
+        "parallel": {"replica": 2, "fsdp": 2, "microbatches": 2, "replica_sums": "overlapped"},
+    },
+    "ZeRO-1": {"parallel": {"replica": 2, "fsdp": 2, "zero": 1, "microbatches": 2}},
+    "ZeRO-2, context, two kinds of layers, beside the backward": {
+        "parallel": {"replica": 2, "fsdp": 2, "context": 2, "zero": 2, "replica_sums": "overlapped"},
+        "model": gemma(layers=3),
+    },
+    "replicas alone, tied, tensor": {
+        "parallel": {"replica": 4, "tensor": 2, "zero": 1, "replica_sums": "overlapped"},
+        "model": {"tied": True},
+    },
+    "a pipeline": {"parallel": {"pipe": 2, "replica": 2, "fsdp": 2, "microbatches": 2}},
+    "a secondary shard, two levels, two layers in a turn, beside the backward": {
+        "parallel": {
+            "replica": 2, "fsdp": 4, "secondary_shard": 2, "collectives": "hierarchical",
+            "replica_sums": "overlapped", "layer_unroll": 2, "weight_prefetch": "parts",
+        },
+    },
+    "experts, state on the host": {
+        "parallel": {"replica": 2, "fsdp": 2, "expert": 2},
+        "model": {"experts": ExpertsConfig(count=4, per_token=2, width=32, shared=1)},
+        "memory": {"optimizer_offload": "host"},
+    },
+    INDIVISIBLE: {
+        "parallel": {"replica": 4, "fsdp": 2, "replica_sums": "overlapped"},
+        "model": {"embed": 28, "head_dim": 8},
+    },
+}  # fmt: skip
+
+TRAINED: dict[str, dict[str, dict[str, Any]]] = {
+    "AdamW with an average, beside the backward": {
+        "parallel": {"replica": 2, "fsdp": 2, "replica_sums": "overlapped"},
+        "optimizer": {"name": "adamw", "ema": 0.9},
+    },
+    "Muon, ZeRO-1": {
+        "parallel": {"replica": 2, "fsdp": 2, "zero": 1},
+        "optimizer": {"name": "muon"},
+    },
+    "Adafactor, state on the host": {
+        "parallel": {"replica": 2, "fsdp": 2},
+        "optimizer": {"name": "adafactor", "learning_rate": 1e-2, "adafactor_relative": True},
+        "memory": {"optimizer_offload": "host"},
+    },
+    "AdamW, state on disk, beside the backward": {
+        "parallel": {"replica": 2, "fsdp": 2, "zero": 2, "microbatches": 2, "replica_sums": "overlapped"},
+        "optimizer": {"name": "adamw", "ema": 0.9},
+        "memory": {"optimizer_offload": "file"},
+    },
+}
+
+SHARDED = {"shard_state_over_replicas": True}
+STEPS = 3
+
+
+def sharded(sections: dict[str, dict[str, Any]], **more: dict[str, Any]) -> SmallRun:
+    parallel = {"parallel": sections["parallel"] | SHARDED}
+    return SmallRun(small(**sections | parallel | more), node_devices=4)
+
+
+@pytest.mark.matrix(quick=("ZeRO-3, beside the backward",), ci=2)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_loss_and_gradients_equal_one_device(layout: str):
+    run = sharded(LAYOUTS[layout])
+    state = jax.tree.leaves(run.step.layout.master, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
+    assert any("replica" in mesh_axes_of(where) for where in state) == (layout != INDIVISIBLE)
+    assert_equals_one_device(run, *reference(LAYOUTS[layout].get("model", {})))
+
+
+def trained(run: SmallRun) -> tuple[list[tuple[float, float]], Any]:
+    """The losses and gradient norms of some steps, and the weights after them, with their average if there is one."""
+    state, found = run.step.residency.initial_state(), []
+    for step in range(STEPS):
+        state, metrics = run.step.residency.advance(run.step.train, state, run.batch(step))
+        found.append((float(metrics.loss), float(metrics.grad_norm)))
+    weights = (state.master, state.optimizer.average)
+    if run.config.memory.optimizer_offload == "file":
+        weights = jax.tree.map(lambda array: run.step.residency.readable([array])[0], weights)
+    return found, tuple(run.by_layer(own) for own in weights if own is not None)
+
+
+@cache
+def alone(optimizer: tuple[tuple[str, Any], ...]) -> tuple[list[tuple[float, float]], Any]:
+    return trained(SmallRun(small(optimizer=dict(optimizer))))
+
+
+@pytest.mark.matrix(quick=("AdamW with an average, beside the backward",), ci=1)
+@pytest.mark.parametrize("name", TRAINED)
+def test_losses_norms_and_updated_weights_equal_one_device(name: str, tmp_path: Path):
+    """The norm counts each element once; clipping and the moving average are of the sharded state."""
+    sections = TRAINED[name]
+    memory = sections.get("memory", {})
+    memory |= {"offload_dir": str(tmp_path)} if memory.get("optimizer_offload") == "file" else {}
+    found, weights = trained(sharded(sections, memory=memory))
+    wanted, exact = alone(tuple(sections["optimizer"].items()))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    for (path, own), want in zip(jax.tree_util.tree_leaves_with_path(weights), jax.tree.leaves(exact), strict=True):
+        # Adam divides by the magnitude of a gradient, whose rounding counts more the smaller it is.
+        close = np.abs(own - want) <= 1e-5 * np.abs(want).max()
+        assert close.mean() > 0.999, jax.tree_util.keystr(path)
+
+
+@pytest.mark.long
+def test_a_run_goes_on_with_other_replicas_and_without_sharing_their_state(tmp_path: Path):
+    def config(name: str, steps: int, **parallel: Any) -> Config:
+        return run_config(tmp_path, steps, run={"name": name}, parallel={"fsdp": 2} | parallel)
+
+    fit(config("whole", 8))
+    for steps, parallel in (
+        (2, {"replica": 2}),
+        (4, {"replica": 4, "zero": 1}),
+        (6, {"replica": 1}),
+        (8, {"replica": 2}),
+    ):
+        sharing = SHARDED if parallel["replica"] > 1 else {}
+        fit(config("parts", steps, **parallel, **sharing))
+    found, wanted = losses(config("parts", 8)), losses(config("whole", 8))
+    assert found.keys() == wanted.keys()
+    np.testing.assert_allclose(list(found.values()), list(wanted.values()), rtol=1e-5)
