@@ -50,22 +50,25 @@ def test_the_programs_behind_a_share_are_those_of_its_median():
     assert programs_of_classes("gathers", ("context",), "fast", rows) == rows[2:]
 
 
-@pytest.mark.parametrize(
-    ("layout", "names"),
-    [
-        (Layout(fsdp=16, zero=3), set()),
-        (Layout(fsdp=8, tensor=2, zero=3), {"gathers", "scatters"}),
-        (Layout(fsdp=8, tensor=2, zero=1), set()),
-        (Layout(pipe=2, fsdp=8, zero=3, schedule="breadth-first", virtual_stages=2), {"gathers", "scatters"}),
-        (Layout(pipe=2, fsdp=8, zero=3, schedule="1f1b"), set()),
-        (Layout(replica=2, fsdp=8, zero=3), {"gathers", "scatters", "sums"}),
-        (Layout(replica=2, fsdp=8, zero=3, sums_early=False), {"gathers", "scatters"}),
-        (Layout(fsdp=16, zero=3, offload_fraction=0.5), set()),
-    ],
-    ids=str,
-)
-def test_shares_of_one_program_are_named(layout: Layout, names: set[str]):
+ONE_PROGRAM: dict[str, tuple[Layout, set[str]]] = {
+    "fsdp": (Layout(fsdp=16, zero=3), set()),
+    "tensor": (Layout(fsdp=8, tensor=2, zero=3), {"gathers", "scatters"}),
+    "tensor, zero 1": (Layout(fsdp=8, tensor=2, zero=1), set()),
+    "chunks held": (
+        Layout(pipe=2, fsdp=8, zero=3, schedule="breadth-first", virtual_stages=2),
+        {"gathers", "scatters"},
+    ),
+    "ticks": (Layout(pipe=2, fsdp=8, zero=3, schedule="1f1b"), set()),
+    "replicas": (Layout(replica=2, fsdp=8, zero=3), {"gathers", "scatters", "sums"}),
+    "replicas, sums after": (Layout(replica=2, fsdp=8, zero=3, sums_early=False), {"gathers", "scatters"}),
+    "copies": (Layout(fsdp=16, zero=3, offload_fraction=0.5), set()),
+}
+
+
+@pytest.mark.parametrize("case", ONE_PROGRAM)
+def test_shares_of_one_program_are_named(case: str):
     """Of the shipped rows: one with tensor ranks, one with replicas, one that holds chunks; others have several."""
+    layout, names = ONE_PROGRAM[case]
     cluster = parse_cluster("h100:2x8")
     found = resting_on_one(layout, cluster)
     assert set(found) == names
