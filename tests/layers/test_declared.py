@@ -149,11 +149,11 @@ def test_the_time_of_an_average_layer_is_that_of_its_kinds():
         seconds = {name: getattr(one, what).seconds for name, one in layers.items()}
         assert seconds["all"] == pytest.approx((2 * seconds["plain"] + seconds["wide"]) / 3)
     indices = ("plain", "wide", "plain")
-    kept = layers["all"].kept("gemm_last", indices)
+    copied = layers["all"].copied("gemm_last", indices, 1.0)
     again = layers["all"].again("full", indices)
     for kind in KINDS:
         alone = layers[kind]
-        assert kept[Sort(kind)] == alone.kept("gemm_last", ())[Sort(ALIKE)]
+        assert copied[Sort(kind)] == alone.copied("gemm_last", (), 1.0)[Sort(ALIKE)]
         assert again[Sort(kind)] == alone.again("full", ())[Sort(ALIKE)]
 
 
