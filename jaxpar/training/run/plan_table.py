@@ -137,12 +137,8 @@ def _overlap_rows(plan: Plan) -> list[tuple[str, str, str]]:
         rows.append(("sums over replicas", plan.replica_sums, plan.replica_sums_reason))
     if plan.shard_state_over_replicas:
         why = why_gathered_before(plan)
-        when, why = (
-            ("with their first use", "each layer's beside the one before")
-            if why is None
-            else ("before the forward", why)
-        )
-        rows.append(("new weights over replicas", f"gathered {when}", why))
+        when = "with their first use" if why is None else "before the forward"
+        rows.append(("new weights over replicas", f"gathered {when}", why or "each layer's beside the one before"))
     if plan.collectives_at_once > 1:
         rows.append(("collectives at once", str(plan.collectives_at_once), "parallel.collectives_at_once asks for it"))
     if plan.merged_matmuls_mb == 0:

@@ -49,11 +49,13 @@ def test_an_operation_takes_its_share_of_a_longer_loop():
 
 
 def test_calls_are_timed_without_the_wait_for_the_first():
+    waits = iter([0.5])
+
     def slow(x: float) -> float:
-        time.sleep(2e-3)
+        time.sleep(next(waits, 2e-3))
         return x
 
-    assert Stopwatch(loop_s=0.02).calls(slow, 1.0) == pytest.approx(2e-3, rel=0.5)
+    assert 2e-3 <= Stopwatch(loop_s=0.02).calls(slow, 1.0) < 0.02, "of ten calls or more, 0.05 with the first"
 
 
 def test_what_is_bound_by_launches_or_cannot_be_measured_is_refused_with_the_reason():
