@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp
 from pathlib import Path
 
 from jaxpar.config import UserError
@@ -63,19 +64,29 @@ def read_anchors(path: Path, cluster: Cluster, hardware: HardwareModel | None = 
     own = ours or own
     judged = [judge(run, hardware) for run in own]
     errors = [error for one in judged if (error := one.error) is not None]
-    spread, like = NOMINAL if is_cpu(cluster) else KNOWN, ""
+    spread, like, beside = NOMINAL if is_cpu(cluster) else KNOWN, "", []
     for software in dict.fromkeys(run.software for run in own):
         found = posterior([one.errors for one in judged if one.run.software == software], spread)
         spread = found.shared
         if software is None:
-            like = (
-                f", and are most like those of {'neutral software' if found.likeliest == NEUTRAL else found.likeliest}"
-            )
+            like = found.likeliest
+            beside = [exp(one.errors[like]) - 1 for one in judged if one.run.software == software]
     software = one_of(sorted({run.software or "unknown software" for run in own}))
     left = [f"{one.row} is left out: {one.why}" for one in refused]
     if others:
         left.append(f"{others} run{'s' if others > 1 else ''} of other software left out, beside those of {OURS}")
     runs_of = f"{len(own)} measured run{'s' if len(own) > 1 else ''} of {software}"
-    median = sorted(errors)[len(errors) // 2]
-    text = f"{runs_of} took {abs(median):.1%} {'more' if median > 0 else 'less'} time than predicted{like}"
+    text = f"{runs_of} took {_more(_median(errors))} time than predicted"
+    if like:
+        kind = "neutral software" if like == NEUTRAL else like
+        text += f" for software that is not known, and {_more(_median(beside))} than for {kind}, which is most like it"
     return Anchors(spread, (f"{text}: predictions are multiplied by {spread.factor:.3f}", *left))
+
+
+def _median(errors: list[float]) -> float:
+    return sorted(errors)[len(errors) // 2]
+
+
+def _more(error: float) -> str:
+    """A share of more or less time."""
+    return f"{abs(error):.1%} {'more' if error > 0 else 'less'}"

@@ -9,13 +9,15 @@ from jaxpar.planner.search.search import Search
 
 NEAREST, EVEN = 8, 8
 """Numbers of hosts that are tried below the cluster's: the nearest, and the nearest of which 2, 3 and 5 are the only
-prime factors. On up to nine hosts these are all."""
+prime factors. On up to nine hosts these are all. Besides these all powers of two and thrice them: a cluster may be many
+times too large for a model."""
 
 
 def fewer_hosts(hosts: int) -> list[int]:
     """The numbers that are tried, in descending order."""
     even = heapq.nlargest(EVEN, _smooth(hosts - 1))
-    return sorted({*range(max(1, hosts - NEAREST), hosts), *even}, reverse=True)
+    halves = {times << power for times in (1, 3) for power in range(hosts.bit_length()) if times << power < hosts}
+    return sorted({*range(max(1, hosts - NEAREST), hosts), *even, *halves}, reverse=True)
 
 
 def on_fewer_hosts(search: Search, seconds: float) -> Search | None:

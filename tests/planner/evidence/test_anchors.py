@@ -94,7 +94,8 @@ def test_runs_of_unknown_software_are_said_to_be_like_some_that_is_known(tmp_pat
     row(tmp_path, planned, slower, framework="ours", flash_attention="1", mechanisms="")
     likeliest = max(errors, key=errors.__getitem__)
     found = read_anchors(folder, planned.cluster)
-    assert "run of unknown software" in found.lines[0] and f"most like those of {likeliest}" in found.lines[0]
+    assert "run of unknown software" in found.lines[0] and f"for {likeliest}, which is most like it" in found.lines[0]
+    assert "less time than predicted for software that is not known, and 0.0%" in found.lines[0]
     alone = KNOWN.measured([mean(errors.values()) - errors[likeliest]])
     assert abs(found.spread.shift) < 0.7 * abs(alone.shift)
 

@@ -33,6 +33,15 @@ def test_more_hosts_never_make_the_best_plan_slower():
     assert alone > times[6]  # so the statement above is one about idle hosts
 
 
+def test_a_cluster_many_times_too_large_is_no_slower_than_a_part_of_it():
+    few, many = (
+        best_with_idle_hosts(Search(Space(model_of(data={"batch_size": 8}), parse_cluster(f"h100:{hosts}x2"))), 1)
+        for hosts in (4, 192)
+    )
+    assert many[1][0].candidate.seconds <= few[1][0].candidate.seconds
+    assert many[0].cluster.hosts < 20 and many[2] is not None
+
+
 def test_the_fastest_number_of_hosts_is_found():
     """Against the best layout of each number, searched alone."""
     seconds = {
@@ -49,7 +58,7 @@ def test_numbers_of_hosts_that_are_tried():
     assert fewer_hosts(1) == []
     assert fewer_hosts(9) == [8, 7, 6, 5, 4, 3, 2, 1]
     assert fewer_hosts(31)[:9] == [30, 29, 28, 27, 26, 25, 24, 23, 20] and 16 in fewer_hosts(31)
-    assert {2000, 1944, 1920} < set(fewer_hosts(2039))
+    assert {2000, 1944, 1920, 1536, 1024, 768, 128, 3, 1} < set(fewer_hosts(2039))
 
 
 def test_the_plan_of_a_cluster_on_which_nothing_runs_leaves_hosts_idle(
