@@ -13,10 +13,11 @@ from jaxpar.cost.mechanisms import NEUTRAL
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.observe.writers.measured_row import MEASURED_FILE
 from jaxpar.planner.evidence.posterior import posterior
-from jaxpar.planner.evidence.published import read_rows
+from jaxpar.planner.evidence.published import NETWORK, read_rows
 from jaxpar.planner.evidence.validate import judge
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.step_time.interval import KNOWN, NOMINAL, Spread
+from jaxpar.units import rate
 
 OURS = "jaxpar"
 """The software that plans are for, in rows of runs."""
@@ -75,6 +76,14 @@ def read_anchors(path: Path, cluster: Cluster, hardware: HardwareModel | None = 
     left = [f"{one.row} is left out: {one.why}" for one in refused]
     if others:
         left.append(f"{others} run{'s' if others > 1 else ''} of other software left out, beside those of {OURS}")
+    between = cluster.link(True).bandwidth
+    stated = [run for run in own if not any(what.startswith(NETWORK) for what in run.assumed)]
+    networks = {run.cluster.link(True).bandwidth for run in stated if run.cluster.hosts > 1}
+    if cluster.hosts > 1 and (unlike := [one for one in networks if not 0.9 <= one / between <= 1.1]):
+        left.append(
+            f"their hosts are linked at {one_of([rate(one) for one in sorted(unlike)])} a GPU, and those of "
+            f"{cluster.name} at {rate(between)}: what messages take may differ"
+        )
     runs_of = f"{len(own)} measured run{'s' if len(own) > 1 else ''} of {software}"
     text = f"{runs_of} took {_more(_median(errors))} time than predicted"
     if like:

@@ -56,6 +56,9 @@ USUAL = {
 }  # fmt: skip
 """The value assumed for an empty cell, where that makes a difference."""
 
+NETWORK = "inter_node_gbps_per_gpu"
+"""The column of a GPU's share of the network between hosts; an empty one is the usual share of such GPUs."""
+
 HOPPER = (9, 0)
 """Compute capability of an H100."""
 
@@ -271,8 +274,8 @@ def _assumed(row: Mapping[str, str], cluster: Cluster) -> Iterable[str]:
     for column, usual in USUAL.items():
         if not row[column]:
             yield f"{column} {usual}"
-    if not row["inter_node_gbps_per_gpu"] and cluster.hosts > 1:
-        yield f"inter_node_gbps_per_gpu {8 * cluster.link(True).bandwidth / GIGA:g}"
+    if not row[NETWORK] and cluster.hosts > 1:
+        yield f"{NETWORK} {8 * cluster.link(True).bandwidth / GIGA:g}"
 
 
 def _layouts(
@@ -370,8 +373,8 @@ def _cluster(cell: Cells, devices: int) -> tuple[Cluster, list[str]]:
     except UserError as error:
         raise UserError(f"{cell.place}: gpu: {error}") from None
     network = gpu.network
-    if cell.given("inter_node_gbps_per_gpu"):
-        network = network.with_bandwidth(cell.positive("inter_node_gbps_per_gpu") / 8, None, cell.place)
+    if cell.given(NETWORK):
+        network = network.with_bandwidth(cell.positive(NETWORK) / 8, None, cell.place)
     group = Group(gpu.short, gpu, -(-devices // per_host), gpu.node, network, gpu.host)
     return Cluster(f"{gpu.short}:{group.hosts}x{per_host}", per_host, (group,)), assumed
 

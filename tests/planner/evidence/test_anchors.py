@@ -100,6 +100,14 @@ def test_runs_of_unknown_software_are_said_to_be_like_some_that_is_known(tmp_pat
     assert abs(found.spread.shift) < 0.7 * abs(alone.shift)
 
 
+def test_runs_on_another_network_are_said_to_be(tmp_path: Path, planned: Planned):
+    ranks = {"n_gpus": "16", "dp": "16", "tp": "1", "pp": "1", "cp": "1", "micro_batch_seqs": "4"}
+    folder = row(tmp_path, planned, 1.0, **ranks, inter_node_gbps_per_gpu="100")
+    lines = read_anchors(folder, parse_cluster("h100:2x8")).lines
+    assert "linked at 12.5 GB/s a GPU, and those of h100:2x8 at 50 GB/s" in lines[-1]
+    assert len(read_anchors(folder, parse_cluster("h100:1x8")).lines) == len(lines) - 1
+
+
 def test_a_measured_run_moves_times_towards_it_and_narrows_the_interval(tmp_path: Path, planned: Planned):
     found = read_anchors(row(tmp_path, planned, 1.2), planned.cluster).spread
     assert 1.03 < found.factor < 1.2
