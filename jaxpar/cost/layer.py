@@ -15,17 +15,11 @@ from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.cost.quantised import QuantisedTimes
+from jaxpar.cost.rotation import rotation_passes
 from jaxpar.cost.work import Work, total
 from jaxpar.layers.declaration.activations import LAYER_INPUT
 from jaxpar.layers.declaration.part import RESIDUAL, Core, Elementwise, Matmuls, Part, Traffic
 from jaxpar.memory.layer_shape import RECEIVED, ROUTED
-
-HEAD_NORMS = {"xla": (2.0, 6.0), "kernel": (0.0, 3.0)}
-"""Times that norms of each head move queries and keys, beyond what their rotation does: forward, and backward with
-their recomputation. XLA writes the norms in float32 forward, and backward makes passes of their own for the sums of
-squares, the sums of rows and the gradient of the scale; a kernel of both makes one pass forward, and backward one that
-computes them again and one for the derivative, which reads the input too. Counted in compiled programs
-(docs/kernels.md, norms of queries and keys), without what is copied to kernels from a product or a stack: `_layout`."""
 
 
 @dataclass(frozen=True)
@@ -328,11 +322,9 @@ class _Counted:
         return self.messages.context(*self.attention)
 
     def _rope(self, group: Matmuls, back: bool = False) -> float:
-        """Bytes of the rotation, and of norms of each head before it: each number is read and written once; unfused,
-        five times."""
-        normed = HEAD_NORMS["xla" if self.case.norm_rotary == "xla" else "kernel"][back]
-        more = normed if self.shape.model.qk_norm is True else 0.0
-        return 2.0 * self.half * (2 * (1 if self.fused else 5) + more) * self._numbers(group.rotated)
+        """Bytes of the rotation, and of norms of each head before it."""
+        norms = self.case.norm_rotary if self.shape.model.qk_norm is True else None
+        return self.half * rotation_passes(self.fused, norms, back) * self._numbers(group.rotated)
 
     def _layout(self, group: Matmuls) -> float:
         """Bytes of laying out outputs by head."""

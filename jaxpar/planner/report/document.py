@@ -8,7 +8,7 @@ from jaxpar.layout.plan_file import PlanFile
 from jaxpar.planner.search.avoid import never_measured
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.stage_groups import ranks_of, stages_by_group
-from jaxpar.planner.step_time.exposed import resting_on_one
+from jaxpar.planner.step_time.exposed import shares_of_one_program
 
 
 def planned_file(planned: Planned, cluster: str) -> PlanFile:
@@ -35,7 +35,7 @@ def _predicted(planned: Planned) -> dict[str, Any]:
         "breakdown": dict(time.breakdown),
         "memory": {name: size for name, size in memory._asdict().items() if name != "host"},
         "never_measured": never_measured(planned.candidate.layout),
-        "of_one_program": sorted(resting_on_one(planned.candidate.layout, planned.cluster)),
+        "of_one_program": sorted(shares_of_one_program(planned.candidate.layout, planned.cluster)),
         "node_order": planned.order,
         "hosts": planned.cluster.hosts,
         "stages": [

@@ -17,7 +17,7 @@ from jaxpar.planner.search.avoid import never_measured
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.stage_groups import ranks_of, stages_by_group
-from jaxpar.planner.step_time.exposed import resting_on_one
+from jaxpar.planner.step_time.exposed import shares_of_one_program
 from jaxpar.planner.step_time.interval import Spread, overlap
 from jaxpar.units import percent, seconds, size
 
@@ -97,7 +97,7 @@ def of_one_program(best: Planned) -> list[str]:
     """A sentence for each compiled program that alone decides what of some messages is waited for."""
     if best.cluster.gpu.short == CPU:  # whose times are nominal
         return []
-    found = resting_on_one(best.candidate.layout, best.cluster)
+    found = shares_of_one_program(best.candidate.layout, best.cluster)
     lines = []
     for program in dict.fromkeys(id(one) for one in found.values()):
         own = {name: one for name, one in found.items() if id(one) == program}
@@ -106,7 +106,7 @@ def of_one_program(best: Planned) -> list[str]:
         *first, last = shares
         listed = f"{', '.join(first)} and {last}" if first else last
         lines.append(
-            f"Waiting for {listed} rests on one compiled program ({one.config} on {one.cluster}, "
+            f"Waiting for {listed} is known from one compiled program ({one.config} on {one.cluster}, "
             f"{one.mesh}); programs of a class differ, and --verify reads this layout's own."
         )
     return lines

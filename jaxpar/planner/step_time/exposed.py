@@ -208,7 +208,7 @@ def sums_beside(layout: Layout) -> bool:
     return layout.sums_early and only_after(layout.pipe, layout.replica, shards, layout.zero) is None
 
 
-def resting_on_one(layout: Layout, cluster: Cluster) -> dict[str, Program]:
+def shares_of_one_program(layout: Layout, cluster: Cluster) -> dict[str, Program]:
     """Of the messages of a layout of jaxpar's that `exposed` has shares of: those whose share is of one program."""
     kinds, generation = classes_of(layout), generation_of(cluster)
     used: dict[str, list[Program]] = {}

@@ -72,7 +72,7 @@ PLANNER = (
     Fault(
         name="norms_of_heads_for_nothing",
         description="Norms of queries and keys take no time where XLA makes them.",
-        file="jaxpar/cost/layer.py",
+        file="jaxpar/cost/rotation.py",
         old='HEAD_NORMS = {"xla": (2.0, 6.0)',
         new='HEAD_NORMS = {"xla": (0.0, 3.0)',
         caught_by=("tests/cost/test_norm_rotary.py::test_a_kernel_saves_what_compiled_programs_move_less",),

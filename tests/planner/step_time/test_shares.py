@@ -11,9 +11,9 @@ from jaxpar.planner.step_time.exposed import (
     exposed,
     programs_of_classes,
     read_programs,
-    resting_on_one,
     share,
     share_of_classes,
+    shares_of_one_program,
 )
 
 
@@ -70,7 +70,7 @@ def test_shares_of_one_program_are_named(case: str):
     """Of the shipped rows: one with tensor ranks, one with replicas, one that holds chunks; others have several."""
     layout, names = ONE_PROGRAM[case]
     cluster = parse_cluster("h100:2x8")
-    found = resting_on_one(layout, cluster)
+    found = shares_of_one_program(layout, cluster)
     assert set(found) == names
     least = exposed(layout, cluster)
     values = {"gathers": least.gather, "scatters": least.scatter, "sums": least.sums, "host": least.host}
@@ -79,5 +79,5 @@ def test_shares_of_one_program_are_named(case: str):
 
 
 def test_a_class_of_another_generation_rests_on_the_program_that_stands_for_it():
-    found = resting_on_one(Layout(fsdp=8, tensor=2, zero=3), parse_cluster("a100-80:2x8"))
+    found = shares_of_one_program(Layout(fsdp=8, tensor=2, zero=3), parse_cluster("a100-80:2x8"))
     assert {one.generation for one in found.values()} == {"fast"} and set(found) == {"gathers", "scatters"}
