@@ -84,6 +84,14 @@ def test_a_policy_that_saves_the_named_results_does_not_run_cudnn_again(traceabl
     assert [forwards("projection", name) for name in SAVED_NAMES] == [2, 2]
 
 
+def test_output_and_values_are_kept_as_narrow_as_they_are(traceable: None) -> None:
+    """Zeros fill them for cuDNN alone: what the backward keeps has the widths of the arguments."""
+    attend = partial(cudnn.attend, mask=Mask(), **TOKENS)
+    pull = jax.eval_shape(lambda *x: jax.vjp(attend, *x)[1], *random_inputs(jnp.bfloat16, value_width=5))
+    kept = [leaf.shape for leaf in jax.tree.leaves(pull) if leaf.ndim == 4 and leaf.size]
+    assert sorted(kept) == [(2, 16, 2, 5), (2, 16, 2, 8), (2, 16, 4, 5), (2, 16, 4, 8)]
+
+
 @pytest.mark.parametrize(
     ("mask", "softcap"),
     [
