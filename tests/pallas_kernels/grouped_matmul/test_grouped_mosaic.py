@@ -38,6 +38,10 @@ CASES = {
     "whole tiles": Case(256, 64, 64, (128, 128)),
     "float16, not full": Case(77, 192, 128, (70, 7), "float16"),
     "more than there is room for": Case(40, 64, 64, (30, 30)),
+    "as in tokamax, 8 equal groups": Case(128, 64, 128, (16,) * 8),
+    "as in JAX, 16 groups of any size": Case(
+        164, 64, 128, (3, 21, 0, 8, 14, 2, 30, 1, 9, 16, 5, 12, 0, 27, 6, 10), "float16"
+    ),
 }
 
 
