@@ -4,7 +4,7 @@ residual stream."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from flax import nnx
@@ -18,6 +18,8 @@ from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declared import PLACEMENTS, attention_class, declare_layer, feed_forward_class
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.experts.feed_forward import Experts
+from jaxpar.layers.feed_forward.base import FeedForward
+from jaxpar.layers.feed_forward.gated import Gated
 from jaxpar.layers.latent_attention import LatentAttention
 from jaxpar.layers.linear import Tap, untapped
 from jaxpar.layers.norm import NORMS
@@ -26,6 +28,10 @@ from jaxpar.mesh.collective_matmul import PLAIN
 from jaxpar.precision.matmul import GroupScaling, scaling_of
 from jaxpar.precision.recipe import QuantisedGroups
 from jaxpar.precision.seen import Seen
+
+ELEMENTWISE: Mapping[str, Literal["input", "gradients"]] = {"mlp_in": "gradients", "mlp_out": "input"}
+"""The groups of matmuls around a gated feed-forward's elementwise work, and what of each that work or its derivative
+makes (`GroupScaling.elementwise`)."""
 
 
 class DecoderLayer(nnx.Module):
@@ -66,13 +72,14 @@ class DecoderLayer(nnx.Module):
         scales: Float[Array, "layers tensors"] | None = None,
         weight_scales: Float[Array, "layers tensors"] | None = None,
         unseen: Seen | None = None,
+        whole: bool = False,
     ) -> Any:
         """A group of matmuls with the collectives around it: linear in the layer's matrices, and in `x`.
 
         `index` and `unseen` are as in `__call__`, `scales` and `weight_scales` as in `TokenContext`, for groups that
-        are quantised.
+        are quantised. `whole` is whether the elementwise work beside it has its derivative in the same backward.
         """
-        scaling = self._scaling(name, index, scales, weight_scales, unseen)
+        scaling = self._scaling(name, index, scales, weight_scales, unseen, whole)
         for part in (self.attention, self.mlp):
             if isinstance(part, Experts):
                 continue
@@ -93,8 +100,31 @@ class DecoderLayer(nnx.Module):
         scales: jax.Array | None,
         weight_scales: jax.Array | None,
         unseen: Seen | None,
+        whole: bool = False,
     ) -> GroupScaling | None:
-        return None if self.fp8 is None else scaling_of(self.fp8, name, index, scales, weight_scales, unseen)
+        if self.fp8 is None:
+            return None
+        found = scaling_of(self.fp8, name, index, scales, weight_scales, unseen)
+        # Scales that are found from gradients need these in memory, and branches, rings and factors read them there.
+        if found is None or found.scales is None or found.exact is not None or not whole or not self._fuses:
+            return found
+        return found._replace(elementwise=ELEMENTWISE.get(name))
+
+    @property
+    def _fuses(self) -> bool:
+        """Whether the feed-forward is gated, its matmuls in are all quantised, and no ring cuts their operands."""
+        if self.fp8 is None or not isinstance(self.mlp, Gated):
+            return False
+        inward = self.mlp.part.groups[0]
+        plain = all(self.overlap.get(name, PLAIN).algorithm == "plain" for name in ELEMENTWISE)
+        return plain and self.fp8.groups.get(inward.name) == inward.weights
+
+    def _activated(self, mlp: FeedForward, hidden: tuple[jax.Array, ...], scaling: GroupScaling | None) -> jax.Array:
+        """The input of a feed-forward's matmul out, given the outputs of those in and how these are scaled."""
+        if scaling is None or scaling.elementwise is None or scaling.observed is None:
+            return mlp.activate(*hidden)
+        assert isinstance(mlp, Gated), "of others nothing is seen here"
+        return mlp.activate(*hidden, unseen=scaling.observed[-len(hidden) :])
 
     def __call__(
         self,
@@ -110,7 +140,9 @@ class DecoderLayer(nnx.Module):
 
         `unseen` are zeros, whose cotangent is what is seen of each tensor that a quantised matmul has.
         """
-        linear = lambda name, x: self.linear(name, x, index, tokens.scales, tokens.weight_scales, unseen)
+        given = index, tokens.scales, tokens.weight_scales, unseen
+        whole = tap is untapped
+        linear = lambda name, x: self.linear(name, x, *given, whole)
         h = self._named(self.attention_norm(x), "attention_input") if self.norms_before else x
         h = self.attention(h, tokens, attend, lambda name, x: tap(name, linear, x))
         if self.norms_behind:
@@ -125,7 +157,9 @@ class DecoderLayer(nnx.Module):
             scaling = lambda name: self._scaling(name, index, tokens.scales, tokens.weight_scales, unseen)
             h, report = self.mlp(h, index, tokens, train, scaling)
         elif self.mlp_tiles == 1:
-            h = self.mlp.add_bias(tap("mlp_out", linear, self.mlp.activate(*tap("mlp_in", linear, h))))
+            hidden = tap("mlp_in", linear, h)
+            h = self._activated(self.mlp, hidden, self._scaling("mlp_in", *given, whole))
+            h = self.mlp.add_bias(tap("mlp_out", linear, h))
         else:
             assert tap is untapped, "a backward that is split keeps the hidden activations of all tokens"
             assert self.fp8 is None, "a tile would have scales of its own"

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,10 @@ class GroupScaling(NamedTuple):
     """Scales of the matrices where these are values of codes already; then none are quantised, nor observed."""
     counted: Float[Array, "tensors counts"] | None = None
     """Zeros, whose cotangent is the counts of each of these tensors on this rank."""
+    elementwise: Literal["input", "gradients"] | None = None
+    """Which operands an elementwise derivative makes, that makes other operands too: their codes are written in one
+    order and transposed from there, where it would else run once more for those in the other order. Of `gradients` it
+    also finds the largest magnitudes (`jaxpar.precision.seen.seeing_gradients`)."""
 
     @property
     def unseen(self) -> Seen:
@@ -120,7 +124,7 @@ def products(
         return tuple(map(scatter_sequence, found)) if scatters else found
     x, given, scales, unseen = scales_of_group(x, weights, scaling)
     exact, x, given, scales, unseen = vary_alike((scaling.exact, x, given, scales, unseen))
-    how = _How(scaling.recipe, gathers, scatters, scaling.of_codes is not None)
+    how = _How(scaling.recipe, gathers, scatters, scaling.of_codes is not None, scaling.elementwise)
     return _products(how, x, given, scales, unseen, exact)
 
 
@@ -162,6 +166,13 @@ class _How:
     """Whether the outputs are partial sums, of which each tensor rank keeps its part of the sequence."""
     coded: bool
     """Whether the weights are values of codes already."""
+    elementwise: str | None = None
+    """As of `GroupScaling`."""
+
+    def written(self, operand: str, codes: jax.Array) -> jax.Array:
+        """Codes of the input or of the gradients, which are written before they are transposed if an elementwise
+        derivative makes them."""
+        return lax.optimization_barrier(codes) if self.elementwise == operand else codes
 
     def before(self, x: jax.Array) -> jax.Array:
         """The input, or its codes, as it is multiplied."""
@@ -211,14 +222,15 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
     # What is seen comes out of the branch: XLA for CPUs does not order the collectives of a branch with a maximum that
     # does not depend on it, and ranks that run them in different orders wait for each other.
     def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
-        q = how.before(quantise(x, scales[0], E4M3))
+        q = how.written("input", how.before(quantise(x, scales[0], E4M3)))
         of_input, of_weights = [], []
         for n, (w, matrix, dy) in enumerate(zip(weights, codes_of(weights, scales, how.coded), dys, strict=True)):
             codes = quantise(dy, of_gradients[n], recipe.gradient)
-            codes = how.before_backward(codes)
+            codes = how.written("gradients", how.before_backward(codes))
             of_input.append(_input_gradient(codes, matrix, scales[1 + n] * of_gradients[n], x))
             of_weights.append(_weight_gradient(q, codes, scales[0] * of_gradients[n], w))
-        seen = seen_by_group(x, weights, dys, unseen, how.coded, scales, of_gradients, recipe)
+        found = how.elementwise == "gradients"
+        seen = seen_by_group(x, weights, dys, unseen, how.coded, scales, of_gradients, recipe, found=found)
         return how.after_backward(_sum(of_input)), tuple(of_weights), seen
 
     def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:

@@ -10,9 +10,9 @@ quantised with each use, is counted as often, and so are its numbers: shares are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -128,6 +128,7 @@ def seen_by_group(
     of_gradients: Sequence[jax.Array] | jax.Array,
     recipe: Recipe,
     sizes: Int[Array, " experts"] | None = None,
+    found: bool = False,
 ) -> Seen:
     """What is asked for of a group's tensors on this rank; of weights that are codes already, nothing.
 
@@ -141,13 +142,15 @@ def seen_by_group(
         of_gradients: those of `dys`.
         recipe: how the gradients are quantised.
         sizes: rows of each expert, where `x` and `dys` are rows of experts; behind these nothing is seen.
+        found: whether the largest magnitudes of `dys` are found where these are made.
     """
     largest = counts = None
     if sizes is not None:
         x, *dys = held_rows(sizes, x, *dys)
     if unseen.largest is not None:
         of_weights = [jnp.float32(0) if coded else largest_of(w) for w in weights]
-        largest = joined((largest_of(x), *of_weights, *map(largest_of, dys)), unseen.largest)
+        of_dys = [jnp.float32(0) if found else largest_of(dy) for dy in dys]
+        largest = joined((largest_of(x), *of_weights, *of_dys), unseen.largest)
     if unseen.counts is not None:
         numbers_of = lambda rows: None if sizes is None else held_numbers(sizes, rows)
         count = lambda rows, scale, form: counts_of(rows, scale, form, numbers_of(rows))
@@ -156,6 +159,45 @@ def seen_by_group(
         of_dys = [count(dy, of_gradients[n], recipe.gradient) for n, dy in enumerate(dys)]
         counts = joined((count(x, scales[0], E4M3), *of_weights, *of_dys), unseen.counts)
     return Seen(largest, counts)
+
+
+# ---- gradients that elementwise work makes
+
+
+def seeing_gradients(
+    function: Callable[..., Float[Array, "..."]], unseen: Float[Array, "inputs"], *inputs: Float[Array, "..."]
+) -> Float[Array, "..."]:
+    """An elementwise `function` of `inputs`. The cotangent of the zeros `unseen` is, of the gradient of each input, the
+    largest magnitude on this rank.
+
+    The derivative computes these gradients twice, in float32 for their magnitudes. With one use each, XLA writes no
+    array of them: one kernel reads what the derivative needs, and makes their codes and magnitudes. A gradient with two
+    uses it writes, and reads again (docs/fp8.md, passes over memory).
+    """
+    return _seeing(function, *vary_alike((unseen, *inputs)))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _seeing(function: Callable[..., jax.Array], unseen: jax.Array, *inputs: jax.Array) -> jax.Array:
+    del unseen
+    return function(*inputs)
+
+
+def _seeing_forward(function: Callable[..., jax.Array], unseen: jax.Array, *inputs: jax.Array) -> tuple[Any, Any]:
+    out, pullback = jax.vjp(function, *inputs)
+    return out, (pullback, unseen, inputs)
+
+
+def _seeing_backward(function: Callable[..., jax.Array], kept: Any, d_out: jax.Array) -> tuple[jax.Array, ...]:
+    pullback, unseen, inputs = kept
+    wide = lambda x: x.astype(jnp.float32)
+    _, in_float32 = jax.vjp(function, *map(wide, inputs))
+    largest = map(largest_of, in_float32(wide(d_out)))
+    rounded = [own.astype(x.dtype).astype(jnp.float32) for own, x in zip(largest, inputs, strict=True)]
+    return joined(rounded, unseen), *pullback(d_out)
+
+
+_seeing.defvjp(_seeing_forward, _seeing_backward)
 
 
 def joined(tensors: Sequence[jax.Array], like: jax.Array) -> jax.Array:

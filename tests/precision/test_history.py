@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.layers.feed_forward import gated
+from jaxpar.layers.layer import DecoderLayer
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.precision.history import is_gradient, next_history, no_history, scales_of
 from jaxpar.precision.recipe import E5M2, Recipe, recipe_of
+from jaxpar.precision.seen import seeing_gradients
+from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
 
 NAMES = ("mlp_in.input", "up", "up.gradient")
@@ -87,6 +91,41 @@ def test_what_a_step_saw_does_not_depend_on_the_layout():
         seen.append(history)
     np.testing.assert_allclose(seen[0], seen[1], rtol=0.1)
     assert "output" not in tensor_names(config)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_a_derivative_that_finds_magnitudes_itself_changes_no_step(compute: str, monkeypatch: pytest.MonkeyPatch):
+    """The gradients of up and gate: with tensor ranks, shards and microbatches, all activations recomputed."""
+    config = small(
+        precision={"matmul": "fp8_delayed", "compute": compute, "matmul_history": 2},
+        model={"embed": 64, "mlp": 128, "head_dim": 16, "kv_heads": 2},
+        parallel={"fsdp": 2, "tensor": 2, "microbatches": 2}, memory={"remat": "full"},
+    )  # fmt: skip
+    calls: list[int] = []
+
+    def two_steps() -> tuple[Any, list[float], Any]:
+        run = SmallRun(config)
+        state, losses = run.step.residency.initial_state(), []
+        for step in range(2):
+            state, metrics = run.step.train(state, run.batch(step))
+            losses.append(float(metrics.loss))
+        return np.asarray(jax.device_get(state.matmul_history)), losses, run.by_layer(state.master)
+
+    def counted(*given: Any) -> jax.Array:
+        calls.append(1)
+        return seeing_gradients(*given)
+
+    monkeypatch.setattr(gated, "seeing_gradients", counted)
+    history, losses, weights = two_steps()
+    assert calls and (history[:, 1] > 0).all()
+    calls.clear()
+    monkeypatch.setattr(DecoderLayer, "_fuses", False)
+    plain, plain_losses, plain_weights = two_steps()
+    assert not calls
+    np.testing.assert_allclose(history, plain, rtol=2.0**-7 if compute == "bfloat16" else 1e-6)
+    assert losses == plain_losses
+    assert_same_bits(weights, plain_weights)
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])

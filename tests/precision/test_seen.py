@@ -21,7 +21,7 @@ from jaxpar.precision.matmul import GroupScaling, products
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe, Tiles
 from jaxpar.precision.ring import ring_in, ring_out
 from jaxpar.precision.scale import quantise
-from jaxpar.precision.seen import COUNTS, Seen, counts_of, for_each_use, nothing_seen
+from jaxpar.precision.seen import COUNTS, Seen, counts_of, for_each_use, nothing_seen, seeing_gradients
 from jaxpar.training.run.matmul_metrics import matmul_metrics
 from tests.gpu_compile import in_child
 from tests.precision.test_matmul import reference_scale
@@ -60,6 +60,26 @@ def test_of_several_uses_the_largest_magnitude_and_all_counts_are_seen():
     each = [([1.0, 0.0], [4.0, 0.0, 1.0]), ([3.0, 5.0], [8.0, 2.0, 0.0]), ([2.0, 4.0], [4.0, 1.0, 3.0])]
     (found,) = pull(tuple(Seen(jnp.array(largest), jnp.array([counts, counts])) for largest, counts in each))
     assert found.largest.tolist() == [3.0, 5.0] and found.counts.tolist() == [[16.0, 3.0, 4.0]] * 2
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 2.0**-8), ("float32", 2.0**-20)])
+def test_magnitudes_of_gradients_that_elementwise_work_makes_are_those_of_float64(dtype: str, limit: float):
+    """Of SwiGLU; its value and its gradients have the bits that they have without."""
+    draw = np.random.default_rng(0)
+    up, gate, d_out = (jnp.asarray(4 * draw.standard_normal((3, 7, 11)), dtype) for _ in range(3))
+    swiglu = lambda up, gate: jax.nn.silu(gate) * up
+    seeing = lambda unseen, *inputs: seeing_gradients(swiglu, unseen, *inputs)
+    value, pull = jax.vjp(jax.jit(seeing), jnp.zeros(2), up, gate)
+    largest, *gradients = pull(d_out)
+    plain, plain_pull = jax.vjp(jax.jit(swiglu), up, gate)
+    for found, wanted in zip((value, *gradients), (plain, *plain_pull(d_out)), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    wide_up, wide_gate, wide_d = (np.asarray(x, np.float64) for x in (up, gate, d_out))
+    sigmoid = 1 / (1 + np.exp(-wide_gate))
+    of_up, of_gate = wide_d * wide_gate * sigmoid, wide_d * wide_up * sigmoid * (1 + wide_gate * (1 - sigmoid))
+    wanted = [np.abs(of_up).max(), np.abs(of_gate).max()]
+    assert abs(wanted[0] / wanted[1] - 1) > 0.05, "not the same one twice"
+    np.testing.assert_allclose(largest, wanted, rtol=limit)
 
 
 # ---- the products of a layer on ranks

@@ -12,6 +12,7 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Part, Traffic
 from jaxpar.layers.feed_forward.base import HIDDEN, OUT, FeedForward, hidden_weights
+from jaxpar.precision.seen import seeing_gradients
 
 ALPHA, LIMIT = 1.702, 7.0
 """Of `ClampedSwiGLU`."""
@@ -52,11 +53,16 @@ class Gated(FeedForward):
         """What f(gate) is multiplied by."""
         return up
 
-    def activate(self, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
-        """f(gate) * factor(up), with their biases."""
+    def activate(
+        self, *hidden: jax.Array, unseen: Float[Array, "hidden"] | None = None
+    ) -> Float[Array, "batch seq mlp"]:
+        """f(gate) * factor(up), with their biases. `unseen` is that of `seeing_gradients`, of up and of gate."""
         up, gate = hidden
         up = self.named(self.biased(up, "up"), "mlp_up")
         gate = self.named(self.biased(gate, "gate"), "mlp_gate")
+        return self._product(up, gate) if unseen is None else seeing_gradients(self._product, unseen, up, gate)
+
+    def _product(self, up: jax.Array, gate: jax.Array) -> jax.Array:
         activated = self.named(self.non_linear(gate), "mlp_activated")
         return self.named(activated * self.factor(up), "mlp_hidden")
 

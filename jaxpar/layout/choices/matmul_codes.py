@@ -10,6 +10,9 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.cost.matmul_codes import EACH_USE, OF_TILES, STORED, MatmulCodes
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.described import DescribedGPU
+from jaxpar.layers.declared import feed_forward_class
+from jaxpar.layers.feed_forward.gated import Gated
+from jaxpar.layers.layer import ELEMENTWISE
 from jaxpar.layers.matmul_formats import coded_rows, dense_groups, exact_layers, quantised, why_each_use
 from jaxpar.layout.choices.matmul import tiled_choice
 from jaxpar.precision.recipe import recipe_of
@@ -47,6 +50,7 @@ def matmul_codes(
         stored=min(1.0, coded / max(1, last - first)) if once else 0.0,
         exact=(first, layers - last),
         layers=layers,
+        by_derivative=_by_derivative(config) if recipe.delayed else (),
     )
 
 
@@ -55,6 +59,15 @@ def _dense(config: Config) -> tuple[str, ...]:
     models = kind_models(config.model).values()
     each = ((quantised(config, model), group.name) for model in models for _, group in dense_groups(model))
     return tuple(dict.fromkeys(name for own, name in each if name in own))
+
+
+def _by_derivative(config: Config) -> tuple[str, ...]:
+    """The groups whose outputs' gradients are made as codes, but for rings, split backwards and rows of a pipeline with
+    an exception, which are not looked at."""
+    pairs = [(own, group) for own in kind_models(config.model).values() for _, group in dense_groups(own)]
+    gated = [(own, group) for own, group in pairs if issubclass(feed_forward_class(own), Gated)]
+    found = [group.name for own, group in gated if quantised(config, own).get(group.name) == group.weights]
+    return tuple(name for name in dict.fromkeys(found) if ELEMENTWISE.get(name) == "gradients")
 
 
 def _multiplies_codes(config: Config, gpu: GPU) -> bool:

@@ -137,4 +137,23 @@ PRECISION = (
         new="join(jnp.add, self.largest, other.largest)",
         caught_by=(f"{SEEN}::test_of_several_uses_the_largest_magnitude_and_all_counts_are_seen",),
     ),
+    Fault(
+        name="fp8_magnitude_of_the_other_gradient",
+        description="A derivative that finds magnitudes gives that of gate's gradient to up, and up's to gate.",
+        file="jaxpar/precision/seen.py",
+        old="map(largest_of, in_float32(wide(d_out)))",
+        new="map(largest_of, in_float32(wide(d_out))[::-1])",
+        caught_by=(
+            f"{SEEN}::test_magnitudes_of_gradients_that_elementwise_work_makes_are_those_of_float64"
+            "[float32-9.5367431640625e-07]",
+        ),
+    ),
+    Fault(
+        name="fp8_magnitudes_of_gradients_among_those_of_inputs",
+        description="What a derivative finds of the gradients of up and gate enters the history of others.",
+        file="jaxpar/layers/layer.py",
+        old="scaling.observed[-len(hidden) :]",
+        new="scaling.observed[: len(hidden)]",
+        caught_by=(f"{HISTORY}::test_a_derivative_that_finds_magnitudes_itself_changes_no_step[float32]",),
+    ),
 )
