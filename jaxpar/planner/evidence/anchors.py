@@ -12,8 +12,9 @@ from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.cost.mechanisms import NEUTRAL
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.observe.writers.measured_row import MEASURED_FILE
+from jaxpar.planner.evidence.left_open import NETWORK
 from jaxpar.planner.evidence.posterior import posterior
-from jaxpar.planner.evidence.published import NETWORK, read_rows
+from jaxpar.planner.evidence.published import read_rows
 from jaxpar.planner.evidence.validate import judge
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.step_time.interval import KNOWN, NOMINAL, Spread

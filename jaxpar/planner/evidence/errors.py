@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import combinations, permutations
 from math import log
 from statistics import fmean, median
@@ -20,10 +20,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.planner.evidence.judged import Judged
 from jaxpar.planner.evidence.posterior import posterior
 from jaxpar.planner.evidence.published import Refused
 from jaxpar.planner.evidence.sizes import HEAD, SizeErrors, by_size, cells
+from jaxpar.planner.evidence.software import switches
 from jaxpar.planner.step_time.interval import KNOWN, Spread
 from jaxpar.units import percent
 
@@ -82,6 +84,18 @@ class Errors:
 
 
 @dataclass(frozen=True)
+class Used:
+    """What the software of some rows is taken to do."""
+
+    software: str
+    """The generation that its name stands for; of software that is not known, one of those that it may be."""
+    rows: int
+    mechanisms: Mechanisms
+    stated: str
+    """What the rows state of it; the rest follows from the name."""
+
+
+@dataclass(frozen=True)
 class Report:
     """The result of a validation."""
 
@@ -93,24 +107,27 @@ class Report:
     """Rows that cannot be timed."""
     sizes: Mapping[str, SizeErrors] = field(default_factory=dict)
     """By size of the run."""
+    mechanisms: Mapping[str, Sequence[Used]] = field(default_factory=dict)
+    """By source: what its software is taken to do."""
 
     def as_json(self) -> dict[str, Any]:
         """`overall` and `sources`, each with the fields of `Errors`; `sizes`, with those of `SizeErrors`; `assumed`;
-        and `refused`, with the reasons."""
+        `mechanisms`, with the fields of `Used`; and `refused`, with the reasons."""
         sources = {name: vars(errors) for name, errors in self.sources.items()}
         refused = [vars(one) for one in self.refused]
         sizes = {name: vars(errors) for name, errors in self.sizes.items()}
+        used = {name: [asdict(one) for one in own] for name, own in self.mechanisms.items()}
         return {
             "overall": vars(self.overall), "sources": sources, "sizes": sizes, "assumed": self.assumed,
-            "refused": refused,
+            "mechanisms": used, "refused": refused,
         }  # fmt: skip
 
     def lines(self) -> list[str]:
-        """Tables by source and by size, the rows that cannot be timed, and what the others leave open."""
+        """Tables by source and by size, the rows that cannot be timed, and what is assumed of the others."""
         left_out = [f"  {one.row}: {one.why}" for one in self.refused]
         rows = f"{len(left_out)} row{'s' if len(left_out) > 1 else ''}"
         refused = ["", f"{rows} cannot be timed:", *left_out] if left_out else []
-        return [*self.table(), *self.size_table(), *refused, *self.assumptions()]
+        return [*self.table(), *self.size_table(), *refused, *self.assumptions(), *self.software()]
 
     def assumptions(self) -> list[str]:
         """What rows leave open, a line for each source; nothing where nothing is."""
@@ -118,6 +135,22 @@ class Report:
             return []
         each = lambda found: "; ".join(f"{what} ({rows})" for what, rows in found.items())
         return ["", "Assumed for what rows leave open:"] + [f"  {k}: {each(v)}" for k, v in self.assumed.items()]
+
+    def software(self) -> list[str]:
+        """The mechanisms of each source's software; nothing where nothing was timed."""
+        if not self.mechanisms:
+            return []
+        usual = Mechanisms()
+        lines = [
+            "",
+            "Taken to be done by software of that name, where rows do not state it (all else as in the last line):",
+        ]
+        for source, own in self.mechanisms.items():
+            for one in own:
+                stated = f" (stated: {one.stated})" if one.stated else ""
+                own_words = switches(one.mechanisms, usual) or "all as usual"
+                lines.append(f"  {source}: {one.software} ({one.rows}): {own_words}{stated}")
+        return [*lines, f"  usual: {switches(usual)}"]
 
     def table(self) -> list[str]:
         """A line for each source, and one for all."""
@@ -152,7 +185,16 @@ def report(judged: Iterable[Judged], refused: Sequence[Refused] = ()) -> Report:
     over = lambda name: [getattr(errors, name) for errors in each]
     means: dict[str, Any] = {one.name: _mean(over(one.name)) for one in fields(Errors)}
     overall = Errors(**means | {name: sum(over(name)) for name in ("rows", "memory_rows")})
-    return Report(overall, sources, {name: found for name, found in opened.items() if found}, refused, by_size(judged))
+    opened = {name: found for name, found in opened.items() if found}
+    used = {name: found for name, rows in by_source.items() if (found := _used(rows))}
+    return Report(overall, sources, opened, refused, by_size(judged), used)
+
+
+def _used(rows: Sequence[Judged]) -> list[Used]:
+    """What the software of the rows that were timed is taken to do."""
+    runs = [row.run for row in rows if row.time is not None]
+    each = Counter((name, run.stated, does) for run in runs for name, does in run.candidates.items())
+    return [Used(name, number, does, stated) for (name, stated, does), number in each.items()]
 
 
 def _errors(rows: Sequence[Judged]) -> Errors:
