@@ -220,10 +220,17 @@ def print_model(model: HardwareModel, console: Console, note: str | None = None)
         console.print(f"  {note}", highlight=False, soft_wrap=True)
 
 
-def print_validation(data: Path, *, as_json: bool) -> None:
-    """The time model against published runs. Raises `UserError` for a file that cannot be used."""
+def print_validation(data: Path, measured: Path | None = None, *, as_json: bool) -> None:
+    """The time model against published runs; after others were `measured`, the prediction of each row. Raises
+    `UserError` for a file that cannot be used."""
+    from jaxpar.planner.evidence import after_runs
     from jaxpar.planner.evidence.validate import validate
 
+    if measured is not None:
+        rows, refused = after_runs.after_runs(data, measured)
+        found = {"predicted": [one.as_json() for one in rows], "refused": [vars(one) for one in refused]}
+        print(json.dumps(found, indent=2) if as_json else "\n".join(after_runs.lines(rows, refused)))
+        return
     report = validate(data)
     if as_json:
         print(json.dumps(report.as_json(), indent=2))

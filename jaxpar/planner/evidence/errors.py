@@ -159,14 +159,14 @@ class Report:
             "pairs", "regret",
         )  # fmt: skip
         rows = [(name, errors) for name, errors in self.sources.items()] + [("mean over sources", self.overall)]
-        return _aligned([head, *((name, *_cells(errors)) for name, errors in rows)])
+        return aligned([head, *((name, *_cells(errors)) for name, errors in rows)])
 
     def size_table(self) -> list[str]:
         """A line for each class of sizes, after an empty one; nothing without a time."""
-        return ["", *_aligned([HEAD, *cells(self.sizes)])] if self.sizes else []
+        return ["", *aligned([HEAD, *cells(self.sizes)])] if self.sizes else []
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     padded = lambda row: [cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(row)]

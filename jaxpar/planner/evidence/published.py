@@ -80,6 +80,8 @@ class Run:
     """What the row states of its software, apart from its name."""
     software: str | None = None
     """The generation of its software; None where it is not known."""
+    framework: str = ""
+    """The name of its software, as the row has it."""
     kinds: Mapping[str, Mechanisms] = field(default_factory=dict)
     """What each kind of software would do in this run: it is timed by all of them where its own is not known."""
 
@@ -87,6 +89,12 @@ class Run:
     def candidates(self) -> Mapping[str, Mechanisms]:
         """What its software may be, by name."""
         return self.kinds if self.software is None else {self.software: self.mechanisms}
+
+    @property
+    def system(self) -> tuple[str, str]:
+        """Its software and its GPU: runs of one system share how far they are from predictions. Software that is not
+        known is itself by its name."""
+        return self.software or self.framework, self.cluster.gpu.short
 
     @property
     def seconds(self) -> float | None:
@@ -188,7 +196,7 @@ def _run(row: Mapping[str, str], place: str) -> Run:
         sequence=cell.whole("seq_len"), batch=cell.whole("global_batch_seqs"),
         layouts=layouts, cluster=cluster, mechanisms=does, tokens_per_s_per_gpu=measured,
         peak_gib=peak_gib, assumed=(*left_open(row, cluster, layouts), *assumed, *guessed),
-        stated=stated(row), software=generation(row["framework"]),
+        stated=stated(row), software=generation(row["framework"]), framework=row["framework"],
         kinds=kinds_of(row, place, cluster.gpu.compute_capability >= HOPPER),
     )  # fmt: skip
 

@@ -62,11 +62,17 @@ def judge(run: Run, hardware: HardwareModel | None = None) -> Judged:
     memory_of = lambda layout: None if run.peak_gib is None else published_memory(run, layout) / GIB
     if run.tokens_per_s_per_gpu is None:
         return Judged(run, run.layouts[0], None, memory_of(run.layouts[0]))
+    time, layout, each = predict(run, hardware)
+    return Judged(run, layout, time, memory_of(layout), each)
+
+
+def predict(run: Run, hardware: HardwareModel | None = None) -> tuple[StepTime, Layout, dict[str, float]]:
+    """The step of a run, its layout, which is the fastest where part of it is left open, and the seconds by what its
+    software may be."""
     timed = {does: _fastest(run, does, hardware) for does in {run.mechanisms, *run.candidates.values()}}
-    layout = timed[run.mechanisms][1]
     each = {name: timed[does][0] for name, does in run.candidates.items()}
     seconds = {name: time.seconds for name, time in each.items()}
-    return Judged(run, layout, mean_of(list(each.values())), memory_of(layout), seconds)
+    return mean_of(list(each.values())), timed[run.mechanisms][1], seconds
 
 
 def _fastest(run: Run, does: Mechanisms, hardware: HardwareModel | None) -> tuple[StepTime, Layout]:
