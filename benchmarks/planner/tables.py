@@ -129,9 +129,9 @@ def errors_table(parts: Mapping[str, Report]) -> list[str]:
 def left_out_table(found: LeftOut) -> list[str]:
     """Medians of the errors by source, naive ones first."""
     lines = [
-        "| source | rows | one MFU per GPU | unseen software | p90 | bias | one run measured | source unseen | p90 "
-        "| bias | one run measured |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| source | rows | one MFU per GPU | one run measured | unseen software | p90 | bias | one run measured "
+        "| source unseen | p90 | bias | one run measured |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     columns: list[list[float]] = []
     for name in sorted(found.sources):
@@ -139,7 +139,8 @@ def left_out_table(found: LeftOut) -> list[str]:
         unseen, source = of(found.generations[name]), of(found.sources[name])
         middle = lambda errors: float(np.median(np.abs(errors)))
         cells = [
-            middle(found.naive[name]), middle(unseen), _high(unseen), float(np.median(unseen)),
+            middle(found.naive[name]), middle(found.naive_anchored[name]),
+            middle(unseen), _high(unseen), float(np.median(unseen)),
             middle(_errors(found.anchored[name])), middle(source), _high(source), float(np.median(source)),
             middle(_errors(found.anchored_sources[name])),
         ]  # fmt: skip
@@ -151,7 +152,7 @@ def left_out_table(found: LeftOut) -> list[str]:
 
 
 def _cells(values: Sequence[float]) -> list[str]:
-    signed = (3, 7)
+    signed = (4, 8)
     return [f"{100 * value:+.1f}%" if place in signed else percent(value) for place, value in enumerate(values)]
 
 
@@ -223,6 +224,10 @@ def neighbours() -> str:
 
 
 def wrapped(lines: Sequence[str]) -> list[str]:
-    """The lines of a page, with paragraphs wrapped and tables as they are."""
-    wide = lambda line: len(line) > WIDTH and not line.startswith(("|", "!", "`", " "))
-    return [part for line in lines for part in (textwrap.wrap(line, WIDTH) if wide(line) else [line])]
+    """The lines of a page, with paragraphs wrapped, and tables and what stands between ``` as they are."""
+    found, code = list[str](), False
+    for line in lines:
+        code ^= line == "```"
+        wide = len(line) > WIDTH and not code and not line.startswith(("|", "!", "`", " "))
+        found += textwrap.wrap(line, WIDTH) if wide else [line]
+    return found

@@ -5,7 +5,8 @@ figures are means over sources, because two sources hold most rows. Rank correla
 one model and sequence length, where there are three or more; pairs in order are those of the same runs that differ by
 more than `APART`. Regret is how much slower the layout predicted to be best is than the fastest measured one, among the
 layouts of one model, batch and cluster; the median over such groups. Coverage is the share of runs inside the interval
-of their prediction. What is anchored is each run beside each other one of its source and software.
+of their prediction. What is anchored is each run beside each other one of its source and software. Naive is the
+guess of one share of the peak (`naive`), without and with that other run.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import numpy as np
 
 from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.planner.evidence.judged import Judged
+from jaxpar.planner.evidence.naive import naive, naive_beside_a_run
 from jaxpar.planner.evidence.posterior import posterior
-from jaxpar.planner.evidence.published import Refused
+from jaxpar.planner.evidence.published import Refused, Run
 from jaxpar.planner.evidence.sizes import HEAD, SizeErrors, by_size, cells
 from jaxpar.planner.evidence.software import switches
 from jaxpar.planner.step_time.interval import KNOWN, Spread
@@ -81,6 +83,10 @@ class Errors:
     """Where one other run of the source, of the same software, was measured."""
     anchored_coverage: float | None = None
     """The same of `coverage`."""
+    naive_median_error: float | None = None
+    """Of one share of the peak for each kind of GPU, the median of other sources."""
+    anchored_naive_median_error: float | None = None
+    """Of the share that another run of the source, of the same software, reached."""
 
 
 @dataclass(frozen=True)
@@ -155,8 +161,8 @@ class Report:
     def table(self) -> list[str]:
         """A line for each source, and one for all."""
         head = (
-            "source", "rows", "median", "p90", "bias", "inside", "anchored", "memory", "median", "bias", "rank",
-            "pairs", "regret",
+            "source", "rows", "median", "naive", "p90", "bias", "inside", "anchored", "naive", "memory", "median",
+            "bias", "rank", "pairs", "regret",
         )  # fmt: skip
         rows = [(name, errors) for name, errors in self.sources.items()] + [("mean over sources", self.overall)]
         return aligned([head, *((name, *_cells(errors)) for name, errors in rows)])
@@ -173,13 +179,21 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(padded(zip(row, widths, strict=True))) for row in rows]
 
 
-def report(judged: Iterable[Judged], refused: Sequence[Refused] = ()) -> Report:
-    """The errors of predictions, by source; `refused` are the rows that have none."""
+def report(judged: Iterable[Judged], refused: Sequence[Refused] = (), known: Iterable[Run] = ()) -> Report:
+    """The errors of predictions, by source.
+
+    Args:
+        judged: the predictions.
+        refused: the rows that have none.
+        known: runs of other sources, for the naive guess beside them.
+    """
     by_source: dict[str, list[Judged]] = defaultdict(list)
     judged = list(judged)
     for one in judged:
         by_source[one.run.source].append(one)
-    sources = {name: _errors(rows) for name, rows in by_source.items()}
+    timed = [one.run for one in judged if one.time is not None]
+    guessed, beside = naive(timed, known), naive_beside_a_run(timed)
+    sources = {name: _errors(rows, guessed.get(name), beside.get(name)) for name, rows in by_source.items()}
     opened = {name: dict(Counter(what for row in rows for what in row.run.assumed)) for name, rows in by_source.items()}
     each = list(sources.values())
     over = lambda name: [getattr(errors, name) for errors in each]
@@ -197,7 +211,8 @@ def _used(rows: Sequence[Judged]) -> list[Used]:
     return [Used(name, number, does, stated) for (name, stated, does), number in each.items()]
 
 
-def _errors(rows: Sequence[Judged]) -> Errors:
+def _errors(rows: Sequence[Judged], guessed: Sequence[float] | None, guessed_beside: Sequence[float] | None) -> Errors:
+    """The errors of a source, beside those of the naive guess."""
     signed = [error for row in rows if (error := row.error) is not None]
     held = [error for row in rows if (error := row.memory_error) is not None]
     covered = [inside for row in rows if (inside := row.covered) is not None]
@@ -217,6 +232,8 @@ def _errors(rows: Sequence[Judged]) -> Errors:
         pairs_in_order=_over_groups(rows, _same_model, 2, _in_order, fmean),
         anchored_median_error=median(abs(one.error) for one in beside) if beside else None,
         anchored_coverage=fmean(one.covered for one in beside) if beside else None,
+        naive_median_error=median(map(abs, guessed)) if guessed else None,
+        anchored_naive_median_error=median(map(abs, guessed_beside)) if guessed_beside else None,
     )
 
 
@@ -281,8 +298,8 @@ def _cells(errors: Errors) -> tuple[str, ...]:
     whole = lambda value: "-" if value is None else f"{100 * value:.0f}%"
     rank = "-" if errors.rank_correlation is None else f"{errors.rank_correlation:.2f}"
     return (
-        str(errors.rows), shown(errors.median_error), shown(errors.p90_error), signed(errors.bias),
-        whole(errors.coverage), shown(errors.anchored_median_error), str(errors.memory_rows),
-        shown(errors.memory_median_error),
+        str(errors.rows), shown(errors.median_error), shown(errors.naive_median_error), shown(errors.p90_error),
+        signed(errors.bias), whole(errors.coverage), shown(errors.anchored_median_error),
+        shown(errors.anchored_naive_median_error), str(errors.memory_rows), shown(errors.memory_median_error),
         signed(errors.memory_bias), rank, whole(errors.pairs_in_order), shown(errors.regret),
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import fmean, geometric_mean
 
@@ -21,7 +22,7 @@ from jaxpar.memory.pipeline_offload import (
 )
 from jaxpar.planner.evidence.errors import Report, report
 from jaxpar.planner.evidence.judged import Judged
-from jaxpar.planner.evidence.published import Run, read_rows
+from jaxpar.planner.evidence.published import Run, read_rows, read_runs
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.kept import kept_bytes
 from jaxpar.planner.step_time.model import StepTime, step_time
@@ -54,7 +55,14 @@ def validate(path: Path | str, hardware: Callable[[Run], HardwareModel | None] |
     if not runs:
         why = f"; {refused[0].row}: {refused[0].why}" if refused else ""
         raise UserError(f"{named(Path(path))}: no row has a time or a peak memory to compare with{why}")
-    return report((judge(run, hardware(run) if hardware else None) for run in runs), refused)
+    judged = [judge(run, hardware(run) if hardware else None) for run in runs]
+    return report(judged, refused, _published())
+
+
+@cache
+def _published() -> Sequence[Run]:
+    """The runs of the repository, for naive guesses beside predictions."""
+    return read_runs(PUBLISHED)
 
 
 def judge(run: Run, hardware: HardwareModel | None = None) -> Judged:

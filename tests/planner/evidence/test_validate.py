@@ -101,6 +101,7 @@ def test_the_report_states_the_same_as_json_and_as_a_table(fitted: Report):
     keys = {
         "rows", "median_error", "p90_error", "memory_rows", "memory_median_error", "rank_correlation", "regret",
         "bias", "memory_bias", "coverage", "pairs_in_order", "anchored_median_error", "anchored_coverage",
+        "naive_median_error", "anchored_naive_median_error",
     }  # fmt: skip
     assert set(written["overall"]) == keys
     assert all(set(errors) == keys for errors in written["sources"].values())
