@@ -15,6 +15,7 @@ from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.planner.evidence.collectives import LARGE, Measured
 from jaxpar.planner.evidence.errors import Anchored, Report, report
 from jaxpar.planner.evidence.sizes import HEAD, by_size, cells
+from jaxpar.planner.step_time.interval import ONE_PROGRAM
 from jaxpar.units import MIB, percent
 
 WIDTH = 120
@@ -92,8 +93,14 @@ def parameters_table(found: Fit) -> list[str]:
     ):
         source = "fitted" if name in fitted else SOURCES[name]
         lines.append(f"| `{name}` | {ampere:.3g} | {hopper:.3g} | {unit} | {meaning} | {source} |")
-    return lines
+    return [*lines, ONE_PROGRAM_ROW]
 
+
+ONE_PROGRAM_ROW = (
+    f"| `ONE_PROGRAM` | {ONE_PROGRAM:.3g} | {ONE_PROGRAM:.3g} | of messages | shares that are waited for are off by, "
+    "where one compiled program alone shows them (a standard deviation, of intervals) | compiled programs, each "
+    "beside the others of its class (above) |"
+)
 
 SOURCES = {
     "launch_seconds": "usual; no run in the data is limited by it",

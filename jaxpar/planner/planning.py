@@ -168,7 +168,9 @@ def best_with_idle_hosts(search: Search, number: int) -> tuple[Search, list[Plan
 
 
 def anchored(planned: Planned, spread: Spread) -> Planned:
-    """A plan with the times of a system of which runs were measured."""
+    """A plan with the times of a system of which runs were measured; what its own messages are waited for is as
+    uncertain as before."""
+    spread = spread if planned.spread is None else replace(spread, shares=planned.spread.shares)
     return replace(planned, candidate=planned.candidate.slower(spread.factor), spread=spread)
 
 
