@@ -121,6 +121,22 @@ def test_a_budget_has_a_row_for_each_number_of_gpus(folder: Path, capsys: pytest
         assert 6 * size["parameters"] * size["tokens"] == pytest.approx(one["mfu"] * 989.4e12 * one["gpus"] * 3 * 86400)
 
 
+def test_every_time_of_a_budget_has_an_interval(folder: Path, capsys: pytest.CaptureFixture[str]):
+    """Of steps alone in the first table, and of the whole run in the second."""
+    usual = ["budget", "--config", folder / "small.yaml", "--gpus", "4:8", "--tokens", "1e9", "--price", "2"]
+    _, out, _ = run_plan(capsys, *usual, "--cluster", "h100:1x8", "--json")
+    for one in json.loads(out)["costs"]:
+        low, high = one["steps_interval"]
+        assert low < one["days"] < high and low * high == pytest.approx(one["days"] ** 2)
+        assert one["days_interval"][1] / one["total"]["days"] == pytest.approx(high / one["days"])
+    _, out, _ = run_plan(capsys, *usual, "--cluster", "h100:1x8")
+    heads = [line.split() for line in out.splitlines() if line.strip().startswith("GPUs")]
+    assert len(heads) == 3 and all("80%" in head for head in heads)
+    assert heads[0][heads[0].index("days") + 1] == "80%"
+    _, out, _ = run_plan(capsys, *usual, "--cluster", "cpu:1x8", "--json")
+    assert all(one["steps_interval"] is None for one in json.loads(out)["costs"])
+
+
 def test_a_budget_counts_failures_and_energy_and_a_power_cap_saves_energy(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -176,7 +192,8 @@ def test_a_budget_has_flat_and_hierarchical_collectives(folder: Path, capsys: py
             assert flat["collectives"]["hierarchical"] is None and flat["total"] == apart["total"]
             continue
         own = apart["collectives"]["hierarchical"]
-        assert own["interval_s"] == pytest.approx(list(KNOWN.interval(own["step_time_s"])))
+        (low, high), (_, most) = own["interval_s"], KNOWN.interval(own["step_time_s"])
+        assert low * high == pytest.approx(own["step_time_s"] ** 2) and most <= high < 1.1 * most
         assert own["step_time_s"] != flat["collectives"]["flat"]["step_time_s"]
         assert apart["total"] == pytest.approx({name: own[name] for name in ("days", "price")})
         assert apart["days"] / flat["days"] == pytest.approx(

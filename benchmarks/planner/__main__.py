@@ -22,10 +22,9 @@ from benchmarks.planner.leave_out import (
     LeftOut,
     generations_left_out,
     left_out,
-    naive,
     sources_left_out,
 )
-from benchmarks.planner.plot import scatter
+from benchmarks.planner.plot import bars_of, scatter
 from benchmarks.planner.tables import (
     behind_table,
     cited_table,
@@ -74,7 +73,8 @@ def main(arguments: Sequence[str]) -> None:
     deciding = alone(behind(known))
     without = sources_left_out(known, neutral=True, only=deciding)
     held = CURRENT.judge(read_runs(HELD_OUT))
-    parts = {FIRST: _first(left_out(naive(runs), sources, generations))}
+    unseen = left_out(runs, sources, generations)
+    parts = {FIRST: _first(unseen)}
     joined = lambda judged: [one for own in judged.values() for one in own]
     reports = {
         "leave one source out": report(joined(sources)),
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str]) -> None:
     texts = {name: "\n".join(wrapped(lines)) for name, lines in parts.items()}
     print("\n\n".join(texts.values()))
     if options.write:
-        scatter(_panels(fitted, sources, generations, held), PICTURE)
+        scatter(_panels(fitted, sources, generations, held), bars_of(unseen), PICTURE)
         PAGE.write_text(_renewed(PAGE.read_text(), texts))
 
 

@@ -12,9 +12,9 @@ from math import exp, log1p, sqrt
 from statistics import fmean, median
 
 from benchmarks.planner.fit import Slopes, as_unknown, fit
-from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.planner.evidence.errors import Anchored, anchored
 from jaxpar.planner.evidence.judged import Judged
+from jaxpar.planner.evidence.naive import naive, naive_beside_a_run
 from jaxpar.planner.evidence.published import Run
 from jaxpar.planner.step_time.interval import SHARE, Spread
 
@@ -28,6 +28,8 @@ class LeftOut:
 
     naive: Mapping[str, Sequence[float]]
     """Of one constant share of the peak."""
+    naive_anchored: Mapping[str, Sequence[float]]
+    """Of the share of the peak that one run of the source reached, at its others of the same software."""
     sources: Mapping[str, Sequence[Judged]]
     """Of each source, predicted by the fit to all others, its software known."""
     generations: Mapping[str, Sequence[Judged]]
@@ -47,12 +49,12 @@ class LeftOut:
 
 
 def left_out(
-    guesses: Mapping[str, Sequence[float]], sources: Mapping[str, Sequence[Judged]],
-    generations: Mapping[str, Sequence[Judged]],
+    runs: Sequence[Run], sources: Mapping[str, Sequence[Judged]], generations: Mapping[str, Sequence[Judged]]
 ) -> LeftOut:  # fmt: skip
     """The errors, spreads and coverages."""
     return LeftOut(
-        guesses, sources, generations, beside_a_run(generations, sources), beside_a_run(sources, sources),
+        naive(runs), naive_beside_a_run(runs), sources, generations,
+        beside_a_run(generations, sources), beside_a_run(sources, sources),
         spread_of(sources), spread_of(generations),
         coverage_left_out(sources), coverage_left_out(generations),
     )  # fmt: skip
@@ -122,28 +124,6 @@ def beside_a_run(
     prior = {name: spread_of({other: rows for other, rows in sources.items() if other != name}) for name in judged}
     found = {name: anchored(rows, prior[name]) for name, rows in judged.items()}
     return {name: pairs for name, pairs in found.items() if pairs}
-
-
-def naive(runs: Sequence[Run]) -> dict[str, list[float]]:
-    """By source: the errors of one constant share of the peak for each GPU, the median of the other sources' runs."""
-    shares = [(run, _mfu(run)) for run in runs]
-    kind = lambda run: run.cluster.gpu.compute_capability
-    found: dict[str, list[float]] = defaultdict(list)
-    for run, share in shares:
-        by_source: dict[str, list[float]] = defaultdict(list)
-        for other, theirs in shares:
-            if other.source != run.source and kind(other) == kind(run):
-                by_source[other.source].append(theirs)
-        found[run.source].append(median(median(own) for own in by_source.values()) / share - 1)
-    return dict(found)
-
-
-def _mfu(run: Run) -> float:
-    tokens = run.sequence * run.batch
-    pairs = causal_pairs(run.model, tokens, run.sequence)
-    per_token = flops_per_step(run.model, tokens, pairs, run.model.vocab or 0) / tokens
-    assert run.tokens_per_s_per_gpu is not None
-    return per_token * run.tokens_per_s_per_gpu / run.cluster.gpu.training_peak
 
 
 def _percentile(values: Sequence[float], share: float) -> float:

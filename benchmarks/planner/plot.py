@@ -1,15 +1,17 @@
-"""Scatter plots of the errors of predictions."""
+"""Plots of the errors of predictions: by run, and by source beside those of the naive guess."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, median
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from benchmarks.planner.leave_out import LeftOut
 from jaxpar.planner.evidence.judged import Judged
 
 BAND = 0.1
@@ -19,11 +21,34 @@ LIMIT = 60
 """Percent at which errors are clipped, so that the others can be distinguished."""
 
 
-def scatter(parts: Mapping[str, Sequence[Judged]], path: Path) -> None:
-    """One panel per way to be judged: error over measured speed, coloured by source."""
+type Bars = Mapping[str, Mapping[str, float]]
+"""Medians of absolute errors: by way to be judged, by source."""
+
+BARS = {
+    "one MFU per GPU": "0.65", "unseen software": "tab:blue", "one MFU, one run measured": "0.4",
+    "unseen software, one run measured": "tab:cyan",
+}  # fmt: skip
+"""Colors of the bars."""
+
+
+def bars_of(found: LeftOut) -> Bars:
+    """Medians by source, and their mean: the naive guess and the prediction, without and with one run measured."""
+    middle = lambda errors: median(map(abs, errors))
+    unseen = {name: [one.error for one in own if one.error is not None] for name, own in found.generations.items()}
+    beside = {name: [one.error for one in own] for name, own in found.anchored.items()}
+    each = zip(BARS, (found.naive, unseen, found.naive_anchored, beside), strict=True)
+    bars = {name: {source: middle(own[source]) for source in sorted(found.sources)} for name, own in each}
+    return {name: {**own, "mean": fmean(own.values())} for name, own in bars.items()}
+
+
+def scatter(parts: Mapping[str, Sequence[Judged]], bars: Bars, path: Path) -> None:
+    """One panel per way to be judged: error over measured speed, coloured by source; below them the bars of sources."""
     sources = list(dict.fromkeys(one.run.source for part in parts.values() for one in part))
     color = dict(zip(sources, plt.get_cmap("tab20").colors, strict=False))  # pyright: ignore[reportAttributeAccessIssue]
-    figure, grid = plt.subplots(2, 2, figsize=(11, 7.5), sharex=True, sharey=True)
+    figure = plt.figure(figsize=(11, 11.5))
+    halves = figure.add_gridspec(2, 1, height_ratios=(7.5, 4))
+    above, below = figure.add_subfigure(halves[0]), figure.add_subfigure(halves[1])
+    grid = above.subplots(2, 2, sharex=True, sharey=True)
     for panel, (name, part) in zip(grid.flat, parts.items(), strict=True):
         panel.axhspan(-100 * BAND, 100 * BAND, color="0.92", lw=0)
         panel.axhline(0, color="0.5", lw=0.8)
@@ -38,7 +63,15 @@ def scatter(parts: Mapping[str, Sequence[Judged]], path: Path) -> None:
     for panel in grid[:, 0]:
         panel.set_ylabel(f"error, % (at most {LIMIT} drawn)")
     handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=5, frameon=False, fontsize=9)
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    above.legend(handles, labels, loc="lower center", ncols=5, frameon=False, fontsize=9)
+    above.subplots_adjust(left=0.07, right=0.98, top=0.95, bottom=0.2, wspace=0.06, hspace=0.2)
+    panel = below.subplots()
+    for place, (name, own) in enumerate(bars.items()):
+        at = [source + 0.2 * (place - 1.5) for source in range(len(own))]
+        panel.bar(at, [100 * error for error in own.values()], width=0.19, color=BARS[name], label=name)
+    panel.set_xticks(range(len(next(iter(bars.values())))), [*next(iter(bars.values()))], rotation=25, ha="right")
+    panel.set(ylabel="median error, %", title="systems that nothing was fitted to, beside the naive guess")
+    panel.legend(frameon=False, fontsize=9, ncols=2)
+    below.subplots_adjust(left=0.07, right=0.98, top=0.9, bottom=0.28)
     figure.savefig(path, dpi=100)
     plt.close(figure)

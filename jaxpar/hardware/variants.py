@@ -52,6 +52,8 @@ def variant(name: str, stated: Variant = Variant()) -> tuple[GPU, list[str]]:
     found = stated.over(known)
     if known.memory_gib is not None and known.bandwidth is None and stated.bandwidth is None:
         assumed.append(f"{name}: the memory bandwidth of {gpu.name}")
+    if known.watts is not None and stated.watts is None:
+        assumed.append(f"{name}: a cap of {known.watts:g} W")
     if found.memory_gib is not None:
         share = gpu.device_bytes / gpu.hbm_bytes
         whole = round(found.memory_gib * GIB)

@@ -120,13 +120,13 @@ def print_budget(
     name = run.config.run.name
     table = _table(f"{name}: {count(run.tokens)} tokens, {run.prices.words}")
     buys = () if run.days is None else (f"best size in {run.days:g} days", "its tokens")
-    for head in ("GPUs", "days", "cost", "tokens/s", "MFU", *buys, "layout"):
+    for head in ("GPUs", "days", INTERVAL, "cost", "tokens/s", "MFU", *buys, "layout"):
         table.add_column(head, justify="left" if head == "layout" else "right")
     for one in costs:
         best_size = () if one.optimal is None else (count(one.optimal[name]) for name in ("parameters", "tokens"))
         table.add_row(
-            f"{one.gpus:,}", f"{one.days:,.1f}", f"{one.price:,.0f}", f"{one.tokens_per_s:,.0f}",
-            percent(one.mfu), *best_size, one.layout,
+            f"{one.gpus:,}", f"{one.days:,.1f}", _between(one.steps_interval), f"{one.price:,.0f}",
+            f"{one.tokens_per_s:,.0f}", percent(one.mfu), *best_size, one.layout,
         )  # fmt: skip
     console.print(table)
     console.print(_in_all(costs))
@@ -163,6 +163,11 @@ def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
 
 
+def _between(days: tuple[float, float] | None) -> str:
+    """An interval of days; nothing on CPUs."""
+    return "-" if days is None else "{:,.1f} to {:,.1f}".format(*days)
+
+
 def _in_all(costs: Sequence[Cost]) -> Table:
     """What stragglers and failures add."""
     table = _table("With stragglers and failures")
@@ -174,7 +179,7 @@ def _in_all(costs: Sequence[Cost]) -> Table:
         table.add_column(name, justify="right")
     for one in costs:
         lost = one.failures
-        between = "-" if one.days_interval is None else "{:,.1f} to {:,.1f}".format(*one.days_interval)
+        between = _between(one.days_interval)
         table.add_row(
             f"{one.gpus:,}", f"+{one.stragglers['days']:,.1f} days", f"{lost['mtbf_hours']:,.1f} h",
             f"{lost['start_seconds'] / 60:,.0f} min", f"{lost['checkpoint_minutes']:,.0f} min",

@@ -168,7 +168,9 @@ def best_with_idle_hosts(search: Search, number: int) -> tuple[Search, list[Plan
 
 
 def anchored(planned: Planned, spread: Spread) -> Planned:
-    """A plan with the times of a system of which runs were measured."""
+    """A plan with the times of a system of which runs were measured; what its own messages are waited for is as
+    uncertain as before."""
+    spread = spread if planned.spread is None else replace(spread, shares=planned.spread.shares)
     return replace(planned, candidate=planned.candidate.slower(spread.factor), spread=spread)
 
 
@@ -220,10 +222,17 @@ def print_model(model: HardwareModel, console: Console, note: str | None = None)
         console.print(f"  {note}", highlight=False, soft_wrap=True)
 
 
-def print_validation(data: Path, *, as_json: bool) -> None:
-    """The time model against published runs. Raises `UserError` for a file that cannot be used."""
+def print_validation(data: Path, measured: Path | None = None, *, as_json: bool) -> None:
+    """The time model against published runs; after others were `measured`, the prediction of each row. Raises
+    `UserError` for a file that cannot be used."""
+    from jaxpar.planner.evidence import after_runs
     from jaxpar.planner.evidence.validate import validate
 
+    if measured is not None:
+        rows, refused = after_runs.after_runs(data, measured)
+        found = {"predicted": [one.as_json() for one in rows], "refused": [vars(one) for one in refused]}
+        print(json.dumps(found, indent=2) if as_json else "\n".join(after_runs.lines(rows, refused)))
+        return
     report = validate(data)
     if as_json:
         print(json.dumps(report.as_json(), indent=2))

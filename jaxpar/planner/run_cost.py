@@ -66,6 +66,8 @@ class Cost:
     """Compute-optimal parameters and tokens for these GPUs in the given days at this speed."""
     days_interval: tuple[float, float] | None = None
     """Days in all in four of five cases; None on CPUs."""
+    steps_interval: tuple[float, float] | None = None
+    """The same of `days`, of steps alone."""
     kwh: float | None = None
     """Energy in all of the GPUs alone at their largest power; None where that is not known."""
     kwh_per_million_tokens: float | None = None
@@ -117,6 +119,7 @@ class Run:
             total={"days": all_days, "price": price},
             optimal=None if self.days is None else self._optimal(time, gpus),
             days_interval=None if planned.spread is None else (low * all_days, high * all_days),
+            steps_interval=None if planned.spread is None else (low * days, high * days),
             kwh=kwh,
             kwh_per_million_tokens=None if kwh is None else kwh / self.tokens * 1e6,
             price_per_million_tokens=price / self.tokens * 1e6,

@@ -11,8 +11,9 @@ import pytest
 from benchmarks.planner.fit import as_unknown
 from benchmarks.planner.leave_out import LeftOut, beside_a_run
 from benchmarks.planner.memory import BEGIN, END, PAGE, with_table
+from benchmarks.planner.plot import BARS, bars_of, scatter
 from benchmarks.planner.shipped import compared, shipped, table
-from benchmarks.planner.tables import cited_table, collectives_table, order_table
+from benchmarks.planner.tables import cited_table, collectives_table, left_out_table, order_table, wrapped
 from jaxpar.config import config_to_yaml
 from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.hardware.cluster import parse_cluster
@@ -132,13 +133,37 @@ def test_order_and_coverage_are_listed_by_source():
     unknown = {name: made_up(name, [100, 50], [100, 100]) for name in sources}
     inside = {"a": 0.75, "b": 0.5, "c": 1.0}
     beside = {name: [Anchored(0.1, True), Anchored(0.3, False)] for name in sources}
-    found = LeftOut({}, sources, unknown, beside, beside, KNOWN, UNKNOWN, inside, dict.fromkeys(sources, 0.0))
+    found = LeftOut({}, {}, sources, unknown, beside, beside, KNOWN, UNKNOWN, inside, dict.fromkeys(sources, 0.0))
     lines = order_table(found)
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| a", "| b", "| c", "| **mean over sources**"]
     cells = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in lines[2:]}
     assert [cells[name][4] for name in sources] == ["67%", "100%", "-"]
     assert all(row[5] == "-" for row in cells.values())
     assert cells["a"][0] == "75%" and cells["**mean over sources**"][:4] == ["75%", "50%", "0%", "50%"]
+
+
+def test_naive_guesses_with_one_run_stand_beside_those_of_predictions(tmp_path: Path):
+    """In the table and in the picture's bars, with their mean over sources."""
+    sources = {name: made_up(name, [100, 200], [100, 100]) for name in ("a", "b")}
+    naive, anchored = {"a": [0.1], "b": [-0.3]}, {"a": [0.4], "b": [-0.6]}
+    beside = {name: [Anchored(0.05, True)] for name in sources}
+    inside = dict.fromkeys(sources, 1.0)
+    found = LeftOut(naive, anchored, sources, sources, beside, beside, KNOWN, UNKNOWN, inside, inside)
+    head, _, first, _, mean = ([cell.strip() for cell in line.split("|")[1:-1]] for line in left_out_table(found))
+    assert head[2:5] == ["one MFU per GPU", "one run measured", "unseen software"]
+    assert first[2:4] == ["10.0%", "40.0%"] and mean[2:4] == ["20.0%", "50.0%"]
+    bars = bars_of(found)
+    assert list(bars) == list(BARS) and bars["one MFU, one run measured"] == {"a": 0.4, "b": 0.6, "mean": 0.5}
+    assert bars["unseen software, one run measured"]["mean"] == pytest.approx(0.05)
+    parts = {str(panel): sources["a"] for panel in range(4)}
+    scatter(parts, bars, tmp_path / "errors.png")
+    assert (tmp_path / "errors.png").stat().st_size > 10_000
+
+
+def test_tables_between_marks_of_code_are_not_wrapped():
+    long = " ".join(["word"] * 40)
+    assert wrapped(["```", long, "```", long])[:3] == ["```", long, "```"]
+    assert len(wrapped([long])) == 2
 
 
 def test_the_tables_have_every_collective_that_was_measured_alone():

@@ -12,8 +12,9 @@ from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.cost.mechanisms import NEUTRAL
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.observe.writers.measured_row import MEASURED_FILE
+from jaxpar.planner.evidence.left_open import NETWORK
 from jaxpar.planner.evidence.posterior import posterior
-from jaxpar.planner.evidence.published import NETWORK, read_rows
+from jaxpar.planner.evidence.published import read_rows
 from jaxpar.planner.evidence.validate import judge
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.step_time.interval import KNOWN, NOMINAL, Spread
@@ -65,13 +66,16 @@ def read_anchors(path: Path, cluster: Cluster, hardware: HardwareModel | None = 
     own = ours or own
     judged = [judge(run, hardware) for run in own]
     errors = [error for one in judged if (error := one.error) is not None]
-    spread, like, beside = NOMINAL if is_cpu(cluster) else KNOWN, "", []
-    for software in dict.fromkeys(run.software for run in own):
-        found = posterior([one.errors for one in judged if one.run.software == software], spread)
+    spread, alike = NOMINAL if is_cpu(cluster) else KNOWN, list[str]()
+    for system in dict.fromkeys(run.system for run in own):
+        of_it = [one for one in judged if one.run.system == system]
+        found = posterior([one.errors for one in of_it], spread)
         spread = found.shared
-        if software is None:
+        if of_it[0].run.software is None:
             like = found.likeliest
-            beside = [exp(one.errors[like]) - 1 for one in judged if one.run.software == software]
+            beside = _median([exp(one.errors[like]) - 1 for one in of_it])
+            kind = "neutral software" if like == NEUTRAL else like
+            alike.append(f"{_more(beside)} than for {kind}, which is most like it")
     software = one_of(sorted({run.software or "unknown software" for run in own}))
     left = [f"{one.row} is left out: {one.why}" for one in refused]
     if others:
@@ -86,9 +90,12 @@ def read_anchors(path: Path, cluster: Cluster, hardware: HardwareModel | None = 
         )
     runs_of = f"{len(own)} measured run{'s' if len(own) > 1 else ''} of {software}"
     text = f"{runs_of} took {_more(_median(errors))} time than predicted"
-    if like:
-        kind = "neutral software" if like == NEUTRAL else like
-        text += f" for software that is not known, and {_more(_median(beside))} than for {kind}, which is most like it"
+    if alike:
+        text += f" for software that is not known, and {'; '.join(alike)}"
+        left.append(
+            "of jaxpar's plans, these runs change what they differ from that by; python -m jaxpar.plan validate "
+            f"--data FILE --measured {named(file)} predicts other layouts of their own software"
+        )
     return Anchors(spread, (f"{text}: predictions are multiplied by {spread.factor:.3f}", *left))
 
 

@@ -20,10 +20,11 @@ from jaxpar.model.flops import flops_per_step
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules.registry import SCHEDULES, check_sizes
 from jaxpar.planner.evidence.cells import Cells
-from jaxpar.planner.evidence.software import generation, kinds_of, mechanisms_of
+from jaxpar.planner.evidence.left_open import NETWORK, left_open
+from jaxpar.planner.evidence.software import generation, kinds_of, mechanisms_of, stated
 from jaxpar.planner.layout import Layout, Precision, Remat
 from jaxpar.planner.machine import CPU, cpu_cluster
-from jaxpar.units import GIB, GIGA, TERA, operations
+from jaxpar.units import GIB, TERA, operations
 
 COLUMNS = (
     "source", "citation", "row_id", "framework", "gpu", "gpus_per_node", "inter_node_gbps_per_gpu", "n_gpus",
@@ -50,15 +51,6 @@ REMATS = ("none", "selective", "gemm_last", "full")
 PRECISIONS: Mapping[str, Precision] = {"fp8": "float8", "fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
 """How types are written; bfloat16 where the cell is empty."""
 
-USUAL = {
-    "micro_batch_seqs": "the fastest of 1, 2, 4 and 8", "recompute": "selective", "precision": "bf16",
-    "zero_stage": "0", "gpus_per_node": "8", "tied_embeddings": "1",
-}  # fmt: skip
-"""The value assumed for an empty cell, where that makes a difference."""
-
-NETWORK = "inter_node_gbps_per_gpu"
-"""The column of a GPU's share of the network between hosts; an empty one is the usual share of such GPUs."""
-
 HOPPER = (9, 0)
 """Compute capability of an H100."""
 
@@ -84,8 +76,12 @@ class Run:
     peak_gib: float | None
     assumed: tuple[str, ...] = ()
     """What the row leaves open, and the value assumed for it."""
+    stated: str = ""
+    """What the row states of its software, apart from its name."""
     software: str | None = None
     """The generation of its software; None where it is not known."""
+    framework: str = ""
+    """The name of its software, as the row has it."""
     kinds: Mapping[str, Mechanisms] = field(default_factory=dict)
     """What each kind of software would do in this run: it is timed by all of them where its own is not known."""
 
@@ -93,6 +89,12 @@ class Run:
     def candidates(self) -> Mapping[str, Mechanisms]:
         """What its software may be, by name."""
         return self.kinds if self.software is None else {self.software: self.mechanisms}
+
+    @property
+    def system(self) -> tuple[str, str]:
+        """Its software and its GPU: runs of one system share how far they are from predictions. Software that is not
+        known is itself by its name."""
+        return self.software or self.framework, self.cluster.gpu.short
 
     @property
     def seconds(self) -> float | None:
@@ -188,12 +190,13 @@ def _run(row: Mapping[str, str], place: str) -> Run:
         raise UserError(f"{place}: precision: fp8, and a {cluster.gpu.name} does not multiply in float8")
     _check_units(cell, model, cluster.gpu, measured, peak_gib)
     does = mechanisms_of(row, place)
+    layouts = tuple(_layouts(cell, row, model, devices, does))
     return Run(
         source=row["source"], row=row["row_id"], citation=row["citation"], model=model,
         sequence=cell.whole("seq_len"), batch=cell.whole("global_batch_seqs"),
-        layouts=tuple(_layouts(cell, row, model, devices, does)), cluster=cluster,
-        mechanisms=does, tokens_per_s_per_gpu=measured, peak_gib=peak_gib,
-        assumed=(*_assumed(row, cluster), *assumed, *guessed), software=generation(row["framework"]),
+        layouts=layouts, cluster=cluster, mechanisms=does, tokens_per_s_per_gpu=measured,
+        peak_gib=peak_gib, assumed=(*left_open(row, cluster, layouts), *assumed, *guessed),
+        stated=stated(row), software=generation(row["framework"]), framework=row["framework"],
         kinds=kinds_of(row, place, cluster.gpu.compute_capability >= HOPPER),
     )  # fmt: skip
 
@@ -265,17 +268,6 @@ def _check_units(cell: Cells, model: ModelConfig, gpu: GPU, tokens_per_s: float 
             f"{cell.place}: peak_memory_gib: {peak_gib:g}, and a {gpu.name} has {gpu.hbm_bytes / GIB:g} GiB: "
             "expected GiB of one GPU"
         )
-
-
-def _assumed(row: Mapping[str, str], cluster: Cluster) -> Iterable[str]:
-    """What `row` leaves open, and the value assumed for it."""
-    if generation(row["framework"]) is None:
-        yield f"{row['framework'] or 'unnamed software'} is not known, and timed as the mean of known software"
-    for column, usual in USUAL.items():
-        if not row[column]:
-            yield f"{column} {usual}"
-    if not row[NETWORK] and cluster.hosts > 1:
-        yield f"{NETWORK} {8 * cluster.link(True).bandwidth / GIGA:g}"
 
 
 def _layouts(

@@ -76,6 +76,21 @@ def kinds_of(row: Mapping[str, str], place: str, hopper: bool) -> dict[str, Mech
     return {kind: mechanisms_of(row, place, kind=kind, hopper=hopper) for kind in KINDS}
 
 
+def stated(row: Mapping[str, str]) -> str:
+    """What a row states of its software beside the name, as the column `mechanisms` has it."""
+    own = [part.strip() for part in (row.get("mechanisms") or "").split(";") if part.strip()]
+    return "; ".join([*([f"flash_attention={row['flash_attention']}"] if row["flash_attention"] else []), *own])
+
+
+def switches(does: Mechanisms, beside: Mechanisms | None = None) -> str:
+    """Mechanisms as the column `mechanisms` writes them; only those that differ from `beside`, where it is given."""
+    shown = lambda value: str(int(value)) if isinstance(value, bool) else value
+    own = {one.name: getattr(does, one.name) for one in fields(does)}
+    return "; ".join(
+        f"{name}={shown(value)}" for name, value in own.items() if beside is None or value != getattr(beside, name)
+    )
+
+
 @cache
 def _types() -> dict[str, Any]:
     return get_type_hints(Mechanisms)

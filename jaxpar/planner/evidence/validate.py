@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import fmean, geometric_mean
 
@@ -21,7 +22,7 @@ from jaxpar.memory.pipeline_offload import (
 )
 from jaxpar.planner.evidence.errors import Report, report
 from jaxpar.planner.evidence.judged import Judged
-from jaxpar.planner.evidence.published import Run, read_rows
+from jaxpar.planner.evidence.published import Run, read_rows, read_runs
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.kept import kept_bytes
 from jaxpar.planner.step_time.model import StepTime, step_time
@@ -54,7 +55,14 @@ def validate(path: Path | str, hardware: Callable[[Run], HardwareModel | None] |
     if not runs:
         why = f"; {refused[0].row}: {refused[0].why}" if refused else ""
         raise UserError(f"{named(Path(path))}: no row has a time or a peak memory to compare with{why}")
-    return report((judge(run, hardware(run) if hardware else None) for run in runs), refused)
+    judged = [judge(run, hardware(run) if hardware else None) for run in runs]
+    return report(judged, refused, _published())
+
+
+@cache
+def _published() -> Sequence[Run]:
+    """The runs of the repository, for naive guesses beside predictions."""
+    return read_runs(PUBLISHED)
 
 
 def judge(run: Run, hardware: HardwareModel | None = None) -> Judged:
@@ -62,11 +70,17 @@ def judge(run: Run, hardware: HardwareModel | None = None) -> Judged:
     memory_of = lambda layout: None if run.peak_gib is None else published_memory(run, layout) / GIB
     if run.tokens_per_s_per_gpu is None:
         return Judged(run, run.layouts[0], None, memory_of(run.layouts[0]))
+    time, layout, each = predict(run, hardware)
+    return Judged(run, layout, time, memory_of(layout), each)
+
+
+def predict(run: Run, hardware: HardwareModel | None = None) -> tuple[StepTime, Layout, dict[str, float]]:
+    """The step of a run, its layout, which is the fastest where part of it is left open, and the seconds by what its
+    software may be."""
     timed = {does: _fastest(run, does, hardware) for does in {run.mechanisms, *run.candidates.values()}}
-    layout = timed[run.mechanisms][1]
     each = {name: timed[does][0] for name, does in run.candidates.items()}
     seconds = {name: time.seconds for name, time in each.items()}
-    return Judged(run, layout, mean_of(list(each.values())), memory_of(layout), seconds)
+    return mean_of(list(each.values())), timed[run.mechanisms][1], seconds
 
 
 def _fastest(run: Run, does: Mechanisms, hardware: HardwareModel | None) -> tuple[StepTime, Layout]:

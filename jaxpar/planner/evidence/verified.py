@@ -29,6 +29,7 @@ from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.report import words
 from jaxpar.planner.report.columns import INTERVAL
 from jaxpar.planner.search.candidate import Planned
+from jaxpar.planner.step_time.exposed import shares_of_one_program
 from jaxpar.units import seconds, size
 
 WAITS = ("tensor", "context", "exchange", "data", "scales")
@@ -207,9 +208,11 @@ def judged(
         memory=memory._replace(temporaries=memory.temporaries + allocated_bytes - memory.device),
     )
     default = planned.default_seconds / faster  # assumed to change by the same ratio
-    return Verified(
-        replace(planned, candidate=better, default_seconds=default), planned, fits, sent, notes, dict(compiled)
-    )
+    spread = planned.spread
+    if spread is not None and "host" not in shares_of_one_program(planned.candidate.layout, planned.cluster):
+        spread = replace(spread, shares=0.0)  # what is waited for is this program's; copies to the host are predicted
+    found = replace(planned, candidate=better, default_seconds=default, spread=spread)
+    return Verified(found, planned, fits, sent, notes, dict(compiled))
 
 
 def part_of(row: Collective) -> str:

@@ -111,7 +111,8 @@ def planned_curve(config: Config, cluster: Cluster) -> tuple[Curve, dict[int, st
         except UserError as error:
             without[gpus] = str(error)
             continue
-        found, spread = planned.candidate, planned.spread
+        found, own = planned.candidate, planned.spread
+        spread = own if own is None or spread is None else max(spread, own, key=lambda one: one.shares)
         lost = reliability(gpus, parameters)
         rate = found.time.tokens_per_s_per_gpu * gpus * lost.share
         points[gpus] = Point(rate, lost.save + lost.start, words.whole(found.layout))

@@ -24,6 +24,8 @@ def planned_file(planned: Planned, cluster: str) -> PlanFile:
 def _predicted(planned: Planned) -> dict[str, Any]:
     time, memory = planned.candidate.time, planned.candidate.memory
     ranks = ranks_of(planned.candidate.layout)
+    read = planned.spread is not None and planned.spread.shares == 0.0  # from this layout's own program
+    of_one_program = [] if read else sorted(shares_of_one_program(planned.candidate.layout, planned.cluster))
     return {
         "step_time_s": time.seconds,
         "interval_s": None if planned.spread is None else list(planned.spread.interval(time.seconds)),
@@ -35,7 +37,7 @@ def _predicted(planned: Planned) -> dict[str, Any]:
         "breakdown": dict(time.breakdown),
         "memory": {name: size for name, size in memory._asdict().items() if name != "host"},
         "never_measured": never_measured(planned.candidate.layout),
-        "of_one_program": sorted(shares_of_one_program(planned.candidate.layout, planned.cluster)),
+        "of_one_program": of_one_program,
         "node_order": planned.order,
         "hosts": planned.cluster.hosts,
         "stages": [

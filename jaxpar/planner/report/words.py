@@ -107,7 +107,7 @@ def of_one_program(best: Planned) -> list[str]:
         listed = f"{', '.join(first)} and {last}" if first else last
         lines.append(
             f"Waiting for {listed} is known from one compiled program ({one.config} on {one.cluster}, "
-            f"{one.mesh}); programs of a class differ, and --verify reads this layout's own."
+            f"{one.mesh}); programs of a class differ, so the interval is wider; --verify reads this layout's own."
         )
     return lines
 

@@ -13,6 +13,12 @@ FIXABLE = (
 )  # fmt: skip
 """What a user can fix."""
 
+LEFT_EQUAL = (
+    "stages are as equal as the layers allow, since on GPUs of one kind all wait for the longest, and on several kinds "
+    "lengths follow the speed of each; parallel.stage_layers sets them for a run"
+)
+"""Why lengths of stages are not searched."""
+
 STRATEGIES = ("allgather", "ring", "ulysses", "usp")
 ENDS = ("last", "shared")
 NAMED = {
@@ -28,6 +34,8 @@ def parse_fixed(given: list[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         name, value = name.strip(), value.strip()
         if not equals or name not in FIXABLE:
+            if equals and name == "stage_layers":
+                raise UserError(f"--fix {quoted(text)}: 'stage_layers' is not searched: {LEFT_EQUAL}")
             near = did_you_mean(name, FIXABLE) or f"; there are {', '.join(FIXABLE)}"
             raise UserError(f"--fix {quoted(text)}: expected name=value, and {quoted(name)} is not searched{near}")
         found[name] = _checked(name, value)

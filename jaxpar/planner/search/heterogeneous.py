@@ -29,6 +29,7 @@ from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.search.stage_groups import Lengths, ranks_of
 from jaxpar.planner.step_time.chunks import why_padded
+from jaxpar.planner.step_time.exposed import Change
 from jaxpar.planner.step_time.layer_times import Layers
 from jaxpar.planner.step_time.model import StepTime, steps_of
 from jaxpar.planner.step_time.pipeline import ChunkTime, Pieces, Stages, chunk_layers, seconds_of_chunks
@@ -54,6 +55,8 @@ class StepTimer:
     update: Update
     padding: bool = True
     """Whether what pads short chunks is counted, where one program pads them all to the longest."""
+    change: Change | None = None
+    """Made to the shares of messages that compiled programs wait for."""
     _lengths: dict[Hashable, Lengths | None] = field(default_factory=dict, repr=False, compare=False)
     _made: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -197,7 +200,7 @@ class StepTimer:
     def _steps_of(self, layers: int, cluster: Cluster, network: Network | None) -> Steps:
         return steps_of(
             self._model_of(layers), self.sequence_length, self.global_batch, cluster,
-            self.mechanisms, self._reached(cluster), self.update, network,
+            self.mechanisms, self._reached(cluster), self.update, network, self.change,
         )  # fmt: skip
 
     def _model_of(self, layers: int) -> ModelConfig:
@@ -218,6 +221,14 @@ class StepTimer:
 
     def _named(self, gpu: GPU) -> Group:
         return next(group for group in self.cluster.groups if group.gpu == gpu)
+
+    def changed(self, change: Change) -> StepTimer:
+        """The timer whose shares of messages that are waited for are so much larger or smaller; the same object for
+        equal arguments."""
+        key = "changed", change
+        if key not in self._made:
+            self._made[key] = replace(self, change=change, _made={})
+        return self._made[key]
 
     def reached(self, cluster: Cluster) -> HardwareModel:
         """The hardware parameters of a cluster of one kind."""

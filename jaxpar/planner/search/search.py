@@ -43,6 +43,7 @@ from jaxpar.planner.search.candidate import Candidate, Effort, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.no_gc import no_collection
 from jaxpar.planner.search.nothing_fits import why_none
+from jaxpar.planner.search.share_spread import share_spread
 from jaxpar.planner.search.space import Bare, Choice, Group, Space
 from jaxpar.planner.settings import config_of, plan_on
 from jaxpar.planner.step_time.interval import KNOWN
@@ -177,7 +178,7 @@ class Search:
         if memory.device > self.usable:
             self.effort.declined.append((candidate, "its arrays on the host are fewer than were counted on"))
             return None
-        spread = None if is_cpu(self.cluster) else KNOWN
+        spread = None if is_cpu(self.cluster) else replace(KNOWN, shares=share_spread(self.timer, candidate.layout))
         return Planned(config, plan, self.cluster, replace(candidate, memory=memory), self.usable, spread=spread)
 
     def by_time(self) -> Iterator[Candidate]:

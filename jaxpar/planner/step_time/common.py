@@ -15,7 +15,7 @@ from jaxpar.cost.wire_messages import WireMessages
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.mesh.wire.wire import Wire
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.exposed import HIDDEN, Exposed, exposed
+from jaxpar.planner.step_time.exposed import HIDDEN, Change, Exposed, exposed
 from jaxpar.planner.step_time.layer_times import Layers
 from jaxpar.planner.step_time.update import Update
 
@@ -25,11 +25,13 @@ class Common:
 
     def __init__(
         self, model: ModelConfig, sequence: int, batch: int, cluster: Cluster, does: Mechanisms,
-        hardware: HardwareModel | None, update: Update, network: Network | None = None,
+        hardware: HardwareModel | None, update: Update, network: Network | None = None, change: Change | None = None,
     ):  # fmt: skip
+        """`change` is made to the shares of messages that compiled programs wait for."""
         assert model.vocab is not None, "the vocabulary is known before a step is predicted"
         self.model, self.sequence, self.batch, self.vocab = model, sequence, batch, model.vocab
         self.cluster, self.does, self.update = cluster, does, update
+        self.change = change
         self.hardware = hardware_of(cluster.gpu) if hardware is None else hardware
         self.device = device_of(cluster.gpu, self.hardware)
         self.network = network_of(cluster, self.hardware) if network is None else network
@@ -73,7 +75,8 @@ class Common:
             return HIDDEN
         expert = self.expert_of(layout)
         own = layout if expert == layout.expert else replace(layout, expert=expert, fsdp=layout.fsdp * layout.expert)
-        return exposed(own, self.cluster)
+        found = exposed(own, self.cluster)
+        return found if self.change is None else found.moved(self.change)
 
     def microbatches(self, layout: Layout) -> int:
         """Microbatches of a step."""

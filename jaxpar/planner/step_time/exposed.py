@@ -137,6 +137,19 @@ class Exposed(NamedTuple):
     host: float = 0.0
     """Of copies of activations to and from the host."""
 
+    def moved(self, change: Change) -> Exposed:
+        """The shares with those of some messages larger or smaller, from none to all of them."""
+        messages, by = change
+        within = lambda name: min(1.0, max(0.0, getattr(self, name) + by))
+        return self._replace(**{own: within(own) for name, own in FIELDS.items() if name in messages})
+
+
+type Change = tuple[frozenset[str], float]
+"""Kinds of `MESSAGES` that have a share, and what is added to the share of each."""
+
+FIELDS = {"gathers": "gather", "scatters": "scatter", "sums": "sums", "host": "host"}
+"""The shares by kind of `MESSAGES`."""
+
 
 HIDDEN = Exposed()
 """Of software that waits for what is longer than the compute beside it, and for nothing else."""

@@ -32,11 +32,14 @@ class Spread:
     """What the runs of this system are known to share; 0 before one of them was measured."""
     quantile: float = 1.28
     """Standard deviations on each side that hold `SHARE` of the runs; 1.28 for a normal distribution."""
+    shares: float = 0.0
+    """Standard deviation of what a prediction is off where one compiled program alone shows how long some messages are
+    waited for (`search.share_spread`)."""
 
     def interval(self, seconds: float) -> tuple[float, float]:
         """The least and the greatest time of a step that is predicted to take `seconds` (with the shift), in
         `SHARE` of the runs."""
-        width = exp(self.quantile * sqrt(self.between**2 + self.within**2))
+        width = exp(self.quantile * sqrt(self.between**2 + self.within**2 + self.shares**2))
         return seconds / width, seconds * width
 
     def holds(self, measured: float, seconds: float) -> bool:
@@ -82,6 +85,11 @@ each source, predicted from all the others (docs/planner.md, How good the predic
 UNKNOWN = Spread(between=0.134, within=0.121, quantile=1.31)
 """Software that is not known: the same, from each generation of software predicted as the mean of all the others, by
 the runs of these."""
+
+ONE_PROGRAM = 0.286
+"""How far shares of messages that are waited for are from those of one other compiled program of their class, as a
+standard deviation: `KNOWN.quantile` of it hold `SHARE` of the programs of classes with several, each beside the others
+of its class (`benchmarks.planner.compiled`)."""
 
 NOMINAL = Spread(between=0.7, within=0.1)
 """CPUs, whose numbers are nominal: nothing is known before a run was measured."""

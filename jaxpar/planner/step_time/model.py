@@ -17,6 +17,7 @@ from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
 from jaxpar.cost.messages import Network
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner.layout import Layout
+from jaxpar.planner.step_time.exposed import Change
 from jaxpar.planner.step_time.steps import Steps, StepTime
 from jaxpar.planner.step_time.update import ADAMW, Update
 
@@ -66,17 +67,19 @@ def steps_of(
     hardware: HardwareModel | None = None,
     update: Update = ADAMW,
     network: Network | None = None,
+    change: Change | None = None,
 ) -> Steps:
-    """The steps of a model on a cluster, by layout; the arguments are those of `step_time`.
+    """The steps of a model on a cluster, by layout; the arguments are those of `step_time`, and `change` is made to the
+    shares of messages that compiled programs wait for.
 
     Cached by the identity of these objects; the cache holds the objects, so that their ids stay unique.
     """
     model = _same(model)
     objects = model, cluster, mechanisms, hardware, update, network
-    key = (sequence_length, global_batch, *map(id, objects))
+    key = (sequence_length, global_batch, change, *map(id, objects))
     known = _known.pop(key, None)
     if known is None:
-        steps = Steps(model, sequence_length, global_batch, cluster, mechanisms, hardware, update, network)
+        steps = Steps(model, sequence_length, global_batch, cluster, mechanisms, hardware, update, network, change)
         known = steps, objects
         if len(_known) >= KEPT:
             del _known[next(iter(_known))]

@@ -14,6 +14,7 @@ from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.chunks import chunk_lengths, kinds_of_slots
 from jaxpar.planner.step_time.common import Common
+from jaxpar.planner.step_time.exposed import Change
 from jaxpar.planner.step_time.step import Step
 from jaxpar.planner.step_time.update import Update
 from jaxpar.planner.step_time.weight_traffic import as_executed, holds_chunks, reduces_with_weights
@@ -36,9 +37,9 @@ class Steps(Common):
 
     def __init__(
         self, model: ModelConfig, sequence: int, batch: int, cluster: Cluster, does: Mechanisms,
-        hardware: HardwareModel | None, update: Update, network: Network | None = None,
+        hardware: HardwareModel | None, update: Update, network: Network | None = None, change: Change | None = None,
     ):  # fmt: skip
-        super().__init__(model, sequence, batch, cluster, does, hardware, update, network)
+        super().__init__(model, sequence, batch, cluster, does, hardware, update, network, change)
         self._steps: dict[tuple[tuple[object, ...], bool], Step] = {}
         """By what they depend on, and by whether pipeline ranks share the ends."""
         tokens = batch * sequence

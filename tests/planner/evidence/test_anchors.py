@@ -12,6 +12,7 @@ import pytest
 
 from jaxpar.config import config_to_dict
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.cost.mechanisms import NEUTRAL
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.observe.writers.measured_row import MEASURED_FILE, measured_row
 from jaxpar.planner.evidence.anchors import read_anchors
@@ -98,6 +99,26 @@ def test_runs_of_unknown_software_are_said_to_be_like_some_that_is_known(tmp_pat
     assert "less time than predicted for software that is not known, and 0.0%" in found.lines[0]
     alone = KNOWN.measured([mean(errors.values()) - errors[likeliest]])
     assert abs(found.spread.shift) < 0.7 * abs(alone.shift)
+    assert (
+        "jaxpar's plans" in found.lines[-1]
+        and f"validate --data FILE --measured {folder / MEASURED_FILE}" in (found.lines[-1])
+    )
+
+
+def test_software_of_two_unknown_names_may_be_like_two_kinds(tmp_path: Path, planned: Planned):
+    """A name each: what one of them is like says nothing of the other."""
+    cells = {"flash_attention": "1", "mechanisms": ""}
+    (run,) = read_runs(row(tmp_path, planned, 1.0, framework="ours", **cells) / MEASURED_FILE)
+    errors = judge(run).errors
+    fast, slow = (exp(-choose(errors.values())) for choose in (max, min))
+    lines = {}
+    for name, factor in (("ours", fast), ("theirs", slow)):
+        lines[name] = (row(tmp_path, planned, factor, framework=name, **cells) / MEASURED_FILE).read_text().splitlines()
+    both = tmp_path / "both.csv"
+    both.write_text("\n".join([*lines["ours"], lines["theirs"][1]]) + "\n")
+    said = read_anchors(both, planned.cluster).lines[0]
+    kinds = {name for name in errors if f"than for {'neutral software' if name == NEUTRAL else name}," in said}
+    assert len(kinds) == 2 and said.count("which is most like it") == 2
 
 
 def test_runs_on_another_network_are_said_to_be(tmp_path: Path, planned: Planned):

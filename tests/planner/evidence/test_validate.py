@@ -13,11 +13,11 @@ import pytest
 
 from jaxpar.config.errors import UserError
 from jaxpar.cost.hardware_model import hardware_of
-from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
+from jaxpar.cost.mechanisms import GENERATIONS, NEUTRAL, Mechanisms
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.planner.evidence.errors import Report, report
 from jaxpar.planner.evidence.published import read_rows, read_runs
-from jaxpar.planner.evidence.software import FRAMEWORKS, mechanisms_of
+from jaxpar.planner.evidence.software import FRAMEWORKS, KINDS, mechanisms_of
 from jaxpar.planner.evidence.validate import EXPERTS, HELD_OUT, PUBLISHED, judge, validate
 from jaxpar.planner.step_time.interval import KNOWN, UNKNOWN
 from jaxpar.units import GIB
@@ -97,10 +97,11 @@ def test_every_figure_cites_its_source():
 
 def test_the_report_states_the_same_as_json_and_as_a_table(fitted: Report):
     written = fitted.as_json()
-    assert set(written) == {"overall", "sources", "sizes", "assumed", "refused"}
+    assert set(written) == {"overall", "sources", "sizes", "assumed", "mechanisms", "refused"}
     keys = {
         "rows", "median_error", "p90_error", "memory_rows", "memory_median_error", "rank_correlation", "regret",
         "bias", "memory_bias", "coverage", "pairs_in_order", "anchored_median_error", "anchored_coverage",
+        "naive_median_error", "anchored_naive_median_error",
     }  # fmt: skip
     assert set(written["overall"]) == keys
     assert all(set(errors) == keys for errors in written["sources"].values())
@@ -271,6 +272,44 @@ def test_missing_heads_follow_from_the_width_and_the_report_states_it(tmp_path: 
     assert assumed["n_heads d_model / 128"] == assumed["d_ff 4 x d_model"] == 1
     same = validate(written(tmp_path))
     assert found.overall.median_error == pytest.approx(same.overall.median_error)
+
+
+def test_what_is_assumed_of_a_row_is_listed_on_the_screen_and_in_json(tmp_path: Path):
+    """Cells that make a difference, the power of the GPUs, and what the software's name stands for."""
+    empty = ("n_kv_heads", "flash_attention", "precision", "gpu_power_w", "mechanisms")
+    found = validate(written(tmp_path, HEADER, with_cells(**dict.fromkeys(empty, ""), gpu="H100-80GB")))
+    (assumed,) = found.assumed.values()
+    assert {
+        "n_kv_heads those of n_heads", "flash_attention what its software has", "precision bf16",
+        "gpu_power_w 700, its datasheet's",
+    } <= set(assumed)  # fmt: skip
+    ((used,),) = found.mechanisms.values()
+    assert (used.software, used.rows, used.stated) == ("llm-foundry", 1, "")
+    (json,) = found.as_json()["mechanisms"].values()
+    assert json[0]["mechanisms"]["fused_accumulation"] is False and json[0]["mechanisms"]["attention"] == "flash1"
+    text = "\n".join(found.lines())
+    assert "llm-foundry (1): attention=flash1; fused_accumulation=0; recompute_last_matmul=0" in text
+    assert "usual: attention=flash2; " in text and "gpu_power_w 700, its datasheet's (1)" in text
+
+
+def test_what_a_row_states_is_not_assumed(tmp_path: Path):
+    stated = {"flash_attention": "1", "mechanisms": "compiled=1", "gpu_power_w": "500", "n_kv_heads": "8"}
+    found = validate(written(tmp_path, HEADER, with_cells(gpu="H100-80GB", **stated)))
+    (assumed,), ((used,),) = found.assumed.values(), found.mechanisms.values()
+    assert used.stated == "flash_attention=1; compiled=1" and used.mechanisms.compiled
+    assert not any(what.startswith(("flash_attention", "n_kv_heads")) for what in assumed)
+    assert "gpu_power_w 500 multiplies at 83% of 700 W, by an assumed curve" in assumed
+    named = validate(written(tmp_path, HEADER, with_cells(gpu="H100-96GB", gpu_power_w=""))).assumed
+    assert "H100-96GB: a cap of 500 W" in str(named) and "datasheet" not in str(named)
+
+
+def test_all_that_unknown_software_may_do_is_listed(tmp_path: Path):
+    found = validate(written(tmp_path, HEADER, with_cell("framework", "Colossal-AI")))
+    (used,) = found.mechanisms.values()
+    assert {one.software for one in used} == set(KINDS)
+    assert f"{NEUTRAL} (1): fused_elementwise=0; overlap_data=gradients; " in "\n".join(found.lines()).replace(
+        "attention=flash1; ", ""
+    )
 
 
 def test_gpus_of_another_memory_bandwidth_or_power_are_columns(tmp_path: Path):
