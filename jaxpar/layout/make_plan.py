@@ -171,7 +171,7 @@ def _settled(
         collectives=parallel.collectives,
         collectives_at_once=parallel.collectives_at_once,
         node_devices=check_wire(config, axes, node_devices),
-        **embedding_messages(config, axes, device, rows)._asdict(),
+        **embedding_messages(config, axes, device, rows, cluster)._asdict(),
         **replica_sums(config, axes, device)._asdict(),
         shard_state_over_replicas=parallel.shard_state_over_replicas,
         optimizer_offload=memory.optimizer_offload,

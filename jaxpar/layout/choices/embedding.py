@@ -3,7 +3,8 @@
 The table is stored in parts of each row (`jaxpar.mesh.placements.SHARD_ORDER`). To look up tokens, a rank may gather
 the table. Or it gets the ids of all ranks' tokens, looks up its part of their rows, and the ranks exchange these; in
 the backward they exchange cotangents, which each adds to its part of the gradient. This is the same sum in another
-order, and less than the table where a microbatch has fewer tokens than the vocabulary has entries.
+order. Of few tokens it takes less time than the table; between hosts each rank sends rows over its own card, where the
+members of a host share the way of a table.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ import jax.numpy as jnp
 from jaxpar.config import Config, UserError
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.plan import AxisSizes, Plan
+from jaxpar.cost.hardware_model import nearest_hardware
+from jaxpar.cost.messages import network_of
 from jaxpar.distributed.devices import Device
-from jaxpar.units import count
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.units import seconds
 
 
 class EmbeddingMessages(NamedTuple):
@@ -27,9 +31,11 @@ class EmbeddingMessages(NamedTuple):
     """Nothing where neither is sent in a microbatch."""
 
 
-def embedding_messages(config: Config, axes: AxisSizes, device: Device, rows: int) -> EmbeddingMessages:
+def embedding_messages(
+    config: Config, axes: AxisSizes, device: Device, rows: int, cluster: Cluster | None
+) -> EmbeddingMessages:
     """What `parallel.embedding_messages` of a resolved configuration means on devices like `device`, with so many rows
-    in a microbatch on each.
+    in a microbatch on each, by the links of `cluster`, if they are known.
 
     Raises `UserError` for `rows` where that is impossible.
     """
@@ -47,10 +53,12 @@ def embedding_messages(config: Config, axes: AxisSizes, device: Device, rows: in
     if impossible is not None:
         return EmbeddingMessages("table", impossible)
     if device.platform == "cpu":
-        return EmbeddingMessages("table", "CPU devices overlap nothing")
-    tokens, entries, fewer = _compared(config, axes, rows)
-    words = f"of {count(tokens)} tokens in a microbatch, and {count(entries)} entries"
-    return EmbeddingMessages("rows" if fewer else "table", words)
+        return EmbeddingMessages("table", "links of CPU devices have no speed")
+    if cluster is None:
+        return EmbeddingMessages("table", "the speeds of these GPUs' links are unknown")
+    of_rows, of_table = _seconds(config, axes, rows, cluster)
+    words = f"{seconds(of_rows)} of messages in a microbatch, and {seconds(of_table)} by the table"
+    return EmbeddingMessages("rows" if of_rows < of_table else "table", words)
 
 
 def check_embedding_messages(plan: Plan, config: Config) -> None:
@@ -85,14 +93,20 @@ def _impossible(config: Config, axes: AxisSizes) -> str | None:
     return None
 
 
-def _compared(config: Config, axes: AxisSizes, rows: int) -> tuple[int, int, bool]:
-    """(tokens of a microbatch on a device, entries of the table on it, whether rows are fewer bytes)."""
-    model, precision = config.model, config.precision
+def _seconds(config: Config, axes: AxisSizes, rows: int, cluster: Cluster) -> tuple[float, float]:
+    """Of a microbatch's messages if rows are exchanged, and if the table is gathered and its gradient scattered."""
+    model, precision, forward = config.model, config.precision, config.parallel.zero == 3
     compute, gradient = (jnp.dtype(dtype).itemsize for dtype in (precision.compute, precision.gradient))
     storage = jnp.dtype(precision.storage or precision.compute).itemsize
-    tokens, entries = rows * config.data.sequence_length // axes.context, padded_vocab(model) // axes.tensor
-    looked_up, whole = tokens, entries
+    ring = network_of(cluster, nearest_hardware(cluster.gpu)).ring(_shards(axes), axes.tensor)
+    tokens = rows * config.data.sequence_length // axes.context
+    of_rows, of_table = 0.0, 0.0
+    tables = [(tokens, padded_vocab(model) // axes.tensor)]
     if model.position == "learned":
-        looked_up, whole = tokens + tokens // axes.tensor, entries + model.max_positions
-    forward = config.parallel.zero == 3
-    return tokens, entries, looked_up * (compute + forward * compute) < whole * (gradient + forward * storage)
+        tables.append((tokens // axes.tensor, model.max_positions))
+    for looked_up, entries in tables:
+        of_rows += ring.gather(4.0 * looked_up * ring.ranks)
+        of_rows += (1 + forward) * ring.exchange(float(looked_up * model.embed * compute))
+        of_table += ring.gather(float(entries * model.embed * gradient))
+        of_table += ring.gather(float(entries * model.embed * storage)) if forward else 0.0
+    return of_rows, of_table
