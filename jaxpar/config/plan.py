@@ -11,7 +11,7 @@ from jaxpar.config.bounds import CAPACITY, CHUNKS, COUNT, LAYERS, MICROBATCHES, 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
-PLAN_VERSION = 9
+PLAN_VERSION = 10
 """The version of `plan.json` that is written. A new field of `Plan` raises it; one of a record inside has the value of
 before as its default, and does not. Plans of earlier versions are read, and derived again before they are run."""
 
@@ -217,6 +217,10 @@ class Plan:
     memory_percent: int | None = None
     """Percentage of a device's memory that XLA counts with; more where activations are on the host, null where it takes
     its default."""
+    embedding_messages: Literal["table", "rows"] = "table"
+    """Whether ranks send the embedding's table and its gradient, or the rows of their tokens and those of these."""
+    embedding_messages_reason: str = ""
+    """Why; nothing where neither is sent in a microbatch."""
     replica_sums: Literal["after", "overlapped"] = "after"
     """Whether gradients are summed over replicas after the backward of the last microbatch, or layer by layer in it."""
     replica_sums_reason: str = ""

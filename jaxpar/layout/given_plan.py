@@ -13,6 +13,7 @@ from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.distributed.devices import Device
 from jaxpar.layers.declared import activation_names
 from jaxpar.layout.choices.attention import check_attention
+from jaxpar.layout.choices.embedding import check_embedding_messages
 from jaxpar.layout.choices.experts import check_expert_layouts
 from jaxpar.layout.choices.head_loss import check_loss
 from jaxpar.layout.choices.norm_rotary import check_norm_rotary
@@ -74,6 +75,7 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
             raise UserError(f"plan.{key}: {tiles} are more than a device's {tokens} tokens of a microbatch")
     _check_residency(plan, config)
     check_overlap(plan, config)
+    check_embedding_messages(plan, config)
     check_replica_sums(plan, config)
     check_layer_unroll(plan)
     check_weight_prefetch(plan)

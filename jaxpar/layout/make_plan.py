@@ -19,6 +19,7 @@ from jaxpar.layers.checks import validate
 from jaxpar.layers.declared import activation_names, hidden_names
 from jaxpar.layout.auto_remat import auto_runs, lost_seconds
 from jaxpar.layout.choices.attention import attention_plan
+from jaxpar.layout.choices.embedding import embedding_messages
 from jaxpar.layout.choices.experts import expert_layouts, with_fused
 from jaxpar.layout.choices.head_loss import choose_loss
 from jaxpar.layout.choices.matmul import check_matmul_units, routed_choice, tiled_choice
@@ -170,6 +171,7 @@ def _settled(
         collectives=parallel.collectives,
         collectives_at_once=parallel.collectives_at_once,
         node_devices=check_wire(config, axes, node_devices),
+        **embedding_messages(config, axes, device, rows, cluster)._asdict(),
         **replica_sums(config, axes, device)._asdict(),
         shard_state_over_replicas=parallel.shard_state_over_replicas,
         optimizer_offload=memory.optimizer_offload,

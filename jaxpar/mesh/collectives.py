@@ -142,6 +142,27 @@ def join_ranks(x: Shaped[Array, "rows ..."], axes: Sequence[str]) -> Shaped[Arra
         return lax.all_gather(lax.stop_gradient(x), tuple(axes), axis=0, tiled=True)
 
 
+def gather_rows(x: Shaped[Array, "ranks_rows ... part"], axes: Sequence[str]) -> Shaped[Array, "rows ... embed"]:
+    """Join this rank's rows of a table that all ranks of `axes` hold a part of each row of, from the parts `x` of the
+    rows of every rank, those of the first rank first.
+
+    The derivative, and the inverse, is `scatter_rows`. Sends `x * (n - 1) / n` bytes with n = product of the sizes of
+    `axes`.
+    """
+    must_vary(x, axes, "gather_rows")
+    with jax.named_scope("gather_rows"):
+        return lax.all_to_all(x, tuple(axes), 0, x.ndim - 1, tiled=True)
+
+
+def scatter_rows(x: Shaped[Array, "rows ... embed"], axes: Sequence[str]) -> Shaped[Array, "ranks_rows ... part"]:
+    """Undo `gather_rows`, which is also the derivative. Sends `x * (n - 1) / n` bytes with n = product of the sizes of
+    `axes`.
+    """
+    must_vary(x, axes, "scatter_rows")
+    with jax.named_scope("scatter_rows"):
+        return lax.all_to_all(x, tuple(axes), x.ndim - 1, 0, tiled=True)
+
+
 def gather_weight(x: Shaped[Array, "..."], axes: Sequence[str], dim: int) -> Shaped[Array, "..."]:
     """Join the shards of a weight along `dim`. Sends `x * (n - 1)` bytes with n = product of the sizes of `axes`."""
     must_vary(x, axes, "gather_weight")

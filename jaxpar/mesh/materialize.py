@@ -45,18 +45,27 @@ def gather(weights: Arrays, placements: Placements, *, part: Part, unstacked: bo
     gone. Varying *before* the gather matters: the cast's derivative is a sum, which would otherwise run here, in
     compute dtype and once per microbatch. Bytes: `gather_stored` of each sharded weight in storage dtype.
     """
-    dtype = jnp.dtype(placements.compute.dtype)
-
-    def one(weight: jax.Array, compute: PartitionSpec, storage: PartitionSpec, wire: Wire) -> jax.Array:
-        added = added_dim(compute, storage)
-        weight = vary(weight)
-        own = wire.exact if is_code(weight) else wire
-        if added:
-            weight = gather_stored(weight, added[1], added[0] - unstacked, own)
-        return weight if is_code(weight) else weight.astype(dtype)
-
+    one = partial(gather_one, dtype=placements.compute.dtype, unstacked=unstacked)
     layouts = placements.compute.layout, placements.storage.layout, placements.wires
     return jax.tree.map(one, weights, *(_of(tree, part) for tree in layouts))
+
+
+def gather_one(
+    weight: jax.Array,
+    compute: PartitionSpec,
+    storage: PartitionSpec,
+    wire: Wire,
+    *,
+    dtype: str,
+    unstacked: bool = False,
+) -> jax.Array:
+    """`gather` of one weight."""
+    added = added_dim(compute, storage)
+    weight = vary(weight)
+    own = wire.exact if is_code(weight) else wire
+    if added:
+        weight = gather_stored(weight, added[1], added[0] - unstacked, own)
+    return weight if is_code(weight) else weight.astype(jnp.dtype(dtype))
 
 
 def is_code(weight: jax.Array) -> bool:

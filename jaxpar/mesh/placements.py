@@ -45,6 +45,9 @@ from jaxpar.mesh.wire.wire import EXACT, Wire, secondary_ranks
 SHARD_ORDER = ("embed", "mlp", "vocab", "positions", "latent", "heads", "kv_heads", "head_dim")
 """Logical axes that fsdp may split, in order of preference."""
 
+TABLES = ("vocab", "positions")
+"""Logical axes of the rows that tokens look up."""
+
 REPLICAS = ("replica",)
 """Axes over which optimizer state may be split, and neither weights nor the gradients that accumulate."""
 
@@ -105,7 +108,8 @@ def place(
         early = tuple(axis for axis in wire.early if axis in _summed_early(spec, *roles))
         scattered = added_dim(*roles[1:]) if early else None
         dim = scattered[0] - len(spec.shape) if scattered else None
-        return _wire(spec, rules, sizes, replace(wire, early=early, early_dim=dim))
+        rows = wire.rows and spec.axes[-1] == "embed" and spec.axes[0] in TABLES
+        return _wire(spec, rules, sizes, replace(wire, rows=rows, early=early, early_dim=dim))
 
     return Placements(
         compute=Placement(compute, dtypes.compute),

@@ -89,6 +89,7 @@ DUALS = {
     "gather_sequence": "scatter_sequence",
     "gather_context": "scatter_context",
     "gather_weight": "scatter_gradient",
+    "gather_rows": "scatter_rows",
 }
 
 INTEGERS = {"s32": "int32", "pred": "bool"}
@@ -111,7 +112,8 @@ def asked(config: Any, plan: Any) -> Counter[tuple[str, str]]:
             axis for axis in AXES if axis in (named if isinstance(named, tuple) else (named,)) and mesh.shape[axis] > 1
         ]
         scopes = str(equation.source_info.name_stack).replace("(", "/").replace(")", "/").split("/")
-        collectives = {*DUALS, *DUALS.values(), "reduce_sum", "reduce_max", "shift_stage", "sum_over_stages"}
+        others = {"reduce_sum", "reduce_max", "shift_stage", "sum_over_stages", "join_ranks"}
+        collectives = {*DUALS, *DUALS.values(), *others}
         collective = next(scope for scope in reversed(scopes) if scope in collectives)
         if kind == "reduce_scatter":
             collective = DUALS.get(collective, collective)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxpar.config import load_config, virtual_devices_needed
+from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.checks import validate
 from jaxpar.layers.counting import parameter_count
 
@@ -63,3 +65,14 @@ def test_any_layout_of_eight_devices_runs_the_quickstart():
     assert len(layouts) == 35
     for sizes in layouts:
         validate(replace(config, parallel=replace(config.parallel, **dict(zip(axes, sizes, strict=True)))))
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_configuration_for_a_machine_or_a_cluster_names_the_planners_command(name: str):
+    text = (FOLDER / f"{name}.yaml").read_text()
+    if not re.search(r"^# .*\bFor (one machine|\d+ (GPUs|H\d00s))", text, re.MULTILINE):
+        assert name in ("sft", "dpo"), "runs on whatever there is"
+        return
+    command = re.search(rf"^#   python -m jaxpar\.plan --config configs/{name}\.yaml --cluster (\S+)", text, re.M)
+    assert command is not None
+    assert parse_cluster(command[1]).devices == GOLDEN[name][0]

@@ -32,7 +32,11 @@ def embedding_gradient(run: SmallRun, batch):
     return jax.device_get(function(step.residency.initial_state().master, batch)["embedding"])
 
 
-@pytest.mark.parametrize("axes", [{}, {"tensor": 4, "fsdp": 2}], ids=["one device", "split vocabulary"])
+@pytest.mark.parametrize(
+    "axes",
+    [{}, {"tensor": 4, "fsdp": 2}, {"fsdp": 4, "context": 2, "embedding_messages": "rows"}],
+    ids=["one device", "split vocabulary", "exchanged rows"],
+)
 @pytest.mark.parametrize("token", [5, 60])
 def test_thousands_of_equal_tokens_all_count_in_bfloat16(axes, token):
     run = SmallRun(

@@ -25,6 +25,8 @@ DUALS = {
     "join_ranks": "join_ranks",
     "exchange_heads": "exchange_sequence",
     "exchange_sequence": "exchange_heads",
+    "gather_rows": "scatter_rows",
+    "scatter_rows": "gather_rows",
     "gather_weight": "scatter_gradient",
     "scatter_gradient": "gather_weight",
     "gather_matrices": "scatter_matrices",

@@ -74,6 +74,10 @@ class ParallelConfig:
     joined_messages: Literal["matrix", "xla"] = "matrix"
     """Gathers of a layer's weights, and reduce-scatters of its gradients, that XLA joins into one on GPUs: `matrix`, up
     to the size of the layer's largest matrix; `xla`, up to its own default of 30 MiB (`docs/overlap.md`)."""
+    embedding_messages: Literal["auto", "table", "rows"] = "auto"
+    """What ranks of fsdp, expert and context send of the embedding under `zero` 2 and 3: the `table` and its gradient,
+    which are gathered and reduce-scattered whole; or the `rows` of a microbatch's tokens and their gradients, which are
+    exchanged. `auto` is `rows` on GPUs where these messages are expected to take less time (`docs/overlap.md`)."""
     replica_sums: Literal["auto", "after", "overlapped"] = "auto"
     """When gradients are summed over replicas, and under ZeRO-0 over all data ranks: `after` the backward of the last
     microbatch; or a layer's beside the next layer's backward in it (`overlapped`), for which the last microbatch is
@@ -114,14 +118,16 @@ class ParallelConfig:
 def kept_by_planner(parallel: ParallelConfig) -> dict[str, Any]:
     """Keys of `parallel` that the planner takes as they are, where it searches the others.
 
-    Sums over replicas that are to overlap, and several layers in a turn, are possible on some layouts only; state that
-    is split over replicas is kept where a layout has any.
+    Rows of the embedding, sums over replicas that are to overlap, and several layers in a turn, are possible on some
+    layouts only; state that is split over replicas is kept where a layout has any.
     """
     names = (
         "expert_exchange", "expert_slices", "expert_backend", "expert_capacity", "expert_imbalance", "joined_messages",
         "collectives_at_once", "shard_state_over_replicas",
     )  # fmt: skip
-    possible = {"replica_sums": "after", "layer_unroll": 1, "weight_prefetch": "layer"}
+    possible = {
+        "embedding_messages": "table", "replica_sums": "after", "layer_unroll": 1, "weight_prefetch": "layer",
+    }  # fmt: skip
     asked = {name: value for name, value in possible.items() if getattr(parallel, name) == value}
     return {name: getattr(parallel, name) for name in names} | asked
 

@@ -22,6 +22,7 @@ def wire_of(plan: Plan) -> Wire:
         hierarchical=plan.collectives == "hierarchical",
         node_devices=plan.node_devices,
         secondary=plan.secondary_shard,
+        rows=plan.embedding_messages == "rows",
         early=("replica", *SHARD_AXES) if plan.replica_sums == "overlapped" else (),
     )
 

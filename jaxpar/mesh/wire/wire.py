@@ -28,6 +28,9 @@ class Wire:
     """Devices of a node; None if all are in one."""
     secondary: int = 1
     """Neighbouring ranks that hold a second copy of the weights among them during a step."""
+    rows: bool = False
+    """Whether the rows of a table that tokens look up travel, and their gradients, in place of the table and its own.
+    """
     early: tuple[str, ...] = ()
     """Axes over which a gradient is summed as soon as it is complete, in the backward of the last microbatch; the rest
     once a step, after all of them."""

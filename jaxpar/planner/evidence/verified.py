@@ -52,7 +52,7 @@ CLASSES = {
 program's recomputation is in its kernels, and so is what ranks of a pipeline compute in ticks that are idle."""
 OF_TOKENS = ("exchange_tokens", "gather_tokens", "scatter_tokens")
 """Collectives that send tokens to their experts."""
-OF_WEIGHTS = ("gather_weight", "scatter_gradient")
+OF_WEIGHTS = ("gather_weight", "scatter_gradient", "gather_rows", "scatter_rows")
 """Collectives that belong to `data` whatever axes they run over."""
 OF_SCALES = "reduce_max"
 """Of FP8 operands, over all ranks that hold a part of a tensor."""

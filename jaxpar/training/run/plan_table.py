@@ -133,6 +133,8 @@ def _overlap_rows(plan: Plan) -> list[tuple[str, str, str]]:
         rows.append(("loop over layers", f"{plan.layer_unroll} in a turn", plan.layer_unroll_reason))
     if plan.weight_prefetch_reason:
         rows.append(("gathers of weights", f"by {plan.weight_prefetch}", plan.weight_prefetch_reason))
+    if plan.embedding_messages_reason:
+        rows.append(("embedding", f"{plan.embedding_messages} sent", plan.embedding_messages_reason))
     if plan.replica_sums_reason:
         rows.append(("sums over replicas", plan.replica_sums, plan.replica_sums_reason))
     if plan.shard_state_over_replicas:

@@ -10,12 +10,29 @@ OVER_REPLICAS = (
     "tests/training/parity/test_state_over_replicas.py"
     "::test_loss_and_gradients_equal_one_device[ZeRO-3, beside the backward]"
 )
+EMBEDDING = "tests/training/parity/test_embedding_messages.py::test_loss_and_gradients_equal_one_device[ZeRO-3]"
 FEEDBACK = (
     "tests/training/parity/test_error_feedback.py"
     "::test_gradients_of_steps_and_the_residual_add_up_to_those_of_one_device"
 )
 
 COMMUNICATION = (
+    Fault(
+        name="gradients_of_other_ranks_rows_added_to_own_ones",
+        description="Gradients of the rows that other ranks looked up are added to those that this rank looked up.",
+        file="jaxpar/model/embedding.py",
+        old="rows, cotangent = join_ranks(rows, added[1]), scatter_rows(cotangent, added[1])",
+        new="rows = jnp.concatenate([rows] * lax.axis_size(added[1])); cotangent = scatter_rows(cotangent, added[1])",
+        caught_by=(EMBEDDING,),
+    ),
+    Fault(
+        name="rows_of_other_ranks_tokens",
+        description="A rank gets its part of the rows of its own tokens from all ranks, in place of theirs.",
+        file="jaxpar/model/embedding.py",
+        old="look_up(vary(weight), join_ranks(ids, added[1]))",
+        new="look_up(vary(weight), jnp.concatenate([ids] * lax.axis_size(added[1])))",
+        caught_by=(EMBEDDING,),
+    ),
     Fault(
         name="dropped_sum_of_partial_outputs",
         description="Tensor ranks keep their own partial sum of a block's output.",

@@ -1,0 +1,112 @@
+"""What ranks that share the embedding send: its table and the table's gradient, or the rows of their tokens.
+
+The table is stored in parts of each row (`jaxpar.mesh.placements.SHARD_ORDER`). To look up tokens, a rank may gather
+the table. Or it gets the ids of all ranks' tokens, looks up its part of their rows, and the ranks exchange these; in
+the backward they exchange cotangents, which each adds to its part of the gradient. This is the same sum in another
+order. Of few tokens it takes less time than the table; between hosts each rank sends rows over its own card, where the
+members of a host share the way of a table.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+
+from jaxpar.config import Config, UserError
+from jaxpar.config.counting import padded_vocab
+from jaxpar.config.plan import AxisSizes, Plan
+from jaxpar.cost.hardware_model import nearest_hardware
+from jaxpar.cost.messages import network_of
+from jaxpar.distributed.devices import Device
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.units import seconds
+
+
+class EmbeddingMessages(NamedTuple):
+    """The choice, by its names in a plan."""
+
+    embedding_messages: Literal["table", "rows"]
+    embedding_messages_reason: str
+    """Nothing where neither is sent in a microbatch."""
+
+
+def embedding_messages(
+    config: Config, axes: AxisSizes, device: Device, rows: int, cluster: Cluster | None
+) -> EmbeddingMessages:
+    """What `parallel.embedding_messages` of a resolved configuration means on devices like `device`, with so many rows
+    in a microbatch on each, by the links of `cluster`, if they are known.
+
+    Raises `UserError` for `rows` where that is impossible.
+    """
+    asked, impossible = config.parallel.embedding_messages, _impossible(config, axes)
+    if asked == "rows":
+        if impossible is not None:
+            raise UserError(
+                f"parallel.embedding_messages: rows are not exchanged, because {impossible}; expected auto or table"
+            )
+        return EmbeddingMessages("rows", "named by parallel.embedding_messages")
+    if _nothing_sent(axes, config.parallel.zero) is not None:
+        return EmbeddingMessages("table", "")
+    if asked == "table":
+        return EmbeddingMessages("table", "named by parallel.embedding_messages")
+    if impossible is not None:
+        return EmbeddingMessages("table", impossible)
+    if device.platform == "cpu":
+        return EmbeddingMessages("table", "links of CPU devices have no speed")
+    if cluster is None:
+        return EmbeddingMessages("table", "the speeds of these GPUs' links are unknown")
+    of_rows, of_table = _seconds(config, axes, rows, cluster)
+    words = f"{seconds(of_rows)} of messages in a microbatch, and {seconds(of_table)} by the table"
+    return EmbeddingMessages("rows" if of_rows < of_table else "table", words)
+
+
+def check_embedding_messages(plan: Plan, config: Config) -> None:
+    """Raise `UserError` if a plan exchanges rows that the configuration cannot exchange."""
+    if plan.embedding_messages == "rows" and (why := _impossible(config, plan.axes)) is not None:
+        raise UserError(f"plan.embedding_messages: rows are not exchanged, because {why}; expected table")
+
+
+def _shards(axes: AxisSizes) -> int:
+    return axes.fsdp * axes.expert * axes.context
+
+
+def _nothing_sent(axes: AxisSizes, zero: int) -> str | None:
+    """Why no microbatch sends anything of the embedding; None if it does."""
+    if zero < 2 or _shards(axes) == 1:
+        return "no rank has a part of the embedding or of its gradient (parallel.zero 2 or 3, over several ranks)"
+    if axes.pipe > 1:
+        return "a pipeline gathers the embedding once a step"
+    return None
+
+
+def _impossible(config: Config, axes: AxisSizes) -> str | None:
+    """Why rows are not exchanged; None if they may be."""
+    parallel, precision = config.parallel, config.precision
+    if (why := _nothing_sent(axes, parallel.zero)) is not None:
+        return why
+    if config.model.embed % _shards(axes):
+        return f"rows of {config.model.embed} elements (model.embed) do not divide by {_shards(axes)} ranks"
+    coded = precision.weight_wire is not None or precision.gradient_wire is not None
+    if coded or parallel.collectives == "hierarchical" or parallel.secondary_shard is not None:
+        return "codes, messages in two levels and secondary shards are of whole tables"
+    return None
+
+
+def _seconds(config: Config, axes: AxisSizes, rows: int, cluster: Cluster) -> tuple[float, float]:
+    """Of a microbatch's messages if rows are exchanged, and if the table is gathered and its gradient scattered."""
+    model, precision, forward = config.model, config.precision, config.parallel.zero == 3
+    compute, gradient = (jnp.dtype(dtype).itemsize for dtype in (precision.compute, precision.gradient))
+    storage = jnp.dtype(precision.storage or precision.compute).itemsize
+    ring = network_of(cluster, nearest_hardware(cluster.gpu)).ring(_shards(axes), axes.tensor)
+    tokens = rows * config.data.sequence_length // axes.context
+    of_rows, of_table = 0.0, 0.0
+    tables = [(tokens, padded_vocab(model) // axes.tensor)]
+    if model.position == "learned":
+        tables.append((tokens // axes.tensor, model.max_positions))
+    for looked_up, entries in tables:
+        of_rows += ring.gather(4.0 * looked_up * ring.ranks)
+        of_rows += (1 + forward) * ring.exchange(float(looked_up * model.embed * compute))
+        of_table += ring.gather(float(entries * model.embed * gradient))
+        of_table += ring.gather(float(entries * model.embed * storage)) if forward else 0.0
+    return of_rows, of_table
