@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxpar.config import Config, UserError
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.plan import AxisSizes, Plan
+from jaxpar.cost.embedding import of_rows, of_table
 from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.cost.messages import network_of
 from jaxpar.distributed.devices import Device
@@ -56,9 +57,9 @@ def embedding_messages(
         return EmbeddingMessages("table", "links of CPU devices have no speed")
     if cluster is None:
         return EmbeddingMessages("table", "the speeds of these GPUs' links are unknown")
-    of_rows, of_table = _seconds(config, axes, rows, cluster)
-    words = f"{seconds(of_rows)} of messages in a microbatch, and {seconds(of_table)} by the table"
-    return EmbeddingMessages("rows" if of_rows < of_table else "table", words)
+    rows_s, table_s = _seconds(config, axes, rows, cluster)
+    words = f"{seconds(rows_s)} of messages in a microbatch, and {seconds(table_s)} by the table"
+    return EmbeddingMessages("rows" if rows_s < table_s else "table", words)
 
 
 def check_embedding_messages(plan: Plan, config: Config) -> None:
@@ -100,13 +101,11 @@ def _seconds(config: Config, axes: AxisSizes, rows: int, cluster: Cluster) -> tu
     storage = jnp.dtype(precision.storage or precision.compute).itemsize
     ring = network_of(cluster, nearest_hardware(cluster.gpu)).ring(_shards(axes), axes.tensor)
     tokens = rows * config.data.sequence_length // axes.context
-    of_rows, of_table = 0.0, 0.0
+    rows_s, table_s = 0.0, 0.0
     tables = [(tokens, padded_vocab(model) // axes.tensor)]
     if model.position == "learned":
         tables.append((tokens // axes.tensor, model.max_positions))
     for looked_up, entries in tables:
-        of_rows += ring.gather(4.0 * looked_up * ring.ranks)
-        of_rows += (1 + forward) * ring.exchange(float(looked_up * model.embed * compute))
-        of_table += ring.gather(float(entries * model.embed * gradient))
-        of_table += ring.gather(float(entries * model.embed * storage)) if forward else 0.0
-    return of_rows, of_table
+        rows_s += of_rows(ring, looked_up, model.embed, compute, times=1 + forward)
+        table_s += of_table(ring, float(entries * model.embed), storage if forward else 0.0, gradient)
+    return rows_s, table_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from math import ceil
 
+from jaxpar.cost.embedding import of_rows
 from jaxpar.cost.messages import overlapped
 from jaxpar.cost.work import Work
 from jaxpar.planner.layout import Layout
@@ -54,7 +55,7 @@ class Once:
             if self.executed:
                 exposed += sum(ends)
             elif self.does.exposed_as_compiled:
-                exposed += self.where.microbatches(layout) * self._waited(*ends)
+                exposed += self.where.microbatches(layout) * self._ends(*ends)
             else:
                 exposed += sum(ends) * (self.where.microbatches(layout) if self.does.prefetch_weights else 1)
             exposed += self._over_replicas(held)
@@ -127,6 +128,22 @@ class Once:
         least = self.where.exposed(self.layout)
         exposed = least.gather * gather + least.scatter * scatter
         return exposed + self.where.hardware.overlap_slowdown * (gather + scatter - exposed)
+
+    def _ends(self, gather: float, scatter: float) -> float:
+        """What is left of the messages of embedding and head in a microbatch, of so many seconds if tables are sent:
+        jaxpar exchanges rows of the embedding where that takes less time (`jaxpar.layout.choices.embedding`), and
+        waits for all of it."""
+        layout, sent, case = self.layout, self.messages, self.layers.case
+        if self.model.tied or layout.wire != layout.wire.exact or layout.wire.secondary > 1:
+            return self._waited(gather, scatter)
+        if layout.wire.hierarchical or self.model.embed % sent.shards.ranks:
+            return self._waited(gather, scatter)
+        ring = self.where.ring(sent.shards.ranks, layout.tensor)
+        rows = of_rows(ring, case.tokens, self.model.embed, case.item, times=2 if self.trained else 1)
+        table = sent.shards.gather(self.table) + (sent.shards.scatter(self.table) if self.trained else 0.0)
+        if rows >= table:
+            return self._waited(gather, scatter)
+        return rows + self._waited(gather / self.tables, scatter / self.tables)
 
     def _over_replicas(self, held: float) -> float:
         """What is left of the messages over replicas: of the gradients of so many weights of a replica's rank, and of
