@@ -227,6 +227,8 @@ class Plan:
     """Why; nothing where there is nothing to sum."""
     shard_state_over_replicas: bool = False
     """Whether master weights and optimizer state are split over replicas too."""
+    shard_state_over_replicas_reason: str = ""
+    """Why, or why not; nothing where there is one replica, or nothing is sharded."""
     layer_unroll: int = 1
     """Layers in a turn of the loop over layers."""
     layer_unroll_reason: str = ""

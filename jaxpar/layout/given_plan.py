@@ -9,6 +9,7 @@ from jaxpar.config import Config, UserError, config_difference
 from jaxpar.config.axes import axis_sizes
 from jaxpar.config.plan import Plan
 from jaxpar.config.reading.typed import shown
+from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.distributed.devices import Device
 from jaxpar.layers.declared import activation_names
@@ -119,7 +120,7 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
     rows = plan.microbatches * plan.microbatch_rows * plan.axes.data
     schedule = schedule_of(plan)
     slots = layer_order(plan, config.model).layers_per_chunk if len(plan.stage_layers) == schedule.chunks else 0
-    same = ("zero", "microbatches", "pipe_ends", "pipe_ticks", "collectives", "shard_state_over_replicas")
+    same = ("zero", "microbatches", "pipe_ends", "pipe_ticks", "collectives")
     kept = ("optimizer_offload", "weights_offload")
     return [
         ("axes", dict(plan.axes), axis_sizes(parallel), "the mesh of the configuration"),
@@ -139,10 +140,17 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
             precision.gradient_error_feedback,
             "precision.gradient_error_feedback",
         ),
+        *_asked_state(plan, parallel),
         ("secondary_shard", plan.secondary_shard, parallel.secondary_shard or 1, "parallel.secondary_shard"),
         ("dtypes.storage", plan.dtypes.storage, precision.storage or precision.compute, "precision.storage"),
         *((key, getattr(plan, key), getattr(memory, key), f"memory.{key}") for key in kept),
     ]
+
+
+def _asked_state(plan: Plan, parallel: ParallelConfig) -> list[tuple[str, Any, Any, str]]:
+    """Of `_sizes`, what a configuration says of state over replicas that leaves nothing to choose."""
+    key, asked = "shard_state_over_replicas", parallel.shard_state_over_replicas
+    return [] if asked == "auto" else [(key, plan.shard_state_over_replicas, asked, f"parallel.{key}")]
 
 
 DTYPES = ("compute", "master", "gradient", "moments", "weight_wire", "gradient_wire", "matmul")

@@ -26,7 +26,7 @@ from jaxpar.layout.choices.matmul import check_matmul_units, routed_choice, tile
 from jaxpar.layout.choices.norm_rotary import choose_norm_rotary
 from jaxpar.layout.choices.overlap import tensor_overlap
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
-from jaxpar.layout.choices.replica_sums import replica_sums
+from jaxpar.layout.choices.replica_sums import replica_sums, state_over_replicas
 from jaxpar.layout.choices.tiles import head_columns, loss_tiles, mlp_tiles, without_hidden
 from jaxpar.layout.choices.wire import check_wire
 from jaxpar.layout.host_buffers import with_host_buffers
@@ -172,8 +172,8 @@ def _settled(
         collectives_at_once=parallel.collectives_at_once,
         node_devices=check_wire(config, axes, node_devices),
         **embedding_messages(config, axes, device, rows, cluster)._asdict(),
-        **replica_sums(config, axes, device)._asdict(),
-        shard_state_over_replicas=parallel.shard_state_over_replicas,
+        **(sums := replica_sums(config, axes, device))._asdict(),
+        **state_over_replicas(config, axes, device, sums)._asdict(),
         optimizer_offload=memory.optimizer_offload,
         weights_offload=memory.weights_offload,
     )

@@ -35,7 +35,7 @@ def check_state_over_replicas(config: Config) -> None:
     """Refuse optimizer state that is to be split over replicas where there are none, or where nothing is sharded, or
     where layers are read from it."""
     parallel, key = config.parallel, "parallel.shard_state_over_replicas: true"
-    if not parallel.shard_state_over_replicas or parallel.auto:
+    if parallel.shard_state_over_replicas is not True or parallel.auto:
         return
     if parallel.replica == 1:
         raise UserError(

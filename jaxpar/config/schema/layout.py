@@ -82,11 +82,12 @@ class ParallelConfig:
     """When gradients are summed over replicas, and under ZeRO-0 over all data ranks: `after` the backward of the last
     microbatch; or a layer's beside the next layer's backward in it (`overlapped`), for which the last microbatch is
     compiled apart. `auto` is `overlapped` on GPUs where it is possible (`docs/overlap.md`)."""
-    shard_state_over_replicas: bool = False
+    shard_state_over_replicas: bool | Literal["auto"] = "auto"
     """Split master weights and optimizer state over replicas too, under `zero` 1, 2 or 3. Gradients are then
     reduce-scattered over replicas, when `replica_sums` says, and the next step gathers the new weights over replicas:
     each layer's beside its first microbatch's forward where the sums overlap, else all before it (`docs/overlap.md`).
-    The planner has it in layouts with replicas."""
+    `auto` does where all of that overlaps under `zero: 3`; the planner takes it as false, and with true has it in
+    layouts with replicas."""
     layer_unroll: int | Literal["auto"] = "auto"
     """Layers in a turn of the loop over layers (`unroll` of `jax.lax.scan`), where the next layer's weights are
     gathered meanwhile: with 2, layers take turns with two buffers, where 1 has these weights copied within the device.

@@ -39,6 +39,35 @@ def replica_sums(config: Config, axes: AxisSizes, device: Device) -> ReplicaSums
     return ReplicaSums("overlapped", "beside the backward of the last microbatch")
 
 
+class StateOverReplicas(NamedTuple):
+    """The choice, by its names in a plan."""
+
+    shard_state_over_replicas: bool
+    shard_state_over_replicas_reason: str
+    """Nothing where there is one replica, or nothing is sharded."""
+
+
+def state_over_replicas(config: Config, axes: AxisSizes, device: Device, sums: ReplicaSums) -> StateOverReplicas:
+    """What `parallel.shard_state_over_replicas` of a resolved configuration means on devices like `device`, whose sums
+    over replicas are as in `sums`.
+
+    Compiled programs waited for less, and took less memory, where both messages over replicas overlap
+    (docs/overlap.md).
+    """
+    asked = config.parallel.shard_state_over_replicas
+    if axes.replica == 1 or config.parallel.zero == 0:
+        return StateOverReplicas(False, "")
+    if asked != "auto":
+        return StateOverReplicas(asked, "named by parallel.shard_state_over_replicas")
+    if config.parallel.zero != 3:
+        return StateOverReplicas(False, "no program was compared but under parallel.zero: 3")
+    if device.platform == "cpu":
+        return StateOverReplicas(False, "CPU devices overlap nothing")
+    offloaded = config.memory.optimizer_offload != "none"
+    why = _gathered_before(sums.replica_sums, offloaded=offloaded, codes=config.precision.matmul is not None)
+    return StateOverReplicas(why is None, "both messages over replicas overlap" if why is None else why)
+
+
 def check_replica_sums(plan: Plan, config: Config) -> None:
     """Raise `UserError` if a plan overlaps sums that the configuration cannot overlap."""
     if plan.replica_sums == "overlapped" and (why := _impossible(config, plan.axes)) is not None:
@@ -53,11 +82,16 @@ def gathers_with_first_use(plan: Plan) -> bool:
 
 def why_gathered_before(plan: Plan) -> str | None:
     """Why new weights that replicas share are all gathered before the forward; None if layers' are in it."""
-    if plan.replica_sums != "overlapped":
+    offloaded, codes = plan.optimizer_offload == "host", plan.dtypes.matmul is not None
+    return _gathered_before(plan.replica_sums, offloaded=offloaded, codes=codes)
+
+
+def _gathered_before(sums: str, *, offloaded: bool, codes: bool) -> str | None:
+    if sums != "overlapped":
         return "sums over replicas do not overlap"
-    if plan.optimizer_offload == "host":
+    if offloaded:
         return "master weights in host memory are copied to the device before the forward"
-    if plan.dtypes.matmul is not None:
+    if codes:
         return "with matmuls in FP8 the matrices of all layers become codes together"
     return None
 

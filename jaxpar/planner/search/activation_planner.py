@@ -155,7 +155,7 @@ class ActivationPlanner:
     @property
     def _state_replicas(self) -> int:
         """Replicas that share the optimizer's state: all, where that is asked for and there is any to share."""
-        asked = self.model.config.parallel.shard_state_over_replicas
+        asked = self.model.config.parallel.shard_state_over_replicas is True
         return self.group.replica if asked and self.choice.zero else 1
 
     @property

@@ -137,6 +137,9 @@ def _overlap_rows(plan: Plan) -> list[tuple[str, str, str]]:
         rows.append(("embedding", f"{plan.embedding_messages} sent", plan.embedding_messages_reason))
     if plan.replica_sums_reason:
         rows.append(("sums over replicas", plan.replica_sums, plan.replica_sums_reason))
+    if plan.shard_state_over_replicas_reason:
+        where = "over replicas" if plan.shard_state_over_replicas else "the same in all replicas"
+        rows.append(("optimizer state", where, plan.shard_state_over_replicas_reason))
     if plan.shard_state_over_replicas:
         why = why_gathered_before(plan)
         when = "with their first use" if why is None else "before the forward"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import pytest
 
+from jaxpar.config.axes import axis_sizes
 from jaxpar.config.plan import AxisSizes
 from jaxpar.layout.choices.pipeline import pipeline_program
-from jaxpar.layout.choices.replica_sums import check_replica_sums, replica_sums
+from jaxpar.layout.choices.replica_sums import check_replica_sums, replica_sums, state_over_replicas
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.layer_order import LAYERS
@@ -25,7 +26,7 @@ class OnGpu:
     platform = "gpu"
 
 
-def chosen(memory: dict[str, Any] | None = None, **parallel: Any) -> tuple[str, str]:
+def chosen(memory: dict[str, Any] | None = None, **parallel: Any) -> tuple[str, ...]:
     config = small(parallel=parallel, memory=memory or {})
     own = config.parallel
     axes = AxisSizes(own.pipe, own.replica, own.fsdp, own.expert, own.context, own.tensor)
@@ -89,6 +90,31 @@ def test_new_weights_over_replicas_come_with_their_first_use_where_messages_over
     assert name == "new weights over replicas" and why in reason
     assert how == ("gathered with their first use" if first else "gathered before the forward")
     assert "optimizer state over 2 replicas too" in _zero_words(StepLayout(config, plan))
+
+
+@pytest.mark.parametrize(
+    ("parallel", "sections", "shared", "why"),
+    [
+        ({}, {}, True, "both messages over replicas overlap"),
+        ({"shard_state_over_replicas": False}, {}, False, "named by"),
+        ({"shard_state_over_replicas": True, "replica_sums": "after"}, {}, True, "named by"),
+        ({"replica_sums": "after"}, {}, False, "do not overlap"),
+        ({"zero": 2}, {}, False, "parallel.zero: 3"),
+        ({"replica": 1, "fsdp": 4}, {}, False, ""),
+        ({}, {"memory": {"optimizer_offload": "host"}}, False, "in host memory"),
+        ({}, {"precision": {"compute": "bfloat16", "matmul": "fp8_current"}}, False, "become codes together"),
+        ({"pipe": 2, "microbatches": 2}, {}, False, "do not overlap"),
+    ],
+)
+def test_replicas_share_optimizer_state_where_both_messages_overlap(
+    parallel: dict[str, Any], sections: dict[str, Any], shared: bool, why: str
+):
+    config = small(parallel={"replica": 2, "fsdp": 2} | parallel, **sections)
+    axes, device = AxisSizes(**axis_sizes(config.parallel)), cast(Any, OnGpu())
+    found = state_over_replicas(config, axes, device, replica_sums(config, axes, device))
+    assert found.shard_state_over_replicas == shared and why in found.shard_state_over_replicas_reason
+    on_cpu = state_over_replicas(config, axes, jax.devices()[0], replica_sums(config, axes, device))
+    assert on_cpu.shard_state_over_replicas == (config.parallel.shard_state_over_replicas is True)
 
 
 def test_matrices_whose_state_replicas_cannot_share_are_named():
