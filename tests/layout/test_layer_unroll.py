@@ -78,12 +78,15 @@ def test_one_layer_where_there_is_no_memory_for_more():
 
 def test_the_table_of_a_plan_has_what_runs_beside_messages_and_why():
     _, plan = plan_of(parallel={"replica": 2, "fsdp": 2})
-    loop, gathers, sums = _overlap_rows(plan)
+    loop, gathers, embedding, sums, state, new = _overlap_rows(plan)
     assert loop == ("loop over layers", "2 in a turn", plan.layer_unroll_reason)
     assert gathers == ("gathers of weights", "by layer", plan.weight_prefetch_reason)
+    assert embedding == ("embedding", "table sent", plan.embedding_messages_reason)
     assert sums == ("sums over replicas", "overlapped", plan.replica_sums_reason)
+    assert state == ("optimizer state", "over replicas", plan.shard_state_over_replicas_reason)
+    assert new[:2] == ("new weights over replicas", "gathered with their first use")
     assert _overlap_rows(plan_of(parallel={"fsdp": 4, "zero": 1})[1]) == []
-    asked = _overlap_rows(replace(plan, collectives_at_once=2, merged_matmuls_mb=0))[3:]
+    asked = _overlap_rows(replace(plan, collectives_at_once=2, merged_matmuls_mb=0))[6:]
     assert [row[:2] for row in asked] == [("collectives at once", "2"), ("merged matmuls", "none")]
 
 

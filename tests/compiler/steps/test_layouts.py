@@ -18,8 +18,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp, ZeRO-1": {"parallel": {"fsdp": 8, "zero": 1, "microbatches": 2}},
     "replicas": {"parallel": {"replica": 8, "zero": 0}},
     "HSDP, microbatches": {
-        # Of two the first would be no loop, and XLA would gather what both need once.
-        "parallel": {"replica": 2, "fsdp": 4, "zero": 3, "microbatches": 4},
+        # Of two the first would be no loop, and XLA would gather what both need once; so it would where the first
+        # microbatch gathers the new weights over replicas.
+        "parallel": {
+            "replica": 2, "fsdp": 4, "zero": 3, "microbatches": 4, "shard_state_over_replicas": False,
+        },
         "data": {"batch_size": 32},
     },
     "fsdp and tensor, full remat": {"parallel": {"fsdp": 4, "tensor": 2, "zero": 3}, "memory": {"remat": "full"}},
@@ -33,7 +36,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "memory": {"remat": "full", "loss_tiles": 4, "mlp_tiles": 4},
     },
     "all axes": {"parallel": {"fsdp": 2, "context": 2, "tensor": 2, "zero": 3}},
-}
+}  # fmt: skip
 
 
 @pytest.mark.matrix(ci=3)
