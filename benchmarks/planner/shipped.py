@@ -6,7 +6,7 @@
 
 A configuration names its command in its first lines (`# python -m jaxpar.plan --config ... --cluster ...`). A better
 planner may move its choice, which this table shows. What a file leaves open (`memory.remat: auto`) is the planner's in
-both.
+both. A file that sets what each layer keeps is timed as it is, even where the planner would leave more memory free.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.planner.compiled import laid_out
 from benchmarks.results import add_json_file, write_json
 from jaxpar.cli import Parser, command
-from jaxpar.compiler.compile import DEFAULT_CACHE
+from jaxpar.compiler.compile import DEFAULT_CACHE, plan_for
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.axes import AXES
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout.make_plan import resolve_config
+from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.planner.evidence.verified import Verified, verify
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.planning import best_with_idle_hosts, planned_config
 from jaxpar.planner.report import words
 from jaxpar.planner.search.avoid import parse_avoided
-from jaxpar.planner.search.candidate import Planned
+from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.fixed import parse_fixed
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
@@ -114,7 +116,8 @@ def compared(one: Shipped, *, compiles: bool = False, overrides: Sequence[str] =
     search, first, idle = first_choice(one, overrides)
     found = {"planner": first}
     try:
-        found["shipped"] = _own(config, planned, cluster, avoided)
+        own = _own(config, planned, cluster, avoided) if isinstance(config.memory.remat, str) else None
+        found["shipped"] = _as_it_is(config, cluster) if own is None else own
     except UserError as error:  # reported in the table
         row["refused"] = str(error)
     programs = {name: verify([own], search.reached, TIMEOUT_S, DEFAULT_CACHE)[0] for name, own in found.items()} \
@@ -131,6 +134,14 @@ def _own(config: Config, planned: Config, cluster: Cluster, avoided: frozenset[s
     return Search(Space(planned, cluster, fixed, avoided)).best(1)[0]
 
 
+def _as_it_is(config: Config, cluster: Cluster) -> Planned:
+    """The layout of a configuration with what it sets of each layer, and its times."""
+    filled, plan = plan_for(config, cluster)
+    layout, search = laid_out(config, cluster)
+    candidate = Candidate(layout, search.timer.step(layout), estimate_memory(filled, plan))
+    return Planned(filled, plan, cluster, candidate, search.usable)
+
+
 def _numbers(planned: Planned, program: Verified | None) -> dict[str, Any]:
     candidate = planned.candidate
     found = {
@@ -138,6 +149,7 @@ def _numbers(planned: Planned, program: Verified | None) -> dict[str, Any]:
         "microbatch": candidate.layout.microbatch,
         "seconds": candidate.seconds,
         "bytes": candidate.memory.device,
+        "usable": planned.usable,
     }
     if program is None:
         return found
@@ -157,6 +169,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             own = row[name]
             line = f"{'':24}{name:10}{own['mesh']:44}{own['microbatch']:5}{seconds(own['seconds']):>10}"
             line += f"{size(own['bytes']):>11}"
+            line += "" if own["bytes"] <= own["usable"] else f" of {size(own['usable'])} that may be planned for"
             if "compiled_seconds" in own:
                 fits = "" if own["fits"] else ", does not fit"
                 line += f"  compiled: {seconds(own['compiled_seconds'])}, {size(own['compiled_bytes'])}{fits}"

@@ -102,6 +102,30 @@ def test_a_shipped_configuration_is_priced_beside_the_planners_first(tmp_path: P
     assert "own.yaml" in printed[1] and "of the planner's" in printed[2] and printed[3].split()[0] == "planner"
 
 
+def test_a_configuration_that_sets_each_layer_is_priced_as_it_is(tmp_path: Path):
+    """Between what its presets alone would take, and beside the memory that the planner would leave free."""
+    seconds = {}
+    head = "#   python -m jaxpar.plan --config configs/own.yaml --cluster h100:1x8 --avoid offload\n"
+    mixture = [{"layers": "0-1", "preset": "full"}, {"layers": "2-3", "preset": "none"}]
+    for name, remat in {"full": "full", "mixture": mixture, "none": "none"}.items():
+        config = small(
+            model={"layers": 4, "embed": 512, "heads": 8, "mlp": 2048, "vocab": 1024},
+            parallel={"fsdp": 8, "zero": 3, "microbatches": 2},
+            memory={"remat": remat},
+            data={"sequence_length": 1024, "batch_size": 16},
+            precision={"compute": "bfloat16"},
+        )
+        (tmp_path / "own.yaml").write_text(head + config_to_yaml(config))
+        (one,) = shipped(tmp_path)
+        row = compared(one)
+        seconds[name] = row["shipped"]["seconds"]
+    assert seconds["none"] < seconds["mixture"] < seconds["full"]
+    assert seconds["mixture"] == pytest.approx((seconds["none"] + seconds["full"]) / 2, rel=0.02)
+    assert "may be planned for" not in table([row])
+    row["shipped"] |= {"bytes": 80 << 30, "usable": 70 << 30}
+    assert "80.0 GiB of 70.0 GiB that may be planned for" in table([row])
+
+
 def test_every_shipped_configuration_of_a_cluster_names_its_command():
     found = {one.file.stem: one.cluster for one in shipped()}
     assert found["llama3_8b"] == "h100:1x8" and {"llama3_70b", "llama3_405b", "gpt3_175b_32k"} <= {*found}

@@ -1,0 +1,98 @@
+"""More bandwidth, memory or hosts never make the best plan slower: cases drawn by the commit.
+
+Beside the fixed cases of `test_avoid`, `test_idle` and `test_shared_ends`. `--draw SEED` repeats a draw.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from math import inf
+
+import pytest
+
+from jaxpar.config import Config, UserError
+from jaxpar.hardware.cluster import Cluster, parse_cluster
+from jaxpar.planner.planning import best_with_idle_hosts
+from jaxpar.planner.search.search import Search
+from jaxpar.planner.search.space import Space
+from tests.planner.search.test_avoid import with_links
+from tests.planner.spaces import model_of
+from tests.selection import commits_hash
+
+LINKS = ("node", "network", "host", "hbm")
+CASES = 3
+"""Of each draw; each takes a second or two of a processor."""
+SAME = 1 + 1e-9
+"""Sums of the same seconds in another order."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and a cluster, and how much of the hardware there is more."""
+
+    config: Config
+    cluster: Cluster
+    factor: float
+    memory: float
+    """Bytes of a GPU, which may be too few for any layout."""
+
+    def seconds(self, cluster: Cluster, memory: float | None = None) -> float:
+        """Of the best plan; infinite where nothing fits."""
+        try:
+            limit = None if memory is None else int(memory)
+            return Search(Space(self.config, cluster), limit=limit).best(1)[0].candidate.seconds
+        except UserError:
+            return inf
+
+    def with_idle_hosts(self, hosts: int) -> float:
+        """The same on so many hosts, some of which may be left idle."""
+        group = replace(self.cluster.groups[0], hosts=hosts)
+        search = Search(Space(self.config, replace(self.cluster, groups=(group,))))
+        return best_with_idle_hosts(search, 1)[1][0].candidate.seconds
+
+
+def case_of(seed: str) -> Case:
+    """The case of a seed: networks from a tenth of the GPU's usual one, so that some become fast ones."""
+    draw = random.Random(seed)
+    heads = draw.choice((8, 16, 32))
+    model = {
+        "layers": draw.choice((4, 6, 8, 12)), "embed": heads * draw.choice((64, 128)), "heads": heads,
+        "mlp": draw.choice((2048, 4096, 8192)), "vocab": draw.choice((1024, 8192, 32768)),
+    }  # fmt: skip
+    data = {"sequence_length": draw.choice((1024, 4096, 16384)), "batch_size": draw.choice((8, 16, 48, 64))}
+    cluster = parse_cluster(
+        f"{draw.choice(('a100-80', 'h100', 'h800', 'b200'))}:{draw.randint(1, 3)}x{draw.choice((2, 4))}"
+    )
+    cluster = with_links(cluster, network=draw.uniform(0.1, 1.0))
+    return Case(model_of(model=model, data=data), cluster, draw.uniform(1.1, 6.0), draw.uniform(0.5, 8.0) * (1 << 30))
+
+
+@pytest.fixture(params=range(CASES))
+def case(request: pytest.FixtureRequest) -> Case:
+    seed = request.config.getoption("--draw") or commits_hash()
+    return case_of(f"{seed} {request.param}")
+
+
+def test_more_of_anything_never_makes_the_best_plan_slower(case: Case):
+    alone = case.seconds(case.cluster)
+    for link in LINKS:
+        assert case.seconds(with_links(case.cluster, **{link: case.factor})) <= SAME * alone, (link, case)
+    limits = (case.memory, case.factor * case.memory, case.factor**2 * case.memory)
+    least, more, most = (case.seconds(case.cluster, limit) for limit in limits)
+    assert most <= SAME * more and more <= SAME * least, case
+
+
+def test_more_hosts_never_make_the_best_plan_slower(case: Case):
+    hosts = case.cluster.hosts
+    times = [case.with_idle_hosts(number) for number in (hosts, hosts + 1, 2 * hosts + 1)]
+    assert times[1] <= SAME * times[0] and times[2] <= SAME * times[1], (times, case)
+
+
+def test_draws_differ_and_can_be_repeated():
+    assert case_of("a") == case_of("a") != case_of("b")
+
+
+def test_less_of_it_does(case: Case):
+    """So the statements above are about the hardware that they change."""
+    assert case.seconds(with_links(case.cluster, hbm=1 / case.factor)) > case.seconds(case.cluster)
