@@ -152,18 +152,16 @@ def _first_rounds(
     first one is sent.
 
     An `optimization_barrier` makes the three end before the next ones begin. Its derivative is the same of the
-    gradients: backward, results are sent and gradients of tokens return beside the products of a slice. The barrier
-    after the first slice was sent makes gradients of tokens of the second one return beside products of gradients of
-    the first one's rows, which leaves those of all matrices to the last message. Behind it, `needed` may be sent
-    beside products, too.
+    gradients: backward, results are sent and gradients of tokens return beside the products of a slice. That after
+    `own` makes gradients of tokens of the second slice return beside products of gradients of the first one's rows,
+    which leaves those of all matrices to the last message, and `needed` be sent beside products.
     """
     last, xs, whole = len(rounds) - 1, list(_sliced(len(rounds), x)), None if shared is None else x
     results: Any = None
     rows: Any = exchange.dispatch(rounds[0].window, xs[0])
-    first = None if own is None else (own(x), needed)
-    if last:
-        rows, xs[1:], first = lax.optimization_barrier((rows, xs[1:], first))
-    mine, needed = (None, needed) if first is None else first
+    mine = None
+    if own is not None:
+        rows, xs[1:], mine, needed = lax.optimization_barrier((rows, xs[1:], own(x), needed))
     ys: list[jax.Array] = []
     for number, place in enumerate(rounds):
         ahead = exchange.dispatch(rounds[number + 1].window, xs[number + 1]) if number < last else None
