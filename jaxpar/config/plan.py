@@ -128,6 +128,10 @@ class ExpertLayout:
     """Parts of a rank's tokens, of which one is exchanged while the experts work on another."""
     slices_reason: str = ""
     """Why so many."""
+    own_first: bool = False
+    """Whether a rank computes its own tokens for its own experts apart, while the first slice is sent."""
+    own_reason: str = ""
+    """Why, or why not."""
     node_devices: int | None = None
     """Devices of a node, where the exchange is cut at its border."""
     wire: Literal["float8_e4m3fn"] | None = None

@@ -1,7 +1,7 @@
 """Seconds of a layer's experts with the exchange of their tokens, in slices.
 
 A slice's products run beside two messages: the next slice on its way out, and the results of the one before. An
-`optimization_barrier` ends the three together (`jaxpar.layers.experts.exchange`), so that each of these stages takes as
+`optimization_barrier` ends the three together (`jaxpar.layers.experts.rounds`), so that each of these stages takes as
 long as the longer of products and messages.
 """
 
@@ -26,6 +26,15 @@ ADDED = 3.0
 """Numbers read and written to add a slice's gradient of a weight to another's."""
 
 
+OWN_ADDED = 1.0
+"""The same of a rank's own rows: the pass that adds the slices' gradients reads one more."""
+
+
+def added_numbers(slices: int, own_first: bool) -> float:
+    """Numbers read and written, for each weight, to add the gradients of all parts in which rows are multiplied."""
+    return ADDED * (slices - 1) + OWN_ADDED * own_first
+
+
 class Work(NamedTuple):
     """Seconds of compute that messages run beside."""
 
@@ -47,6 +56,16 @@ class ExpertExchange:
 
     shape: LayerShape
     """Of a layer that has experts."""
+    own_rows: str = "auto"
+    """As `parallel.expert_own_rows`."""
+
+    def own_first(self, device: Device, network: Network, slices: int) -> bool:
+        """Whether a rank's own rows are computed apart, while the first slice is sent."""
+        if slices == 1 or self.shape.tensor > 1 or self.shape.exchange == "all_gather":
+            return False
+        if self.own_rows != "auto":
+            return self.own_rows == "first"
+        return self._seconds(device, network, slices, True) < self._seconds(device, network, slices, False)
 
     def best(self, device: Device, network: Network, asked: int | Literal["auto"] = "auto") -> int:
         """Slices: as many as are asked for, or those that take least."""
@@ -56,28 +75,41 @@ class ExpertExchange:
         allowed = [number for number in range(1, SLICES + 1) if tokens % number == 0]
         return min(allowed, key=lambda number: self.seconds(device, network, number))
 
-    def seconds(self, device: Device, network: Network, slices: int) -> float:
+    def seconds(self, device: Device, network: Network, slices: int, first: bool | None = None) -> float:
         """Forward and backward. A message costs its start in addition to its bytes (alpha + beta n; FSMoE,
-        arXiv:2501.10714), and each slice one more addition to the gradients of the weights."""
-        work = self.products(device, slices)
-        added = device.bytes_seconds(ADDED * (slices - 1) * self.shape.item_bytes * self._weights)
-        return slices * (work.forward + work.backward) + added + sum(self.exposed(device, network, slices))
+        arXiv:2501.10714), and each slice, and rows that go `first`, one more addition to the gradients of the
+        weights. None is what `own_first` says."""
+        return self._seconds(
+            device, network, slices, self.own_first(device, network, slices) if first is None else first
+        )
+
+    def _seconds(self, device: Device, network: Network, slices: int, first: bool) -> float:
+        work, own = self.products(device, slices, first), self.own_products(device, first)
+        added = device.bytes_seconds(added_numbers(slices, first) * self.shape.item_bytes * self._weights)
+        compute = slices * (work.forward + work.backward) + own.forward + own.backward
+        return compute + added + sum(self._exposed(device, network, slices, first))
 
     def exposed(self, device: Device, network: Network, slices: int) -> tuple[float, float]:
         """Seconds that the messages add to what is computed, forward and backward.
 
-        Forward, the first slice is sent beside nothing, and the last one returns beside the shared experts. Backward,
-        gradients of the results begin beside those of the shared experts' rows (XLA computes those of their matrices
-        elsewhere), and the last gradients of tokens return beside those of the matrices.
+        Forward, the first slice is sent beside the rank's own rows if they go first, or beside nothing, and the last
+        one returns beside the shared experts. Backward, gradients of the results begin beside those of the shared
+        experts' rows (XLA computes those of their matrices elsewhere), and the last gradients of tokens return beside
+        those of the matrices.
         """
-        send, work, shared = self.message(network, slices), self.products(device, slices), self._shared(device)
+        return self._exposed(device, network, slices, self.own_first(device, network, slices))
+
+    def _exposed(self, device: Device, network: Network, slices: int, first: bool) -> tuple[float, float]:
+        send, work, shared = self.message(network, slices), self.products(device, slices, first), self._shared(device)
+        own = self.own_products(device, first)
         out = self.outward(network, slices)
         adds = lambda compute, messages: overlapped(compute, messages, network.model.overlap_slowdown) - compute
         between = lambda compute, to: (
             adds(compute, to) + adds(compute, send) + (slices - 2) * adds(compute, to + send) if slices > 1 else 0.0
         )
-        forward = out + between(work.forward, out) + adds(shared.forward, send)
-        return forward, adds(shared.inward, send) + between(work.backward, send) + adds(work.weights, send)
+        forward = adds(own.forward, out) + between(work.forward, out) + adds(shared.forward, send)
+        last = adds(work.weights + own.backward, send)
+        return forward, adds(shared.inward, send) + between(work.backward, send) + last
 
     def again(self, network: Network, slices: int) -> float:
         """Seconds that the backward waits for rows that it sends again, which nothing ties to products: XLA drops a
@@ -135,13 +167,23 @@ class ExpertExchange:
     def _weights(self) -> int:
         return self._groups * sum(k * n for k, n in self._matrices)
 
-    def products(self, device: Device, slices: int) -> Work:
-        """Of a slice, if all experts get as many rows, with what moves them."""
+    def products(self, device: Device, slices: int, first: bool = False) -> Work:
+        """Of a slice, if all experts get as many rows, with what moves them; of other ranks' rows if own ones are
+        computed first."""
+        others = 1 - 1 / self.shape.expert if first else 1.0
+        return self._of_rows(device, others / slices)
+
+    def own_products(self, device: Device, first: bool) -> Work:
+        """Of a rank's own rows, if they are computed first."""
+        return self._of_rows(device, 1 / self.shape.expert) if first else Work(0.0, 0.0, 0.0)
+
+    def _of_rows(self, device: Device, share: float) -> Work:
+        """Of a share of all rows."""
         shape, groups, item = self.shape, self._groups, self.shape.item_bytes
         experts = shape.model.experts
         assert experts is not None, "a layer with experts"
-        rows = shape.tokens * experts.per_token / slices
-        moved = device.bytes_seconds(MOVED * item * shape.routed_rows / slices * shape.embed)
+        rows = shape.tokens * experts.per_token * share
+        moved = device.bytes_seconds(MOVED * item * shape.routed_rows * share * shape.embed)
         forward = sum(grouped_matmul(device, rows, groups, n, k, item, own) for k, n, own, _ in self._products)
         inward = sum(grouped_matmul(device, rows, groups, k, n, item, own) for k, n, own, _ in self._products)
         weights = sum(grouped_gradient(device, rows, groups, n, k, item, own) for k, n, _, own in self._products)

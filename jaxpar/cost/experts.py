@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from jaxpar.cost.expert_exchange import ADDED, ExpertExchange, sends
+from jaxpar.cost.expert_exchange import ExpertExchange, added_numbers, sends
 from jaxpar.cost.grouped import grouped_gradient, grouped_matmul
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.mechanisms import Mechanisms
@@ -72,7 +72,7 @@ class ExpertTimes:
         inward = grouped_matmul(self.device, rows, self.groups, k, n, item, self.shape.expert_item(group))
         read = self.shape.expert_gradient_item(group)
         weight = grouped_gradient(self.device, rows, self.groups, n, k, accumulated, read)
-        added = self.device.bytes_seconds(ADDED * (self.slices - 1) * item * self.groups * k * n)
+        added = self.device.bytes_seconds(self.added_numbers * item * self.groups * k * n)
         return self.slices * inward, self.slices * weight + added
 
     def casts(self, group: str, sides: Sequence[tuple[int, int]]) -> tuple[float, float]:
@@ -120,7 +120,19 @@ class ExpertTimes:
         """Parts in which tokens are sent."""
         if not self.does.overlap_exchange or not sends(self.shape):
             return 1
-        return ExpertExchange(self.shape).best(self.device, self.network, self.case.slices)
+        return self.exchange.best(self.device, self.network, self.case.slices)
+
+    @cached_property
+    def added_numbers(self) -> float:
+        """Numbers read and written for each weight, to add the gradients of slices and of a rank's own rows."""
+        if self.slices == 1:
+            return 0.0
+        return added_numbers(self.slices, self.exchange.own_first(self.device, self.network, self.slices))
+
+    @cached_property
+    def exchange(self) -> ExpertExchange:
+        """What slices are exchanged, and how."""
+        return ExpertExchange(self.shape, self.case.own_rows)
 
     @cached_property
     def exposed(self) -> tuple[float, float]:
@@ -128,7 +140,7 @@ class ExpertTimes:
         nothing, nor do systems that send all tokens at once."""
         if not sends(self.shape):
             return 0.0, 0.0
-        exchange, shape = ExpertExchange(self.shape), self.shape
+        exchange, shape = self.exchange, self.shape
         start = SMALL_MESSAGES * self._start
         send = exchange.message(self.network)
         once = exchange.outward(self.network) + send + start, 2 * send + start
@@ -141,14 +153,14 @@ class ExpertTimes:
     @property
     def message(self) -> float:
         """Seconds of a message of a slice."""
-        return ExpertExchange(self.shape).message(self.network, self.slices) if sends(self.shape) else 0.0
+        return self.exchange.message(self.network, self.slices) if sends(self.shape) else 0.0
 
     @cached_property
     def again(self) -> float:
         """Seconds that a backward which sends tokens to their experts again waits for them."""
         if not sends(self.shape) or not self.does.overlap_exchange:
             return self.exposed[0] * self.outward
-        exchange = ExpertExchange(self.shape)
+        exchange = self.exchange
         start, more = SMALL_MESSAGES * self._start / 2, self.shape.rounds - 1
         return exchange.again(self.network, self.slices) + start + more * (exchange.outward(self.network) + start)
 
@@ -157,7 +169,7 @@ class ExpertTimes:
         """Seconds of the messages that something is computed beside, forward and backward."""
         if not sends(self.shape) or not self.does.overlap_exchange:
             return 0.0, 0.0
-        exchange = ExpertExchange(self.shape)
+        exchange = self.exchange
         to, send = exchange.outward(self.network, self.slices), exchange.message(self.network, self.slices)
         forward, backward = exchange.exposed(self.device, self.network, self.slices)
         return max(0.0, self.slices * (to + send) - forward), max(0.0, self.slices * 2 * send - backward)
@@ -167,7 +179,7 @@ class ExpertTimes:
         """Share of the way to the experts in the messages forward."""
         if not sends(self.shape):
             return 0.5
-        exchange = ExpertExchange(self.shape)
+        exchange = self.exchange
         out = exchange.outward(self.network)
         return out / (out + exchange.message(self.network))
 

@@ -34,6 +34,8 @@ class LayerCase:
 
     norm_rotary: str = "xla"
     """What norms queries and keys of each head and rotates them: `xla`, or a kernel in one pass."""
+    own_rows: str = "auto"
+    """What is done with rows of a rank's own experts: `parallel.expert_own_rows`."""
 
     @property
     def tokens(self) -> int:
@@ -145,7 +147,7 @@ def layer_case(
     precision: str, lora: LoraConfig = OFF, expert: int = 1, exchange: str = "auto", capacity: float = 1.0,
     imbalance: float = 1.0, slices: int | Literal["auto"] = "auto", exchange_wire: str | None = None,
     expert_codes: ExpertCodes = NO_CODES, codes: MatmulCodes | None = None, magnitude_ranks: int = 1,
-    attention: Attention | None = None, norm_rotary: str = "xla",
+    attention: Attention | None = None, norm_rotary: str = "xla", own_rows: str = "auto",
 ) -> LayerCase:  # fmt: skip
     """The case of a layer of `model`, whose layers are all alike. A `precision` of float8 stands for the matmuls of
     published systems; those of a configuration are `codes`."""
@@ -156,4 +158,6 @@ def layer_case(
         exchange_wire, expert_codes,
     )  # fmt: skip
     codes = FLOAT8 if precision == "float8" else codes
-    return LayerCase(shape, strategy, parallel and tensor > 1, codes, magnitude_ranks, slices, attention, norm_rotary)
+    return LayerCase(
+        shape, strategy, parallel and tensor > 1, codes, magnitude_ranks, slices, attention, norm_rotary, own_rows
+    )

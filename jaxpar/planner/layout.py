@@ -43,6 +43,8 @@ class Layout:
     """Room of an exchange, as a multiple of an even share."""
     expert_slices: int | Literal["auto"] = "auto"
     """As `parallel.expert_slices`."""
+    expert_own_rows: str = "auto"
+    """As `parallel.expert_own_rows`."""
     imbalance: float = 1.0
     """Rows of the fullest rank, relative to the mean."""
     exchange_wire: str | None = None

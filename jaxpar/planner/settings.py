@@ -29,7 +29,10 @@ def config_of(config: Config, layout: Layout) -> Config:
         layout: of all devices.
     """
     pipelined = layout.pipe > 1
-    decided = {"expert_slices": layout.expert_slices, "shard_state_over_replicas": layout.shard_state}
+    decided = {
+        "expert_slices": layout.expert_slices, "expert_own_rows": layout.expert_own_rows,
+        "shard_state_over_replicas": layout.shard_state,
+    }  # fmt: skip
     kept: dict[str, Any] = kept_by_planner(config.parallel) | decided
     parallel = ParallelConfig(
         pipe=layout.pipe,

@@ -95,6 +95,10 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["parallel.expert_backend=mosaic"], ("parallel.expert_backend", "mosaic", "model.experts")
     ),
     "another kernel": ([GOOD, "parallel.expert_backend=mosiac"], ("parallel.expert_backend", "mosiac", "mosaic")),
+    "own rows without experts": (
+        ["parallel.expert_own_rows=first"], ("parallel.expert_own_rows", "first", "model.experts")
+    ),
+    "misspelt own rows": ([GOOD, "parallel.expert_own_rows=frist"], ("parallel.expert_own_rows", "frist", "first")),
     "slices without experts": (["parallel.expert_slices=2"], ("parallel.expert_slices", "2", "model.experts")),
     "a wire without experts": (
         ["precision.exchange_wire=float8_e4m3fn"], ("precision.exchange_wire", "float8_e4m3fn", "model.experts", "null")

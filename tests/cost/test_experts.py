@@ -10,7 +10,7 @@ import pytest
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.cost.expert_exchange import ExpertExchange
+from jaxpar.cost.expert_exchange import ExpertExchange, added_numbers
 from jaxpar.cost.experts import ExpertTimes
 from jaxpar.cost.grouped import grouped_gradient, grouped_matmul, share_of
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
@@ -204,10 +204,33 @@ def without_starts(cluster: str = "h100:2x8") -> tuple[HardwareModel, Network]:
 
 def test_slices_hide_messages_beside_products():
     """Of many slices the first one's way out is left forward, and hardly anything backward."""
-    whole, halves, many = (sum(sliced(number)) for number in (1, 2, 8))
+    whole, halves, many = (sum(sliced(number, own_rows="exchanged")) for number in (1, 2, 8))
     assert many < halves < whole < sum(times_of(case_of(8)).exposed)
     first = ExpertExchange(case_of(8).shape).message(without_starts()[1], 8)
-    assert sliced(8) == pytest.approx((first, 0.0), abs=0.2 * first)
+    assert sliced(8, own_rows="exchanged") == pytest.approx((first, 0.0), abs=0.2 * first)
+
+
+def test_own_rows_hide_the_first_slice_and_cost_one_more_sum_of_gradients():
+    """Products of as many rows, and one more number of each weight that is read."""
+    (exchanged, _), (first, _) = (sliced(2, own_rows=own) for own in ("exchanged", "first"))
+    own = ExpertExchange(case_of(8).shape).own_products(on_h100s()[0], True)
+    assert exchanged - first == pytest.approx(own.forward)
+    parts = added_numbers(2, own_first=True) - added_numbers(2, own_first=False)
+    assert parts == 1 and not ExpertExchange(case_of(8, tensor=2).shape).own_first(*on_h100s(), 2)
+
+
+def test_own_rows_go_first_where_that_is_expected_to_take_less():
+    exchange, on = ExpertExchange(case_of(8).shape), on_h100s()
+    by_choice = {first: exchange.seconds(*on, 2, first=first) for first in (True, False)}
+    assert exchange.own_first(*on, 2) == (by_choice[True] < by_choice[False])
+    assert exchange.seconds(*on, 2) == min(by_choice.values())
+    asked = {own: replace(exchange, own_rows=own).own_first(*on, 2) for own in ("first", "exchanged")}
+    assert asked == {"first": True, "exchanged": False} and not exchange.own_first(*on, 1)
+
+
+def on_h100s() -> tuple[Device, Network]:
+    model, network = without_starts()
+    return device_of(parse_cluster("h100:2x8").gpu, model), network
 
 
 def test_where_links_are_slow_messages_wait_for_each_other():

@@ -63,6 +63,7 @@ def check_experts(config: Config) -> None:
     unused = {
         "expert_exchange": "auto",
         "expert_slices": "auto",
+        "expert_own_rows": "auto",
         "expert_backend": "auto",
         "expert_capacity": 2.0,
         "expert_imbalance": 1.0,

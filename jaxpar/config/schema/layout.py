@@ -26,6 +26,9 @@ class ParallelConfig:
     expert_slices: int | Literal["auto"] = "auto"
     """Parts into which a rank's tokens are cut: one is exchanged while the experts work on another. `auto` takes what
     is expected to be fastest on the GPUs, and 1 elsewhere."""
+    expert_own_rows: Literal["auto", "first", "exchanged"] = "auto"
+    """Where tokens are cut into slices, the rows that a rank has for its own experts: computed apart while the first
+    slice is sent (`first`), or as part of each slice (`exchanged`); `auto` is what is expected to be faster."""
     expert_backend: Literal["auto", "mosaic", "triton", "xla"] = "auto"
     """Products of the rows of each expert with its matrices: `mosaic` is our kernel for Hopper GPUs, `triton` the one
     for Ampere and later, `xla` a loop over blocks of rows on any device. `auto` takes the first of the kernels that a
@@ -123,8 +126,8 @@ def kept_by_planner(parallel: ParallelConfig) -> dict[str, Any]:
     layouts only; state that is split over replicas is kept where a layout has any.
     """
     names = (
-        "expert_exchange", "expert_slices", "expert_backend", "expert_capacity", "expert_imbalance", "joined_messages",
-        "collectives_at_once", "shard_state_over_replicas",
+        "expert_exchange", "expert_slices", "expert_own_rows", "expert_backend", "expert_capacity", "expert_imbalance",
+        "joined_messages", "collectives_at_once", "shard_state_over_replicas",
     )  # fmt: skip
     possible = {
         "embedding_messages": "table", "replica_sums": "after", "layer_unroll": 1, "weight_prefetch": "layer",

@@ -9,7 +9,7 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.declaration.activations import Activation, Dims
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Operation, Part, Traffic, Weights, matrix, vector
-from jaxpar.layers.experts.exchange import INPUT
+from jaxpar.layers.experts.rounds import INPUT
 from jaxpar.layers.experts.routers import ROUTERS
 from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.layers.feed_forward.gated import Gated

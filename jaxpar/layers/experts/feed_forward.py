@@ -31,7 +31,7 @@ from jaxpar.layers.experts.clusters import (
     restored,
 )
 from jaxpar.layers.experts.declaration import IN, OUT, declare
-from jaxpar.layers.experts.exchange import EXCHANGES, Operands, Shared, exchanged, lists_of, rounds_needed
+from jaxpar.layers.experts.exchange import EXCHANGES
 from jaxpar.layers.experts.losses import sequence_loss, share, z_loss
 from jaxpar.layers.experts.replay import EXPERTS, choices_of
 from jaxpar.layers.experts.reports import (
@@ -47,6 +47,7 @@ from jaxpar.layers.experts.reports import (
     reports_of,
 )
 from jaxpar.layers.experts.room import cluster_room, of_clusters
+from jaxpar.layers.experts.rounds import Operands, Shared, exchanged, lists_of
 from jaxpar.layers.experts.routers import ROUTERS, entropy
 from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums
 from jaxpar.layers.experts.token_order import TOKEN_AXES, TokenOrder
@@ -57,7 +58,7 @@ from jaxpar.layers.projections import matrix_of, project_in, project_out
 from jaxpar.layers.report import AUXILIARY_LOSS, Report
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collective_matmul import PLAIN
-from jaxpar.mesh.collectives import reduce_max, reduce_sum
+from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.precision.grouped import grouped_products
 from jaxpar.precision.grouped_by_tensor import GroupedScaling, scales_of_experts
@@ -279,7 +280,6 @@ class Experts(nnx.Module):
         layout = self.layout
         exchange = EXCHANGES[layout.exchange](experts, len(x) // layout.slices, layout)
         lists = lists_of(exchange, layout.slices, routing.indices, counts)
-        rounds = reduce_max(rounds_needed(exchange, lists), TOKEN_AXES)
         weights = {name: self._weight(name) for name, spec in self.part.weights.items() if "experts" in spec.axes}
         unseen = {group: own.unseen for group, own in scalings.items()}
         for group, own in scalings.items():
@@ -292,7 +292,7 @@ class Experts(nnx.Module):
         known = {group: GroupedScaling(own.recipe, own.of_codes is not None) for group, own in scalings.items()}
         products = partial(self._products, known)
         operands = Operands(weights, unseen)
-        y, handled = exchanged(exchange, products, operands, x, gates, lists, rounds, shared)
+        y, handled, rounds = exchanged(exchange, products, operands, x, gates, lists, shared)
         # After an all-gather, each tensor rank handles the rows of all of them.
         return y, handled / lax.axis_size("tensor") if layout.exchange == "all_gather" else handled, rounds
 

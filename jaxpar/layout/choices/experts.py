@@ -15,7 +15,8 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import quoted
 from jaxpar.cost.expert_exchange import ExpertExchange
 from jaxpar.cost.hardware_model import nearest_hardware
-from jaxpar.cost.messages import network_of
+from jaxpar.cost.messages import Network, network_of
+from jaxpar.cost.operations import Device as GPUDevice
 from jaxpar.cost.operations import device_of
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.cluster import Cluster
@@ -58,11 +59,12 @@ def expert_layouts(
                 parallel.expert_exchange, model.experts, parallel.expert_capacity, axes.expert, axes.tensor
             )
             slices, slices_why = _slices(config, shapes[kind], axes, device, cluster, rows)
+            own = _own_rows(config, shapes[kind], name, slices, device, cluster)
             node = _check_nodes(axes, node_devices) if name == "hierarchical" else None
             chosen: Any = name
             found[kind] = ExpertLayout(
                 chosen, parallel.expert_capacity, why, slices=slices, slices_reason=slices_why, node_devices=node,
-                wire=config.precision.exchange_wire,
+                wire=config.precision.exchange_wire, own_first=own[0], own_reason=own[1],
             )  # fmt: skip
     for kind, request in _requests(config, axes, device, found).items():
         products = choose_kernel(REGISTRY, parallel.expert_backend, request, "parallel.expert_backend", kind)
@@ -124,6 +126,13 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
             raise UserError(
                 f"plan.experts: slices: {own.slices}, and parallel.expert_slices{asked_for} divides the {tokens} "
                 "tokens of a rank"
+            )
+        if own.own_first and (why := _why_exchanged(own.exchange, own.slices, plan.axes.tensor)):
+            raise UserError(f"plan.experts: own_first: expected false, because {why}, got true")
+        if parallel.expert_own_rows != "auto" and own.own_first != (parallel.expert_own_rows == "first"):
+            raise UserError(
+                f"plan.experts: own_first: {str(own.own_first).lower()}, and parallel.expert_own_rows is "
+                f"{parallel.expert_own_rows}"
             )
         wanted = _check_nodes(plan.axes, node_devices) if own.exchange == "hierarchical" else None
         if own.node_devices != wanted:
@@ -201,11 +210,50 @@ def _slices(
         return 1, "CPU devices overlap nothing"
     if cluster is None:
         return 1, "the speeds of these devices and their links are unknown"
-    hardware = nearest_hardware(cluster.gpu)
-    on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
-    case = ExpertExchange(replace(shape, codes=expert_codes(config, device)))
+    case, on = _timed(config, shape, device, cluster)
     best = case.best(*on)
     least = seconds(case.seconds(*on, best))
     return best, f"experts and exchange of a layer and microbatch are expected to take {least}, " + (
         f"{seconds(case.seconds(*on, 1))} in one" if best > 1 else "and more in slices"
+    )
+
+
+def _timed(
+    config: Config, shape: LayerShape, device: Device, cluster: Cluster
+) -> tuple[ExpertExchange, tuple[GPUDevice, Network]]:
+    """The exchange, and what it runs on."""
+    hardware = nearest_hardware(cluster.gpu)
+    on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
+    return ExpertExchange(replace(shape, codes=expert_codes(config, device)), config.parallel.expert_own_rows), on
+
+
+def _why_exchanged(exchange: str, slices: int, tensor: int) -> str | None:
+    """Why a rank's own rows are not computed apart; None where they may be."""
+    if exchange == "all_gather":
+        return "all_gather sends all tokens to all ranks"
+    if tensor > 1:
+        return f"rows are joined from parallel.tensor {tensor} ranks, which takes a message too"
+    return "tokens are sent in one piece" if slices == 1 else None
+
+
+def _own_rows(
+    config: Config, shape: LayerShape, exchange: str, slices: int, device: Device, cluster: Cluster | None
+) -> tuple[bool, str]:
+    """(whether a rank's own rows are computed apart, first; why, or why not)."""
+    asked, why = config.parallel.expert_own_rows, _why_exchanged(exchange, slices, shape.tensor)
+    if why is not None:
+        if asked == "first":
+            raise UserError(f"parallel.expert_own_rows: first is not possible, because {why}; expected auto")
+        return False, why
+    if asked != "auto":
+        return asked == "first", "named by parallel.expert_own_rows"
+    if device.platform == "cpu":
+        return False, "CPU devices overlap nothing"
+    if cluster is None:
+        return False, "the speeds of these devices and their links are unknown"
+    case, on = _timed(config, shape, device, cluster)
+    apart, exchanged = (case.seconds(*on, slices, first=first) for first in (True, False))
+    return apart < exchanged, (
+        f"experts and exchange of a layer and microbatch are expected to take {seconds(apart)} with them first, "
+        f"{seconds(exchanged)} without"
     )

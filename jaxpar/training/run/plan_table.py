@@ -311,6 +311,8 @@ def _expert_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
                     (f"tokens on the wire{of_kind}", chosen.wire, "to experts; results and gradients as computed")
                 )
             rows.append((f"expert slices{of_kind}", str(chosen.slices), chosen.slices_reason))
+            own = "first, while a slice is sent" if chosen.own_first else "exchanged with the others"
+            rows.append((f"own rows{of_kind}", own, chosen.own_reason))
     return rows
 
 

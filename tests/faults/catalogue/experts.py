@@ -5,6 +5,10 @@ from __future__ import annotations
 from tests.faults.fault import Fault
 
 FLOAT64 = "tests/training/parity/test_experts.py::test_loss_and_gradients_equal_float64"
+OWN_FIRST = (
+    "tests/training/parity/test_experts.py::test_loss_and_gradients_equal_one_device"
+    "[gpt_oss-expert4-replica2-hierarchical-2-own-first-1-gemm_last]"
+)
 
 EXPERTS = (
     Fault(
@@ -18,7 +22,7 @@ EXPERTS = (
     Fault(
         name="results_combined_in_the_order_they_were_computed",
         description="Rows are sent back in the order of the experts, and not in that in which they came.",
-        file="jaxpar/layers/experts/exchange.py",
+        file="jaxpar/layers/experts/rounds.py",
         old="collect(found, places.take, places.back)",
         new="collect(found, places.take, jnp.arange(len(places.back))[:, None])",
         caught_by=(f"{FLOAT64}[top_k_softmax]",),
@@ -49,5 +53,13 @@ EXPERTS = (
         new="total += jnp.sum((bias - lax.stop_gradient(bias)) * jnp.where("
         'lax.axis_index("expert") == 0, own.counts, 0 * own.counts))',
         caught_by=(f"{FLOAT64}[sigmoid]",),
+    ),
+    Fault(
+        name="own_rows_sent_as_well",
+        description="What a rank computes of its own tokens while the first slice is sent is in that slice, too.",
+        file="jaxpar/layers/experts/own_rows.py",
+        old="tokens=others(window.tokens), back=back, expert=others(window.expert)",
+        new="tokens=window.tokens, expert=window.expert",
+        caught_by=(OWN_FIRST,),
     ),
 )

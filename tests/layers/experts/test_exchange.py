@@ -16,6 +16,7 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts.lists import by_expert, by_rank, rounds_of, window_of
 from jaxpar.layers.experts.messages import exchange_of, messages_of, row_bytes_of_ways, rows_sent
+from jaxpar.layers.experts.own_rows import own_places, without_own
 from jaxpar.layers.experts.room import ranks_per_token, room_of, row_room
 from jaxpar.layers.experts.rows import collect, spread
 from jaxpar.memory.layer_shape import LayerShape
@@ -75,6 +76,42 @@ def test_received_slots_are_sorted_by_expert_and_source():
     for received in range(9):
         places = [place for place in range(len(slots)) if found.take[place] == received]
         assert sorted(found.back[received][found.back[received] >= 0].tolist()) == places
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_own_rows_apart_and_those_that_are_sent_have_each_assignment_once(name: str):
+    """Of two slices, for each rank: its own list is multiplied in the order of experts, and is not sent."""
+    experts = ROUTINGS[name].reshape(2, 5, -1)
+    chosen = experts.shape[2]
+    lists = [by_rank(jnp.asarray(own), jnp.asarray(own[:, 0] < 6), RANKS, EACH, ROOM, ROWS) for own in experts]
+    window = jax.tree.map(lambda *own: jnp.stack(own), *(window_of(own, 0, ROOM, ROWS) for own in lists))
+    gates = np.random.default_rng(2).random(experts.shape, np.float32)
+    taken = 0
+    for rank in range(RANKS):
+        places = jax.device_get(own_places(window, jnp.asarray(gates), jnp.int32(rank), RANKS, ROWS, EACH))
+        hide = partial(without_own, rank=jnp.int32(rank), ranks=RANKS, rows=ROWS)
+        sent = jax.device_get(jax.vmap(hide)(window))
+        mine = [
+            (experts[s, t, j] % EACH, 5 * s + t, gates[s, t, j])
+            for s in range(2)
+            for t, j in (divmod(int(at), chosen) for at in window.assignments[s].reshape(RANKS, -1)[rank] if at >= 0)
+        ]
+        mine.sort(key=lambda one: one[:2])
+        assert places.take.tolist() == [token for _, token, _ in mine] + [-1] * (2 * ROOM - len(mine))
+        np.testing.assert_array_equal(places.weights[: len(mine)], [gate for *_, gate in mine])
+        assert places.sizes.tolist() == [sum(expert == number for expert, *_ in mine) for number in range(EACH)]
+        for token, back in enumerate(places.back):
+            assert sorted(back[back >= 0].tolist()) == [at for at, (_, own, _) in enumerate(mine) if own == token]
+        for before, after, room in zip(
+            (window.tokens, window.expert), (sent.tokens, sent.expert), (ROWS, ROOM), strict=True
+        ):
+            wanted = np.asarray(before).reshape(2, RANKS, room).copy()
+            wanted[:, rank] = -1
+            np.testing.assert_array_equal(after.reshape(wanted.shape), wanted)
+        assert not np.isin(sent.back, np.arange(rank * ROWS, (rank + 1) * ROWS)).any()
+        assert ((sent.back >= 0).sum() + (np.asarray(places.back) >= 0).any(axis=1).sum()) == (window.back >= 0).sum()
+        taken += len(mine)
+    assert taken == np.sum(np.asarray(window.assignments) >= 0)
 
 
 def test_derivatives_are_gathers():

@@ -27,8 +27,10 @@ CAPACITY, SLICES = 1.25, 4
 
 
 @cache
-def account(exchange: str, slices: int) -> dict[str, Any]:
-    layout = {"exchange": exchange, "capacity": CAPACITY, "slices": slices, "node_devices": 4}
+def account(exchange: str, slices: int, own_first: bool = False) -> dict[str, Any]:
+    layout = {
+        "exchange": exchange, "capacity": CAPACITY, "slices": slices, "own_first": own_first, "node_devices": 4,
+    }  # fmt: skip
     return in_child("tests.layers.experts.gpu_exchange:account", layout, SIZES, 2)
 
 
@@ -42,9 +44,9 @@ def wanted_bytes(slices: int) -> tuple[float, float]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("slices", [1, SLICES])
-def test_the_program_sends_the_bytes_of_the_formula_and_scatters_nothing(slices: int):
-    found = account("all_to_all", slices)
+@pytest.mark.parametrize(("slices", "own_first"), [(1, False), (SLICES, False), (SLICES, True)])
+def test_the_program_sends_the_bytes_of_the_formula_and_scatters_nothing(slices: int, own_first: bool):
+    found = account("all_to_all", slices, own_first)
     assert found["bytes"] == sum(wanted_bytes(slices)) * 7 / 8
     assert found["scatters"] == []
 
@@ -65,6 +67,14 @@ def test_slices_hide_the_exchange_forward_and_backward():
 
 
 @pytest.mark.long
+def test_own_rows_go_beside_the_first_slice():
+    """Of 1/8 of the rows the products take longer than a message: what is announced is all that is left."""
+    exchanged, first = account("all_to_all", SLICES), account("all_to_all", SLICES, own_first=True)
+    assert first["exposed"] < 0.4 * exchanged["exposed"], first["messages"]
+    assert first["compute"] < 1.01 * exchanged["compute"]
+
+
+@pytest.mark.long
 def test_what_the_planner_expects_of_slices_is_what_the_program_waits_for():
     """Within a seventh, without what a message costs the products beside it, which is in no account of a program."""
     experts = ExpertsConfig(count=SIZES["count"], per_token=SIZES["per_token"], shared=1)
@@ -73,6 +83,7 @@ def test_what_the_planner_expects_of_slices_is_what_the_program_waits_for():
     cluster = parse_cluster("h100:2x4")
     hardware = replace(nearest_hardware(cluster.gpu), overlap_slowdown=0.0)
     on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
-    expected = sum(ExpertExchange(shape).exposed(*on, SLICES))
+    expected = sum(ExpertExchange(shape, "exchanged").exposed(*on, SLICES))
     assert expected == pytest.approx(account("all_to_all", SLICES)["exposed"], rel=1 / 7)
+    assert sum(ExpertExchange(shape, "first").exposed(*on, SLICES)) == 0, "own rows take longer than the first slice"
     assert sum(ExpertExchange(shape).exposed(*on, 1)) > 3 * expected

@@ -89,3 +89,28 @@ def test_an_exchange_that_is_asked_for_is_that_of_the_plan() -> None:
 def test_no_room_for_an_even_share_is_refused() -> None:
     with refused("plan.experts", "capacity", "0.5"):
         ExpertLayout(capacity=0.5)
+
+
+def test_own_rows_go_first_where_they_may_and_are_asked_for() -> None:
+    sliced = {"expert": 4, "expert_slices": 2, "expert_exchange": "all_to_all"}
+
+    def found(**parallel: Any) -> ExpertLayout:
+        config = resolve_config(small(model=KINDS, parallel=sliced | parallel), 4 * parallel.get("tensor", 1))
+        return make_plan(config, jax.devices()[0], 8).experts["routed"]
+
+    assert (found(expert_own_rows="first").own_first, found(expert_own_rows="exchanged").own_first) == (True, False)
+    assert not found().own_first and "CPU" in found().own_reason
+    for parallel, parts in (
+        ({"expert_slices": 1}, ("one piece",)),
+        ({"tensor": 2}, ("parallel.tensor 2",)),
+        ({"expert_exchange": "all_gather"}, ("all_gather",)),
+    ):
+        with refused("parallel.expert_own_rows", "first", *parts, "auto"):
+            found(expert_own_rows="first", **parallel)
+
+
+def test_a_plan_of_other_own_rows_is_refused() -> None:
+    config, plan = planned()
+    with refused("plan.experts: own_first", "false", "parallel.tensor 2", "true"):
+        changed = {"routed": replace(plan.experts["routed"], slices=2, own_first=True)}
+        check_plan(replace(plan, experts=changed), config, jax.devices()[0], 8)

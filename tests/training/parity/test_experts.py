@@ -114,12 +114,19 @@ GPT_OSS = {
 }  # fmt: skip
 """Sinks, biases and windows; of tensor ranks, one adds an expert's bias, and each has the sinks of its heads."""
 _PLAIN: dict[str, Any] = {name: values[0] for name, values in FACTORS.items()} | {"router": "gpt_oss"}
+_OWN_FIRST = _PLAIN | {"own_rows": "first"}
+"""Rows of a rank's own experts apart; with room for an even share, some of them come in later rounds."""
 ROWS = [
     *covering_rows(FACTORS, _fits, seed=5),
     _PLAIN | {"expert": 2, "tensor": 2, "context": 2, "shared": 2},
     _PLAIN
     | {"pipe": "1f1b", "tensor": 2, "fsdp": 2, "exchange": "all_gather", "microbatches": 4, "zero": 3, "remat": "full"},
     _PLAIN | {"router": "switch", "kinds": True, "expert": 2, "tensor": 2, "remat": "full", "mlp_tiles": 3},
+    _OWN_FIRST | {"router": "softmax_top_k", "expert": 4, "fsdp": 2, "slices": 2, "shared": 2},
+    _OWN_FIRST | {"router": "groups", "expert": 2, "slices": 4, "context": 2, "remat": "full", "capacity": 4.0},
+    _OWN_FIRST | {"expert": 4, "slices": 2, "exchange": "hierarchical", "replica": 2, "remat": "gemm_last"},
+    _OWN_FIRST | {"pipe": "1f1b", "expert": 2, "slices": 2, "microbatches": 4, "zero": 3, "remat": "offload"},
+    _OWN_FIRST | {"router": "drops", "pipe": "zb-v", "expert": 2, "slices": 2, "microbatches": 4},
 ]
 
 
@@ -127,7 +134,7 @@ def config_of(row: dict[str, Any]) -> Any:
     kind = (ROUTERS | OTHERS)[row["router"]]
     own = {"count": 8, "router": row["router"], "shared": row["shared"], "width": WIDTH} | kind
     axes = {axis: row[axis] for axis in ("expert", "fsdp", "tensor", "context", "replica", "zero", "microbatches")}
-    exchange = {f"expert_{key}": row[key] for key in ("exchange", "slices", "capacity")}
+    exchange = {f"expert_{key}": row[key] for key in ("exchange", "slices", "capacity", "own_rows") if key in row}
     layers = 2 * PIPES[row["pipe"]].get("virtual_stages", 1)
     model = {"layers": layers, "experts": ExpertsConfig(**own)} | (KINDS if row["kinds"] else {})
     model |= GPT_OSS if row["router"] == "gpt_oss" else {}
@@ -152,7 +159,9 @@ def reference(model: tuple[tuple[str, Any], ...]) -> tuple[float, Any, Any]:
 def _name(row: dict[str, Any]) -> str:
     axes = "-".join(f"{axis}{row[axis]}" for axis in AXES if row[axis] > 1)
     pipe = f"-{row['pipe']}" if row["pipe"] != "none" else ""
-    return f"{row['router']}-{axes or 'one'}{pipe}-{row['exchange']}-{row['slices']}-{row['capacity']:g}-{row['remat']}"
+    own = f"-own-{row['own_rows']}" if "own_rows" in row else ""
+    exchange = f"{row['exchange']}-{row['slices']}{own}-{row['capacity']:g}"
+    return f"{row['router']}-{axes or 'one'}{pipe}-{exchange}-{row['remat']}"
 
 
 @pytest.mark.matrix(ci=2)

@@ -33,6 +33,15 @@ WIRES: dict[str, dict[str, Any]] = {
     "all to all in slices, several rounds": {
         "parallel": {"expert": 4, "expert_slices": 2, "expert_capacity": 1.0, "expert_exchange": "all_to_all"},
     },
+    "own rows first, which are not sent but rounded": {
+        "parallel": {
+            "expert": 4,
+            "expert_slices": 2,
+            "expert_own_rows": "first",
+            "expert_capacity": 1.0,
+            "expert_exchange": "all_to_all",
+        },
+    },
     "all gather, recomputed": {
         "parallel": {"expert": 2, "fsdp": 2, "expert_exchange": "all_gather"},
         "memory": {"remat": "full"},
