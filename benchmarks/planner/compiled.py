@@ -69,7 +69,9 @@ COLUMNS = (
 )  # fmt: skip
 WAITED = (*WAITS, "offload")
 """Parts of a predicted step that wait for what a program shows as exposed."""
-KINDS = {"gather_weight": "gathers", "scatter_gradient": "scatters"}
+KINDS = {
+    "gather_weight": "gathers", "gather_rows": "gathers", "scatter_gradient": "scatters", "scatter_rows": "scatters",
+}  # fmt: skip
 """Of collectives of weights; the others over data ranks are sums."""
 
 

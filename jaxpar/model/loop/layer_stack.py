@@ -216,7 +216,9 @@ class LayerStack:
             return self.left_out_of_padding(weights.chunk, row, act, carry) if padded else act(carry)
 
         bound = tied_to(before, backward=backward) if self.prefetches else None
-        return Site(key, run, fetch, None if bound is None else partial(_tied, *bound, backward=backward))
+        if bound is None:
+            return Site(key, run, fetch)
+        return Site(key, run, fetch, partial(_tied, *bound, host=backward and before == "attention"))
 
     @property
     def _part(self) -> tuple[str, ...]:
@@ -244,14 +246,15 @@ def tied_to(before: str, *, backward: bool) -> tuple[str, str] | None:
     return before, _LAST[before] if backward or before == "attention" else ""
 
 
-def _tied(part: str, names: str, coming: _Fetched, own: _Fetched, *, backward: bool) -> tuple[_Fetched, _Fetched]:
+def _tied(part: str, names: str, coming: _Fetched, own: _Fetched, *, host: bool) -> tuple[_Fetched, _Fetched]:
     """What is `coming` for the next layer and a layer's `own`: weights of a part of the latter, all whose names begin
-    with `names`, are there when the former's attention has its weights, and in the backward also what the former gets
-    from the host. XLA takes such a copy for instant, and issues it just before what reads it."""
+    with `names`, are there when the former's attention has its weights, and with `host` also what the former gets from
+    the host. XLA takes such a copy for instant, and issues it just before what reads it. In the middle of a backward it
+    has products beside it; a layer may begin with its feed-forward's last matrix, before which it would have none."""
     (after, others), (now, rest) = coming, own
     late = {name: weight for name, weight in now[part].items() if name.startswith(names)}
-    arrived, late = lax.optimization_barrier(((after["attention"], others if backward else None), late))
-    attention, others = arrived[0], arrived[1] if backward else others
+    arrived, late = lax.optimization_barrier(((after["attention"], others if host else None), late))
+    attention, others = arrived[0], arrived[1] if host else others
     return ({**after, "attention": attention}, others), ({**now, part: {**now[part], **late}}, rest)
 
 

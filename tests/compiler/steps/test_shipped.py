@@ -42,7 +42,7 @@ def test_a_step_waits_for_little(file: str, on: str, overrides: tuple[str, ...],
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("file", "on", "seconds", "waited", "copied"),
-    [("llama3_405b", "h100:128x8", 92.5, 0.022, 0.023), ("gpt3_175b_32k", "h800:32x8", 46.5, 0.028, 0.018)],
+    [("llama3_405b", "h100:128x8", 92.5, 0.025, 0.023), ("gpt3_175b_32k", "h800:32x8", 46.5, 0.028, 0.018)],
     ids=["405B", "175B"],
 )
 def test_a_step_with_copies_to_the_host_is_as_fast_as_was_reached(
@@ -52,8 +52,8 @@ def test_a_step_with_copies_to_the_host_is_as_fast_as_was_reached(
     report = compiled(file, on)
     assert report.fits and report.compute_seconds + report.exposed_seconds <= seconds
     assert report.exposed_fraction <= waited
-    from_host = sum(row.exposed_s for row in report.collectives if row.collective == "from_host")
-    assert from_host <= 0.002 * (report.compute_seconds + report.exposed_seconds)
+    copies = sum(row.exposed_s for row in report.collectives if row.axis == "host")
+    assert copies <= 0.01 * (report.compute_seconds + report.exposed_seconds)
     assert_little_is_copied_and_gathers_run_beside_others(report, copied)
 
 

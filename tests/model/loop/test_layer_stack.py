@@ -18,7 +18,7 @@ def weights_of(first: float) -> dict[str, dict[str, Any]]:
     return {part: {name: jnp.float32(first + next(numbers)) for name in own} for part, own in names.items()}
 
 
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("host", [False, True], ids=["weights", "and what comes from the host"])
 @pytest.mark.parametrize(
     ("part", "names", "late"),
     [
@@ -27,18 +27,18 @@ def weights_of(first: float) -> dict[str, dict[str, Any]]:
         ("attention", "output", {"10attentionoutput"}),
     ],
 )
-def test_attention_of_the_next_layer_is_tied_to_what_a_part_uses(part: str, names: str, late: set[str], backward: bool):
+def test_attention_of_the_next_layer_is_tied_to_what_a_part_uses(part: str, names: str, late: set[str], host: bool):
     """To what it uses last, so that the gather may run beside the products before; nothing else waits for it. In the
-    backward so is what comes from the host."""
+    middle of a backward so is what comes from the host."""
     coming, own = (weights_of(0.0), jnp.float32(50)), (weights_of(100.0), jnp.float32(60))
-    tie = partial(_tied, part, names, backward=backward)
+    tie = partial(_tied, part, names, host=host)
     program = jax.make_jaxpr(tie)(coming, own)
     paths = [jax.tree_util.keystr(path, simple=True) for path, _ in jax.tree_util.tree_leaves_with_path((coming, own))]
     (barrier,) = program.eqns
     arguments: list[Any] = program.jaxpr.invars
     assert barrier.primitive.name == "optimization_barrier"
     tied = {paths[arguments.index(variable)] for variable in barrier.invars}
-    assert tied == {"00attentionquery", "00attentionoutput", *(["01"] if backward else [])} | late
+    assert tied == {"00attentionquery", "00attentionoutput", *(["01"] if host else [])} | late
     assert jax.tree.all(jax.tree.map(jnp.array_equal, jax.jit(tie)(coming, own), (coming, own)))
 
 
