@@ -105,14 +105,16 @@ class DecoderLayer(nnx.Module):
         if self.fp8 is None:
             return None
         found = scaling_of(self.fp8, name, index, scales, weight_scales, unseen)
-        # Scales that are found from gradients need these in memory, and branches, rings and factors read them there.
-        if found is None or found.scales is None or found.exact is not None or not whole or not self._fuses:
+        if found is None or not whole or not self._fuses:
+            return found
+        # Scales that are found from gradients need these in memory; branches and counts read them there.
+        if found.scales is None or found.exact is not None or found.counted is not None:
             return found
         return found._replace(elementwise=ELEMENTWISE.get(name))
 
     @property
     def _fuses(self) -> bool:
-        """Whether the feed-forward is gated, its matmuls in are all quantised, and no ring cuts their operands."""
+        """Whether the feed-forward is gated, and its matmuls in are all quantised and in no ring."""
         if self.fp8 is None or not isinstance(self.mlp, Gated):
             return False
         inward = self.mlp.part.groups[0]
