@@ -5,15 +5,24 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
+from benchmarks.planner.compiled import of_one_program, share_errors
 from benchmarks.planner.fit import as_unknown
 from benchmarks.planner.leave_out import LeftOut, beside_a_run
 from benchmarks.planner.memory import BEGIN, END, PAGE, with_table
 from benchmarks.planner.plot import BARS, bars_of, scatter
 from benchmarks.planner.shipped import compared, shipped, table
-from benchmarks.planner.tables import cited_table, collectives_table, left_out_table, order_table, wrapped
+from benchmarks.planner.tables import (
+    ONE_PROGRAM_ROW,
+    cited_table,
+    collectives_table,
+    left_out_table,
+    order_table,
+    wrapped,
+)
 from jaxpar.config import config_to_yaml
 from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.hardware.cluster import parse_cluster
@@ -24,7 +33,8 @@ from jaxpar.planner.evidence.published import read_runs
 from jaxpar.planner.evidence.sizes import ACROSS, SIZES
 from jaxpar.planner.evidence.validate import PUBLISHED
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.interval import KNOWN, UNKNOWN
+from jaxpar.planner.step_time.exposed import read_programs
+from jaxpar.planner.step_time.interval import KNOWN, ONE_PROGRAM, UNKNOWN
 from jaxpar.planner.step_time.model import StepTime, step_time
 from jaxpar.planner.step_time.update import update_of
 from tests.sentences import refused
@@ -215,3 +225,24 @@ def test_the_page_has_order_and_coverage_of_every_source_that_is_left_out():
         assert number(own[4]) == pytest.approx(sum(shares.values()) / len(shares), abs=1)
         worst = own[5].partition("(")[2].rstrip(")")
         assert shares[worst] == min(shares.values()) == number(own[5].split()[0])
+
+
+def test_shares_of_left_out_programs_are_inside_as_often_as_intervals_say():
+    """Each program of a class with several, beside the others; a narrower spread would hold too few."""
+    errors, reach = share_errors(read_programs()), KNOWN.quantile * ONE_PROGRAM
+    inside = lambda reach: fmean(abs(error) <= reach for error in errors)
+    assert len(errors) >= 20 and 0.8 <= inside(reach) <= 0.9
+    assert inside(0.98 * reach) < 0.8
+    assert of_one_program(read_programs()) == pytest.approx(ONE_PROGRAM, abs=1e-3)
+
+
+def test_the_table_of_parameters_has_it():
+    assert ONE_PROGRAM_ROW in PAGE.read_text()
+    assert f"{ONE_PROGRAM:.3g}" in ONE_PROGRAM_ROW
+
+
+def test_systems_that_were_left_out_are_inside_their_intervals_as_before():
+    """Published systems take no shares from compiled programs: of them 70 to 90% are inside, in the page's table."""
+    (mean,) = re.findall(r"\| \*\*mean over sources\*\* \|((?: \d+% \|){6})", PAGE.read_text())
+    inside = [float(cell.strip(" %")) for cell in mean.split("|")[:4]]
+    assert all(70 <= share <= 90 for share in inside)

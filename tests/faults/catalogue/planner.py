@@ -8,6 +8,26 @@ KINDS = "tests/planner/search/test_kinds.py"
 
 PLANNER = (
     Fault(
+        name="an_interval_that_trusts_one_program",
+        description="Intervals are no wider where one compiled program alone shows what messages are waited for.",
+        file="jaxpar/planner/search/search.py",
+        old="replace(KNOWN, shares=share_spread(self.timer, candidate.layout))",
+        new="KNOWN",
+        caught_by=(
+            "tests/planner/search/test_share_spread.py::test_plans_have_it_in_their_interval_their_file_and_their_page",
+        ),
+    ),
+    Fault(
+        name="a_run_that_measures_itself",
+        description="A row that is predicted after measured runs counts as one of them.",
+        file="jaxpar/planner/evidence/after_runs.py",
+        old="if one.run.system == run.system and not _same(one.run, run)]",
+        new="if one.run.system == run.system]",
+        caught_by=(
+            "tests/planner/evidence/test_after_runs.py::test_a_row_needs_no_time_and_is_no_measurement_of_itself",
+        ),
+    ),
+    Fault(
         name="a_padded_layer_counted",
         description="The planner counts the time of padding that a branch leaves out.",
         file="jaxpar/planner/step_time/step.py",
