@@ -50,7 +50,7 @@ def matmul_codes(
         stored=min(1.0, coded / max(1, last - first)) if once else 0.0,
         exact=(first, layers - last),
         layers=layers,
-        by_derivative=_by_derivative(config) if recipe.delayed else (),
+        by_derivative=_by_derivative(config) if recipe.delayed and not precision.matmul_counts else (),
     )
 
 

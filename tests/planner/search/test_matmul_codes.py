@@ -147,6 +147,23 @@ def test_a_kernel_that_does_not_run_there_multiplies_nothing():
     assert found is not None and found.multiplied and found.tile == 32
 
 
+def test_gradients_that_a_gated_derivative_makes_as_codes_cost_a_byte_more_than_in_16_bits():
+    """Of an RMSNorm's, RoPE's and GELU's derivative they are made in 16 bits and read again, as in docs/fp8.md."""
+    gpu = parse_cluster("h100:1x8").gpu
+
+    def passes(group: str, *options: str) -> float:
+        found = matmul_codes(config_of("llama3_8b", *options), gpu, "none", None, ("",) * 32, 1)
+        assert found is not None
+        return found.gradient(group)
+
+    delayed = recipe("fp8_delayed")
+    assert passes("mlp_in", *delayed) == 1
+    assert passes("attention_in", *delayed) == passes("mlp_out", *delayed) == 4
+    assert passes("mlp_in", *delayed, "model.activation=gelu") == 4
+    assert passes("mlp_in", *recipe("fp8_current")) == 4
+    assert passes("mlp_in", *delayed, "precision.matmul_counts=true") == 4
+
+
 def test_gpus_without_fp8_are_refused_before_a_search():
     search = search_of(model_of(precision={"matmul": "fp8_current"}), "a100-80:1x8")
     with refused("precision.matmul: fp8_current", "A100-SXM-80GB does not", "expected null"):
