@@ -53,7 +53,8 @@ class OnDevice:
         return to_storage(ends, placements) | {LAYERS: Ungathered(master[LAYERS])}
 
     def accumulators(self, weights: Weights) -> Weights:
-        trained, layers = self.layout.trained, weights[LAYERS]
+        """Zeros for the gradients of the trained parts of `weights`, which need not be all parts."""
+        trained, layers = self.layout.trained, weights.get(LAYERS)
         if isinstance(layers, Ungathered):
             like = jax.eval_shape(lambda: to_storage({LAYERS: layers.master}, self.layout.placements))
             weights = weights | like
