@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxpar.config.validate import validate
@@ -83,6 +84,16 @@ def test_the_state_is_the_same_bits_as_with_weights_on_the_device(name: str):
     )  # XLA:CPU leaves out some roundings to bfloat16 in a forward alone
     assert [norm for _, norm in found] == pytest.approx([norm for _, norm in before], rel=1e-6)
     assert_same_bits(streamed, state)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_is_traced(name: str):
+    """Which takes no compiler, so that it is tried in every run of the tests."""
+    stay, sections = CASES[name]
+    step = (run := run_of("host", stay, **sections)).step
+    before = jax.eval_shape(step.layout.initial_state)
+    after, metrics = jax.eval_shape(step.train, before, run.batch(0))
+    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, before) and metrics.loss.shape == ()
 
 
 def test_the_last_layers_stay_for_which_there_is_room_beside_two():
