@@ -37,8 +37,8 @@ SOURCES = {
     "attention/mosaic": ("attention/mosaic", *_ATTENTION),
     "attention/mosaic_deterministic": ("attention/mosaic", *_ATTENTION),
     "attention/cudnn": (
-        "attention/cudnn.py", "attention/cudnn_packed.py", "attention/derivative.py", "attention/settings.py",
-        "masks.py", "varying.py", "vjp_parts.py",
+        "attention/cudnn.py", "attention/cudnn_packed.py", "attention/packed_room.py", "attention/derivative.py",
+        "attention/settings.py", "masks.py", "varying.py", "vjp_parts.py",
     ),
     "attention/triton": ("attention/triton", "attention/blocks.py", *_ATTENTION),
     "grouped_matmul/mosaic": (

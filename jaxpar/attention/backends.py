@@ -8,7 +8,7 @@ from jaxpar.attention.choosing import choose_kernel
 from jaxpar.attention.request import AttentionRequest
 from jaxpar.attention.sinks import with_sinks
 from jaxpar.config.plan import Choice
-from pallas_kernels.attention import Kernels, Settings, Tokens, cudnn, cudnn_packed
+from pallas_kernels.attention import Kernels, Settings, Tokens, cudnn, packed_room
 from pallas_kernels.attention.registry import REGISTRY, Implementation
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
@@ -35,17 +35,19 @@ def attend_alone(
 
 
 def kernel_request(request: AttentionRequest) -> Request:
-    """The attention of one device: its queries, over all keys of its rows."""
+    """The attention of one device: its queries, over all keys of its rows; where it has whole rows of a sequence that
+    is split, those of its share of the heads."""
+    ranks = request.context if request.whole_rows else 1
     return Request(
         platform=request.platform,
         dtype=request.dtype,
-        heads=request.heads,
-        kv_heads=request.kv_heads,
+        heads=request.heads // ranks,
+        kv_heads=max(1, request.kv_heads // ranks),
         width=request.head_dim,
         value_width=request.value_width,
         mask=Mask(causal=True, window=request.window, segmented=request.packed, prefix=request.prefix),
         batch=request.rows,
-        queries=request.sequence // request.context,
+        queries=request.sequence // (request.context // ranks),
         keys=request.sequence,
         softcap=request.softcap,
         lse=request.sinks,
@@ -90,5 +92,4 @@ def scratch_bytes(backend: str, request: AttentionRequest) -> int:
     """Scratch memory of a layer's attention by `attention.backend: backend`: that of cuDNN for packed documents."""
     if not request.packed or not takes_cudnn(backend, request):
         return 0
-    asked = kernel_request(request)
-    return cudnn_packed.scratch_bytes(asked.batch, asked.queries, asked.heads, asked.width)
+    return packed_room.scratch_bytes(packed_room.Shape.of(kernel_request(request)))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.attention import cudnn_packed, reference
+from pallas_kernels.attention.packed_room import Room
 from pallas_kernels.attention.request import Request
 
 NOT_COMPARED = (
@@ -23,8 +24,8 @@ NOT_COMPARED = (
 )
 _LENGTH = 2048
 """Tokens of the rows that are compared, at most."""
-_ROOM = 4
-"""Documents of a row in a call; rows have more, so that some take several calls."""
+_ROOM = Room(forward=4, backward=4, rows=2, kv_heads=2)
+"""Rows have more documents, so that some take several calls."""
 
 type _Kind = tuple[Any, ...]
 _found: dict[_Kind, str | None] = {}

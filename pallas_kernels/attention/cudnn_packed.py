@@ -1,9 +1,10 @@
 """cuDNN's attention over packed documents, which it takes by their lengths and offsets, from Hopper on.
 
 JAX has this layout in a private function alone, `jax._src.cudnn.fused_attention_stablehlo` (the test of this module
-states what it relies on). A call has room for a number of documents of each row, `documents_per_call`: XLA gives
-cuDNN scratch memory for the gradient of that many rows of queries, in float32, though the documents together are one
-row. Rows with more documents take as many calls as they need, so that any packing is computed exactly.
+states what it relies on). A call has room for a number of documents of each row (`Room`): XLA gives cuDNN scratch
+memory for the gradient of that many rows of queries, in float32, though the documents together are one row. Rows with
+more documents take as many calls as they need, so that any packing is computed exactly. Where a backward call of all
+rows and heads has room for too few, it is of some of the rows, or of some of the heads of one row.
 
 The log-sum-exp comes back by document; what is kept for the backward is that of each token, as of any attention. It is
 not given out, because cuDNN's backward has no derivative through it.
@@ -23,34 +24,13 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.attention.derivative import name_results
+from pallas_kernels.attention.packed_room import FEWEST, SCRATCH, Room, Shape
 from pallas_kernels.attention.request import Request
 from pallas_kernels.varying import vary_alike, vary_over, varying_axes
 
 MODULE = "jax._src.cudnn.fused_attention_stablehlo"
 CALLS = "calls_of_packed_attention"
-"""The scope of the loop whose iterations only the documents decide: nearly always one."""
-SCRATCH = 2**30
-"""Bytes of scratch memory that `documents_per_call` aims at."""
-FEWEST = 4
-"""Documents of a row in a call below which calls would be too many: rows of so many heads and tokens are refused."""
-_SHORT = 256
-"""Tokens of a document: rows of documents of this mean length, or a longer one, take one call."""
-
-
-def documents_per_call(batch: int, queries: int, heads: int, width: int) -> int:
-    """Documents of each row that one call has room for."""
-    return min(max(FEWEST, queries // _SHORT), SCRATCH // _row_bytes(batch, queries, heads, width))
-
-
-def scratch_bytes(batch: int, queries: int, heads: int, width: int) -> int:
-    """Memory of a backward besides its arguments and results; the softmax statistics of the documents included."""
-    documents = documents_per_call(batch, queries, heads, width)
-    return documents * (_row_bytes(batch, queries, heads, width) + 4 * batch * queries * heads)
-
-
-def _row_bytes(batch: int, queries: int, heads: int, width: int) -> int:
-    """Of the float32 gradient of the queries, and of a sum of each."""
-    return 4 * batch * queries * heads * (width + 1)
+"""The scope of the loop whose iterations only the documents decide."""
 
 
 def refusal(request: Request) -> str | None:
@@ -63,11 +43,11 @@ def refusal(request: Request) -> str | None:
         return "its packed layout is used for causal masks alone"
     if request.elements > 2**31 - 1:
         return f"its packed layout has 32-bit offsets, and an array has {request.elements:,} elements"
-    shape = request.batch, request.queries, request.heads, request.width
-    if (room := documents_per_call(*shape)) < FEWEST:
+    room = Room.of(Shape.of(request))
+    if (documents := min(room.forward, room.backward)) < FEWEST:
         return (
             f"its packed layout takes scratch memory for each document of a call, and {SCRATCH >> 30} GiB are enough "
-            f"for {room}, fewer than {FEWEST}"
+            f"for {documents} of one row and KV head, fewer than {FEWEST}"
         )
     return missing()
 
@@ -135,7 +115,7 @@ class Static:
 
     scale: float
     window: int | None
-    room: int
+    room: Room
 
 
 def attend(
@@ -146,16 +126,21 @@ def attend(
     *,
     scale: float,
     window: int | None,
-    room: int | None = None,
+    room: Room | None = None,
 ) -> Float[Array, "batch seq heads value_width"]:
     """Causal attention within documents; padding (segment 0) has output 0.
 
     The tokens of a document are neighbours: a segment that comes back behind another one is another document. `room`
-    is the number of documents of each row in a call, `documents_per_call` where none is given, and at least 2: a
-    single one would be a row that is not packed.
+    is `Room.of` the shape where none is given, and of at least 2 documents: a single one would be a row that is not
+    packed.
     """
-    room = documents_per_call(*q.shape) if room is None else room
+    room = Room.of(_shape(q, k)) if room is None else room
     return _attend(Static(scale, window, room), *vary_alike((q, k, v, segments.astype(jnp.int32))))
+
+
+def _shape(q: jax.Array, k: jax.Array) -> Shape:
+    batch, queries, heads, width = q.shape
+    return Shape(batch, queries, heads, k.shape[2], width)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -176,7 +161,7 @@ def _forward(static: Static, q: jax.Array, k: jax.Array, v: jax.Array, segments:
         return _merged(part, found, (out, lse))
 
     start = jnp.zeros(q.shape, q.dtype), jnp.zeros(q.shape[:3], jnp.float32)
-    out, lse = _calls(documents, static.room, call, vary_over(start, varying_axes(q)))
+    out, lse = _calls(documents, static.room.forward, call, vary_over(start, varying_axes(q)))
     out, lse = name_results(_without_padding(segments, narrowed(out, v)), lse)
     return out, (q, k, v, segments, out, lse)
 
@@ -184,27 +169,72 @@ def _forward(static: Static, q: jax.Array, k: jax.Array, v: jax.Array, segments:
 def _backward(static: Static, kept: tuple, d_out: jax.Array) -> tuple:
     q, k, v, segments, out, lse = kept
     d_out = widened(_without_padding(segments, d_out.astype(q.dtype)), q)
-    wide, wide_out = widened(v, q), widened(out, q)
-    documents = Documents.of(segments)
+    arrays = Arguments(q, k, widened(v, q), segments, widened(out, q), lse, d_out)
+    shape = _shape(q, k)
+    if static.room.parts(shape) == (1, 1):
+        dq, dk, dv = _gradients(static, arrays)
+    else:
+        dq, dk, dv = _by_parts(static, shape, arrays)
+    return dq, dk, narrowed(dv, v), None
+
+
+class Arguments(NamedTuple):
+    """Of the backward, all of one width."""
+
+    q: Float[Array, "batch seq heads width"]
+    k: Float[Array, "batch seq kv_heads width"]
+    v: Float[Array, "batch seq kv_heads width"]
+    segments: Int[Array, "batch seq"]
+    out: Float[Array, "batch seq heads width"]
+    lse: Float[Array, "batch seq heads"]
+    d_out: Float[Array, "batch seq heads width"]
+
+
+def _by_parts(static: Static, shape: Shape, whole: Arguments) -> tuple[jax.Array, ...]:
+    """Gradients of all rows and heads, one part after the other, so that there is scratch memory of one."""
+    part, (rows, heads) = static.room.part(shape), static.room.parts(shape)
+    axes = varying_axes(whole.q)
+
+    def add_part(number: jax.Array, found: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        def place(x: jax.Array) -> tuple[list[Any], list[int]]:
+            """Where the part begins, and its sizes."""
+            start, sizes = [jnp.zeros_like(number)] * x.ndim, [part.batch, *x.shape[1:]]
+            start[0] = number // heads * part.batch
+            if x.ndim > 2:
+                sizes[2] = x.shape[2] // heads
+                start[2] = number % heads * sizes[2]
+            return [vary_over(at, axes) for at in start], sizes
+
+        found_here = _gradients(static, Arguments(*(lax.dynamic_slice(x, *place(x)) for x in whole)))
+        write = lambda x, new: lax.dynamic_update_slice(x, new, place(x)[0])
+        return tuple(write(x, new) for x, new in zip(found, found_here, strict=True))
+
+    start = vary_over(jax.tree.map(jnp.zeros_like, whole[:3]), axes)
+    return lax.fori_loop(0, rows * heads, add_part, start)
+
+
+def _gradients(static: Static, arrays: Arguments) -> tuple[jax.Array, ...]:
+    """Of queries, keys and values of one part."""
+    q, k, v, segments, out, lse, d_out = arrays
+    documents, room = Documents.of(segments), static.room.backward
     inside, options = _inside(static)
     layout, nothing = inside.AttentionLayout.BTNH.value, jnp.zeros(0, q.dtype)
 
     def call(part: Part, found: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        shape = (q.shape[0] * static.room, q.shape[2], q.shape[1])
+        shape = (q.shape[0] * room, q.shape[2], q.shape[1])
         outside = jnp.where(part.inside, part.document, shape[0])  # dropped
         statistics = vary_over(jnp.zeros(shape, jnp.float32), varying_axes(q))
         statistics = statistics.at[outside, :, part.place].set(lse, mode="drop")
         of_documents = part.lengths, part.lengths, part.offsets, part.offsets
-        residuals = (q, k, wide, nothing, *of_documents, nothing, nothing, statistics, wide_out)
+        residuals = (q, k, v, nothing, *of_documents, nothing, nothing, statistics, out)
         gradients = inside._dot_product_attention_bwd_rule(
             options["scale"], 42, 0.0, (False, False), options["mask_type"], layout, options["sliding_window_length"],
             True, False, residuals, d_out,
         )  # fmt: skip
         return _merged(part, found, gradients[:3])
 
-    start = vary_over(jax.tree.map(jnp.zeros_like, (q, k, wide)), varying_axes(q))
-    dq, dk, dv = _calls(documents, static.room, call, start)
-    return dq, dk, narrowed(dv, v), None
+    start = vary_over(jax.tree.map(jnp.zeros_like, (q, k, v)), varying_axes(q))
+    return _calls(documents, room, call, start)
 
 
 _attend.defvjp(_forward, _backward)
@@ -229,7 +259,7 @@ def _inside(static: Static) -> tuple[Any, dict[str, Any]]:
 
 
 def _calls[Found](documents: Documents, room: int, call: Callable[[Part, Found], Found], found: Found) -> Found:
-    """As many calls as the row with the most documents needs, nearly always one."""
+    """As many calls as the row with the most documents needs."""
     most = documents.number.max() // room
     with jax.named_scope(CALLS):
         _, found = lax.while_loop(

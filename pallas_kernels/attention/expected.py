@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import exp, lgamma, log, prod, sqrt
 from typing import NamedTuple
 
-from pallas_kernels.attention import cudnn_packed
+from pallas_kernels.attention import cudnn
+from pallas_kernels.attention.packed_room import Room, Shape
 from pallas_kernels.attention.request import Request
 
 MEAN = 1024
-"""Tokens of the documents that `Expected` is of, on average."""
+"""Tokens of the documents that `Expected` is of, on average; their lengths are exponentially distributed."""
 _RATES = 484e12, 380e12
 """FLOP/s of cuDNN's forward and backward on an H100, in rows of 2k tokens and of width 128."""
-_CLEARED = 3e12
-"""Bytes per second of setting scratch memory to zero, on an H100."""
+_MEMORY = 3e12
+"""Bytes per second of setting memory to zero and of copies, on an H100."""
 _PLAIN_XLA = 15
 """How many times as long as these products plain XLA is estimated to take, whose scores and sums of every block pass
 through memory."""
+_TILE = 128
+"""Keys that cuDNN computes besides those of a window, which begins inside of a tile."""
 _OF_WHAT = f"forward and backward on an H100, with documents of mean {MEAN}, not measured"
 
 
@@ -23,35 +28,69 @@ class Expected(NamedTuple):
     """Seconds of forward and backward of a layer on an H100: expected, not measured."""
 
     whole: float
-    cleared: float
-    """Of `whole`, to clear the scratch memory."""
-    plain: float
-    """By plain XLA."""
+    moved: float
+    """Of `whole`, to clear the scratch memory of each call, and to divide what calls read and merge their results."""
+    calls: float
+    """Of the backward."""
 
     @classmethod
-    def of(cls, batch: int, queries: int, heads: int, width: int) -> Expected:
-        """Of documents of `MEAN` tokens on average.
+    def of(cls, shape: Shape, window: int | None = None) -> Expected:
+        """By cuDNN's packed layout."""
+        room = Room.of(shape)
+        part, parts = room.part(shape), prod(room.parts(shape))
+        calls = parts * expected_calls(room.backward, part.batch, shape.queries)
+        forward = expected_calls(room.forward, shape.batch, shape.queries) * 3 * shape.query_bytes
+        backward = calls * (room.scratch(shape) + 3 * (part.query_bytes + 2 * part.key_bytes))
+        divided = 0 if parts == 1 else parts * 2 * (4 * part.query_bytes + 4 * part.key_bytes)
+        moved = (forward + backward + divided) / _MEMORY
+        return cls(_products(shape, window) + moved, moved, calls)
 
-        Where their lengths are exponentially distributed with mean n, each query keeps n pairs.
-        """
-        pairs = batch * queries * min(MEAN, queries / 2)
-        flops = 4.0 * pairs * heads * width
-        products = flops / _RATES[0] + 2.5 * flops / _RATES[1]
-        cleared = cudnn_packed.scratch_bytes(batch, queries, heads, width) / _CLEARED
-        return cls(products + cleared, cleared, _PLAIN_XLA * products)
+
+def plain_xla(shape: Shape, window: int | None = None) -> float:
+    """Seconds of forward and backward of a layer on an H100 by plain XLA: expected, not measured."""
+    return _PLAIN_XLA * _products(shape, window)
+
+
+def expected_calls(room: int, rows: int, queries: int) -> float:
+    """Calls with room for so many documents of each row, on average: those of the row with the most documents.
+
+    Where lengths are exponentially distributed, one more document begins at each token with the same probability.
+    """
+    more = queries / MEAN
+    most = int(more + 12 * sqrt(more)) + 20
+    chances = [exp(count * log(more) - more - lgamma(count + 1)) for count in range(most)]
+    return sum(1.0 - sum(chances[: calls * room]) ** rows for calls in range(most // room + 1))
+
+
+def _products(shape: Shape, window: int | None) -> float:
+    """Seconds of the products inside of documents and of the window."""
+    flops = 4.0 * shape.batch * shape.heads * shape.width * shape.queries * mean_pairs(shape.queries, window)
+    return flops / _RATES[0] + 2.5 * flops / _RATES[1]
+
+
+def mean_pairs(queries: int, window: int | None) -> float:
+    """Keys that a query is multiplied with, on average over the row: of those before it in the row, the ones of its
+    document and of the window."""
+    seen = queries if window is None else min(queries, window + _TILE)
+    inside = 1.0 - exp(-seen / MEAN)
+    return MEAN * (seen - MEAN * inside + (queries - seen) * inside) / queries
 
 
 def note_on_packed(request: Request) -> str | None:
     """What a plan reports of cuDNN on packed documents; None where there are none."""
     if not request.mask.segmented:
         return None
-    shape = request.batch, request.queries, request.heads, request.width
-    room, scratch = cudnn_packed.documents_per_call(*shape), cudnn_packed.scratch_bytes(*shape)
-    whole, cleared, plain = (1e3 * seconds for seconds in Expected.of(*shape))
+    shape = Shape.of(request)
+    room = Room.of(shape)
+    part = room.part(shape)
+    shares = f", which is of {part.batch} of {shape.batch} rows and of {part.heads} of {shape.heads} heads"
+    expected, plain = Expected.of(shape, request.mask.window), plain_xla(shape, request.mask.window)
     return (
-        f"documents by their offsets, up to {room} of a row in a call, compared with plain XLA on the device when the "
-        f"run starts; its backward takes {scratch / 2**30:.1f} GiB of scratch memory; a layer is expected to take "
-        f"{whole:.1f} ms, {cleared:.1f} ms of them to clear that memory, and by plain XLA {plain:.1f} ms ({_OF_WHAT})"
+        f"documents by their offsets, up to {room.forward} of a row in a forward call and {room.backward} in a "
+        f"backward call{'' if part == shape else shares}; compared with plain XLA on the device when the run starts; a "
+        f"backward call takes {room.scratch(shape) / 2**30:.1f} GiB of scratch memory; a layer is expected to take "
+        f"{1e3 * expected.whole:.1f} ms with {expected.calls:.1f} backward calls, {1e3 * expected.moved:.1f} ms of "
+        f"them to clear that memory and to merge results, and by plain XLA {1e3 * plain:.1f} ms ({_OF_WHAT})"
     )
 
 
@@ -59,8 +98,13 @@ def note_on_plain(request: Request) -> str | None:
     """What a plan reports of plain XLA on packed documents on a GPU; None elsewhere."""
     if not request.mask.segmented or request.platform not in ("gpu", "cuda"):
         return None
-    whole, _, plain = Expected.of(request.batch, request.queries, request.heads, request.width)
+    shape, window = Shape.of(request), request.mask.window
+    plain = plain_xla(shape, window)
+    beside = ""
+    if cudnn.supports(replace(request, compares=True)) is None:
+        ratio = plain / Expected.of(shape, window).whole
+        beside = f", {ratio:.0f} times as long as by cuDNN's packed layout"
     return (
-        f"scores and sums of every block pass through memory: a layer is expected to take {1e3 * plain:.1f} ms, "
-        f"{plain / whole:.0f} times as long as by cuDNN's packed layout ({_OF_WHAT})"
+        f"scores and sums of every block pass through memory: a layer is expected to take {1e3 * plain:.1f} ms{beside} "
+        f"({_OF_WHAT})"
     )

@@ -16,6 +16,7 @@ from jaxpar.attention import (
     choose_context_strategy,
     context_layout,
 )
+from jaxpar.attention.backends import kernel_request
 from jaxpar.config import AttentionConfig
 from pallas_kernels.choice import UNVERIFIED
 from tests.sentences import refused
@@ -175,3 +176,11 @@ def test_a_name_that_does_not_exist_gets_the_nearest_one() -> None:
 def test_every_choice_names_a_function(backend: str) -> None:
     for strategy in ("allgather", "ring", "ulysses", "usp"):
         assert callable(attend(backend, strategy, ContextLayout()))
+
+
+def test_the_kernel_gets_whole_rows_and_a_share_of_the_heads_or_parts_of_rows_and_all_heads() -> None:
+    split = replace(HOPPER, context=4, heads=8, kv_heads=2, sequence=4096)
+    found = [kernel_request(replace(split, whole_rows=whole)) for whole in (True, False)]
+    assert [(one.queries, one.keys, one.heads, one.kv_heads) for one in found] == [
+        (4096, 4096, 2, 1), (1024, 4096, 8, 2),
+    ]  # fmt: skip

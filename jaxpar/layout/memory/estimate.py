@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from jaxpar.config import Config
-from jaxpar.config.counting import head_dim
+from jaxpar.config.counting import head_dim, kv_heads
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, LayerRun, Plan
 from jaxpar.config.schema import ParallelConfig
@@ -29,7 +29,7 @@ from jaxpar.layout.memory.weights import Weights
 from jaxpar.memory.fraction import kept_bytes
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, LayerShape, activation_bytes, layer_shapes
 from jaxpar.memory.remat import offloaded, runs_by_kind
-from pallas_kernels.attention.cudnn_packed import scratch_bytes
+from pallas_kernels.attention.packed_room import Shape, scratch_bytes
 
 TWICE = 0.5
 """Share of a unit that waits for W, as found in programs of three split schedules (0.2, 0.5 and 0.9)."""
@@ -139,12 +139,16 @@ def _attention_scratch(config: Config, plan: Plan) -> int:
     """Scratch memory of a layer's attention: that of cuDNN for packed documents."""
     if not config.data.packed:
         return 0
+    ranks = plan.axes.tensor * plan.axes.context
     sizes = [
         scratch_bytes(
-            plan.microbatch_rows,
-            config.data.sequence_length,  # cuDNN attends over whole rows
-            model.heads // (plan.axes.tensor * plan.axes.context),
-            head_dim(model),
+            Shape(
+                plan.microbatch_rows,
+                config.data.sequence_length,  # cuDNN attends over whole rows
+                model.heads // ranks,
+                max(1, kv_heads(model) // ranks),
+                head_dim(model),
+            )
         )
         for kind, model in kind_models(config.model).items()
         if plan.attention_of(kind).name == "cudnn"

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from pallas_kernels.attention import attention, comparison, cudnn, cudnn_packed
-from pallas_kernels.attention.expected import Expected
+from pallas_kernels.attention import attention, comparison, cudnn, cudnn_packed, packed_room
+from pallas_kernels.attention.expected import Expected, expected_calls, mean_pairs, plain_xla
+from pallas_kernels.attention.packed_room import FEWEST, SCRATCH, Room, Shape, scratch_bytes
 from pallas_kernels.attention.registry import REGISTRY
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask, allowed
@@ -112,9 +113,15 @@ def results(attend: Any, *x: jax.Array) -> tuple[jax.Array, ...]:
     return out, *pull(x[3])
 
 
-@pytest.mark.parametrize(("room", "window", "value_width"), [(2, None, 8), (3, 2, 5), (6, None, 8)])
+@pytest.mark.parametrize(
+    ("room", "window", "value_width"),
+    [
+        (Room(2, 2, 3, 2), None, 8), (Room(3, 2, 3, 2), 2, 5), (Room(6, 6, 3, 2), None, 8), (Room(6, 3, 1, 2), 2, 8),
+        (Room(6, 2, 1, 1), None, 5), (Room(4, 3, 3, 1), 2, 8),
+    ],
+)  # fmt: skip
 def test_documents_are_those_of_the_mask_in_as_many_calls_as_they_need(
-    inside: Any, room: int, window: int | None, value_width: int
+    inside: Any, room: Room, window: int | None, value_width: int
 ):
     indices = jnp.broadcast_to(jnp.arange(12), (3, 12))
     plain = partial(
@@ -127,7 +134,10 @@ def test_documents_are_those_of_the_mask_in_as_many_calls_as_they_need(
         np.testing.assert_allclose(have, want, atol=1e-5)
 
 
-def test_calls_are_what_jax_lowers_inside_a_checked_map(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("divided", "statistics"), [(False, "f32[8,2,64]"), (True, "f32[4,1,64]")])
+def test_calls_are_what_jax_lowers_inside_a_checked_map(
+    divided: bool, statistics: str, monkeypatch: pytest.MonkeyPatch
+):
     """A contract with a private function: its names, the arguments of its backward, and the shape of the statistics."""
     module: Any = import_module(cudnn_packed.MODULE)
     assert cudnn_packed.missing() is None
@@ -138,6 +148,8 @@ def test_calls_are_what_jax_lowers_inside_a_checked_map(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "check_compute_capability", lambda capability: True)
     monkeypatch.setattr(module, "is_cuda_compute_capability_equal", lambda capability: False)
     monkeypatch.setattr(module, "check_cudnn_version", lambda: 91900)
+    if divided:
+        monkeypatch.setattr(packed_room, "SCRATCH", FEWEST * Shape(1, 64, 1, 1, 8).scratch)
     mesh = jax.make_mesh((2, 2), ("rows", "heads"), axis_types=(AxisType.Auto,) * 2)
     by_heads, rows = PartitionSpec("rows", None, "heads"), PartitionSpec("rows")
 
@@ -147,29 +159,101 @@ def test_calls_are_what_jax_lowers_inside_a_checked_map(monkeypatch: pytest.Monk
         return results(attend, *x)
 
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(rows,) + (by_heads,) * 4, out_specs=(by_heads,) * 4)
-    x = [jax.ShapeDtypeStruct((2, 64, heads, 8), jnp.bfloat16) for heads in (4, 2, 2, 4)]
-    text = str(jax.make_jaxpr(mapped)(jax.ShapeDtypeStruct((2, 64), jnp.int32), *x))
+    x = [jax.ShapeDtypeStruct((4, 64, 4, 8), jnp.bfloat16)] * 4
+    text = str(jax.make_jaxpr(mapped)(jax.ShapeDtypeStruct((4, 64), jnp.int32), *x))
     assert text.count("dot_product_attention_fwd_wrapper[") == text.count("dot_product_attention_bwd_wrapper[") == 1
     assert text.count("MaskType.PADDING_CAUSAL") == 2 and text.count("sliding_window_length=5") == 2
-    assert "f32[4,2,64]" in text, "of each device the statistics of 4 documents of its row, of 2 heads"
+    assert f"{statistics}" in text.split("dot_product_attention_bwd_wrapper[")[0], (
+        "the statistics of 4 documents of each row of a call, here of 2 rows and heads of a device or of one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "parts", "documents"),
+    [
+        (Shape(1, 8192, 32, 8, 128), (1, 1), 7),
+        (Shape(2, 8192, 32, 8, 128), (2, 1), 7),
+        (Shape(1, 16384, 32, 8, 128), (1, 2), 7),
+        (Shape(4, 4096, 32, 8, 128), (2, 1), 7),
+        (Shape(1, 8192, 64, 8, 128), (1, 2), 7),
+        (Shape(1, 4096, 128, 128, 192), (1, 2), 5),
+        (Shape(3, 32768, 32, 8, 128), (3, 4), 7),
+    ],
+)
+def test_backward_calls_that_would_take_too_much_memory_are_of_some_rows_or_of_some_heads(
+    shape: Shape, parts: tuple[int, int], documents: int
+):
+    room = Room.of(shape)
+    assert (room.parts(shape), room.backward) == (parts, documents)
+    heads = shape.heads // parts[1]
+    one = 4 * (shape.batch // parts[0]) * shape.queries * heads * (shape.width + 2)
+    assert documents * one <= SCRATCH < (documents + 1) * one
+    widths = {"width": shape.width, "value_width": shape.width}
+    asked = replace(
+        HOPPER, batch=shape.batch, queries=shape.queries, keys=shape.queries, heads=shape.heads, **widths,
+        kv_heads=shape.kv_heads,
+    )  # fmt: skip
+    chosen = REGISTRY.choose("auto", asked)
+    assert chosen.name == "cudnn" and f"{documents} in a backward call" in chosen.reason
+    of = f"of {shape.batch // parts[0]} of {shape.batch} rows and of {heads} of {shape.heads} heads"
+    assert (of in chosen.reason) == (parts != (1, 1))
+
+
+def test_the_memory_of_a_divided_backward_counts_what_a_part_reads_and_writes():
+    whole, halved = Shape(1, 8192, 32, 8, 128), Shape(2, 8192, 32, 8, 128)
+    scratch, elements = 7 * 4 * 8192 * 32 * 130, 8192 * 128
+    assert scratch_bytes(whole) == scratch
+    assert scratch_bytes(halved) == scratch + 2 * elements * (4 * 32 + 4 * 8), "q, k, v, out and 4 gradients"
 
 
 def test_plans_take_the_packed_layout_where_the_run_compares_it_and_state_what_it_costs():
     chosen = REGISTRY.choose("auto", HOPPER)
-    assert chosen.name == "cudnn" and "up to 31 of a row in a call" in chosen.reason
+    assert chosen.name == "cudnn" and "up to 32 of a row in a forward call and 31 in a backward call;" in chosen.reason
     assert "compared with plain XLA" in chosen.reason and "1.0 GiB of scratch memory" in chosen.reason
-    whole, cleared, plain = (1e3 * seconds for seconds in Expected.of(1, 8192, 32, 128))
-    assert 1.4 < whole < 1.6 and 0.3 < cleared < 0.4 and round(plain / whole) == 12, "the example of docs/kernels.md"
     found = REGISTRY.choose("auto", replace(HOPPER, heads=32, kv_heads=8)).reason
-    assert f"expected to take {whole:.1f} ms, 0.3 ms of them to clear" in found and f"XLA {plain:.1f} ms" in found
+    assert "take 1.8 ms with 1.7 backward calls, 0.8 ms of them to clear" in found and "XLA 15.6 ms" in found, (
+        "the example of docs/kernels.md"
+    )
     assert REGISTRY.choose("auto", replace(HOPPER, compares=False)).rejected["cudnn"] == comparison.NOT_COMPARED
+
+
+def test_expected_calls_and_pairs_are_those_of_drawn_documents():
+    rng, queries, rows = np.random.default_rng(0), 8192, 20000
+    ends = np.cumsum(rng.exponential(1024.0, (rows, 64)), axis=1)
+    documents = 1 + (ends < queries).sum(1)
+    for room, of in ((7, 1), (4, 1), (31, 1), (7, 2)):
+        most = documents.reshape(-1, of).max(1)
+        assert expected_calls(room, of, queries) == pytest.approx(np.ceil(most / room).mean(), rel=0.01)
+    assert 8.9 < documents.mean() < 9.1 and expected_calls(7, 1, queries) > 1.7, "seldom one call"
+    places = np.arange(0, queries, 64)
+    begun = np.where(ends[:2000, None] <= places[:, None], ends[:2000, None], 0.0).max(-1)
+    for window in (None, 128, 2048):
+        seen = places - begun if window is None else np.minimum(places - begun, window + 128)  # a tile more
+        assert mean_pairs(queries, window) == pytest.approx(seen.mean(), rel=0.02)
+
+
+def test_expected_times_count_each_call_and_a_window():
+    whole = Shape(1, 8192, 32, 8, 128)
+    one, divided = Expected.of(whole), Expected.of(whole._replace(batch=2))
+    assert divided.calls == pytest.approx(2 * one.calls) and divided.whole > 2 * one.whole, "copies come on top"
+    assert one.moved > one.calls * 7 * 4 * 8192 * 32 * 130 / 3e12 > 0.5e-3
+    windowed = Expected.of(whole, window=128)
+    assert windowed.moved == one.moved and windowed.whole - one.moved < 0.3 * (one.whole - one.moved)
+    assert plain_xla(whole, window=128) < 0.3 * plain_xla(whole) and Expected.of(whole, window=8192) == one
+    asked = replace(HOPPER, heads=32, kv_heads=8, mask=Mask(window=128, segmented=True))
+    assert f"take {1e3 * windowed.whole:.1f} ms with 1.7" in REGISTRY.choose("auto", asked).reason
 
 
 def test_plans_that_take_plain_xla_for_packed_rows_state_how_much_longer_attention_takes():
     request = replace(HOPPER, heads=32, kv_heads=8, compares=False)
     chosen = REGISTRY.choose("auto", request)
-    assert chosen.name == "xla" and "12 times as long as by cuDNN's packed layout" in chosen.reason
+    assert chosen.name == "xla" and "15.6 ms, 9 times as long as by cuDNN's packed layout" in chosen.reason
     assert "pass through memory" in chosen.reason
+    for change in ({"softcap": 30.0}, {"compute_capability": 8.0}, {"lse": True}):
+        reason = REGISTRY.choose("auto", replace(request, **change)).reason
+        assert "15.6 ms (" in reason and "cuDNN" not in reason.partition("pass through")[2], "it cannot be used"
+    comparison.settle(request, "its output errs")
+    assert "times as long" not in REGISTRY.choose("auto", request).reason
     for other in ({"mask": Mask(), "softcap": 30.0}, {"platform": "cpu", "compute_capability": None}):
         assert "times as long" not in REGISTRY.choose("xla", replace(request, **other)).reason
 

@@ -1,0 +1,100 @@
+"""Scratch memory of cuDNN on packed documents, and what one call has room for within it (`cudnn_packed`)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pallas_kernels.attention.request import Request
+
+SCRATCH = 2**30
+"""Bytes of scratch memory that a call may take."""
+FEWEST = 4
+"""Documents of a row in a call below which calls would be too many."""
+_SHORT = 256
+"""Tokens of a document: no call has room for more than the documents of this length in a row, or `FEWEST`."""
+
+
+class Shape(NamedTuple):
+    """Of the queries, and the number of heads of keys and values."""
+
+    batch: int
+    queries: int
+    heads: int
+    kv_heads: int
+    width: int
+
+    @classmethod
+    def of(cls, asked: Request) -> Shape:
+        return cls(asked.batch, asked.queries, asked.heads, asked.kv_heads, asked.width)
+
+    @property
+    def statistics(self) -> int:
+        """Bytes of the softmax statistics for each document of a call."""
+        return 4 * self.batch * self.queries * self.heads
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of a backward call for each document: float32 gradients of the queries, a sum of each, and the
+        statistics."""
+        return self.statistics * (self.width + 2)
+
+    @property
+    def query_bytes(self) -> int:
+        return 2 * self.batch * self.queries * self.heads * self.width
+
+    @property
+    def key_bytes(self) -> int:
+        return self.query_bytes // self.heads * self.kv_heads
+
+
+class Room(NamedTuple):
+    """What one call has room for."""
+
+    forward: int
+    """Documents of each row in a forward call, which is of all rows and heads."""
+    backward: int
+    """Documents of each row in a backward call."""
+    rows: int
+    """Rows of a backward call."""
+    kv_heads: int
+    """KV heads of a backward call, with their query heads."""
+
+    @classmethod
+    def of(cls, shape: Shape) -> Room:
+        """As many rows and heads in a backward call as leave room for `FEWEST` documents of each row in `SCRATCH`, all
+        heads as long as there is more than one row; a row and a KV head where nothing does."""
+        wanted = max(FEWEST, shape.queries // _SHORT)
+        parts = [shape._replace(batch=rows) for rows in _divisors(shape.batch)]
+        one = parts[-1]
+        group = shape.heads // shape.kv_heads
+        parts += [one._replace(heads=group * heads, kv_heads=heads) for heads in _divisors(shape.kv_heads)[1:]]
+        part = next((part for part in parts if SCRATCH // part.scratch >= FEWEST), parts[-1])
+        forward, backward = (min(wanted, SCRATCH // size) for size in (shape.statistics, part.scratch))
+        return cls(forward, backward, part.batch, part.kv_heads)
+
+    def part(self, shape: Shape) -> Shape:
+        """Of a backward call."""
+        heads = shape.heads // shape.kv_heads * self.kv_heads
+        return shape._replace(batch=self.rows, heads=heads, kv_heads=self.kv_heads)
+
+    def parts(self, shape: Shape) -> tuple[int, int]:
+        """Numbers of parts that the rows and the heads are divided into."""
+        return shape.batch // self.rows, shape.kv_heads // self.kv_heads
+
+    def scratch(self, shape: Shape) -> int:
+        """Bytes of scratch memory of a backward call."""
+        return self.backward * self.part(shape).scratch
+
+
+def scratch_bytes(shape: Shape) -> int:
+    """Memory of forward or backward besides arguments and results, whichever is more: with the softmax statistics of
+    the documents, and where the backward is divided, with arguments and gradients of a part."""
+    room = Room.of(shape)
+    part = room.part(shape)
+    copies = 0 if part == shape else 4 * part.query_bytes + 4 * part.key_bytes
+    return max(room.forward * shape.statistics, room.scratch(shape) + copies)
+
+
+def _divisors(number: int) -> list[int]:
+    """From the greatest."""
+    return [number // count for count in range(1, number + 1) if number % count == 0]
