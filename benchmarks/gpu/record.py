@@ -15,8 +15,8 @@ from pallas_kernels.verified import digest, user_file
 
 ALWAYS = ("attention/xla", "attention/cudnn")
 """Kernels that need no record to be chosen."""
-TIMED = ("mosaic", "mosaic_deterministic", "triton", "cudnn")
-"""Implementations of attention whose speeds are recorded."""
+TIMED = ("attention/mosaic", "attention/mosaic_deterministic", "attention/triton", "attention/cudnn")
+"""Kernels whose speeds are recorded."""
 
 
 def verified(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -33,27 +33,33 @@ def verified(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [kernel for kernel in found if kernel not in ALWAYS]
 
 
-def speeds(rows: Sequence[Mapping[str, Any]], names: Sequence[str] = TIMED) -> dict[str, dict[str, float]]:
+def speeds(rows: Sequence[Mapping[str, Any]], kernels: Sequence[str] = TIMED) -> dict[str, dict[str, float]]:
     """By kernel of attention, then kind of mask and width: TFLOP/s of forward and backward together, the geometric mean
-    over the cases of that kind that it was timed in beside another."""
+    over the cases of that kind that all of these `kernels` were timed in.
+
+    Where no case has all of them, it is over the cases that have the most; the others get no speed of that kind.
+    """
     seconds: dict[tuple, dict[str, dict[str, float]]] = {}
     for row in rows:
-        if row["kind"] == "attention" and "seconds" in row and row["by"] in names:
+        if row["kind"] == "attention" and "seconds" in row and f"attention/{row['by']}" in kernels:
             case = row["case"], row["seq"], row["width"]
-            seconds.setdefault(case, {}).setdefault(row["by"], {})[row["way"]] = row["seconds"]
-    found: dict[str, dict[str, list[float]]] = {}
+            seconds.setdefault(case, {}).setdefault(f"attention/{row['by']}", {})[row["way"]] = row["seconds"]
+    rates: dict[str, list[dict[str, float]]] = {}
     for case in timed():
-        whole = {
-            name: sum(ways.values())
-            for name, ways in seconds.get((case.name, case.seq, case.width), {}).items()
-            if len(ways) == 2
-        }
-        if len(whole) < 2:  # nothing to compare
+        ways = seconds.get((case.name, case.seq, case.width), {})
+        whole = {kernel: sum(of.values()) for kernel, of in ways.items() if len(of) == 2}
+        of_kind = rates.setdefault(f"{kind_of(case.mask)} {case.width}", [])
+        of_kind.append({kernel: 3.5 * case.flops() / total / 1e12 for kernel, total in whole.items()})
+    found: dict[str, dict[str, float]] = {}
+    for kind, cases in rates.items():
+        shared = lambda names, cases=cases: [case for case in cases if names <= case.keys()]
+        names = max((case.keys() for case in cases), key=lambda names: (len(names), len(shared(names))))
+        if len(names) < 2:  # nothing to compare
             continue
-        for name, total in whole.items():
-            kind = f"{kind_of(case.mask)} {case.width}"
-            found.setdefault(f"attention/{name}", {}).setdefault(kind, []).append(3.5 * case.flops() / total / 1e12)
-    return {name: {kind: round(geometric_mean(rates), 1) for kind, rates in of.items()} for name, of in found.items()}
+        for kernel in sorted(names):
+            mean = geometric_mean(case[kernel] for case in shared(names))
+            found.setdefault(kernel, {})[kind] = round(mean, 1)
+    return found
 
 
 def new_records(

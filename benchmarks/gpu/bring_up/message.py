@@ -35,7 +35,7 @@ def message(rows: Rows, device: Mapping[str, Any], recorded: Sequence[str], dry:
         lines += [
             "",
             "Records, for pallas_kernels/verified.json:",
-            json.dumps(new_records(recorded, device, speeds(rows))),
+            json.dumps(new_records(recorded, device, speeds(rows, recorded))),
         ]
     return "\n".join(lines)
 

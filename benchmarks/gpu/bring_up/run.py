@@ -69,7 +69,7 @@ def _record(rows: list[dict[str, Any]], device: Mapping[str, Any], dry: bool) ->
         recorded.append("attention/cudnn")
     if not dry:
         drop_records([name for name in SOURCES if trouble(name, rows)], device)
-        add_records(recorded, device, found=speeds(rows))
+        add_records(recorded, device, found=speeds(rows, recorded))
     return recorded
 
 

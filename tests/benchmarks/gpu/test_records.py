@@ -75,19 +75,35 @@ def test_of_packed_rows_auto_takes_the_faster_of_what_was_timed(
     assert chosen.name == first and f"{max(mosaic, cudnn):.0f} TFLOP/s" in chosen.reason
 
 
-def test_speeds_are_recorded_by_kind_of_mask_and_width_where_there_is_something_to_compare():
-    def row(by: str, case: str, seq: int, way: str, seconds: float) -> dict[str, Any]:
-        found = {"kind": "attention", "by": by, "case": case, "seq": seq, "width": 128, "way": way}
-        return found | {"seconds": seconds, "tflops": 1.0}
-
-    cases = [Case("causal", seq, 128, 16, 16, batch=16384 // seq) for seq in (8192, 16384)]
-    rows = [
-        row(by, case.name, case.seq, way, share * case.flops() / (1e12 * rate))
-        for case in cases
-        for by, rate in (("mosaic", 500.0), ("cudnn", 400.0), ("xla", 50.0))
+def causal_rows(rates: dict[str, dict[int, float]]) -> list[dict[str, Any]]:
+    """Of causal attention of width 128, by implementation and length."""
+    cases = {seq: Case("causal", seq, 128, 16, 16, batch=16384 // seq) for seq in (2048, 4096, 8192, 16384)}
+    return [
+        attention_row(by, rate, seq=seq, way=way, seconds=share * cases[seq].flops() / (1e12 * rate))
+        for by, of in rates.items()
+        for seq, rate in of.items()
         for way, share in (("forward", 1.0), ("backward", 2.5))
     ]
-    rows += [row("triton", "causal", 4096, way, 1.0) for way in ("forward", "backward")]
-    rows += [row("triton", "causal", 8192, "forward", 1.0)]
-    wanted = {"attention/mosaic": {"causal 128": 500.0}, "attention/cudnn": {"causal 128": 400.0}}
-    assert speeds(rows) == wanted
+
+
+def test_speeds_are_recorded_by_kind_of_mask_and_width_where_there_is_something_to_compare():
+    rows = causal_rows({"mosaic": {8192: 500.0, 16384: 720.0}, "cudnn": {8192: 400.0, 16384: 400.0}, "xla": {8192: 50}})
+    rows += [attention_row("triton", 1.0, seq=8192, way="forward", seconds=1.0)]
+    wanted = {"attention/mosaic": {"causal 128": 600.0}, "attention/cudnn": {"causal 128": 400.0}}
+    assert speeds(rows) == wanted, "geometric means; neither plain XLA nor a forward without a backward"
+
+
+def test_speeds_are_means_over_the_cases_that_all_have():
+    mosaic, cudnn = {2048: 400.0, 8192: 600.0}, {8192: 560.0}
+    kind = "causal 128"
+    wanted = {"attention/mosaic": {kind: 600.0}, "attention/cudnn": {kind: 560.0}}
+    assert speeds(causal_rows({"mosaic": mosaic, "cudnn": cudnn})) == wanted, "cudnn failed where mosaic is slower"
+    assert speeds(causal_rows({"cudnn": cudnn, "mosaic": mosaic, "triton": {4096: 700.0}})) == wanted
+    three = speeds(causal_rows({"mosaic": mosaic, "cudnn": cudnn | {2048: 300.0}, "triton": {2048: 200.0}}))
+    assert three == {
+        "attention/mosaic": {kind: 400.0}, "attention/cudnn": {kind: 300.0}, "attention/triton": {kind: 200.0},
+    }  # fmt: skip
+    rows = causal_rows({"mosaic": mosaic, "cudnn": cudnn | {2048: 300.0}, "triton": {2048: 200.0}})
+    verified = ["attention/mosaic", "attention/cudnn"]
+    assert speeds(rows, verified)["attention/mosaic"] == {kind: 489.9}, "triton is not recorded"
+    assert speeds(causal_rows({"mosaic": {2048: 400.0}, "cudnn": {8192: 500.0}})) == {}
