@@ -55,7 +55,7 @@ def _check(row: Mapping[str, Any]) -> str:
         return head + _why_not(row)
     worst = max(row["errors"], key=lambda name: row["errors"][name] / row["allowed"][name])
     verdict = "ok" if row["passed"] else "WRONG"
-    bits = "" if row["same_bits"] else ", other bits the second time"
+    bits = "" if row["same_bits"] else f", other bits of {', '.join(row['differ'])} the second time"
     return f"{head}{verdict:7}{worst} {row['errors'][worst]:.1e} of {row['allowed'][worst]:.1e}{bits}"
 
 

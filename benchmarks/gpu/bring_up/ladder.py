@@ -65,7 +65,7 @@ def _attention_cases(processors: int, dry: bool) -> Mapping[str, Sequence[Case]]
     }
 
 
-def _attention(name: str, varies: tuple[str, ...] = ()) -> Kernel:
+def _attention(name: str) -> Kernel:
     def repeat(case: Case, dry: bool) -> Run:
         arrays = case.arrays()
         program = attention.gradients(case, name, True, arrays, interpret=dry)().compile()
@@ -77,7 +77,7 @@ def _attention(name: str, varies: tuple[str, ...] = ()) -> Kernel:
         lambda case: case.name,
         lambda journal, cases: attention.check_some(journal, REGISTRY[name], cases),
         repeat,
-        varies,
+        attention.VARYING.get(name, ()),
         attention.TOGETHER,
     )
 
@@ -203,7 +203,7 @@ def _repeat_norm_rotary(case: norm_rotary.Case, dry: bool) -> Run:
 
 
 KERNELS = (
-    _attention("mosaic", varies=("dq",)),
+    _attention("mosaic"),
     _attention("mosaic_deterministic"),
     _attention("triton"),
     Kernel(
