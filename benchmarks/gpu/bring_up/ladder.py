@@ -30,6 +30,8 @@ class Kernel:
 
     name: str
     """As in `pallas_kernels.verified.SOURCES`."""
+    launches: tuple[str, ...]
+    """Parts of the names of what it launches, which nothing else has that runs beside it."""
     cases: Callable[[int, bool], Mapping[str, Sequence[Any]]]
     """By rung, of so many processors; tiny ones for a dry run."""
     label: Callable[[Any], str]
@@ -65,7 +67,7 @@ def _attention_cases(processors: int, dry: bool) -> Mapping[str, Sequence[Case]]
     }
 
 
-def _attention(name: str) -> Kernel:
+def _attention(name: str, *launches: str) -> Kernel:
     def repeat(case: Case, dry: bool) -> Run:
         arrays = case.arrays()
         program = attention.gradients(case, name, True, arrays, interpret=dry)().compile()
@@ -73,6 +75,7 @@ def _attention(name: str) -> Kernel:
 
     return Kernel(
         f"attention/{name}",
+        ("attention_forward", *launches),
         _attention_cases,
         lambda case: case.name,
         lambda journal, cases: attention.check_some(journal, REGISTRY[name], cases),
@@ -133,7 +136,7 @@ def _grouped(name: str) -> Kernel:
         return (lambda: run(*arrays)), case.results
 
     check = _each(lambda journal, case: grouped.check_case(journal, case, name))
-    return Kernel(f"grouped_matmul/{name}", _grouped_cases, lambda case: case.name, check, repeat)
+    return Kernel(f"grouped_matmul/{name}", ("grouped_matmul_",), _grouped_cases, lambda case: case.name, check, repeat)
 
 
 def _tiled_cases(processors: int, dry: bool) -> Mapping[str, Sequence[tiled.Case]]:
@@ -203,20 +206,24 @@ def _repeat_norm_rotary(case: norm_rotary.Case, dry: bool) -> Run:
 
 
 KERNELS = (
-    _attention("mosaic"),
-    _attention("mosaic_deterministic"),
-    _attention("triton"),
+    _attention("mosaic", "attention_key_gradients"),
+    _attention("mosaic_deterministic", "attention_key_gradients", "attention_query_gradients"),
+    _attention("triton", "attention_dq", "attention_dkv"),
     Kernel(
         "linear_cross_entropy/triton",
+        ("linear_cross_entropy_",),
         _cross_entropy_cases,
         lambda case: case[0],
         _each(lambda journal, case: cross_entropy.check_case(journal, *case)),
         _repeat_cross_entropy,
     ),
     *map(_grouped, grouped.KERNELS),
-    Kernel(tiled.KERNEL, _tiled_cases, lambda case: case.name, _each(tiled.check_case), _repeat_tiled),
+    Kernel(
+        tiled.KERNEL, ("tiled_matmul",), _tiled_cases, lambda case: case.name, _each(tiled.check_case), _repeat_tiled
+    ),
     Kernel(
         grouped_tiled.KERNEL,
+        ("grouped_matmul_of_",),
         _grouped_tiled_cases,
         lambda case: case.name,
         _each(grouped_tiled.check_case),
@@ -224,6 +231,7 @@ KERNELS = (
     ),
     Kernel(
         norm_rotary.KERNEL,
+        ("norm_rotary_",),
         _norm_rotary_cases,
         lambda case: case.name,
         _each(norm_rotary.check_case),

@@ -75,5 +75,6 @@ def _line(row: Mapping[str, Any]) -> str | None:
         case "sanitizer":
             if "skipped" in row:
                 return f"{head}skipped ({row['skipped']})"
-            return head + ("nothing found" if row["passed"] else "FOUND: " + " | ".join(row["reported"]))
+            found = "nothing found" if row["passed"] else "FOUND: " + " | ".join(row["reported"])
+            return head + found + (f" (elsewhere: {' | '.join(others)})" if (others := row.get("elsewhere")) else "")
     return None

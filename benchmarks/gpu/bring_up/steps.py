@@ -6,8 +6,6 @@ cut off has turned its kernels on; the sanitizers, which take longest, are last.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,16 +15,13 @@ from typing import Any
 import jax
 
 from benchmarks.gpu import attention, cross_entropy, grouped, grouped_tiled, norm_rotary, tiled
+from benchmarks.gpu.bring_up import sanitizer
 from benchmarks.gpu.bring_up.ladder import KERNELS, RUNGS, Kernel, differing
 from benchmarks.gpu.journal import Journal
 
 LAUNCHES = 10_000
 CASE_SECONDS = 15
 """Cases do not start with fewer seconds left, and for each beside the first a few more."""
-SANITIZER = "compute-sanitizer"
-TOOLS = ("racecheck", "synccheck")
-_FOUND = 86
-"""Exit code that the sanitizer is asked to end with where it found an error."""
 
 
 @dataclass(frozen=True)
@@ -88,27 +83,20 @@ def _launch(kernel: Kernel) -> Callable[[Journal], bool]:
 
 
 def _sanitize(kernel: Kernel, tool: str) -> Callable[[Journal], bool]:
-    """The cases of one tile under compute-sanitizer, which watches accesses to shared memory, or barriers."""
+    """The cases of one tile under compute-sanitizer, which watches accesses to shared memory, or barriers, of the
+    kernel's own launches: hazards of cuBLAS, or of what it is compared with, say nothing of it."""
 
     def run(journal: Journal) -> bool:
         row = {"kernel": kernel.name, "tool": tool}
-        program = shutil.which(SANITIZER)
+        program = sanitizer.found_at()
         if program is None:
-            journal.add("sanitizer", **row, skipped=f"{SANITIZER} is not installed")
+            why = f"{sanitizer.PROGRAM} is not installed: it is neither on PATH nor in $CUDA_HOME/bin"
+            journal.add("sanitizer", **row, skipped=why)
             return True
         journal.begin(f"{tool} of {RUNGS[0]}")
         step = [sys.executable, "-m", "benchmarks.gpu", "--bring-up", "--step", f"{kernel.name}, {RUNGS[0]}"]
-        asked = [program, "--tool", tool, "--error-exitcode", str(_FOUND), "--print-limit", "5", *step]
-        done = subprocess.run(
-            [*asked, "--seconds", str(journal.left)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            check=False,
-        )  # fmt: skip
-        reported = [line for line in done.stdout.splitlines() if line.startswith("=========")]
-        if done.returncode in (0, _FOUND):
-            journal.add("sanitizer", **row, passed=done.returncode == 0, reported=reported[:20])
-        else:
-            why = f"it ended with {done.returncode}: {' | '.join((reported or done.stdout.splitlines())[-2:])[-300:]}"
-            journal.add("sanitizer", **row, skipped=why)
+        found = sanitizer.sanitized(program, tool, kernel.launches, [*step, "--seconds", str(journal.left)])
+        journal.add("sanitizer", **row, **found)
         return True
 
     return run
@@ -147,7 +135,9 @@ STAGES = (
         Step("speeds of cross-entropy", _measure(cross_entropy.measure)),
         Step("speeds of norms with rotary embeddings", _measure(norm_rotary.measure)),
     ),
-    tuple(Step(f"{one.name}, {tool}", _sanitize(one, tool), one.name, tool) for one in KERNELS for tool in TOOLS),
+    tuple(
+        Step(f"{one.name}, {tool}", _sanitize(one, tool), one.name, tool) for one in KERNELS for tool in sanitizer.TOOLS
+    ),
 )
 
 

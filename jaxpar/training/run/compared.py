@@ -11,15 +11,17 @@ from jaxpar.config.plan import Plan
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device
 from jaxpar.layout.choices.attention import attention_requests
+from jaxpar.training.run.agreed import agreed_plan
 from pallas_kernels.attention import comparison
 
 
 def compared_plan(make: Callable[[], Plan], config: Config, devices: Sequence[Device]) -> Plan:
     """The plan that `make` makes, once what its attention takes on condition of a comparison has been compared.
 
-    Where that is not right on any device of the job, it is made anew, without it; `make` may raise then.
+    Where that is not right on any device of the job, it is made anew, without it; `make` may raise then. All processes
+    have the same plan before any of them compares, so that all of them do or none.
     """
-    plan = make()
+    plan = agreed_plan(make, config, devices[0])
     requests = [kernel_request(request) for request in attention_requests(config, devices[0], plan.runs).values()]
     names = [choice.name for choice in plan.kind_attention.values()] or [plan.attention.name]
     open_ = [
@@ -37,4 +39,4 @@ def compared_plan(make: Callable[[], Plan], config: Config, devices: Sequence[De
         reasons = [reason for reason in exchange(comparison.compare(request) or "") if reason]
         comparison.settle(request, reasons[0] if reasons else None)
         wrong |= bool(reasons)
-    return make() if wrong else plan
+    return agreed_plan(make, config, devices[0]) if wrong else plan

@@ -105,7 +105,7 @@ def test_a_step_that_runs_out_of_time_goes_on_with_the_cases_that_are_left(
         for case in cases:
             journal.add("check", kernel="k", case=case, passed=True)
 
-    one = Kernel("k", lambda processors, dry: {RUNGS[0]: ["a", "b"]}, str, check, lambda case, dry: (None, ()))
+    one = Kernel("k", ("k_",), lambda processors, dry: {RUNGS[0]: ["a", "b"]}, str, check, lambda case, dry: (None, ()))
     climb = Step("k, one tile", steps._climb(one, RUNGS[0]), "k")
     monkeypatch.setattr(run, "step", lambda name: climb)
     monkeypatch.setattr(steps, "_processors", lambda journal: 78)
@@ -122,7 +122,9 @@ def test_a_step_that_runs_out_of_time_goes_on_with_the_cases_that_are_left(
 def test_cases_that_compile_side_by_side_are_begun_together(monkeypatch: pytest.MonkeyPatch):
     checked: list[Sequence[str]] = []
     check = lambda journal, cases: checked.append(cases)
-    one = Kernel("k", lambda *_: {RUNGS[0]: ["a", "b", "c", "d"]}, str, check, lambda *_: (None, ()), together=2)
+    one = Kernel(
+        "k", ("k_",), lambda *_: {RUNGS[0]: ["a", "b", "c", "d"]}, str, check, lambda *_: (None, ()), together=2
+    )
     monkeypatch.setattr(steps, "_processors", lambda journal: 78)
     journal = Journal("p", 100, earlier=[{"part": "p", "kind": "over", "step": "p", "case": "b"}])
     assert steps._climb(one, RUNGS[0])(journal)
@@ -137,29 +139,13 @@ def test_other_bits_in_one_of_many_launches_are_seen_but_where_they_may_vary(mon
         calls = iter(range(100))
         launch = lambda calls=calls: (jnp.ones(3), jnp.full(3, jnp.nan if next(calls) == 30 else 2.0, jnp.bfloat16))
         repeat = lambda case, dry, launch=launch: (launch, ("out", "dq"))
-        one = Kernel("k", lambda *_: {RUNGS[0]: ["a"]}, str, lambda *_: None, repeat, varies)
+        one = Kernel("k", ("k_",), lambda *_: {RUNGS[0]: ["a"]}, str, lambda *_: None, repeat, varies)
         journal = Journal("k, launches", 100)
         steps._launch(one)(journal)
         row = journal.rows[-1]
         assert row["launches"] == 50 and row["passed"] == passed
         assert row["differed"] == ({} if passed else {"dq": 1})
         assert (trouble("k", journal.rows) is None) == passed
-
-
-@pytest.mark.parametrize(("code", "passed"), [(0, True), (86, False), (1, None)])
-def test_what_the_sanitizer_reports_is_in_the_journal(
-    code: int, passed: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    program = tmp_path / "compute-sanitizer"
-    program.write_text(f'#!/bin/sh\necho "========= $2: hazard in $8 $9"; exit {code}\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    journal = Journal("attention/triton, racecheck", 100)
-    assert steps._sanitize(kernel("attention/triton"), "racecheck")(journal)
-    row = journal.rows[-1]
-    assert row.get("passed") == passed and ("skipped" in row) == (passed is None)
-    assert passed is None or "racecheck: hazard" in row["reported"][0]
-    assert (trouble("attention/triton", journal.rows) is not None) == (passed is False)
 
 
 def test_what_is_right_in_every_step_is_recorded_and_the_text_has_the_record(

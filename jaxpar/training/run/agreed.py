@@ -1,0 +1,113 @@
+"""Agreement of a job's processes on the plan: each makes its own, and what `auto` takes depends on the host."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from typing import Any
+
+from jaxpar.checkpoint.processes import exchange
+from jaxpar.config import Config, UserError
+from jaxpar.config.plan import Plan
+from jaxpar.distributed import liveness
+from jaxpar.distributed.devices import Device
+from jaxpar.layout.choices.matmul import routed_choice, tiled_choice
+
+_NAMED_BY = {
+    "attention": "attention.backend",
+    "kind_attention": "attention.backend",
+    "norm_rotary": "attention.norm_rotary",
+    "experts": "parallel.expert_backend",
+    "loss": "memory.loss_backend",
+    "matmul": "precision.matmul_backend",
+}
+"""By the first part of a choice's name, the key that names what `auto` would take from records."""
+_SHOWN = 3
+"""Choices, and processes of a kind, that a sentence names."""
+
+
+def agreed_plan(make: Callable[[], Plan], config: Config, device: Device) -> Plan:
+    """The plan that `make` makes, where it is that of every process; all processes call this, whatever they plan.
+
+    Raises:
+        UserError: `make` refused, here or on another process, or the plans of two processes differ in what they run.
+    """
+    liveness.at("agreeing on the plan", busy=True)
+    plan, failure, mine = None, None, {}
+    try:
+        plan = make()
+        mine = choices(plan, config, device)
+    except UserError as error:  # raised below, once the others know
+        failure = error
+    text = json.dumps(mine, sort_keys=True)
+    said = {
+        "host": socket.gethostname(),
+        "plan": None if failure else sha256(text.encode()).hexdigest(),
+        "failure": None if failure is None else str(failure),
+    }
+    everyone = [json.loads(one) for one in exchange(json.dumps(said))]
+    if failure is not None:
+        raise failure
+    for process, other in enumerate(everyone):
+        if other["failure"] is not None:
+            raise UserError(f"process {process} on {other['host']} has no plan: {other['failure']}")
+    if len({other["plan"] for other in everyone}) > 1:
+        plans = [json.loads(one) for one in exchange(text)]
+        raise UserError(_difference([other["host"] for other in everyone], plans))
+    assert plan is not None, "a process without a plan has raised"
+    return plan
+
+
+def choices(plan: Plan, config: Config, device: Device) -> dict[str, Any]:
+    """What decides the programs of a run: the plan without its reasons, and what multiplies in FP8, by name."""
+    matmuls = {"dense": tiled_choice(config, device), "experts": routed_choice(config, device)}
+    return {
+        **dict(_leaves(asdict(plan))),
+        **{f"matmul.{kind}": choice.name for kind, choice in matmuls.items() if choice is not None},
+    }
+
+
+def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if key.endswith("reason") or key == "rejected":
+            continue
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _difference(hosts: Sequence[str], plans: Sequence[Mapping[str, Any]]) -> str:
+    """One sentence: which choices differ, on which processes, and what to do."""
+    keys = sorted({key for plan in plans for key in plan})
+    differ = [key for key in keys if len({_shown(plan, key) for plan in plans}) > 1]
+    parts = []
+    for key in differ[:_SHOWN]:
+        by_value: dict[str, list[int]] = {}
+        for process, plan in enumerate(plans):
+            by_value.setdefault(_shown(plan, key), []).append(process)
+        values = [f"{value} on {_processes(some, hosts)}" for value, some in by_value.items()]
+        parts.append(f"plan.{key}: {', '.join(values)}")
+    more = f"; and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else ""
+    sentence = f"{'; '.join(parts)}{more}: all processes must run one program"
+    named = [*dict.fromkeys(_NAMED_BY[first] for key in differ if (first := key.partition(".")[0]) in _NAMED_BY)]
+    if not named:
+        return f"{sentence}; name these in the configuration, or give all hosts the same memory, packages and files"
+    return (
+        f"{sentence}, and what auto takes depends on a host's records of kernels (~/.cache/jaxpar/verified.json), "
+        "packages and ptxas; run python -m benchmarks.gpu --bring-up on all hosts, copy the verified.json of one to "
+        f"the others, or set {' and '.join(named)}"
+    )
+
+
+def _shown(plan: Mapping[str, Any], key: str) -> str:
+    return json.dumps(plan[key]) if key in plan else "nothing"
+
+
+def _processes(some: Sequence[int], hosts: Sequence[str]) -> str:
+    names = [f"process {process} ({hosts[process]})" for process in some[:_SHOWN]]
+    more = f" and {len(some) - _SHOWN} more" if len(some) > _SHOWN else ""
+    return (", " if more else " and ").join(names) + more

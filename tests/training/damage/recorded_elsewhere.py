@@ -1,0 +1,25 @@
+"""Training from the command line, where process 1 alone has a record of the loss's kernel."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from jaxpar.config.plan import Choice, Plan
+from jaxpar.train import main
+from jaxpar.training.run import run
+
+_make_plan = run.make_plan
+
+
+def _with_record(*arguments: Any) -> Plan:
+    plan = _make_plan(*arguments)
+    return plan if jax.process_index() == 0 else replace(plan, loss=Choice("triton", "recorded"))
+
+
+if __name__ == "__main__":
+    run.make_plan = _with_record
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,129 @@
+"""Processes of a job whose hosts have other records of kernels: they run one plan, or refuse with a sentence."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jaxpar.config import Config, UserError
+from jaxpar.config.plan import Choice, Plan
+from jaxpar.hardware.catalogue import gpu_named
+from jaxpar.hardware.described import DescribedGPU
+from jaxpar.layout.make_plan import make_plan, resolve_config
+from jaxpar.training.run import agreed, compared
+from pallas_kernels.attention import comparison
+from tests.sentences import refused_by_command
+from tests.small_run import small
+from tests.training.run.test_processes import outputs, start_job
+from tests.training.runs import MESH, folder_of, run_config
+
+HOPPER = DescribedGPU.of(gpu_named("h100"))
+HOSTS = ("anna", "berta", "carla")
+
+
+def packed() -> Config:
+    """One that takes cuDNN's packed layout where there are no records, once that was compared with plain XLA."""
+    config = small(model={"head_dim": 64}, precision={"compute": "bfloat16"}, parallel={"fsdp": 1})
+    return resolve_config(replace(config, data=replace(config.data, packed=True)), 1)
+
+
+def plans(makes: Sequence[Callable[[], Plan]], config: Config, monkeypatch: pytest.MonkeyPatch) -> list[Plan | str]:
+    """What `compared_plan` returns in each process, or the sentence that it raises. A process is a thread here, and a
+    collective a barrier, at which a process that waits alone fails."""
+    barrier, said, this = threading.Barrier(len(makes)), [""] * len(makes), threading.local()
+
+    def exchange(text: str) -> list[str]:
+        said[this.process] = text
+        barrier.wait(20)
+        everyone = list(said)
+        barrier.wait(20)
+        return everyone
+
+    def process(number: int) -> Plan | str:
+        this.process = number
+        try:
+            return compared.compared_plan(makes[number], config, [HOPPER])
+        except UserError as error:
+            return str(error)
+
+    for module in (agreed, compared):
+        monkeypatch.setattr(module, "exchange", exchange)
+    monkeypatch.setattr(agreed.socket, "gethostname", lambda: HOSTS[this.process])
+    with ThreadPoolExecutor(len(makes)) as pool:
+        return list(pool.map(process, range(len(makes))))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "_found", {})
+    monkeypatch.setattr(comparison, "compare", lambda request: None)
+
+
+def test_a_bring_up_on_one_host_alone_is_a_sentence_on_all_and_no_wait(monkeypatch: pytest.MonkeyPatch):
+    config = packed()
+    plan = make_plan(config, HOPPER)
+    assert plan.attention.name == "cudnn", "without a record: the host that compares"
+    recorded = replace(plan, attention=Choice("mosaic", "recorded"))
+    found = plans([lambda: plan, lambda: recorded, lambda: plan], config, monkeypatch)
+    assert len({*map(str, found)}) == 1
+    sentence = str(found[0])
+    assert 'plan.attention.name: "cudnn" on process 0 (anna) and process 2 (carla), "mosaic" on process 1 (berta)' in (
+        sentence
+    )
+    for part in ("verified.json", "--bring-up on all hosts", "or set attention.backend"):
+        assert part in sentence
+    assert sentence.isprintable() and "reason" not in sentence
+
+
+def test_other_reasons_for_the_same_choices_are_one_plan(monkeypatch: pytest.MonkeyPatch):
+    config = packed()
+    plan = make_plan(config, HOPPER)
+    other = replace(plan, attention=replace(plan.attention, reason="faster here", rejected={}), loss_tiles_reason="so")
+    assert plans([lambda: plan, lambda: other], config, monkeypatch) == [plan, other]
+
+
+def test_what_differs_without_a_kernel_does_not_advise_a_bring_up(monkeypatch: pytest.MonkeyPatch):
+    config = packed()
+    plan = make_plan(config, HOPPER)
+    [one, other] = plans([lambda: plan, lambda: replace(plan, mlp_tiles=4)], config, monkeypatch)
+    assert one == other
+    assert "plan.mlp_tiles: 1 on process 0 (anna), 4 on process 1 (berta)" in str(one) and "bring-up" not in str(one)
+
+
+def test_what_multiplies_fp8_is_no_part_of_the_plan_and_is_compared_too(monkeypatch: pytest.MonkeyPatch):
+    config = packed()
+    plan = make_plan(config, HOPPER)
+    names = iter(("cudnn", "mosaic"))
+    monkeypatch.setattr(agreed, "tiled_choice", lambda *_: Choice(next(names), "recorded"))
+    [one, _] = plans([lambda: plan] * 2, config, monkeypatch)
+    assert "plan.matmul.dense: " in str(one) and "or set precision.matmul_backend" in str(one)
+
+
+def test_a_plan_that_one_host_alone_refuses_ends_all(monkeypatch: pytest.MonkeyPatch):
+    config = packed()
+    plan = make_plan(config, HOPPER)
+
+    def refuse() -> Plan:
+        raise UserError("plan.attention: 'mosaic' has no record")
+
+    assert plans([lambda: plan, refuse], config, monkeypatch) == [
+        "process 1 on berta has no plan: plan.attention: 'mosaic' has no record",
+        "plan.attention: 'mosaic' has no record",
+    ]
+
+
+@pytest.mark.long
+def test_two_processes_with_other_plans_end_with_the_sentence(tmp_path: Path):
+    """Real ones: process 1 has a record of the fused loss, and process 0 has none."""
+    config = run_config(tmp_path, 2, parallel=MESH)
+    done = outputs(start_job(config, tmp_path / "job.yaml", 2, program="tests.training.damage.recorded_elsewhere"))
+    for code, out, errors in done:
+        said = ("plan.loss.name", '"xla" on process 0', '"triton" on process 1', "memory.loss_backend")
+        printed = "".join(line for line in out.splitlines(keepends=True) if not line.startswith("[Gloo]"))
+        refused_by_command(code, printed, errors.splitlines()[-1], *said)
+    assert not folder_of(config).exists()
