@@ -8,6 +8,7 @@ gets.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -21,11 +22,12 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from pallas_kernels.attention import Settings, output_products, reference
 from pallas_kernels.attention import Tokens as KernelTokens
-from pallas_kernels.attention.kinds import kind_of
+from pallas_kernels.attention.kinds import KINDS, kind_of
 from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS, backward, forward, matmuls, refusal
+from pallas_kernels.attention.mosaic.backward_by_keys import KeyGradientTiles
 from pallas_kernels.attention.mosaic.bounds import Limits, key_tokens, query_limits, visits
 from pallas_kernels.attention.mosaic.forward import ForwardTiles
-from pallas_kernels.attention.mosaic.tiles import TABLE
+from pallas_kernels.attention.mosaic.tiles import TABLE, others
 from pallas_kernels.attention.mosaic.tiles import tiles as table_tiles
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
@@ -41,10 +43,10 @@ FLOOR = 3e-6
 
 
 class Case(NamedTuple):
-    """One combination, of a row of two documents and padding."""
+    """One combination, of a row of two documents and padding where no tokens are given."""
 
     mask: Mask
-    length: int
+    length: int = 150
     heads: int = 2
     kv_heads: int = 1
     widths: tuple[int, int] = (64, 64)
@@ -68,31 +70,42 @@ LONG = {
     "full-float16": Case(Mask(causal=False), 150, 1, 1, widths=(128, 128), dtype="float16"),
     "full": Case(Mask(causal=False), 203, 1, 1, results="inputs"),
     "packed-width-96": Case(Mask(segmented=True), 150, 1, 1, widths=(96, 96)),
+    "causal-deterministic": Case(Mask(), 150, 1, 1, deterministic=True),
+    "packed-width-96-deterministic": Case(Mask(segmented=True), 150, 1, 1, (96, 96), deterministic=True),
+    "causal-width-128-deterministic": Case(Mask(), 150, 2, 1, (128, 128), deterministic=True, neighbours=True),
+    "window-softcap-width-128": Case(Mask(window=60), 150, 2, 1, (128, 128), 2.0),
+    "causal-softcap-fused": Case(Mask(), 150, softcap=2.0, louder=4.0),
     "window-two-widths": Case(Mask(window=20), 70, 1, 1, (192, 128), deterministic=True, neighbours=True),
     "prefix-two-widths": Case(Mask(prefix=True), 113, 1, 1, widths=(192, 128), results="inputs"),
     "some-queries-width-256": Case(Mask(window=50), 113, 1, 1, (256, 256), queries=slice(30, 113), results="inputs"),
 }
 
 
-FORWARDS = {
-    "three-consumers-packed": (Case(Mask(segmented=True), 200, 1, 1), ForwardTiles(64, 2, consumers=3)),
-    "three-consumers-width-128": (
-        Case(Mask(), 290, 1, 1, (128, 128), 2.0), ForwardTiles(64, 2, "whole", consumers=3)
-    ),
-    "three-consumers-window": (
-        Case(Mask(window=300), 600, 1, 1, neighbours=True), ForwardTiles(128, 3, "whole", consumers=3)
-    ),
-    "blocks-of-192": (Case(Mask(causal=False), 203, 1, 1), ForwardTiles(192, 2, "whole")),
-}  # fmt: skip
+CUT = {"causal": Mask(), "packed": Mask(segmented=True), "window": Mask(window=60)}
+"""Of each kind of masks that cut blocks one; the tables list the same for all of these kinds."""
 
 
-APART, IN_TURN = {"stored_apart": True}, {"in_turn": True}
-BACKWARDS = {
-    "apart-in-turn-packed": (Case(Mask(segmented=True), 150, 1, 1), APART | IN_TURN),
-    "apart-causal": (Case(Mask(), 300, 2, 1), APART),
-    "in-turn-width-128": (Case(Mask(window=60), 203, 2, 1, (128, 128), 2.0), IN_TURN),
-    "apart-in-turn-width-96": (Case(Mask(segmented=True), 290, 1, 1, (96, 96)), APART | IN_TURN),
-}
+def _listed(field: Literal["forward", "fused"], length: int) -> dict[str, tuple[Case, Any]]:
+    """All that the tables list beside an entry, each under one mask that it is listed for."""
+    found = {}
+    for number, widths in enumerate(TABLE):
+        of_cut, of_full = (others(*widths, kind).get(field, []) for kind in ("causal", "full"))
+        kinds = itertools.islice(itertools.cycle(CUT), number, None)
+        listed = [(kind, CUT[kind], tiles) for tiles, kind in zip(of_cut, kinds, strict=False)]
+        listed += [("full", Mask(causal=False), tiles) for tiles in of_full if tiles not in of_cut]
+        for kind, mask, tiles in listed:
+            case = Case(mask, length, 2 if widths == (64, 64) else 1, 1, widths, neighbours=kind == "window")
+            found[f"{widths[0]} {kind} {_name(tiles)}"] = case, tiles
+    return found
+
+
+def _name(tiles: ForwardTiles | KeyGradientTiles) -> str:
+    if isinstance(tiles, ForwardTiles):
+        return f"{tiles.queries}x{tiles.keys}"
+    return " ".join(name for name in ("stored_apart", "in_turn") if getattr(tiles, name))
+
+
+FORWARDS, BACKWARDS = _listed("forward", 290), _listed("fused", 203)
 
 
 @pytest.fixture(autouse=True)
@@ -135,8 +148,7 @@ def run(kernels: Any, case: Case, tokens: Tokens, inputs: dict[str, Any]) -> dic
     return {name: x.astype(options.result_dtype(q)) for name, x in results.items()} | {"lse": lse}
 
 
-def check(case: Case, capfd: pytest.CaptureFixture[str]) -> None:
-    tokens = tokens_of(case)
+def check(case: Case, tokens: Tokens, capfd: pytest.CaptureFixture[str]) -> None:
     inputs = random_inputs(case, tokens)
     exact = {name: np.asarray(x, np.float64) for name, x in inputs.items()}
     expected = attention(**exact, kept=pairs(case.mask, tokens), softcap=case.softcap)
@@ -146,7 +158,7 @@ def check(case: Case, capfd: pytest.CaptureFixture[str]) -> None:
     assert REPORTED not in capfd.readouterr().out
 
 
-@pytest.mark.matrix(quick=("three-consumers-packed",), ci=1)
+@pytest.mark.matrix(quick=("64 packed 192x64",), ci=2)
 @pytest.mark.parametrize(("case", "tiles"), FORWARDS.values(), ids=FORWARDS)
 def test_forwards_that_the_tables_only_list_are_too(
     case: Case, tiles: ForwardTiles, capfd: pytest.CaptureFixture[str]
@@ -167,10 +179,10 @@ def test_forwards_that_the_tables_only_list_are_too(
     assert REPORTED not in capfd.readouterr().out
 
 
-@pytest.mark.matrix(quick=("apart-in-turn-packed",), ci=1)
-@pytest.mark.parametrize(("case", "change"), BACKWARDS.values(), ids=BACKWARDS)
+@pytest.mark.matrix(quick=("64 causal stored_apart",), ci=2)
+@pytest.mark.parametrize(("case", "fused"), BACKWARDS.values(), ids=BACKWARDS)
 def test_fused_backwards_that_the_tables_only_list_are_too(
-    case: Case, change: dict[str, bool], capfd: pytest.CaptureFixture[str]
+    case: Case, fused: KeyGradientTiles, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """From the output and log-sum-exp of the plain JAX form."""
     tokens = tokens_of(case)
@@ -182,10 +194,8 @@ def test_fused_backwards_that_the_tables_only_list_are_too(
     named = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
     out, lse = jax.jit(partial(reference.KERNELS.forward, options))(q, k, v, named)
     given = q, k, v, named, lse, output_products(out, d_out, lse, d_lse), d_out
-    entry = table_tiles(*case.widths, kind_of(case.mask), case.softcap)
-    assert entry.fused is not None
-    changed = entry._replace(fused=replace(entry.fused, **change))
-    simulated = partial(backward, replace(options, neighbours=case.neighbours, interpret=True), tiles=changed)
+    entry = table_tiles(*case.widths, kind_of(case.mask), case.softcap)._replace(fused=fused)
+    simulated = partial(backward, replace(options, neighbours=case.neighbours, interpret=True), tiles=entry)
     found, plain = (
         worst(dict(zip(expected, jax.jit(run)(*given), strict=True)), expected)
         for run in (simulated, partial(reference.KERNELS.backward, options))
@@ -199,13 +209,26 @@ def test_fused_backwards_that_the_tables_only_list_are_too(
 def test_output_lse_and_gradients_are_as_near_to_float64_as_plain_jax(
     case: Case, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    check(case, capfd)
+    check(case, tokens_of(case), capfd)
 
 
 @pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("case", LONG.values(), ids=LONG)
 def test_so_are_they_for_more_lengths_widths_and_masks(case: Case, capfd: pytest.CaptureFixture[str]) -> None:
-    check(case, capfd)
+    check(case, tokens_of(case), capfd)
+
+
+def test_every_entry_of_the_tables_is_simulated() -> None:
+    """Under each kind of mask, with a soft-cap and without, and those of the deterministic kernels."""
+    entries, simulated = set(), set()
+    for widths, kind, softcap in itertools.product(TABLE, KINDS, (None, 2.0)):
+        entries |= {(widths, *item) for item in table_tiles(*widths, kind, softcap)._asdict().items()}
+    for case in [*CASES.values(), *LONG.values()]:
+        entry = table_tiles(*case.widths, kind_of(case.mask), case.softcap)
+        of_one_kernel = entry.fused is not None and not case.deterministic
+        used = {"forward", "fused"} if of_one_kernel else {"forward", "query_gradients", "key_gradients"}
+        simulated |= {(case.widths, *item) for item in entry._asdict().items() if item[0] in used or item[1] is None}
+    assert entries == simulated
 
 
 MASKS = [Mask(), Mask(causal=False), Mask(window=3, segmented=True), Mask(segmented=True, prefix=True), Mask(window=2)]
