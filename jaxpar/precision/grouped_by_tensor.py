@@ -9,8 +9,9 @@ A row's scale is that of its numbers, and so the same on every layout, in every 
 gradients of rows it is a factor of the row. Tensor ranks have a part of the hidden activation and of its gradient, and
 find the maximum of each row together: 4 bytes a row, which no other rank waits for.
 
-Gradients of matrices multiply what the codes stand for, in the compute dtype: a row's scale is no factor of a sum over
-rows.
+Gradients of matrices multiply what the codes stand for, in the compute dtype. Under `fp8_current` a row's scale is no
+factor of a sum over rows. One scale of all rows, as `fp8_delayed` has, is one; multiplying its codes by the kernel,
+with tiles of rows as in `jaxpar.precision.grouped`, has not been built.
 """
 
 from __future__ import annotations

@@ -182,9 +182,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@cache
-def first_step(matmul: str, layout: str | None, counts: bool = True) -> tuple[SmallRun, Any, Any]:
-    """(run, its first weights, metrics of its first step). A margin makes room for small numbers to be flushed."""
+def steps_of(matmul: str, layout: str | None, counts: bool, steps: int) -> tuple[SmallRun, Any, list[Any]]:
+    """(run, its first weights, metrics of its first steps). A margin makes room for small numbers to be flushed."""
     sections = {"parallel": {"microbatches": 2}} if layout is None else LAYOUTS[layout]
     precision = {"matmul": matmul, "matmul_except": ALL, "matmul_gradient": "e4m3", "matmul_margin": 7}
     config = small(
@@ -193,16 +192,30 @@ def first_step(matmul: str, layout: str | None, counts: bool = True) -> tuple[Sm
     )  # fmt: skip
     run = SmallRun(config)
     state = run.step.residency.initial_state()
-    weights = run.by_layer(state.master)
-    return run, weights, jax.device_get(run.step.train(state, run.batch(0))[1])
+    weights, metrics = run.by_layer(state.master), []
+    for step in range(steps):
+        state, found = run.step.train(state, run.batch(step))
+        metrics.append(jax.device_get(found))
+    return run, weights, metrics
+
+
+@cache
+def first_step(matmul: str, layout: str | None) -> tuple[SmallRun, Any, Any]:
+    run, weights, (metrics,) = steps_of(matmul, layout, True, 1)
+    return run, weights, metrics
 
 
 @pytest.mark.long
-def test_counting_changes_no_bit_and_shares_are_reported_of_each_layer():
-    run, weights, metrics = first_step("fp8_delayed", None)
-    _, _, without = first_step("fp8_delayed", None, counts=False)
-    assert without.counts is None and metrics.loss == without.loss and metrics.grad_norm == without.grad_norm
+def test_counting_changes_no_bit_in_float32_and_shares_are_reported_of_each_layer():
+    """The second step scales by what the first one saw, which the derivative of SwiGLU finds without counts."""
+    run, weights, (metrics, second) = steps_of("fp8_delayed", None, True, 2)
+    _, _, without = steps_of("fp8_delayed", None, False, 2)
+    for found, plain in zip((metrics, second), without, strict=True):
+        assert plain.counts is None and found.loss == plain.loss and found.grad_norm == plain.grad_norm
+        np.testing.assert_array_equal(found.scales, plain.scales)
     names = tensor_names(run.config)
+    found_there = [names.index("up.gradient"), names.index("gate.gradient")]
+    assert (second.scales[:2, found_there] != metrics.scales[:2, found_there]).all(), "those of an empty window"
     reported = matmul_metrics(run.config, metrics)
     for name, part in (("query", "attention"), ("up", "mlp"), ("down", "mlp")):
         for layer in range(2):
