@@ -74,6 +74,23 @@ def check_replica_sums(plan: Plan, config: Config) -> None:
         raise UserError(f"plan.replica_sums: overlapped is impossible, because {why}; expected after")
 
 
+def check_state_over_replicas(plan: Plan, config: Config) -> None:
+    """Raise `UserError` if a plan splits state over replicas where there is one, or where the configuration shards
+    nothing, or where layers are read from the state."""
+    if not plan.shard_state_over_replicas:
+        return
+    key, offload = "plan.shard_state_over_replicas: true", config.memory.weights_offload
+    if plan.axes.replica == 1:
+        raise UserError(f"{key} needs several replicas, and plan.axes.replica is 1; expected false")
+    if config.parallel.zero == 0:
+        raise UserError(f"{key} shards optimizer state, and parallel.zero: 0 shards nothing; expected false")
+    if offload != "none":
+        raise UserError(
+            f"{key} excludes memory.weights_offload: {offload}, which reads each layer from its master weights with "
+            "every use; expected false"
+        )
+
+
 def gathers_with_first_use(plan: Plan) -> bool:
     """Whether layers' new weights are gathered over replicas in the first microbatch's forward, each with its first
     use, and not before it."""
