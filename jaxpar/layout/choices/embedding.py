@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxpar.config import Config, UserError
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.plan import AxisSizes, Plan
-from jaxpar.cost.embedding import of_rows, of_table
+from jaxpar.cost.embedding import lookups, of_rows, of_tables
 from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.cost.messages import network_of
 from jaxpar.distributed.devices import Device
@@ -110,12 +110,7 @@ def _seconds(config: Config, axes: AxisSizes, rows: int, cluster: Cluster) -> tu
     storage = jnp.dtype(precision.storage or precision.compute).itemsize
     ring = network_of(cluster, nearest_hardware(cluster.gpu)).ring(_shards(axes), axes.tensor)
     tokens = rows * config.data.sequence_length // axes.context
-    rows_s, table_s = 0.0, 0.0
-    tables = [(tokens, padded_vocab(model) // axes.tensor)]
-    if model.position == "learned":
-        tables.append((tokens // axes.tensor, model.max_positions))
-    for looked_up, entries in tables:
-        rows_s += of_rows(ring, looked_up, model.embed, compute, times=forward + trained)
-        gathered, scattered = storage if forward else 0.0, gradient if trained else 0.0
-        table_s += of_table(ring, float(entries * model.embed), gathered, scattered)
-    return rows_s, table_s
+    looked_up = lookups(model, padded_vocab(model), tokens, axes.tensor)
+    rows_s = of_rows(ring, looked_up, model.embed, compute, times=forward + trained)
+    gathered, scattered = storage if forward else 0.0, gradient if trained else 0.0
+    return rows_s, of_tables(ring, looked_up, model.embed, gathered, scattered)
