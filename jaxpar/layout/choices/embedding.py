@@ -53,6 +53,8 @@ def embedding_messages(
         return EmbeddingMessages("table", "named by parallel.embedding_messages")
     if impossible is not None:
         return EmbeddingMessages("table", impossible)
+    if config.model.tied:
+        return EmbeddingMessages("table", "the head gathers the tied table in any case, and no program was compared")
     if device.platform == "cpu":
         return EmbeddingMessages("table", "links of CPU devices have no speed")
     if cluster is None:

@@ -28,11 +28,12 @@ def chosen(
     precision: dict[str, Any] | None = None,
     cluster: str | None = "h100:1x8",
     rank: int | None = None,
+    tied: bool = False,
     **parallel: Any,
 ) -> tuple[str, ...]:
     """With rows of 4,096 tokens and a table of 65,536 entries."""
     config = small(
-        model={"vocab": 65536, "vocab_multiple": 1, "embed": 1024},
+        model={"vocab": 65536, "vocab_multiple": 1, "embed": 1024, "tied": tied},
         data={"sequence_length": 4096},
         parallel=parallel,
         precision=precision or {},
@@ -89,6 +90,12 @@ def test_of_a_frozen_table_nothing_is_sent_in_the_backward(rows: int, zero: int,
     assert chosen(rows, halves, fsdp=8, zero=zero)[0] == trained
     sent, why = chosen(rows, halves, fsdp=8, zero=zero, rank=8)
     assert sent == frozen and (why == "") == (zero == 2)
+
+
+def test_a_tied_table_is_sent_unless_rows_are_named():
+    sent, why = chosen(1, tied=True, fsdp=8)
+    assert sent == "table" and "the head gathers the tied table" in why
+    assert chosen(1, tied=True, fsdp=8, embedding_messages="rows")[0] == "rows"
 
 
 def test_of_unknown_links_the_table_is_sent():

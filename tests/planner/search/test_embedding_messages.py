@@ -14,6 +14,7 @@ from tests.planner.spaces import model_of, search_of
 MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "as it is": {},
     "learned positions": {"model": {"position": "learned", "max_positions": 16384}},
+    "tied": {"model": {"tied": True}},
     "16-bit gradients": {"precision": {"gradient": "bfloat16"}},
     "frozen": {"lora": {"rank": 8}, "run": {"init_from": "base"}},
     "codes": {"precision": {"gradient_wire": "int8"}},
