@@ -44,7 +44,7 @@ class StateOverReplicas(NamedTuple):
 
     shard_state_over_replicas: bool
     shard_state_over_replicas_reason: str
-    """Nothing where there is one replica, or nothing is sharded."""
+    """Nothing where there is one replica, or `parallel.zero` is 0."""
 
 
 def state_over_replicas(config: Config, axes: AxisSizes, device: Device, sums: ReplicaSums) -> StateOverReplicas:
@@ -61,6 +61,8 @@ def state_over_replicas(config: Config, axes: AxisSizes, device: Device, sums: R
         return StateOverReplicas(asked, "named by parallel.shard_state_over_replicas")
     if config.parallel.zero != 3:
         return StateOverReplicas(False, "no program was compared but under parallel.zero: 3")
+    if _shards(axes) == 1:
+        return StateOverReplicas(False, "no program was compared but with weights on several ranks of a replica")
     if device.platform == "cpu":
         return StateOverReplicas(False, "CPU devices overlap nothing")
     offloaded = config.memory.optimizer_offload != "none"
