@@ -232,7 +232,7 @@ class Plan:
     shard_state_over_replicas: bool = False
     """Whether master weights and optimizer state are split over replicas too."""
     shard_state_over_replicas_reason: str = ""
-    """Why, or why not; nothing where there is one replica, or nothing is sharded."""
+    """Why, or why not; nothing where there is one replica, or under ZeRO-0."""
     layer_unroll: int = 1
     """Layers in a turn of the loop over layers."""
     layer_unroll_reason: str = ""

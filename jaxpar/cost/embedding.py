@@ -1,19 +1,41 @@
-"""Seconds of what ranks that share the embedding send in a microbatch: the table, or rows of tokens."""
+"""Seconds of what ranks that share the embedding send in a microbatch: its tables, or rows of tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jaxpar.config.schema import ModelConfig
 from jaxpar.cost.messages import Ring
 
 ID_BYTES = 4.0
-"""Of a token's row in the table."""
+"""Of a token's row in a table."""
 
 
-def of_rows(ring: Ring, tokens: int, embed: int, item: float, *, times: int) -> float:
-    """Where the rows of `tokens` of each rank are exchanged, `times` of forward and backward, `item` bytes an element:
-    all ranks get the ids of all tokens first."""
-    return ring.gather(ID_BYTES * tokens * ring.ranks) + times * ring.exchange(float(tokens * embed * item))
+class Lookup(NamedTuple):
+    """What a rank looks up in a table of the embedding in a microbatch."""
+
+    tokens: int
+    entries: int
+    """Of the table, or of a tensor rank's part of it."""
 
 
-def of_table(ring: Ring, elements: float, gathered: float, scattered: float) -> float:
-    """Where the table is gathered, and its gradient scattered, at so many bytes an element; 0 of what stays."""
-    return ring.gather(elements * gathered) + ring.gather(elements * scattered)
+def lookups(model: ModelConfig, vocab: int, tokens: int, tensor: int) -> list[Lookup]:
+    """In each table, of so many tokens on a rank: tensor ranks share the vocabulary, and the positions of a row."""
+    found = [Lookup(tokens, vocab // tensor)]
+    if model.position == "learned":
+        found.append(Lookup(tokens // tensor, model.max_positions))
+    return found
+
+
+def of_rows(ring: Ring, looked_up: Sequence[Lookup], embed: int, item: float, *, times: int) -> float:
+    """Where rows of `item` bytes an element are exchanged, `times` of forward and backward: all ranks get the ids of
+    all tokens first."""
+    ids = sum(ring.gather(ID_BYTES * one.tokens * ring.ranks) for one in looked_up)
+    return ids + times * sum(ring.exchange(float(one.tokens * embed * item)) for one in looked_up)
+
+
+def of_tables(ring: Ring, looked_up: Sequence[Lookup], embed: int, gathered: float, scattered: float) -> float:
+    """Where tables are gathered, and their gradients scattered, at so many bytes an element; 0 of what stays."""
+    sizes = [float(one.entries * embed) for one in looked_up]
+    return sum(ring.gather(size * gathered) + ring.gather(size * scattered) for size in sizes)

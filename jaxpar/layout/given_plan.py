@@ -20,7 +20,7 @@ from jaxpar.layout.choices.head_loss import check_loss
 from jaxpar.layout.choices.norm_rotary import check_norm_rotary
 from jaxpar.layout.choices.overlap import check_overlap
 from jaxpar.layout.choices.pipeline import layer_order, schedule_of, whole_backward
-from jaxpar.layout.choices.replica_sums import check_replica_sums
+from jaxpar.layout.choices.replica_sums import check_replica_sums, check_state_over_replicas
 from jaxpar.layout.choices.tiles import head_tokens
 from jaxpar.layout.choices.wire import check_wire
 from jaxpar.layout.layer_unroll import check_layer_unroll
@@ -78,6 +78,7 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
     check_overlap(plan, config)
     check_embedding_messages(plan, config)
     check_replica_sums(plan, config)
+    check_state_over_replicas(plan, config)
     check_layer_unroll(plan)
     check_weight_prefetch(plan)
     try:
@@ -140,18 +141,20 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
             precision.gradient_error_feedback,
             "precision.gradient_error_feedback",
         ),
-        *_asked_state(plan, parallel),
+        *_named(plan, parallel),
         ("secondary_shard", plan.secondary_shard, parallel.secondary_shard or 1, "parallel.secondary_shard"),
         ("dtypes.storage", plan.dtypes.storage, precision.storage or precision.compute, "precision.storage"),
         *((key, getattr(plan, key), getattr(memory, key), f"memory.{key}") for key in kept),
     ]
 
 
-def _asked_state(plan: Plan, parallel: ParallelConfig) -> list[tuple[str, Any, Any, str]]:
-    """Of `_sizes`, what a configuration says of state over replicas that leaves nothing to choose."""
-    key, asked = "shard_state_over_replicas", parallel.shard_state_over_replicas
-    return [] if asked == "auto" else [(key, plan.shard_state_over_replicas, asked, f"parallel.{key}")]
+def _named(plan: Plan, parallel: ParallelConfig) -> list[tuple[str, Any, Any, str]]:
+    """Of `_sizes`, the values that a configuration names where it could leave the choice to the plan."""
+    asked = {key: getattr(parallel, key) for key in NAMED}
+    return [(key, getattr(plan, key), own, f"parallel.{key}") for key, own in asked.items() if own != "auto"]
 
 
+NAMED = ("embedding_messages", "replica_sums", "shard_state_over_replicas")
+"""Keys of `parallel`, by the same name in a plan, of which `auto` leaves the choice to it."""
 DTYPES = ("compute", "master", "gradient", "moments", "weight_wire", "gradient_wire", "matmul")
 """Roles whose dtype is in `precision` under the same name."""

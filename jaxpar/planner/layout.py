@@ -49,6 +49,8 @@ class Layout:
     """Rows of the fullest rank, relative to the mean."""
     exchange_wire: str | None = None
     """As `precision.exchange_wire`."""
+    embedding_messages: Literal["table", "rows"] = "table"
+    """What a microbatch sends of the embedding: as in a plan."""
     sums_early: bool = True
     """Whether sums over replicas may run beside the backward: `parallel.replica_sums` is not `after`."""
     shard_state: bool = False

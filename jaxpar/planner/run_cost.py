@@ -174,7 +174,8 @@ def collective_times(search: Search, planned: Planned) -> Mapping[Collectives, S
     if cluster.hosts == 1:
         return {"flat": planned.candidate.time, "hierarchical": None}
     wire = replace(layout.wire, hierarchical=True, node_devices=cluster.gpus_per_host)
-    return {"flat": planned.candidate.time, "hierarchical": search.timer.step(replace(layout, wire=wire))}
+    two_levels = replace(layout, wire=wire, embedding_messages="table")  # rows are not exchanged in two levels
+    return {"flat": planned.candidate.time, "hierarchical": search.timer.step(two_levels)}
 
 
 def optimal(flops: float) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
@@ -93,7 +93,8 @@ def layout_of(config: Config, plan: Plan, search: Search) -> Layout:
         None if plan.stage_layers == even else plan.stage_layers, plan.pipe_ends == "shared",
     )  # fmt: skip
     remat = as_remat(plan.runs, activation_names(model))
-    return search.activations(group, choice).layout(remat, config.memory.offload_fraction)
+    layout = search.activations(group, choice).layout(remat, config.memory.offload_fraction)
+    return replace(layout, embedding_messages=plan.embedding_messages)
 
 
 def _milliseconds(seconds: float) -> Fraction:

@@ -116,6 +116,48 @@ def test_a_plan_that_cannot_run_here_is_one_sentence_before_anything_is_allocate
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("parallel", "memory", "why"),
+    [
+        ({"replica": 2, "fsdp": 4, "zero": 0}, {}, "parallel.zero: 0 shards nothing"),
+        ({"fsdp": 8}, {}, "plan.axes.replica is 1"),
+        (
+            {"replica": 2, "fsdp": 4},
+            {"optimizer_offload": "host", "weights_offload": "host"},
+            "memory.weights_offload: host, which reads each layer",
+        ),
+    ],
+)
+def test_state_that_replicas_cannot_share_is_refused_where_the_configuration_leaves_it_to_the_plan(
+    parallel: dict[str, Any], memory: dict[str, Any], why: str
+):
+    config, plan = planned(run_config(Path("runs"), 1, parallel=parallel, memory=memory))
+    assert config.parallel.shard_state_over_replicas == "auto"
+    check_plan(plan, config, jax.devices()[0])
+    with refused("plan.shard_state_over_replicas: true", why, "expected false"):
+        check_plan(replace(plan, shard_state_over_replicas=True), config, jax.devices()[0])
+
+
+@pytest.mark.parametrize(
+    ("key", "named", "other", "shown"),
+    [
+        ("embedding_messages", "table", "rows", ("'rows'", "'table'")),
+        ("embedding_messages", "rows", "table", ("'table'", "'rows'")),
+        ("replica_sums", "after", "overlapped", ("'overlapped'", "'after'")),
+        ("replica_sums", "overlapped", "after", ("'after'", "'overlapped'")),
+        ("shard_state_over_replicas", False, True, ("true", "false")),
+        ("shard_state_over_replicas", True, False, ("false", "true")),
+    ],
+)
+def test_what_the_configuration_names_is_not_left_to_the_plan(key: str, named: Any, other: Any, shown: tuple[str, str]):
+    layout = {"replica": 2, "fsdp": 4}
+    config, plan = planned(run_config(Path("runs"), 1, parallel=layout | {key: named}))
+    with refused(f"plan.{key}: {shown[0]}", f"parallel.{key} is {shown[1]}"):
+        check_plan(replace(plan, **{key: other}), config, jax.devices()[0])
+    left = replace(config, parallel=replace(config.parallel, **{key: "auto"}))
+    check_plan(replace(plan, **{key: other}), left, jax.devices()[0])
+
+
 @pytest.mark.parametrize("role", ["compute", "storage", "master", "gradient", "moments"])
 def test_each_dtype_is_that_of_the_configuration(role: str):
     config, plan = planned(run_config(Path("runs"), 1, parallel=FSDP))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxpar.config import Config, UserError
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.plan import AxisSizes, Plan
-from jaxpar.cost.embedding import of_rows, of_table
+from jaxpar.cost.embedding import lookups, of_rows, of_tables
 from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.cost.messages import network_of
 from jaxpar.distributed.devices import Device
@@ -47,12 +47,14 @@ def embedding_messages(
                 f"parallel.embedding_messages: rows are not exchanged, because {impossible}; expected auto or table"
             )
         return EmbeddingMessages("rows", "named by parallel.embedding_messages")
-    if _nothing_sent(axes, config.parallel.zero) is not None:
+    if _nothing_sent(config, axes) is not None:
         return EmbeddingMessages("table", "")
     if asked == "table":
         return EmbeddingMessages("table", "named by parallel.embedding_messages")
     if impossible is not None:
         return EmbeddingMessages("table", impossible)
+    if config.model.tied:
+        return EmbeddingMessages("table", "the head gathers the tied table in any case, and no program was compared")
     if device.platform == "cpu":
         return EmbeddingMessages("table", "links of CPU devices have no speed")
     if cluster is None:
@@ -72,19 +74,27 @@ def _shards(axes: AxisSizes) -> int:
     return axes.fsdp * axes.expert * axes.context
 
 
-def _nothing_sent(axes: AxisSizes, zero: int) -> str | None:
+def _frozen(config: Config) -> bool:
+    """Whether the embedding has no gradient, because low-rank factors alone are trained."""
+    return config.lora.rank is not None
+
+
+def _nothing_sent(config: Config, axes: AxisSizes) -> str | None:
     """Why no microbatch sends anything of the embedding; None if it does."""
+    zero = config.parallel.zero
     if zero < 2 or _shards(axes) == 1:
         return "no rank has a part of the embedding or of its gradient (parallel.zero 2 or 3, over several ranks)"
     if axes.pipe > 1:
         return "a pipeline gathers the embedding once a step"
+    if zero == 2 and _frozen(config):
+        return "each rank has the embedding whole (parallel.zero is 2), and it is frozen (lora.rank)"
     return None
 
 
 def _impossible(config: Config, axes: AxisSizes) -> str | None:
     """Why rows are not exchanged; None if they may be."""
     parallel, precision = config.parallel, config.precision
-    if (why := _nothing_sent(axes, parallel.zero)) is not None:
+    if (why := _nothing_sent(config, axes)) is not None:
         return why
     if config.model.embed % _shards(axes):
         return f"rows of {config.model.embed} elements (model.embed) do not divide by {_shards(axes)} ranks"
@@ -96,16 +106,13 @@ def _impossible(config: Config, axes: AxisSizes) -> str | None:
 
 def _seconds(config: Config, axes: AxisSizes, rows: int, cluster: Cluster) -> tuple[float, float]:
     """Of a microbatch's messages if rows are exchanged, and if the table is gathered and its gradient scattered."""
-    model, precision, forward = config.model, config.precision, config.parallel.zero == 3
+    model, precision = config.model, config.precision
+    forward, trained = config.parallel.zero == 3, not _frozen(config)
     compute, gradient = (jnp.dtype(dtype).itemsize for dtype in (precision.compute, precision.gradient))
     storage = jnp.dtype(precision.storage or precision.compute).itemsize
     ring = network_of(cluster, nearest_hardware(cluster.gpu)).ring(_shards(axes), axes.tensor)
     tokens = rows * config.data.sequence_length // axes.context
-    rows_s, table_s = 0.0, 0.0
-    tables = [(tokens, padded_vocab(model) // axes.tensor)]
-    if model.position == "learned":
-        tables.append((tokens // axes.tensor, model.max_positions))
-    for looked_up, entries in tables:
-        rows_s += of_rows(ring, looked_up, model.embed, compute, times=1 + forward)
-        table_s += of_table(ring, float(entries * model.embed), storage if forward else 0.0, gradient)
-    return rows_s, table_s
+    looked_up = lookups(model, padded_vocab(model), tokens, axes.tensor)
+    rows_s = of_rows(ring, looked_up, model.embed, compute, times=forward + trained)
+    gathered, scattered = storage if forward else 0.0, gradient if trained else 0.0
+    return rows_s, of_tables(ring, looked_up, model.embed, gathered, scattered)

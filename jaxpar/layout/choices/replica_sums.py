@@ -44,7 +44,7 @@ class StateOverReplicas(NamedTuple):
 
     shard_state_over_replicas: bool
     shard_state_over_replicas_reason: str
-    """Nothing where there is one replica, or nothing is sharded."""
+    """Nothing where there is one replica, or `parallel.zero` is 0."""
 
 
 def state_over_replicas(config: Config, axes: AxisSizes, device: Device, sums: ReplicaSums) -> StateOverReplicas:
@@ -61,6 +61,8 @@ def state_over_replicas(config: Config, axes: AxisSizes, device: Device, sums: R
         return StateOverReplicas(asked, "named by parallel.shard_state_over_replicas")
     if config.parallel.zero != 3:
         return StateOverReplicas(False, "no program was compared but under parallel.zero: 3")
+    if _shards(axes) == 1:
+        return StateOverReplicas(False, "no program was compared but with weights on several ranks of a replica")
     if device.platform == "cpu":
         return StateOverReplicas(False, "CPU devices overlap nothing")
     offloaded = config.memory.optimizer_offload != "none"
@@ -72,6 +74,23 @@ def check_replica_sums(plan: Plan, config: Config) -> None:
     """Raise `UserError` if a plan overlaps sums that the configuration cannot overlap."""
     if plan.replica_sums == "overlapped" and (why := _impossible(config, plan.axes)) is not None:
         raise UserError(f"plan.replica_sums: overlapped is impossible, because {why}; expected after")
+
+
+def check_state_over_replicas(plan: Plan, config: Config) -> None:
+    """Raise `UserError` if a plan splits state over replicas where there is one, or where the configuration shards
+    nothing, or where layers are read from the state."""
+    if not plan.shard_state_over_replicas:
+        return
+    key, offload = "plan.shard_state_over_replicas: true", config.memory.weights_offload
+    if plan.axes.replica == 1:
+        raise UserError(f"{key} needs several replicas, and plan.axes.replica is 1; expected false")
+    if config.parallel.zero == 0:
+        raise UserError(f"{key} shards optimizer state, and parallel.zero: 0 shards nothing; expected false")
+    if offload != "none":
+        raise UserError(
+            f"{key} excludes memory.weights_offload: {offload}, which reads each layer from its master weights with "
+            "every use; expected false"
+        )
 
 
 def gathers_with_first_use(plan: Plan) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, floor
-from typing import Any
+from typing import Any, Literal
 
 from jaxpar.config.plan import AxisSizes, LayerRun
 from jaxpar.cost.hardware_model import HardwareModel
@@ -18,6 +18,7 @@ from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers.declared import activation_names
 from jaxpar.layers.matmul_formats import exact_shares
 from jaxpar.layout.choices.attention import backends_on, scratch_on
+from jaxpar.layout.choices.embedding import embedding_messages
 from jaxpar.layout.choices.matmul import expert_codes
 from jaxpar.layout.choices.matmul_codes import matmul_codes
 from jaxpar.layout.choices.norm_rotary import norm_rotary_on
@@ -99,6 +100,7 @@ class ActivationPlanner:
             stage_layers=choice.stage_layers, expert_exchange=asked.expert_exchange,
             expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,
             exchange_wire=precision.exchange_wire, expert_codes=self._expert_codes, matmul_codes=self._matmul_codes,
+            embedding_messages=self._embedding_messages,
             sums_early=asked.replica_sums != "after" and not precision.gradient_error_feedback,
             shard_state=self._state_replicas > 1,
             attention=self.attention, norm_rotary=self.norm_rotary,
@@ -159,6 +161,22 @@ class ActivationPlanner:
         """Replicas that share the optimizer's state: all, where that is asked for and there is any to share."""
         asked = self.model.config.parallel.shard_state_over_replicas is True
         return self.group.replica if asked and self.choice.zero else 1
+
+    @property
+    def _embedding_messages(self) -> Literal["table", "rows"]:
+        """What the trainer would send of the embedding on these GPUs; rows that are named are possible on some layouts
+        only, and left to its choice."""
+        if is_cpu(self.cluster):
+            return "table"
+        group, zero = self.group, self.choice.zero
+        key = "embedding messages", group, zero
+        if key not in self.known:
+            config, gpu = self.model.config, DescribedGPU.of(self.cluster.gpu)
+            asked = "table" if config.parallel.embedding_messages == "table" else "auto"
+            own = replace(config, parallel=replace(config.parallel, zero=zero, embedding_messages=asked))
+            axes = AxisSizes(group.pipe, group.replica, group.fsdp, group.expert, group.context, group.tensor)
+            self.known[key] = embedding_messages(own, axes, gpu, group.microbatch, self.cluster).embedding_messages
+        return self.known[key]
 
     @property
     def _expert_codes(self) -> ExpertCodes:

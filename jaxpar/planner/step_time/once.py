@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from math import ceil
 
-from jaxpar.cost.embedding import of_rows
+from jaxpar.cost.embedding import lookups, of_rows
 from jaxpar.cost.messages import overlapped
 from jaxpar.cost.work import Work
 from jaxpar.planner.layout import Layout
@@ -40,6 +40,8 @@ class Once:
         # other.
         self.tables = 1 if self.model.tied or (layout.pipe > 1 and not self.executed) else 2
         self.trained = 0 if layers.case.frozen else self.tables
+        self.rows = self._rows()
+        """Seconds of rows of the embedding in a microbatch; 0 where tables are sent."""
         dense, self.experts = self.own_layers()
         self.own = dense + self.trained * self.table
         self.coded, self.coded_experts = self._own_codes()
@@ -68,11 +70,12 @@ class Once:
         else:
             # Stage 2 holds no whole gradient between microbatches, unless a pipeline takes many through the weights.
             times = self.where.microbatches(layout) if layout.zero == 2 and layout.pipe == 1 else 1
-            scatter = sent.shards.scatter(self.own) + sent.expert_shards.scatter(self.experts)
+            by_table = self.own - self.table if self.rows else self.own
+            scatter = sent.shards.scatter(by_table) + sent.expert_shards.scatter(self.experts)
             gather = sent.shards.gather_whole(self.own, self.coded)
             gather += sent.expert_shards.gather_whole(self.experts, self.coded_experts)
             left = self._left(scatter, backward=True) if self.does.overlap_data != "none" else scatter
-            exposed += times * left + self._over_replicas(held)
+            exposed += times * (left + self.rows) + self._over_replicas(held)
             exposed += self._left(gather, backward=False) if self.does.overlap_data == "both" else gather
         if self.executed and holds_chunks(layout):
             exposed += self._held()
@@ -130,20 +133,21 @@ class Once:
         return exposed + self.where.hardware.overlap_slowdown * (gather + scatter - exposed)
 
     def _ends(self, gather: float, scatter: float) -> float:
-        """What is left of the messages of embedding and head in a microbatch, of so many seconds if tables are sent:
-        jaxpar exchanges rows of the embedding where that takes less time (`jaxpar.layout.choices.embedding`), and
-        waits for all of it."""
-        layout, sent, case = self.layout, self.messages, self.layers.case
-        if self.model.tied or layout.wire != layout.wire.exact or layout.wire.secondary > 1:
-            return self._waited(gather, scatter)
-        if layout.wire.hierarchical or self.model.embed % sent.shards.ranks:
-            return self._waited(gather, scatter)
-        ring = self.where.ring(sent.shards.ranks, layout.tensor)
-        rows = of_rows(ring, case.tokens, self.model.embed, case.item, times=2 if self.trained else 1)
-        table = sent.shards.gather(self.table) + (sent.shards.scatter(self.table) if self.trained else 0.0)
-        if rows >= table:
-            return self._waited(gather, scatter)
-        return rows + self._waited(gather / self.tables, scatter / self.tables)
+        """What is left of the messages of embedding and head in a microbatch, of so many seconds if tables are sent. A
+        table that is tied is sent for the head in any case."""
+        by_table = 1 / self.tables if self.rows and not self.model.tied else 1.0
+        return self.rows + self._waited(by_table * gather, by_table * scatter)
+
+    def _rows(self) -> float:
+        """Seconds of rows of the embedding that a microbatch exchanges in place of tables; jaxpar waits for all."""
+        layout, case = self.layout, self.layers.case
+        if layout.embedding_messages == "table" or not self.does.exposed_as_compiled:
+            return 0.0
+        assert layout.zero >= 2 and layout.pipe == 1, "rows are exchanged where a microbatch sends tables"
+        ring = self.where.ring(self.messages.shards.ranks, layout.tensor)
+        looked_up = lookups(self.model, self.where.vocab, case.tokens, layout.tensor)
+        times = (layout.zero == 3) + (not case.frozen)
+        return of_rows(ring, looked_up, self.model.embed, case.item, times=times)
 
     def _over_replicas(self, held: float) -> float:
         """What is left of the messages over replicas: of the gradients of so many weights of a replica's rank, and of

@@ -67,7 +67,7 @@ class Steps(Common):
             layout.expert_exchange, layout.expert_capacity, layout.imbalance, layout.expert_slices,
             layout.exchange_wire, layout.expert_codes, layout.matmul_codes, layout.attention, layout.sums_early,
             layout.shard_state, layout.norm_rotary, layout.expert_own_rows, self._held_rows(layout),
-            reduces_with_weights(layout, self.does),
+            layout.embedding_messages, reduces_with_weights(layout, self.does),
         )  # fmt: skip
         own = key, layout.shared_ends
         if own not in self._steps:

@@ -24,14 +24,20 @@ class OnGpu:
 
 
 def chosen(
-    rows: int = 1, precision: dict[str, Any] | None = None, cluster: str | None = "h100:1x8", **parallel: Any
+    rows: int = 1,
+    precision: dict[str, Any] | None = None,
+    cluster: str | None = "h100:1x8",
+    rank: int | None = None,
+    tied: bool = False,
+    **parallel: Any,
 ) -> tuple[str, ...]:
     """With rows of 4,096 tokens and a table of 65,536 entries."""
     config = small(
-        model={"vocab": 65536, "vocab_multiple": 1, "embed": 1024},
+        model={"vocab": 65536, "vocab_multiple": 1, "embed": 1024, "tied": tied},
         data={"sequence_length": 4096},
         parallel=parallel,
         precision=precision or {},
+        lora={"rank": rank},
     )
     own = config.parallel
     axes = AxisSizes(own.pipe, own.replica, own.fsdp, own.expert, own.context, own.tensor)
@@ -75,6 +81,23 @@ def test_gradients_in_half_the_bytes_are_timed_so():
     assert chosen(18, halves | {"gradient": "bfloat16"}, fsdp=8)[0] == "table"
 
 
+@pytest.mark.parametrize(
+    ("rows", "zero", "trained", "frozen"),
+    [(11, 3, "rows", "rows"), (20, 3, "rows", "table"), (14, 2, "rows", "table")],
+)
+def test_of_a_frozen_table_nothing_is_sent_in_the_backward(rows: int, zero: int, trained: str, frozen: str):
+    halves = {"compute": "bfloat16", "storage": "bfloat16"}
+    assert chosen(rows, halves, fsdp=8, zero=zero)[0] == trained
+    sent, why = chosen(rows, halves, fsdp=8, zero=zero, rank=8)
+    assert sent == frozen and (why == "") == (zero == 2)
+
+
+def test_a_tied_table_is_sent_unless_rows_are_named():
+    sent, why = chosen(1, tied=True, fsdp=8)
+    assert sent == "table" and "the head gathers the tied table" in why
+    assert chosen(1, tied=True, fsdp=8, embedding_messages="rows")[0] == "rows"
+
+
 def test_of_unknown_links_the_table_is_sent():
     assert chosen(1, cluster=None, fsdp=8) == ("table", "the speeds of these GPUs' links are unknown")
 
@@ -92,6 +115,12 @@ def test_of_unknown_links_the_table_is_sent():
 def test_rows_that_cannot_be_exchanged_are_refused(parallel: dict[str, Any], precision: dict[str, Any], why: str):
     with refused("parallel.embedding_messages: rows are not exchanged", why, "expected auto or table"):
         chosen(1, precision, **parallel, embedding_messages="rows")
+
+
+def test_rows_of_a_frozen_table_that_no_rank_sends_are_refused():
+    assert chosen(1, fsdp=4, zero=3, rank=8, embedding_messages="rows")[0] == "rows"
+    with refused("parallel.embedding_messages: rows are not exchanged", "it is frozen (lora.rank)", "auto or table"):
+        chosen(1, fsdp=4, zero=2, rank=8, embedding_messages="rows")
 
 
 def test_a_plan_names_what_is_sent_and_is_checked():
