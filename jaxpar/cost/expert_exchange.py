@@ -68,12 +68,12 @@ class ExpertExchange:
         return self._seconds(device, network, slices, True) < self._seconds(device, network, slices, False)
 
     def best(self, device: Device, network: Network, asked: int | Literal["auto"] = "auto") -> int:
-        """Slices: as many as are asked for, or those that take least."""
+        """Slices: as many as are asked for, or those that take least; own rows that are to go first take several."""
         if asked != "auto":
             return asked
-        tokens = self.shape.part_tokens
-        allowed = [number for number in range(1, SLICES + 1) if tokens % number == 0]
-        return min(allowed, key=lambda number: self.seconds(device, network, number))
+        tokens, least = self.shape.part_tokens, 2 if self.own_rows == "first" else 1
+        allowed = [number for number in range(least, SLICES + 1) if tokens % number == 0]
+        return min(allowed or [1], key=lambda number: self.seconds(device, network, number))
 
     def seconds(self, device: Device, network: Network, slices: int, first: bool | None = None) -> float:
         """Forward and backward. A message costs its start in addition to its bytes (alpha + beta n; FSMoE,

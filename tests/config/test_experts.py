@@ -9,6 +9,7 @@ import pytest
 from jaxpar.config import load_config
 from jaxpar.layers.checks import validate
 from jaxpar.layers.counting import matmul_parameters, parameter_count
+from jaxpar.layers.experts.routers import ROUTERS
 from jaxpar.planner.planning import planned_config
 from tests.sentences import refused
 
@@ -54,6 +55,13 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "sequences of a hash": (
         ["model.experts={count: 8, router: hash, sequence_loss: 0.1}"], ("model.experts.sequence_loss", "0.1", "hash")
     ),
+    **{
+        f"a balance that {router} has already": (
+            [f"model.experts={{count: 8, per_token: 1, router: {router}, force: {force}, balance_loss: 0.1}}"],
+            ("model.experts.balance_loss", "0.1", router, "0.01"),
+        )
+        for router, force in (("hash", "false"), ("base", "false"), ("expert_choice", "true"))
+    },
     "no capacity": (
         ["model.experts={count: 8, capacity_factor: 0.0}"], ("model.experts.capacity_factor", "at least", "0")
     ),
@@ -121,6 +129,21 @@ def test_what_does_not_fit_is_one_sentence(name: str):
     overrides, parts = REFUSED[name]
     with refused(*parts):
         validate(load_config(None, overrides))
+
+
+@pytest.mark.parametrize("value", ["0", "0.01"])
+def test_no_balance_loss_and_the_default_are_allowed_with_any_router(value: str):
+    for router, own in ROUTERS.items():
+        force, per_token = router == "expert_choice", {"switch": 1, "base": 1}.get(router, 2)
+        more = ", groups: 4" if router == "sam" else ""
+        experts = f"{{count: 8, per_token: {per_token}, router: {router}, force: {str(force).lower()}{more}"
+        validate(load_config(None, [f"model.experts={experts}, balance_loss: {value}}}", "model.vocab=256"]))
+        other = [f"model.experts={experts}, balance_loss: 0.1}}", "model.vocab=256"]
+        if own.loss is not None:
+            validate(load_config(None, other))
+        else:
+            with refused("model.experts.balance_loss", router):
+                validate(load_config(None, other))
 
 
 def test_a_plan_keeps_what_is_asked_of_the_exchange():

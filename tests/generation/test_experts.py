@@ -10,8 +10,9 @@ import pytest
 
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.generation.generator import Generator
+from jaxpar.generation.layout import generation_layout
 from tests.generation.test_generator import TOLERANCE, log_probabilities, prompts, run_of
-from tests.small_run import SmallRun
+from tests.small_run import SmallRun, small
 
 NEW = 8
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -29,6 +30,14 @@ ROUTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "base": ("all_gather", {"router": "base", "per_token": 1}),
 }
 """A layout, and `model.experts`."""
+
+
+TRAINED: dict[str, dict[str, Any]] = {
+    "three slices, which do not divide a rank's tokens of a prompt": {"expert": 2, "fsdp": 2, "expert_slices": 3},
+    "own rows first, of tokens in slices": {"expert": 2, "fsdp": 2, "expert_slices": 2, "expert_own_rows": "first"},
+    "own rows first, of tokens in three slices": {"expert": 2, "expert_slices": 3, "expert_own_rows": "first"},
+}
+"""How `parallel` sends tokens to experts in training; on CPUs generation sends them in one piece."""
 
 
 def run_with_weights(experts: ExpertsConfig, layout: dict[str, Any]) -> tuple[SmallRun, Any]:
@@ -52,3 +61,17 @@ def test_greedy_tokens_are_the_likeliest_of_the_training_forward(router: str):
         wanted = after[row, len(prompt) - 1 : len(prompt) - 1 + NEW]
         assert wanted.argmax(axis=-1).tolist() == own_tokens.tokens.tolist()
         np.testing.assert_allclose(own_tokens.log_probabilities, wanted.max(axis=-1), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_slices_and_own_rows_of_training_are_not_those_of_generation(name: str):
+    """A sample of a run follows no slices: its tokens are fewer."""
+    own = ExpertsConfig(count=4, per_token=2, width=16)
+    model, parallel = {"layers": 1, "experts": own}, TRAINED[name] | {"expert_exchange": "all_to_all"}
+    config = small(model=model, parallel=parallel, data={"sequence_length": 48, "batch_size": 8})
+    run = SmallRun(config)
+    training = next(iter(run.step.layout.plan.experts.values()))
+    assert training.slices == parallel["expert_slices"]
+    layout = generation_layout(config, run.step.mesh)
+    exchange = next(iter(layout.plan.experts.values()))
+    assert (exchange.exchange, exchange.slices, exchange.own_first) == ("all_to_all", 1, False)

@@ -25,6 +25,8 @@ _PER_TOKEN = {"switch": 1, "gshard": 2, "base": 1}
 """Routers that choose a fixed number of experts."""
 _IN_GROUPS = ("softmax_top_k", "top_k_softmax", "sigmoid", "sam")
 """Routers that can be limited to groups."""
+_UNBALANCED = ("hash", "base", "expert_choice")
+"""Routers without a loss that `balance_loss` would weigh."""
 _ALL_EXPERTS = ("dense_to_sparse", "expert_choice")
 """Routers with which a token uses as many experts as it may."""
 _ANNEALED = ("temperature", "last_temperature", "anneal_steps", "threshold")
@@ -116,6 +118,12 @@ def _check(key: str, experts: ExpertsConfig) -> None:
         divides(f"{key}.count", count, f"{key}.per_token", chosen, ", since k_top_1 has a group for each")
     if router == "hash" and experts.z_loss:
         raise UserError(f"{key}.z_loss: {experts.z_loss} would not be used, because the router hash has no logits")
+    usual = ExpertsConfig.balance_loss
+    if router in _UNBALANCED and experts.balance_loss not in (0, usual):
+        raise UserError(
+            f"{key}.balance_loss: {spell(experts.balance_loss)} would not be used, because the router {router} has no "
+            f"loss that balances the load; expected 0, or the default, {spell(usual)}"
+        )
     for name in ("hashes", "residual"):
         value, usual = getattr(experts, name), getattr(ExpertsConfig, name)
         if experts.compression is None and value != usual:

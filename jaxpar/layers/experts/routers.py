@@ -77,11 +77,11 @@ def sigmoid(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routi
     """The largest sums of sigmoid and bias are chosen, and the weights are the sigmoids divided by their sum, times
     `scale` (DeepSeek-V3, arXiv:2412.19437, equations 12-16)."""
     assert state.bias is not None, "this router chooses by a bias"
-    scores = jax.nn.sigmoid(logits)
-    indices = selected(state, _in_groups(scores + state.bias, options, best=2), options.per_token)
-    gates = chosen(scores, indices)
-    weights = options.scale * gates / gates.sum(-1, keepdims=True)
-    return Routing(indices, weights, {"probabilities": scores / scores.sum(-1, keepdims=True)})
+    indices = selected(state, _in_groups(jax.nn.sigmoid(logits) + state.bias, options, best=2), options.per_token)
+    # Sigmoids divided by their sum, also where all of them are 0 in float32: a bias can choose such experts.
+    logarithms = jax.nn.log_sigmoid(logits)
+    weights = jax.nn.softmax(jnp.where(indices == NO_EXPERT, HIDDEN, chosen(logarithms, indices)))
+    return Routing(indices, options.scale * weights, {"probabilities": jax.nn.softmax(logarithms)})
 
 
 def k_top_1(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:

@@ -104,8 +104,7 @@ class ActivationPlanner:
             sums_early=asked.replica_sums != "after" and not precision.gradient_error_feedback,
             shard_state=self._state_replicas > 1,
             attention=self.attention, norm_rotary=self.norm_rotary,
-            expert_slices=asked.expert_slices if group.expert > 1 else "auto",
-            expert_own_rows=asked.expert_own_rows if group.expert > 1 and group.tensor == 1 else "auto",
+            expert_slices=asked.expert_slices, expert_own_rows=asked.expert_own_rows,
             shared_ends=choice.shared_ends,
         )  # fmt: skip
 

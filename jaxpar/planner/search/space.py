@@ -15,6 +15,7 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.experts.declaration import width_of
+from jaxpar.layers.experts.messages import exchange_of
 from jaxpar.layout.choices.pipeline import whole_backward
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules import SCHEDULES
@@ -27,6 +28,8 @@ SPLIT = ("pipe", "replica", "fsdp", "context", "tensor")
 """Axes that a cluster is split over; for a dense model, expert is fsdp by another name."""
 SPLIT_OF_EXPERTS = ("pipe", "replica", "fsdp", "expert", "context", "tensor")
 """Those of a model with experts."""
+ALL_GATHER = "all_gather"
+"""The exchange that sends all tokens to all expert ranks."""
 VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8)
 """Chunks on a rank that are tried, where a schedule leaves it open."""
 PADDING = 0.05
@@ -265,6 +268,29 @@ class Space:
             if own.experts is not None and own.experts.count % sizes["expert"]:
                 where = f"model.kinds.{kind}" if kind else "model"
                 yield f"{where}.experts.count ({own.experts.count}) over expert"
+        if EXPERT in self.axes:
+            yield from self._broken_by_exchange(sizes)
+
+    def _broken_by_exchange(self, sizes: Mapping[str, int]) -> Iterator[str]:
+        """What is asked of the exchange of tokens, and not possible."""
+        parallel, model = self.config.parallel, self.config.model
+        if sizes["expert"] == 1 and parallel.expert_slices not in ("auto", 1):
+            yield f"parallel.expert_slices ({parallel.expert_slices}), which takes expert above 1"
+        if parallel.expert_own_rows != "first":
+            return
+        key = "parallel.expert_own_rows (first), which takes"
+        if sizes["expert"] == 1:
+            yield f"{key} expert above 1"
+            return
+        if sizes["tensor"] > 1:
+            yield f"{key} tensor 1"
+        if parallel.expert_slices == 1:
+            yield f"{key} parallel.expert_slices above 1"
+        asked, room = parallel.expert_exchange, parallel.expert_capacity
+        for own in kind_models(model).values():
+            if own.experts and exchange_of(asked, own.experts, room, sizes["expert"], sizes["tensor"])[0] == ALL_GATHER:
+                yield f"{key} another exchange than {ALL_GATHER}"
+                return
 
     def _not_as_fixed(self, sizes: Mapping[str, int]) -> Iterator[str]:
         for name, size in sizes.items():

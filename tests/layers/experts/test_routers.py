@@ -97,6 +97,29 @@ def test_weights_losses_and_gradients_are_those_of_the_paper(name: str):
     np.testing.assert_allclose(gradient, of_paper, rtol=1e-4, atol=1e-6)
 
 
+FAR = np.array([[-200.0, -150.0, -300.0, 5.0], [-101.0, -100.0, -300.0, -90.0], [-2.0, -1.0, 0.5, 5.0]])
+"""Logits of which sigmoids, of the first row those chosen and of the second one all, are 0 in float32."""
+
+
+def test_weights_of_sigmoids_that_underflow_are_those_of_the_formula():
+    """A bias chooses such experts. Gradients are finite."""
+    options = ExpertsConfig(count=4, per_token=2, router="sigmoid", scale=1.7)
+    state = RouterState(bias=jnp.float32([3.0, 3.0, 0.0, 0.0]))
+
+    def found(logits: jax.Array) -> tuple[jax.Array, Routing]:
+        routing = ROUTERS["sigmoid"].route(logits, state, options)
+        return (routing.weights * jnp.float32([1.0, 2.0])).sum() + routing.statistics["probabilities"].max(), routing
+
+    (_, routing), gradient = jax.value_and_grad(found, has_aux=True)(jnp.float32(FAR))
+    assert np.isfinite(gradient).all()
+    assert np.sort(routing.indices, axis=1).tolist() == [[0, 1], [0, 1], [0, 1]]
+    scores = 1 / (1 + np.exp(-FAR))
+    own = np.take_along_axis(scores, np.asarray(routing.indices), axis=1)
+    np.testing.assert_allclose(routing.weights, 1.7 * own / own.sum(axis=1, keepdims=True), rtol=1e-5)
+    of_all = scores / scores.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(routing.statistics["probabilities"], of_all, rtol=1e-5, atol=1e-30)
+
+
 def test_a_hash_chooses_by_the_token_alone():
     options = ExpertsConfig(count=COUNT, per_token=2, router="hash")
     routing = ROUTERS["hash"].route(jnp.zeros(()), RouterState(ids=jnp.asarray(IDS)), options)

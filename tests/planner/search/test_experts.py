@@ -16,6 +16,7 @@ from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layout.plan_file import write
 from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes
 from jaxpar.planner.layout import Layout
+from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.report import words
 from jaxpar.planner.report.document import planned_file
 from jaxpar.planner.report.explain import print_explanation
@@ -24,7 +25,9 @@ from jaxpar.planner.report.text import print_plans
 from jaxpar.planner.search.avoid import parse_avoided
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
+from jaxpar.planner.search.space import Space
 from tests.planner.spaces import model_of, search_of
+from tests.sentences import refused
 
 MIXTRAL = {
     "layers": 32, "embed": 4096, "heads": 32, "kv_heads": 8, "mlp": 14336, "vocab": 32000,
@@ -154,3 +157,37 @@ def test_a_layout_is_its_expert_axis_for_a_user():
     assert one.data == other.data and one != other
     found = search().best(4)
     assert len({one.candidate.key for one in found}) == 4
+
+
+ASKED: dict[str, tuple[dict[str, Any], str]] = {
+    "own rows first": ({"expert_own_rows": "first"}, "parallel.expert_own_rows (first), which takes expert above 1"),
+    "slices": ({"expert_slices": 4}, "parallel.expert_slices (4), which takes expert above 1"),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_layouts_that_cannot_exchange_as_they_are_asked_to_are_left_out(name: str):
+    """A planned layout does what is named, and where none can the sentence names it."""
+    asked, why = ASKED[name]
+    space = Space(config_of(SMALL, 16, **asked), named_cluster("h100:1x8"))
+    own = asked.get("expert_own_rows") == "first"
+    found = {(group.expert, group.tensor) for group in space.groups()}
+    assert {expert for expert, _ in found} == ({4, 8} if own else {2, 4, 8}), "of two ranks all_gather sends less"
+    assert {tensor for _, tensor in found} == ({1} if own else {1, 2, 4})
+    best = Search(space).best(1)[0]
+    chosen = best.plan.experts[""]
+    assert chosen.slices > 1 and best.config.parallel.expert_slices == asked.get("expert_slices", "auto")
+    assert best.config.parallel.expert_own_rows == best.candidate.layout.expert_own_rows == ("first" if own else "auto")
+    assert chosen.own_first or not own
+    with refused(why):
+        Search(Space(space.config, space.cluster, {"expert": "1"})).best(1)
+
+
+def test_own_rows_are_not_first_of_an_exchange_or_slices_that_have_none():
+    asked = {"expert_own_rows": "first", "expert_slices": 1}
+    sizes = {"pipe": 1, "replica": 1, "fsdp": 1, "expert": 4, "context": 1, "tensor": 2}
+    space = Space(config_of(SMALL, 16, **asked, expert_exchange="all_gather"), named_cluster("h100:1x8"))
+    key = "parallel.expert_own_rows (first), which takes"
+    assert set(space._broken_by_exchange(sizes)) == {
+        f"{key} tensor 1", f"{key} parallel.expert_slices above 1", f"{key} another exchange than all_gather"
+    }  # fmt: skip
