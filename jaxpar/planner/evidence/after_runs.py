@@ -48,7 +48,8 @@ class AfterRuns:
 
 
 def after_runs(data: Path, measured: Path) -> tuple[list[AfterRuns], list[Refused]]:
-    """The rows of a file, predicted after the runs of another; a run that is in both is no measurement of itself.
+    """The rows of a file, predicted after the runs of another; a run that is in both, by its source and
+    row, is no measurement of itself.
 
     Args:
         data: rows in the schema of published runs; they need no time.
@@ -75,17 +76,14 @@ def after_runs(data: Path, measured: Path) -> tuple[list[AfterRuns], list[Refuse
 def _after(run: Run, anchors: Sequence[Judged]) -> AfterRuns:
     time, _, each = predict(run)
     known = run.software is not None
-    own = [one for one in anchors if one.run.system == run.system and not _same(one.run, run)]
+    other = lambda one: (one.source, one.row) != (run.source, run.row)
+    own = [one for one in anchors if one.run.system == run.system and other(one.run)]
     if not own:
         spread = KNOWN if known else UNKNOWN
         return AfterRuns(run, 0, "", time.seconds, spread.interval(time.seconds))
     found = posterior([one.errors for one in own], KNOWN)
     predicted, spread = found.seconds(each), found.spread(each)
     return AfterRuns(run, len(own), "" if known else found.likeliest, predicted, spread.interval(predicted))
-
-
-def _same(one: Run, other: Run) -> bool:
-    return (one.source, one.row, one.seconds) == (other.source, other.row, other.seconds)
 
 
 def lines(rows: Sequence[AfterRuns], refused: Sequence[Refused]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp
 from pathlib import Path
+from statistics import median
 
 from jaxpar.config import UserError
 from jaxpar.config.spelling import named, one_of
@@ -73,7 +74,7 @@ def read_anchors(path: Path, cluster: Cluster, hardware: HardwareModel | None = 
         spread = found.shared
         if of_it[0].run.software is None:
             like = found.likeliest
-            beside = _median([exp(one.errors[like]) - 1 for one in of_it])
+            beside = median([exp(one.errors[like]) - 1 for one in of_it])
             kind = "neutral software" if like == NEUTRAL else like
             alike.append(f"{_more(beside)} than for {kind}, which is most like it")
     software = one_of(sorted({run.software or "unknown software" for run in own}))
@@ -89,7 +90,7 @@ def read_anchors(path: Path, cluster: Cluster, hardware: HardwareModel | None = 
             f"{cluster.name} at {rate(between)}: what messages take may differ"
         )
     runs_of = f"{len(own)} measured run{'s' if len(own) > 1 else ''} of {software}"
-    text = f"{runs_of} took {_more(_median(errors))} time than predicted"
+    text = f"{runs_of} took {_more(median(errors))} time than predicted"
     if alike:
         text += f" for software that is not known, and {'; '.join(alike)}"
         left.append(
@@ -97,10 +98,6 @@ def read_anchors(path: Path, cluster: Cluster, hardware: HardwareModel | None = 
             f"--data FILE --measured {named(file)} predicts other layouts of their own software"
         )
     return Anchors(spread, (f"{text}: predictions are multiplied by {spread.factor:.3f}", *left))
-
-
-def _median(errors: list[float]) -> float:
-    return sorted(errors)[len(errors) // 2]
 
 
 def _more(error: float) -> str:

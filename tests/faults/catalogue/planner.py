@@ -21,7 +21,7 @@ PLANNER = (
         name="a_run_that_measures_itself",
         description="A row that is predicted after measured runs counts as one of them.",
         file="jaxpar/planner/evidence/after_runs.py",
-        old="if one.run.system == run.system and not _same(one.run, run)]",
+        old="if one.run.system == run.system and other(one.run)]",
         new="if one.run.system == run.system]",
         caught_by=(
             "tests/planner/evidence/test_after_runs.py::test_a_row_needs_no_time_and_is_no_measurement_of_itself",

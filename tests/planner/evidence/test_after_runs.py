@@ -73,6 +73,15 @@ def test_a_row_needs_no_time_and_is_no_measurement_of_itself(tmp_path: Path, row
     assert "Without such a run: 1; these are predicted without one." in text
 
 
+def test_a_row_whose_times_are_blanked_is_predicted_without_its_own_run(tmp_path: Path, rows: list[Row]):
+    """Its speed is not read from the other file."""
+    blank = [row | {"tokens_per_s_per_gpu": "", "step_time_s": ""} for row in rows[:2]]
+    found, _ = after_runs(written(tmp_path / "data.csv", blank), written(tmp_path / "runs.csv", rows[:1]))
+    assert [one.runs for one in found] == [0, 1]
+    later, _ = after_runs(tmp_path / "data.csv", written(tmp_path / "slow.csv", [slower(rows[0], 3.0)]))
+    assert later[0].step_time_s == found[0].step_time_s and later[1].step_time_s > found[1].step_time_s
+
+
 def test_the_command_prints_them_and_json_has_them(tmp_path: Path, rows: list[Row], capsys: pytest.CaptureFixture[str]):
     data = written(tmp_path / "data.csv", [*rows[1:3], rows[3] | {"gpu": "TPU-v5"}])
     runs = written(tmp_path / "runs.csv", rows[:1])

@@ -139,6 +139,17 @@ def test_a_measured_run_moves_times_towards_it_and_narrows_the_interval(tmp_path
     assert width(after) < width(planned)
 
 
+def test_two_runs_are_printed_by_their_mean(tmp_path: Path, planned: Planned):
+    """Neither of them is in the middle."""
+    fast, slow = ((row(tmp_path, planned, factor) / MEASURED_FILE).read_text().splitlines() for factor in (1.1, 1.3))
+    both = tmp_path / "both.csv"
+    both.write_text("\n".join([*fast, slow[1]]) + "\n")
+    errors = [error for run in read_runs(both) if (error := judge(run).error) is not None]
+    assert len(errors) == 2 and errors[1] - errors[0] > 0.15
+    (line, *_) = read_anchors(both, planned.cluster).lines
+    assert f"2 measured runs of jaxpar took {mean(errors):.1%} more time than predicted" in line
+
+
 def test_more_runs_count_more():
     one, many = (KNOWN.measured([0.1] * number) for number in (1, 10))
     assert 0 < one.shift < many.shift < 0.1 and many.between < one.between < KNOWN.between

@@ -1,9 +1,16 @@
-"""The planner's first choice for each cluster of a shipped configuration, compiled: it fits, and takes what was
-predicted, by class of time."""
+"""The planner's first choice for each shipped cluster, compiled: it fits, and takes what was predicted, by class of
+time.
+
+Shipped clusters are those of the table of docs/overlap.md. First choices of the small models of one machine, whose
+files name a command too, are compiled before a release.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -24,10 +31,21 @@ OF_EXPERTS = ("parallel.expert_backend=mosaic",)
 """What the planner's times of experts are of; `auto` takes it where it was verified."""
 CUT = {"qwen3_30b_a3b": 4, "deepseek_v3": 7}
 """Layers of the programs of models whose whole programs take many minutes to compile."""
-COMPILED = [
-    pytest.param(one, marks=pytest.mark.release if one.file.stem in CUT else pytest.mark.long, id=one.file.stem)
-    for one in shipped()
-]
+OVERLAP = Path(__file__).parents[3] / "docs" / "overlap.md"
+SECONDS = Path(__file__).parents[2] / "seconds.json"
+CLUSTERS = {
+    *re.findall(r"^\| `(\w+)`, `([\w-]+:\d+x\d+)`[^|]*\| [\d.]+ s \|", OVERLAP.read_text(), re.MULTILINE),
+}
+"""Configurations and clusters of the table."""
+
+
+def level(one: Shipped) -> pytest.MarkDecorator:
+    """When the program of a first choice is compiled."""
+    cluster = (one.file.stem, one.cluster) in CLUSTERS
+    return pytest.mark.long if cluster and one.file.stem not in CUT else pytest.mark.release
+
+
+COMPILED = [pytest.param(one, marks=level(one), id=one.file.stem) for one in shipped()]
 
 
 def compiled(first: Planned, search: Search) -> Verified:
@@ -61,3 +79,14 @@ def test_a_first_choice_fits_and_takes_what_was_predicted(one: Shipped):
     assert found.fits
     far = {name: f"{share:+.1%}" for name, share in found.differences.items() if abs(share) > WITHIN}
     assert not far, "predicted less compiled seconds, of the step"
+
+
+def test_programs_of_every_run_are_those_of_shipped_clusters():
+    """Each takes half a minute or more, so a further file that names a command is compiled before a release alone."""
+    levels = {one.file.stem: level(one).name for one in shipped()}
+    long = {name for name, own in levels.items() if own == "long"}
+    assert long == {"llama3_8b", "llama3_70b", "llama3_405b", "gpt3_175b_32k"}
+    assert {name for name, _ in CLUSTERS} == long | set(CUT) <= set(levels)
+    recorded = json.loads(SECONDS.read_text())
+    test = "tests/planner/search/test_first_choices.py::test_a_first_choice_fits_and_takes_what_was_predicted"
+    assert all(f"{test}[{name}]" in recorded for name in long), "of the run's budget"
