@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from pallas_kernels.unsupported import Unsupported, clauses
-from pallas_kernels.verified import record_of
+from pallas_kernels.verified import OF_XLA, record_of
 
 UNVERIFIED = "it has not been verified on such a device"
 FIRST = "the first in order of preference that supports this"
@@ -100,9 +100,17 @@ class Registry[Entry: Implementation]:
             return True
         return record_of(f"{self.operation}/{entry.name}", request.gpu, request.processors) is not None
 
+    def slower(self, entry: Entry, request: Request) -> str | None:
+        """That an implementation was slower than plain XLA on a device like that of the request, in a clause; None
+        where it was not, or was not timed."""
+        kernel = f"{self.operation}/{entry.name}"
+        record = record_of(kernel, request.gpu, request.processors) if entry.recorded else None
+        share = None if record is None else dict(record.speeds).get(OF_XLA)
+        return None if share is None or share >= 1.0 else f"it had {share:.2f} of plain XLA's speed on such a device"
+
     def choose(self, name: str, request: Request, *, named_by: str = "the call names") -> Chosen:
-        """The implementation called `name`; for `auto` the first that supports the request and is verified, for a
-        family the first that supports it, verified ones before others.
+        """The implementation called `name`; for `auto` the first that supports the request, is verified and was not
+        slower than plain XLA, for a family the first that supports it, verified ones before others.
 
         Args:
             name: of an implementation or a family, or `auto`.
@@ -123,6 +131,7 @@ class Registry[Entry: Implementation]:
         if name == "auto":
             open_ones = [entry for entry in entries if entry.name not in refused]
             refused |= {entry.name: UNVERIFIED for entry in open_ones if not self.verified(entry, request)}
+            refused |= {entry.name: why for entry in open_ones if (why := self.slower(entry, request)) is not None}
         else:
             among = self.families.get(name, (name,))
             allowed, named = [entry for entry in entries if entry.name in among], f"{named_by} {name}"

@@ -61,6 +61,10 @@ SOURCES = {
 chosen, but one of its speed."""
 
 
+OF_XLA = "of xla"
+"""The name of a speed as a share of plain XLA's."""
+
+
 @dataclass(frozen=True)
 class Record:
     """A kernel that was compared with its reference on a device."""
@@ -77,7 +81,8 @@ class Record:
     sources: str
     """`digest` of what was run."""
     speeds: tuple[tuple[str, float], ...] = ()
-    """Of attention, by kind of mask and width of heads (`causal 128`): TFLOP/s of forward and backward together."""
+    """Of attention, by kind of mask and width of heads (`causal 128`): TFLOP/s of forward and backward together. Of
+    other kernels `OF_XLA` alone."""
 
 
 def user_file() -> Path:

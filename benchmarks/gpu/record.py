@@ -7,16 +7,39 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, NamedTuple
 
+from benchmarks.gpu import grouped_tiled, norm_rotary, tiled
 from benchmarks.gpu.attention_cases import timed
 from pallas_kernels.attention.kinds import kind_of
-from pallas_kernels.verified import digest, user_file
+from pallas_kernels.verified import OF_XLA, digest, user_file
 
 ALWAYS = ("attention/xla", "attention/cudnn")
 """Kernels that need no record to be chosen."""
 TIMED = ("attention/mosaic", "attention/mosaic_deterministic", "attention/triton", "attention/cudnn")
-"""Kernels whose speeds are recorded."""
+"""Kernels of attention, whose speeds are recorded."""
+
+
+class Beside(NamedTuple):
+    """How the speed of another kernel is found beside that of plain XLA, in the rows of a run."""
+
+    kind: str
+    by: str
+    plain: tuple[str, ...] = ("xla",)
+    """What runs in its place; the fastest of them counts."""
+    cases: frozenset[str] | None = None
+    """Of the kernel; None for all of the kind."""
+
+
+_NAMES = lambda cases: frozenset(case.name for case in cases)
+BESIDE = {
+    "grouped_matmul/mosaic": Beside("grouped", "mosaic"),
+    "grouped_matmul/triton": Beside("grouped", "triton"),
+    tiled.KERNEL: Beside("tiled", "mosaic", cases=_NAMES(tiled.TIMED)),
+    grouped_tiled.KERNEL: Beside("tiled", "mosaic", cases=_NAMES(grouped_tiled.TIMED)),
+    "linear_cross_entropy/triton": Beside("cross_entropy", "fused", ("chunks in plain JAX", "jaxpar's tiles")),
+    norm_rotary.KERNEL: Beside("norm_rotary", "triton"),
+}
 
 
 def verified(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -59,6 +82,28 @@ def speeds(rows: Sequence[Mapping[str, Any]], kernels: Sequence[str] = TIMED) ->
         for kernel in sorted(names):
             mean = geometric_mean(case[kernel] for case in shared(names))
             found.setdefault(kernel, {})[kind] = round(mean, 1)
+    return found
+
+
+def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """By kernel beside those of attention: its speed as a share of plain XLA's, the geometric mean over the cases that
+    both ran in all ways that either did."""
+    found = {}
+    for kernel, beside in BESIDE.items():
+        seconds: dict[Any, dict[str, dict[Any, float]]] = {}
+        for row in rows:
+            own = beside.cases is None or row.get("case") in beside.cases
+            if row["kind"] == beside.kind and "seconds" in row and own:
+                of_case = seconds.setdefault(row.get("case"), {})
+                of_case.setdefault(row["by"], {})[row.get("way")] = row["seconds"]
+        shares = []
+        for by in seconds.values():
+            ours = by.get(beside.by, {})
+            plain = [by[name] for name in beside.plain if name in by and by[name].keys() == ours.keys()]
+            if plain:
+                shares.append(min(sum(ways.values()) for ways in plain) / sum(ours.values()))
+        if shares:
+            found[kernel] = {OF_XLA: round(geometric_mean(shares), 3)}
     return found
 
 

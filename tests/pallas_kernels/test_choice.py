@@ -9,6 +9,7 @@ import pytest
 
 from pallas_kernels.choice import FIRST, UNVERIFIED, Chosen, Implementation, Registry, Request
 from pallas_kernels.unsupported import Unsupported
+from pallas_kernels.verified import OF_XLA, Record
 from tests.sentences import refused
 
 
@@ -43,10 +44,16 @@ FEW = Sort(10, platform="gpu", dtype="float32", compute_capability=9.0, gpu="NVI
 MANY = Sort(100, platform="cpu", dtype="float32")
 
 
-def recorded(monkeypatch: pytest.MonkeyPatch, *kernels: str) -> None:
-    """Let there be records of these kernels on an H200 alone."""
-    known = {(kernel, "NVIDIA H200", 132) for kernel in kernels}
-    monkeypatch.setattr("pallas_kernels.choice.record_of", lambda *asked: "a record" if asked in known else None)
+def recorded(monkeypatch: pytest.MonkeyPatch, *kernels: str, **shares: float) -> None:
+    """Let there be records of these kernels on an H200 alone, with the speeds of some as shares of plain XLA's."""
+
+    def record_of(kernel: str, gpu: str, processors: int | None) -> Record | None:
+        if (gpu, processors) != ("NVIDIA H200", 132) or kernel not in kernels:
+            return None
+        share = shares.get(kernel.removeprefix("sort/"))
+        return Record(kernel, gpu, 132, "", (), "", () if share is None else ((OF_XLA, share),))
+
+    monkeypatch.setattr("pallas_kernels.choice.record_of", record_of)
 
 
 def test_auto_takes_the_first_that_supports_the_request_and_is_verified(monkeypatch: pytest.MonkeyPatch):
@@ -56,6 +63,19 @@ def test_auto_takes_the_first_that_supports_the_request_and_is_verified(monkeypa
     preferred = {"narrow": "wide is preferred", "plain": "wide is preferred"}
     assert REGISTRY.choose("auto", FEW) == Chosen("wide", FIRST, preferred)
     assert REGISTRY.choose("auto", MANY).rejected == {"wide": "it sorts at most 99 rows", "narrow": UNVERIFIED}
+
+
+def test_auto_takes_no_kernel_that_was_slower_than_plain_xla(monkeypatch: pytest.MonkeyPatch):
+    both = "sort/wide", "sort/narrow"
+    recorded(monkeypatch, *both, wide=1.0, narrow=2.0)
+    assert REGISTRY.choose("auto", FEW).name == "wide"
+    recorded(monkeypatch, *both, wide=0.8)
+    chosen = REGISTRY.choose("auto", FEW)
+    slow = "it had 0.80 of plain XLA's speed on such a device"
+    assert chosen.name == "narrow" and chosen.rejected["wide"] == slow
+    recorded(monkeypatch, *both, wide=0.8, narrow=0.9)
+    assert REGISTRY.choose("auto", FEW).name == "plain"
+    assert REGISTRY.choose("wide", FEW).verified, "what is named runs"
 
 
 def test_what_is_named_runs_unverified_too_and_its_reason_states_it(monkeypatch: pytest.MonkeyPatch):

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.gpu.bring_up.ladder import KERNELS, RUNGS
 from benchmarks.gpu.bring_up.steps import STAGES, is_left, refused, trouble
-from benchmarks.gpu.record import new_records, speeds
+from benchmarks.gpu.record import new_records, ratios, speeds
 from benchmarks.gpu.report import table
 from benchmarks.gpu.targets import targets
 
@@ -35,7 +35,7 @@ def message(rows: Rows, device: Mapping[str, Any], recorded: Sequence[str], dry:
         lines += [
             "",
             "Records, for pallas_kernels/verified.json:",
-            json.dumps(new_records(recorded, device, speeds(rows, recorded))),
+            json.dumps(new_records(recorded, device, speeds(rows, recorded) | ratios(rows))),
         ]
     return "\n".join(lines)
 

@@ -19,7 +19,7 @@ from benchmarks.gpu.bring_up.message import left, message
 from benchmarks.gpu.bring_up.steps import ATTENTION_SPEEDS, STAGES, Step, is_left, is_over, step, trouble
 from benchmarks.gpu.journal import Journal, begun, read
 from benchmarks.gpu.processes import environment
-from benchmarks.gpu.record import ALWAYS, add_records, drop_records, speeds
+from benchmarks.gpu.record import ALWAYS, add_records, drop_records, ratios, speeds
 from jaxpar.config.errors import UserError
 from pallas_kernels.verified import SOURCES, digest, user_file
 
@@ -69,7 +69,7 @@ def _record(rows: list[dict[str, Any]], device: Mapping[str, Any], dry: bool) ->
         recorded.append("attention/cudnn")
     if not dry:
         drop_records([name for name in SOURCES if trouble(name, rows)], device)
-        add_records(recorded, device, found=speeds(rows, recorded))
+        add_records(recorded, device, found=speeds(rows, recorded) | ratios(rows))
     return recorded
 
 

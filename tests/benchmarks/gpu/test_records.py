@@ -9,12 +9,12 @@ import pytest
 
 from benchmarks.gpu import attention_cases
 from benchmarks.gpu.attention_cases import Case, timed
-from benchmarks.gpu.record import add_records, speeds, verified
+from benchmarks.gpu.record import BESIDE, add_records, ratios, speeds, verified
 from pallas_kernels import toolchain
 from pallas_kernels import verified as verified_module
 from pallas_kernels.attention.registry import REGISTRY
 from pallas_kernels.device import Target
-from pallas_kernels.verified import digest, read_records
+from pallas_kernels.verified import OF_XLA, SOURCES, digest, read_records
 from tests.benchmarks.gpu.rows import H200, attention_row
 from tests.sentences import refused
 
@@ -107,3 +107,26 @@ def test_speeds_are_means_over_the_cases_that_all_have():
     verified = ["attention/mosaic", "attention/cudnn"]
     assert speeds(rows, verified)["attention/mosaic"] == {kind: 489.9}, "triton is not recorded"
     assert speeds(causal_rows({"mosaic": {2048: 400.0}, "cudnn": {8192: 500.0}})) == {}
+
+
+def test_other_kernels_are_recorded_with_their_share_of_the_speed_of_plain_xla():
+    def rows(kind: str, by: str, seconds: float, case: str | None = "a", ways: tuple = (None,)) -> list[dict[str, Any]]:
+        row = {"part": "p", "kind": kind, "by": by} | ({} if case is None else {"case": case})
+        return [row | ({} if way is None else {"way": way}) | {"seconds": seconds} for way in ways]
+
+    both = "forward", "d_rows"
+    found = [
+        *rows("grouped", "xla", 2.0, ways=both), *rows("grouped", "mosaic", 1.0, ways=both),
+        *rows("grouped", "xla", 1.0, "b", both), *rows("grouped", "mosaic", 2.0, "b", both),
+        *rows("grouped", "xla", 9.0, "c", both), *rows("grouped", "mosaic", 1.0, "c", ("forward",)),
+        *rows("tiled", "xla", 3.0, "llama3-8b up"), *rows("tiled", "mosaic", 2.0, "llama3-8b up"),
+        *rows("tiled", "xla", 3.0, "Mixtral up, 8 experts"), *rows("tiled", "mosaic", 4.0, "Mixtral up, 8 experts"),
+        *rows("cross_entropy", "fused", 4.0, None), *rows("cross_entropy", "chunks in plain JAX", 5.0, None),
+        *rows("cross_entropy", "jaxpar's tiles", 3.0, None), *rows("cross_entropy", "full logits", 1.0, None),
+        *rows("norm_rotary", "triton", 1.0),
+    ]  # fmt: skip
+    assert ratios(found) == {
+        "grouped_matmul/mosaic": {OF_XLA: 1.0}, "tiled_matmul/mosaic": {OF_XLA: 1.5},
+        "grouped_tiled_matmul/mosaic": {OF_XLA: 0.75}, "linear_cross_entropy/triton": {OF_XLA: 0.75},
+    }  # fmt: skip
+    assert BESIDE.keys() == {kernel for kernel in SOURCES if not kernel.startswith("attention/")}
