@@ -46,15 +46,19 @@ def check_some(journal: Journal, entry: Implementation, cases: Sequence[Case]) -
     name, lse, interpret = entry.name, entry.kernels is not None, journal.dry and entry.recorded
     reasons = {case: entry.supports(case.request(lse=lse, interpret=interpret)) for case in cases}
     asked = [case for case in cases if reasons[case] is None]
-    compiled = compile_all({(case, "have"): gradients(case, name, lse, case.arrays(), interpret) for case in asked})
+    what = ", ".join(case.name for case in asked)
+    ours = {(case, "have"): gradients(case, name, lse, case.arrays(), interpret) for case in asked}
+    compiled = compile_all(journal, what, ours)
     right = {"low": "xla", "wanted": None}
     compiling_cases = [case for case in asked if not isinstance(compiled[case, "have"], Exception)]
     compiled |= compile_all(
+        journal,
+        what,
         {
             (case, kind): gradients(case, by, lse, case.arrays())
             for case in compiling_cases
             for kind, by in right.items()
-        }
+        },
     )
     for case in cases:
         have = compiled.get((case, "have"))
@@ -121,14 +125,15 @@ def measure(journal: Journal) -> None:
         if wrong is not None:
             journal.add("attention", **row, by="cudnn", failed=wrong)
         asked = [name for name in names if name != "cudnn" or wrong is None]
-        programs = compile_all({(name, way): lower for name in asked for way, lower in _ways(case, name, arrays)})
+        lowered = {(name, way): lower for name in asked for way, lower in _ways(case, name, arrays)}
+        programs = compile_all(journal, what, lowered)
         if case.packed is not None:
-            lowered = _lowered(_masked(case), arrays)
-            programs |= compile_all({(DENSE_MASK, way): lower for way, lower in lowered})
+            ways = _lowered(_masked(case), arrays)
+            programs |= compile_all(journal, what, {(DENSE_MASK, way): lower for way, lower in ways})
         of_jax = jax_attention.refusal(case)
         if of_jax is None:
-            lowered = _lowered(jax_attention.attend(case), arrays)
-            programs |= compile_all({(jax_attention.NAME, way): lower for way, lower in lowered})
+            ways = _lowered(jax_attention.attend(case), arrays)
+            programs |= compile_all(journal, what, {(jax_attention.NAME, way): lower for way, lower in ways})
         ready: dict[str, dict[str, Any]] = {"forward": {}, "kept": {}, "backward": {}}
         for (name, way), program in programs.items():
             if isinstance(program, Exception):

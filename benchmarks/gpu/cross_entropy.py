@@ -141,7 +141,7 @@ def measure(journal: Journal) -> None:
     }
     functions = {name: jax.jit(jax.value_and_grad(loss, (0, 1))) for name, loss in losses.items()}
     functions["jaxpar's tiles"] = _tiled(labels, columns, max(1, round(tokens * columns * 4 / 2**30)))
-    compiled = compile_all({name: (lambda f=f: f.lower(x, table)) for name, f in functions.items()})
+    compiled = compile_all(journal, what, {name: (lambda f=f: f.lower(x, table)) for name, f in functions.items()})
     calls = {}
     row = {"tokens": tokens, "embed": embed, "columns": columns}
     for name, program in compiled.items():

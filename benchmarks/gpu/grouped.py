@@ -182,7 +182,7 @@ def _measure_case(journal: Journal, case: Case) -> None:
         for name, ways in _paths(case).items()
         for way, function in ways.items()
     }
-    for (name, way), compiled in compile_all(lowered).items():
+    for (name, way), compiled in compile_all(journal, case.name, lowered).items():
         if isinstance(compiled, Exception):
             journal.add("grouped", **row, by=name, way=way, **why_not(compiled))
             continue

@@ -47,6 +47,10 @@ class Journal:
         """Note what starts now: the last such row of a part that hangs or crashes names its case."""
         self.add("begin", what=what)
 
+    def compiling(self, what: str) -> None:
+        """Note that programs of `what` are being compiled: no kernel runs, and so none hangs."""
+        self.add("compiling", what=what)
+
     def skip(self, what: str, why: str) -> None:
         """Add a row for something that this run skipped."""
         self.add("skipped", what=what, why=why)
@@ -84,4 +88,9 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 def begun(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """What had begun, and was not over, when the last of these rows was written."""
-    return rows[-1]["what"] if rows and rows[-1]["kind"] == "begin" else None
+    return rows[-1]["what"] if rows and rows[-1]["kind"] in ("begin", "compiling") else None
+
+
+def compiles(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether programs were being compiled when the last of these rows was written."""
+    return bool(rows) and rows[-1]["kind"] == "compiling"

@@ -123,7 +123,8 @@ def _measure_case(journal: Journal, case: Case) -> None:
         entry, options = REGISTRY[name], {"epsilon": EPSILON, "interpret": journal.dry}
         programs[name, "forward"] = jax.jit(partial(entry.forward, **options)), flat
         programs[name, "backward"] = jax.jit(partial(entry.backward, **options)), (*flat, d_out[0])
-    compiled = compile_all({key: (lambda f=f, of=of: f.lower(*of)) for key, (f, of) in programs.items()})
+    lowered = {key: (lambda f=f, of=of: f.lower(*of)) for key, (f, of) in programs.items()}
+    compiled = compile_all(journal, case.name, lowered)
     row = {"case": case.name, "tokens": case.tokens, "heads": case.heads, "width": case.width}
     calls = {}
     for (name, way), found in compiled.items():

@@ -6,12 +6,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from importlib.metadata import version
 from typing import Any
 
 import jax
 
+from benchmarks.gpu.journal import Journal
 from benchmarks.turns import take_turns
 from pallas_kernels import toolchain
 from pallas_kernels.unsupported import Unsupported
@@ -25,20 +26,25 @@ type Lowered = Callable[[], Any]
 """Traces and lowers a program: in the caller's thread, one after the other."""
 
 
-def compile_all(programs: Mapping[Any, Lowered]) -> dict[Any, Any]:
-    """Each program compiled, or the exception that it raised in tracing or compiling."""
+def compile_all(journal: Journal, what: str, programs: Mapping[Any, Lowered]) -> dict[Any, Any]:
+    """Each program of `what` compiled, or the exception that it raised in tracing or compiling.
+
+    The journal has a row for each that is lowered or compiled, and `what` begins again after the last."""
     found: dict[Any, Any] = {}
     with ThreadPoolExecutor(THREADS) as pool:
-        waiting = {}
+        waiting: dict[Future[Any], Any] = {}
         for name, lower in programs.items():
+            journal.compiling(what)
             try:
-                waiting[name] = pool.submit(lower().compile)
+                waiting[pool.submit(lower().compile)] = name
             except Exception as error:  # a benchmark reports what does not trace, and continues
                 found[name] = error
-        for name, future in waiting.items():
+        for future in as_completed(waiting):
+            journal.compiling(what)
             error = future.exception()
-            found[name] = future.result() if error is None else error
-    return found
+            found[waiting[future]] = future.result() if error is None else error
+    journal.begin(what)
+    return {name: found[name] for name in programs}
 
 
 def sentence(error: BaseException) -> str:

@@ -124,7 +124,7 @@ def _measure_case(journal: Journal, case: Case) -> None:
     each = (None, *(CHUNKS[:1] if journal.dry else CHUNKS))
     lowered = {(chunks, way): partial(case.program(chunks, way).lower, *arrays) for chunks in each for way in WAYS}
     ready: dict[str, dict[int | None, Callable[[], Any]]] = {way: {} for way in WAYS}
-    for (chunks, way), compiled in compile_all(lowered).items():
+    for (chunks, way), compiled in compile_all(journal, case.name, lowered).items():
         if isinstance(compiled, Exception):
             journal.add("ring", case=case.name, chunks=chunks, way=way, **why_not(compiled))
         else:

@@ -150,7 +150,7 @@ def _timed(
     """Adds `row` with the TFLOP/s of each of several ways to a product of so many FLOPs."""
     ready: dict[str, Callable[[], jax.Array]] = {}
     lowered = {name: (lambda function=function: jax.jit(function).lower(*arrays)) for name, function in paths.items()}
-    for name, compiled in compile_all(lowered).items():
+    for name, compiled in compile_all(journal, row["case"], lowered).items():
         if isinstance(compiled, Exception):
             journal.add("tiled", **row, by=name, **why_not(compiled))
             continue

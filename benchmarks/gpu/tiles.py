@@ -151,7 +151,7 @@ def _time(journal: Journal, case: Case, launch: Launch, what: str) -> None:
     arrays = q, k, v, d_out, jnp.full(q.shape[:3], 8.0)  # close enough to a log-sum-exp that nothing overflows
     candidates = [launch.entry, *launch.neighbours]
     jitted = [jax.jit(launch.program(candidate)) for candidate in candidates]
-    compiled = compile_all({n: partial(one.lower, *arrays) for n, one in enumerate(jitted)})
+    compiled = compile_all(journal, what, {n: partial(one.lower, *arrays) for n, one in enumerate(jitted)})
     row = {"kernel": launch.kernel, "launch": launch.name, "width": case.width, "mask": case.name}
     working: dict[int, Callable[[], Any]] = {}
     for n, program in compiled.items():

@@ -65,7 +65,8 @@ def _line(row: Mapping[str, Any]) -> str | None:
         case "check" if "failed" in row:
             return f"{head}{row['case']}: FAILED: {row['failed']}"
         case "hang":
-            return f"{head}{row['case']}: HANG: nothing for {row['seconds']:.0f} s"
+            what = "not compiled in" if row["compiling"] else "nothing for"
+            return f"{head}{row['case']}: HANG: {what} {row['seconds']:.0f} s"
         case "crash":
             return f"{head}{row['case']}: CRASH: {row['why']}"
         case "launches":

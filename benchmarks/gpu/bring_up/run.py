@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.gpu.bring_up.message import left, message
 from benchmarks.gpu.bring_up.steps import ATTENTION_SPEEDS, STAGES, Step, is_left, is_over, step, trouble
-from benchmarks.gpu.journal import Journal, begun, read
+from benchmarks.gpu.journal import Journal, begun, compiles, read
 from benchmarks.gpu.processes import environment
 from benchmarks.gpu.record import ALWAYS, add_records, drop_records, ratios, speeds
 from jaxpar.config.errors import UserError
@@ -25,7 +25,9 @@ from pallas_kernels.verified import SOURCES, digest, user_file
 
 ROOT = Path(__file__).parents[3]
 HANG = 180
-"""Seconds without a new row after which a process hangs: a case compiles in a few, eight side by side in a minute."""
+"""Seconds without a new row after which a process hangs."""
+COMPILING = 400
+"""The same while programs are compiled, eight side by side in a minute, each with a row: a slow machine is no hang."""
 SANITIZING = 180
 """Seconds of a step under compute-sanitizer, which is slower by orders of magnitude: that it takes longer says nothing
 of a kernel."""
@@ -128,17 +130,18 @@ def _go_through(steps: tuple[Step, ...], file: Path, end: float, dry: bool) -> N
 def watch(one: Step, seconds: float, file: Path) -> None:
     """Run a step in its process; a hang or a crash becomes a row that names the case."""
     journal = Journal(one.name, seconds, file)
-    hang = HANG if one.tool is None else SANITIZING
     command = [sys.executable, "-m", "benchmarks.gpu", "--bring-up", "--step", one.name, "--seconds", str(seconds - 10)]
     with tempfile.TemporaryFile("w+") as output:
         child = subprocess.Popen(
             [*command, "--journal", str(file)], cwd=ROOT, env=environment(file.parent / "compiled"), stdout=output,
             stderr=output, start_new_session=True,
         )  # fmt: skip
-        end, size, since = time.monotonic() + seconds, -1, time.monotonic()
+        end, size, since, hang = time.monotonic() + seconds, -1, time.monotonic(), HANG
         while child.poll() is None:
             now, grown = time.monotonic(), file.stat().st_size if file.exists() else 0
-            size, since = (grown, now) if grown != size else (size, since)
+            if grown != size:
+                size, since = grown, now
+                hang = SANITIZING if one.tool is not None else COMPILING if compiles(read(file)) else HANG
             if now - since > hang or now > end:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
@@ -157,7 +160,8 @@ def watch(one: Step, seconds: float, file: Path) -> None:
 
 def _add_hang(journal: Journal, one: Step, file: Path, seconds: float) -> None:
     if one.tool is None:
-        journal.add("hang", kernel=one.kernel, case=_case(file), seconds=seconds)
+        rows = read(file)
+        journal.add("hang", kernel=one.kernel, case=_case(file), seconds=seconds, compiling=compiles(rows))
         return
     journal.add("sanitizer", kernel=one.kernel, tool=one.tool, skipped=f"it took more than {seconds:.0f} s")
     journal.add("step", what=one.name)

@@ -65,8 +65,10 @@ def _launch(kernel: Kernel) -> Callable[[Journal], bool]:
             return True
         case = cases[rung][-1]
         launches = 3 if journal.dry else LAUNCHES
-        journal.begin(f"{launches} launches of {kernel.label(case)}")
+        what = f"{launches} launches of {kernel.label(case)}"
+        journal.compiling(what)
         launch, names = kernel.repeat(case, journal.dry)
+        journal.begin(what)
         first = launch()
         total = [jax.numpy.int32(0)] * len(names)
         for _ in range(launches - 1):

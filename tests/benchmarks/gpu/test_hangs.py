@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -16,6 +17,7 @@ from benchmarks.gpu.bring_up import run, steps
 from benchmarks.gpu.bring_up.message import left, message
 from benchmarks.gpu.bring_up.steps import STAGES, Step, trouble
 from benchmarks.gpu.journal import Journal, read
+from benchmarks.gpu.programs import compile_all
 from pallas_kernels.attention.registry import REGISTRY
 from tests.benchmarks.gpu.rows import H20
 
@@ -71,6 +73,42 @@ def test_a_sanitizer_that_takes_too_long_says_nothing_of_its_kernel(tmp_path: Pa
     assert "attention/mosaic, racecheck: skipped (it took more than 1 s)" in message(read(file), H20, [])
 
 
+COMPILING = BEGIN.replace("begin", "compiling")
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_slow_compilation_is_no_hang(shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Not where it is slow; it is one, and is named as such, where nothing is compiled for longer."""
+    last = "" if shown else "; sleep 60"
+    file = stub(tmp_path, monkeypatch, f"{COMPILING}; sleep 1.7; {COMPILING}{last}")
+    monkeypatch.setattr(run, "HANG", 1.2)
+    monkeypatch.setattr(run, "COMPILING", 3.0)
+    run.watch(STEPS[0], 60, file)
+    assert [row["kind"] for row in read(file)] == ["compiling"] * 2 + ["hang"] * (not shown)
+    text = message(read(file), H20, [])
+    assert ("1024 x 16, causal, 128: HANG: not compiled in 3 s" in text) != shown
+
+
+def test_a_kernel_that_hangs_once_it_is_compiled_is_not_waited_for_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = stub(tmp_path, monkeypatch, f"{COMPILING}; sleep 0.5; {BEGIN}; sleep 60")
+    monkeypatch.setattr(run, "HANG", 1.0)
+    run.watch(STEPS[0], 60, file)
+    assert read(file)[-1]["kind"] == "hang" and "HANG: nothing for 1 s" in message(read(file), H20, [])
+
+
+def test_each_program_that_is_compiled_has_a_row_and_its_case_begins_after_the_last():
+    journal = Journal("p", 100)
+    done = jax.jit(lambda x: x + 1)
+    programs = {"a": lambda: done.lower(1.0), "b": lambda: done.lower(1), "c": lambda: done.lower("no array")}
+    found = compile_all(journal, "two cases", programs)
+    assert [*found] == ["a", "b", "c"] and isinstance(found["c"], TypeError) and found["a"](1.0) == 2.0
+    # Three lowered, two compiled.
+    assert [row["kind"] for row in journal.rows] == ["compiling"] * 5 + ["begin"]
+    assert {row["what"] for row in journal.rows} == {"two cases"}
+
+
 def test_programs_that_steps_share_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     file = stub(tmp_path, monkeypatch, """echo "{\\"part\\": \\"$JAX_COMPILATION_CACHE_DIR\\"}" > $JOURNAL""")
@@ -87,7 +125,7 @@ def test_what_hung_while_it_was_timed_is_left_out_when_the_same_command_runs_aga
     monkeypatch.setattr(attention, "REGISTRY", replace(REGISTRY, entries=(REGISTRY["xla"],)))
     monkeypatch.setattr(attention.torch_attention, "programs", lambda *_: {})
     nothing = jnp.zeros(1)
-    monkeypatch.setattr(attention, "compile_all", lambda programs: {key: lambda *_: (nothing, 0) for key in programs})
+    monkeypatch.setattr(attention, "compile_all", lambda *of: {key: lambda *_: (nothing, 0) for key in of[-1]})
     speed = Step("speeds of attention", steps._measure(attention.measure))
     file = stub(tmp_path, monkeypatch, f"""{BEGIN.replace("1024 x 16, causal, 128", f"{what} by xla")}; sleep 60""")
     monkeypatch.setattr(run, "HANG", 1.0)
