@@ -6,7 +6,7 @@ what `flash_attention` has no argument for: a bias, any mask pair by pair, dropo
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,10 +18,10 @@ from tests.pallas_kernels.dense64 import Tokens
 FULL, PACKED = Mask(causal=False), Mask(segmented=True)
 
 
-class Row(NamedTuple):
-    """A case, and the segments of its queries and keys."""
+class Row[OfKernels](NamedTuple):
+    """A case of some kernels' tests, and the segments of its queries and keys."""
 
-    case: Case
+    case: OfKernels
     queries: np.ndarray
     keys: np.ndarray
     order: tuple[bool, bool] = (True, True)
@@ -68,7 +68,7 @@ TOKAMAX = {
 ROWS = {f"jax: {name}": row for name, row in JAX.items()} | {f"tokamax: {name}": row for name, row in TOKAMAX.items()}
 
 
-def tokens_of(row: Row) -> Tokens:
+def tokens_of(row: Row[Any]) -> Tokens:
     draw = np.random.default_rng(0)
     index = lambda ids, sorted: np.tile(
         np.arange(ids.shape[1]) if sorted else draw.permutation(ids.shape[1]), (len(ids), 1)
@@ -79,5 +79,5 @@ def tokens_of(row: Row) -> Tokens:
 
 @pytest.mark.matrix(quick=("jax: documents with padding between them",), ci=3)
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_results_and_gradients_are_as_near_to_float64_as_plain_jax(row: Row) -> None:
+def test_results_and_gradients_are_as_near_to_float64_as_plain_jax(row: Row[Case]) -> None:
     check(row.case, tokens_of(row))
