@@ -196,8 +196,22 @@ def test_layouts_give_the_numbers_of_one_device(name: str):
     """Another order of sums moves some values across a border between two codes, and from there on more: the limit is a
     third of what quantising itself changes. Ranks that share a head of keys quantise each its own part of the gradient
     of that head: other tensors, for which the limit is all of it."""
-    loss, gradients = nonzero_gradients(SmallRun(config_of(LAYOUTS[name])))
-    wanted_loss, wanted = _reference("fp8_current")
+    assert_numbers_of_one_device("fp8_current", name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [
+    "tensor, context and shards, recomputed", "replicas and heads in turn under ZeRO-1",
+    "activations and optimizer on the host",
+])  # fmt: skip
+def test_layouts_give_the_numbers_of_one_device_with_scales_of_earlier_steps(name: str):
+    """Of an empty window: 1, and of gradients 1 / tokens."""
+    assert_numbers_of_one_device("fp8_delayed", name)
+
+
+def assert_numbers_of_one_device(matmul: str, name: str) -> None:
+    loss, gradients = nonzero_gradients(SmallRun(config_of(LAYOUTS[name], matmul)))
+    wanted_loss, wanted = _reference(matmul)
     assert abs(loss - wanted_loss) <= 1e-4 * wanted_loss
     exact = apart(wanted, _reference(None)[1])
     assert 0.03 < exact < 0.15, "what quantising changes"
