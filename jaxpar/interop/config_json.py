@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from jaxpar.config.counting import attention_scale, head_dim, kv_heads
@@ -186,7 +186,23 @@ class Difference:
 
     def __str__(self) -> str:
         where = "" if self.layer is None else f" of layer {self.layer}"
-        return f"model.{self.key}{where} ({spell(self.first)}, not {spell(self.second)})"
+        if not is_dataclass(self.first) or type(self.first) is not type(self.second):
+            return f"model.{self.key}{where} ({_spelled(self.first)}, not {_spelled(self.second)})"
+        pairs = [
+            (one.name, *(getattr(own, one.name) for own in (self.first, self.second))) for one in fields(self.first)
+        ]
+        return "; ".join(
+            f"model.{self.key}.{name}{where} ({spell(first)}, not {spell(second)})"
+            for name, first, second in pairs
+            if first != second
+        )
+
+
+def _spelled(value: Any) -> str:
+    """In YAML; of a mapping of its own, such as `model.experts`, the keys that are not at their defaults."""
+    if not is_dataclass(value):
+        return spell(value)
+    return spell({one.name: own for one in fields(value) if (own := getattr(value, one.name)) != one.default})
 
 
 def differences(a: ModelConfig, b: ModelConfig) -> list[Difference]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ import pytest
 from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.presets import PRESETS
-from jaxpar.config.schema.model import Pattern
+from jaxpar.config.schema.model import ModelConfig, Pattern
 from jaxpar.interop.config_json import config_of, differences, family_for, model_of
 from jaxpar.interop.mapping.keys import Given
 from jaxpar.interop.mapping.layer_packing import pattern_of
+from jaxpar.interop.sources.source import check_fits
 from jaxpar.layers.checks import validate
 from tests.goldens.loading import FOLDER, NAMES
 from tests.sentences import refused
@@ -309,3 +311,34 @@ def test_a_model_goes_to_the_family_that_can_hold_it():
     assert found == {"llama3-8b": "llama", "mistral-7b": "mistral", "qwen2.5-7b": "qwen2", "gemma3-4b": "gemma3"}
     assert differences(PRESETS["llama3-8b"], PRESETS["llama3-8b"]) == []
     assert [one.key for one in differences(PRESETS["llama3-8b"], replace(PRESETS["llama3-8b"], window=8))] == ["window"]
+
+
+def test_experts_that_differ_are_named_by_the_keys_in_which_they_do():
+    model = PRESETS["mixtral-8x7b"]
+    assert model.experts is not None
+    other = replace(model, experts=replace(model.experts, router="sigmoid", scale=2.5))
+    [found] = map(str, differences(model, other))
+    assert found == (
+        "model.experts.router (top_k_softmax, not sigmoid); model.experts.scale (1.0, not 2.5)"
+    )  # fmt: skip
+    dense = replace(model, experts=None)
+    text = "; ".join(map(str, differences(model, dense)))
+    assert "model.experts ({count: 8, width: 14336}, not null)" in text and "ExpertsConfig" not in text
+
+
+@dataclass(frozen=True)
+class Given8x7B:
+    """Weights of Mixtral's shape, of which nothing is read."""
+
+    model: ModelConfig = PRESETS["mixtral-8x7b"]
+    path: Path = Path("mixtral")
+
+
+def test_a_router_that_needs_state_which_the_weights_lack_is_refused_by_its_key():
+    model = Given8x7B.model
+    assert model.experts is not None
+    for router in ("sigmoid", "noisy_top_k", "cosine", "hash"):
+        with refused(f"model.experts.router (top_k_softmax, not {router})", "run.init_from", "mixtral") as caught:
+            source: Any = Given8x7B()
+            check_fits(source, replace(model, experts=replace(model.experts, router=router)), "run.init_from")
+        assert "ExpertsConfig" not in str(caught.value) and "count" not in str(caught.value)

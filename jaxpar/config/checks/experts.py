@@ -10,7 +10,7 @@ from jaxpar.config.checks.sizes import divides, key_of, known
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.reading.typed import spell
-from jaxpar.config.schema import Config
+from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 
 _RANGES: dict[str, tuple[float, float]] = {
@@ -29,6 +29,8 @@ _UNBALANCED = ("hash", "base", "expert_choice")
 """Routers without a loss that `balance_loss` would weigh."""
 _ALL_EXPERTS = ("dense_to_sparse", "expert_choice")
 """Routers with which a token uses as many experts as it may."""
+_NORMALISED = ("top_k_softmax", "noisy_top_k", "sigmoid")
+"""Routers whose weights of a token are divided by their sum."""
 _ANNEALED = ("temperature", "last_temperature", "anneal_steps", "threshold")
 _ONLY = {
     "scale": ("sigmoid", "softmax_top_k"), "bias_rate": ("sigmoid",), "projection": ("cosine",),
@@ -87,6 +89,17 @@ def check_expert_ranks(config: Config) -> None:
             divides(f"{key}.count", own.experts.count, "parallel.expert", expert)
             width = own.mlp if own.experts.width is None else own.experts.width
             divides(f"{key}.width", width, "parallel.tensor", tensor)
+
+
+def routers_without_gradient(model: ModelConfig) -> list[str]:
+    """Sentences for the user: routers that the loss of the task does not train, since they always weigh by the same."""
+    return [
+        f"{key_of(kind, 'experts')}.per_token: 1 with the router {own.experts.router}, which divides the weights of a "
+        "token by their sum: its one expert always weighs the same, so the loss of the task gives the router no "
+        "gradient. softmax_top_k and switch weigh by a probability."
+        for kind, own in kind_models(model).items()
+        if own.experts is not None and own.experts.per_token == 1 and own.experts.router in _NORMALISED
+    ]
 
 
 def _check(key: str, experts: ExpertsConfig) -> None:

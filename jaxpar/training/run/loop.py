@@ -14,6 +14,7 @@ from jaxpar.checkpoint.errors import reason
 from jaxpar.checkpoint.facts import CAME_FROM, MONITOR, SKIPPED_IN_ROW, monitor_facts
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import config_to_dict
+from jaxpar.config.checks.experts import routers_without_gradient
 from jaxpar.config.checks.run import profile_steps
 from jaxpar.distributed import liveness
 from jaxpar.layout.choices.attention import unused_blocks
@@ -200,6 +201,8 @@ class _Loop:
             self.listeners.message(
                 f"evaluation.every is {config.evaluation.every}, and no data is held out: nothing is evaluated."
             )
+        for sentence in routers_without_gradient(config.model):
+            self.listeners.message(sentence)
         if unused := unused_blocks(trainer.plan, config.attention):
             self.listeners.message(f"{' and '.join(unused)} is not used: no layer's attention is computed by xla.")
         if otherwise and not any(line.startswith(PLANNED) for line in changes):

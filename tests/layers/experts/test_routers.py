@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
+from jaxpar.config.checks.experts import routers_without_gradient
 from jaxpar.config.parts import ROUTERS as NAMES
+from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts.assignment import balanced, within_capacity
 from jaxpar.layers.experts.losses import share, z_loss
@@ -118,6 +120,19 @@ def test_weights_of_sigmoids_that_underflow_are_those_of_the_formula():
     np.testing.assert_allclose(routing.weights, 1.7 * own / own.sum(axis=1, keepdims=True), rtol=1e-5)
     of_all = scores / scores.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(routing.statistics["probabilities"], of_all, rtol=1e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("per_token", [1, 2])
+@pytest.mark.parametrize("router", ["top_k_softmax", "noisy_top_k", "sigmoid", "softmax_top_k", "cosine"])
+def test_a_run_says_which_routers_the_loss_of_the_task_does_not_train(router: str, per_token: int):
+    """Those whose weights have no derivative."""
+    options = ExpertsConfig(count=COUNT, per_token=per_token, router=router)
+    state = ALONE._replace(noise=jnp.zeros((TOKENS, COUNT)))
+    of = lambda logits: (jnp.float32(FACTORS) * dense(ROUTERS[router].route(logits, state, options))).sum()
+    untrained = not np.abs(jax.grad(of)(jnp.float32(LOGITS))).max() > 1e-6
+    said = routers_without_gradient(ModelConfig(experts=options))
+    assert len(said) == untrained == (per_token == 1 and router in ("top_k_softmax", "noisy_top_k", "sigmoid"))
+    assert all("model.experts.per_token: 1" in one and router in one for one in said)
 
 
 def test_a_hash_chooses_by_the_token_alone():

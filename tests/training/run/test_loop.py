@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from jaxpar.checkpoint import CheckpointError
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.observe.events import Listener, StepRecord
 from jaxpar.observe.writers.jsonl import JsonLines
@@ -139,6 +140,14 @@ def test_evaluations_that_are_asked_for_and_cannot_be_are_reported(tmp_path: Pat
     assert recorded.evaluations == []
     _, recorded = fit(run_config(tmp_path, 2, parallel=MESH, data=data, evaluation={"every": 0, "batches": 1}))
     assert not any("held out" in message for message in recorded.messages)
+
+
+@pytest.mark.long
+def test_a_router_that_the_loss_of_the_task_does_not_train_is_reported(tmp_path: Path):
+    for router, number in (("top_k_softmax", 1), ("switch", 0)):
+        model = {"layers": 1, "experts": ExpertsConfig(count=2, per_token=1, width=16, router=router)}
+        _, recorded = fit(run_config(tmp_path, 1, run={"name": router}, model=model))
+        assert sum("gives the router no gradient" in message for message in recorded.messages) == number
 
 
 def test_a_step_frees_the_state_before_it():
