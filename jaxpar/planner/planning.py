@@ -105,7 +105,7 @@ class Planning:
             print(json.dumps(found, indent=2))
             return
         print_plans(plans, search.effort, console)
-        for line in () if self.verify else words.of_one_program(plans[0]):
+        for line in () if self.verify else words.uncertain(plans[0]):
             console.print(line, highlight=False, soft_wrap=True)
         if idle is not None:
             console.print(idle, highlight=False, soft_wrap=True)

@@ -29,7 +29,7 @@ from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.report import words
 from jaxpar.planner.report.columns import INTERVAL
 from jaxpar.planner.search.candidate import Planned
-from jaxpar.planner.step_time.exposed import shares_of_one_program
+from jaxpar.planner.step_time.exposed import uncertain_shares
 from jaxpar.units import seconds, size
 
 WAITS = ("tensor", "context", "exchange", "data", "scales")
@@ -209,7 +209,7 @@ def judged(
     )
     default = planned.default_seconds / faster  # assumed to change by the same ratio
     spread = planned.spread
-    if spread is not None and "host" not in shares_of_one_program(planned.candidate.layout, planned.cluster):
+    if spread is not None and "host" not in uncertain_shares(planned.candidate.layout, planned.cluster):
         spread = replace(spread, shares=0.0)  # what is waited for is this program's; copies to the host are predicted
     found = replace(planned, candidate=better, default_seconds=default, spread=spread)
     return Verified(found, planned, fits, sent, notes, dict(compiled))

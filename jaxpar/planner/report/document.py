@@ -8,7 +8,7 @@ from jaxpar.layout.plan_file import PlanFile
 from jaxpar.planner.search.avoid import never_measured
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.stage_groups import ranks_of, stages_by_group
-from jaxpar.planner.step_time.exposed import shares_of_one_program
+from jaxpar.planner.step_time.exposed import uncertain_shares
 
 
 def planned_file(planned: Planned, cluster: str) -> PlanFile:
@@ -25,7 +25,7 @@ def _predicted(planned: Planned) -> dict[str, Any]:
     time, memory = planned.candidate.time, planned.candidate.memory
     ranks = ranks_of(planned.candidate.layout)
     read = planned.spread is not None and planned.spread.shares == 0.0  # from this layout's own program
-    of_one_program = [] if read else sorted(shares_of_one_program(planned.candidate.layout, planned.cluster))
+    of_one_program = [] if read else sorted(uncertain_shares(planned.candidate.layout, planned.cluster))
     return {
         "step_time_s": time.seconds,
         "interval_s": None if planned.spread is None else list(planned.spread.interval(time.seconds)),

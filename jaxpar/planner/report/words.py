@@ -17,7 +17,7 @@ from jaxpar.planner.search.avoid import never_measured
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.stage_groups import ranks_of, stages_by_group
-from jaxpar.planner.step_time.exposed import shares_of_one_program
+from jaxpar.planner.step_time.exposed import Program, generation_of, middle, uncertain_shares
 from jaxpar.planner.step_time.interval import Spread, overlap
 from jaxpar.units import percent, seconds, size
 
@@ -93,23 +93,29 @@ def without_evidence(plans: Sequence[Planned]) -> str | None:
     return f"{MARK} never measured: no published run used {one_of(names)}; --avoid {names[0]} leaves it out."
 
 
-def of_one_program(best: Planned) -> list[str]:
-    """A sentence for each compiled program that alone decides what of some messages is waited for."""
+def uncertain(best: Planned) -> list[str]:
+    """A sentence for each compiled program that alone decides what of some messages is waited for, and for those of
+    other GPUs or networks that do."""
     if best.cluster.gpu.short == CPU:  # whose times are nominal
         return []
-    found = shares_of_one_program(best.candidate.layout, best.cluster)
-    lines = []
-    for program in dict.fromkeys(id(one) for one in found.values()):
-        own = {name: one for name, one in found.items() if id(one) == program}
-        one = next(iter(own.values()))
-        shares = [f"{KINDS[name]} ({percent(one.exposed[name] / one.needed[name])})" for name in own]
-        *first, last = shares
-        listed = f"{', '.join(first)} and {last}" if first else last
-        lines.append(
-            f"Waiting for {listed} is known from one compiled program ({one.config} on {one.cluster}, "
-            f"{one.mesh}); programs of a class differ, so the interval is wider; --verify reads this layout's own."
-        )
-    return lines
+    messages: dict[tuple[int, ...], list[str]] = {}
+    found = uncertain_shares(best.candidate.layout, best.cluster)
+    for name, programs in found.items():
+        messages.setdefault(tuple(map(id, programs)), []).append(name)
+    return [_uncertain(best, names, found[names[0]]) for names in messages.values()]
+
+
+def _uncertain(best: Planned, names: Sequence[str], programs: Sequence[Program]) -> str:
+    *first, last = [f"{KINDS[name]} ({percent(middle(name, programs))})" for name in names]
+    listed = f"{', '.join(first)} and {last}" if first else last
+    known = "one compiled program" if len(programs) == 1 else f"{len(programs)} compiled programs"
+    if any(one.generation != generation_of(best.cluster) for one in programs):
+        known += " of other GPUs or another network"
+    own = "; ".join(f"{one.config} on {one.cluster}, {one.mesh}" for one in programs)
+    return (
+        f"Waiting for {listed} is known from {known} ({own}); programs of a class differ, so the interval is wider; "
+        "--verify reads this layout's own."
+    )
 
 
 def whole(layout: Layout) -> str:

@@ -3,7 +3,9 @@
 `evidence/data/compiled.csv` has programs of XLA's GPU compiler, with the seconds that their messages need and those
 that no compute hides (`python -m benchmarks.planner.compiled` renews it). A layout waits for the median share of the
 programs of its classes on GPUs of its generation. Where no program has just these classes, the largest share of each of
-them counts, and where none was compiled for a generation, programs of the next one of `NEAREST` stand for it.
+them counts. Where a class was not compiled for a generation, programs of the next one of `NEAREST` stand for it, but
+never with a smaller share than those of ZeRO-3 alone on its own GPUs. A slow network waits for no smaller share than a
+fast one would, so that more bandwidth never costs time.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ MESSAGES = ("gathers", "scatters", "sums", "host", "state", "context", "tensor",
 (`..._exposed`): gathers of weights, reduce-scatters of gradients, sums over replicas, copies of activations to and
 from the host, those of the optimizer's state, and what context ranks, tensor ranks, ranks of experts and stages send
 each other."""
+
+OF_WEIGHTS = ("gathers", "scatters")
+"""Those of weights and of their gradients."""
 
 type Generation = Literal["ampere", "fast", "slow"]
 """XLA's latency estimator is for Hopper and later, so programs for Ampere are ordered otherwise. On Hopper and later,
@@ -162,7 +167,7 @@ def exposed(layout: Layout, cluster: Cluster) -> Exposed:
 
 @cache
 def _exposed(kinds: tuple[LayoutClass, ...], generation: Generation) -> Exposed:
-    gather, scatter = (share_of_classes(name, kinds, generation) for name in ("gathers", "scatters"))
+    gather, scatter = (share_of_classes(name, kinds, generation) for name in OF_WEIGHTS)
     return Exposed(gather, scatter, share("sums", "replicas", generation), share("host", None, generation))
 
 
@@ -170,7 +175,7 @@ def share_of_classes(
     message: str, kinds: Sequence[str], generation: str, programs: Sequence[Program] | None = None
 ) -> float:
     """The share of messages that a layout of several classes waits for: of programs with just these, if there are."""
-    return _middle(message, programs_of_classes(message, kinds, generation, programs))
+    return middle(message, programs_of_classes(message, kinds, generation, programs))
 
 
 def programs_of_classes(
@@ -178,10 +183,15 @@ def programs_of_classes(
 ) -> list[Program]:
     """The programs whose median `share_of_classes` is; of several classes, those of the one with the largest share."""
     rows = _programs() if programs is None else programs
+    own = _of_classes(message, kinds, generation, rows)
+    return own if generation != "slow" else _larger(message, own, _of_classes(message, kinds, "fast", rows))
+
+
+def _of_classes(message: str, kinds: Sequence[str], generation: str, rows: Sequence[Program]) -> list[Program]:
     alike = [one for one in rows if one.generation == generation and one.classes == tuple(kinds)]
     found = [one for one in alike if one.needed.get(message)]
-    each = (found,) if found else (programs_of(message, kind, generation, rows) for kind in kinds)
-    return max(each, key=lambda own: _middle(message, own))
+    each = (found,) if found else (_of_class(message, kind, generation, rows) for kind in kinds)
+    return max(each, key=lambda own: middle(message, own))
 
 
 def share(message: str, kind: str | None, generation: str, programs: Sequence[Program] | None = None) -> float:
@@ -193,25 +203,42 @@ def share(message: str, kind: str | None, generation: str, programs: Sequence[Pr
         generation: of the GPUs.
         programs: those of the file.
     """
-    return _middle(message, programs_of(message, kind, generation, programs))
+    return middle(message, programs_of(message, kind, generation, programs))
 
 
 def programs_of(
     message: str, kind: str | None, generation: str, programs: Sequence[Program] | None = None
 ) -> list[Program]:
     """The programs whose median `share` is."""
-    for own in NEAREST[generation]:
-        found = [
-            one
-            for one in (_programs() if programs is None else programs)
-            if one.generation == own and kind in (None, one.classes[0]) and one.needed.get(message)
-        ]
-        if found:
-            return found
-    raise AssertionError(f"no compiled program of class {kind} has {message}")
+    rows = _programs() if programs is None else programs
+    own = _of_class(message, kind, generation, rows)
+    return own if generation != "slow" else _larger(message, own, _of_class(message, kind, "fast", rows))
 
 
-def _middle(message: str, programs: Sequence[Program]) -> float:
+def _of_class(message: str, kind: str | None, generation: str, rows: Sequence[Program]) -> list[Program]:
+    """The programs of a generation, or those that stand for it."""
+    there = {own: _having(message, kind, own, rows) for own in NEAREST[generation]}
+    if (found := next(filter(None, there.values()), None)) is None:
+        raise AssertionError(f"no compiled program of class {kind} has {message}")
+    alone = _having(message, "fsdp", generation, rows) if message in OF_WEIGHTS and kind is not None else []
+    if there[generation] or not alone:
+        return found
+    return _larger(message, found, alone)
+
+
+def _having(message: str, kind: str | None, generation: str, rows: Sequence[Program]) -> list[Program]:
+    """Programs of a class on GPUs of just this generation that send such messages."""
+    own = (one for one in rows if one.generation == generation and kind in (None, one.classes[0]))
+    return [one for one in own if one.needed.get(message)]
+
+
+def _larger(message: str, *programs: list[Program]) -> list[Program]:
+    """Of several lists of programs the first of those that wait for most."""
+    return max(programs, key=lambda own: middle(message, own))
+
+
+def middle(message: str, programs: Sequence[Program]) -> float:
+    """The median share of a kind of messages that programs wait for."""
     return median(one.exposed[message] / one.needed[message] for one in programs)
 
 
@@ -221,14 +248,16 @@ def sums_beside(layout: Layout) -> bool:
     return layout.sums_early and only_after(layout.pipe, layout.replica, shards, layout.zero) is None
 
 
-def shares_of_one_program(layout: Layout, cluster: Cluster) -> dict[str, Program]:
-    """Of the messages of a layout of jaxpar's that `exposed` has shares of: those whose share is of one program."""
+def uncertain_shares(layout: Layout, cluster: Cluster) -> dict[str, list[Program]]:
+    """Of the messages of a layout of jaxpar's that `exposed` has shares of: those whose share is of one program, or of
+    programs of another generation of GPUs or networks, with these programs."""
     kinds, generation = classes_of(layout), generation_of(cluster)
     used: dict[str, list[Program]] = {}
     if layout.zero == 3 and layout.fsdp * layout.expert * layout.context > 1:
-        used |= {name: programs_of_classes(name, kinds, generation) for name in ("gathers", "scatters")}
+        used |= {name: programs_of_classes(name, kinds, generation) for name in OF_WEIGHTS}
     if sums_beside(layout):
         used["sums"] = programs_of("sums", "replicas", generation)
     if kinds[0] == "copies":
         used["host"] = programs_of("host", None, generation)
-    return {name: programs[0] for name, programs in used.items() if len(programs) == 1}
+    theirs = lambda own: any(one.generation != generation for one in own)
+    return {name: own for name, own in used.items() if len(own) == 1 or theirs(own)}

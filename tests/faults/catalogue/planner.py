@@ -39,8 +39,8 @@ PLANNER = (
         name="least_share_of_several_classes",
         description="A layout of several classes waits for the least share of their messages.",
         file="jaxpar/planner/step_time/exposed.py",
-        old="return max(each, key=lambda own: _middle(message, own))",
-        new="return min(each, key=lambda own: _middle(message, own))",
+        old="return max(each, key=lambda own: middle(message, own))",
+        new="return min(each, key=lambda own: middle(message, own))",
         caught_by=(
             "tests/planner/step_time/test_shares.py::test_of_several_classes_programs_with_just_these_count_or_the_largest_share",
         ),

@@ -11,9 +11,12 @@ from math import inf
 
 import pytest
 
-from jaxpar.config import Config, UserError
+from benchmarks.planner.compiled import CONFIGS
+from jaxpar.config import Config, UserError, load_config
 from jaxpar.hardware.cluster import Cluster, parse_cluster
-from jaxpar.planner.planning import best_with_idle_hosts
+from jaxpar.hardware.xla_flags import SLOW_NETWORK
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.planning import best_with_idle_hosts, planned_config
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from tests.planner.search.test_avoid import with_links
@@ -96,3 +99,16 @@ def test_draws_differ_and_can_be_repeated():
 def test_less_of_it_does(case: Case):
     """So the statements above are about the hardware that they change."""
     assert case.seconds(with_links(case.cluster, hbm=1 / case.factor)) > case.seconds(case.cluster)
+
+
+def test_a_network_that_becomes_a_fast_one_makes_no_layout_slower():
+    """Other compiled programs count from `SLOW_NETWORK` on. The layout is the first of 175B with rows of 32k."""
+    config = planned_config(load_config(CONFIGS / "gpt3_175b_32k.yaml", []))
+    layout = Layout(fsdp=64, context=4, zero=3, remat="gemm_last", context_strategy="ulysses")
+    cluster = parse_cluster("h100:32x8")
+    edge = SLOW_NETWORK / cluster.link(True).bandwidth
+    at = lambda share: Search(Space(config, with_links(cluster, network=share * edge))).timer
+    slow, fast = at(0.996), at(1.004)
+    copied = replace(layout, offload_fraction=0.5)
+    for own in (layout, copied, replace(layout, fsdp=32, replica=2), replace(layout, fsdp=256, context=1)):
+        assert fast.step(own).seconds < slow.step(own).seconds, own

@@ -1,4 +1,5 @@
-"""Intervals are wider where one compiled program alone shows how long messages are waited for."""
+"""Intervals are wider where one compiled program alone, or those of other GPUs, show how long messages are waited
+for."""
 
 from __future__ import annotations
 
@@ -8,15 +9,19 @@ from math import log
 
 import pytest
 
+from benchmarks.planner.compiled import CONFIGS
+from jaxpar.config import load_config
 from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.planner.evidence.verified import judged
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.planning import anchored
+from jaxpar.planner.machine import named_cluster
+from jaxpar.planner.planning import anchored, planned_config
 from jaxpar.planner.report.document import planned_file
 from jaxpar.planner.report.page import html_page
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.share_spread import share_spread
-from jaxpar.planner.step_time.exposed import Exposed
+from jaxpar.planner.search.space import Space
+from jaxpar.planner.step_time.exposed import Exposed, exposed, uncertain_shares
 from jaxpar.planner.step_time.interval import KNOWN, ONE_PROGRAM, Spread
 from tests.planner.spaces import model_of, search_of
 
@@ -41,13 +46,36 @@ def test_it_is_what_the_step_changes_by_when_the_shares_of_the_program_move(slow
     assert at(0.0) == timer.step(SHARDED).seconds
     each = (at(0.1) - at(0.0)) / 0.1
     assert each > 0
-    wanted = log((at(0.0) + ONE_PROGRAM * each) / (at(0.0) - min(ONE_PROGRAM, 0.238) * each)) / 2
+    shares = exposed(SHARDED, slow.space.cluster)
+    less = sum(min(ONE_PROGRAM, own) for own in (shares.gather, shares.scatter)) / 2
+    wanted = log((at(0.0) + ONE_PROGRAM * each) / (at(0.0) - less * each)) / 2
     assert share_spread(timer, SHARDED) == pytest.approx(wanted, rel=0.15)
 
 
 def test_a_class_with_several_programs_has_none(slow: Search):
     fast = on("h100:4x8")
     assert share_spread(fast.timer, SHARDED) == 0.0 < share_spread(slow.timer, SHARDED)
+
+
+def test_programs_of_other_gpus_are_no_better_evidence_than_one_of_the_layouts_own():
+    """Of pipelines with context ranks two programs on H100s stand for an A100, and it has as wide an interval as where
+    one program stands for it."""
+    ampere = on("a100-80:4x8")
+    context = Layout(fsdp=16, context=2, zero=3, remat="none")
+    found = uncertain_shares(context, ampere.space.cluster)
+    assert any(len(own) > 1 for own in found.values())
+    assert share_spread(ampere.timer, context) > 0.5 * share_spread(ampere.timer, SHARDED) > 0.0
+
+
+@pytest.mark.parametrize("cluster", ["h800:4x8", "a100-80:4x8"])
+def test_replicas_do_not_come_first_because_they_were_not_compiled(cluster: str):
+    """Sums over replicas beside the backward were compiled on H100s with a fast network alone."""
+    config = load_config(CONFIGS / "llama3_8b.yaml", ["data.batch_size=64"])
+    fixed = {"pipe": "1", "context": "1", "tensor": "1", "expert": "1", "offload": "none", "zero": "3"}
+    timed = lambda replica: Search(Space(planned_config(config), named_cluster(cluster), fixed | {"replica": replica}))
+    sharded, replicas = (timed(number).best(1)[0].candidate for number in ("1", "2"))
+    assert (sharded.layout.fsdp, replicas.layout.fsdp) == (32, 16)
+    assert sharded.seconds < replicas.seconds
 
 
 def test_shares_stay_between_nothing_and_all():
