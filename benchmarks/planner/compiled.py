@@ -69,10 +69,11 @@ COLUMNS = (
 )  # fmt: skip
 WAITED = (*WAITS, "offload")
 """Parts of a predicted step that wait for what a program shows as exposed."""
-KINDS = {
-    "gather_weight": "gathers", "gather_rows": "gathers", "scatter_gradient": "scatters", "scatter_rows": "scatters",
-}  # fmt: skip
+KINDS = {"gather_weight": "gathers", "scatter_gradient": "scatters"}
 """Of collectives of weights; the others over data ranks are sums."""
+ROWS = ("join_ranks", "gather_rows", "scatter_rows")
+"""Of ids of tokens, and of rows of the embedding: no kind of `MESSAGES`, since the planner has a step wait for all of
+them, and not for a share."""
 
 
 def prepared(program: Program) -> tuple[Config, Cluster]:
@@ -101,10 +102,13 @@ def copied(layout: Layout) -> str:
 
 
 def by_kind(collectives: Iterable[Collective], copied: str = "host") -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds of messages, needed and exposed, by kind of `MESSAGES`; `copied` is that of copies to the host."""
+    """Seconds of messages, needed and exposed, by kind of `MESSAGES`, but for `ROWS`; `copied` is that of copies to the
+    host."""
     needed: dict[str, float] = defaultdict(float)
     exposed: dict[str, float] = defaultdict(float)
     for row in collectives:
+        if row.collective in ROWS:
+            continue
         kind = kind_of(row)
         kind = copied if kind == "host" else kind
         needed[kind] += row.seconds

@@ -129,6 +129,8 @@ def test_messages_count_by_kind():
         sent("fsdp", "gather_weight"), sent("fsdp+context", "scatter_gradient"), sent("replica", "reduce_sum"),
         sent("host", "to_host"), sent("context", "gather_context"), sent("tensor", "gather_sequence"),
         sent("expert", "exchange_tokens"), sent("pipe", "shift_stage"),
+        # Of these a step waits for all: they are no part of a share.
+        sent("fsdp", "gather_rows"), sent("fsdp", "scatter_rows"), sent("fsdp+expert", "join_ranks"),
     ]  # fmt: skip
     needed, waited = by_kind(rows)
     kinds = ("gathers", "scatters", "sums", "host", "context", "tensor", "experts", "pipe")

@@ -13,10 +13,12 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.config import Config
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.model import LoraConfig
 from jaxpar.mesh.rules import mesh_axes_of
 from tests.nonzero_gradients import gemma
 from tests.small_run import SmallRun, small
-from tests.training.parity.one_device import assert_equals_one_device
+from tests.training.parity.one_device import assert_close, assert_equals_one_device
+from tests.training.parity.test_lora import adapted, loss_and_gradients
 from tests.training.parity.test_replica_sums import reference
 from tests.training.runs import fit, losses, run_config
 
@@ -46,6 +48,10 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         "model": {"experts": ExpertsConfig(count=4, per_token=2, width=32, shared=1)},
         "memory": {"optimizer_offload": "host"},
     },
+    "experts, beside the backward": {
+        "parallel": {"replica": 2, "fsdp": 2, "expert": 2, "replica_sums": "overlapped"},
+        "model": {"experts": ExpertsConfig(count=4, per_token=2, width=32, shared=1)},
+    },
     INDIVISIBLE: {
         "parallel": {"replica": 4, "fsdp": 2, "replica_sums": "overlapped"},
         "model": {"embed": 28, "head_dim": 8},
@@ -73,6 +79,9 @@ TRAINED: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
+FROZEN: dict[str, dict[str, Any]] = {
+    "beside the backward": {"replica": 2, "fsdp": 2, "microbatches": 2, "replica_sums": "overlapped"},
+}
 SHARDED = {"shard_state_over_replicas": True}
 STEPS = 3
 
@@ -89,6 +98,18 @@ def test_loss_and_gradients_equal_one_device(layout: str):
     state = jax.tree.leaves(run.step.layout.master, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
     assert any("replica" in mesh_axes_of(where) for where in state) == (layout != INDIVISIBLE)
     assert_equals_one_device(run, *reference(LAYOUTS[layout].get("model", {})))
+
+
+@pytest.mark.matrix(quick=(), ci=1)
+@pytest.mark.parametrize("layout", FROZEN)
+def test_loss_and_gradients_of_factors_equal_one_device(layout: str):
+    lora = LoraConfig(rank=4, alpha=4.0)
+    wanted = loss_and_gradients(SmallRun(adapted(lora)))
+    run = SmallRun(adapted(lora, parallel=FROZEN[layout] | SHARDED))
+    state = jax.tree.leaves(run.step.layout.master, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
+    assert any("replica" in mesh_axes_of(where) for where in state)
+    found = loss_and_gradients(run)
+    assert_close(found[0], wanted[0], found[1], wanted[1])
 
 
 def trained(run: SmallRun) -> tuple[list[tuple[float, float]], Any]:
