@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,8 @@ class Kernel:
     """Results that are not the same bits in every run."""
     together: int = 1
     """Cases that `check` takes at a time, and compiles side by side."""
+    sort: Callable[[Any], Hashable] = lambda case: None
+    """What decides which program a case runs: one of each sort is launched thousands of times."""
 
 
 def _attention_cases(processors: int, dry: bool) -> Mapping[str, Sequence[Case]]:
@@ -82,6 +84,7 @@ def _attention(name: str, *launches: str) -> Kernel:
         repeat,
         attention.VARYING.get(name, ()),
         attention.TOGETHER,
+        lambda case: case.width,
     )
 
 
@@ -136,7 +139,8 @@ def _grouped(name: str) -> Kernel:
         return (lambda: run(*arrays)), case.results
 
     check = _each(lambda journal, case: grouped.check_case(journal, case, name))
-    return Kernel(f"grouped_matmul/{name}", ("grouped_matmul_",), _grouped_cases, lambda case: case.name, check, repeat)
+    label, sort = lambda case: case.name, lambda case: case.gated
+    return Kernel(f"grouped_matmul/{name}", ("grouped_matmul_",), _grouped_cases, label, check, repeat, sort=sort)
 
 
 def _tiled_cases(processors: int, dry: bool) -> Mapping[str, Sequence[tiled.Case]]:
@@ -228,6 +232,7 @@ KERNELS = (
         lambda case: case.name,
         _each(grouped_tiled.check_case),
         _repeat_grouped_tiled,
+        sort=lambda case: case.of,
     ),
     Kernel(
         norm_rotary.KERNEL,

@@ -148,6 +148,25 @@ def test_other_bits_in_one_of_many_launches_are_seen_but_where_they_may_vary(mon
         assert (trouble("k", journal.rows) is None) == passed
 
 
+def test_one_case_of_each_sort_is_launched_and_once(monkeypatch: pytest.MonkeyPatch):
+    """Of each width, the last; not one that the GPU cannot run, and not again when the step goes on."""
+    monkeypatch.setattr(steps, "LAUNCHES", 40)
+    monkeypatch.setattr(steps, "_processors", lambda journal: 78)
+    names = ["64 a", "64 b", "96 a", "128 a", "128 b"]
+    repeat = lambda case, dry: (lambda: (jnp.ones(3),), ("out",))
+    sort = lambda case: case.split()[0]
+    one = Kernel("k", ("k_",), lambda *_: {RUNGS[0]: names}, str, lambda *_: None, repeat, sort=sort)
+    refused = {"part": "k, one tile", "kind": "check", "kernel": "k", "case": "128 b", "refused": "no room"}
+    earlier = [refused, {"part": "k, launches", "kind": "launches", "kernel": "k", "case": "96 a"}]
+    journal = Journal("k, launches", 100, earlier=earlier)
+    assert steps._launch(one)(journal)
+    found = [(row["case"], row["launches"]) for row in journal.rows if row["kind"] == "launches"]
+    assert found == [("64 b", 13), ("128 a", 13)]
+    begun = [(row["kind"], row["what"]) for row in journal.rows if row["kind"] in ("begin", "compiling")]
+    assert begun[:2] == [("compiling", "13 launches of 64 b"), ("begin", "13 launches of 64 b")]
+    assert not steps._launch(one)(Journal("k, launches", 1, earlier=earlier)), "time is up: another run goes on"
+
+
 def test_what_is_right_in_every_step_is_recorded_and_the_text_has_the_record(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

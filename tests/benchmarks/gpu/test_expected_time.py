@@ -9,9 +9,9 @@ from typing import Any
 
 from benchmarks.gpu.attention import TOGETHER
 from benchmarks.gpu.attention_cases import timed
-from benchmarks.gpu.bring_up.ladder import KERNELS, Kernel
+from benchmarks.gpu.bring_up.ladder import KERNELS, RUNGS, WIDTHS, Kernel
 from benchmarks.gpu.bring_up.run import HANG, SANITIZING
-from benchmarks.gpu.bring_up.steps import LAUNCHES, STAGES, Step
+from benchmarks.gpu.bring_up.steps import LAUNCHES, STAGES, Step, launched
 from benchmarks.gpu.parts import PARTS
 
 ROOT = Path(__file__).parents[3]
@@ -48,14 +48,24 @@ def test_the_page_states_the_steps_of_attention_and_their_minutes():
 def test_the_page_states_the_steps_of_the_other_kernels_and_their_minutes():
     climbs, speeds = STAGES[2:4]
     kernels = [one for one in KERNELS if not one.name.startswith("attention/")]
-    (start,), (launching,) = stated(r"\((\d+) s to start\)"), stated(r"launches \((\d+) s\)")
-    processes, of_cases, each, times, launches, measuring, minutes = stated(
-        r"The other kernels: (\d+) processes, (\d+) cases \((\d+) s\), (\d+) times ([\d,]+) launches and (\d+) minutes "
-        r"of speeds: (\d+) minutes"
+    (start,) = stated(r"\((\d+) s to start\)")
+    processes, of_cases, each, times, launches, launching, measuring, minutes = stated(
+        r"The other kernels: (\d+) processes, (\d+) cases \((\d+) s\), (\d+) times ([\d,]+) launches \((\d+) s\) and "
+        r"(\d+) minutes of speeds: (\d+) minutes"
     )
     assert (processes, of_cases) == (len(climbs) + len(speeds), sum(sum(numbers_of_cases(one)) for one in kernels))
     assert (times, launches) == (len(kernels), LAUNCHES)
     assert round((processes * start + of_cases * each + times * launching) / 60 + measuring) == minutes
+
+
+def test_the_page_states_the_cases_that_are_launched():
+    sorts = {one.name: len(launched(one, one.cases(PROCESSORS, False)[RUNGS[2]])) for one in KERNELS}
+    of_width, widths, of_kernel = stated(
+        r"attention ([\d,]+) at each of the (\d+) widths of heads, of grouped matmuls ([\d,]+) of each of two kernels"
+    )
+    assert {number for name, number in sorts.items() if name.startswith("attention/")} == {widths} == {len(WIDTHS)}
+    assert {number for name, number in sorts.items() if name.startswith("grouped_")} == {2}
+    assert (of_width, of_kernel) == (LAUNCHES // widths, LAUNCHES // 2)
 
 
 def test_the_page_states_the_steps_of_the_sanitizer():
