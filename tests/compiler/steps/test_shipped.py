@@ -66,7 +66,7 @@ KEPT = "memory.remat={preset: full, attention_residual: save, router_logits: sav
 @pytest.mark.parametrize(
     ("file", "on", "overrides", "waited"),
     [
-        pytest.param("qwen3_30b_a3b", "h100:2x8", (), 0.04, id="Qwen3"),
+        pytest.param("qwen3_30b_a3b", "h100:2x8", (), 0.01, id="Qwen3"),
         pytest.param(
             "deepseek_v3", "h100:16x8", ("model.layers=7", KEPT), 0.09, id="DeepSeek", marks=pytest.mark.release
         ),
