@@ -71,7 +71,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "capacity": (1.0, 4.0),
     "microbatches": (1, 4),
     "shared": (0, 2),
-    "zero": (1, 3),
+    "zero": (1, 0, 2, 3),
     "remat": ("none", "gemm_last", "full", "offload", "half offloaded"),
     "kinds": (False, True),
 }  # fmt: skip

@@ -109,6 +109,15 @@ ROUTED_ON: dict[str, dict[str, Any]] = {
     "four expert ranks, slices, several rounds": {
         "parallel": {"expert": 4, "expert_slices": 2, "expert_capacity": 1.0, "expert_exchange": "all_to_all"},
     },
+    "own rows first, several rounds": {
+        "parallel": {
+            "expert": 2,
+            "expert_slices": 2,
+            "expert_own_rows": "first",
+            "expert_capacity": 1.0,
+            "expert_exchange": "all_to_all",
+        },
+    },
     "all gather, recomputed": {"parallel": {"expert": 2, "expert_exchange": "all_gather"}, "memory": {"remat": "full"}},
     "an exception and a quantised layer in one place of two stages": {
         "parallel": {"pipe": 2, "expert": 2, "microbatches": 2, "expert_exchange": "all_to_all"},
