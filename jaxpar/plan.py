@@ -201,7 +201,7 @@ def _validate(given: Sequence[str]) -> None:
     parser = Parser("jaxpar.plan validate", "Compare the time model with published runs.")
     parser.add_argument("--data", metavar="CSV", type=Path, required=True)
     words = "runs of the same software: print what follows for each row of --data, which needs no time"
-    parser.add_argument("--measured", metavar="CSV", type=Path, help=words)
+    parser.add_argument("--measured", metavar="FOLDER|CSV", type=Path, help=words)
     parser.add_json()
     options = parser.parse_args(given)
     _load()

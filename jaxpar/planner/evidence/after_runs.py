@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import named
+from jaxpar.planner.evidence.anchors import measured_file
 from jaxpar.planner.evidence.errors import aligned
 from jaxpar.planner.evidence.judged import Judged
 from jaxpar.planner.evidence.posterior import posterior
@@ -53,7 +54,7 @@ def after_runs(data: Path, measured: Path) -> tuple[list[AfterRuns], list[Refuse
 
     Args:
         data: rows in the schema of published runs; they need no time.
-        measured: rows of the same schema, of which those with a time count.
+        measured: rows of the same schema, or the folder of a run, of which those with a time count.
 
     Returns:
         The rows, and those of both files that cannot be timed.
@@ -61,8 +62,9 @@ def after_runs(data: Path, measured: Path) -> tuple[list[AfterRuns], list[Refuse
     Raises:
         UserError: a file cannot be read, or has no row to predict, or none with a time.
     """
-    rows, refused = read_rows(data)
-    runs, refused_runs = read_rows(measured)
+    measured = measured_file(measured)
+    rows, refused = read_rows(data, "--data ")
+    runs, refused_runs = read_rows(measured, "--measured ")
     anchors = [judge(run) for run in runs if run.tokens_per_s_per_gpu is not None]
     why = lambda left: f"; {left[0].row}: {left[0].why}" if left else ""
     if not rows:

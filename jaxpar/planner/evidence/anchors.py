@@ -35,6 +35,14 @@ class Anchors:
     """What was read, in words."""
 
 
+def measured_file(path: Path) -> Path:
+    """The rows of `--measured`: a CSV file, or that of a run's folder. Raises `UserError` for a folder without one."""
+    file = path / MEASURED_FILE if path.is_dir() else path
+    if path.is_dir() and not file.exists():
+        raise UserError(f"--measured {named(path)}: it has no {MEASURED_FILE}, which a run of two steps or more writes")
+    return file
+
+
 def read_anchors(path: Path, cluster: Cluster, hardware: HardwareModel | None = None) -> Anchors:
     """The runs of a file, or of a run's folder, and what they change about predictions on `cluster`.
 
@@ -46,10 +54,8 @@ def read_anchors(path: Path, cluster: Cluster, hardware: HardwareModel | None = 
     Raises:
         UserError: it cannot be read, or no row has a time on GPUs of the cluster's kind.
     """
-    file = path / MEASURED_FILE if path.is_dir() else path
-    if path.is_dir() and not file.exists():
-        raise UserError(f"--measured {named(path)}: it has no {MEASURED_FILE}, which a run of two steps or more writes")
-    runs, refused = read_rows(file)
+    file = measured_file(path)
+    runs, refused = read_rows(file, "--measured ")
     timed = [run for run in runs if run.tokens_per_s_per_gpu is not None]
     own = [run for run in timed if run.cluster.gpu.short == cluster.gpu.short]
     if not own:

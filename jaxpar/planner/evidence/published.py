@@ -135,14 +135,18 @@ def read_runs(path: Path) -> list[Run]:
     return [_run(row, _place(where, number, row)) for number, row in enumerate(_rows(path), 2)]
 
 
-def read_rows(path: Path) -> tuple[list[Run], list[Refused]]:
+def read_rows(path: Path, option: str = "") -> tuple[list[Run], list[Refused]]:
     """The runs of a CSV file, and the rows that cannot be timed with the reason of each.
+
+    Args:
+        path: the file.
+        option: what it was given as, with a space; errors begin with it.
 
     Raises:
         UserError: no such file, or a column is missing.
     """
     where, runs, refused = named(path), list[Run](), list[Refused]()
-    for number, row in enumerate(_rows(path), 2):
+    for number, row in enumerate(_rows(path, option), 2):
         place = _place(where, number, row)
         try:
             runs.append(_run(row, place))
@@ -156,7 +160,7 @@ def _place(where: str, number: int, row: Mapping[str, str]) -> str:
     return f"{where}: row {number} ({row['source']} {row['row_id']})"
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def _rows(path: Path, option: str = "") -> list[dict[str, str]]:
     """The rows of a file that has all columns. Raises `UserError`."""
     try:
         check_regular(path)
@@ -165,12 +169,14 @@ def _rows(path: Path) -> list[dict[str, str]]:
             rows = list(reader)
             found = reader.fieldnames or []
     except FileNotFoundError:
-        raise UserError(f"{named(path)}: there is no such file") from None
+        raise UserError(f"{option}{named(path)}: there is no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{named(path)}: cannot be read as text ({error})") from None
+        raise UserError(f"{option}{named(path)}: cannot be read as text ({error})") from None
     for column in COLUMNS:
         if column not in found:
-            raise UserError(f"{named(path)}: the column {quoted(column)} is missing{did_you_mean(column, found)}")
+            raise UserError(
+                f"{option}{named(path)}: the column {quoted(column)} is missing{did_you_mean(column, found)}"
+            )
     return rows
 
 

@@ -11,6 +11,7 @@ from statistics import median
 
 import pytest
 
+from jaxpar.observe.writers.measured_row import MEASURED_FILE
 from jaxpar.plan import main
 from jaxpar.planner.evidence.after_runs import AfterRuns, after_runs, lines
 from jaxpar.planner.evidence.validate import PUBLISHED
@@ -106,3 +107,22 @@ def test_files_without_a_row_to_use_are_refused(tmp_path: Path, rows: list[Row])
         after_runs(good, untimed)
     with refused("--data", "wrong.csv", "no row can be timed", "row 2", "tpu-v5"):
         after_runs(wrong, good)
+
+
+def test_the_folder_of_a_run_is_read(tmp_path: Path, rows: list[Row]):
+    data = written(tmp_path / "data.csv", rows[1:2])
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with refused(f"--measured {folder}", MEASURED_FILE):
+        after_runs(data, folder)
+    file = written(folder / MEASURED_FILE, rows[:1])
+    assert after_runs(data, folder) == after_runs(data, file)
+    assert after_runs(data, folder)[0][0].runs == 1
+
+
+def test_a_file_that_is_missing_is_named_with_its_option(tmp_path: Path, rows: list[Row]):
+    good, missing = written(tmp_path / "good.csv", rows[:1]), tmp_path / "missing.csv"
+    with refused(f"--data {missing}: there is no such file"):
+        after_runs(missing, good)
+    with refused(f"--measured {missing}: there is no such file"):
+        after_runs(good, missing)
