@@ -86,7 +86,7 @@ UNKNOWN = Spread(between=0.134, within=0.121, quantile=1.31)
 """Software that is not known: the same, from each generation of software predicted as the mean of all the others, by
 the runs of these."""
 
-ONE_PROGRAM = 0.286
+ONE_PROGRAM = 0.284
 """How far shares of messages that are waited for are from those of one other compiled program of their class, as a
 standard deviation: `KNOWN.quantile` of it hold `SHARE` of the programs of classes with several, each beside the others
 of its class (`benchmarks.planner.compiled`)."""
