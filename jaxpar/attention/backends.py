@@ -41,7 +41,7 @@ def kernel_request(request: AttentionRequest) -> Request:
     return Request(
         platform=request.platform,
         dtype=request.dtype,
-        heads=request.heads // ranks,
+        heads=max(1, request.heads // ranks),
         kv_heads=max(1, request.kv_heads // ranks),
         width=request.head_dim,
         value_width=request.value_width,

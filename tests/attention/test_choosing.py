@@ -184,3 +184,4 @@ def test_the_kernel_gets_whole_rows_and_a_share_of_the_heads_or_parts_of_rows_an
     assert [(one.queries, one.keys, one.heads, one.kv_heads) for one in found] == [
         (4096, 4096, 2, 1), (1024, 4096, 8, 2),
     ]  # fmt: skip
+    assert kernel_request(replace(split, context=16)).heads == 1, "more ranks than heads, which a search asks about"
