@@ -131,7 +131,8 @@ def test_of_mosaic_the_gradient_of_queries_alone_may_differ_in_the_second_run(
         return tuple(x * (1 + 1e-7) if name == changed and len(runs) == 2 else x for name, x in found.items())
 
     programs = compiled | {"have": have}
-    monkeypatch.setattr(attention, "compile_all", lambda lowers: {(case, kind): programs[kind] for _, kind in lowers})
+    of_kinds = lambda journal, what, lowers: {(case, kind): programs[kind] for _, kind in lowers}
+    monkeypatch.setattr(attention, "compile_all", of_kinds)
     journal = Journal("check", 100)
     attention.check_some(journal, ours, [case])
     (row,) = (row for row in journal.rows if row["kind"] == "check")
