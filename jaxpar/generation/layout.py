@@ -33,6 +33,7 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
         parallel, zero=zero, microbatches=1, schedule="auto", virtual_stages=None, stage_layers=None,
         context_order="contiguous", ulysses=None, tensor_overlap="plain", tensor_chunks=None,
         secondary_shard=None, collectives="flat", expert_slices="auto", expert_own_rows="auto",
+        embedding_messages="auto", layer_unroll="auto", weight_prefetch="auto",
         context_strategy="auto" if parallel.context_strategy == "usp" else parallel.context_strategy,
     )  # fmt: skip
     memory = replace(

@@ -1,0 +1,27 @@
+"""A run's configuration, laid out for generation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxpar.generation.layout import generation_layout
+from tests.small_run import SmallRun, small
+
+
+@pytest.mark.parametrize(
+    "parallel", [{"embedding_messages": "rows"}, {"layer_unroll": 2}, {"weight_prefetch": "parts"}]
+)
+def test_what_training_names_for_sharded_weights_stops_no_generation(parallel: dict[str, Any]):
+    """A generator may hold the weights of a run with `zero: 3` whole, where these settings would be refused."""
+    config = small(model={"layers": 4}, parallel={"fsdp": 4} | parallel)
+    mesh = SmallRun(config).step.mesh
+    for zero in (0, 3):
+        plan = generation_layout(config, mesh, zero=zero).plan
+        assert (plan.zero, plan.embedding_messages, plan.layer_unroll, plan.weight_prefetch) == (
+            zero,
+            "table",
+            1,
+            "layer",
+        )
