@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxpar.config.plan import ExpertLayout
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts.lists import NONE, Lists, Places, Window, by_expert, by_rank
-from jaxpar.layers.experts.own_rows import own_places, without_own
+from jaxpar.layers.experts.own_rows import OwnRows, own_places, without_own
 from jaxpar.layers.experts.room import room_of, row_room
 from jaxpar.layers.experts.rows import collect, spread
 from jaxpar.mesh.collectives import (
@@ -43,13 +43,8 @@ class Exchange(Protocol):
         """Where the rows that this rank receives are multiplied, and with which weights, for each slice of a stack."""
         ...
 
-    def apart(self, window: Window, gates: Float[Array, "slices tokens chosen"]) -> tuple[Window, Places | None]:
-        """Of a stack of slices: what is sent, and where the rest is multiplied, which is of this rank's own experts and
-        is sent nowhere; None where all is sent. Sources of the rest are the tokens of all slices."""
-        ...
-
-    def own(self, places: Places, x: Float[Array, "tokens embed"]) -> Float[Array, "rows embed"]:
-        """The rows that are sent nowhere, in the order of experts."""
+    def apart(self, window: Window, gates: Float[Array, "slices tokens chosen"]) -> tuple[Window, OwnRows | None]:
+        """Of a stack of slices: what is sent, and what this rank computes for itself; None where all is sent."""
         ...
 
     def dispatch(self, window: Window, x: Float[Array, "tokens embed"]) -> Float[Array, "rows embed"]:
@@ -97,17 +92,14 @@ class AllToAll:
         sort = partial(by_expert, rows=self.rows, each=self.experts, copies=min(gates.shape[2], self.experts))
         return jax.vmap(sort)(expert, row, came[..., 0])
 
-    def apart(self, window: Window, gates: Float[Array, "slices tokens chosen"]) -> tuple[Window, Places | None]:
+    def apart(self, window: Window, gates: Float[Array, "slices tokens chosen"]) -> tuple[Window, OwnRows | None]:
         """The rank's own list, if it goes first."""
         if not self.own_first:
             return window, None
         rank = lax.axis_index("expert")
         hidden = jax.vmap(partial(without_own, rank=rank, ranks=self.ranks, rows=self.rows))(window)
-        return hidden, own_places(window, gates, rank, self.ranks, self.rows, self.experts)
-
-    def own(self, places: Places, x: Float[Array, "tokens embed"]) -> Float[Array, "rows embed"]:
-        """Rounded as what is sent."""
-        return sent(self.wire, spread, x, places.take, places.back)
+        places = own_places(window, gates, rank, self.ranks, self.rows, self.experts)
+        return hidden, OwnRows(places, self.wire)
 
     def dispatch(self, window: Window, x: Float[Array, "tokens embed"]) -> Float[Array, "rows embed"]:
         """Those of all ranks for the experts of this one."""
@@ -159,14 +151,10 @@ class AllGather:
         back = jnp.where(window.slots >= 0, found.back[window.slots[:, 0]], NONE).reshape(gates.shape)
         return found._replace(take=tokens, back=back)
 
-    def apart(self, window: Window, gates: Float[Array, "slices tokens chosen"]) -> tuple[Window, Places | None]:
+    def apart(self, window: Window, gates: Float[Array, "slices tokens chosen"]) -> tuple[Window, OwnRows | None]:
         """Nothing: all tokens are gathered."""
         del gates
         return window, None
-
-    def own(self, places: Places, x: Float[Array, "tokens embed"]) -> Float[Array, "rows embed"]:
-        """There are none."""
-        raise AssertionError("no rows are apart")
 
     def dispatch(self, window: Window, x: Float[Array, "tokens embed"]) -> Float[Array, "rows embed"]:
         """The tokens of all ranks."""

@@ -3,12 +3,28 @@ beside the first one (Comet, arXiv:2502.19811)."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxpar.layers.experts.lists import NONE, Places, Window, by_expert
 from jaxpar.layers.experts.rows import spread
+from jaxpar.mesh.wire.tokens import sent
+
+
+class OwnRows(NamedTuple):
+    """What a rank sends nowhere, of all slices."""
+
+    places: Places
+    """Where it is multiplied. Sources are the tokens of all slices."""
+    wire: str | None
+    """How what is sent is rounded, and these rows like it."""
+
+    def of(self, x: Float[Array, "tokens embed"]) -> Float[Array, "rows embed"]:
+        """The rows in the order of experts."""
+        return sent(self.wire, spread, x, self.places.take, self.places.back)
 
 
 def own_places(

@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxpar.layers.experts.exchange import Exchange
 from jaxpar.layers.experts.lists import Lists, Places, Window, rounds_of, window_of
 from jaxpar.layers.experts.messages import FURTHER_ROUNDS
+from jaxpar.layers.experts.own_rows import OwnRows
 from jaxpar.layers.experts.rows import collect, spread
 from jaxpar.layers.experts.token_order import TOKEN_AXES
 from jaxpar.mesh.axes import vary
@@ -88,7 +89,7 @@ def exchanged(
     first = Round(to_send, places)
     each = [jax.tree.map(lambda leaf: leaf[number], first) for number in range(slices)]  # noqa: B023
     *of_slices, of_own, w = _for_each_use(w, slices + 2)
-    own = None if apart is None else partial(_own, exchange, products, of_own, apart)
+    own = None if apart is None else partial(_own, products, of_own, apart)
     ys, beside, needed = _first_rounds(
         exchange, products, of_slices, x, each, rounds_needed(exchange, lists), shared, own
     )
@@ -118,9 +119,9 @@ def _computed(products: Products, w: Operands, places: Places, rows: jax.Array) 
     return _multiplied(products, w, places, spread(rows, places.take, places.back))
 
 
-def _own(exchange: Exchange, products: Products, w: Operands, places: Places, x: jax.Array) -> jax.Array:
+def _own(products: Products, w: Operands, own: OwnRows, x: jax.Array) -> jax.Array:
     """For each token the sum of the results of its experts on this rank, without a message."""
-    return _multiplied(products, w, places, exchange.own(places, x))
+    return _multiplied(products, w, own.places, own.of(x))
 
 
 def _multiplied(products: Products, w: Operands, places: Places, rows: jax.Array) -> jax.Array:

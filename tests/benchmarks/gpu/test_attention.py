@@ -28,7 +28,7 @@ KINDS = {"have": "xla", "low": "xla", "wanted": None}
 
 def test_what_the_registry_supports_has_to_run(monkeypatch: pytest.MonkeyPatch):
     def fail(*_: Any, **__: Any) -> Any:
-        raise NotImplementedError("wgmma does not support this layout")
+        raise RuntimeError("wgmma does not support this layout")
 
     monkeypatch.setattr(attention, "DRY_CHECKED", (Case("a", 8, 64, 2, 1), Case("b", 8, 40, 2, 1)))
     monkeypatch.setattr(Case, "call", lambda *_, **__: fail)
