@@ -19,14 +19,14 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxpar.mesh.axes import AXES, vary, varying_axes
-from jaxpar.mesh.collectives import shift_stage, sum_over_stages
 from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.parameters import Weights
 from jaxpar.mesh.tracing import TracedOnce, traced
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.execution.carry import Act, Carry, Given, Held, Row, Seeds
+from jaxpar.pipeline.execution.inputs import Inputs, at, buffers, put
 from jaxpar.pipeline.execution.permutes import refuse_permutes
-from jaxpar.pipeline.execution.program import EMBEDDING, NOTHING, STASHED, Loop, PipelineProgram, Run
+from jaxpar.pipeline.execution.program import Loop, PipelineProgram, Run
 from jaxpar.pipeline.execution.stages import Batch, Stages
 from jaxpar.precision.seen import Seen
 
@@ -84,16 +84,15 @@ class _Executor:
         ranks, size = self.program.schedule.ranks, lax.axis_size("pipe")
         assert ranks == size, f"a program for {ranks} ranks on a pipe axis of {size}"
 
-    @property
-    def _shares_ends(self) -> bool:
-        """Whether all pipeline ranks take part in the embedding and the loss."""
-        return "pipe" in self.stages.vocab_axes
+    @cached_property
+    def _inputs(self) -> Inputs:
+        return Inputs(self.program, self.stages)
 
     # ---- the whole table
 
     def train(self, gradients: Weights, given: Given) -> Gradients:
         loop, slots = self.stages.loop, self.program.slots
-        x, tokens = self._shapes(given)
+        x, tokens = self._inputs.shapes(given)
         layers = given.layers
         carry = Carry(
             stash=loop.stash(layers, x, tokens, slots["stash"]),
@@ -105,7 +104,7 @@ class _Executor:
             held=None,
             report={name: vary(jnp.float32(0)) for name in loop.reports},
             seen=vary(loop.nothing_seen()),
-            **self._buffers(x),
+            **buffers(slots, x),
         )
         held, holds = None, self.program.holds
         if holds:
@@ -126,7 +125,7 @@ class _Executor:
     def _begin(self, run: Run, carry: Carry, given: Given) -> tuple[Carry, Given]:
         """The first tick, and what is given with the layers that its forward gathered."""
         assert run.ticks == 1 and Kind.FORWARD in run.kinds and not run.arrivals, "a forward of all layers"
-        row = self._own({name: jnp.asarray(table[run.first]) for name, table in self.program.rows.items()})
+        row = self._inputs.own({name: jnp.asarray(table[run.first]) for name, table in self.program.rows.items()})
         _, carry, layers = self._forwarded(row, carry, given)
         given = given._replace(weights=given.weights | {LAYERS: layers}, layers=layers)
         return self._tick(replace(run, kinds=run.kinds - {Kind.FORWARD}), row, carry, given), given
@@ -141,24 +140,24 @@ class _Executor:
         return held, carry
 
     def evaluate[Result](self, result: Callable[[jax.Array, Batch], Result], given: Given) -> Result:
-        x, _ = self._shapes(given)
-        first = lambda: self._microbatch(given, jnp.int32(0))
+        x, _ = self._inputs.shapes(given)
+        first = lambda: self._inputs.microbatch(given, jnp.int32(0))
         like = jax.eval_shape(lambda: result(vary(jnp.zeros(x.shape, x.dtype)), first()))
         nothing = lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype), leaf.manual_axis_type.varying)
-        carry = self._buffers(x)["arrivals"], jax.tree.map(nothing, like)
+        carry = buffers(self.program.slots, x)["arrivals"], jax.tree.map(nothing, like)
 
         def tick(run: Run, row: Row, carry: tuple[jax.Array, Result]) -> tuple[jax.Array, Result]:
             arrivals, total = carry
-            data = self._microbatch(given, row["f_microbatch"])
-            x = self._input(row, given, arrivals, None)
+            data = self._inputs.microbatch(given, row["f_microbatch"])
+            x = self._inputs.input(row, given, arrivals, None)
             chunk = Chunk(given.layers, row["f_chunk"], row["f_chunk"])
             y = self.stages.loop.run(chunk, x, self.stages.token_context(data))
             if run.head:
                 last = (row["f_counts"] & row["f_last"]) == 1
-                found = result(self._shared(y, last), self._last(row, given, "f"))
-                counts = True if self._shares_ends else last
+                found = result(self._inputs.shared(y, last), self._inputs.last(row, given, "f"))
+                counts = True if self._inputs.shares_ends else last
                 total = jax.tree.map(lambda so_far, own: so_far + _where(counts, own), total, found)
-            return self._arrive(run, "y", row, y, arrivals), total
+            return self._inputs.arrived(run, "y", row, y, arrivals), total
 
         for part in self.program.loops:
             carry = self._loop_over(part, tick, carry)
@@ -171,7 +170,7 @@ class _Executor:
             for run in part.runs:
                 first = run.first - part.first
                 own = {name: column[first : first + run.ticks] for name, column in rows.items()}
-                body = lambda carry, rows, run=run: (tick(run, self._own(rows), carry), None)
+                body = lambda carry, rows, run=run: (tick(run, self._inputs.own(rows), carry), None)
                 carry, _ = lax.scan(body, carry, own)
             return carry, None
 
@@ -189,15 +188,15 @@ class _Executor:
         if Kind.FORWARD in run.kinds:
             y, carry = self._act(row["f_counts"], ("stash", "outputs", "report"), "forward", row, carry, given)
         if Kind.BACKWARD in run.kinds:
-            at = self._at(carry.cotangents, row["b_cotangent"])
+            dy = at(carry.cotangents, row["b_cotangent"])
             if run.head:
                 last = row["b_counts"] & row["b_last"]
                 loss = "last loss" if run.completes else "loss"
                 g, carry = self._act(last, ("gradients", "reported"), loss, row, carry, given)
-                at = jnp.where(row["b_last"] == 1, g, at)
+                dy = jnp.where(row["b_last"] == 1, g, dy)
             changed = ("gradients", "held", "kept", "seen")
             backward = "last backward" if run.completes else "backward"
-            g, carry = self._act(row["b_counts"], changed, backward, row | {"b_dy": at}, carry, given)
+            g, carry = self._act(row["b_counts"], changed, backward, row | {"b_dy": dy}, carry, given)
             # Later operations overwrite what was read here; without this barrier, XLA copies the whole buffer.
             stash, g = lax.optimization_barrier((carry.stash, g))
             carry = carry._replace(stash=stash)
@@ -206,9 +205,9 @@ class _Executor:
             kept, layers = lax.optimization_barrier((carry.kept, carry.gradients[LAYERS]))
             carry = _with_layers(carry._replace(kept=kept), layers)
         if y is not None:
-            carry = carry._replace(arrivals=self._arrive(run, "y", row, y, carry.arrivals))
+            carry = carry._replace(arrivals=self._inputs.arrived(run, "y", row, y, carry.arrivals))
         if g is not None:
-            carry = carry._replace(cotangents=self._arrive(run, "g", row, g, carry.cotangents))
+            carry = carry._replace(cotangents=self._inputs.arrived(run, "g", row, g, carry.cotangents))
         return carry
 
     @cached_property
@@ -252,31 +251,31 @@ class _Executor:
 
     def _forwarded(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry, Any]:
         """The output of a chunk, the carry, and the layers that are given, in storage placement."""
-        data = self._microbatch(given, row["f_microbatch"])
-        x = self._input(row, given, carry.arrivals, carry.stash)
+        data = self._inputs.microbatch(given, row["f_microbatch"])
+        x = self._inputs.input(row, given, carry.arrivals, carry.stash)
         chunk = self._chunk(given.layers, row, "f", "weights")
         tokens = self.stages.token_context(data)
         y, stash, new, layers = self._loop.forward_and_layers(chunk, x, tokens, carry.stash, row["f_slot"])
         last, counts = (row["f_counts"] & row["f_last"]) == 1, row["f_counts"] == 1
         report = {name: total + jnp.where(counts, new[name], 0) for name, total in carry.report.items()}
-        outputs = self._put(carry.outputs, y, row["f_output"], last)
+        outputs = put(carry.outputs, y, row["f_output"], last)
         return y, carry._replace(stash=stash, outputs=outputs, report=report), layers
 
     def _loss(self, row: Row, carry: Carry, given: Given, completes: bool = False) -> tuple[jax.Array, Carry]:
         """Loss of the last chunk's output: its gradients counted, and the cotangent of the output."""
         counts = (row["b_counts"] & row["b_last"]) == 1
-        data = self._last(row, given, "b")
+        data = self._inputs.last(row, given, "b")
         assert given.seeds is not None, "a backward starts from the cotangent of the objective"
 
         def objective(accumulators: Weights, y: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-            return self.stages.loss(given.weights, accumulators, self._shared(y, counts), data)
+            return self.stages.loss(given.weights, accumulators, self._inputs.shared(y, counts), data)
 
         # The accumulators are zeros by contract; the accumulated values stand in for them, and are not read.
         ends = {part: tree for part, tree in carry.gradients.items() if part != LAYERS}
-        value, pullback, reports = jax.vjp(objective, ends, self._at(carry.outputs, row["b_output"]), has_aux=True)
+        value, pullback, reports = jax.vjp(objective, ends, at(carry.outputs, row["b_output"]), has_aux=True)
         new, g = pullback(vary(given.seeds.objective.astype(value.dtype), varying_axes(value)))
         with jax.named_scope("gradients"):
-            mine = True if self._shares_ends else counts
+            mine = True if self._inputs.shares_ends else counts
             ends = jax.tree.map(lambda total, a: total + _where(mine, a), ends, new)
         if completes:
             ends = self.stages.completed(ends, embedded=False)
@@ -284,7 +283,7 @@ class _Executor:
         return g, carry._replace(gradients=carry.gradients | ends, reported=reported)
 
     def _backward(self, row: Row, carry: Carry, given: Given, completes: bool = False) -> tuple[jax.Array, Carry]:
-        data = self._microbatch(given, row["b_microbatch"])
+        data = self._inputs.microbatch(given, row["b_microbatch"])
         counts = row["b_counts"] == 1
         totals = carry.held if self.program.holds else carry.gradients[LAYERS]
         dx, totals, kept, seen = self._loop.backward(
@@ -295,7 +294,7 @@ class _Executor:
         )  # fmt: skip
         carry = carry._replace(held=totals) if self.program.holds else _with_layers(carry, totals)
         into_embedding = jnp.where(counts & (row["b_first"] == 1), dx, 0)
-        first = self._first(row, given, "b")
+        first = self._inputs.first(row, given, "b")
         gradients = self.stages.embed_gradients(given.weights, first, into_embedding, carry.gradients)
         if completes:
             gradients = self.stages.completed(gradients, embedded=True)
@@ -309,7 +308,7 @@ class _Executor:
     def _weight(self, row: Row, carry: Carry, given: Given) -> tuple[tuple[()], Carry]:
         assert not self.program.holds, "a schedule that splits the backward comes back to a chunk after others"
         totals = self._chunk(carry.gradients[LAYERS], row, "w", "weights")
-        tokens = self.stages.token_context(self._microbatch(given, jnp.int32(0)))  # of which it reads no tokens
+        tokens = self.stages.token_context(self._inputs.microbatch(given, jnp.int32(0)))  # of which it reads no tokens
         totals = self._loop.weight_gradients(
             given.layers, carry.kept, row["w_kept"], totals, tokens, row["w_counts"] == 1
         )
@@ -324,78 +323,6 @@ class _Executor:
         """The chunk of this tick's action, in the stack of all chunks or of those that are held."""
         chunk = row[f"{kind}_chunk"]
         return Chunk(stack, chunk, row[f"{kind}_{buffer}"] if self.program.holds else chunk)
-
-    # ---- inputs of a rank
-
-    def _input(self, row: Row, given: Given, arrivals: jax.Array, stash: Any) -> jax.Array:
-        """The input of this tick's forward: embeddings, what arrived, or what the stash has."""
-        x = self.stages.embed(given.weights, self._first(row, given, "f"))
-        if self.program.slots["arrivals"]:
-            x = jnp.where(row["f_source"] == EMBEDDING, x, self._at(arrivals, row["f_arrival"]))
-        if stash is not None and (self.program.rows["f_source"] == STASHED).any():
-            stashed = self.stages.loop.input_of(stash, row["f_slot"], row["f_chunk"])
-            x = jnp.where(row["f_source"] == STASHED, stashed, x)
-        return x
-
-    def _shared(self, y: jax.Array, counts: jax.Array) -> jax.Array:
-        """The last chunk's output, on every rank where all share the head, and on its own otherwise."""
-        if not self._shares_ends:
-            return y
-        return sum_over_stages(jnp.where(counts, y, 0))
-
-    def _arrive(self, run: Run, what: str, row: Row, value: jax.Array, buffer: jax.Array) -> jax.Array:
-        for field, shift in ((f"{what}_before", 1), (f"{what}_behind", -1), (f"{what}_self", 0)):
-            if field in run.arrivals:
-                moved = shift_stage(value, shift, wrap=self.program.wraps) if shift else value
-                buffer = self._put(buffer, moved, jnp.maximum(row[field], 0), row[field] != NOTHING)
-        return buffer
-
-    def _own(self, rows: dict[str, jax.Array]) -> Row:
-        """This rank's row, with the values of the first and the last chunk's ranks."""
-        rank = lax.axis_index("pipe")
-        ends = {"first": self.program.schedule.rank_of[0], "last": self.program.last_rank}
-        others = {f"{kind}_{end}": rows[f"{kind}_microbatch"][r] for kind in "fb" for end, r in ends.items()}
-        return {name: column[rank] for name, column in rows.items()} | {f"of_{k}": v for k, v in others.items()}
-
-    def _microbatch(self, given: Given, number: jax.Array) -> Batch:
-        return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, number, keepdims=False), given.microbatches)
-
-    def _first(self, row: Row, given: Given, kind: str) -> Batch:
-        """The microbatch that the first chunk's rank has: the one to embed, whichever ranks take part in it."""
-        return self._microbatch(given, row[f"of_{kind}_first"])
-
-    def _last(self, row: Row, given: Given, kind: str) -> Batch:
-        """The microbatch that the last chunk's rank has: the one whose loss is due."""
-        return self._microbatch(given, row[f"of_{kind}_last"])
-
-    # ---- buffers
-
-    def _shapes(self, given: Given) -> tuple[Any, Any]:
-        """Shapes of a chunk's input and of a microbatch's tokens."""
-
-        def first(weights: Weights) -> Any:
-            data = self._microbatch(given, vary(jnp.int32(0)))
-            return self.stages.embed(weights, data), self.stages.token_context(data)
-
-        return jax.eval_shape(first, given.weights)
-
-    def _buffers(self, x: Any) -> dict[str, jax.Array]:
-        with jax.named_scope("saved_activations"):
-            return {
-                name: vary(jnp.zeros((self.program.slots[name], *x.shape), x.dtype))
-                for name in ("arrivals", "cotangents", "outputs")
-            }
-
-    def _at(self, buffer: jax.Array, slot: jax.Array) -> jax.Array:
-        if not buffer.shape[0]:
-            return vary(jnp.zeros(buffer.shape[1:], buffer.dtype))
-        return lax.dynamic_index_in_dim(buffer, slot, keepdims=False)
-
-    def _put(self, buffer: jax.Array, value: jax.Array, slot: jax.Array, counts: jax.Array) -> jax.Array:
-        if not buffer.shape[0]:
-            return buffer
-        value = jnp.where(counts, value, self._at(buffer, slot))
-        return lax.dynamic_update_index_in_dim(buffer, value, slot, 0)
 
 
 def _with_layers(carry: Carry, gradients: Weights) -> Carry:

@@ -1,0 +1,109 @@
+"""What a rank reads in a tick: its row of the program, microbatches, and buffers with what neighbours sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Int, Shaped
+
+from jaxpar.mesh.axes import vary
+from jaxpar.mesh.collectives import shift_stage, sum_over_stages
+from jaxpar.mesh.parameters import Weights
+from jaxpar.pipeline.execution.carry import Given, Row
+from jaxpar.pipeline.execution.program import EMBEDDING, NOTHING, STASHED, PipelineProgram, Run
+from jaxpar.pipeline.execution.stages import Batch, Stages
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Of a program's ticks, on this rank."""
+
+    program: PipelineProgram
+    stages: Stages
+
+    @property
+    def shares_ends(self) -> bool:
+        """Whether all pipeline ranks take part in the embedding and the loss."""
+        return "pipe" in self.stages.vocab_axes
+
+    def own(self, rows: dict[str, Shaped[Array, "ranks"]]) -> Row:
+        """This rank's row, with the values of the first and the last chunk's ranks."""
+        rank = lax.axis_index("pipe")
+        ends = {"first": self.program.schedule.rank_of[0], "last": self.program.last_rank}
+        others = {f"{kind}_{end}": rows[f"{kind}_microbatch"][r] for kind in "fb" for end, r in ends.items()}
+        return {name: column[rank] for name, column in rows.items()} | {f"of_{k}": v for k, v in others.items()}
+
+    def input(self, row: Row, given: Given, arrivals: jax.Array, stash: Any) -> Shaped[Array, "batch seq embed"]:
+        """The input of this tick's forward: embeddings, what arrived, or what the stash has."""
+        x = self.stages.embed(given.weights, self.first(row, given, "f"))
+        if self.program.slots["arrivals"]:
+            x = jnp.where(row["f_source"] == EMBEDDING, x, at(arrivals, row["f_arrival"]))
+        if stash is not None and (self.program.rows["f_source"] == STASHED).any():
+            stashed = self.stages.loop.input_of(stash, row["f_slot"], row["f_chunk"])
+            x = jnp.where(row["f_source"] == STASHED, stashed, x)
+        return x
+
+    def shared(self, y: Shaped[Array, "batch seq embed"], counts: Bool[Array, ""]) -> Shaped[Array, "batch seq embed"]:
+        """The last chunk's output, on every rank where all share the head, and on its own otherwise."""
+        if not self.shares_ends:
+            return y
+        return sum_over_stages(jnp.where(counts, y, 0))
+
+    def arrived(self, run: Run, what: str, row: Row, value: jax.Array, buffer: jax.Array) -> jax.Array:
+        """`buffer` with the `value` that a neighbour, or this rank itself, sends in this tick."""
+        for field, shift in ((f"{what}_before", 1), (f"{what}_behind", -1), (f"{what}_self", 0)):
+            if field in run.arrivals:
+                moved = shift_stage(value, shift, wrap=self.program.wraps) if shift else value
+                buffer = put(buffer, moved, jnp.maximum(row[field], 0), row[field] != NOTHING)
+        return buffer
+
+    def microbatch(self, given: Given, number: Int[Array, ""]) -> Batch:
+        """One of the microbatches."""
+        return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, number, keepdims=False), given.microbatches)
+
+    def first(self, row: Row, given: Given, kind: str) -> Batch:
+        """The microbatch that the first chunk's rank has: the one to embed, whichever ranks take part in it."""
+        return self.microbatch(given, row[f"of_{kind}_first"])
+
+    def last(self, row: Row, given: Given, kind: str) -> Batch:
+        """The microbatch that the last chunk's rank has: the one whose loss is due."""
+        return self.microbatch(given, row[f"of_{kind}_last"])
+
+    def shapes(self, given: Given) -> tuple[Any, Any]:
+        """Shapes of a chunk's input and of a microbatch's tokens."""
+
+        def first(weights: Weights) -> Any:
+            data = self.microbatch(given, vary(jnp.int32(0)))
+            return self.stages.embed(weights, data), self.stages.token_context(data)
+
+        return jax.eval_shape(first, given.weights)
+
+
+def buffers(slots: Mapping[str, int], x: Any) -> dict[str, Shaped[Array, "slots batch seq embed"]]:
+    """Zeros for what ranks send each other, each like `x`."""
+    with jax.named_scope("saved_activations"):
+        return {
+            name: vary(jnp.zeros((slots[name], *x.shape), x.dtype)) for name in ("arrivals", "cotangents", "outputs")
+        }
+
+
+def at(buffer: Shaped[Array, "slots ..."], slot: Int[Array, ""]) -> Shaped[Array, "..."]:
+    """What a slot has; zeros of a buffer that has none."""
+    if not buffer.shape[0]:
+        return vary(jnp.zeros(buffer.shape[1:], buffer.dtype))
+    return lax.dynamic_index_in_dim(buffer, slot, keepdims=False)
+
+
+def put(
+    buffer: Shaped[Array, "slots ..."], value: Shaped[Array, "..."], slot: Int[Array, ""], counts: Bool[Array, ""]
+) -> Shaped[Array, "slots ..."]:
+    """`buffer` with `value` in a slot, if it `counts`; a buffer without slots stays as it is."""
+    if not buffer.shape[0]:
+        return buffer
+    value = jnp.where(counts, value, at(buffer, slot))
+    return lax.dynamic_update_index_in_dim(buffer, value, slot, 0)
