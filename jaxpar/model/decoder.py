@@ -52,7 +52,7 @@ from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.preference_loss import PAIRS, REFERENCE, REWARDS, preference_loss
 from jaxpar.model.tiled_loss import HeadLoss, head_loss, label_log_probabilities, tiled_scores
 from jaxpar.precision.matmul import SCALES
-from jaxpar.precision.recipe import QuantisedGroups
+from jaxpar.precision.recipe import TILES, QuantisedGroups
 from jaxpar.precision.seen import Seen
 from jaxpar.precision.weight_codes import WEIGHT_SCALES
 
@@ -282,10 +282,10 @@ class DecoderStages:
 
     @property
     def _widens(self) -> bool:
-        """Whether gradients are wider than the matrices that they are of. Quantised products make theirs in compute
+        """Whether gradients are wider than the matrices that they are of. Products of tiles make theirs in compute
         dtype, and of matrices with `lora` none."""
         compute, gradient = (jnp.dtype(role.dtype) for role in (self.placements.compute, self.placements.gradient))
-        apart = self.config.precision.matmul is not None or self.config.lora.rank is not None
+        apart = self.config.precision.matmul in TILES or self.config.lora.rank is not None
         return gradient.itemsize > compute.itemsize and not apart
 
     def over_held_chunks(self) -> LayerLoop:

@@ -203,7 +203,7 @@ def _products(
 
     def exactly() -> tuple[jax.Array, ...]:
         whole = how.before(x)
-        return tuple(how.after(_output(whole, w, None, x.dtype)) for w in weights)
+        return tuple(how.after(_output(whole, w.astype(x.dtype), None, x.dtype)) for w in weights)
 
     return quantised() if exact is None else lax.cond(exact, exactly, quantised)
 
@@ -235,7 +235,7 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
 
     def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
         whole, each = how.before(x), [how.before_backward(dy) for dy in dys]
-        of_input = [_input_gradient(dy, w, None, x) for dy, w in zip(each, weights, strict=True)]
+        of_input = [_input_gradient(dy, w.astype(x.dtype), None, x) for dy, w in zip(each, weights, strict=True)]
         of_weights = tuple(_weight_gradient(whole, dy, None, w) for dy, w in zip(each, weights, strict=True))
         return how.after_backward(_sum(of_input)), of_weights, jax.tree.map(jnp.zeros_like, unseen)
 

@@ -94,3 +94,11 @@ def test_swiglus_derivative_writes_codes_and_magnitudes_and_no_gradient():
         others = [leaf.elements for leaf in leaves(cost.op.shape) if not leaf.dtype.startswith("f8")]
         assert others == [TOKENS] * 3, "the largest magnitudes of the rows of both gradients and of the output"
         assert round(cost.read_bytes / hidden) == 6
+
+
+@pytest.mark.long
+def test_gradients_of_the_feed_forwards_matrices_are_not_converted():
+    """They leave their products in float32, in which they accumulate."""
+    matrix = 4096 * WIDTH
+    wide = lambda op: any((leaf.dtype, leaf.elements) == ("f32", matrix) for leaf in leaves(op.shape))
+    assert not [cost.op.name for cost in passes() if cost.kind == "copy" and wide(cost.op)]
