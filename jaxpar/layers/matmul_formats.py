@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -131,11 +131,11 @@ def exact_shares(config: Config) -> dict[str, float]:
     return {kind: exact[kind] / number for kind, number in Counter(kinds).items()}
 
 
-def coded_rows(config: Config, rows: int) -> int:
-    """Of so many rows of each chunk those in whose place no chunk has an exception: their quantised matrices are stored
-    as codes, where any are."""
+def coded_rows(config: Config, slots: Sequence[str]) -> Counter[str]:
+    """By kind of layers, the slots of a chunk in whose place no chunk has an exception: their quantised matrices are
+    stored as codes, where any are. `slots` are the kinds of a chunk's layers, in order."""
     excepted = config.precision.matmul_except
-    return max(0, rows - excepted.first_layers - excepted.last_layers)
+    return Counter(slots[excepted.first_layers : max(0, len(slots) - excepted.last_layers)])
 
 
 def why_each_use(recipe: str | None, optimizer_offload: str, weights_offload: str, holds: str | None) -> str | None:

@@ -177,7 +177,7 @@ def _settled(
         optimizer_offload=memory.optimizer_offload,
         weights_offload=memory.weights_offload,
     )
-    check_matmul_units(config, device, cluster)
+    check_matmul_units(config, device)
     tiled_choice(config, device)
     routed_choice(config, device)
     return settled

@@ -43,6 +43,9 @@ from pallas_kernels.varying import vary_alike
 
 PLAIN = TensorOverlap()
 """Collectives before and after whole matmuls."""
+OUTPUTS, GRADIENTS = lax.Precision.DEFAULT, lax.Precision.HIGHEST
+"""Of products of codes of 8 bits. On Hopper GPUs XLA has cuBLASLt keep the first in the FP8 units' own sums, which have
+about 14 bits (arXiv:2412.19437, section 3.3.2), and add the second up in float32. CPUs do so in both."""
 
 
 def gather_matmul(
@@ -203,11 +206,11 @@ def _matrix(w: jax.Array, inputs: int) -> jax.Array:
     return w.reshape(prod(w.shape[:inputs]), -1)
 
 
-def _times(a: jax.Array, b: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """The product of two matrices. Of codes it is exact in float32; a precision would keep XLA from cuBLASLt's call."""
+def _times(a: jax.Array, b: jax.Array, dtype: DTypeLike, of_codes: lax.Precision = OUTPUTS) -> jax.Array:
+    """The product of two matrices."""
     if a.dtype.itemsize > 1:
         return a @ b
-    return lax.dot(a, b, precision=lax.Precision.DEFAULT, preferred_element_type=dtype)
+    return lax.dot(a, b, precision=of_codes, preferred_element_type=dtype)
 
 
 def _input_gradient(
@@ -219,7 +222,8 @@ def _input_gradient(
     scales: Sequence[jax.Array] | None = None,
 ) -> jax.Array:
     """[batch * tokens, inputs], of the common input of `weights`, whose first `inputs` dims it has, plus `addend`."""
-    each = [_times(_rows(dy), _matrix(w, inputs).T, dtype) for dy, w in zip(dys, weights, strict=True)]
+    pairs = zip(dys, weights, strict=True)
+    each = [_times(_rows(dy), _matrix(w, inputs).T, dtype, GRADIENTS) for dy, w in pairs]
     if scales is not None:
         each = [dx * scale.astype(dtype) for dx, scale in zip(each, scales, strict=True)]
     return _sum(each if addend is None else [addend, *each])
@@ -231,7 +235,7 @@ def _weight_gradients(pairs: Sequence[tuple[jax.Array, jax.Array]], sums: Any) -
     for number, (x, dy) in enumerate(pairs):
         if found:  # XLA would join the matmuls of one input, and then cannot add to the sums in them
             x, found[-1] = lax.optimization_barrier((x, found[-1]))
-        precision = lax.Precision.DEFAULT if x.dtype.itemsize == 1 else None
+        precision = GRADIENTS if x.dtype.itemsize == 1 else None
         new = lax.dot_general(x, dy, (((0, 1), (0, 1)), ((), ())), precision, preferred_element_type=jnp.float32)
         found.append(new if sums is None else sums[number] + new)
     return found

@@ -27,6 +27,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.mesh.axes import AXES, varying_axes
+from jaxpar.mesh.collective_matmul import GRADIENTS, OUTPUTS
 from jaxpar.mesh.collectives import gather_sequence, reduce_max, scatter_sequence
 from jaxpar.precision import tiles
 from jaxpar.precision.recipe import E4M3, QuantisedGroups, Recipe
@@ -256,29 +257,35 @@ def _sum(terms: list[jax.Array]) -> jax.Array:
 def _output(x: jax.Array, w: jax.Array, scale: jax.Array | None, dtype: Any) -> jax.Array:
     """[batch, seq, *outputs] of x [batch, seq, *inputs] and w [*inputs, *outputs]."""
     rows, matrix = _rows(x), w.reshape(_rows(x).shape[1], -1)
-    return _dot(rows, matrix, (1, 0), scale, dtype).reshape(*x.shape[:2], *w.shape[x.ndim - 2 :])
+    return _dot(rows, matrix, (1, 0), scale, dtype, OUTPUTS).reshape(*x.shape[:2], *w.shape[x.ndim - 2 :])
 
 
 def _input_gradient(dy: jax.Array, w: jax.Array, scale: jax.Array | None, x: jax.Array) -> jax.Array:
     """[batch, seq, *inputs], of the input whose part `x` is."""
     rows = _rows(dy)
-    found = _dot(rows, w.reshape(-1, rows.shape[1]), (1, 1), scale, x.dtype)
+    found = _dot(rows, w.reshape(-1, rows.shape[1]), (1, 1), scale, x.dtype, GRADIENTS)
     return found.reshape(*dy.shape[:2], *x.shape[2:])
 
 
 def _weight_gradient(x: jax.Array, dy: jax.Array, scale: jax.Array | None, w: jax.Array) -> jax.Array:
     """Like `w`."""
-    return _dot(_rows(x), _rows(dy), (0, 0), scale, w.dtype).reshape(w.shape)
+    return _dot(_rows(x), _rows(dy), (0, 0), scale, w.dtype, GRADIENTS).reshape(w.shape)
 
 
 def _rows(x: jax.Array) -> jax.Array:
     return x.reshape(x.shape[0] * x.shape[1], -1)
 
 
-def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int], scale: jax.Array | None, dtype: Any) -> jax.Array:
+def _dot(
+    a: jax.Array,
+    b: jax.Array,
+    contracted: tuple[int, int],
+    scale: jax.Array | None,
+    dtype: Any,
+    of_codes: lax.Precision,
+) -> jax.Array:
     """The product of two matrices over one dim of each; of codes times `scale`, which is a power of two."""
     dims = (((contracted[0],), (contracted[1],)), ((), ()))
-    # Products of codes are exact in float32; a higher precision would keep XLA from cuBLASLt's call.
-    precision = None if scale is None else lax.Precision.DEFAULT
+    precision = None if scale is None else of_codes
     found = lax.dot_general(a, b, dims, precision, preferred_element_type=dtype)
     return found if scale is None else found * scale.astype(dtype)

@@ -12,6 +12,7 @@ from jaxpar.config import load_config
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers.checks import validate
 from jaxpar.layers.matmul_formats import exempt, tensor_names
 from jaxpar.layout.choices.matmul import check_matmul_units, matmul_rows, routed_choice, tiled_choice
@@ -115,16 +116,26 @@ def test_sizes_of_a_rank_are_checked_once_the_devices_are_known():
         resolve_config(config, 4)
 
 
-def test_a_gpu_without_fp8_is_refused():
-    config = small(precision={"matmul": "fp8_current"})
-    device = type("A100", (), {"platform": "gpu", "device_kind": "NVIDIA A100-SXM4-80GB"})()
-    with refused("precision.matmul: fp8_current", "A100", "null"):
-        check_matmul_units(config, device, parse_cluster("a100-80:1x8"))
-    check_matmul_units(config, device, parse_cluster("h100:1x8"))
-    small_tiles = small(precision={"matmul": "mxfp8"})
-    with refused("precision.matmul: mxfp8", "Blackwell", "H100", "fp8_block"):
-        check_matmul_units(small_tiles, device, parse_cluster("h100:1x8"))
-    check_matmul_units(small_tiles, device, parse_cluster("b200:1x8"))
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [("NVIDIA A100-SXM4-80GB", "8.0"), ("NVIDIA A100-PCIE-40GB", "8.0"), ("Tesla T4", "7.5"), ("NVIDIA A30", "8.0")],
+)
+def test_a_gpu_without_fp8_is_refused_whether_the_catalogue_has_it_or_not(name: str, capability: str):
+    for recipe in ("fp8_current", "fp8_delayed", "fp8_block"):
+        with refused(f"precision.matmul: {recipe}", name, "null"):
+            check_matmul_units(small(precision={"matmul": recipe}), DescribedGPU(name, capability, 100))
+
+
+def test_gpus_with_fp8_take_the_recipes_that_their_units_have():
+    hopper, ada = DescribedGPU("NVIDIA H100 PCIe", "9.0", 114), DescribedGPU("NVIDIA L40S", "8.9", 142)
+    blackwell = DescribedGPU("NVIDIA B200", "10.0", 148)
+    for device in (hopper, ada, blackwell):
+        check_matmul_units(small(precision={"matmul": "fp8_current"}), device)
+    tiles_of_32 = small(precision={"matmul": "mxfp8"})
+    for device in (hopper, ada):
+        with refused("precision.matmul: mxfp8", "Blackwell", device.device_kind, "fp8_block"):
+            check_matmul_units(tiles_of_32, device)
+    check_matmul_units(tiles_of_32, blackwell)
 
 
 def test_a_kernel_that_is_named_and_does_not_run_is_refused():

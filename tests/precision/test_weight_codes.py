@@ -48,15 +48,15 @@ def traced(microbatches: int, fsdp: int = 1) -> tuple[SmallRun, list[tuple[Any, 
 
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_a_matrix_is_quantised_once_per_step(microbatches: int):
-    """Numbers of a matrix that become codes from float32; in the loops, codes are only read."""
+    """Numbers of a matrix that are cut off at the largest code; in the loops, codes are only read."""
     _, found = traced(microbatches)
     quantised: Counter[tuple[int, ...]] = Counter()
     for equation, times in found:
-        if equation.primitive.name != "convert_element_type" or equation.params["new_dtype"] != jnp.float8_e4m3fn:
+        if equation.primitive.name != "min":
             continue
         shape = equation.outvars[0].aval.shape
         for matrix in MATRICES:
-            if shape[-len(matrix) :] == matrix and equation.invars[0].aval.dtype == jnp.float32:
+            if shape[-len(matrix) :] == matrix:
                 quantised[matrix] += times
     assert quantised == MATRICES
 

@@ -11,7 +11,6 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Choice, Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import GPU
-from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.matmul_formats import exact_layers, exempt, quantised, routed_groups, tensor_names, why_each_use
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.pipeline import holds_chunks
@@ -26,24 +25,26 @@ from pallas_kernels.unsupported import Unsupported
 
 WEIGHT_GRADIENTS = "gradients of their matrices multiply what the codes stand for"
 FORMATS = {E4M3: "e4m3", E5M2: "e5m2"}
+FIRST_WITH_FP8 = 8.9
+"""Compute capability of Ada GPUs."""
 
 
-def check_matmul_units(config: Config, device: Device, cluster: Cluster | None) -> None:
+def check_matmul_units(config: Config, device: Device) -> None:
     """Raise `UserError` for FP8 on GPUs that have no units for it; CPUs emulate them."""
-    recipe = config.precision.matmul
-    if recipe is None or device.platform == "cpu" or cluster is None:
+    recipe, hardware = config.precision.matmul, hardware_of(device)
+    if recipe is None or device.platform == "cpu":
         return
-    if recipe == "mxfp8" and cluster.gpu.compute_capability[0] != 10:
+    capability = hardware["compute_capability"] or 0.0
+    if recipe == "mxfp8" and int(capability) != 10:
         raise UserError(
             f"precision.matmul: mxfp8 needs GPUs with units for scales of 32 numbers (compute capability 10, "
-            f"Blackwell), and {cluster.gpu.name} has none; expected fp8_block, fp8_current or fp8_delayed"
+            f"Blackwell), and {hardware['gpu']} has none; expected fp8_block, fp8_current or fp8_delayed"
         )
-    if "float8" in cluster.gpu.peaks:
-        return
-    raise UserError(
-        f"precision.matmul: {recipe} needs GPUs that multiply in FP8 (Ada, Hopper and later), and {cluster.gpu.name} "
-        "does not; expected null, which multiplies in precision.compute"
-    )
+    if capability < FIRST_WITH_FP8:
+        raise UserError(
+            f"precision.matmul: {recipe} needs GPUs that multiply in FP8 (Ada, Hopper and later), and "
+            f"{hardware['gpu']} does not; expected null, which multiplies in precision.compute"
+        )
 
 
 def tiled_choice(config: Config, device: Device) -> Choice | None:

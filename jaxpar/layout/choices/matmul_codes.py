@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from jaxpar.config import Config, UserError
@@ -39,7 +38,7 @@ def matmul_codes(
     once = why_each_use(precision.matmul, optimizer_offload, weights_offload, holds) is None
     first, last = exact_layers(config)
     layers = config.model.layers
-    coded = chunks * sum(coded_rows(config, rows) for rows in Counter(slots).values())
+    coded = chunks * coded_rows(config, slots).total()
     return MatmulCodes(
         groups=_dense(config),
         passes=OF_TILES if recipe.tiles is not None else STORED if once else EACH_USE,

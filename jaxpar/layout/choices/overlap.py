@@ -140,6 +140,14 @@ def _timed(config: Config, groups: list[_Group], cluster: Cluster | None, tiles:
             "fewer, or null"
         )
     allowed = [parallel.tensor_chunks] if parallel.tensor_chunks else _divisors(part, rows, multiple)
+    if not allowed:
+        reason = (
+            f"{part * rows} tokens of a tensor rank are no multiple of {MULTIPLE}, which matmuls in FP8 "
+            "(precision.matmul) need of a chunk"
+        )
+        if parallel.tensor_overlap == "ring":
+            raise UserError(f"parallel.tensor_overlap: ring: {reason}; expected plain, or auto")
+        return TensorOverlap(reason=reason)
     if cluster is None:
         return TensorOverlap("ring", allowed[0], "named by parallel.tensor_overlap")
     hardware = nearest_hardware(cluster.gpu)
@@ -156,9 +164,9 @@ def _timed(config: Config, groups: list[_Group], cluster: Cluster | None, tiles:
 
 
 def _divisors(part: int, rows: int, multiple: int) -> list[int]:
-    """Numbers of chunks, of so many rows of `part` tokens, that have a multiple of tokens each; 1 at least."""
+    """Numbers of chunks, of so many rows of `part` tokens, that have a multiple of tokens each."""
     divisors = [chunks for chunks in range(1, CHUNKS + 1) if part % chunks == 0]
-    return [chunks for chunks in divisors if part // chunks * rows % multiple == 0] or [1]
+    return [chunks for chunks in divisors if part // chunks * rows % multiple == 0]
 
 
 def _case(config: Config, one: _Group, tokens: int, tiles: int) -> CollectiveMatmul:

@@ -129,13 +129,13 @@ class StoredBytes:
         holds = "its schedule" if case.virtual_stages > 1 and case.zero >= 3 else None
         if recipe is None or why_each_use(recipe, case.state, offload, holds) is not None:
             return 0
-        found = 0
+        found, rows = 0, coded_rows(self.config, case.slots)
         for kind, own in self.parts.layers.items():
             groups = quantised(self.config, kind_model(self.config.model, kind))
             names = {name for matrices in groups.values() for name in matrices}
             coded = (one for one in own.weights if one.name.split(".")[-1] in names and one.trained == trained)
             elements = sum(one.local(sharded) for one in coded)
-            found += elements * coded_rows(self.config, case.rows_of[kind]) * case.virtual_stages
+            found += elements * rows[kind] * case.virtual_stages
         return found
 
     def _held(self) -> Ends:

@@ -136,7 +136,7 @@ class Search:
             UserError: there is no layout, or the GPUs do not multiply in FP8; the message gives the reason.
         """
         if not is_cpu(self.cluster):
-            check_matmul_units(self.space.config, DescribedGPU.of(self.cluster.gpu), self.cluster)
+            check_matmul_units(self.space.config, DescribedGPU.of(self.cluster.gpu))
         chosen: dict[tuple[Any, ...], Planned] = {}
         self._wanted = number
         with no_collection():

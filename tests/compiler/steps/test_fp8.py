@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -40,7 +41,16 @@ def test_all_products_but_the_exceptions_run_in_fp8(recipe: str):
     tokens = config.data.batch_size * config.data.sequence_length
     assert report.float8_flops == 3 * 2 * tokens * sizes * 3 / 8
     assert report.flops - report.float8_flops > 0
-    del analysis
+    by_precision = Counter[str]()
+    for cost in analysis.costs:
+        if cost.op.target == "__cublas$lt$matmul$f8":
+            asked = cost.op.config["gemm_backend_config"]["precision_config"]
+            assert asked["algorithm"] == "ALG_UNSET" and len(set(asked["operand_precision"])) == 1
+            by_precision[asked["operand_precision"][0]] += cost.flops * cost.executions
+    if recipe in BACKENDS:
+        assert not by_precision
+    else:  # of gradients, cuBLASLt adds up in float32
+        assert by_precision == {"DEFAULT": report.float8_flops / 3, "HIGHEST": report.float8_flops * 2 / 3}
     gathers = {row.dtype for row in report.collectives if row.collective == "gather_sequence"}
     assert gathers == ({"f8e4m3fn", "f8e5m2", "bf16"} if config.parallel.tensor > 1 else set())
     weights = {row.dtype for row in report.collectives if row.collective == "gather_weight"}

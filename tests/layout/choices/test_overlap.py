@@ -94,3 +94,16 @@ def test_a_given_plan_is_checked(changes: dict[str, TensorOverlap], parts: tuple
     plan = replace(make_plan(config, jax.devices()[0]), tensor_overlap=changes)
     with refused(*parts):
         check_plan(plan, config, jax.devices()[0])
+
+
+def test_chunks_of_fp8_matmuls_have_a_multiple_of_16_tokens():
+    sections = {
+        "model": {"mlp": 64},
+        "precision": {"matmul": "fp8_current"},
+        "data": {"sequence_length": 16, "batch_size": 4},
+    }
+    config = small(**sections, parallel={"fsdp": 4, "tensor": 2})
+    found = plan_for(config, parse_cluster("h100:1x8"))[1].tensor_overlap["mlp_in"]
+    assert found.algorithm == "plain" and "8 tokens of a tensor rank are no multiple of 16" in found.reason
+    with refused("parallel.tensor_overlap: ring", "8 tokens", "no multiple of 16", "plain"):
+        plan_of(sections, fsdp=4, tensor=2, tensor_overlap="ring")
