@@ -59,15 +59,16 @@ def held_out(
     return float(json.loads(summary.read_text())["eval_loss"])
 
 
-def table(losses: Mapping[str, Sequence[float]], exact: str, heading: str) -> str:
-    """Per name the mean over seeds, and how far each seed is from the same seed of `exact`."""
+def table(losses: Mapping[str, Sequence[float]], exact: str, heading: str, digits: int = 2) -> str:
+    """Per name the mean over seeds, and how far each seed is from the same seed of `exact`, in percent with so many
+    `digits`."""
     wide = max(map(len, (*losses, heading))) + 2
     lines = [f"{heading:{wide}}{'held-out':>10}{'mean':>9}  by seed"]
     for name, own in losses.items():
         pairs = zip(own, losses.get(exact, own), strict=True)
         apart = [100 * (loss / reference - 1) for loss, reference in pairs]
         lines.append(
-            f"{name:{wide}}{statistics.mean(own):10.4f}{statistics.mean(apart):+8.2f}%  "
-            + ", ".join(f"{one:+.2f}%" for one in apart)
+            f"{name:{wide}}{statistics.mean(own):10.4f}{statistics.mean(apart):+8.{digits}f}%  "
+            + ", ".join(f"{one:+.{digits}f}%" for one in apart)
         )
     return "\n".join(lines)

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+import jaxpar
 from benchmarks import wires
 from benchmarks.fp8 import __main__ as fp8
+from benchmarks.fp8 import branched
 from jaxpar.config import load_config
 
 
@@ -59,3 +61,29 @@ def test_an_outlier_is_planted_in_quantised_runs_alone(trained: list[Any], tmp_p
     exact, block = trained
     assert block.run.name == "fp8_block-128-outlier64-400-0" and block.precision.matmul == "fp8_block"
     assert block.precision.matmul_except.first_layers == 0 and exact.precision.matmul is None
+
+
+def test_all_recipes_go_on_from_the_weights_of_one_bfloat16_run(
+    trained: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    class Fake:
+        def __init__(self, path: Path, overrides: list[str]) -> None:
+            self.config, self.steps = load_config(path, overrides), 0
+            branches.append(self)
+
+        def evaluate(self) -> float:
+            return 2.0 + (0.02 * self.steps if self.config.precision.matmul else 0.0)
+
+        def step(self) -> None:
+            self.steps += 1
+
+    branches: list[Fake] = []
+    monkeypatch.setattr(jaxpar, "Trainer", Fake)
+    branched.main(["--folder", str(tmp_path), "--seeds", "2", "--recipes", "fp8_block", "--after", "3"])
+    assert [(c.run.seed, c.precision.compute) for c in trained] == [(0, "bfloat16"), (1, "bfloat16")]
+    found = [(one.config.precision.matmul, Path(str(one.config.run.init_from)).name, one.steps) for one in branches]
+    sources = "bfloat16-400-0", "bfloat16-400-1"
+    assert found == [(recipe, source, 3) for source in sources for recipe in (None, "fp8_block")]
+    assert len({(one.config.run.seed, one.config.optimizer) for one in branches}) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "+0.000%" in lines[-4] and lines[-1].split() == ["fp8_block", "2.0600", "+3.000%", "+3.000%,", "+3.000%"]
