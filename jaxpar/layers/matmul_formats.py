@@ -42,6 +42,12 @@ def routed_groups(model: ModelConfig) -> Iterator[tuple[Part, Matmuls]]:
         yield from ((part, group) for group in part.groups if _is_routed(part, group))
 
 
+def coded_groups(recipe: str | None, model: ModelConfig) -> Iterator[tuple[Part, Matmuls]]:
+    """Those whose matrices become codes once per step where any do: of routed experts with one scale for a matrix."""
+    yield from dense_groups(model)
+    yield from routed_groups(model) if recipe not in TILES else ()
+
+
 def multiplied(part: Part) -> set[str]:
     """The weights of a part that its dense groups of matmuls multiply with: not those of routed experts and routers."""
     return {name for group in _dense(part) for name in part.factors_of(*group.weights)}
@@ -147,8 +153,8 @@ def why_each_use(recipe: str | None, optimizer_offload: str, weights_offload: st
         weights_offload: where the weights of layers are.
         holds: the schedule, if it gathers whole chunks that it holds for all microbatches.
     """
-    if recipe in TILES:
-        return f"scales of tiles ({recipe}) are found where a matrix is multiplied"
+    if recipe in TILES and not TILES[recipe].square:
+        return f"{recipe} has other codes of a matrix for each of its two sides"
     if optimizer_offload == "file":
         return "a step reads copies of the weights, and their masters are on disk (memory.optimizer_offload)"
     if weights_offload != "none":
