@@ -87,8 +87,8 @@ class LayerCase:
 
     @cached_property
     def coded_experts(self) -> float:
-        """The same of `experts`, of which none are with scales of tiles."""
-        if self.codes is None or not self.codes.once or self.codes.tile is not None:
+        """The same of `experts`."""
+        if self.codes is None or not self.codes.once:
             return 0.0
         own = [spec for group, spec in self._matrices if group in self.shape.codes.groups]
         return self.codes.stored * self._of_experts(own)

@@ -42,12 +42,6 @@ def routed_groups(model: ModelConfig) -> Iterator[tuple[Part, Matmuls]]:
         yield from ((part, group) for group in part.groups if _is_routed(part, group))
 
 
-def coded_groups(recipe: str | None, model: ModelConfig) -> Iterator[tuple[Part, Matmuls]]:
-    """Those whose matrices become codes once per step where any do: of routed experts with one scale for a matrix."""
-    yield from dense_groups(model)
-    yield from routed_groups(model) if recipe not in TILES else ()
-
-
 def multiplied(part: Part) -> set[str]:
     """The weights of a part that its dense groups of matmuls multiply with: not those of routed experts and routers."""
     return {name for group in _dense(part) for name in part.factors_of(*group.weights)}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import cache, reduce
 from math import prod
+from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec
 
 from jaxpar.attention import ContextLayout, RowTokens, attend
 from jaxpar.attention.balance import run_length
@@ -15,7 +17,7 @@ from jaxpar.config.kinds import ALIKE, kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.layers.attention import Attend
 from jaxpar.layers.context import TokenContext
-from jaxpar.layers.matmul_formats import coded_groups, first_columns, is_exact, quantised
+from jaxpar.layers.matmul_formats import dense_groups, first_columns, is_exact, quantised, routed_groups
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.layout.weight_prefetch import gathered_before
 from jaxpar.memory.remat import LAYER_INPUT, remat_policy
@@ -85,7 +87,7 @@ def coded_matrices(layout: StepLayout) -> tuple[CodedMatrix, ...]:
             continue
         above = (LAYERS,) if kind == ALIKE else (LAYERS, kind)
         first = first_columns(config, groups)
-        for part, group in coded_groups(config.precision.matmul, model):
+        for part, group in (*dense_groups(model), *routed_groups(model)):
             for place, name in enumerate(groups.get(group.name, ()), start=first.get(group.name, 0) + 1):
                 path = (*above, part.name, name)
                 squares = _squares(layout, path, part.weights[name].stacked(stack.rows))
@@ -99,10 +101,14 @@ def _squares(layout: StepLayout, path: tuple[str, ...], spec: ParamSpec) -> Squa
     if recipe is None or recipe.tiles is None:
         return None
     roles = layout.placements.compute, layout.placements.optimizer
-    compute, own = (reduce(lambda tree, name: tree[name], path, role.layout) for role in roles)
+    compute, own = (_at(role.layout, path) for role in roles)
     added = added_dim(compute, own)
     ranks = prod(getattr(sizes, axis) for axis in added[1]) if added else 1
     return squares_of(recipe.tiles.size, local_shape(spec.shape, own, sizes), spec.stack, spec.inputs, added, ranks)
+
+
+def _at(tree: Any, path: tuple[str, ...]) -> PartitionSpec:
+    return reduce(lambda tree, name: tree[name], path, tree)
 
 
 def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import prod
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.memory.streaming import of_rows, to_host
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.layer_order import LayerOrder
@@ -20,7 +22,8 @@ from jaxpar.precision.squares import squares_of
 from jaxpar.precision.tiles import in_tiles
 from jaxpar.precision.weight_codes import CodedMatrix, coded_weights
 from tests.same_bits import assert_same_bits
-from tests.traced import mesh_of
+from tests.small_run import SmallRun, small
+from tests.traced import mesh_of, operations
 
 SIZE = 128
 RECIPE = Recipe(delayed=False, tiles=TILES["fp8_block"])
@@ -126,3 +129,24 @@ def test_a_matrix_with_squares_that_is_read_in_pieces_has_the_codes_of_the_whole
     run = lambda own: jax.jit(mapped(own, mesh_of(), "float32", PartitionSpec(), PartitionSpec(AXES)))
     found = [run(own)(stack) for own in (coded, lambda stack: coded(to_host(stack)))]
     assert_same_bits(*jax.device_get(found))
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_a_matrix_with_squares_is_quantised_once_per_step(microbatches: int):
+    """Numbers that become codes from float32: of a matrix that is cut into parts once, in the loops none."""
+    model = {"layers": 2, "embed": 128, "mlp": 256, "heads": 4, "kv_heads": 4, "head_dim": 64}
+    excepted = MatmulExcept(parts=("head", "router"), first_layers=1, last_layers=0)
+    config = small(
+        model=model, precision={"compute": "bfloat16", "matmul": "fp8_block", "matmul_except": excepted},
+        data={"sequence_length": 128, "batch_size": 8}, parallel={"fsdp": 2, "microbatches": microbatches},
+    )  # fmt: skip
+    run = SmallRun(config)
+    layout, mesh = run.step.layout, run.step.mesh
+    found = operations(run.step.train, layout.abstract_state(mesh), layout.abstract_batch(mesh))
+    quantised: Counter[int] = Counter()
+    for equation, times in found:
+        if equation.primitive.name == "convert_element_type" and equation.params["new_dtype"] == jnp.float8_e4m3fn:
+            shape, dtype = equation.outvars[0].aval.shape, equation.invars[0].aval.dtype
+            if dtype == jnp.float32 and len(shape) in (4, 7):  # squares of a gathered matrix, of a part of a stack
+                quantised[len(shape)] += times * prod(shape)
+    assert quantised == {7: (4 * 128 * 256 + 3 * 128 * 256) / 2}

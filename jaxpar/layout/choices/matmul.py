@@ -169,8 +169,6 @@ def matmul_rows(
     rows = [("matmuls", what, formats)]
     each_use = _why_each_use(plan)
     once = "stored and gathered in 8 bits, 1 byte a number; from the master weights"
-    if recipe.tiles is not None and _routed_sides(config):
-        once += "; those of routed experts with each use"
     rows.append(("FP8 weights", "quantised with each use" if each_use else "quantised once per step", each_use or once))
     why = lambda own: own.reason + "".join(f"; not {name}: {reason}" for name, reason in own.rejected.items())
     if tiled is not None:

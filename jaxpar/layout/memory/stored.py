@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jaxpar.config import Config
 from jaxpar.config.kinds import kind_model
-from jaxpar.layers.matmul_formats import coded_groups, coded_rows, quantised, why_each_use
+from jaxpar.layers.matmul_formats import coded_rows, quantised, why_each_use
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.weights import Ends, Part, Parts, Weight
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, ITEM_BYTES
@@ -140,9 +140,8 @@ class StoredBytes:
 
     def _coded_names(self, kind: str) -> set[str]:
         """The matrices of a kind that become codes once per step, where any do."""
-        model = kind_model(self.config.model, kind)
-        groups, recipe = quantised(self.config, model), self.config.precision.matmul
-        return {name for _, group in coded_groups(recipe, model) for name in groups.get(group.name, ())}
+        groups = quantised(self.config, kind_model(self.config.model, kind))
+        return {name for matrices in groups.values() for name in matrices}
 
     @property
     def square_scales(self) -> int:
