@@ -68,7 +68,7 @@ CUT = ("model.layers=4",)
 COMPILED = {
     "8b": (KEPT, (), 6.95),
     "8b, current": (KEPT, recipe("fp8_current"), 5.62),
-    "8b, 4 layers": (FULL, CUT, 1.44),
+    "8b, 4 layers": (FULL, CUT, 1.403),
     "8b, 4 layers, tiles by xla": (FULL, (*recipe("fp8_block", matmul_backend="xla"), *CUT), 1.446),
     "8b, 4 layers, tiles by the kernel": (FULL, (*recipe("fp8_block", matmul_backend="mosaic"), *CUT), 1.315),
 }
@@ -87,7 +87,7 @@ def test_fp8_gains_what_it_gains_in_the_compiled_program():
     gain = lambda case, of: (COMPILED[of][2] - COMPILED[case][2]) - (seconds[of] - seconds[case])
     assert gain("8b, current", "8b") == pytest.approx(0, abs=0.1)  # of 1.33 s
     assert gain("8b, 4 layers, tiles by xla", "8b, 4 layers") == pytest.approx(0, abs=0.01)  # of -0.04 s
-    assert gain("8b, 4 layers, tiles by the kernel", "8b, 4 layers") == pytest.approx(0, abs=0.02)  # of 0.09 s
+    assert gain("8b, 4 layers, tiles by the kernel", "8b, 4 layers") == pytest.approx(0, abs=0.025)  # of 0.09 s
 
 
 @pytest.mark.parametrize(("of", "seconds"), [("null", 91.1), ("fp8_delayed", 66.4), ("fp8_current", 71.0)])
