@@ -79,18 +79,17 @@ def test_codes_and_scales_on_ranks_are_those_of_the_whole_matrix(name: str):
 
     def function(stack: jax.Array) -> Any:
         found = coded_weights({"w": stack}, [matrix], RECIPE, (0, 9), (3, 3), None, "float32", of_rows)
-        assert isinstance(found.scales, dict), "of squares"
+        assert isinstance(found.scales, dict) and found.seen.largest is not None, "of squares"
         (scales,) = found.scales[""].groups["group"]
-        return found.weights["w"].codes, vary(scales), found.seen.largest[None]
+        return found.weights["w"].codes, vary(scales)[None], found.seen.largest[None]
 
-    of_scales = [None, None, None]
+    of_scales: list[str | None] = [None, None, None]
     if tensor:
         of_scales[side] = "tensor"
     # Of the ranks that share a matrix all have the same scales: each writes them, and all are compared.
     others = tuple(axis for axis in AXES if axis != "tensor" or not tensor)
-    whole = lambda stack: (lambda codes, scales, seen: (codes, scales[None], seen))(*function(stack))
     out = split, PartitionSpec(others, *of_scales), PartitionSpec(AXES)
-    codes, scales, largest = jax.jit(mapped(whole, mesh_of(**case.ranks), "float32", split, out))(stack)
+    codes, scales, largest = jax.jit(mapped(function, mesh_of(**case.ranks), "float32", split, out))(stack)
     rows = stack.reshape(len(stack), prod(stack.shape[1 : 1 + case.inputs]), -1)
     wanted = in_tiles(jnp.asarray(rows), (SIZE, SIZE), E4M3)
     assert len(np.unique(wanted.scales)) >= 3, "squares differ"

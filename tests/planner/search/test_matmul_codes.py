@@ -185,6 +185,16 @@ def test_gpus_without_fp8_are_refused_before_a_search():
 # ---- weights and tokens on the wire
 
 
+def test_maxima_of_squares_are_one_message_per_step():
+    """A number of 4 bytes for 16,384 weights of 32 layers, of an all-reduce over 8 ranks, beside codes of 8 bits."""
+    every = {"matmul_except": ALL}
+    squares, scales = (parts(KEPT, *recipe(of, **every)) for of in ("fp8_block", "fp8_delayed"))
+    weights = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)
+    wanted = squares.network.ring(8, 1).reduce(4 * 32 * weights / 128**2)
+    assert squares.once["data"] - scales.once["data"] == pytest.approx(wanted)
+    assert 5e-5 < wanted < 5e-4
+
+
 def test_codes_of_weights_are_half_of_the_bytes():
     every = recipe("fp8_delayed", matmul_except=ALL)
     start = parts(KEPT).network.ring(8, 1).gather(1e-9)
