@@ -5,12 +5,13 @@ An operand becomes codes in passes over memory beside the products. Of each numb
 | | forward | backward |
 |---|---|---|
 | input | written as a code by what makes it (1) | read and written as a code, its rows and columns changed (3) |
-| matrix, of codes | rows and columns changed, for cuBLASLt (2) | |
+| matrix, of codes | rows and columns changed, for cuBLASLt or the kernel of tiles (2) | |
+| matrix, of codes that are not multiplied | what they stand for, in 16 bits (3) | the same |
 | matrix, quantised with each use | read, written as a code (3) | the same |
 | gradient | | read, and written as codes for the products along both sides (4) |
 
 Scales of tiles are found in the same passes: 4 bytes for each of the two sides along which an operand is quantised; of
-matrices, whose tiles are squares under `fp8_block`, in the forward and again in the backward. Scales of `fp8_current`
+matrices that are quantised with each use in the forward and again in the backward. Scales of `fp8_current`
 are known before an operand is quantised, which reads it once more (`FINDING`) and takes a message over all ranks.
 XLA joins a part of these passes to those that make an operand; `docs/fp8.md` compares them with compiled programs.
 Gradients of the outputs of a gated feed-forward's matmuls in are written as codes by what makes them, where their
@@ -50,6 +51,11 @@ STORED = Passes(1.0, 2.0, 3.0, 0.0, 4.0)
 EACH_USE = Passes(1.0, 3.0, 3.0, 3.0, 4.0)
 """The same with matrices that are quantised with each use."""
 OF_TILES = Passes(4.0, 4.0, 4.0, 4.0, 8.0)
+"""Scales of tiles, and matrices that are quantised with each use."""
+STORED_SQUARES = Passes(4.0, 2.0, 4.0, 0.0, 8.0)
+"""Scales of tiles, and matrices that are stored as codes with scales of squares."""
+DECODED_SQUARES = Passes(4.0, 3.0, 4.0, 3.0, 8.0)
+"""The same where what codes stand for is multiplied."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from jaxpar.cost.matmul_codes import MAGNITUDE
 from jaxpar.cost.messages import Network, Ring
 from jaxpar.mesh.wire.codes import BLOCK, SCALE_BYTES
 from jaxpar.mesh.wire.wire import Wire
@@ -81,6 +82,10 @@ class WireMessages:
     def gather_whole(self, elements: float, coded: float = 0.0) -> float:
         """The gather of updated weights under ZeRO-1 and 2, once a step."""
         return self._gathered(self._sent(elements, coded))
+
+    def maxima(self, numbers: float) -> float:
+        """The maximum of so many numbers in float32 over the ranks."""
+        return self._whole.reduce(MAGNITUDE * numbers)
 
     def scatter(self, elements: float) -> float:
         """A reduce-scatter of the gradient of so many elements."""

@@ -97,6 +97,7 @@ class Attention(nnx.Module):
         self, x: Float[Array, "batch part embed"], overlap: TensorOverlap, scaling: GroupScaling | None = None
     ) -> tuple[jax.Array, ...]:
         """Matmuls of the joined sequence with this rank's heads: query, key and value, without biases."""
+        scaling = None if scaling is None else self._of_own_heads(scaling)
         return project_in(x, [self._matrix(name) for name in ("query", "key", "value")], overlap, scaling)
 
     def project_out(
@@ -116,6 +117,19 @@ class Attention(nnx.Module):
             return self._own_heads(w, 1) if "kv_heads" in self.part.weights[name].axes else w
 
         return matrix_of(self.part, name, weight, self.lora)
+
+    def _of_own_heads(self, scaling: GroupScaling) -> GroupScaling:
+        """`scaling` with scales of squares, if there are any, of what `_matrix` has of the matrices."""
+        if not isinstance(scaling.of_codes, tuple) or self.kv_heads % lax.axis_size("tensor") == 0:
+            return scaling
+
+        def own(name: str, scales: jax.Array) -> jax.Array:
+            if name == "query":
+                return scales
+            return self._own_heads(scales.reshape(len(scales), self.kv_heads, -1), 1).reshape(len(scales), -1)
+
+        names = (name for name in ("query", "key", "value") if not self.part.is_factored(name))
+        return scaling._replace(of_codes=tuple(map(own, names, scaling.of_codes)))
 
     def mix(
         self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, attend: Attend

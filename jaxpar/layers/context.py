@@ -8,6 +8,8 @@ import jax
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jaxpar.precision.squares import SquareScales
+
 
 class TokenContext(NamedTuple):
     """One rank's rows and its context part of the sequence (`seq` = sequence length / context)."""
@@ -32,8 +34,9 @@ class TokenContext(NamedTuple):
     """The experts of each token, where they come with the batch (`jaxpar.layers.experts.replay`)."""
     scales: Float[Array, "layers tensors"] | None = None
     """The scales of quantised matmuls of each layer of the model, where they come from earlier steps."""
-    weight_scales: Float[Array, "layers tensors"] | None = None
-    """Where quantised matrices are codes already (`jaxpar.precision.weight_codes`), their scales; else 0."""
+    weight_scales: Float[Array, "layers tensors"] | SquareScales | None = None
+    """Where quantised matrices are codes already (`jaxpar.precision.weight_codes`), their scales: of matrices, 0 of
+    other tensors, or of squares."""
 
 
 def sequence_part(x: jax.Array) -> jax.Array:

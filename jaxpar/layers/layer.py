@@ -28,6 +28,7 @@ from jaxpar.mesh.collective_matmul import PLAIN
 from jaxpar.precision.matmul import GroupScaling, scaling_of
 from jaxpar.precision.recipe import QuantisedGroups
 from jaxpar.precision.seen import Seen
+from jaxpar.precision.squares import SquareScales
 
 ELEMENTWISE: Mapping[str, Literal["input", "gradients"]] = {"mlp_in": "gradients", "mlp_out": "input"}
 """The groups of matmuls around a gated feed-forward's elementwise work, and what of each that work or its derivative
@@ -70,7 +71,7 @@ class DecoderLayer(nnx.Module):
         x: jax.Array,
         index: Int[Array, ""],
         scales: Float[Array, "layers tensors"] | None = None,
-        weight_scales: Float[Array, "layers tensors"] | None = None,
+        weight_scales: Float[Array, "layers tensors"] | SquareScales | None = None,
         unseen: Seen | None = None,
         whole: bool = False,
     ) -> Any:
@@ -98,7 +99,7 @@ class DecoderLayer(nnx.Module):
         name: str,
         index: jax.Array,
         scales: jax.Array | None,
-        weight_scales: jax.Array | None,
+        weight_scales: jax.Array | SquareScales | None,
         unseen: Seen | None,
         whole: bool = False,
     ) -> GroupScaling | None:

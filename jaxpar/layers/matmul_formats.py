@@ -147,8 +147,8 @@ def why_each_use(recipe: str | None, optimizer_offload: str, weights_offload: st
         weights_offload: where the weights of layers are.
         holds: the schedule, if it gathers whole chunks that it holds for all microbatches.
     """
-    if recipe in TILES:
-        return f"scales of tiles ({recipe}) are found where a matrix is multiplied"
+    if recipe in TILES and not TILES[recipe].square:
+        return f"{recipe} has other codes of a matrix for each of its two sides"
     if optimizer_offload == "file":
         return "a step reads copies of the weights, and their masters are on disk (memory.optimizer_offload)"
     if weights_offload != "none":

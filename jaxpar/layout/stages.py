@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, reduce
+from math import prod
+from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec
 
 from jaxpar.attention import ContextLayout, RowTokens, attend
 from jaxpar.attention.balance import run_length
@@ -19,8 +22,12 @@ from jaxpar.layout.step_layout import StepLayout
 from jaxpar.layout.weight_prefetch import gathered_before
 from jaxpar.memory.remat import LAYER_INPUT, remat_policy
 from jaxpar.mesh.layer_order import LAYERS, PADDING, StackOrder
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.mesh.placements import added_dim, local_shape
 from jaxpar.model.decoder import DecoderStages
 from jaxpar.model.loop.layer_kind import Keep, keeps_by_kind, split_exact, split_keeps
+from jaxpar.precision.recipe import recipe_of
+from jaxpar.precision.squares import Squares, squares_of
 from jaxpar.precision.weight_codes import CodedMatrix
 from pallas_kernels.attention import Settings
 from pallas_kernels.masks import Mask
@@ -81,11 +88,27 @@ def coded_matrices(layout: StepLayout) -> tuple[CodedMatrix, ...]:
         above = (LAYERS,) if kind == ALIKE else (LAYERS, kind)
         first = first_columns(config, groups)
         for part, group in (*dense_groups(model), *routed_groups(model)):
-            found += [
-                CodedMatrix((*above, part.name, name), place, rows, stack)
-                for place, name in enumerate(groups.get(group.name, ()), start=first.get(group.name, 0) + 1)
-            ]
+            for place, name in enumerate(groups.get(group.name, ()), start=first.get(group.name, 0) + 1):
+                path = (*above, part.name, name)
+                squares = _squares(layout, path, part.weights[name].stacked(stack.rows))
+                found.append(CodedMatrix(path, place, rows, stack, kind, group.name, squares))
     return tuple(found)
+
+
+def _squares(layout: StepLayout, path: tuple[str, ...], spec: ParamSpec) -> Squares | None:
+    """The squares of a stacked matrix as its master weights are placed; None if a matrix has one scale."""
+    recipe, sizes = recipe_of(layout.config.precision), layout.plan.axes
+    if recipe is None or recipe.tiles is None:
+        return None
+    roles = layout.placements.compute, layout.placements.optimizer
+    compute, own = (_at(role.layout, path) for role in roles)
+    added = added_dim(compute, own)
+    ranks = prod(getattr(sizes, axis) for axis in added[1]) if added else 1
+    return squares_of(recipe.tiles.size, local_shape(spec.shape, own, sizes), spec.stack, spec.inputs, added, ranks)
+
+
+def _at(tree: Any, path: tuple[str, ...]) -> PartitionSpec:
+    return reduce(lambda tree, name: tree[name], path, tree)
 
 
 def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:

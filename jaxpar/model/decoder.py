@@ -56,7 +56,7 @@ from jaxpar.precision.recipe import TILES, QuantisedGroups
 from jaxpar.precision.seen import Seen
 from jaxpar.precision.weight_codes import WEIGHT_SCALES
 
-type Batch = dict[str, jax.Array]
+type Batch = dict[str, Any]
 """One rank's part of a microbatch: tokens, labels, mask, segments, positions, indices `[batch, seq]`, and examples
 `[batch]`. Under a loss of preferences also `PAIRS` and `REFERENCE` of `jaxpar.model.preference_loss`. Under delayed
 scaling also `SCALES` of `jaxpar.precision.matmul`, [layers, tensors], the same in all microbatches; where matrices are
@@ -179,8 +179,6 @@ class DecoderStages:
             plain = plain._replace(experts=vary(batch[EXPERTS]))
         if SCALES in batch:
             plain = plain._replace(scales=vary(batch[SCALES]))
-        if WEIGHT_SCALES in batch:
-            plain = plain._replace(weight_scales=vary(batch[WEIGHT_SCALES]))
         tables: dict[tuple[bytes, float], tuple[jax.Array, jax.Array]] = {}
         models = {kind: kind_model(self.model, kind) for kind in self.order.stacks}
         routed = [own.experts is not None and ROUTERS[own.experts.router].ids for own in models.values()]
@@ -195,7 +193,9 @@ class DecoderStages:
                 tables[table] = vary(rotary_tables(batch["positions"], own, table[1]))
             cos, sin = tables[table]
             found[kind] = found[kind]._replace(cos=cos, sin=sin)
-        return found
+        scales = batch.get(WEIGHT_SCALES)
+        own = {kind: scales.get(kind) if isinstance(scales, Mapping) else scales for kind in found}
+        return {kind: tokens._replace(weight_scales=vary(own[kind])) for kind, tokens in found.items()}
 
     @property
     def vocab_axes(self) -> tuple[str, ...]:

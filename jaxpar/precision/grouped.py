@@ -36,7 +36,7 @@ from jaxpar.precision.grouped_by_tensor import (
 from jaxpar.precision.grouped_by_tensor import products as by_tensor
 from jaxpar.precision.recipe import E4M3, Recipe, Tiles
 from jaxpar.precision.scale import largest_of
-from jaxpar.precision.seen import Seen, held_numbers, held_rows, joined
+from jaxpar.precision.seen import COUNTS, Seen, held_numbers, held_rows, joined
 from jaxpar.precision.tiles import Codes, counts_in_tiles, in_tiles
 from pallas_kernels.grouped_matmul.api import Static, request_of
 from pallas_kernels.grouped_matmul.blocks import row_blocks
@@ -82,7 +82,8 @@ def grouped_products(
     static = Static(name, expected, False)
     if scaling.recipe.tiles is None:
         return by_tensor(x, weights, sizes, scaling, static, inward=inward)
-    arguments = x, tuple(weights), sizes, scaling.unseen, scaling.exact
+    scales = scaling.scales if scaling.coded else None
+    arguments = x, tuple(weights), scales, sizes, scaling.unseen, scaling.exact
     return _products(_How(scaling.recipe, static), *vary_alike(arguments))
 
 
@@ -105,8 +106,14 @@ class _How:
         """In tiles of neighbouring rows of one expert, each in whole tiles."""
         return in_tiles(_filled(x, places), (self.tiles.size, 1), form, self.recipe.margin)
 
-    def weight(self, w: jax.Array, *, by_input: bool) -> Codes:
-        """[experts, inputs, outputs], in squares, or in tiles along the inputs or along the outputs."""
+    def weights(self, weights: Sequence[jax.Array], scales: jax.Array | None, *, by_input: bool) -> list[Codes]:
+        """Each [experts, inputs, outputs], in squares, or in tiles along the inputs or along the outputs; with `scales`
+        of squares they are values of codes."""
+        if scales is not None:
+            return [Codes(w.astype(E4M3), own) for w, own in zip(weights, scales, strict=True)]
+        return [self._weight(w, by_input) for w in weights]
+
+    def _weight(self, w: jax.Array, by_input: bool) -> Codes:
         return in_tiles(w, self._tile_of_weight(by_input), E4M3, self.recipe.margin)
 
     def times(self, rows: Codes, matrices: Codes, sizes: jax.Array, dtype: Any) -> jax.Array:
@@ -125,12 +132,15 @@ class _How:
         unseen: Seen,
         sizes: jax.Array,
         places: Places,
+        coded: bool,
     ) -> Seen:
-        """What is asked for of the tensors on this rank. What is quantised along two sides is counted along both."""
+        """What is asked for of the tensors on this rank; of matrices that are codes already, nothing. What is quantised
+        along two sides is counted along both."""
         largest = counts = None
         held, *of_outputs = held_rows(sizes, x, *dys)
         if unseen.largest is not None:
-            largest = joined([largest_of(each) for each in (held, *weights, *of_outputs)], unseen.largest)
+            of_weights = [jnp.float32(0) if coded else largest_of(w) for w in weights]
+            largest = joined([largest_of(held), *of_weights, *map(largest_of, of_outputs)], unseen.largest)
         if unseen.counts is not None:
             margin, size = self.recipe.margin, self.tiles.size
 
@@ -145,7 +155,8 @@ class _How:
                 return sum(found[1:], found[0])
 
             of_dys = [of_rows(dy, self.recipe.gradient) for dy in of_outputs]
-            counts = joined([of_rows(held, E4M3), *map(of_matrices, weights), *of_dys], unseen.counts)
+            of_weights = [jnp.zeros(len(COUNTS)) if coded else of_matrices(w) for w in weights]
+            counts = joined([of_rows(held, E4M3), *of_weights, *of_dys], unseen.counts)
         return Seen(largest, counts)
 
     def _tile_of_weight(self, by_input: bool) -> tuple[int, int]:
@@ -170,11 +181,11 @@ def in_whole_tiles(sizes: Int[Array, " experts"], rows: int, tile: int) -> Place
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _products(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], sizes: jax.Array, unseen: Seen, exact: Any
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: Any, sizes: jax.Array, unseen: Seen, exact: Any
 ) -> tuple[jax.Array, ...]:
     def quantised() -> tuple[jax.Array, ...]:
         rows = how.rows(x, E4M3)
-        each = (Codes(*(part.mT for part in how.weight(w, by_input=True))) for w in weights)
+        each = (Codes(*(part.mT for part in own)) for own in how.weights(weights, scales, by_input=True))
         return tuple(how.times(rows, matrices, sizes, x.dtype) for matrices in each)
 
     exactly = lambda: exact_products(how.grouped, x, weights, sizes)
@@ -186,22 +197,23 @@ def _forward(how: _How, *arguments: Any) -> Any:
 
 
 def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
-    x, weights, sizes, unseen, exact = kept
-    pairs = list(zip(dys, weights, strict=True))
+    x, weights, scales, sizes, unseen, exact = kept
 
     def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
         form = how.recipe.gradient
-        terms = [how.times(how.rows(dy, form), how.weight(w, by_input=False), sizes, x.dtype) for dy, w in pairs]
+        pairs = zip(dys, how.weights(weights, scales, by_input=False), strict=True)
+        terms = [how.times(how.rows(dy, form), matrix, sizes, x.dtype) for dy, matrix in pairs]
         places = in_whole_tiles(sizes, len(x), how.tiles.size)
         rows = how.by_expert(x, places, E4M3)
         dws = [how.of_weights(rows, how.by_expert(dy, places, form), places.sizes, x.dtype) for dy in dys]
-        return sum(terms[1:], terms[0]), tuple(dws), how.seen(x, weights, dys, unseen, sizes, places)
+        seen = how.seen(x, weights, dys, unseen, sizes, places, scales is not None)
+        return sum(terms[1:], terms[0]), tuple(dws), seen
 
     def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
         return *exact_gradients(how.grouped, x, weights, sizes, dys), jax.tree.map(jnp.zeros_like, unseen)
 
     dx, dws, seen = quantised() if exact is None else lax.cond(exact, exactly, quantised)
-    return dx, dws, None, seen, None
+    return dx, dws, None, None, seen, None
 
 
 _products.defvjp(_forward, _backward)

@@ -53,7 +53,7 @@ class GroupedScaling(NamedTuple):
     """Whether the matrices are values of codes already."""
     exact: Bool[Array, ""] | None = None
     """Whether they are not quantised in this layer; None if they are in all layers."""
-    scales: Float[Array, "scales"] | None = None
+    scales: Float[Array, "scales"] | Float[Array, "matrices experts inputs outputs"] | None = None
     """`scales_of_experts`."""
     unseen: Seen = Seen()
     """Zeros, whose cotangents are what is seen of each tensor of the group on this rank."""
@@ -61,12 +61,14 @@ class GroupedScaling(NamedTuple):
 
 def scales_of_experts(
     weights: Sequence[Float[Array, "experts inputs outputs"]], scaling: GroupScaling
-) -> Float[Array, "scales"] | None:
+) -> Float[Array, "scales"] | Float[Array, "matrices experts inputs outputs"] | None:
     """The scales that all rounds of a layer share: of all tensors of a group where earlier steps give them, else of its
-    matrices; None where scales are of tiles.
+    matrices; of tiles those of the squares of matrices that are codes, and None where they are not.
 
     Sends a maximum of one number for each matrix over the ranks of the experts, if the matrices are no codes yet.
     """
+    if isinstance(scaling.of_codes, tuple):
+        return jnp.stack(scaling.of_codes)
     if scaling.recipe.tiles is not None:
         return None
     if scaling.scales is not None:

@@ -33,6 +33,7 @@ from jaxpar.precision import tiles
 from jaxpar.precision.recipe import E4M3, QuantisedGroups, Recipe
 from jaxpar.precision.scale import largest_of, quantise, scale_of
 from jaxpar.precision.seen import Seen, seen_by_group
+from jaxpar.precision.squares import SquareScales
 from pallas_kernels.varying import vary_alike
 
 SCALES = "matmul_scales"
@@ -52,8 +53,9 @@ class GroupScaling(NamedTuple):
     """Of the input, of each matrix, and of the gradient of each output; None if they come from the tensors."""
     observed: Float[Array, "tensors"] | None = None
     """Zeros, whose cotangent is the largest magnitude of each of these tensors on this rank."""
-    of_codes: Float[Array, "matrices"] | None = None
-    """Scales of the matrices where these are values of codes already; then none are quantised, nor observed."""
+    of_codes: Float[Array, "matrices"] | tuple[Float[Array, "inputs outputs"], ...] | None = None
+    """Scales of the matrices, or of their squares, where these are values of codes already; then none are quantised,
+    nor observed."""
     counted: Float[Array, "tensors counts"] | None = None
     """Zeros, whose cotangent is the counts of each of these tensors on this rank."""
     elementwise: Literal["input", "gradients"] | None = None
@@ -72,7 +74,7 @@ def scaling_of(
     group: str,
     layer: Int[Array, ""],
     scales: Float[Array, "layers tensors"] | None,
-    weight_scales: Float[Array, "layers tensors"] | None,
+    weight_scales: Float[Array, "layers tensors"] | SquareScales | None,
     unseen: Seen | None,
 ) -> GroupScaling | None:
     """How a group of a layer is scaled, given the scales of all layers, those of codes among the weights, and the zeros
@@ -85,8 +87,12 @@ def scaling_of(
         exact = (layer < first) | (layer >= last)
     own = slice(fp8.first[group], fp8.first[group] + 1 + 2 * len(fp8.groups[group]))
     row = lambda table: None if table is None else lax.dynamic_index_in_dim(table, layer, keepdims=False)[own]
-    mine, of_codes = row(scales), row(weight_scales)
-    of_codes = None if of_codes is None else of_codes[1 : 1 + len(fp8.groups[group])]
+    mine = row(scales)
+    if isinstance(weight_scales, SquareScales):
+        of_codes = weight_scales.of_layer(group, layer)
+    else:
+        of_codes = row(weight_scales)
+        of_codes = None if of_codes is None else of_codes[1 : 1 + len(fp8.groups[group])]
     observed, counted = jax.tree.map(lambda zeros: zeros[own], unseen or Seen())
     return GroupScaling(fp8.recipe, exact, mine, observed, of_codes, counted)
 
@@ -121,7 +127,9 @@ def products(
     sides are as many bytes. Without given scales also a maximum of one number for each tensor.
     """
     if scaling.recipe.tiles is not None:
-        found = tiles.products(x, weights, scaling.recipe, scaling.exact, scaling.unseen, gathers=gathers)
+        of_codes = scaling.of_codes
+        assert of_codes is None or isinstance(of_codes, tuple), "matrices of tiles have a scale for each square"
+        found = tiles.products(x, weights, scaling.recipe, scaling.exact, scaling.unseen, of_codes, gathers=gathers)
         return tuple(map(scatter_sequence, found)) if scatters else found
     x, given, scales, unseen = scales_of_group(x, weights, scaling)
     exact, x, given, scales, unseen = vary_alike((scaling.exact, x, given, scales, unseen))
@@ -138,6 +146,7 @@ def scales_of_group(
     if scales is None:
         of_x = scale_of(largest_over([x], TOKEN_AXES), E4M3, recipe.margin)
         of_weights = scaling.of_codes
+        assert not isinstance(of_weights, tuple), "squares have scales with tiles alone"
         if of_weights is None:
             of_weights = scale_of(largest_over(given, ("tensor",)), E4M3, recipe.margin)
         scales = checkpoint_name(jnp.concatenate(vary_alike((of_x, of_weights, x))[:2]), SCALES)

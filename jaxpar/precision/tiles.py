@@ -6,7 +6,8 @@ gradient; gradients of outputs along columns for the input's gradient and along 
 have squares, their codes are the same in both products.
 
 Every rank holds whole tiles, so scales need no message and are those of the whole tensor. Nothing is kept for later
-steps, and a product that runs again finds the scales again in the same numbers.
+steps, and a product that runs again finds the scales again in the same numbers. Matrices may come as codes
+(`jaxpar.precision.weight_codes`), with the scales of their squares.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from jaxtyping import Array, Bool, Float, Shaped
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.precision.recipe import E4M3, Recipe, Tiles
 from jaxpar.precision.scale import largest_of, quantise, scale_of
-from jaxpar.precision.seen import Seen, counts_of, joined
+from jaxpar.precision.seen import COUNTS, Seen, counts_of, joined
 from pallas_kernels.tiled_matmul import tiled_matmul
 from pallas_kernels.varying import vary_alike
 
@@ -78,20 +79,29 @@ class _How:
         """[tokens, outputs], in tiles along the tokens or along the outputs."""
         return _matrix(in_tiles(_flat(dy), self._tile(by_token), self.recipe.gradient, self.recipe.margin))
 
-    def weight(self, w: jax.Array, inputs: int, *, by_input: bool) -> Codes:
-        """[inputs, outputs], in squares, or in tiles along the inputs or along the outputs."""
-        return in_tiles(w.reshape(inputs, -1), self._tile_of_weight(by_input), E4M3, self.recipe.margin)
+    def weight(self, w: jax.Array, scales: jax.Array | None, inputs: int, *, by_input: bool) -> Codes:
+        """[inputs, outputs], in squares, or in tiles along the inputs or along the outputs. With `scales`, of squares,
+        `w` is values of codes."""
+        w = w.reshape(inputs, -1)
+        if scales is not None:
+            return Codes(w.astype(E4M3), scales)
+        return in_tiles(w, self._tile_of_weight(by_input), E4M3, self.recipe.margin)
 
-    def seen(self, x: jax.Array, weights: Sequence[jax.Array], dys: Sequence[jax.Array], unseen: Seen) -> Seen:
-        """What is asked for of the tensors on this rank. What is quantised along two sides is counted along both."""
+    def seen(
+        self, x: jax.Array, weights: Sequence[jax.Array], dys: Sequence[jax.Array], unseen: Seen, coded: bool
+    ) -> Seen:
+        """What is asked for of the tensors on this rank; of matrices that are codes already, nothing. What is quantised
+        along two sides is counted along both."""
         largest = counts = None
         if unseen.largest is not None:
-            largest = joined([largest_of(each) for each in (x, *weights, *dys)], unseen.largest)
+            of_weights = [jnp.float32(0) if coded else largest_of(w) for w in weights]
+            largest = joined([largest_of(x), *of_weights, *map(largest_of, dys)], unseen.largest)
         if unseen.counts is not None:
             count = lambda each, tile, form: counts_in_tiles(each, tile, form, self.recipe.margin)
             sides = lambda each, form: _sum([count(_flat(each), self._tile(side), form) for side in (False, True)])
             flat = [w.reshape(_flat(x).shape[2], -1) for w in weights]
-            of_weights = [_sum([count(w, self._tile_of_weight(side), E4M3) for side in self._sides]) for w in flat]
+            of_weight = lambda w: _sum([count(w, self._tile_of_weight(side), E4M3) for side in self._sides])
+            of_weights = [jnp.zeros(len(COUNTS)) if coded else of_weight(w) for w in flat]
             of_dys = [sides(dy, self.recipe.gradient) for dy in dys]
             counts = joined([sides(x, E4M3), *of_weights, *of_dys], unseen.counts)
         return Seen(largest, counts)
@@ -117,17 +127,21 @@ def products(
     recipe: Recipe,
     exact: Bool[Array, ""] | None,
     unseen: Seen,
+    of_codes: tuple[Float[Array, "inputs outputs"], ...] | None = None,
     *,
     gathers: bool,
 ) -> tuple[Float[Array, "batch seq ..."], ...]:
-    """Like `jaxpar.precision.matmul.products`. Sends codes and a scale for each tile, in backward along tokens."""
-    x, weights, unseen, exact = vary_alike((x, tuple(weights), unseen, exact))
-    return _products(_How(recipe, gathers), x, weights, unseen, exact)
+    """Like `jaxpar.precision.matmul.products`. Sends codes and a scale for each tile, in backward along tokens.
+
+    With `of_codes`, scales of squares, the matrices are values of codes.
+    """
+    x, weights, of_codes, unseen, exact = vary_alike((x, tuple(weights), of_codes, unseen, exact))
+    return _products(_How(recipe, gathers), x, weights, of_codes, unseen, exact)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _products(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], unseen: Seen, exact: Any
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], of_codes: Any, unseen: Seen, exact: Any
 ) -> tuple[jax.Array, ...]:
     inputs = _flat(x).shape[2]
 
@@ -136,7 +150,8 @@ def _products(
 
     def quantised() -> tuple[jax.Array, ...]:
         codes = how.inputs(x, by_token=False)
-        each = [(w, how.weight(w, inputs, by_input=True)) for w in weights]
+        pairs = zip(weights, of_codes or (None,) * len(weights), strict=True)
+        each = [(w, how.weight(w, scales, inputs, by_input=True)) for w, scales in pairs]
         return tuple(shaped(product(codes, own, (1, 0), x.dtype, how.recipe.backend), w) for w, own in each)
 
     def exactly() -> tuple[jax.Array, ...]:
@@ -146,13 +161,14 @@ def _products(
     return quantised() if exact is None else lax.cond(exact, exactly, quantised)
 
 
-def _forward(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], unseen: Seen, exact: Any) -> Any:
-    return _products(how, x, weights, unseen, exact), (x, weights, unseen, exact)
+def _forward(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], of_codes: Any, unseen: Seen, exact: Any) -> Any:
+    return _products(how, x, weights, of_codes, unseen, exact), (x, weights, of_codes, unseen, exact)
 
 
 def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
-    x, weights, unseen, exact = kept
+    x, weights, of_codes, unseen, exact = kept
     inputs, pairs, backend = _flat(x).shape[2], list(zip(dys, weights, strict=True)), how.recipe.backend
+    each_scales = of_codes or (None,) * len(weights)
 
     def of_input(terms: list[jax.Array]) -> jax.Array:
         dx = _sum(terms)
@@ -160,13 +176,14 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
 
     def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
         codes = how.inputs(x, by_token=True)
+        matrices = [how.weight(w, s, inputs, by_input=False) for w, s in zip(weights, each_scales, strict=True)]
         terms = [
-            product(how.gradient(dy, by_token=False), how.weight(w, inputs, by_input=False), (1, 1), x.dtype, backend)
-            for dy, w in pairs
+            product(how.gradient(dy, by_token=False), matrix, (1, 1), x.dtype, backend)
+            for dy, matrix in zip(dys, matrices, strict=True)
         ]
         of_weight = lambda dy, w: product(codes, how.gradient(dy, by_token=True), (0, 0), w.dtype, backend)
         dws = [of_weight(dy, w).reshape(w.shape) for dy, w in pairs]
-        return of_input(terms), tuple(dws), how.seen(x, weights, dys, unseen)
+        return of_input(terms), tuple(dws), how.seen(x, weights, dys, unseen, of_codes is not None)
 
     def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
         whole = _rows(gather_sequence(x) if how.gathers else x)
@@ -174,7 +191,8 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
         dws = tuple(_dot(whole, _rows(dy), (0, 0), w.dtype).reshape(w.shape) for dy, w in pairs)
         return of_input(terms), dws, jax.tree.map(jnp.zeros_like, unseen)
 
-    return *(quantised() if exact is None else lax.cond(exact, exactly, quantised)), None
+    dx, dws, seen = quantised() if exact is None else lax.cond(exact, exactly, quantised)
+    return dx, dws, None, seen, None
 
 
 _products.defvjp(_forward, _backward)

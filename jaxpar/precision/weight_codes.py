@@ -1,8 +1,9 @@
 """Matrices as codes of 8 bits, made once per optimizer step from the master weights.
 
-All microbatches, forward and backward, multiply these codes, and they are what ranks gather: one byte a number. A layer
-that may multiply exactly, depending on the pipeline rank, shares its rows' program with one that does not. Such rows
-are stored in the dtype of the others: of a layer in FP8 they hold the codes' values, which that dtype has exactly.
+All microbatches, forward and backward, multiply these codes, and they are what ranks gather: one byte a number. A
+matrix has one scale, or one for each of its squares (`jaxpar.precision.squares`). A layer that may multiply exactly,
+depending on the pipeline rank, shares its rows' program with one that does not. Such rows are stored in the dtype of
+the others: of a layer in FP8 they hold the codes' values, which that dtype has exactly.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxpar.mesh.axes import vary, varying_axes
 from jaxpar.mesh.coded import coded_stack
@@ -26,9 +28,14 @@ from jaxpar.precision.matmul import TOKEN_AXES
 from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.scale import largest_of, quantise, scale_of
 from jaxpar.precision.seen import COUNTS, Seen, counts_of
+from jaxpar.precision.squares import Squares, SquareScales, rows_of_layers
+from pallas_kernels.varying import vary_alike
 
 WEIGHT_SCALES = "weight_scales"
-"""The key of a batch with the scales of the codes, [microbatch, layers, tensors]."""
+"""The key of a microbatch with the scales of the codes."""
+
+type WeightScales = Float[Array, "layers tensors"] | Mapping[str, SquareScales]
+"""The scales of the codes of this pipeline rank's layers: of matrices, 0 elsewhere, or by kind those of squares."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,11 +49,50 @@ class CodedMatrix:
     exact: tuple[bool | None, ...]
     """Of each row of a chunk, whether its layers are exceptions; None if only in some chunks."""
     order: StackOrder
+    kind: str = ""
+    """Of its layers."""
+    group: str = ""
+    """Of its matmuls."""
+    squares: Squares | None = None
+    """What has a scale; None if that is the matrix."""
 
     @property
     def coded(self) -> tuple[bool, ...]:
         """Of each row of a rank's stack, whether it is stored as codes."""
         return tuple(own is False for own in self.exact) * self.order.numbers.shape[1]
+
+    @property
+    def numbers(self) -> Int[Array, " rows"]:
+        """Inside the step's map: of each row of this rank's stack the number of its layer."""
+        numbers = self.order.numbers.reshape(self.order.numbers.shape[0], -1)
+        return jnp.asarray(numbers, jnp.int32)[lax.axis_index("pipe")]
+
+    def largest(self, rows: Float[Array, "rows ..."]) -> Float[Array, "rows ..."]:
+        """The largest magnitude of each row on this rank, or of each run of a square."""
+        return jax.vmap(largest_of)(rows) if self.squares is None else self.squares.largest_of_runs(rows)
+
+    def cut(self, rows: Float[Array, "rows ..."]) -> Float[Array, "rows ..."]:
+        """Rows as `wide` has their scales."""
+        return rows if self.squares is None else self.squares.cut(rows)
+
+    def wide(self, scales: Float[Array, "rows ..."], dims: int) -> Float[Array, "rows ..."]:
+        """Scales of rows of so many dims, with a dim for each of the rows that are `cut`."""
+        return scales.reshape(-1, *[1] * (dims - 1)) if self.squares is None else self.squares.of_numbers(scales)
+
+    def codes(self, rows: Float[Array, "rows ..."], wide: Float[Array, "rows ..."]) -> Shaped[Array, "rows ..."]:
+        """Codes of rows."""
+        return quantise(self.cut(rows), wide, E4M3).reshape(rows.shape)
+
+    def either(
+        self, rows: Float[Array, "rows ..."], wide: Float[Array, "rows ..."], exact: Bool[Array, "rows"], *, dtype: str
+    ) -> Float[Array, "rows ..."]:
+        """Rows as they are where they are `exact`, and else the values of their codes."""
+        exact = exact.reshape(-1, *[1] * (rows.ndim - 1))
+        return jnp.where(exact, rows, self.codes(rows, wide).astype(rows.dtype)).astype(dtype)
+
+    def counts(self, rows: Float[Array, "rows ..."], wide: Float[Array, "rows ..."]) -> Float[Array, "rows counts"]:
+        """`COUNTS` of each row on this rank."""
+        return jax.vmap(lambda w, scale: counts_of(w, scale, E4M3))(self.cut(rows), wide)
 
 
 type ByRows = Callable[[Callable[..., jax.Array], jax.Array, tuple[jax.Array, ...], range], jax.Array]
@@ -59,8 +105,8 @@ class WeightCodes(NamedTuple):
 
     weights: Weights
     """With a `CodedStack` on the device for each matrix."""
-    scales: Float[Array, "layers tensors"]
-    """Of the codes of this pipeline rank's layers; 0 elsewhere."""
+    scales: WeightScales
+    """Of the codes."""
     seen: Seen
     """Of each matrix that is quantised, in this pipeline rank's layers; 0 elsewhere. Magnitudes are those of all ranks,
     counts are this rank's share of a sum over all."""
@@ -79,8 +125,8 @@ def coded_weights(
 ) -> WeightCodes:
     """The `matrices` among master `weights` as codes, inside the step's map.
 
-    Sends a maximum of one number for each matrix and layer. Reads each matrix once for that, once for its codes, and
-    once more for its counts.
+    Sends a maximum of one number for each matrix or square, and layer. Reads each matrix once for that, once for its
+    codes, and once more for its counts.
 
     Args:
         weights: in any placement; scales are of whole matrices.
@@ -94,61 +140,74 @@ def coded_weights(
         counts: whether numbers that codes do not hold are counted.
     """
     stacks = {own.path: _at(weights, own.path) for own in matrices}
-    found = _largest(stacks, by_rows)
+    found = _largest(stacks, matrices, by_rows)
     of_codes, of_matrices = vary((jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32)))
     of_counts = vary(jnp.zeros((*shape, len(COUNTS)), jnp.float32)) if counts else None
+    of_squares: dict[str, dict[str, tuple[jax.Array, ...]]] = {}
     for own in matrices:
-        stack, largest = stacks[own.path], found[own.path]
-        numbers = jnp.asarray(own.order.numbers.reshape(own.order.numbers.shape[0], -1), jnp.int32)
-        numbers = numbers[lax.axis_index("pipe")]
+        stack, largest, numbers = stacks[own.path], found[own.path], own.numbers
         if scales is None:
             scale = scale_of(largest, E4M3, recipe.margin)
         else:
             scale = jnp.where(numbers == PADDING, 1.0, scales[numbers, own.column])
-        wide = scale.reshape(-1, *[1] * (stack.ndim - 1))
+        wide = own.wide(scale, stack.ndim)
         exact = (numbers < exact_layers[0]) | (numbers >= exact_layers[1])
-        codes = partial(by_rows, partial(quantise, form=E4M3), stack, (wide,))
+        codes = partial(by_rows, own.codes, stack, (wide,))
         others = partial(by_rows, lambda w: w.astype(storage), stack, ())
         if None in own.exact:
-            others = partial(by_rows, partial(_either, dtype=storage), stack, (wide, exact.reshape(wide.shape)))
+            others = partial(by_rows, partial(own.either, dtype=storage), stack, (wide, exact))
         weights = _with(weights, own.path, coded_stack(own.coded, codes, others))
         padding = numbers == PADDING
-        of_codes = of_codes.at[numbers, own.column].max(vary(jnp.where(padding, 0, scale)))
+        if own.squares is None:
+            of_codes = of_codes.at[numbers, own.column].max(vary(jnp.where(padding, 0, scale)))
+        else:
+            groups = of_squares.setdefault(own.kind, {})
+            groups[own.group] = (*groups.get(own.group, ()), scale)
+        largest = largest.max(tuple(range(1, largest.ndim)))
         of_matrices = of_matrices.at[numbers, own.column].max(vary(jnp.where(padding | exact, 0, largest)))
         if of_counts is not None:
-            counted = jnp.where((padding | exact)[:, None], 0, _counted(stack, scale, by_rows))
+            counted = jnp.where((padding | exact)[:, None], 0, _counted(own, stack, wide, by_rows))
             of_counts = of_counts.at[numbers, own.column].add(vary(counted))
-    return WeightCodes(weights, of_codes, Seen(of_matrices, of_counts))
-
-
-def _either(stack: jax.Array, scale: jax.Array, exact: jax.Array, dtype: str) -> jax.Array:
-    """Rows as they are where they are `exact`, and else the values of their codes."""
-    return jnp.where(exact, stack, quantise(stack, scale, E4M3).astype(stack.dtype)).astype(dtype)
+    orders = {own.kind: own.order for own in matrices}
+    by_kind = {
+        kind: SquareScales(rows_of_layers(orders[kind], shape[0]), groups) for kind, groups in of_squares.items()
+    }
+    return WeightCodes(weights, by_kind or of_codes, Seen(of_matrices, of_counts))
 
 
 def _largest(
-    stacks: Mapping[tuple[str, ...], jax.Array], by_rows: ByRows
-) -> dict[tuple[str, ...], Float[Array, "rows"]]:
-    """The largest magnitude of each row of each stack, over all ranks that hold a part of it."""
-    found = {path: by_rows(jax.vmap(largest_of), own, (), range(own.shape[0])) for path, own in stacks.items()}
+    stacks: Mapping[tuple[str, ...], jax.Array], matrices: Sequence[CodedMatrix], by_rows: ByRows
+) -> dict[tuple[str, ...], Float[Array, "rows ..."]]:
+    """The largest magnitude of each row of each stack, or of its squares, over all ranks that hold a part of it.
+
+    Those over the same ranks are one message.
+    """
+    found: dict[tuple[str, ...], jax.Array] = {}
     split: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
-    for path, own in found.items():
-        split.setdefault(tuple(sorted(varying_axes(own) - {"pipe"})), []).append(path)
+    for own in matrices:
+        stack = stacks[own.path]
+        largest = by_rows(own.largest, stack, (), range(stack.shape[0]))
+        found[own.path] = largest if own.squares is None else own.squares.whole(largest)
+        parts = varying_axes(stack) - {"pipe"} if own.squares is None else own.squares.axes
+        split.setdefault(tuple(sorted(parts)), []).append(own.path)
     for axes, paths in split.items():
         axes = [axis for axis in axes if lax.axis_size(axis) > 1]
         if not axes:
             continue
-        joined = reduce_max(jnp.concatenate([found[path] for path in paths]), axes)
-        ends = [sum(len(found[path]) for path in paths[: place + 1]) for place in range(len(paths) - 1)]
-        found |= dict(zip(paths, jnp.split(joined, ends), strict=True))
+        flat = vary_alike(tuple(found[path].reshape(-1) for path in paths))
+        joined = reduce_max(jnp.concatenate(flat), axes)
+        ends = list(accumulate(own.size for own in flat[:-1]))
+        parts = jnp.split(joined, ends)
+        found |= {path: own.reshape(found[path].shape) for path, own in zip(paths, parts, strict=True)}
     return found
 
 
-def _counted(stack: jax.Array, scales: Float[Array, "rows"], by_rows: ByRows) -> Float[Array, "rows counts"]:
+def _counted(
+    matrix: CodedMatrix, stack: jax.Array, wide: Float[Array, "rows ..."], by_rows: ByRows
+) -> Float[Array, "rows counts"]:
     """What is counted of each row of a stack, as this rank's share of a sum over all ranks: of ranks that hold the same
     part, the first has it."""
-    each = jax.vmap(lambda w, scale: counts_of(w, scale, E4M3))
-    counts = by_rows(each, stack, (scales,), range(stack.shape[0]))
+    counts = by_rows(matrix.counts, stack, (wide,), range(stack.shape[0]))
     for axis in TOKEN_AXES:
         if axis not in varying_axes(stack):
             counts = jnp.where(lax.axis_index(axis) == 0, counts, 0)

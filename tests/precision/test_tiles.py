@@ -107,12 +107,14 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         "memory": {"remat": "full"},
     },
     "split backward": {"parallel": {"pipe": 2, "microbatches": 2, "schedule": "zb-h1"}},
+    "16 rows of a matrix on each rank": {"parallel": {"fsdp": 8, "microbatches": 1}},
+    "pipeline with an exception, and shards": {"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2}},
     "mxfp8, tensor and shards": {"parallel": {"fsdp": 2, "tensor": 2, "microbatches": 2}},
 }
 
 
 MODEL = {"layers": 2, "embed": 128, "mlp": 256, "heads": 4, "kv_heads": 4, "head_dim": 64}
-DATA = {"sequence_length": 256, "batch_size": 4}
+DATA = {"sequence_length": 256, "batch_size": 8}
 EXCEPT = MatmulExcept(parts=("head", "router"), first_layers=1, last_layers=0)
 
 

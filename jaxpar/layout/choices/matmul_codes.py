@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models
-from jaxpar.cost.matmul_codes import EACH_USE, OF_TILES, STORED, MatmulCodes
+from jaxpar.cost.matmul_codes import DECODED_SQUARES, EACH_USE, OF_TILES, STORED, STORED_SQUARES, MatmulCodes, Passes
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers.declared import feed_forward_class
@@ -14,7 +14,7 @@ from jaxpar.layers.feed_forward.gated import Gated
 from jaxpar.layers.layer import ELEMENTWISE
 from jaxpar.layers.matmul_formats import coded_rows, dense_groups, exact_layers, quantised, why_each_use
 from jaxpar.layout.choices.matmul import tiled_choice
-from jaxpar.precision.recipe import recipe_of
+from jaxpar.precision.recipe import Recipe, recipe_of
 
 
 def matmul_codes(
@@ -36,13 +36,14 @@ def matmul_codes(
     if recipe is None:
         return None
     once = why_each_use(precision.matmul, optimizer_offload, weights_offload, holds) is None
+    multiplied = _multiplies_codes(config, gpu)
     first, last = exact_layers(config)
     layers = config.model.layers
     coded = chunks * coded_rows(config, slots).total()
     return MatmulCodes(
         groups=_dense(config),
-        passes=OF_TILES if recipe.tiles is not None else STORED if once else EACH_USE,
-        multiplied=_multiplies_codes(config, gpu),
+        passes=_passes(recipe, once=once, multiplied=multiplied),
+        multiplied=multiplied,
         tile=None if recipe.tiles is None else recipe.tiles.size,
         found=precision.matmul == "fp8_current",
         once=once,
@@ -51,6 +52,15 @@ def matmul_codes(
         layers=layers,
         by_derivative=_by_derivative(config) if recipe.delayed and not precision.matmul_counts else (),
     )
+
+
+def _passes(recipe: Recipe, *, once: bool, multiplied: bool) -> Passes:
+    """The passes of operands under a recipe; `once` is whether matrices become codes once per step."""
+    if recipe.tiles is None:
+        return STORED if once else EACH_USE
+    if not once:
+        return OF_TILES
+    return STORED_SQUARES if multiplied else DECODED_SQUARES
 
 
 def _dense(config: Config) -> tuple[str, ...]:

@@ -117,7 +117,7 @@ class _Counted:
             chunk_gradients=self._widths.gradient * stored.chunk("trained"),
             for_weights=self._kept_for_weights(),
             between=between_bytes(self.shape),
-            batch=BATCH_BYTES * self.shape.tokens * case.microbatches,
+            batch=BATCH_BYTES * self.shape.tokens * case.microbatches + stored.square_scales,
         )
 
     @cached_property

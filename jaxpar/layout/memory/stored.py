@@ -12,7 +12,8 @@ from jaxpar.config.kinds import kind_model
 from jaxpar.layers.matmul_formats import coded_rows, quantised, why_each_use
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.weights import Ends, Part, Parts, Weight
-from jaxpar.memory.layer_shape import ITEM_BYTES
+from jaxpar.memory.layer_shape import FLOAT32_BYTES, ITEM_BYTES
+from jaxpar.precision.recipe import TILES
 
 
 class Widths(NamedTuple):
@@ -131,12 +132,31 @@ class StoredBytes:
             return 0
         found, rows = 0, coded_rows(self.config, case.slots)
         for kind, own in self.parts.layers.items():
-            groups = quantised(self.config, kind_model(self.config.model, kind))
-            names = {name for matrices in groups.values() for name in matrices}
+            names = self._coded_names(kind)
             coded = (one for one in own.weights if one.name.split(".")[-1] in names and one.trained == trained)
             elements = sum(one.local(sharded) for one in coded)
             found += elements * rows[kind] * case.virtual_stages
         return found
+
+    def _coded_names(self, kind: str) -> set[str]:
+        """The matrices of a kind that become codes once per step, where any do."""
+        groups = quantised(self.config, kind_model(self.config.model, kind))
+        return {name for matrices in groups.values() for name in matrices}
+
+    @property
+    def square_scales(self) -> int:
+        """Bytes of the scales of squares of all rows, where matrices become codes once per step: each rank has those of
+        whole matrices as a tensor rank multiplies them."""
+        case, recipe, offload = self.case, self.config.precision.matmul, self.config.memory.weights_offload
+        tiles = TILES.get(recipe or "")
+        holds = "its schedule" if case.virtual_stages > 1 and case.zero >= 3 else None
+        if tiles is None or why_each_use(recipe, case.state, offload, holds) is not None:
+            return 0
+        found = 0
+        for kind, own in self.parts.layers.items():
+            names = self._coded_names(kind)
+            found += self.rows[kind] * sum(one.compute for one in own.weights if one.name.split(".")[-1] in names)
+        return FLOAT32_BYTES * found // tiles.size**2
 
     def _held(self) -> Ends:
         """Weights in a secondary shard: several shards of each that is sharded, frozen ones too."""

@@ -59,6 +59,8 @@ class Given(NamedTuple):
     """Arrays [microbatch, ...]."""
     seeds: Seeds | None
     """None where nothing goes backward."""
+    shared: Batch
+    """What each microbatch has besides, the same in all."""
 
 
 type Act = Callable[[Row, Carry, Given], tuple[Any, Carry]]

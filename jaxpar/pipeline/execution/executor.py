@@ -51,13 +51,15 @@ def execute(
     gradients: Weights,
     microbatches: Batch,
     seeds: Seeds,
+    shared: Batch | None = None,
 ) -> Gradients:
     """Gradients and the reports of the loss and of the layers of this rank, summed over the microbatches.
 
-    `weights` are in storage placement; `microbatches` are arrays [microbatch, ...]; `gradients` are the zeros in
-    gradient placement that gradients accumulate in.
+    `weights` are in storage placement; `microbatches` are arrays [microbatch, ...], and `shared` is what each of them
+    has besides; `gradients` are the zeros in gradient placement that gradients accumulate in.
     """
-    return _Executor(program, stages).train(gradients, Given(weights, weights[LAYERS], microbatches, seeds))
+    given = Given(weights, weights[LAYERS], microbatches, seeds, shared or {})
+    return _Executor(program, stages).train(gradients, given)
 
 
 def evaluate[Result](
@@ -66,13 +68,15 @@ def evaluate[Result](
     weights: Weights,
     microbatches: Batch,
     result: Callable[[jax.Array, Batch], Result],
+    shared: Batch | None = None,
 ) -> Result:
     """`result(output of the last chunk, microbatch)`, summed over the microbatches, for a program of forwards alone.
 
     The result is a tree of arrays. It is counted on the last chunk's rank and zero on the others, or counted on all
     where they share the vocabulary.
     """
-    return _Executor(program, stages).evaluate(result, Given(weights, weights[LAYERS], microbatches, None))
+    given = Given(weights, weights[LAYERS], microbatches, None, shared or {})
+    return _Executor(program, stages).evaluate(result, given)
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,8 +63,9 @@ class Inputs:
         return buffer
 
     def microbatch(self, given: Given, number: Int[Array, ""]) -> Batch:
-        """One of the microbatches."""
-        return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, number, keepdims=False), given.microbatches)
+        """One of the microbatches, with what all of them share."""
+        own = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, number, keepdims=False), given.microbatches)
+        return own | given.shared
 
     def first(self, row: Row, given: Given, kind: str) -> Batch:
         """The microbatch that the first chunk's rank has: the one to embed, whichever ranks take part in it."""

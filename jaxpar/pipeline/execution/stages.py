@@ -8,7 +8,7 @@ import jax
 
 from jaxpar.mesh.parameters import Arrays, Weights
 
-type Batch = dict[str, jax.Array]
+type Batch = dict[str, Any]
 """The arrays of a batch, or of a microbatch, by name."""
 
 

@@ -98,7 +98,7 @@ class StepFunctions:
         stages = stages_of(self.layout, train=True)
         given = self._with_scales(batch, state.matmul_history)
         counts = self.layout.config.precision.matmul_counts
-        weights, given, of_weights = self._with_codes(all_weights(state), given, counts=counts)
+        weights, shared, of_weights = self._with_codes(all_weights(state), given, counts=counts)
         later = gathers_with_first_use(self.layout.plan)
         weights = self.residency.compute_weights(weights, layers_later=later)
         accumulators = self.residency.accumulators(weights)
@@ -107,7 +107,9 @@ class StepFunctions:
         scale = state.loss_scale.value
         seed = scale / jnp.maximum(count, 1.0)
         seeds = Seeds(seed, scale / jnp.maximum(tokens, 1.0))
-        accumulated, reported, report, seen = execute(self.layout.program, stages, weights, accumulators, given, seeds)
+        accumulated, reported, report, seen = execute(
+            self.layout.program, stages, weights, accumulators, given, seeds, shared
+        )
         if state.residual is None:
             gradients, residual = self.residency.reduced(accumulated, scale), None
         else:
@@ -131,11 +133,12 @@ class StepFunctions:
         return batch | {SCALES: jnp.broadcast_to(scales, (microbatches, *scales.shape))}
 
     def _with_codes(self, master: Weights, batch: Batch, *, counts: bool = False) -> tuple[Weights, Batch, Seen]:
-        """Weights with matrices as codes, `batch` with the scales of these in each microbatch, and what was seen of
-        these matrices, with `counts` or without; nothing where products quantise them."""
+        """Weights with matrices as codes, what each microbatch then has of their scales, and what was seen of these
+        matrices, with `counts` or without; nothing where products quantise them. `batch` has the scales of earlier
+        steps, if any."""
         if not codes_once(self.layout.plan):
-            return master, batch, Seen()
-        config, microbatches = self.layout.config, batch["tokens"].shape[0]
+            return master, {}, Seen()
+        config = self.layout.config
         recipe = recipe_of(config.precision)
         assert recipe is not None, "matmuls are quantised"
         found = coded_weights(
@@ -143,8 +146,7 @@ class StepFunctions:
             (config.model.layers, len(tensor_names(config))), batch[SCALES][0] if SCALES in batch else None,
             self.layout.placements.storage.dtype, of_rows, counts,
         )  # fmt: skip
-        scales = jnp.broadcast_to(found.scales, (microbatches, *found.scales.shape))
-        return found.weights, batch | {WEIGHT_SCALES: scales}, found.seen
+        return found.weights, {WEIGHT_SCALES: found.scales}, found.seen
 
     def measured(self, state: TrainState, batch: Batch) -> Measured:
         """Gradients and the facts of the update; the state after the step, without what the update makes; metrics."""
@@ -178,13 +180,13 @@ class StepFunctions:
     def evaluate(self, weights: Weights, batch: Batch) -> tuple[dict[str, Float[Array, ""]], Float[Array, ""]]:
         """The sums of what the loss reports, in nats, and how many unmasked tokens or pairs there are."""
         stages = stages_of(self.layout, train=False)
-        weights, batch, _ = self._with_codes(weights, batch)
+        weights, shared, _ = self._with_codes(weights, batch)
         weights = self.residency.compute_weights(weights)
         accumulators = self.residency.accumulators(weights)
 
         program = forward_program(self.layout.plan, self.layout.plan.microbatches)
         loss = lambda x, microbatch: stages.loss(weights, accumulators, x, microbatch)[1]
-        totals = evaluate(program, stages, weights, batch, loss)
+        totals = evaluate(program, stages, weights, batch, loss, shared)
         count = self._pairs(batch) if PAIRS in batch else reduce_sum(batch["mask"].sum(), TOKEN_AXES)
         return {name: self._sum(total) for name, total in totals.items()}, count
 

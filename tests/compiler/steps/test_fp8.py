@@ -54,7 +54,7 @@ def test_all_products_but_the_exceptions_run_in_fp8(recipe: str):
     gathers = {row.dtype for row in report.collectives if row.collective == "gather_sequence"}
     assert gathers == ({"f8e4m3fn", "f8e5m2", "bf16"} if config.parallel.tensor > 1 else set())
     weights = {row.dtype for row in report.collectives if row.collective == "gather_weight"}
-    assert weights == {"bf16"} | ({"f8e4m3fn"} if recipe not in BACKENDS else set()), "the exceptions, and tiles"
+    assert weights == {"bf16"} | ({"f8e4m3fn"} if recipe != "mxfp8" else set()), "the exceptions, and mxfp8"
 
 
 @pytest.mark.long

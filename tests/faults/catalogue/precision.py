@@ -7,6 +7,7 @@ from tests.faults.fault import Fault
 MATMUL = "tests/precision/test_matmul.py"
 HISTORY = "tests/precision/test_history.py"
 CODES = "tests/precision/test_weight_codes.py"
+SQUARES = "tests/precision/test_squares.py"
 TILES = "tests/precision/test_tiles.py"
 GROUPED = "tests/precision/test_grouped.py"
 SEEN = "tests/precision/test_seen.py"
@@ -49,9 +50,20 @@ PRECISION = (
         name="fp8_weight_from_its_stored_copy",
         description="A matrix becomes codes after it was rounded to bfloat16.",
         file="jaxpar/precision/weight_codes.py",
-        old="codes = partial(by_rows, partial(quantise, form=E4M3), stack, (wide,))",
-        new="codes = partial(by_rows, partial(quantise, form=E4M3), stack.astype(jnp.bfloat16), (wide,))",
-        caught_by=(f"{CODES}::test_codes_come_from_the_master_weights",),
+        old="codes = partial(by_rows, own.codes, stack, (wide,))",
+        new="codes = partial(by_rows, own.codes, stack.astype(jnp.bfloat16), (wide,))",
+        caught_by=(
+            f"{CODES}::test_codes_come_from_the_master_weights",
+            f"{SQUARES}::test_codes_of_squares_come_from_the_master_weights",
+        ),
+    ),
+    Fault(
+        name="fp8_squares_of_one_ranks_part",
+        description="The largest magnitude of a square is that of a rank's own part.",
+        file="jaxpar/precision/weight_codes.py",
+        old="joined = reduce_max(jnp.concatenate(flat), axes)",
+        new="joined = jnp.concatenate(flat)",
+        caught_by=(f"{SQUARES}::test_codes_and_scales_on_ranks_are_those_of_the_whole_matrix[16 rows a rank]",),
     ),
     Fault(
         name="fp8_weight_on_the_host_from_its_stored_copy",
@@ -101,10 +113,9 @@ PRECISION = (
         name="fp8_experts_with_scales_of_other_experts",
         description="In the gradient of rows, codes of an expert's matrix have the scales of another expert.",
         file="jaxpar/precision/grouped.py",
-        old="terms = [how.times(how.rows(dy, form), how.weight(w, by_input=False), sizes, x.dtype) for dy, w in pairs]",
+        old="terms = [how.times(how.rows(dy, form), matrix, sizes, x.dtype) for dy, matrix in pairs]",
         new="""other = lambda codes: codes._replace(scales=codes.scales[::-1])
-        of_w = lambda w: other(how.weight(w, by_input=False))
-        terms = [how.times(how.rows(dy, form), of_w(w), sizes, x.dtype) for dy, w in pairs]""",
+        terms = [how.times(how.rows(dy, form), other(matrix), sizes, x.dtype) for dy, matrix in pairs]""",
         caught_by=(
             f"{GROUPED}::test_products_of_experts_are_those_of_the_numbers_that_the_codes_stand_for"
             "[float8_e4m3fn-fp8_block]",

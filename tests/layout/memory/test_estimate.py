@@ -11,14 +11,20 @@ import jax
 import pytest
 
 from jaxpar.compiler.compile import plan_for
-from jaxpar.config import Config
+from jaxpar.config import Config, load_config
 from jaxpar.config.plan import Plan
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.choices.pipeline import schedule_of
-from jaxpar.layout.memory.estimate import case_of, chunk_bytes, estimate_memory, offloaded_bytes
+from jaxpar.layout.memory.estimate import (
+    MemoryEstimate,
+    case_of,
+    chunk_bytes,
+    estimate_memory,
+    offloaded_bytes,
+)
 from jaxpar.layout.memory.fixed import parts_of, state_of
 from jaxpar.layout.memory.resident import LayerBytes, host_gradient_bytes, layers_that_stay
 from jaxpar.layout.memory.slots import pipeline_slots
@@ -277,3 +283,18 @@ def test_memory_is_within_a_twentieth_of_what_xla_allocates(name: str):
     model = {"layers": 8, "embed": 1024, "heads": 8, "kv_heads": 8, "mlp": 3072, "vocab": 16384}
     config = wide(model=model, data={"sequence_length": 2048, "batch_size": 32}, **COMPILED[name])
     assert_planned(config, "h100:1x8", *inspected(config, "h100:1x8"))
+
+
+def test_codes_with_scales_of_squares_are_counted_with_these():
+    """As stored codes with one scale, and a float32 for each 128 x 128 of the matrices of all rows."""
+    excepted = MatmulExcept(("head",), 0, 0)
+
+    def found(matmul: str) -> MemoryEstimate:
+        config = load_config("configs/llama3_8b.yaml", ("model.layers=4", f"precision.matmul={matmul}"))
+        config = replace(config, precision=replace(config.precision, matmul_except=excepted))
+        return estimate_memory(*plan_for(config, parse_cluster("h100:1x8")))
+
+    squares, delayed = found("fp8_block"), found("fp8_delayed")
+    assert squares.weights == delayed.weights
+    weights = 4 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)
+    assert squares.temporaries - delayed.temporaries == 4 * weights // 128**2

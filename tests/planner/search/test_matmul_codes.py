@@ -68,9 +68,9 @@ CUT = ("model.layers=4",)
 COMPILED = {
     "8b": (KEPT, (), 6.95),
     "8b, current": (KEPT, recipe("fp8_current"), 5.62),
-    "8b, 4 layers": (FULL, CUT, 1.44),
-    "8b, 4 layers, tiles by xla": (FULL, (*recipe("fp8_block", matmul_backend="xla"), *CUT), 1.48),
-    "8b, 4 layers, tiles by the kernel": (FULL, (*recipe("fp8_block", matmul_backend="mosaic"), *CUT), 1.35),
+    "8b, 4 layers": (FULL, CUT, 1.403),
+    "8b, 4 layers, tiles by xla": (FULL, (*recipe("fp8_block", matmul_backend="xla"), *CUT), 1.446),
+    "8b, 4 layers, tiles by the kernel": (FULL, (*recipe("fp8_block", matmul_backend="mosaic"), *CUT), 1.315),
 }
 """Layout, options, seconds of compute."""
 
@@ -87,7 +87,7 @@ def test_fp8_gains_what_it_gains_in_the_compiled_program():
     gain = lambda case, of: (COMPILED[of][2] - COMPILED[case][2]) - (seconds[of] - seconds[case])
     assert gain("8b, current", "8b") == pytest.approx(0, abs=0.1)  # of 1.33 s
     assert gain("8b, 4 layers, tiles by xla", "8b, 4 layers") == pytest.approx(0, abs=0.01)  # of -0.04 s
-    assert gain("8b, 4 layers, tiles by the kernel", "8b, 4 layers") == pytest.approx(0, abs=0.02)  # of 0.09 s
+    assert gain("8b, 4 layers, tiles by the kernel", "8b, 4 layers") == pytest.approx(0, abs=0.025)  # of 0.09 s
 
 
 @pytest.mark.parametrize(("of", "seconds"), [("null", 91.1), ("fp8_delayed", 66.4), ("fp8_current", 71.0)])
@@ -185,13 +185,24 @@ def test_gpus_without_fp8_are_refused_before_a_search():
 # ---- weights and tokens on the wire
 
 
+def test_maxima_of_squares_are_one_message_per_step():
+    """A number of 4 bytes for 16,384 weights of 32 layers, of an all-reduce over 8 ranks, beside codes of 8 bits."""
+    every = {"matmul_except": ALL}
+    squares, scales = (parts(KEPT, *recipe(of, **every)) for of in ("fp8_block", "fp8_delayed"))
+    weights = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)
+    wanted = squares.network.ring(8, 1).reduce(4 * 32 * weights / 128**2)
+    assert squares.once["data"] - scales.once["data"] == pytest.approx(wanted)
+    assert 5e-5 < wanted < 5e-4
+
+
 def test_codes_of_weights_are_half_of_the_bytes():
     every = recipe("fp8_delayed", matmul_except=ALL)
     start = parts(KEPT).network.ring(8, 1).gather(1e-9)
     gathered = lambda *options, of=KEPT: parts(of, *options).passed[Sort("")].gathered - start
     assert gathered(*every) == pytest.approx(gathered() / 2, rel=1e-6)
-    tiles = recipe("fp8_block", matmul_except=ALL)
-    assert gathered(*tiles) == gathered(), "found where a matrix is multiplied"
+    squares, tiles = recipe("fp8_block", matmul_except=ALL), recipe("mxfp8", matmul_except=ALL)
+    assert gathered(*squares) == gathered(*every)
+    assert gathered(*tiles) == gathered(), "other codes for each side"
     assert gathered(*every, of=replace(KEPT, optimizer_offload=True)) == gathered(*every)
     some = parts(KEPT, *recipe("fp8_delayed")).passed
     assert (
