@@ -89,8 +89,8 @@ class ParallelConfig:
     """Split master weights and optimizer state over replicas too, under `zero` 1, 2 or 3. Gradients are then
     reduce-scattered over replicas, when `replica_sums` says, and the next step gathers the new weights over replicas:
     each layer's beside its first microbatch's forward where the sums overlap, else all before it (`docs/overlap.md`).
-    `auto` does where all of that overlaps under `zero: 3` and the ranks of a replica share its weights. The planner
-    chooses likewise for each layout, and with true has it in all that have replicas."""
+    `auto` does where all of that overlaps under `zero: 3` and the ranks of a replica share its weights; the planner
+    takes it as false, and with true has it in layouts with replicas."""
     layer_unroll: int | Literal["auto"] = "auto"
     """Layers in a turn of the loop over layers (`unroll` of `jax.lax.scan`), where the next layer's weights are
     gathered meanwhile: with 2, layers take turns with two buffers, where 1 has these weights copied within the device.

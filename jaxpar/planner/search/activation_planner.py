@@ -22,7 +22,7 @@ from jaxpar.layout.choices.embedding import embedding_messages
 from jaxpar.layout.choices.matmul import expert_codes
 from jaxpar.layout.choices.matmul_codes import matmul_codes
 from jaxpar.layout.choices.norm_rotary import norm_rotary_on
-from jaxpar.layout.choices.replica_sums import ReplicaSums, only_after, state_over_replicas
+from jaxpar.layout.choices.replica_sums import only_after
 from jaxpar.layout.choices.tiles import mlp_tiles, without_hidden
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.estimate import IN_TRANSIT, MemoryEstimate, MemoryModel, Units
@@ -157,28 +157,9 @@ class ActivationPlanner:
 
     @property
     def _state_replicas(self) -> int:
-        """Replicas that share the optimizer's state: all, where that is asked for, or the trainer's choice on these
-        GPUs, and there is any to share."""
-        config, group, choice = self.model.config, self.group, self.choice
-        asked, offloaded = config.parallel.shard_state_over_replicas, choice.optimizer_offload
-        if asked == "auto" and not is_cpu(self.cluster) and group.replica > 1:
-            key = "state over replicas", group.pipe, group.shards, choice.zero, offloaded
-            if key not in self.known:
-                own = replace(
-                    config,
-                    parallel=replace(config.parallel, zero=choice.zero),
-                    memory=replace(config.memory, optimizer_offload="host" if offloaded else "none"),
-                )
-                gpu, sums = DescribedGPU.of(self.cluster.gpu), "overlapped" if self._sums_early else "after"
-                found = state_over_replicas(own, self._axes, gpu, ReplicaSums(sums, ""))
-                self.known[key] = found.shard_state_over_replicas
-            asked = self.known[key]
-        return group.replica if asked is True and choice.zero else 1
-
-    @property
-    def _axes(self) -> AxisSizes:
-        group = self.group
-        return AxisSizes(group.pipe, group.replica, group.fsdp, group.expert, group.context, group.tensor)
+        """Replicas that share the optimizer's state: all, where that is asked for and there is any to share."""
+        asked = self.model.config.parallel.shard_state_over_replicas is True
+        return self.group.replica if asked and self.choice.zero else 1
 
     @property
     def _embedding_messages(self) -> Literal["table", "rows"]:
@@ -192,8 +173,8 @@ class ActivationPlanner:
             config, gpu = self.model.config, DescribedGPU.of(self.cluster.gpu)
             asked = "table" if config.parallel.embedding_messages == "table" else "auto"
             own = replace(config, parallel=replace(config.parallel, zero=zero, embedding_messages=asked))
-            found = embedding_messages(own, self._axes, gpu, group.microbatch, self.cluster)
-            self.known[key] = found.embedding_messages
+            axes = AxisSizes(group.pipe, group.replica, group.fsdp, group.expert, group.context, group.tensor)
+            self.known[key] = embedding_messages(own, axes, gpu, group.microbatch, self.cluster).embedding_messages
         return self.known[key]
 
     @property

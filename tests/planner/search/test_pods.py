@@ -14,8 +14,7 @@ from tests.planner.spaces import model_of
 def best(pods: Pods | None) -> Candidate:
     cluster = replace(parse_cluster("h800:4x4"), pods=pods)
     held = {"tensor": "1", "context": "1"}
-    whole = {"shard_state_over_replicas": False}  # with the state over replicas these win on open networks too
-    return Search(Space(model_of(data={"batch_size": 64}, parallel=whole), cluster, held)).best(1)[0].candidate
+    return Search(Space(model_of(data={"batch_size": 64}), cluster, held)).best(1)[0].candidate
 
 
 def test_heavy_traffic_stays_inside_a_pod():
