@@ -140,8 +140,8 @@ def _child(part: Part, seconds: float, file: Path, compiled: Path) -> str | None
     command = [sys.executable, "-m", "benchmarks.gpu", "--part", part.name, "--seconds", str(seconds)]
     with tempfile.TemporaryFile("w+") as output:
         child = subprocess.Popen(
-            [*command, "--journal", str(file)], cwd=ROOT, env=environment(compiled), stdout=output, stderr=output,
-            start_new_session=True,
+            [*command, "--journal", str(file)], cwd=ROOT, env=environment(compiled, *part.flags()), stdout=output,
+            stderr=output, start_new_session=True,
         )  # fmt: skip
         try:
             code = child.wait(seconds + GRACE)

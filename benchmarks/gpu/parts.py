@@ -19,6 +19,8 @@ class Part:
     seconds: float
     """Limit of the part if the suite has `SECONDS`, scaled otherwise; unused time goes to later parts."""
     run: Callable[[Journal], None]
+    flags: Callable[[], tuple[str, ...]] = tuple
+    """XLA flags of its process beside those of a run."""
 
 
 def _check_attention(name: str) -> Callable[[Journal], None]:
@@ -92,6 +94,18 @@ def _step(journal: Journal) -> None:
     training.step(journal)
 
 
+def _triton(journal: Journal) -> None:
+    from benchmarks.gpu import training
+
+    training.triton_step(journal)
+
+
+def _triton_flags() -> tuple[str, ...]:
+    from benchmarks.gpu import training
+
+    return training.triton_flags()
+
+
 def _recipes(journal: Journal) -> None:
     from benchmarks.gpu import training
 
@@ -152,6 +166,7 @@ PARTS = (
     Part("norm-rotary", 20, _norm_rotary),
     Part("check-cudnn", 25, _check_attention("cudnn")),
     Part("step", 60, _step),
+    Part("triton", 90, _triton, _triton_flags),
     Part("rings", 45, _rings),
     Part("fp8", 120, _recipes),
     Part("generation", 60, _generation),

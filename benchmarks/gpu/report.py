@@ -37,6 +37,10 @@ def table(result: Mapping[str, Any]) -> str:
         ),
         ("State on the device and on the host: the same bits", [_bits(row) for row in of("bits")]),
         ("A step", [_step(row) for row in of("step")]),
+        (
+            "The same with Triton's matmuls, and the file of their tiles",
+            [line for row in of("triton") for line in (_step(row), row["tiles"])],
+        ),
         ("A step in each FP8 recipe (MFU: of the bfloat16 peak)", [_step(row) for row in of("recipe")]),
         ("Generation, tokens/s (median of turns)", _generation(of("generation"))),
         ("The deepest model, by where its state is stored", [_step(row) for row in of("tier")]),

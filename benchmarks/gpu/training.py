@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import sentence
 from benchmarks.jax_step import measure
 from jaxpar.config import Config, UserError, load_config
+from jaxpar.distributed.devices import host_gpu
+from jaxpar.hardware.autotuned import DUMP
 from jaxpar.hardware.host import host_memory
 from jaxpar.layers.counting import parameter_count
 from jaxpar.observe.memory import limit_bytes
+from pallas_kernels.verified import user_file
 
 ONE = ("parallel.fsdp=1", "parallel.zero=0", "parallel.microbatches=1", "data.source=synthetic", "data.packed=false")
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -47,6 +51,28 @@ HOST_SHARE = 0.5
 def step(journal: Journal) -> None:
     """Tokens per second and MFU of llama3-1b, 4096 tokens a row."""
     journal.add("step", name="llama3-1b", **_measured(LLAMA_1B, LLAMA_1B_STEP, journal, steps=8))
+
+
+def tiles_file() -> Path:
+    """Where the tiles of `triton_step` are written: named by the GPU and by jaxlib, in the user's cache folder."""
+    gpu = host_gpu()
+    name = f"tiles-{'gpu' if gpu is None else gpu.short}-jaxlib-{version('jaxlib')}.txt"
+    return user_file().with_name(name)
+
+
+def triton_flags() -> tuple[str, ...]:
+    """Of the process of `triton_step`; `jaxpar.hardware.xla_flags.merged` then takes Triton's matmuls."""
+    tiles_file().parent.mkdir(parents=True, exist_ok=True)
+    return (f"--{DUMP}={tiles_file()}",)
+
+
+def triton_step(journal: Journal) -> None:
+    """The same step as `step` with Triton's matmuls, whose tiles XLA times on the GPU and writes to a file."""
+    if jax.devices()[0].platform != "gpu":
+        journal.skip("llama3-1b with Triton's matmuls", "XLA times tiles on GPUs alone")
+        return
+    found = _measured(LLAMA_1B, LLAMA_1B_STEP, journal, steps=8)
+    journal.add("triton", name="llama3-1b", tiles=str(tiles_file()), **found)
 
 
 def recipes(journal: Journal) -> None:

@@ -23,6 +23,7 @@ from jaxpar.config import Config, UserError, config_to_dict
 from jaxpar.config.plan import Plan
 from jaxpar.config.schema import CheckpointConfig, DistributedConfig, EvaluationConfig, RunConfig, WatchConfig
 from jaxpar.data import open_data
+from jaxpar.hardware.autotuned import COMPLETE, LACKING, check_file, file_of
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
@@ -88,6 +89,9 @@ def compile_step(
     config, plan = plan_for(config, cluster)
     gpu = cluster.gpu if gpu is None else gpu
     flags = run_flags(gpu) if flags is None else flags
+    tiles = file_of(flags)
+    timed = None if tiles is None else check_file(tiles, gpu)
+    flags = flags if timed is None else (*flags, COMPLETE)
     release = cuda_release()
     compiled, notes = compilable(config, plan, _device(cluster), release)
     request = {
@@ -98,7 +102,7 @@ def compile_step(
         "plan": asdict(compiled),
         "xla_flags": list(flags),
         "versions": versions(release),
-    }
+    } | ({} if timed is None else {"tiles": timed})  # fmt: skip
     kept = None if cache is None else cache / f"{_digest(request)}.json.gz"
     if kept is not None and (found := _remembered(kept)) is not None:
         return replace(found, cluster=cluster.name, plan=plan, notes=notes)
@@ -163,6 +167,11 @@ def _in_child(request: dict[str, Any], name: str, timeout_s: float) -> dict[str,
         if status is None:
             raise UserError(f"compiling for {name} took longer than {timeout_s:g} s and was stopped")
         answer = folder / "result.json"
+        if status != 0 and LACKING in output:
+            raise UserError(
+                f"XLA_FLAGS: {file_of(request['xla_flags'])} lacks tiles for fusions of this program, which XLA times "
+                "on GPUs alone; expected the file that a run of this configuration on such GPUs wrote"
+            )
         if status != 0 or not answer.is_file():
             raise UserError(f"compiling for {name} died ({_ending(status)}): {_last_lines(output)}")
         result = json.loads(answer.read_text())

@@ -22,6 +22,7 @@ from jaxpar.config.schema import DistributedConfig
 from jaxpar.config.spelling import quoted
 from jaxpar.distributed.initialize import join
 from jaxpar.distributed.job import Job, find_job, visible_gpus
+from jaxpar.hardware.autotuned import check_file, file_of
 from jaxpar.hardware.catalogue import GPU, gpu_of
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.host import raise_pinned_limit
@@ -97,6 +98,8 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> Job | None:
         os.environ["XLA_FLAGS"] = merged(COLLECTIVE_TIMEOUTS, flags)
     else:
         flags = merged(xla_flags(host_gpu()), flags)
+        if (tiles := file_of(flags.split())) is not None:
+            check_file(tiles, host_gpu())
         wanted = check_flags(flags)  # XLA ends the process over an unknown one
         if not any(name in os.environ for name in POOL_VARIABLES):
             os.environ[POOL_VARIABLES[0]] = str(POOL_FRACTION)

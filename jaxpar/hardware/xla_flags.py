@@ -14,6 +14,7 @@ from functools import cache
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import quoted
+from jaxpar.hardware.autotuned import with_triton
 from jaxpar.hardware.catalogue import GPU
 
 ESTIMATOR = "xla_gpu_analytical_latency_estimator_options"
@@ -23,7 +24,7 @@ COMMON = (
     # Collectives start early and end late, with independent work between. Off by default.
     "--xla_gpu_enable_latency_hiding_scheduler=true",
     # Every matmul is a call of cuBLAS. What Triton would fuse is decided by timing kernels, so the program compiled
-    # without a GPU would not be the one that runs.
+    # without a GPU would not be the one that runs, unless a file has what was timed (`hardware.autotuned`).
     "--xla_gpu_enable_triton_gemm=false",
 )
 """For every GPU. docs/decisions.md states what else was tried."""
@@ -55,10 +56,11 @@ def collectives_at_a_time(flags: Sequence[str], planned: int = 1) -> int:
 
 
 def merged(own: tuple[str, ...], theirs: str) -> str:
-    """`XLA_FLAGS` with `own` flags and those of `theirs`, the text that the user set, which win."""
+    """`XLA_FLAGS` with `own` flags and those of `theirs`, the text that the user set, which win. Where these read or
+    write a file of tiles, matmuls are Triton's (`hardware.autotuned`)."""
     written = theirs.split()
     known = {flag_name(flag) for flag in written}
-    return " ".join([*(flag for flag in own if flag_name(flag) not in known), *written])
+    return " ".join([*(flag for flag in with_triton(own, written) if flag_name(flag) not in known), *written])
 
 
 def run_flags(gpu: GPU | None = None) -> tuple[str, ...]:

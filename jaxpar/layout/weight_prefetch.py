@@ -5,7 +5,8 @@ Where a layer sends other messages (attention's exchanges between context ranks,
 gathers of the next layer so come after the last of them, one after another, and wait for each other. In parts, the
 next attention's weights must have arrived before this layer multiplies with those of its feed-forward; in the backward,
 which may begin by recomputing products of that, with its last matrix. With context ranks it is the last matrix of its
-attention: attention itself takes long there.
+attention: attention itself takes long there. GPUs for which XLA does not estimate what a message takes gather in parts
+too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, LayerRun, Plan
 from jaxpar.distributed.devices import Device
+from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.memory.remat import offloaded
 
 
@@ -66,7 +68,15 @@ def weight_prefetch(config: Config, axes: AxisSizes, device: Device, runs: Seque
         return WeightPrefetch("parts", "messages of tensor ranks may be under way too")
     if offloaded(runs) or config.memory.weights_offload != "none":
         return WeightPrefetch("parts", "copies to and from the host are under way too")
+    if axes.tensor == 1 and _unestimated(device):
+        return WeightPrefetch("parts", "XLA does not estimate what a message takes on GPUs before Hopper")
     return WeightPrefetch("layer", "layers send nothing but weights and gradients")
+
+
+def _unestimated(device: Device) -> bool:
+    """Whether XLA schedules messages on a GPU without its latency estimator, which is for Hopper and later."""
+    capability = hardware_of(device)["compute_capability"]
+    return capability is not None and capability < 9.0
 
 
 def gathered_before(plan: Plan) -> str:

@@ -17,6 +17,8 @@ from jaxpar.config import DistributedConfig, UserError
 from jaxpar.distributed import devices, initialize
 from jaxpar.distributed.job import Job
 from jaxpar.hardware import host
+from jaxpar.hardware.autotuned import LOAD, TRITON_GEMM
+from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.host import PINNED_VARIABLE
 from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
 from jaxpar.hardware.xla_flags import ESTIMATOR, check_flags, xla_flags
@@ -74,6 +76,18 @@ def test_flags_that_the_user_set_stay(monkeypatch: pytest.MonkeyPatch):
 def test_an_unknown_flag_is_a_sentence(monkeypatch: pytest.MonkeyPatch):
     with refused("XLA_FLAGS", "--xla_gpu_old=1"):
         flags_after(monkeypatch, "--xla_gpu_old=1")
+
+
+def test_tiles_of_another_gpu_than_the_driver_names_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(devices, "host_gpu", lambda: gpu_named("h100"))
+    file = tmp_path / "tiles.txt"
+    for compute_capability, right in (("9.0, Cores: 132", True), ("8.0, Cores: 108", False)):
+        file.write_text(f'version: 3\nresults {{\n  device: "CUDA: {compute_capability}, GPU clock: 1 GHz"\n}}\n')
+        if right:
+            assert f"--{TRITON_GEMM}=true" in flags_after(monkeypatch, f"--{LOAD}={file}")
+            continue
+        with refused("XLA_FLAGS", str(file), "another GPU", "H100-SXM-80GB"):
+            flags_after(monkeypatch, f"--{LOAD}={file}")
 
 
 AFTER = """

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.hardware.described import DescribedGPU
+from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.weight_prefetch import check_weight_prefetch, gathered_before
 from tests.layout.test_layer_unroll import plan_of, plan_with
 from tests.sentences import refused
+from tests.small_run import small
 
 
 @pytest.mark.parametrize(
@@ -40,6 +44,24 @@ def test_in_parts_where_a_layer_sends_more_than_weights_and_gradients(
     sections: dict[str, dict[str, Any]], prefetch: str, why: str
 ):
     check_weight_prefetch(plan_with("weight_prefetch", prefetch, why, **sections))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "parallel", "prefetch"),
+    [
+        ("a100-80", {"fsdp": 4}, "parts"),
+        ("a100-80", {"replica": 2, "fsdp": 2}, "parts"),
+        ("a100-80", {"fsdp": 2, "tensor": 2}, "layer"),
+        ("h100", {"fsdp": 4}, "layer"),
+        ("b200", {"fsdp": 4}, "layer"),
+    ],
+)
+def test_in_parts_where_xla_does_not_estimate_what_a_message_takes(gpu: str, parallel: dict[str, int], prefetch: str):
+    cluster = parse_cluster(f"{gpu}:1x4")
+    config = resolve_config(small(parallel=parallel, model={"layers": 16}, data={"batch_size": 8}), 4)
+    plan = make_plan(config, DescribedGPU.of(cluster.gpu), 4, cluster)
+    assert plan.weight_prefetch == prefetch
+    assert ("before Hopper" in plan.weight_prefetch_reason) == (prefetch == "parts")
 
 
 def test_what_would_change_nothing_is_refused():

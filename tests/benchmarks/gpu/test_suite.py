@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,22 @@ def test_parts_run_with_the_flags_of_a_run_and_those_that_the_user_set_win(
     printed = suite._child(Part("any", 1, lambda journal: None), 10, tmp_path / "rows.jsonl", tmp_path)
     flags = xla_flags()
     assert printed is not None and printed.split()[3:] == [*(flag for flag in flags if "triton_gemm" not in flag), own]
+
+
+def test_the_part_with_tritons_matmuls_writes_their_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "flags.sh").write_text('#!/bin/sh\necho "$XLA_FLAGS" >&2; exit 3\n')
+    (tmp_path / "flags.sh").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "flags.sh"))
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (part,) = (part for part in PARTS if part.name == "triton")
+    printed = suite._child(part, 10, tmp_path / "rows.jsonl", tmp_path)
+    assert printed is not None
+    flags = printed.split()[3:]
+    assert "--xla_gpu_enable_triton_gemm=true" in flags and "--xla_gpu_enable_triton_gemm=false" not in flags
+    file = Path(flags[-1].partition("=")[2])
+    assert flags[-1].startswith("--xla_gpu_dump_autotune_results_to=") and file.suffix == ".txt", "text, not binary"
+    assert file.parent == tmp_path / "cache" / "jaxpar" and file.parent.is_dir() and version("jaxlib") in file.name
 
 
 def test_parts_share_the_time_that_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -20,6 +20,7 @@ from jaxpar.planner.search.nothing_fits import _planners
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Bare, Choice, Group, divisors, splits
 from jaxpar.planner.settings import plan_on
+from jaxpar.planner.stage_work import layout_of
 from jaxpar.units import GIB, size
 from tests.planner.spaces import choices, model_of, search_of
 from tests.sentences import refused
@@ -115,6 +116,15 @@ def test_state_over_replicas_is_planned_where_there_are_replicas():
     assert kept.parallel.shard_state_over_replicas
     alone = search_of(kept, "h100:1x2", limit=60 * GIB, replica=1).best(1)[0]
     assert not alone.config.parallel.shard_state_over_replicas
+
+
+def test_a_plan_is_timed_with_the_state_that_its_replicas_share():
+    """The trainer's choice, where the planner takes `auto` as false."""
+    search = search_of(planned_config(model_of(data={"batch_size": 64})), "h100:2x4")
+    for asked, shared in (("auto", True), (False, False)):
+        parallel = {"replica": 2, "fsdp": 4, "microbatches": 2, "shard_state_over_replicas": asked}
+        config, plan = plan_on(model_of(data={"batch_size": 64}, parallel=parallel), search.cluster)
+        assert plan.shard_state_over_replicas == layout_of(config, plan, search).shard_state == shared
 
 
 def test_error_feedback_is_planned_where_gradients_are_exchanged_once_a_step():
