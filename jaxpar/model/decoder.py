@@ -278,10 +278,7 @@ class DecoderStages:
         sees = fp8 is not None and (fp8.recipe.delayed or counts) and self.train
         tensors = len(tensor_names(self.config)) if sees else 0
         wide = _wide(prototype, specs, own_layers(self.placements.wires[LAYERS], kind)) if self._widens else None
-        routed = tuple(name for name, spec in prototype.mlp.part.weights.items() if "experts" in spec.axes)
-        return LayerKind(
-            apply, self.keeps[kind], linear, matrices, prototype.reports, frozen, wide, tensors, counts, routed
-        )
+        return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen, wide, tensors, counts)
 
     @property
     def _widens(self) -> bool:

@@ -60,8 +60,6 @@ class LayerKind:
     """Tensors of a layer of which the backward reports what it sees; with any, `apply` takes zeros for that."""
     counts: bool = False
     """Whether it also counts the numbers that codes do not hold (`jaxpar.precision.seen`)."""
-    routed: tuple[str, ...] = ()
-    """Names of the feed-forward's weights that are those of routed experts."""
     quantised: Mapping[bool | None, LayerKind] = field(default_factory=dict)
     """By `Keep.exact`, the same for layers whose matmuls are quantised."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -215,10 +215,10 @@ class LayerStack:
             act = lambda carry: step(self.widened(load(row) if w is None else w), activations, row, carry)
             return self.left_out_of_padding(weights.chunk, row, act, carry) if padded else act(carry)
 
-        bound = tied_to(before, self.kind.routed, backward=backward) if self.prefetches else None
+        bound = tied_to(before, backward=backward) if self.prefetches else None
         if bound is None:
             return Site(key, run, fetch)
-        return Site(key, run, fetch, partial(_tied, bound, host=backward and before == "attention"))
+        return Site(key, run, fetch, partial(_tied, *bound, host=backward and before == "attention"))
 
     @property
     def _part(self) -> tuple[str, ...]:
@@ -239,40 +239,23 @@ _LAST = {"attention": "output", "mlp": "down"}
 """The matrix of each part's last product."""
 
 
-class Tie(NamedTuple):
-    """An order between weights of a layer and those of the next one. Names are how names of weights begin."""
-
-    part: str
-    """Of the layer."""
-    names: str | tuple[str, ...]
-    """Weights of the part that are used after the next layer's attention has its weights."""
-    more: tuple[str, ...] = ()
-    """Weights of the next layer's feed-forward that must have arrived too."""
-
-
-def tied_to(before: str, routed: tuple[str, ...], *, backward: bool) -> Tie | None:
-    """What the next attention's weights are tied to. If weights of the feed-forward are `routed`, those of experts are
-    tied too, all but the last matrix: so they are sent beside attention, forward and recomputed. XLA sends them
-    between messages of tokens otherwise, which wait for each of them."""
+def tied_to(before: str, *, backward: bool) -> tuple[str, str] | None:
+    """The part of a layer that the next attention's weights are tied to, and how names of its weights begin."""
     if not before:
         return None
-    if before == "mlp" and routed:
-        return Tie(before, routed, tuple(name for name in routed if not name.startswith(_LAST[before])))
-    return Tie(before, _LAST[before] if backward or before == "attention" else "")
+    return before, _LAST[before] if backward or before == "attention" else ""
 
 
-def _tied(tie: Tie, coming: _Fetched, own: _Fetched, *, host: bool) -> tuple[_Fetched, _Fetched]:
-    """What is `coming` for the next layer and a layer's `own`: the weights that `tie` names of the latter are there
-    when the former's attention has its weights, and with `host` also what the former gets from the host. XLA takes such
-    a copy for instant, and issues it just before what reads it. In the middle of a backward it has products beside it;
-    a layer may begin with its feed-forward's last matrix, before which it would have none."""
+def _tied(part: str, names: str, coming: _Fetched, own: _Fetched, *, host: bool) -> tuple[_Fetched, _Fetched]:
+    """What is `coming` for the next layer and a layer's `own`: weights of a part of the latter, all whose names begin
+    with `names`, are there when the former's attention has its weights, and with `host` also what the former gets from
+    the host. XLA takes such a copy for instant, and issues it just before what reads it. In the middle of a backward it
+    has products beside it; a layer may begin with its feed-forward's last matrix, before which it would have none."""
     (after, others), (now, rest) = coming, own
-    late = {name: weight for name, weight in now[tie.part].items() if name.startswith(tie.names)}
-    ahead = {name: weight for name, weight in after.get("mlp", {}).items() if name.startswith(tie.more)}
-    arrived, late = lax.optimization_barrier(((after["attention"], ahead, others if host else None), late))
-    attention, ahead, fetched = arrived
-    after = {**after, "attention": attention, **({"mlp": {**after["mlp"], **ahead}} if ahead else {})}
-    return (after, fetched if host else others), ({**now, tie.part: {**now[tie.part], **late}}, rest)
+    late = {name: weight for name, weight in now[part].items() if name.startswith(names)}
+    arrived, late = lax.optimization_barrier(((after["attention"], others if host else None), late))
+    attention, others = arrived[0], arrived[1] if host else others
+    return ({**after, "attention": attention}, others), ({**now, part: {**now[part], **late}}, rest)
 
 
 def permutes(program: Jaxpr) -> bool:

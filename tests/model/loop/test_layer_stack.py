@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxpar.model.loop.layer_stack import Tie, _tied, tied_to
+from jaxpar.model.loop.layer_stack import _tied, tied_to
 
 
 def weights_of(first: float) -> dict[str, dict[str, Any]]:
@@ -20,19 +20,18 @@ def weights_of(first: float) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("host", [False, True], ids=["weights", "and what comes from the host"])
 @pytest.mark.parametrize(
-    ("bound", "late"),
+    ("part", "names", "late"),
     [
-        (Tie("mlp", "down"), {"10mlpdown", "10mlpdown_bias"}),
-        (Tie("mlp", ""), {"10mlpgate", "10mlpup", "10mlpdown", "10mlpdown_bias"}),
-        (Tie("attention", "output"), {"10attentionoutput"}),
-        (Tie("mlp", ("gate", "down"), ("gate",)), {"10mlpgate", "10mlpdown", "10mlpdown_bias", "00mlpgate"}),
+        ("mlp", "down", {"10mlpdown", "10mlpdown_bias"}),
+        ("mlp", "", {"10mlpgate", "10mlpup", "10mlpdown", "10mlpdown_bias"}),
+        ("attention", "output", {"10attentionoutput"}),
     ],
 )
-def test_attention_of_the_next_layer_is_tied_to_what_a_part_uses(bound: Tie, late: set[str], host: bool):
+def test_attention_of_the_next_layer_is_tied_to_what_a_part_uses(part: str, names: str, late: set[str], host: bool):
     """To what it uses last, so that the gather may run beside the products before; nothing else waits for it. In the
-    middle of a backward so is what comes from the host, and with experts most of their matrices."""
+    middle of a backward so is what comes from the host."""
     coming, own = (weights_of(0.0), jnp.float32(50)), (weights_of(100.0), jnp.float32(60))
-    tie = partial(_tied, bound, host=host)
+    tie = partial(_tied, part, names, host=host)
     program = jax.make_jaxpr(tie)(coming, own)
     paths = [jax.tree_util.keystr(path, simple=True) for path, _ in jax.tree_util.tree_leaves_with_path((coming, own))]
     (barrier,) = program.eqns
@@ -43,23 +42,17 @@ def test_attention_of_the_next_layer_is_tied_to_what_a_part_uses(bound: Tie, lat
     assert jax.tree.all(jax.tree.map(jnp.array_equal, jax.jit(tie)(coming, own), (coming, own)))
 
 
-EXPERTS = ("up", "gate", "down")
-
-
 @pytest.mark.parametrize(
-    ("before", "routed", "backward", "bound"),
+    ("before", "backward", "bound"),
     [
-        ("mlp", (), False, Tie("mlp", "")),
-        ("mlp", (), True, Tie("mlp", "down")),
-        ("mlp", EXPERTS, False, Tie("mlp", EXPERTS, ("up", "gate"))),
-        ("mlp", EXPERTS, True, Tie("mlp", EXPERTS, ("up", "gate"))),
-        ("attention", (), False, Tie("attention", "output")),
-        ("attention", EXPERTS, True, Tie("attention", "output")),
-        ("", EXPERTS, True, None),
+        ("mlp", False, ("mlp", "")),
+        ("mlp", True, ("mlp", "down")),
+        ("attention", False, ("attention", "output")),
+        ("attention", True, ("attention", "output")),
+        ("", True, None),
     ],
 )
 def test_a_backward_which_begins_with_the_feed_forward_ties_only_its_last_matrix(
-    before: str, routed: tuple[str, ...], backward: bool, bound: Tie | None
+    before: str, backward: bool, bound: tuple[str, str] | None
 ):
-    """One with experts begins with attention, since their tokens have to be sent again."""
-    assert tied_to(before, routed, backward=backward) == bound
+    assert tied_to(before, backward=backward) == bound

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from jaxpar.config.schema.experts import ExpertsConfig
 from tests.nonzero_gradients import gemma, nonzero_gradients
 from tests.small_run import SmallRun, small
 from tests.training.parity.one_device import assert_equals_one_device
@@ -32,13 +31,6 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "two, weights in parts beside copies to the host": {
         "parallel": {"fsdp": 4, "microbatches": 2, "layer_unroll": 2, "weight_prefetch": "parts"},
         "memory": {"remat": "gemm_last", "offload_fraction": 0.5, "offload_smallest": 1}, "model": gemma(layers=5),
-    },
-    "one, weights of experts in parts": {
-        "parallel": {"fsdp": 2, "expert": 2, "microbatches": 2, "layer_unroll": 1, "weight_prefetch": "parts"},
-        "memory": {"remat": "full"},
-        "model": {
-            "layers": 3, "experts": ExpertsConfig(count=4, per_token=2, width=32, shared=1, balance_loss=0.0),
-        },
     },
 }  # fmt: skip
 
