@@ -165,20 +165,6 @@ class LayerShape:
         return self.routed_rows * self.embed * self.item_bytes
 
     @property
-    def further_rounds(self) -> bool:
-        """Whether an exchange may take more than one round: all experts' ranks together have no room for all rows."""
-        return self.model.experts is not None and self.capacity < self.expert
-
-    @property
-    def later_round(self) -> int:
-        """Bytes of the activations of a round after the first of an exchange, which are not kept."""
-        if self.model.experts is None:
-            return 0
-        rows = self.routed_rows if self.exchange == "all_gather" else self.received_rows
-        made = sum(self.sizes.get(name, 0) for name in ("expert_up", "expert_gate", "expert_hidden"))
-        return (self.sorted_bytes + made) * rows // max(1, self.routed_rows)
-
-    @property
     def _assignment_room(self) -> int:
         """Assignments that a rank's tokens have room for in each list, by `all_to_all`."""
         assert self.model.experts is not None, "a layer with experts"

@@ -80,7 +80,13 @@ def exchanged(
     The sums include what `shared` computes of all tokens, in slices beside the return of the last one.
     """
     slices = len(lists.order)
-    x_of, gates_of = _sliced(slices, x), _sliced(slices, gates)
+    *of_slices, of_own, of_rest = _for_each_use(w, slices + 2)
+    given, later = (of_rest, x, gates), None
+    if lists.place[0].size > exchange.room or len(lists.place[0]) > exchange.rows:
+        summed: Any = _summed_with_later  # which type checkers do not see through `custom_vjp` of a partial
+        weights, x, gates, later = summed(exchange, products, *given, lists)
+        *of_slices, of_own = (own._replace(weights=weights) for own in (*of_slices, of_own))
+    gates_of = _sliced(slices, gates)
     window = jax.vmap(lambda own: window_of(own, 0, exchange.room, exchange.rows))(lists)
     to_send, apart = exchange.apart(window, gates_of)
     places = exchange.announce(to_send, gates_of)
@@ -88,7 +94,6 @@ def exchanged(
         places = places._replace(take=places.take[:, : -exchange.room], weights=places.weights[:, : -exchange.room])
     first = Round(to_send, places)
     each = [jax.tree.map(lambda leaf: leaf[number], first) for number in range(slices)]  # noqa: B023
-    *of_slices, of_own, w = _for_each_use(w, slices + 2)
     own = None if apart is None else partial(_own, products, of_own, apart)
     ys, beside, needed = _first_rounds(
         exchange, products, of_slices, x, each, rounds_needed(exchange, lists), shared, own
@@ -96,10 +101,9 @@ def exchanged(
     rounds = reduce_max(needed, TOKEN_AXES)  # so that no rank waits for another in the loop
     y = jnp.stack(ys)
     handled = jnp.sum(window.assignments >= 0).astype(jnp.float32)
-    if lists.place[0].size > exchange.room or len(lists.place[0]) > exchange.rows:
-        rest: Any = _rest  # which type checkers do not see through `custom_vjp` of a partial
-        more, others = rest(exchange, products, w, x_of, gates_of, lists, rounds)
-        y, handled = y + more, handled + others
+    if later is not None:
+        rest: Any = _with_rest
+        y, handled = rest(exchange, products, y, handled, *given, lists, rounds, later)
     y = y.reshape(x.shape)
     return y if beside is None else y + beside, handled, rounds
 
@@ -214,11 +218,32 @@ def _turn(
     return exchange.combine(window, _computed(products, w, places, exchange.dispatch(window, x)))
 
 
+class _Later(NamedTuple):
+    """Zeros that lead from `_summed_with_later` to `_with_rest`. Their cotangents come back with what the former's
+    backward needs of the latter: gradients of the first round's sums are those of later rounds too."""
+
+    y: Float[Array, "slices tokens embed"]
+    rounds: Float[Array, ""]
+    """A whole number: cotangents of integers do not exist."""
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _rest(
-    exchange: Exchange, products: Products, w: Operands, x: jax.Array, gates: jax.Array, lists: Lists, rounds: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The sums of all rounds but the first of each slice, and the assignments handled in them."""
+def _with_rest(
+    exchange: Exchange,
+    products: Products,
+    y: Float[Array, "slices tokens embed"],
+    handled: Float[Array, ""],
+    w: Operands,
+    x: Float[Array, "tokens embed"],
+    gates: Float[Array, "tokens chosen"],
+    lists: Lists,
+    rounds: jax.Array,
+    later: _Later,
+) -> tuple[Float[Array, "slices tokens embed"], Float[Array, ""]]:
+    """`y` with the sums of all rounds but the first added, and `handled` with the assignments of these."""
+    del later
+    slices = len(y)
+    x, gates = _sliced(slices, x), _sliced(slices, gates)
 
     def step(turn: _Turn, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         y, handled = carry
@@ -226,33 +251,69 @@ def _rest(
         y = turn.add(y, _turn(exchange, products, window, w, turn.of(x), turn.of(gates)))
         return y, handled + jnp.sum(window.assignments >= 0)
 
-    return _turns(len(x), rounds, step, (jnp.zeros_like(x), jnp.float32(0)))
+    return _turns(slices, rounds, step, (y, handled))
 
 
-type _Kept = tuple[Operands, jax.Array, jax.Array, Lists, jax.Array]
+def _with_rest_forward(exchange: Exchange, products: Products, *arguments: Any) -> tuple[Any, jax.Array]:
+    rest: Any = _with_rest
+    *_, rounds, _ = arguments
+    return rest(exchange, products, *arguments), rounds
 
 
-def _forward(exchange: Exchange, products: Products, *arguments: Any) -> tuple[tuple[jax.Array, jax.Array], _Kept]:
-    rest: Any = _rest
-    return rest(exchange, products, *arguments), arguments
+def _with_rest_backward(exchange: Exchange, products: Products, rounds: jax.Array, cotangents: Any) -> tuple[Any, ...]:
+    del exchange, products
+    dy, dhandled = cotangents
+    later = _Later(*vary((dy, rounds.astype(jnp.float32))))
+    return dy, dhandled, None, None, None, None, None, later
 
 
-def _backward(exchange: Exchange, products: Products, kept: _Kept, cotangents: Any) -> tuple[Any, ...]:
-    w, x, gates, lists, rounds = kept
-    dy, _ = cotangents
+_with_rest.defvjp(_with_rest_forward, _with_rest_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _summed_with_later(
+    exchange: Exchange,
+    products: Products,
+    w: Operands,
+    x: Float[Array, "tokens embed"],
+    gates: Float[Array, "tokens chosen"],
+    lists: Lists,
+) -> tuple[Arrays, jax.Array, jax.Array, _Later]:
+    """What the first rounds take: (weights, `x`, `gates`), unchanged, and what leads to `_with_rest`.
+
+    Backward, gradients of the rounds after the first are added to theirs in place. With a sum of their own, XLA would
+    fill buffers like all matrices with zeros, copy them into the loop and add them, also where the loop does not run.
+    """
+    del exchange, products
+    sums = jnp.zeros((len(lists.order), len(x) // len(lists.order), x.shape[1]), x.dtype)
+    return w.weights, x, gates, _Later(*vary((sums, jnp.float32(0))))
+
+
+def _summed_forward(exchange: Exchange, products: Products, *arguments: Any) -> tuple[Any, tuple[Any, ...]]:
+    first: Any = _summed_with_later
+    return first(exchange, products, *arguments), arguments
+
+
+def _summed_backward(exchange: Exchange, products: Products, kept: tuple[Any, ...], cotangents: Any) -> tuple[Any, ...]:
+    w, x, gates, lists = kept
+    dw, dx, dgates, later = cotangents
+    slices = len(lists.order)
+    x_of, gates_of = _sliced(slices, x), _sliced(slices, gates)
 
     def step(turn: _Turn, total: Any) -> Any:
         window = window_of(turn.of(lists), turn.round, exchange.rows, exchange.rows)
         own = partial(_turn, exchange, products, window)
-        _, pullback = jax.vjp(jax.checkpoint(own, prevent_cse=False), w, turn.of(x), turn.of(gates))
-        dw, dx, dgates = pullback(turn.of(dy))
+        _, pullback = jax.vjp(jax.checkpoint(own, prevent_cse=False), w, turn.of(x_of), turn.of(gates_of))
+        dw, dx, dgates = pullback(turn.of(later.y))
         sums = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total[0].weights, dw.weights)
         seen = {group: own.joined_to(dw.unseen[group]) for group, own in total[0].unseen.items()}
         return Operands(sums, seen), turn.add(total[1], dx), turn.add(total[2], dgates)
 
-    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), (w, x, gates))
-    total = _turns(len(x), rounds, step, zeros)
-    return *jax.tree.map(lambda a, like: a.astype(like.dtype), total, (w, x, gates)), None, None
+    sums: Any = jax.tree.map(lambda a: a.astype(jnp.float32), dw)
+    first = Operands(sums, jax.tree.map(jnp.zeros_like, w.unseen)), _sliced(slices, dx), _sliced(slices, dgates)
+    total, dx, dgates = _turns(slices, later.rounds.astype(jnp.int32), step, first)
+    dw = jax.tree.map(lambda a, like: a.astype(like.dtype), total, w)
+    return dw, dx.reshape(x.shape), dgates.reshape(gates.shape), None
 
 
-_rest.defvjp(_forward, _backward)
+_summed_with_later.defvjp(_summed_forward, _summed_backward)

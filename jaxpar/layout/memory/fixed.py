@@ -252,9 +252,8 @@ class _Counted:
 
         Rows in the order of experts are recomputed, and XLA's loops over blocks of rows copy their arguments to have
         room for a block more: these rows, and the gradients of what they are multiplied to. (Kernels do not; it counts
-        for them too.) The loop of further rounds has a sum in float32 of the gradients of tokens, and a round's
-        activations with half of their cotangents: there is memory for it although it does not run. Its sums of the
-        gradients of matrices are the layer's gradients.
+        for them too.) The loop of further rounds takes nothing more: it begins when these are gone, and adds to the
+        gradients of the first round in place.
         """
         routed = [shape for shape in self.shapes.values() if shape.model.experts is not None]
         return max((self._of_experts_in(shape) + self._of_codes_in(shape) for shape in routed), default=0)
@@ -271,10 +270,7 @@ class _Counted:
 
     @staticmethod
     def _of_experts_in(shape: LayerShape) -> int:
-        rows = 2 * shape.sorted_bytes + sum(shape.sizes.get(name, 0) for name in ("expert_up", "expert_gate"))
-        if not shape.further_rounds:
-            return rows
-        return rows + FLOAT32_BYTES * shape.part_tokens * shape.embed + 3 * shape.later_round // 2
+        return 2 * shape.sorted_bytes + sum(shape.sizes.get(name, 0) for name in ("expert_up", "expert_gate"))
 
     def _turned(self) -> int:
         """The largest gradients of attention and of the feed-forward, which XLA copies to write them back: found in

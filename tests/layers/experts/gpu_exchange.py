@@ -32,7 +32,8 @@ from tests.gpu_compile import compile_for_gpu, h100s
 
 def account(layout: dict[str, Any], sizes: dict[str, int], hosts: int = 2) -> dict[str, Any]:
     """Of one layer of experts, forward and backward: bytes sent by a device, seconds of compute and of the exchange,
-    what of that is exposed, for each message (exposed, its seconds, its kind), and how many scatters there are.
+    what of that is exposed, for each message (exposed, its seconds, its kind), the bytes of each buffer that is filled
+    with a constant, the largest first, and how many scatters there are.
 
     `sizes`: tokens of a device, embed, width, count and per_token of experts, width of the shared ones, expert ranks.
     """
@@ -84,9 +85,11 @@ def _read(text: str, axes: dict[str, int], hosts: int) -> dict[str, Any]:
     each = prod(axes.values()) // hosts
     cluster = parse_cluster(f"h100:{hosts}x{each}")
     timer = StepTimer(cluster.gpu, cluster, nearest_hardware(cluster.gpu))
-    found = schedule(module, movements(module, counts, axes, each), costs(module, counts), timer.kernel, timer.transfer)
+    kernels = costs(module, counts)
+    found = schedule(module, movements(module, counts, axes, each), kernels, timer.kernel, timer.transfer)
     # Loads are even, so that rounds after the first run no times.
     exchanges = [o for o in found.overlaps if "exchange_tokens" in o.movement.collectives and o.movement.executions]
+    filled = [cost.written_bytes for cost in kernels if cost.kind == "copy" and not cost.read_bytes and cost.executions]
     scatters = [op.op_name for one in module.computations.values() for op in one.ops if op.opcode == "scatter"]
     return {
         "bytes": sum(part.sent_bytes for one in exchanges for part in one.movement.parts),
@@ -94,5 +97,6 @@ def _read(text: str, axes: dict[str, int], hosts: int) -> dict[str, Any]:
         "exchange": sum(one.seconds for one in exchanges),
         "exposed": sum(one.exposed for one in exchanges),
         "messages": [(one.exposed, one.seconds, one.movement.kind) for one in exchanges],
+        "filled": sorted(filled, reverse=True),
         "scatters": [name for name in scatters if not name.endswith("/sort")],  # XLA inverts a permutation with one
     }

@@ -52,6 +52,13 @@ def test_the_program_sends_the_bytes_of_the_formula_and_scatters_nothing(slices:
 
 
 @pytest.mark.long
+def test_further_rounds_that_do_not_run_fill_no_buffers_for_gradients():
+    """Theirs are added to those of the first round in place; a matrix of all experts of a rank has 14 Mi numbers."""
+    experts = SIZES["count"] // SIZES["expert"]
+    assert account("all_to_all", SLICES)["filled"][0] < 2 * experts * SIZES["embed"] * SIZES["width"]
+
+
+@pytest.mark.long
 def test_a_hierarchical_exchange_sends_inside_nodes_and_between_them():
     assert account("hierarchical", SLICES)["bytes"] == sum(wanted_bytes(SLICES)) * (3 / 4 + 1 / 2)
 
