@@ -67,8 +67,8 @@ def test_a_step_with_copies_to_the_host_is_as_fast_as_was_reached(
     ],
 )
 def test_the_exchange_of_experts_is_hidden(file: str, on: str, overrides: tuple[str, ...], waited: float):
-    """With the kernel that `auto` takes where it was verified; 10% are the goal. Of DeepSeek-V3 seven layers, which miss
-    it (docs/decisions.md)."""
+    """With the kernel that `auto` takes where it was verified; 10% are the goal. Of DeepSeek-V3 seven layers, which
+    miss it (docs/decisions.md)."""
     report = compiled(file, on, "parallel.expert_backend=mosaic", *overrides)
     found = sum(row.exposed_s for row in report.collectives if row.collective == "exchange_tokens")
     assert report.fits and 0 < found <= waited * (report.compute_seconds + report.exposed_seconds)
