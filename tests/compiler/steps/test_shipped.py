@@ -70,23 +70,18 @@ def test_tensor_ranks_of_a_whole_host_wait_for_what_was_reached():
     assert_little_is_copied_and_gathers_run_beside_others(report, 0.006)
 
 
-KEPT = "memory.remat={preset: full, attention_residual: save, router_logits: save, shared_gate: save}"
-"""What DeepSeek-V3's routed layers keep in the whole model."""
-
-
 @pytest.mark.long
 @pytest.mark.timeout(590)
 @pytest.mark.parametrize(
     ("file", "on", "overrides", "waited"),
     [
         pytest.param("qwen3_30b_a3b", "h100:2x8", (), 0.01, id="Qwen3"),
-        pytest.param(
-            "deepseek_v3", "h100:16x8", ("model.layers=7", KEPT), 0.09, id="DeepSeek", marks=pytest.mark.release
-        ),
+        pytest.param("deepseek_v3", "h100:16x8", ("model.layers=7",), 0.125, id="DeepSeek", marks=pytest.mark.release),
     ],
 )
 def test_the_exchange_of_experts_is_hidden(file: str, on: str, overrides: tuple[str, ...], waited: float):
-    """With the kernel that `auto` takes where it was verified; 10% are the goal. Of DeepSeek-V3 seven layers."""
+    """With the kernel that `auto` takes where it was verified; 10% are the goal. Of DeepSeek-V3 seven layers, which
+    miss it (docs/decisions.md)."""
     report = compiled(file, on, "parallel.expert_backend=mosaic", *overrides)
     found = sum(row.exposed_s for row in report.collectives if row.collective == "exchange_tokens")
     assert report.fits and 0 < found <= waited * (report.compute_seconds + report.exposed_seconds)
