@@ -108,7 +108,8 @@ def test_codes_of_squares_come_from_the_master_weights():
     matrix = matrix_of(Case(stack.shape, 1, (None, "fsdp"), 1, {"fsdp": 1}), (False,))
     run = lambda w: coded_weights({"w": w}, [matrix], RECIPE, (0, 9), (1, 3), None, "bfloat16", of_rows).weights["w"]
     codes = lambda w: run(w).codes.astype(jnp.float32)
-    found = mapped(codes, mesh_of(), "float32", PartitionSpec(None, "fsdp"), PartitionSpec(None, "fsdp"))(stack)
+    split = PartitionSpec(None, "fsdp")
+    found = jax.jit(mapped(codes, mesh_of(), "float32", split, split))(stack)
     np.testing.assert_array_equal(found[0].ravel(), [448.0] + [1.125] * (128 * 128 - 1))
 
 
