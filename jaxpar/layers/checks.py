@@ -17,7 +17,16 @@ from jaxpar.config.validate import validate as validate_keys
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.lora import adaptable
-from jaxpar.layers.matmul_formats import NEVER, dense_groups, group_names, quantised, routed_groups, tensor_names
+from jaxpar.layers.matmul_formats import (
+    NEVER,
+    dense_groups,
+    group_names,
+    quantised,
+    rank_sides,
+    rank_tokens,
+    routed_groups,
+    tensor_names,
+)
 from jaxpar.precision.recipe import TILES
 
 MULTIPLE = 16
@@ -117,8 +126,7 @@ def check_multiples(config: Config) -> None:
     if recipe in TILES:
         check_parts(config, TILES[recipe].size)
     multiple = TILES[recipe].size if recipe in TILES else MULTIPLE
-    ranks = known(parallel, "replica", "fsdp", "expert", "context")
-    tokens = config.data.batch_size * config.data.sequence_length // (ranks * parallel.microbatches)
+    tokens = rank_tokens(config)
     otherwise = f"or precision.matmul: null instead of {recipe}"
     if tokens % multiple:
         raise UserError(
@@ -136,11 +144,7 @@ def check_multiples(config: Config) -> None:
                     f"{group.name} in precision.matmul_except.parts, {otherwise}"
                 )
             for name in groups.get(group.name, ()):
-                spec = part.weights[name]
-                shape = spec.shape[spec.axes.index("experts") + 1 :] if "experts" in spec.axes else spec.shape
-                sides = [prod(shape[: spec.inputs]), prod(shape[spec.inputs :])]
-                heads = spec.shape[spec.axes.index("kv_heads")] if "kv_heads" in spec.axes else tensor
-                sides[group.inward] //= 1 if group.between else min(tensor, heads)
+                sides = rank_sides(parallel, part, group, name)
                 if any(side % multiple for side in sides):
                     raise UserError(
                         f"precision.matmul: {recipe} needs sizes that are multiples of {multiple} on each rank, and "

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from math import prod
 from typing import NamedTuple
 
+from jaxpar.config.checks.sizes import known
 from jaxpar.config.kinds import kind_models, layer_kinds
-from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.schema import Config, ModelConfig, ParallelConfig
 from jaxpar.layers.declaration.part import Matmuls, Part
 from jaxpar.layers.declared import declare_layer
 from jaxpar.precision.recipe import TILES, QuantisedGroups, group_tensors, recipe_of
@@ -190,3 +192,19 @@ def exempt(config: Config) -> list[Exempt]:
     if config.model.low_rank:
         found.append(Exempt("factors of model.low_rank", "products of two are not quantised"))
     return found
+
+
+def rank_tokens(config: Config) -> int:
+    """Tokens of a microbatch on a rank, the parts of the tensor ranks joined."""
+    ranks = known(config.parallel, "replica", "fsdp", "expert", "context")
+    return config.data.batch_size * config.data.sequence_length // (ranks * config.parallel.microbatches)
+
+
+def rank_sides(parallel: ParallelConfig, part: Part, group: Matmuls, name: str) -> list[int]:
+    """Inputs and outputs of a group's matrix on a rank; of routed experts, those of one."""
+    spec, tensor = part.weights[name], known(parallel, "tensor")
+    shape = spec.shape[spec.axes.index("experts") + 1 :] if "experts" in spec.axes else spec.shape
+    sides = [prod(shape[: spec.inputs]), prod(shape[spec.inputs :])]
+    heads = spec.shape[spec.axes.index("kv_heads")] if "kv_heads" in spec.axes else tensor
+    sides[group.inward] //= 1 if group.between else min(tensor, heads)
+    return sides

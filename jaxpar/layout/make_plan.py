@@ -116,6 +116,7 @@ def make_plan(
             tensor_overlap=overlap,
             **attention._asdict(),
         )
+        routed_choice(config, device, plan)
         plan = with_room(with_joined_messages(config, with_residency(config, with_fused(config, plan))))
         return with_host_buffers(config, with_merged_matmuls(config, plan, device), device, device_bytes)
 
@@ -179,7 +180,6 @@ def _settled(
     )
     check_matmul_units(config, device)
     tiled_choice(config, device)
-    routed_choice(config, device)
     return settled
 
 

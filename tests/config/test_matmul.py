@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 
 from jaxpar.config import load_config
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.config.schema.layout import MatmulExcept, ParallelConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers.checks import validate
@@ -19,6 +20,10 @@ from jaxpar.layout.choices.matmul import check_matmul_units, matmul_rows, routed
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from tests.sentences import refused
 from tests.small_run import small
+
+HOPPER: Any = type(
+    "H100", (), {"platform": "gpu", "device_kind": "NVIDIA H100", "compute_capability": "9.0", "core_count": 132}
+)()
 
 YAML = """
 model: {layers: 4, embed: 64, heads: 8, mlp: 128, vocab: 64}
@@ -144,11 +149,37 @@ def test_a_kernel_that_is_named_and_does_not_run_is_refused():
         tiled_choice(config, jax.devices()[0])
 
 
+def test_a_kernel_is_chosen_by_the_largest_arrays_of_a_rank():
+    """2^20 tokens of feed-forwards 2048 wide have as many numbers as indices of kernels reach."""
+    of = lambda tokens, **precision: small(
+        model={"embed": 128, "mlp": 2048, "head_dim": 32}, data={"sequence_length": tokens, "batch_size": 8},
+        precision={"matmul": "fp8_block", "compute": "bfloat16", **precision},
+    )  # fmt: skip
+    found = tiled_choice(of(2**16, matmul_backend="mosaic"), HOPPER)
+    assert found is not None and found.name == "mosaic"
+    with refused("precision.matmul_backend is mosaic", "2^31 - 1", "1048576 x 128", "expected auto"):
+        tiled_choice(of(2**17, matmul_backend="mosaic"), HOPPER)
+    split = replace(of(2**17, matmul_backend="mosaic"), parallel=ParallelConfig(fsdp=4))
+    found = tiled_choice(split, HOPPER)
+    assert found is not None and found.name == "mosaic"
+
+
+def test_a_kernel_of_experts_is_chosen_by_the_rows_of_a_rank():
+    precision = {"matmul": "fp8_current", "compute": "bfloat16"}
+    of = lambda tokens, **named: small(
+        model={"layers": 4, "embed": 128, "mlp": 128, "head_dim": 32, "experts": ExpertsConfig(count=4, width=2048)},
+        data={"sequence_length": tokens, "batch_size": 8}, parallel={"fsdp": 1}, precision=precision | named,
+    )  # fmt: skip
+    many, few = (make_plan(of(tokens), jax.devices()[0]) for tokens in (2**17, 2**10))
+    with refused("precision.matmul_backend is mosaic", "routed experts", "2^31 - 1"):
+        routed_choice(of(2**17, matmul_backend="mosaic"), HOPPER, many)
+    found = routed_choice(of(2**10, matmul_backend="mosaic"), HOPPER, few)
+    assert found is not None and found.name == "mosaic"
+
+
 def test_what_multiplies_tiles_of_routed_experts_is_chosen_apart():
     """The kernel of dense matmuls makes float32 too, and that of experts does not; cuDNN has none for experts."""
-    hopper = type(
-        "H100", (), {"platform": "gpu", "device_kind": "NVIDIA H100", "compute_capability": "9.0", "core_count": 132}
-    )()
+    hopper = HOPPER
     model = {"layers": 4, "embed": 128, "experts": ExpertsConfig(count=4, width=128)}
     of = lambda **precision: small(model=model, precision={"matmul": "fp8_block", **precision})
     found = routed_choice(of(compute="bfloat16", matmul_backend="mosaic"), hopper)

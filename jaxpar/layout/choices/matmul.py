@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from itertools import chain
-from math import gcd
+from math import gcd, prod
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.checks.sizes import known
@@ -11,10 +12,20 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Choice, Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import GPU
-from jaxpar.layers.matmul_formats import exact_layers, exempt, quantised, routed_groups, tensor_names, why_each_use
+from jaxpar.layers.matmul_formats import (
+    dense_groups,
+    exact_layers,
+    exempt,
+    quantised,
+    rank_sides,
+    rank_tokens,
+    routed_groups,
+    tensor_names,
+    why_each_use,
+)
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.pipeline import holds_chunks
-from jaxpar.memory.layer_shape import ExpertCodes
+from jaxpar.memory.layer_shape import ExpertCodes, layer_shapes
 from jaxpar.precision.grouped_by_tensor import TILE
 from jaxpar.precision.history import is_gradient
 from jaxpar.precision.recipe import E4M3, E5M2, TILES, Recipe, recipe_of
@@ -58,10 +69,9 @@ def tiled_choice(config: Config, device: Device) -> Choice | None:
     if recipe is None or recipe.tiles is None:
         return None
     size = recipe.tiles.size  # all sides of all products are multiples of it
+    m, n, k = max(_dense_products(config), key=_elements, default=(size, size, size))
     forms = E4M3, recipe.gradient
-    request = tiled.Request(
-        forms=forms, dtype=precision.compute, m=size, n=size, k=size, tile=size, **hardware_of(device)
-    )
+    request = tiled.Request(forms=forms, dtype=precision.compute, m=m, n=n, k=k, tile=size, **hardware_of(device))
     key = "precision.matmul_backend"
     try:
         found = tiled.REGISTRY.choose(precision.matmul_backend, request, named_by=f"{key} names")
@@ -69,6 +79,23 @@ def tiled_choice(config: Config, device: Device) -> Choice | None:
         name = precision.matmul_backend
         raise UserError(f"{key} is {name}, which does not run here: {error.refused[name]}; expected auto") from None
     return Choice(found.name, found.reason, found.rejected)
+
+
+def _dense_products(config: Config) -> Iterator[tuple[int, int, int]]:
+    """Rows, outputs and inputs of the products on a rank that are quantised, those of routed experts aside."""
+    tokens, tensor = rank_tokens(config), known(config.parallel, "tensor")
+    for model in kind_models(config.model).values():
+        groups = quantised(config, model)
+        for part, group in dense_groups(model):
+            for name in groups.get(group.name, ()):
+                inputs, outputs = rank_sides(config.parallel, part, group, name)
+                yield tokens // tensor if group.between else tokens, outputs, inputs
+
+
+def _elements(product: tuple[int, int, int]) -> int:
+    """Of the largest array of a product; its gradients have the same arrays."""
+    m, n, k = product
+    return max(m * n, m * k, n * k)
 
 
 def multiplies(config: Config, device: Device) -> str:
@@ -80,8 +107,14 @@ def multiplies(config: Config, device: Device) -> str:
     return "xla" if config.precision.matmul is None or device.platform == "cpu" else "cublas"
 
 
-def routed_choice(config: Config, device: Device) -> Choice | None:
+def routed_choice(config: Config, device: Device, plan: Plan | None = None) -> Choice | None:
     """What multiplies codes of routed experts; None where none are quantised.
+
+    Args:
+        config: whose experts are meant.
+        device: on which they are.
+        plan: of the run, whose rows and experts of a rank may exceed what a kernel reaches; without it one tile is
+            asked for.
 
     Raises:
         UserError: What `precision.matmul_backend` names does not run on such a device.
@@ -93,8 +126,9 @@ def routed_choice(config: Config, device: Device) -> Choice | None:
         return None
     # All sides of all products are multiples of it. One scale of a tensor is that of each tile, where tiles fit.
     size = gcd(TILE, *chain(*sides.values())) if recipe.tiles is None else recipe.tiles.size
+    m, groups, n, k = (size, 1, size, size) if plan is None else _largest_routed(config, plan, sides)
     request = grouped.Request(
-        forms=(E4M3, recipe.gradient), dtype=precision.compute, m=size, groups=1, n=size, k=size, tile=size,
+        forms=(E4M3, recipe.gradient), dtype=precision.compute, m=m, groups=groups, n=n, k=k, tile=size,
         squares=recipe.tiles is None or recipe.tiles.square, **hardware_of(device),
     )  # fmt: skip
     key, name = "precision.matmul_backend", precision.matmul_backend
@@ -107,6 +141,19 @@ def routed_choice(config: Config, device: Device) -> Choice | None:
             f"{' and '.join(sorted(sides))} in precision.matmul_except.parts"
         ) from None
     return Choice(found.name, found.reason, found.rejected)
+
+
+def _largest_routed(config: Config, plan: Plan, sides: Mapping[str, list[int]]) -> tuple[int, int, int, int]:
+    """Rows, experts, outputs and inputs of the largest product of routed experts on a rank, or of one without tiles."""
+    shapes = layer_shapes(config, plan.axes, plan.microbatch_rows)
+    rows = max(own.routed_rows // plan.experts[kind].slices for kind, own in shapes.items() if kind in plan.experts)
+    count = max(own.experts.count for own in kind_models(config.model).values() if own.experts is not None)
+    experts = count // plan.axes.expert
+    pairs = [pair for each in sides.values() for pair in zip(each[::2], each[1::2], strict=True)]
+    inputs, outputs = max(
+        pairs, key=lambda own: (any(side % TILE for side in own), max(rows * max(own), experts * prod(own)))
+    )
+    return rows, experts, outputs, inputs
 
 
 def expert_codes(config: Config, device: Device) -> ExpertCodes:

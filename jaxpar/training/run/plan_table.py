@@ -71,7 +71,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
             f"per device, accumulated and reduced in {plan.dtypes.gradient}",
         ),
         *matmul_rows(
-            config, gpu_of(device.device_kind), plan, tiled_choice(config, device), routed_choice(config, device)
+            config, gpu_of(device.device_kind), plan, tiled_choice(config, device), routed_choice(config, device, plan)
         ),
         *_wire_row(layout),
         *_overlap_rows(plan),
