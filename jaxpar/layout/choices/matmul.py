@@ -58,8 +58,13 @@ def check_matmul_units(config: Config, device: Device) -> None:
         )
 
 
-def tiled_choice(config: Config, device: Device) -> Choice | None:
+def tiled_choice(config: Config, device: Device, *, laid_out: bool = True) -> Choice | None:
     """What multiplies codes with scales of tiles; None where there are none.
+
+    Args:
+        config: whose matmuls are meant.
+        device: on which they are.
+        laid_out: whether the sizes of `config.parallel` are those of the layout; without them one tile is asked for.
 
     Raises:
         UserError: What `precision.matmul_backend` names does not run on such a device.
@@ -69,7 +74,8 @@ def tiled_choice(config: Config, device: Device) -> Choice | None:
     if recipe is None or recipe.tiles is None:
         return None
     size = recipe.tiles.size  # all sides of all products are multiples of it
-    m, n, k = max(_dense_products(config), key=_elements, default=(size, size, size))
+    products = _dense_products(config) if laid_out else ()
+    m, n, k = max(products, key=_elements, default=(size, size, size))
     forms = E4M3, recipe.gradient
     request = tiled.Request(forms=forms, dtype=precision.compute, m=m, n=n, k=k, tile=size, **hardware_of(device))
     key = "precision.matmul_backend"

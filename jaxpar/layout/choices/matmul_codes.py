@@ -85,7 +85,7 @@ def _multiplies_codes(config: Config, gpu: GPU) -> bool:
     if "float8" not in gpu.peaks:
         return False
     try:
-        found = tiled_choice(config, DescribedGPU.of(gpu))
+        found = tiled_choice(config, DescribedGPU.of(gpu), laid_out=False)
     except UserError:
         return False
     return found is None or found.name != "xla"

@@ -66,8 +66,8 @@ def computed(time: StepTime) -> float:
 
 CUT = ("model.layers=4",)
 COMPILED = {
-    "8b": (KEPT, (), 6.95),
-    "8b, current": (KEPT, recipe("fp8_current"), 5.62),
+    "8b": (KEPT, (), 6.84),
+    "8b, current": (KEPT, recipe("fp8_current"), 5.50),
     "8b, 4 layers": (FULL, CUT, 1.403),
     "8b, 4 layers, tiles by xla": (FULL, (*recipe("fp8_block", matmul_backend="xla"), *CUT), 1.446),
     "8b, 4 layers, tiles by the kernel": (FULL, (*recipe("fp8_block", matmul_backend="mosaic"), *CUT), 1.315),
@@ -85,12 +85,12 @@ def test_fp8_gains_what_it_gains_in_the_compiled_program():
     """The difference of two programs says more of passes and rates than either does."""
     seconds = {case: computed(timed(layout, *options)) for case, (layout, options, _) in COMPILED.items()}
     gain = lambda case, of: (COMPILED[of][2] - COMPILED[case][2]) - (seconds[of] - seconds[case])
-    assert gain("8b, current", "8b") == pytest.approx(0, abs=0.1)  # of 1.33 s
+    assert gain("8b, current", "8b") == pytest.approx(0, abs=0.1)  # of 1.34 s
     assert gain("8b, 4 layers, tiles by xla", "8b, 4 layers") == pytest.approx(0, abs=0.01)  # of -0.04 s
     assert gain("8b, 4 layers, tiles by the kernel", "8b, 4 layers") == pytest.approx(0, abs=0.025)  # of 0.09 s
 
 
-@pytest.mark.parametrize(("of", "seconds"), [("null", 91.1), ("fp8_delayed", 66.4), ("fp8_current", 71.0)])
+@pytest.mark.parametrize(("of", "seconds"), [("null", 91.1), ("fp8_delayed", 66.0), ("fp8_current", 70.9)])
 def test_405b_on_1024_h100s_takes_what_its_compiled_programs_do(of: str, seconds: float):
     """They copy inputs of layers to the host, which hides, and recompute all; no program waits for a slowest host."""
     layout = replace(FULL, fsdp=1024)
