@@ -59,3 +59,14 @@ def test_an_outlier_is_planted_in_quantised_runs_alone(trained: list[Any], tmp_p
     exact, block = trained
     assert block.run.name == "fp8_block-128-outlier64-400-0" and block.precision.matmul == "fp8_block"
     assert block.precision.matmul_except.first_layers == 0 and exact.precision.matmul is None
+
+
+def test_what_no_run_can_be_trained_with_is_one_sentence(
+    trained: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for arguments, sentence in ((["--seeds", "0"], "--seeds: expected"), (["--embed", "100"], "model.embed: 100")):
+        with pytest.raises(SystemExit) as ended:
+            raise SystemExit(fp8.main(["--folder", str(tmp_path), *arguments]))
+        errors = capsys.readouterr().err
+        assert ended.value.code == 2 and sentence in errors and "Traceback" not in errors
+    assert not trained
