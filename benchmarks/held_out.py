@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import add_json_file
-from jaxpar.cli import Parser
+from jaxpar.cli import Parser, positive
+from jaxpar.config import load_config
+from jaxpar.layers.checks import validate
 
 CONFIG = Path(__file__).parents[1] / "configs/quickstart.yaml"
 SETTINGS = {
@@ -32,8 +34,8 @@ SETTINGS = {
 def add_study(parser: Parser, folder: str) -> None:
     """`--folder`, `--seeds`, `--steps` and `--json`."""
     parser.add_argument("--folder", type=Path, default=Path(folder), help="where the runs are")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--seeds", type=positive, default=3)
+    parser.add_argument("--steps", type=positive, default=400)
     add_json_file(parser)
 
 
@@ -48,12 +50,17 @@ def held_out(
         seed: Of its weights and batches.
         settings: What it changes of the quickstart, beside `SETTINGS`.
         command: The module that trains, and arguments that come first.
+
+    Raises:
+        UserError: A setting is not one of a run.
     """
     name = f"{name}-{options.steps}-{seed}"
     summary = options.folder / name / "summary.json"
     if not summary.exists():
         own = {"run.dir": options.folder, "run.name": name, "run.steps": options.steps, "run.seed": seed}
-        words = [word for key, value in {**SETTINGS, **own, **settings}.items() for word in ("--set", f"{key}={value}")]
+        overrides = [f"{key}={value}" for key, value in {**SETTINGS, **own, **settings}.items()]
+        validate(load_config(CONFIG, overrides))
+        words = [word for override in overrides for word in ("--set", override)]
         run = [sys.executable, "-m", *command, "--config", str(CONFIG), *words]
         subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
     return float(json.loads(summary.read_text())["eval_loss"])

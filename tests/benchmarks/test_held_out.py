@@ -87,3 +87,14 @@ def test_all_recipes_go_on_from_the_weights_of_one_bfloat16_run(
     assert len({(one.config.run.seed, one.config.optimizer) for one in branches}) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "+0.000%" in lines[-4] and lines[-1].split() == ["fp8_block", "2.0600", "+3.000%", "+3.000%,", "+3.000%"]
+
+
+def test_what_no_run_can_be_trained_with_is_one_sentence(
+    trained: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for arguments, sentence in ((["--seeds", "0"], "--seeds: expected"), (["--embed", "100"], "model.embed: 100")):
+        with pytest.raises(SystemExit) as ended:
+            raise SystemExit(fp8.main(["--folder", str(tmp_path), *arguments]))
+        errors = capsys.readouterr().err
+        assert ended.value.code == 2 and sentence in errors and "Traceback" not in errors
+    assert not trained

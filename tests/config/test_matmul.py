@@ -99,6 +99,13 @@ REFUSED = {
     ),
     "history without delay": ([CURRENT, "precision.matmul_history=4"], ("matmul_history: 4", "fp8_delayed")),
     "margin without recipe": (["precision.matmul_margin=1"], ("matmul_margin: 1", "precision.matmul")),
+    "exceptions without recipe": (
+        ["precision.matmul_except={parts: [head, attention_out]}"],
+        (
+            "precision.matmul_except: {parts: [head, attention_out], first_layers: 1, last_layers: 1}",
+            "{parts: [head, router, attention_out], first_layers: 1, last_layers: 1}",
+        ),
+    ),
     "counts without recipe": (["precision.matmul_counts=true"], ("matmul_counts: true", "precision.matmul")),
     "history": (["precision.matmul=fp8_delayed", "precision.matmul_history=0"], ("matmul_history", "at least 1")),
 }

@@ -54,6 +54,8 @@ def spell(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{spell(name)}: {spell(entry)}" for name, entry in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -23,6 +23,7 @@ from jaxpar.interop.conversion.compressed_tensors import (
     WEIGHT,
     codes_of,
     float8_names,
+    margin_of,
     quantization_config,
 )
 from jaxpar.interop.conversion.new_folder import copy_beside
@@ -72,7 +73,7 @@ class Export:
         """What the file has of a tensor, by name."""
         if tensor.name not in self.float8:
             return {tensor.name: self.values(tensor)}
-        codes, scale = codes_of(tensor.laid.join(self.weights(tensor)))
+        codes, scale = codes_of(tensor.laid.join(self.weights(tensor)), margin_of(self.source))
         return {tensor.name: codes, _scale_name(tensor): scale}
 
     def weights(self, tensor: StoredTensor) -> list[np.ndarray]:

@@ -145,7 +145,7 @@ class _Loop:
 
     def _restore(self) -> bool:
         """Continue from the newest checkpoint; False where there is none."""
-        restored = self.saves.restore(self.trainer.saved.abstract, self._check_saved)
+        restored = self.saves.restore(self.trainer.saved.abstract, self.config, self._check_saved)
         if restored is None:
             from_first(self.folder.check_nothing_saved)
             return False

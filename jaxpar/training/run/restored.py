@@ -73,7 +73,7 @@ def restore(run: Run, checkpoints: Path, step: int) -> None:
     notes: list[str] = []
     checkpointer = Checkpointer(checkpoints, keep_last=1, keep_every=None, report=notes.append, former=FORMER_NAMES)
     try:
-        state, facts = read_state(checkpointer, step, run.saved.abstract, notes.append)
+        state, facts = read_state(checkpointer, step, run.saved.abstract, notes.append, run.config)
     finally:
         checkpointer.close()
     run.continue_from(state, facts)

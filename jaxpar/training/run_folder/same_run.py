@@ -21,8 +21,15 @@ MAY_CHANGE_KEYS = (
     "optimizer.muon_learning_rate",
     "optimizer.clip_norm",
     "optimizer.ema",
+    "precision.matmul",
+    "precision.matmul_backend",
+    "precision.matmul_counts",
+    "precision.matmul_except",
+    "precision.matmul_gradient",
+    "precision.matmul_history",
+    "precision.matmul_margin",
 )
-"""Other keys that may change: the length of a run, and the remedies for a run that diverged."""
+"""Other keys that may change: the length of a run, and the remedies for a run that diverged or exceeds its formats."""
 
 
 def forbidden_changes(old: Config, new: Config) -> list[str]:

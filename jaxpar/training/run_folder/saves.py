@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jaxpar.checkpoint import Checkpointer, CheckpointError
 from jaxpar.checkpoint.facts import skipped_in_row
 from jaxpar.checkpoint.folders import step_folder
-from jaxpar.config import CheckpointConfig
+from jaxpar.config import CheckpointConfig, Config
 from jaxpar.config.reading.sections import config_from_dict
-from jaxpar.layers.matmul_formats import dense_columns
+from jaxpar.layers.matmul_formats import dense_columns, tensor_names
 from jaxpar.layout.state import FORMER_NAMES, TrainState
 from jaxpar.memory.disk_array import copied
 from jaxpar.observe.events import Listener
@@ -45,9 +45,10 @@ class Saves:
         """Step of each checkpoint that this process saved or restored, to the steps in a row that had been skipped."""
 
     def restore(
-        self, like: TrainState, check: Callable[[dict[str, Any]], None]
+        self, like: TrainState, config: Config, check: Callable[[dict[str, Any]], None]
     ) -> tuple[TrainState, dict[str, Any]] | None:
-        """The newest intact state, laid out as `like`, and the facts saved with it; None where there is none.
+        """The newest intact state, laid out as `like` for a run of `config`, and the facts saved with it; None where
+        there is none.
 
         `check` is called with the facts before the state takes memory; it raises an error to refuse them.
         Raises `CheckpointError` when the folder cannot be read, or what is saved does not fit `like`.
@@ -56,7 +57,7 @@ class Saves:
         if newest is None:
             return None
         check(self._checkpointer.facts(newest))
-        state, facts = read_state(self._checkpointer, newest, like, self._listeners.message)
+        state, facts = read_state(self._checkpointer, newest, like, self._listeners.message, config)
         self._newest, self._skipped[newest] = newest, skipped_in_row(facts)
         self._healthy = newest
         if skipped := self._skipped[newest]:
@@ -150,18 +151,18 @@ def _steps(skipped: int) -> str:
 
 
 def read_state(
-    checkpointer: Checkpointer, step: int, like: TrainState, report: Callable[[str], None]
+    checkpointer: Checkpointer, step: int, like: TrainState, report: Callable[[str], None], config: Config
 ) -> tuple[TrainState, dict[str, Any]]:
     """The state that was saved at `step`, laid out as `like`, and the facts saved with it.
 
     A residual of gradients is that of so many ranks: `report` takes the sentence that it begins anew on others, and one
-    where the history of quantised matmuls begins anew for some of them. Raises `CheckpointError` when the state cannot
-    be read, or does not fit `like`.
+    where the history of quantised matmuls under `config` begins anew, for some of them or all. Raises `CheckpointError`
+    when the state cannot be read, or does not fit `like`.
     """
     facts = checkpointer.facts(step)
     # The moving average of the weights may be turned on or off.
     saved = like._replace(optimizer=like.optimizer._replace(average=like.master if _has_average(facts) else None))
-    state = _restored(checkpointer, step, saved, facts, report)
+    state = _restored(checkpointer, step, saved, facts, report, config)
     if jax.tree.leaves(like.residual) and not jax.tree.leaves(state.residual):
         report(f"The residual of quantised gradients begins at zero: step {step} was saved by another number of ranks.")
         state = state._replace(residual=jax.tree.map(_zeros, like.residual))
@@ -169,13 +170,16 @@ def read_state(
 
 
 def _restored(
-    checkpointer: Checkpointer, step: int, like: TrainState, facts: dict[str, Any], report: Callable[[str], None]
-) -> TrainState:
+    checkpointer: Checkpointer, step: int, like: TrainState, facts: dict[str, Any], report: Callable[[str], None],
+    config: Config,
+) -> TrainState:  # fmt: skip
     """The state of `step`; magnitudes that its history does not have are those of an empty window."""
     history: Any = like.matmul_history
     columns = _former_columns(checkpointer, step, history, facts)
     if columns is None:
-        return checkpointer.restore(step, like, optional="residual")
+        if not _other_window(config_from_dict(facts["config"]), config):
+            return checkpointer.restore(step, like, optional="residual")
+        return _with_empty_window(checkpointer, step, like, report)
     short = jax.ShapeDtypeStruct((*history.shape[:2], len(columns)), history.dtype, sharding=history.sharding)
     state = checkpointer.restore(step, like._replace(matmul_history=short), optional="residual")
     among_all = lambda had: jnp.zeros(history.shape, history.dtype).at[..., jnp.array(columns)].set(had)
@@ -184,6 +188,31 @@ def _restored(
         "(precision.matmul: fp8_delayed): their window begins empty."
     )
     return state._replace(matmul_history=jax.jit(among_all, out_shardings=history.sharding)(state.matmul_history))
+
+
+def _other_window(saved: Config, config: Config) -> bool:
+    """Whether magnitudes are of other tensors or of another number of steps, where both or one have any."""
+    of = lambda own: (
+        (own.precision.matmul_history, tensor_names(own)) if own.precision.matmul == "fp8_delayed" else None
+    )
+    return of(saved) != of(config)
+
+
+def _with_empty_window(
+    checkpointer: Checkpointer, step: int, like: TrainState, report: Callable[[str], None]
+) -> TrainState:
+    """The state of `step`, but for the magnitudes that were saved."""
+    history: Any = like.matmul_history
+    shape, had = checkpointer.shape(step, "matmul_history"), None
+    if shape is not None:
+        had = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=like.step.sharding)
+    state = checkpointer.restore(step, like._replace(matmul_history=had), optional="residual")
+    if history is None:
+        return state._replace(matmul_history=None)
+    report(
+        f"The window of magnitudes (precision.matmul: fp8_delayed) begins empty: that of step {step} is another one."
+    )
+    return state._replace(matmul_history=_zeros(history))
 
 
 def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:

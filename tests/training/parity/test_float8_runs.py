@@ -16,6 +16,7 @@ from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.config.schema.model import Pattern
 from jaxpar.generation.layout import generation_config
 from jaxpar.layers.matmul_formats import tensor_names
+from jaxpar.training.run_folder.same_run import forbidden_changes
 from tests.data.preference_files import prepared_pairs
 from tests.precision.test_matmul import apart
 from tests.same_bits import assert_same_bits
@@ -91,6 +92,58 @@ def test_a_run_goes_on_from_before_routed_experts_were_quantised(tmp_path: Path,
     found = saved_state(config(2, **other), 2).matmul_history
     np.testing.assert_array_equal(found[1][:, ~new], had[0])
     assert not found[1][:, new].any() and found[0][0, new].all() and not found[2].any()
+
+
+REMEDIES: dict[str, tuple[dict[str, Any], bool]] = {
+    "counts": ({"matmul_counts": True}, True),
+    "margin": ({"matmul_margin": 1}, True),
+    "gradient": ({"matmul_gradient": "e5m2"}, True),
+    "recipe": ({"matmul": "fp8_current", "matmul_history": 16}, False),
+    "history": ({"matmul_history": 5}, False),
+    "layers": ({"matmul_except": MatmulExcept(parts=("head", "router"), first_layers=1, last_layers=0)}, True),
+    "parts": ({"matmul_except": MatmulExcept(parts=("mlp_out",), first_layers=0, last_layers=0)}, False),
+}
+"""What helps a run that warns of its FP8 codes, and whether the window of magnitudes is still that of its tensors."""
+
+
+def test_all_keys_of_matmuls_may_change_in_a_run_and_other_precision_may_not():
+    old = small(precision={"matmul": None})
+    keys = fp8("fp8_block", matmul_margin=1, matmul_gradient="e5m2", matmul_counts=True, matmul_backend="xla")
+    assert forbidden_changes(old, small(precision=keys | {"matmul_history": 4})) == []
+    assert forbidden_changes(old, small(precision={"moments": "bfloat16"})) == [
+        "precision.moments: float32 -> bfloat16"
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", REMEDIES)
+def test_a_run_goes_on_with_a_remedy(name: str, tmp_path: Path):
+    changed, same_window = REMEDIES[name]
+    precision = fp8("fp8_delayed", matmul_history=3)
+    config = lambda steps, own: run_config(tmp_path, steps, model=MODEL, precision=own, parallel={"fsdp": 2})
+    fit(config(1, precision))
+    had = saved_state(config(1, precision), 1).matmul_history
+    after = config(2, precision | changed)
+    _, recorded = fit(after)
+    found = saved_state(after, 2).matmul_history
+    assert [record.step for record in recorded.records] == [2]
+    assert any("window" in text for text in recorded.messages) == (not same_window and name != "recipe")
+    if name == "recipe":
+        assert found is None
+        return
+    assert found.shape == (5 if name == "history" else 3, 2, len(tensor_names(after)))
+    if same_window:
+        np.testing.assert_array_equal(found[1], had[0])
+    else:
+        assert found[0].any() and not found[1:].any()
+
+
+@pytest.mark.long
+def test_a_run_returns_to_scales_of_earlier_steps_with_an_empty_window(tmp_path: Path):
+    of = lambda steps, own: run_config(tmp_path, steps, model=MODEL, precision=own, parallel={"fsdp": 2})
+    fit(of(1, {}))
+    _, recorded = fit(of(2, fp8("fp8_delayed", matmul_history=3)))
+    assert any("begins empty" in text for text in recorded.messages)
 
 
 @pytest.mark.long

@@ -51,7 +51,7 @@ def residual_on(config: Config) -> tuple[Any, list[str]]:
     messages: list[str] = []
     checkpoints = Checkpointer(folder_of(config) / "checkpoints", keep_last=1, keep_every=None, report=print)
     try:
-        state, _ = read_state(checkpoints, 4, make_trainer(config).saved.abstract, messages.append)
+        state, _ = read_state(checkpoints, 4, make_trainer(config).saved.abstract, messages.append, config)
     finally:
         checkpoints.close()
     return jax.device_get(state.residual), messages
