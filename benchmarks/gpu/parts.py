@@ -112,6 +112,12 @@ def _recipes(journal: Journal) -> None:
     training.recipes(journal)
 
 
+def _recipes_of_1_3b(journal: Journal) -> None:
+    from benchmarks.gpu import training
+
+    training.recipes_of_1_3b(journal)
+
+
 def _torch_recipes(journal: Journal) -> None:
     from benchmarks.gpu import torch_recipes
 
@@ -173,6 +179,7 @@ PARTS = (
     Part("bits", 45, _bits),
     Part("memory-device", 70, _tier("none")),
     Part("memory-host", 110, _tier("host")),
+    Part("fp8-1.3b", 120, _recipes_of_1_3b),
     Part("fp8-torch", 150, _torch_recipes),
     Part("tiles", 400, _tiles),
 )

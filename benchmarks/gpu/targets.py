@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.gpu import rings
+from benchmarks.gpu.training import GPT_1_3B
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -21,6 +22,8 @@ JUDGED = "NVIDIA H200"
 """`jax.Device.device_kind` of the GPU that the targets are for; on others they are printed beside what was measured."""
 GROUPED = {"forward": 600.0, "d_rows": 550.0, "d_weights": 620.0}
 """TFLOP/s of a grouped matmul and of its gradients."""
+FP8_MFU = 0.8
+"""Of the bfloat16 peak, by a step of 1.3B parameters in the best FP8 recipe."""
 OF_GROUPS = ("deepseek-v3, 32 of 256", "qwen3-30b-a3b")
 """Cases of `benchmarks.gpu.grouped` that these are for."""
 
@@ -37,6 +40,7 @@ def targets(rows: Rows, device: str) -> list[dict[str, Any]]:
         *_grouped(rows),
         *_cross_entropy(rows),
         *_rings(rows),
+        *_training(rows),
     ]
     judged = lambda target: device == JUDGED and target["measured"] is not None
     return [target | {"met": _is_met(target) if judged(target) else None} for target in found]
@@ -110,6 +114,13 @@ def _cross_entropy(rows: Rows) -> list[dict[str, Any]]:
         target("seconds", "time", 1.0, ", logits kept"),
         target("temporary_bytes", "temporary memory", 0.3, ", logits kept"),
     ]
+
+
+def _training(rows: Rows) -> list[dict[str, Any]]:
+    of = {row["name"]: row["mfu"] for row in rows if row["kind"] == "recipe" and row.get("mfu") is not None}
+    found = [mfu for name, mfu in of.items() if name.startswith(f"{GPT_1_3B}, fp8")]
+    what = "MFU of the bfloat16 peak, a step of 1.3B parameters in the best FP8 recipe"
+    return [{"what": what, "target": FP8_MFU, "measured": max(found, default=None)}]
 
 
 def _rings(rows: Rows) -> list[dict[str, Any]]:

@@ -22,8 +22,14 @@ from pallas_kernels.verified import user_file
 
 ONE = ("parallel.fsdp=1", "parallel.zero=0", "parallel.microbatches=1", "data.source=synthetic", "data.packed=false")
 CONFIGS = Path(__file__).parents[2] / "configs"
-LLAMA_1B, LLAMA_8B = (str(CONFIGS / name) for name in ("llama3_1b.yaml", "llama3_8b.yaml"))
+LLAMA_1B, LLAMA_8B, GPT2 = (str(CONFIGS / name) for name in ("llama3_1b.yaml", "llama3_8b.yaml", "gpt2_124m.yaml"))
 LLAMA_1B_STEP = (*ONE, "data.batch_size=8", "parallel.microbatches=2", "memory.remat=gemm_last")
+GPT_1_3B_STEP = (
+    *ONE, "model.layers=24", "model.embed=2048", "model.heads=16", "model.kv_heads=16", "model.head_dim=128",
+    "model.mlp=8192", "model.max_positions=2048",
+    "data.sequence_length=2048", "data.batch_size=32", "parallel.microbatches=2", "memory.remat=auto",
+)  # fmt: skip
+"""Overrides of `GPT2` that make it GPT-3 XL's shape, with rows of 2,048 tokens."""
 TINY = (
     "model.preset=null", "model.layers=1", "model.embed=64", "model.heads=4", "model.kv_heads=2", "model.head_dim=16",
     "model.mlp=96", "model.vocab=256", "data.sequence_length=64", "data.batch_size=2",
@@ -42,6 +48,10 @@ RECIPES = {
 }
 """Name of a row to what multiplies: bfloat16, and what `precision.matmul` takes on a Hopper GPU. `fp8_block` takes the
 kernel by itself only where that was verified, and multiplies in bfloat16 elsewhere."""
+EVERY_MATRIX = "precision.matmul_except={parts: [head, router], first_layers: 0, last_layers: 0}"
+"""As torchao quantises (`benchmarks.torch_step.to_float8`)."""
+GPT_1_3B = "1.3b"
+"""Before the names of its rows."""
 SHARE = 0.8
 """Share of the device's memory for these; activations, temporaries and fragmentation take the remainder."""
 HOST_SHARE = 0.5
@@ -76,12 +86,21 @@ def triton_step(journal: Journal) -> None:
 
 
 def recipes(journal: Journal) -> None:
-    """The same step with matmuls in bfloat16 and in each FP8 recipe, all layers quantised."""
+    """The same step with matmuls in bfloat16 and in each FP8 recipe, all matrices of the layers quantised."""
+    _in_recipes(journal, LLAMA_1B, LLAMA_1B_STEP, "")
+
+
+def recipes_of_1_3b(journal: Journal) -> None:
+    """A step of 1.3B parameters with matmuls in bfloat16 and in each FP8 recipe, as the other `recipes`."""
+    _in_recipes(journal, GPT2, GPT_1_3B_STEP, f"{GPT_1_3B}, ")
+
+
+def _in_recipes(journal: Journal, file: str, options: tuple[str, ...], before: str) -> None:
     for name, recipe in [*RECIPES.items()][: 2 if journal.dry else None]:
-        if not journal.has_time(name, 25):
+        if not journal.has_time(before + name, 25):
             continue
-        every = ("precision.matmul_except={first_layers: 0, last_layers: 0}",) if recipe else ()
-        journal.add("recipe", name=name, **_measured(LLAMA_1B, (*LLAMA_1B_STEP, *recipe, *every), journal, steps=6))
+        every = (EVERY_MATRIX,) if recipe else ()
+        journal.add("recipe", name=before + name, **_measured(file, (*options, *recipe, *every), journal, steps=6))
 
 
 def tier(journal: Journal, offload: str) -> None:
