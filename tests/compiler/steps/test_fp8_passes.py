@@ -24,17 +24,17 @@ TOKENS, WIDTH = 8192, 14336
 
 
 @cache
-def analysis() -> Analysis:
+def analysis(matmul: str = "fp8_delayed") -> Analysis:
     cluster = parse_cluster("h100:1x8")
-    config = load_config(CONFIG, ("model.layers=4", "precision.matmul=fp8_delayed"))
+    config = load_config(CONFIG, ("model.layers=4", f"precision.matmul={matmul}"))
     compilation = compile_step(config, cluster)
     return Analysis(compilation, cluster, strict=True)
 
 
-def passes() -> Iterator[Cost]:
+def passes(matmul: str = "fp8_delayed") -> Iterator[Cost]:
     """Elementwise ops and copies of a MiB and more in the loop over microbatches; rows that are read from stacks are
     none of the layers'."""
-    for cost in analysis().costs:
+    for cost in analysis(matmul).costs:
         moved = cost.read_bytes + cost.written_bytes
         if cost.kind in ("elementwise", "copy") and cost.executions == MICROBATCHES and moved >= MIB:
             yield cost
@@ -51,11 +51,15 @@ def of_layer(found: list[Cost]) -> dict[tuple[int, int], float]:
     return {size: count / QUANTISED for size, count in sizes.items()}
 
 
+def writing(matmul: str = "fp8_delayed") -> list[Cost]:
+    """Passes that write codes."""
+    return [cost for cost in passes(matmul) if codes(cost.op) and "dynamic_slice" not in cost.op.op_name]
+
+
 @pytest.mark.long
 def test_a_layer_has_so_many_passes_that_write_codes():
     """The table of docs/fp8.md."""
-    writing = [cost for cost in passes() if codes(cost.op) and "dynamic_slice" not in cost.op.op_name]
-    assert of_layer(writing) == {
+    assert of_layer(writing()) == {
         (16, 16): 1, (4, 4): 2, (56, 56): 3,  # matrices, transposed
         (64, 32): 3, (448, 112): 1,  # inputs: with the norm, with SwiGLU; and the query's gradient
         (64, 64): 1, (16, 8): 1, (32, 16): 1,  # gradients of outputs
@@ -67,6 +71,24 @@ def test_a_layer_has_so_many_passes_that_write_codes():
         if cost.op.op_name.endswith("checkpoint/reduce_max") and cost.written_bytes < MIB and not codes(cost.op)
     ]  # fmt: skip
     assert len(alone) == 7 and sum(cost.read_bytes for cost in alone) / MIB == pytest.approx(416, abs=1)
+
+
+@pytest.mark.long
+def test_scales_of_the_tensors_themselves_take_other_passes_round_swiglu():
+    """Its output and its gradients are written in bfloat16 and read again, in both orders at once; and inputs are read
+    for their magnitudes alone."""
+    assert of_layer(writing("fp8_current")) == {
+        (16, 16): 1, (4, 4): 2, (56, 56): 3,  # matrices, transposed
+        (64, 32): 3, (224, 112): 1,  # inputs, and the query's gradient
+        (64, 64): 1, (16, 8): 1, (32, 16): 1,  # gradients of outputs
+        (896, 560): 1,  # of up and gate and SwiGLU's output, in both orders
+        (32, 32): 1, (8, 8): 1, (128, 64): 1,  # what gradients of matrices multiply, transposed
+    }  # fmt: skip
+    alone = [
+        cost.read_bytes / MIB for cost in passes("fp8_current")
+        if cost.op.op_name.endswith("/reduce_max") and cost.written_bytes < MIB and cost.read_bytes > 4 * MIB
+    ]  # fmt: skip
+    assert sorted(map(round, alone)) == [16, 16, 32, 32, *[64] * 6]
 
 
 @pytest.mark.long
