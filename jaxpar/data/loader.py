@@ -13,7 +13,7 @@ import numpy as np
 from jaxpar.data.packing import Rows
 
 type Batch = dict[str, np.ndarray]
-"""A row's fields stacked to [rows, sequence_length], and `examples` int32 [rows], the examples' numbers."""
+"""A row's fields stacked to [rows, sequence_length], and `examples` int64 [rows], the examples' numbers."""
 
 _THREADS = 2
 
@@ -31,8 +31,7 @@ def batch_rows(dataset: Rows, step: int, batch_size: int, rows: Sequence[int] | 
     examples = [step * batch_size + int(row) for row in rows]
     parts = [dataset.row(example) for example in examples]
     batch = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
-    # Beyond 2**31 examples the number wraps around: it only seeds the draws per example.
-    return batch | {"examples": (np.array(examples, np.int64) % 2**31).astype(np.int32)}
+    return batch | {"examples": np.array(examples, np.int64)}
 
 
 def batch_number(step: int, left_out: Sequence[int] = ()) -> int:

@@ -10,6 +10,9 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.precision.squares import SquareScales
 
+UPDATES = "updates"
+"""What a training step gives each microbatch besides its arrays: `TokenContext.updates`."""
+
 
 class TokenContext(NamedTuple):
     """One rank's rows and its context part of the sequence (`seq` = sequence length / context)."""
@@ -23,7 +26,7 @@ class TokenContext(NamedTuple):
     row_indices: Int[Array, "batch row"]
     """`indices` of the whole rows, likewise."""
     examples: Int[Array, "batch"]
-    """Global example index of each row."""
+    """Global example index of each row, which wraps at 2^31: it seeds draws, and orders the tokens of a batch."""
     cos: Float[Array, "batch seq half"] | None
     """Cosines of the rotary angles; None without rotary embeddings."""
     sin: Float[Array, "batch seq half"] | None
@@ -32,6 +35,8 @@ class TokenContext(NamedTuple):
     """The tokens themselves, where a router of experts chooses by them."""
     experts: Int[Array, "batch seq layers choices"] | None = None
     """The experts of each token, where they come with the batch (`jaxpar.layers.experts.replay`)."""
+    updates: Int[Array, ""] | None = None
+    """Updates of the weights before this step, in training."""
     scales: Float[Array, "layers tensors"] | None = None
     """The scales of quantised matmuls of each layer of the model, where they come from earlier steps."""
     weight_scales: Float[Array, "layers tensors"] | SquareScales | None = None

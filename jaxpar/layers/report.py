@@ -11,8 +11,9 @@ AUXILIARY_LOSS = "auxiliary_loss"
 """The report that is added to the objective, and so has a gradient; all others are only metrics."""
 
 type Report = Mapping[str, Float[Array, ""]]
-"""By name: this rank's part of a sum over the tokens of a microbatch, to be added up over layers, microbatches and all
-ranks. Of a value that tensor ranks have in common each must report its share, or it is counted once per rank."""
+"""By name: this rank's part of a sum over the tokens of a microbatch that do not pad a row, whatever the loss mask. The
+step adds it up over layers, microbatches and all ranks, and divides by the number of these tokens in the batch. Of a
+value that tensor ranks have in common each must report its share, or it is counted once per rank."""
 
 type Output = tuple[jax.Array, Report]
 """The output of a layer: the residual stream, and its report."""

@@ -17,7 +17,7 @@ from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import ExpertLayout, TensorOverlap
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.attention import Attend
-from jaxpar.layers.context import TokenContext, sequence_part
+from jaxpar.layers.context import UPDATES, TokenContext, sequence_part
 from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.experts.replay import EXPERTS
@@ -177,6 +177,8 @@ class DecoderStages:
         plain = vary(TokenContext(segments, indices, *row, batch["examples"], None, None))
         if EXPERTS in batch:
             plain = plain._replace(experts=vary(batch[EXPERTS]))
+        if UPDATES in batch:
+            plain = plain._replace(updates=vary(batch[UPDATES]))
         if SCALES in batch:
             plain = plain._replace(scales=vary(batch[SCALES]))
         tables: dict[tuple[bytes, float], tuple[jax.Array, jax.Array]] = {}

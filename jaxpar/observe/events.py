@@ -30,7 +30,7 @@ from typing import Any, Literal
 MemoryKind = Literal["device", "host"]
 
 AnomalyKind = Literal[
-    "not_finite", "loss_spike", "slow_step", "slow_pace", "data_wait", "straggler",
+    "not_finite", "empty_step", "loss_spike", "slow_step", "slow_pace", "data_wait", "straggler",
     "fp8_range", "fp8_saturated", "fp8_flushed",
 ]  # fmt: skip
 """`docs/operations.md` states what each looks like and what to do."""
@@ -64,8 +64,8 @@ class StepRecord:
 
     step: int
     """Number of the step, from 1."""
-    loss: float
-    """Training loss in nats per token, or per pair."""
+    loss: float | None
+    """Training loss in nats per token, or per pair; None where the batch has no token that the loss counts."""
     grad_norm: float
     """Global norm of the gradient before clipping."""
     learning_rate: float
@@ -82,6 +82,8 @@ class StepRecord:
     """Expected time to the last step."""
     skipped_steps: int = 0
     """Steps skipped so far because their loss or gradient was not finite."""
+    empty_steps: int = 0
+    """Steps so far without a token that the loss counts: they changed nothing."""
     loss_scale: float | None = None
     """Loss scale under float16."""
     muon_learning_rate: float | None = None
@@ -144,8 +146,8 @@ class Summary:
 
     steps: int
     """Steps done, those before a restore included."""
-    loss: float
-    """Training loss of the last logged step."""
+    loss: float | None
+    """Training loss of the last logged step that has one; None where none has."""
     eval_loss: float | None
     baseline_loss: float | None
     tokens: int
@@ -167,6 +169,8 @@ class Summary:
     """Whose memory `peak_bytes` is."""
     epochs: dict[str, float] | None = None
     """Data source to its epochs, those before a restore included."""
+    empty_steps: int = 0
+    """Steps without a token that the loss counts, those before a restore included: they changed nothing."""
 
 
 class Listener:

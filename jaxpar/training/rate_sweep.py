@@ -28,7 +28,7 @@ FELL = 0.02
 """A loss that fell by less than this share gives no result."""
 
 type Progress = Callable[[int, float, float], None]
-"""Called after each step with its number from 1, its rate and its loss."""
+"""Called after each step that has a loss, with its number from 1 among these, its rate and its loss."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def sweep_rates(config: Config, *, low: float, high: float, steps: int, progress
     It ends early once the loss is not finite, or well above where it began.
 
     Raises:
-        UserError: the bounds do not make a sweep, or the configuration cannot be run.
+        UserError: the bounds do not make a sweep, the configuration cannot be run, or no step has a loss.
     """
     if not 0 < low < high < math.inf:
         raise UserError(f"--low and --high: expected 0 < low < high, got {low:g} and {high:g}")
@@ -82,17 +82,24 @@ def sweep_rates(config: Config, *, low: float, high: float, steps: int, progress
     fraction = rising(low, trainer.config.optimizer.learning_rate, steps)
     trainer.functions = TrainStep(StepLayout(trainer.config, trainer.plan, fraction), trainer.mesh)
     rates, losses, ended = [], [], f"it took all its {steps} steps"
-    for number in range(1, steps + 1):
+    for _ in range(steps):
         metrics = trainer.step()
+        if not float(metrics.tokens):
+            continue  # It has no loss, and the rate stays as it is.
         rates.append(float(metrics.learning_rate))
         losses.append(float(metrics.loss))
-        progress(number, rates[-1], losses[-1])
+        progress(len(losses), rates[-1], losses[-1])
         if not bool(metrics.finite):
             ended = f"loss or gradient was not finite at a rate of {rates[-1]:.2g}"
             break
         if diverged(losses):
             ended = f"the loss was {ROSE:.0%} above where it began at a rate of {rates[-1]:.2g}"
             break
+    if not losses:
+        raise UserError(
+            f"data.sequence_length={config.data.sequence_length}: no row of {steps} batches has a token that the loss "
+            "counts; expected longer rows, or other data"
+        )
     return judge(rates, losses, ended, config)
 
 

@@ -81,7 +81,7 @@ def route(
 
 
 def balance(weights: Array, statistics: Any, counts: Array, options: Mapping[str, Any]) -> Array:
-    """The loss that `balance_loss` weighs, over the tokens that count."""
+    """The loss that `balance_loss` weighs, over the tokens that are routed."""
     if statistics is None:
         return jnp.zeros(())
     tokens, alignment = jnp.maximum(counts.sum(), 1), 0.0
@@ -96,7 +96,7 @@ def balance(weights: Array, statistics: Any, counts: Array, options: Mapping[str
 
 
 def experts(x: Array, own: Tree, options: Options, batch: Mapping[str, Array]) -> tuple[Array, Array, Array]:
-    """(the output, the auxiliary losses times the tokens that count, the choices of each expert)."""
+    """(the output, the auxiliary losses times the tokens that are routed, the choices of each expert)."""
     flat, counts = x.reshape(-1, x.shape[-1]), (batch["segments"].ravel() > 0).astype(x.dtype)
     chosen: Mapping[str, Any] = dict(options["experts"]) | {"counts": counts}
     logits = flat @ own["router"] if "projection" not in own and "router" in own else _cosines(flat, own, chosen)
@@ -139,7 +139,7 @@ def _objective(weights: Tree, options: Options, batch: Mapping[str, Array]) -> t
 
     with mock.patch.object(decoder64, "feed_forward", routed):
         likelihood = decoder64.mean_loss(weights, options, batch)
-    return likelihood + sum(losses) / batch["mask"].sum(), (likelihood, jnp.stack(chosen))
+    return likelihood + sum(losses) / (batch["segments"] > 0).sum(), (likelihood, jnp.stack(chosen))
 
 
 def _call(weights: Tree, options: Options, batch: Mapping[str, Any]) -> Any:

@@ -45,6 +45,7 @@ class Recorder(Listener):
         self.records: list[StepRecord] = []
         self.saves: list[int] = []
         self.evaluations: list[tuple[int, float]] = []
+        self.summary: Summary | None = None
 
     def step(self, record: StepRecord) -> None:
         self.records.append(record)
@@ -57,6 +58,9 @@ class Recorder(Listener):
 
     def message(self, text: str) -> None:
         self.messages.append(text)
+
+    def end(self, summary: Summary) -> None:
+        self.summary = summary
 
 
 class SharingTrainer(Trainer):

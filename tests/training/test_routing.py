@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
+from jaxpar.data import batch_rows
 from jaxpar.layers.experts.replay import EXPERTS
 from jaxpar.layout.state import all_weights
 from jaxpar.training.routing import Recorder, RoutingFolder
@@ -45,7 +47,7 @@ def test_a_run_that_replays_its_own_experts_has_its_own_loss_bit_for_bit(router:
     """And its gradients, on other ranks too; with other experts it has another one."""
     run = SmallRun(config_of(router))
     state = run.step.residency.initial_state()
-    routed = Recorder(run.step, run.place)(all_weights(state), run.batch(0))
+    routed = Recorder(run.step, run.place)(all_weights(state), run.batch(0), 0)
     rows = run.rows(0)
     assert routed.shape[:3] == (*rows["tokens"].shape, 2) and routed.min() >= -1 and routed.max() == 3
     loss, gradients = run.step.gradients(state, run.batch(0))
@@ -76,8 +78,8 @@ def test_every_layout_records_what_one_device_does(layout: str):
     one, other = (SmallRun(small(model=model, parallel=own)) for own in ({}, LAYOUTS[layout]))
     initial = one.step.residency.initial_state()
     there = state_with(other.step, other.by_row(one.by_layer(initial.master)))
-    wanted = Recorder(one.step, one.place)(all_weights(initial), one.batch(0))
-    found = Recorder(other.step, other.place)(all_weights(there), other.batch(0))
+    wanted = Recorder(one.step, one.place)(all_weights(initial), one.batch(0), 0)
+    found = Recorder(other.step, other.place)(all_weights(there), other.batch(0), 0)
     assert (wanted[:, :, 0] == -1).all() and (wanted[:, :, 1:] >= 0).any(axis=(0, 1, 3)).all()
     np.testing.assert_array_equal(found, wanted)
 
@@ -111,3 +113,25 @@ def test_files_that_do_not_fit_are_one_sentence(tmp_path: Path):
     folder.write(1, np.full((8, 32, 2, 2), 4, np.int16))
     with refused("data.routing", "00000001.npy", "4", "3"):
         folder.read(examples, config)
+
+
+def test_files_of_batches_beyond_two_to_the_31_examples_are_found(tmp_path: Path):
+    """Eight rows a batch: 2^31 examples are 2^28 batches, and the row of an example is its number's remainder by 8."""
+    config, number = config_of("top_k_softmax", str(tmp_path)), 2**28 + 1
+    folder, routed = RoutingFolder(tmp_path), np.zeros((8, 32, 2, 2), np.int16)
+    routed[:, :, :, 0] = np.arange(8)[:, None, None] % 4
+    folder.write(number, routed)
+    rows = SmallRun(config_of("top_k_softmax")).data.train
+    examples = batch_rows(rows, number, 8, [2, 5])["examples"]
+    np.testing.assert_array_equal(folder.read(examples, config), routed[[2, 5]])
+
+
+def test_a_router_anneals_by_updates_and_not_by_the_numbers_of_examples():
+    """Numbers of examples wrap on devices: after 2^31 of them those of the first batches come again."""
+    run = SmallRun(config_of("dense_to_sparse"))
+    state = run.step.residency.initial_state()
+    chosen = lambda updates: Recorder(run.step, run.place)(all_weights(state), run.batch(0), updates)
+    used = [int((chosen(updates) >= 0).sum()) for updates in (0, 5, 10, 1000)]
+    assert used[0] > used[1] > used[2] == used[3], "fewer and fewer experts, until the last temperature"
+    loss = lambda updates: float(run.step.gradients(state._replace(applied=jnp.int32(updates)), run.batch(0))[0])
+    assert loss(0) != loss(10) == loss(1000)

@@ -90,7 +90,7 @@ class Experts(nnx.Module):
         self.lora, self.layout = config.lora, layout or ExpertLayout()
         self.reports = reports_of(model.layers, clusters=model.experts.compression is not None)
         self.feed_forward, self.router_kind = feed_forward, ROUTERS[model.experts.router]
-        self.seed, self.batch_size, self.layers = config.run.seed, config.data.batch_size, model.layers
+        self.seed, self.layers = config.run.seed, model.layers
         declare_weights(self, self.part.weights)
 
     def __call__(
@@ -161,10 +161,8 @@ class Experts(nnx.Module):
             drawn = draws(kind.draw, self.experts.count, self.seed, site, tokens.examples, indices)
             state = state._replace(drawn=drawn.reshape(-1, self.experts.count))
         if kind.anneals and train:
-            part = sequence_part(tokens.indices)
-            # Examples are numbered from the first step on.
-            step = jnp.broadcast_to(tokens.examples[:, None] // self.batch_size, part.shape)
-            state = state._replace(step=step.ravel().astype(jnp.float32))
+            assert tokens.updates is not None, "a temperature that falls with the updates needs their number"
+            state = state._replace(step=tokens.updates.astype(jnp.float32))
         if kind.ordered and tokens.experts is None:
             state = state._replace(order=TokenOrder.of(tokens))
         if tokens.experts is not None:

@@ -131,7 +131,7 @@ def dense_to_sparse(logits: Logits, state: RouterState, options: ExpertsConfig) 
         probabilities = jax.nn.softmax(logits / options.last_temperature)
         weights = jax.nn.softmax(chosen(logits, indices) / options.last_temperature)
         return Routing(indices, weights, {"probabilities": probabilities})
-    done = jnp.minimum(state.step / max(1, options.anneal_steps), 1.0)[:, None]
+    done = jnp.minimum(state.step / max(1, options.anneal_steps), 1.0)
     temperature = options.temperature + done * (options.last_temperature - options.temperature)
     gates = jax.nn.softmax((logits + state.drawn) / temperature)
     best = ones_at(largest(gates, options.per_token), options.count).sum(1) > 0

@@ -49,8 +49,8 @@ class RouterState(NamedTuple):
     """The tokens of all ranks."""
     given: Int[Array, "tokens chosen"] | None = None
     """Experts to use in place of those that the router would choose, as in `Routing.indices`."""
-    step: Float[Array, " tokens"] | None = None
-    """Number of the step that a token is trained in, from 0."""
+    step: Float[Array, ""] | None = None
+    """Updates of the weights so far: the number of the step, from 0, without steps that changed nothing."""
 
 
 class Routing(NamedTuple):

@@ -97,6 +97,7 @@ FIGURES = (
     Figure("baseline less held-out loss", gain, nats, relative=False),
     Figure("gradient norm, last", last("grad_norm"), plain),
     Figure("skipped steps", last("skipped_steps"), whole),
+    Figure("steps without a token that the loss counts", last("empty_steps"), whole),
     Figure("time of a step, median", usual("step_time_s"), seconds),
     Figure("tokens per second, median", usual("tokens_per_second"), count),
     Figure("model FLOPs utilisation of the 16-bit peak, median", usual("mfu"), percent, relative=False),

@@ -119,10 +119,13 @@ class ConsoleView(Listener):
             f"  time      {clock(summary.train_seconds)} in steps, {seconds(summary.steady_step_seconds)} each; "
             f"compilation {seconds(summary.compile_seconds)}, first step {seconds(summary.first_step_seconds)}"
         )
-        self._line(f"  loss      {summary.loss:.4f} in training")
+        self._line(f"  loss      {_loss(summary.loss)} in training")
         if summary.eval_loss is not None:
             against = _against(summary.eval_loss, summary.baseline_loss)
             self._line(f"            {summary.eval_loss:.4f} held-out{against}")
+        if summary.empty_steps:
+            steps = "1 step" if summary.empty_steps == 1 else f"{summary.empty_steps:,} steps"
+            self._line(f"            none in {steps}, without a token that the loss counts: they changed nothing")
         for source, epochs in (summary.epochs or {}).items():
             self._line(f"  data      {plain(epochs, 3)} epochs of {source}")
         if summary.peak_bytes is not None:
@@ -169,7 +172,7 @@ def _columns(record: StepRecord, time: str, steps: int | None) -> list[tuple[str
     if steps is not None:
         columns.append(("done", 7, percent(record.step, steps)))
     columns += [
-        ("loss", 8, f"{record.loss:.4f}"),
+        ("loss", 8, _loss(record.loss)),
         ("grad norm", 10, _norm(record.grad_norm)),
         ("lr", 9, f"{record.learning_rate:.2e}"),
     ]
@@ -216,6 +219,10 @@ def _memory(record: StepRecord, in_use: int) -> tuple[str, int, str]:
         return "memory", 13, size(in_use)
     used = [f"{value / GIB:.{1 if value < 100 * GIB else 0}f}" for value in (in_use, peak)]
     return "GiB/peak/max", 13, f"{used[0]}/{used[1]}/{limit / GIB:.0f}"
+
+
+def _loss(loss: float | None) -> str:
+    return "none" if loss is None else f"{loss:.4f}"
 
 
 def _against(loss: float, baseline: float | None) -> str:

@@ -18,9 +18,9 @@ METRICS_FILE = "metrics.jsonl"
 class JsonLines(Listener):
     """Appends every `StepRecord` to `metrics.jsonl`, flushed at once.
 
-    Fields that are None are left out; a value that is not finite is null. When a run starts at `first_step`, or goes
-    back to a checkpoint, lines of later steps are removed first, since the checkpoint does not include those steps. So
-    is a last line that a kill left unfinished.
+    Fields that are None are left out, except `loss`; a value that is not finite is null. When a run starts at
+    `first_step`, or goes back to a checkpoint, lines of later steps are removed first, since the checkpoint does not
+    include those steps. So is a last line that a kill left unfinished.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,8 @@ class JsonLines(Listener):
 
     def step(self, record: StepRecord) -> None:
         assert self._file is not None, "start comes before step"
-        self._file.append(_line({key: value for key, value in asdict(record).items() if value is not None}).encode())
+        values = {key: value for key, value in asdict(record).items() if value is not None or key == "loss"}
+        self._file.append(_line(values).encode())
 
     def rewound(self, step: int) -> None:
         assert self._file is not None, "start comes before steps"

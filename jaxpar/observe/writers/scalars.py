@@ -13,6 +13,7 @@ _TAGS = {
     "muon_learning_rate": "train/muon_learning_rate",
     "loss_scale": "train/loss_scale",
     "skipped_steps": "train/skipped_steps",
+    "empty_steps": "train/empty_steps",
     "tokens_per_second": "speed/tokens_per_second",
     "tokens_per_second_per_device": "speed/tokens_per_second_per_device",
     "step_time_s": "speed/step_time_s",

@@ -42,6 +42,7 @@ SLOW_APART_S = 3600.0
 again."""
 WORDS: dict[str, str] = {
     "not_finite": "steps that were not finite",
+    "empty_step": "steps without a token that the loss counts",
     "loss_spike": "loss spikes",
     "slow_step": "slow steps",
     "slow_pace": "stretches of slower steps",
@@ -140,6 +141,11 @@ class AnomalyMonitor:
                 f"{number - in_row} unchanged ({newest()}); lower optimizer.learning_rate, or look at the "
                 f"data of steps {number - in_row + 1} to {number}"
             )
+
+    def empty(self, number: int) -> None:
+        """Step `number` had no token that the loss counts, and changed nothing."""
+        text = f"Step {number} has no token that the loss counts: it has no loss, and the weights stay as they are."
+        self._report(number, "empty_step", text)
 
     def loss(self, loss: float) -> Spike | None:
         """Add the finite loss of a step; returns a spike if it is one, for `report` or `rolled_back`."""

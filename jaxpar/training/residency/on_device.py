@@ -74,7 +74,7 @@ class OnDevice:
         return gradients
 
     def updated(self, state: TrainState, gradients: Weights, facts: UpdateFacts) -> TrainState:
-        """`state` with master weights and optimizer state after a step; the same bits where it is not finite."""
+        """`state` with master weights and optimizer state after a step; the same bits where it does not apply."""
         weights, leaves = weight_states(state.master, state.optimizer), jax.tree.leaves(gradients)
         each = zip(self.updates, weights, leaves, strict=True)
         new = [update(weight, gradient, facts) for update, weight, gradient in each]

@@ -182,9 +182,9 @@ class OnDisk(OnDevice):
         Args:
             state: of disk arrays.
             gradients: the leaves, which are dropped from the list one by one once used.
-            facts: of the step; nothing is touched where it is not finite.
+            facts: of the step; nothing is touched where it does not apply.
         """
-        if not bool(facts.finite):
+        if not bool(facts.applies):
             return
         weights: list[Any] = weight_states(state.master, state.optimizer)  # of disk arrays
         arrays = [leaf for leaf in jax.tree.leaves(weights) if isinstance(leaf, DiskArray)]

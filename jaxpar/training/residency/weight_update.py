@@ -25,7 +25,7 @@ class UpdateFacts(NamedTuple):
 
     norm: Float[Array, ""]
     """Of the gradient, before clipping."""
-    finite: Bool[Array, ""]
+    applies: Bool[Array, ""]
     """Whether there is an update at all."""
     applied: Int[Array, ""]
     """Updates before this one."""
@@ -43,7 +43,7 @@ class WeightUpdate:
     """The smallest piece in rows: fewer would not be cheaper."""
 
     def __call__(self, state: WeightState, gradient: Float[Array, "*shard"], facts: UpdateFacts) -> WeightState:
-        """The state after a step; the same bits where the step is not finite.
+        """The state after a step; the same bits where the step does not apply.
 
         The barriers keep XLA from fusing the update with what is around it: whether a product and a sum become one
         operation, with one rounding, would otherwise depend on where the state is stored.
@@ -52,7 +52,7 @@ class WeightUpdate:
         gradient = clip(gradient, facts.norm, self.clip_norm)
         master, optimizer = self.optimizer.update(gradient, state.optimizer, state.master, facts.applied)
         new = WeightState(master, optimizer)
-        return lax.optimization_barrier(jax.tree.map(lambda a, b: jnp.where(facts.finite, a, b), new, state))
+        return lax.optimization_barrier(jax.tree.map(lambda a, b: jnp.where(facts.applies, a, b), new, state))
 
     def rows(self, state: WeightState) -> int | None:
         """Rows of a piece of `state` (arrays or shapes of one device's part); None where it cannot be split."""

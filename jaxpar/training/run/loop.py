@@ -287,9 +287,12 @@ class _Loop:
         turn = self.timer.turn()
         liveness.stepped(turn.seconds)
         self.monitor.step(number, turn)
-        self.progress.counted(float(tokens), applied=bool(finite))
-        if finite:
+        self.progress.counted(float(tokens), finite=bool(finite))
+        if finite and tokens:
             return self.monitor.loss(float(loss))
+        if finite:
+            self.monitor.empty(number)
+            return None
         liveness.at(f"looking into step {number}")
         weights = self.trainer.functions.residency.readable(self.trainer.state.master)
         self.monitor.skipped(number, metrics, weights, self.saves.newest)
@@ -363,6 +366,7 @@ class _Loop:
             host_step_seconds=timer.host_step_seconds or 0.0,
             memory_kind=memory_kind(),
             epochs=trainer.epochs(trainer.steps_done),
+            empty_steps=self.progress.empty,
         )
         self.monitor.sum_up()
         self.listeners.end(summary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
@@ -22,9 +23,9 @@ class Progress:
     """The counters of a run, which continue from a checkpoint."""
 
     def __init__(self) -> None:
-        self.tokens, self.skipped = 0, 0
-        self.loss = float("nan")
-        """Training loss of the last logged step."""
+        self.tokens, self.skipped, self.empty = 0, 0, 0
+        self.loss: float | None = None
+        """Training loss of the last logged step that has one."""
         self._evaluated: tuple[int, float] | None = None
         """Step and held-out loss of the last evaluation."""
         self._heldout_metrics: dict[str, float] = {}
@@ -40,15 +41,15 @@ class Progress:
     def facts(self) -> dict[str, Any]:
         """What a checkpoint keeps for `restore`."""
         step, loss = self._evaluated or (None, None)
-        facts = {"tokens": self.tokens, "skipped": self.skipped, "loss": self.loss}
+        facts = {"tokens": self.tokens, "skipped": self.skipped, "empty": self.empty, "loss": self.loss}
         return strict_json({**facts, "eval_step": step, "eval_loss": loss})
 
     def restore(self, facts: Mapping[str, Any]) -> None:
         """Continue from the facts of a checkpoint."""
         self._start_lap()
-        self.tokens, self.skipped = facts["tokens"], facts["skipped"]
-        self.loss = float("nan") if facts["loss"] is None else facts["loss"]
-        # Checkpoints of earlier releases do not have the step of their held-out loss.
+        self.tokens, self.skipped, self.loss = facts["tokens"], facts["skipped"], facts["loss"]
+        # Checkpoints of earlier releases do not have the steps without tokens, and the step of their held-out loss.
+        self.empty = facts.get("empty", 0)
         step, loss = facts.get("eval_step"), facts["eval_loss"]
         self._evaluated = None if step is None or loss is None else (step, loss)
 
@@ -56,16 +57,18 @@ class Progress:
         """A step was dispatched, in whose batch the mask keeps `pairs`."""
         self._under_way.append(pairs)
 
-    def counted(self, tokens: float, *, applied: bool) -> None:
-        """The earliest of the dispatched steps is done: it had so many tokens, and was applied or skipped.
+    def counted(self, tokens: float, *, finite: bool) -> None:
+        """The earliest of the dispatched steps is done: it had so many unmasked tokens, and was `finite` or skipped.
 
         Without finite numbers in the batch `tokens` may not be finite either.
         """
         self._pairs.update(self._under_way.popleft())
-        if applied:
+        if not finite:
+            self.skipped += 1
+        elif tokens:
             self.tokens += int(tokens)
         else:
-            self.skipped += 1
+            self.empty += 1
 
     def evaluated(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """Held-out data was evaluated after `step`."""
@@ -82,11 +85,12 @@ class Progress:
         devices, flops = trainer.plan.axes.devices, trainer.flops(lap.steps, self._pairs)
         share = lambda peak: None if peak is None else mfu(flops, lap.seconds, devices, peak)
         self._pairs.clear()
-        self.loss = float(metrics.loss)
+        loss = float(metrics.loss) if float(metrics.tokens) else None
+        self.loss = self.loss if loss is None else loss
         muon_rate = metrics.muon_learning_rate
         return StepRecord(
             step=number,
-            loss=self.loss,
+            loss=loss,
             grad_norm=float(metrics.grad_norm),
             learning_rate=float(metrics.learning_rate),
             muon_learning_rate=None if muon_rate is None else float(muon_rate),
@@ -98,6 +102,7 @@ class Progress:
             memory_bytes=bytes_in_use(),
             eta_s=(config.run.steps - number) * seconds,
             skipped_steps=self.skipped,
+            empty_steps=self.empty,
             loss_scale=float(metrics.loss_scale) if config.precision.compute == "float16" else None,
             eval_loss=self.heldout_loss(number),
             memory_kind=memory_kind(),
@@ -114,6 +119,8 @@ class Progress:
     def _metrics(self, number: int, metrics: StepMetrics) -> dict[str, float]:
         """What layers and the loss report of step `number`, and what the loss does of held-out data."""
         found = {name: float(value) for name, value in metrics.report.items() if not is_of_experts(name)}
+        if not float(metrics.tokens):  # The loss has no metrics then.
+            found = {name: value for name, value in found.items() if not math.isnan(value)}
         if self.heldout_loss(number) is None:
             return found
         return found | {f"eval_{name}": value for name, value in self._heldout_metrics.items()}

@@ -210,7 +210,7 @@ class Run:
             batch, self.last_pairs = next(self._batches)
         if self.config.run.record_routing is not None:
             number = batch_number(int(state.step), self.left_out)
-            routed = self._recorder(all_weights(state), batch)
+            routed = self._recorder(all_weights(state), batch, state.applied)
             RoutingFolder(self.config.run.record_routing).write(number, routed)
         with self.timer.step():
             self._state, metrics = self.functions.residency.advance(compiled, state, batch)

@@ -42,6 +42,8 @@ class BatchPlacer:
         def array(name: str) -> jax.Array:
             per_row = len(self.shardings[name].spec) == 2
             local, shape = rows[name], self._array_shape(name)
+            if name == "examples":  # On devices they wrap around: see `jaxpar.layers.context`.
+                local = (local % 2**31).astype(np.int32)
 
             def part(index: Any) -> np.ndarray:
                 first, last, _ = index[1].indices(per_microbatch)

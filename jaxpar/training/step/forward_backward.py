@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxpar.layers.context import UPDATES
 from jaxpar.layers.matmul_formats import exact_layers, tensor_names
 from jaxpar.layout.choices.matmul import codes_once
 from jaxpar.layout.choices.pipeline import forward_program
@@ -44,22 +45,24 @@ class StepMetrics(NamedTuple):
     """The metrics of one step, the same on every device."""
 
     loss: Float[Array, ""]
-    """Mean over the global batch: of unmasked tokens' negative log-likelihood in nats, or of the pairs' loss."""
+    """Mean over the global batch: of unmasked tokens' negative log-likelihood in nats, or of the pairs' loss. NaN where
+    there is no unmasked token."""
     grad_norm: Float[Array, ""]
     """Global norm of the gradient before clipping."""
     learning_rate: Float[Array, ""]
     muon_learning_rate: Float[Array, ""] | None
     """Of Muon's matrices; None under another optimizer."""
     tokens: Float[Array, ""]
-    """Unmasked tokens in the global batch."""
+    """Unmasked tokens in the global batch. Without any, nothing but the step's number changes."""
     finite: Bool[Array, ""]
-    """Whether the update was applied."""
+    """Whether loss and gradient are finite: if so, and with unmasked tokens, the update was applied."""
     skipped_in_row: Int[Array, ""]
     loss_scale: Float[Array, ""]
     squares: Weights
     """Sum of the squares of each weight's gradient before clipping: [rows] of a stacked weight, else a scalar."""
     report: dict[str, Float[Array, ""]]
-    """The layers' own metrics, summed over layers and tokens, per unmasked token; and the loss's, per pair."""
+    """The layers' own metrics, summed over layers and tokens, per token that does not pad a row, masked or not; and the
+    loss's, per pair, NaN like `loss`."""
     magnitudes: Float[Array, "layers tensors"] | None = None
     """The largest of each tensor of quantised matmuls, over microbatches and ranks: under delayed scaling, and where
     numbers are counted."""
@@ -102,21 +105,23 @@ class StepFunctions:
         later = gathers_with_first_use(self.layout.plan)
         weights = self.residency.compute_weights(weights, layers_later=later)
         accumulators = self.residency.accumulators(weights)
-        tokens = reduce_sum(batch["mask"].sum(), TOKEN_AXES)
+        unpadded = (batch["segments"] > 0).sum().astype(jnp.float32)
+        tokens, unpadded = reduce_sum(jnp.stack([batch["mask"].sum(), unpadded]), TOKEN_AXES)
         count = self._pairs(batch) if PAIRS in batch else tokens
         scale = state.loss_scale.value
         seed = scale / jnp.maximum(count, 1.0)
-        seeds = Seeds(seed, scale / jnp.maximum(tokens, 1.0))
+        seeds = Seeds(seed, scale / jnp.maximum(unpadded, 1.0))
         accumulated, reported, report, seen = execute(
-            self.layout.program, stages, weights, accumulators, given, seeds, shared
+            self.layout.program, stages, weights, accumulators, given, seeds, shared | {UPDATES: state.applied}
         )
         if state.residual is None:
             gradients, residual = self.residency.reduced(accumulated, scale), None
         else:
             gradients, residual = to_optimizer_with_feedback(accumulated, state.residual, self.layout.placements, scale)
-        means = {name: self._sum(total) / jnp.maximum(count, 1.0) for name, total in reported.items()}
+        count = jnp.where(tokens == 0, jnp.nan, jnp.maximum(count, 1.0))
+        means = {name: self._sum(total) / count for name, total in reported.items()}
         loss = means.pop("loss")
-        report = {name: reduce_sum(value, AXES) / jnp.maximum(tokens, 1.0) for name, value in report.items()}
+        report = {name: reduce_sum(value, AXES) / jnp.maximum(unpadded, 1.0) for name, value in report.items()}
         seen = Seen() if seen is None else seen.over_ranks(of_weights)
         scales = given[SCALES][0] if SCALES in given else None
         return StepGradients(loss, gradients, tokens, report | means, seen, scales, residual)
@@ -150,32 +155,35 @@ class StepFunctions:
 
     def measured(self, state: TrainState, batch: Batch) -> Measured:
         """Gradients and the facts of the update; the state after the step, without what the update makes; metrics."""
-        loss, gradients, count, report, seen, scales, residual = self.gradients(state, batch)
+        loss, gradients, tokens, report, seen, scales, residual = self.gradients(state, batch)
         sums = self.residency.squares(gradients)
         norm = global_norm(sums, self.layout.squares)
-        finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+        empty = tokens == 0
+        finite = jnp.isfinite(norm) & (jnp.isfinite(loss) | empty)
         history = state.matmul_history
         if seen.largest is not None and history is not None:
             finite = finite & jnp.isfinite(seen.largest).all()  # an infinite input would be saturated without a trace
-            history = next_history(history, seen.largest, finite)
+            history = next_history(history, seen.largest, finite & ~empty)
+        applies, idle = finite & ~empty, finite & empty
         skipped = jnp.where(finite, 0, state.skipped_in_row + 1)
+        scale = next_loss_scale(state.loss_scale, finite, self.layout.config.precision)
         following = state._replace(
             master=None,
             optimizer=None,
             step=state.step + 1,
-            applied=state.applied + finite.astype(jnp.int32),
-            skipped_in_row=skipped,
+            applied=state.applied + applies.astype(jnp.int32),
+            skipped_in_row=jnp.where(idle, state.skipped_in_row, skipped),
             matmul_history=history,
-            residual=jax.tree.map(lambda new, old: jnp.where(finite, new, old), residual, state.residual),
-            loss_scale=next_loss_scale(state.loss_scale, finite, self.layout.config.precision),
+            residual=jax.tree.map(lambda new, old: jnp.where(applies, new, old), residual, state.residual),
+            loss_scale=jax.tree.map(lambda new, old: jnp.where(idle, old, new), scale, state.loss_scale),
         )
         rate, of_muon = self.layout.learning_rate(state.applied), self.layout.muon_learning_rate
         muon_rate = None if of_muon is None else of_muon(state.applied)
         metrics = StepMetrics(
-            loss, norm, rate, muon_rate, count, finite, skipped, state.loss_scale.value, sums, report, seen.largest,
-            scales, seen.counts,
+            loss, norm, rate, muon_rate, tokens, finite, following.skipped_in_row, state.loss_scale.value, sums, report,
+            seen.largest, scales, seen.counts,
         )  # fmt: skip
-        return Measured(gradients, UpdateFacts(norm, finite, state.applied), following, metrics)
+        return Measured(gradients, UpdateFacts(norm, applies, state.applied), following, metrics)
 
     def evaluate(self, weights: Weights, batch: Batch) -> tuple[dict[str, Float[Array, ""]], Float[Array, ""]]:
         """The sums of what the loss reports, in nats, and how many unmasked tokens or pairs there are."""

@@ -41,7 +41,7 @@ UPDATE = (
         name="step_without_numbers_applied",
         description="A step whose gradients are not finite is applied.",
         file="jaxpar/training/residency/weight_update.py",
-        old="jnp.where(facts.finite, a, b)",
+        old="jnp.where(facts.applies, a, b)",
         new="a",
         caught_by=("tests/precision/test_loss_scale.py::test_a_step_that_overflows_is_skipped_until_the_scale_fits",),
     ),

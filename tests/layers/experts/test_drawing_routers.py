@@ -113,7 +113,7 @@ def test_gradients_of_noisy_top_k_are_those_of_the_paper():
 
 
 def sparse_state(step: int) -> RouterState:
-    return RouterState(drawn=jnp.float32(GUMBEL), step=jnp.full(TOKENS, float(step)))
+    return RouterState(drawn=jnp.float32(GUMBEL), step=jnp.float32(step))
 
 
 def test_a_dense_gate_becomes_sparse_with_the_step():
