@@ -1,7 +1,8 @@
 """Pairs of documents, one chosen and one rejected, as rows: whole pairs, the documents of each one after the other.
 
-Pairs are put into rows in a random order that depends on the seed, as many into a row as it has room for. Each epoch
-has the same rows in another order. A pair that is longer than a row is in none.
+Pairs are put into rows in a random order that depends on the seed, as many into a row as it has room for; the rest of
+the row is padding, segment 0. Each epoch has the same rows in another order. A pair that is longer than a row is in
+none.
 """
 
 from __future__ import annotations
@@ -98,7 +99,6 @@ class PairRows:
             row["mask"][place], row["positions"][place] = counts[1:] != 0, np.arange(size)
             row["segments"][place], row["reference"][end] = number + 1, self.reference.values[document]
             end += size
-        row["segments"][end:], row["positions"][end:] = 2 * len(pairs) + 1, np.arange(length - end)
         return row | {"indices": np.arange(length, dtype=np.int32), "pairs": np.int32(len(pairs))}
 
     def epochs(self, examples: int) -> dict[str, float]:

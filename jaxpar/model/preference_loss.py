@@ -8,7 +8,7 @@ Rafailov et al. 2023 (arXiv:2305.18290), equation 7, with the label smoothing of
 p is the model and r the reference, and a document's log-probability is the sum of those of its tokens that count.
 
 The documents of a row are its pairs in turn: segment 1 is the first chosen document, segment 2 the first rejected one,
-segment 3 the second chosen one, and so on. What is left of the row is padding, in a segment of its own.
+segment 3 the second chosen one, and so on. The rest of the row is padding, segment 0.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def preference_loss(
     """
     rows, length = mask.shape
     room = lax.axis_size("context") * length // 4
-    row, document = jnp.arange(rows)[:, None], segments - 1
+    # Padding goes to a document that there is no room for: an index of -1 would be that of the last one.
+    row, document = jnp.arange(rows)[:, None], jnp.where(segments > 0, segments - 1, 2 * room)
     ratios = jnp.zeros((rows, 2 * room), jnp.float32)
     ratios = ratios.at[row, document].add(mask * log_probabilities - reference, mode="drop")
     ratios = reduce_sum(ratios, ("context",)).reshape(rows, room, 2)

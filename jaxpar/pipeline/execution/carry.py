@@ -45,7 +45,7 @@ class Seeds(NamedTuple):
     objective: Float[Array, ""]
     """Cotangent of the objective."""
     auxiliary: Float[Array, ""]
-    """Cotangent of the layers' auxiliary loss."""
+    """Cotangent of the layers' auxiliary loss, a sum over the tokens that do not pad a row."""
 
 
 class Given(NamedTuple):

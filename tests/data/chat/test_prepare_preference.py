@@ -148,8 +148,8 @@ def test_an_epoch_has_every_pair_once_with_its_reference(rows: PairRows):
             tokens, counted = stream.tokens[first : first + size], stream.counted[first : first + size] > 0
             assert (row["tokens"][own] == tokens[:-1]).all() and (row["mask"][own] == counted[1:]).all()
             assert (row["labels"][own] == np.where(counted[1:], tokens[1:], 0)).all()
-        padding = row["segments"] == 2 * row["pairs"] + 1
-        assert not row["mask"][padding].any() and (row["segments"][~padding] <= 2 * row["pairs"]).all()
+        padding = row["segments"] == 0
+        assert not row["mask"][padding].any() and row["segments"].max() == 2 * row["pairs"]
     assert found[1::2] == [document + 1 for document in found[::2]]
     assert sorted(found) == list(range(len(stream.starts)))
     order = [int(rows.row(example)["reference"].max()) for example in range(2 * rows.rows_per_epoch)]

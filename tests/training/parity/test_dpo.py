@@ -145,6 +145,9 @@ def test_loss_rewards_and_gradients_equal_float64(tokens: str, layout: str):
     assert float(count) == pairs.sum()
     for name, value in wanted.items():
         assert float(sums[name]) / float(count) == pytest.approx(value, rel=TOLERANCE, abs=TOLERANCE), name
+    loss, found = run.step.gradients(state, run.place(batch | {"mask": np.zeros_like(batch["mask"])}))
+    assert np.isnan(loss), "pairs without a counted token have no loss"
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(jax.device_get(found)))
 
 
 @pytest.mark.long

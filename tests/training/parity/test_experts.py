@@ -24,7 +24,7 @@ from tests.nonzero_gradients import moved_weights, nonzero_gradients
 from tests.reference import experts64
 from tests.short_documents import into_documents
 from tests.small_run import SmallRun, small, worst_difference
-from tests.training.parity.one_device import TOLERANCE, assert_equals_one_device
+from tests.training.parity.one_device import TOLERANCE, assert_close, assert_equals_one_device
 from tests.training.runs import fit, folder_of, losses, run_config
 
 AXES = ("expert", "fsdp", "tensor", "context", "replica")
@@ -215,6 +215,30 @@ def test_loss_and_gradients_equal_float64(router: str):
         wanted["layers"]["mlp"]["bias"] = chosen / (rows["segments"] > 0).sum()
     worst, leaf = worst_difference(found, wanted)
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+
+
+@pytest.mark.matrix(ci=1)
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"fsdp": 2, "microbatches": 4},
+        {"pipe": 2, "expert": 2, "tensor": 2, "microbatches": 4, "schedule": "zb-h1"},
+        {"pipe": 2, "expert": 2, "context": 2, "microbatches": 2, "pipe_ticks": "branching"},
+    ],
+    ids=["accumulation", "uniform stages", "branching stages"],
+)
+def test_losses_of_routers_are_means_over_routed_tokens_where_the_loss_counts_three_of_one_microbatch(
+    parallel: dict[str, Any],
+):
+    """The losses are those that do not depend on the microbatches."""
+    own: dict[str, Any] = {"router": "softmax_top_k", "balance_loss": 0.0, "sequence_loss": 0.1, "z_loss": 0.01}
+    run = SmallRun(small(model={"layers": 2, "experts": ExpertsConfig(4, 2, WIDTH, **own)}, parallel=parallel))
+    weights = moved_weights(run.by_layer(run.step.residency.initial_state().master))
+    rows = into_documents(run.rows(0), seed=7)
+    rows["mask"] = np.where(np.cumsum(rows["mask"]).reshape(rows["mask"].shape) <= 3, rows["mask"], 0)
+    loss, gradients = run.step.gradients(state_with(run.step, run.by_row(weights)), run.place(rows))
+    wanted_loss, wanted, _ = experts64.loss_and_gradients(weights, asdict(run.config.model), rows)
+    assert_close(loss, wanted_loss, run.by_layer(gradients), wanted)
 
 
 @pytest.mark.long
