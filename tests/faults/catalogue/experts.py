@@ -36,6 +36,14 @@ EXPERTS = (
         caught_by=(f"{FLOAT64}[top_k_softmax]",),
     ),
     Fault(
+        name="router_losses_over_unmasked_tokens",
+        description="Losses of routers are divided by the tokens that the loss counts.",
+        file="jaxpar/training/step/forward_backward.py",
+        old="seeds = Seeds(seed, scale / jnp.maximum(unpadded, 1.0))",
+        new="seeds = Seeds(seed, scale / jnp.maximum(tokens, 1.0))",
+        caught_by=(f"{FLOAT64}[top_k_softmax]",),
+    ),
+    Fault(
         name="expert_gradients_summed_over_expert",
         description="The gradients of different experts are added up over the expert axis.",
         file="jaxpar/mesh/materialize.py",

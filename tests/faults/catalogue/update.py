@@ -46,6 +46,17 @@ UPDATE = (
         caught_by=("tests/precision/test_loss_scale.py::test_a_step_that_overflows_is_skipped_until_the_scale_fits",),
     ),
     Fault(
+        name="empty_step_applied",
+        description="A step without a token that the loss counts is applied.",
+        file="jaxpar/training/step/forward_backward.py",
+        old="applies, idle = finite & ~empty, finite & empty",
+        new="applies, idle = finite, finite & empty",
+        caught_by=(
+            "tests/training/run/test_empty_steps.py::"
+            "test_an_empty_step_has_no_loss_changes_nothing_and_is_counted_also_after_a_restart",
+        ),
+    ),
+    Fault(
         name="piece_not_written_back",
         description="The last piece of each weight in host memory stays as it was.",
         file="jaxpar/memory/streaming.py",
