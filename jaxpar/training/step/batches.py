@@ -43,7 +43,7 @@ class BatchPlacer:
             per_row = len(self.shardings[name].spec) == 2
             local, shape = rows[name], self._array_shape(name)
             if name == "examples":  # On devices they wrap around: see `jaxpar.layers.context`.
-                local = (local % 2**31).astype(np.int32)
+                local = (local.astype(np.int64) % 2**31).astype(np.int32)
 
             def part(index: Any) -> np.ndarray:
                 first, last, _ = index[1].indices(per_microbatch)
