@@ -24,6 +24,9 @@ def state_with(step: TrainStep, weights: Any) -> TrainState:
         lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding),
         step.layout.abstract_state(step.mesh),
     )
-    scale = step.layout.config.precision.loss_scale if step.layout.config.precision.compute == "float16" else 1.0
-    value = jax.device_put(np.float32(scale), zeros.loss_scale.value.sharding)
-    return zeros._replace(master=place(step, weights), loss_scale=zeros.loss_scale._replace(value=value))
+    layout = step.layout
+    carried = jax.jit(
+        lambda: {name: kind.init() for name, kind in layout.carried.items()},
+        out_shardings=jax.tree.map(lambda leaf: leaf.sharding, zeros.carried),
+    )
+    return zeros._replace(master=place(step, weights), carried=carried())

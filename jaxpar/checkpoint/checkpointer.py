@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from jaxpar.checkpoint import folders, manifest, processes, retention, sealing
 from jaxpar.checkpoint.arrays import ArrayFolder
 from jaxpar.checkpoint.errors import CheckpointError, Damage, reason
 from jaxpar.checkpoint.facts import FACTS, read_facts
-from jaxpar.checkpoint.leaves import as_named_before, check_arrays, check_same, named_leaves, part, specs
+from jaxpar.checkpoint.leaves import check_arrays, check_same, named_leaves, part, specs
 from jaxpar.checkpoint.pieces import Pieces
 
 STATE = "state"
@@ -38,8 +38,6 @@ class Checkpointer:
         keep_last: how many of the newest checkpoints to keep, and of the newest healthy ones, at least 1.
         keep_every: keep every checkpoint whose step is a multiple of this permanently; None keeps none permanently.
         report: takes one sentence for the user, such as why a checkpoint is skipped.
-        former: names that parts of the state have in checkpoints of earlier releases, by the names of today, such as
-            `optimizer/mu`.
 
     Raises:
         CheckpointError: `keep_last` or `keep_every` is below 1.
@@ -52,7 +50,6 @@ class Checkpointer:
         keep_last: int,
         keep_every: int | None,
         report: Callable[[str], None],
-        former: Mapping[str, str] | None = None,
     ) -> None:
         if keep_last < 1:
             raise CheckpointError(f"checkpoint.keep_last is {keep_last}: expected 1 or more")
@@ -62,7 +59,6 @@ class Checkpointer:
         self._keep_last = keep_last
         self._keep_every = keep_every
         self._report = report
-        self._former = former or {}
         self._arrays = ArrayFolder()
         self._thread: threading.Thread | None = None
         self._saving = 0
@@ -175,18 +171,7 @@ class Checkpointer:
         self.wait()
         return processes.from_first(lambda: self._read_facts(step))
 
-    def shape(self, step: int, name: str) -> tuple[int, ...] | None:
-        """The shape of a leaf of the state saved at `step`, such as `master/head/weight`; None where there is none.
-
-        Raises:
-            CheckpointError: there is no such checkpoint, or it is damaged.
-        """
-        self.wait()
-        self._check_intact(step)
-        found = self._arrays.specs(self._path(step) / STATE).get(name)
-        return None if found is None else found.shape
-
-    def restore(self, step: int, like: Any, optional: str | None = None) -> Any:
+    def restore(self, step: int, like: Any, optional: Sequence[str] = ()) -> Any:
         """The state saved at `step`, bit for bit, with the structure and shardings of `like`.
 
         Args:
@@ -194,8 +179,8 @@ class Checkpointer:
                 has just done so.
             like: the wanted state: leaves with shape, dtype and sharding (`jax.ShapeDtypeStruct` or `jax.Array`), or
                 `Pieces`. The shardings may be over any mesh; the shapes and dtypes must be the saved ones.
-            optional: a part of the state, such as `residual`, that is read only if what was saved of it is what is
-                wanted; else None stands in place of each of its leaves.
+            optional: parts of the state, such as `carried/residual`, that may be saved and not wanted, or wanted and
+                not saved. Each is read only if its saved leaves are the wanted ones; else its leaves are None.
 
         Raises:
             CheckpointError: there is no such checkpoint, it is damaged, or a leaf is missing, left over, or of another
@@ -212,14 +197,15 @@ class Checkpointer:
         except OSError as error:
             raise CheckpointError(f"checkpoint {path} could not be read ({reason(error)})") from error
 
-    def _read(self, arrays: Path, like: Any, path: Path, optional: str | None) -> Any:
+    def _read(self, arrays: Path, like: Any, path: Path, optional: Sequence[str]) -> Any:
         """The state from the folder `arrays` in a view of the checkpoint at `path`."""
         saved = self._arrays.specs(arrays)
-        wanted = as_named_before(named_leaves(like), saved, self._former)
+        wanted = named_leaves(like)
         names = list(wanted)
-        if optional is not None and (saved_part := part(saved, optional)) != specs(part(wanted, optional)):
-            wanted = {name: leaf for name, leaf in wanted.items() if name not in part(wanted, optional)}
-            saved = {name: spec for name, spec in saved.items() if name not in saved_part}
+        for prefix in optional:
+            if (saved_part := part(saved, prefix)) != specs(wanted_part := part(wanted, prefix)):
+                wanted = {name: leaf for name, leaf in wanted.items() if name not in wanted_part}
+                saved = {name: spec for name, spec in saved.items() if name not in saved_part}
         check_same(saved, specs(wanted), str(path))
         try:
             restored = self._arrays.read(arrays, wanted)

@@ -12,14 +12,14 @@ from jaxpar.checkpoint.errors import CheckpointError, Damage
 FACTS = "facts.json"
 CAME_FROM = "came_from"
 """Fact of a checkpoint: the models from which its run came, the nearest first; absent where weights were drawn."""
+CARRIED = "carried"
+"""Fact of a checkpoint: a description of each carried state in it, by name (`jaxpar.runtime.carried`)."""
 SKIPPED_IN_ROW = "skipped_in_row"
 """Fact of a checkpoint: how many of the last steps before it were skipped, their updates not applied. A checkpoint
-with any is not healthy; one without this fact is of an earlier release, and counts as healthy."""
+with any is not healthy."""
 
 MONITOR = "anomaly_monitor"
 """Fact of a checkpoint: what the anomaly monitor knows of the losses so far, and its rollbacks."""
-_EARLIER_MONITOR = "lookout"
-"""The name of that fact in earlier releases."""
 
 
 def read_facts(checkpoint: Path) -> dict[str, Any]:
@@ -29,11 +29,6 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
     except Damage as damage:
         raise CheckpointError(f"checkpoint {checkpoint} cannot be used, because {damage}") from damage
     return json.loads((checkpoint / FACTS).read_text(encoding="utf-8"))
-
-
-def monitor_facts(facts: dict[str, Any]) -> dict[str, Any] | None:
-    """What a checkpoint with these facts has of the anomaly monitor; None where there was none."""
-    return facts.get(MONITOR, facts.get(_EARLIER_MONITOR))
 
 
 def skipped_in_row(facts: dict[str, Any]) -> int:

@@ -40,25 +40,6 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     return leaves
 
 
-def as_named_before(wanted: Mapping[str, Any], saved: Mapping[str, Any], former: Mapping[str, str]) -> dict[str, Any]:
-    """`wanted`, with leaves that are not among the `saved` ones under their names in an earlier release.
-
-    Args:
-        wanted: leaves by their current names.
-        saved: leaves of the checkpoint by name.
-        former: former names of parts of the state, by their current names.
-    """
-
-    def name_of(name: str) -> str:
-        for now, before in former.items():
-            if name not in saved and (name + SEPARATOR).startswith(now + SEPARATOR):
-                old = before + name.removeprefix(now)
-                return old if old in saved else name
-        return name
-
-    return {name_of(name): leaf for name, leaf in wanted.items()}
-
-
 def part[Leaf](leaves: Mapping[str, Leaf], name: str) -> dict[str, Leaf]:
     """Those of the named leaves that are in the part `name` of the state."""
     return {own: leaf for own, leaf in leaves.items() if (own + SEPARATOR).startswith(name + SEPARATOR)}

@@ -90,16 +90,6 @@ def tensor_names(config: Config) -> tuple[str, ...]:
     )
 
 
-def dense_columns(config: Config) -> tuple[int, ...]:
-    """The columns of `tensor_names` that are not of routed experts: all that checkpoints have from before these were
-    quantised."""
-    models = kind_models(config.model).values()
-    routed = {group.name for own in models for _, group in routed_groups(own)}
-    pairs = _groups_of_kinds(config)
-    each = [pair[0] in routed for pair in pairs for _ in group_tensors(*pair)]
-    return tuple(column for column, own in enumerate(each) if not own)
-
-
 def first_columns(config: Config, groups: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
     """Of each group of a kind of layers (`quantised`), where its tensors begin among those of a layer."""
     pairs = _groups_of_kinds(config)

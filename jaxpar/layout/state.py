@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxpar.mesh.parameters import Partitions, Weights, merge
 from jaxpar.optim.optimizer import Optimizer, OptimizerState
-from jaxpar.precision.history import History
-from jaxpar.precision.loss_scale import LossScale
-
-FORMER_NAMES = {"optimizer/mu": "optimizer/first", "optimizer/nu": "optimizer/second"}
-"""Names of parts of the state in checkpoints of earlier releases."""
+from jaxpar.runtime.carried import REPLICATED, Carried
 
 
 class TrainState(NamedTuple):
@@ -33,32 +29,26 @@ class TrainState(NamedTuple):
     """Updates applied: `step` minus the skipped ones."""
     skipped_in_row: Int[Array, ""]
     """Steps skipped since the last applied one, because loss or gradient was not finite."""
-    loss_scale: LossScale
-    matmul_history: History | None = None
-    """Largest magnitudes of tensors of quantised matmuls, under delayed scaling."""
-    residual: Weights | None = None
-    """What quantised messages lacked of gradients so far (`jaxpar.mesh.error_feedback`), under error feedback."""
+    carried: dict[str, Any]
+    """What features hand on from step to step, by `jaxpar.runtime.carried.Carried.name`."""
 
 
 def state_layout(
-    weights: Partitions, frozen: Partitions, optimizer: Optimizer, residual: Partitions | None, *, history: bool
+    weights: Partitions, frozen: Partitions, optimizer: Optimizer, carried: Mapping[str, Carried[Any]]
 ) -> TrainState:
-    """The partition of every part of the state, given those of the master weights, the frozen ones and the residual.
-
-    `history` is whether matmuls are scaled by earlier steps.
-    """
-    whole: Any = PartitionSpec()
-    scale, own = LossScale(whole, whole), whole if history else None
-    return TrainState(weights, frozen, optimizer.state_layout(weights), whole, whole, whole, scale, own, residual)
+    """The partition of every part of the state, given those of the master weights and of the frozen ones."""
+    steps = REPLICATED, REPLICATED, REPLICATED
+    each = {name: kind.partitions() for name, kind in carried.items()}
+    return TrainState(weights, frozen, optimizer.state_layout(weights), *steps, each)
 
 
 def initial_state(
-    master: Weights, frozen: Weights, optimizer: Optimizer, loss_scale: LossScale, history: History | None,
-    residual: Weights | None,
-) -> TrainState:  # fmt: skip
+    master: Weights, frozen: Weights, optimizer: Optimizer, carried: Mapping[str, Carried[Any]]
+) -> TrainState:
     """The state before the first step."""
     zero = jnp.int32(0)
-    return TrainState(master, frozen, optimizer.init(master), zero, zero, zero, loss_scale, history, residual)
+    each = {name: kind.init() for name, kind in carried.items()}
+    return TrainState(master, frozen, optimizer.init(master), zero, zero, zero, each)
 
 
 def all_weights(state: TrainState) -> Weights:

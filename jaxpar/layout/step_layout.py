@@ -15,13 +15,12 @@ from jaxpar.config.counting import kv_heads
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.host import PINNED
 from jaxpar.layers.experts.replay import EXPERTS, replayed_shape
-from jaxpar.layers.matmul_formats import tensor_names
+from jaxpar.layout.carried import CarriedRequest, carried_of
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
 from jaxpar.layout.choices.wire import wire_of
 from jaxpar.layout.state import TrainState, initial_state, join_weights, state_layout, weight_states
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.build import abstract_mesh
-from jaxpar.mesh.error_feedback import no_residual, residual_layout
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import Nested, Partitions, Specs, initial_weights, map_specs, only, select
 from jaxpar.mesh.placements import Placements, place
@@ -33,9 +32,7 @@ from jaxpar.optim.optimizer import Optimizer, make_optimizer
 from jaxpar.optim.schedule import Schedule, learning_rate, muon_learning_rate
 from jaxpar.pipeline.execution.program import PipelineProgram
 from jaxpar.pipeline.schedules import Schedule as PipelineSchedule
-from jaxpar.precision.history import no_history
-from jaxpar.precision.loss_scale import initial_loss_scale
-from jaxpar.precision.recipe import recipe_of
+from jaxpar.runtime.carried import Carried
 
 type AnyMesh = Mesh | AbstractMesh
 
@@ -121,20 +118,12 @@ class StepLayout:
     def state(self) -> TrainState:
         """Partitions of the state."""
         frozen = only(self.placements.storage.layout, self.frozen)
-        return state_layout(self.master, frozen, self.optimizer, self.residual, history=bool(self.delayed_tensors))
+        return state_layout(self.master, frozen, self.optimizer, self.carried)
 
     @cached_property
-    def residual(self) -> Partitions | None:
-        """Partitions of the residual of gradients, under error feedback."""
-        if not self.plan.gradient_error_feedback:
-            return None
-        return residual_layout(self.trained, self.placements)
-
-    @cached_property
-    def delayed_tensors(self) -> tuple[str, ...]:
-        """The tensors of a layer that are scaled by earlier steps."""
-        recipe = recipe_of(self.config.precision)
-        return tensor_names(self.config) if recipe is not None and recipe.delayed else ()
+    def carried(self) -> dict[str, Carried[Any]]:
+        """What features hand on from step to step, by name."""
+        return carried_of(CarriedRequest(self.config, self.plan, self.trained, self.placements))
 
     @cached_property
     def squares(self) -> Partitions:
@@ -206,14 +195,7 @@ class StepLayout:
             initial_weights(specs, self.config.run.seed, self.order) for specs in (self.trained, self.frozen)
         )
         frozen = jax.tree.map(lambda weight: weight.astype(self.plan.dtypes.storage), frozen)
-        history, tensors = None, len(self.delayed_tensors)
-        if tensors:
-            history = no_history(self.config.precision.matmul_history, self.config.model.layers, tensors)
-        scale = initial_loss_scale(self.config.precision)
-        residual = None
-        if self.residual is not None:
-            residual = no_residual(self.trained, self.residual, self.plan.axes, self.plan.dtypes.gradient)
-        return initial_state(master, frozen, self.optimizer, scale, history, residual)
+        return initial_state(master, frozen, self.optimizer, self.carried)
 
     @cached_property
     def state_shapes(self) -> TrainState:

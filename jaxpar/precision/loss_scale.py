@@ -6,32 +6,53 @@ it after. An overflow halves the scale and skips the step; a row of good steps d
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxpar.config.schema import PrecisionConfig
+from jaxpar.runtime.carried import REPLICATED, Carried, Outcome
 
 
 class LossScale(NamedTuple):
-    """State of the loss scale; 1 and idle unless compute is float16."""
+    """State of the loss scale."""
 
     value: Float[Array, ""]
     good_steps: Int[Array, ""]
 
 
-def initial_loss_scale(precision: PrecisionConfig) -> LossScale:
+@dataclass(frozen=True)
+class LossScaling(Carried[LossScale]):
+    """The loss scale from step to step."""
+
+    initial: float
     """The scale of the first step."""
-    value = precision.loss_scale if precision.compute == "float16" else 1.0
-    return LossScale(jnp.float32(value), jnp.int32(0))
+    interval: int
+    """Steps in a row with finite gradients before the scale doubles."""
+    name = "loss_scale"
+    title = "loss scale"
+
+    def init(self) -> LossScale:
+        return LossScale(jnp.float32(self.initial), jnp.int32(0))
+
+    def partitions(self) -> Any:
+        return LossScale(REPLICATED, REPLICATED)
+
+    def loss_scale(self, state: LossScale) -> Float[Array, ""]:
+        return state.value
+
+    def next(self, state: LossScale, outcome: Outcome) -> LossScale:
+        good = jnp.where(outcome.finite, state.good_steps + 1, 0)
+        doubled = good >= self.interval
+        grown = jnp.where(doubled, state.value * 2, state.value)
+        value = jnp.where(outcome.finite, grown, jnp.maximum(state.value / 2, 1.0))
+        return LossScale(value, jnp.where(doubled, 0, good))
 
 
-def next_loss_scale(scale: LossScale, finite: Bool[Array, ""], precision: PrecisionConfig) -> LossScale:
-    """The scale after a step whose gradients were `finite`."""
+def loss_scaling(precision: PrecisionConfig) -> LossScaling | None:
+    """The loss scale of a configuration; None unless matmuls are computed in float16."""
     if precision.compute != "float16":
-        return scale
-    good = jnp.where(finite, scale.good_steps + 1, 0)
-    doubled = good >= precision.loss_scale_interval
-    value = jnp.where(finite, jnp.where(doubled, scale.value * 2, scale.value), jnp.maximum(scale.value / 2, 1.0))
-    return LossScale(value, jnp.where(doubled, 0, good))
+        return None
+    return LossScaling(precision.loss_scale, precision.loss_scale_interval)

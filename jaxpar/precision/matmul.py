@@ -37,7 +37,8 @@ from jaxpar.precision.squares import SquareScales
 from pallas_kernels.varying import vary_alike
 
 SCALES = "matmul_scales"
-"""The name of the scales of a group, which every remat policy saves."""
+"""The name of the scales of a group, which every remat policy saves; and of those of all layers, [layers, tensors], as
+layers read them under delayed scaling."""
 
 TOKEN_AXES = tuple(axis for axis in AXES if axis != "pipe")
 """Axes that split activations and their gradients: by row, by token, or by column."""

@@ -13,9 +13,10 @@ from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.layers.feed_forward import gated
 from jaxpar.layers.layer import DecoderLayer
 from jaxpar.layers.matmul_formats import tensor_names
-from jaxpar.precision.history import is_gradient, next_history, no_history, scales_of
+from jaxpar.precision.history import DelayedScales, is_gradient, scales_of
 from jaxpar.precision.recipe import E5M2, Recipe, recipe_of
-from jaxpar.precision.seen import seeing_gradients
+from jaxpar.precision.seen import Seen, seeing_gradients
+from jaxpar.runtime.carried import Outcome
 from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
 
@@ -48,13 +49,14 @@ def test_twenty_steps_equal_a_simulation():
         for layer in range(layers)
         for name in NAMES
     }
-    history = no_history(steps, layers, len(NAMES))
+    delayed = DelayedScales(recipe, NAMES, layers, steps, tokens)
+    history = delayed.init()
     for step in range(20):
         wanted = [[simulated[layer, name].scale() for name in NAMES] for layer in range(layers)]
-        np.testing.assert_array_equal(scales_of(history, NAMES, recipe, tokens), np.asarray(wanted, np.float32))
+        np.testing.assert_array_equal(delayed.scales(history), np.asarray(wanted, np.float32))
         seen = np.exp(draw.normal(0, 6, (layers, len(NAMES)))).astype(np.float32)
         finite = step not in (5, 11)
-        history = next_history(history, jnp.asarray(seen), jnp.bool_(finite))
+        history = delayed.next(history, Outcome(jnp.bool_(finite), Seen(jnp.asarray(seen))))
         for layer in range(layers):
             for place, name in enumerate(NAMES):
                 if finite:
@@ -77,10 +79,10 @@ def test_what_a_step_saw_does_not_depend_on_the_layout():
         for step in range(2):
             state, metrics = run.step.train(state, run.batch(step))
             assert metrics.finite
-            np.testing.assert_array_equal(metrics.magnitudes, state.matmul_history[0])
-        scales = scales_of(state.matmul_history[1:], tensor_names(config), recipe_of(config.precision), 1)
-        np.testing.assert_array_equal(metrics.scales[1:], scales[1:])
-        history = np.asarray(jax.device_get(state.matmul_history))
+            np.testing.assert_array_equal(metrics.carried["matmuls"].magnitudes, state.carried["matmuls"][0])
+        scales = scales_of(state.carried["matmuls"][1:], tensor_names(config), recipe_of(config.precision), 1)
+        np.testing.assert_array_equal(metrics.carried["matmuls"].scales[1:], scales[1:])
+        history = np.asarray(jax.device_get(state.carried["matmuls"]))
         assert history.shape == (3, 4, len(tensor_names(config)))
         assert not history[2].any() and not history[:, 0].any(), "a third step, or a layer that is an exception"
         names = tensor_names(config)
@@ -113,7 +115,7 @@ def test_a_derivative_that_finds_magnitudes_itself_changes_no_step(compute: str,
         for step in range(2):
             state, metrics = run.step.train(state, run.batch(step))
             losses.append(float(metrics.loss))
-        return np.asarray(jax.device_get(state.matmul_history)), losses, run.by_layer(state.master)
+        return np.asarray(jax.device_get(state.carried["matmuls"])), losses, run.by_layer(state.master)
 
     def counted(*given: Any) -> jax.Array:
         calls.append(1)

@@ -8,18 +8,21 @@ import numpy as np
 import pytest
 
 from jaxpar.config import PrecisionConfig
-from jaxpar.precision.loss_scale import LossScale, initial_loss_scale, next_loss_scale
+from jaxpar.precision.loss_scale import LossScale, loss_scaling
+from jaxpar.runtime.carried import Outcome
 from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
 
 HALF = PrecisionConfig(compute="float16", loss_scale=1024.0, loss_scale_interval=3)
 
 
-def after(outcomes: list[bool], start: float = 1024.0, precision: PrecisionConfig = HALF) -> list[float]:
-    """The scale after each step, given which steps were finite."""
+def after(outcomes: list[bool], start: float = 1024.0) -> list[float]:
+    """The scale after each step, where `outcomes` says which steps were finite."""
     scale, values = LossScale(jnp.float32(start), jnp.int32(0)), []
+    scaling = loss_scaling(HALF)
+    assert scaling is not None
     for finite in outcomes:
-        scale = next_loss_scale(scale, jnp.asarray(finite), precision)
+        scale = scaling.next(scale, Outcome(jnp.asarray(finite), None))
         values.append(float(scale.value))
     return values
 
@@ -39,10 +42,10 @@ def test_the_scale_does_not_fall_below_one():
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_other_dtypes_have_no_scale(compute: str):
-    precision = PrecisionConfig(compute=compute, loss_scale=1024.0)
-    assert float(initial_loss_scale(precision).value) == 1.0
-    assert after([False, True], start=1.0, precision=precision) == [1.0, 1.0]
-    assert float(initial_loss_scale(HALF).value) == 1024.0
+    assert loss_scaling(PrecisionConfig(compute=compute, loss_scale=1024.0)) is None
+    scaling = loss_scaling(HALF)
+    assert scaling is not None
+    assert float(scaling.init().value) == 1024.0
 
 
 def test_a_step_that_overflows_is_skipped_until_the_scale_fits():
@@ -57,7 +60,7 @@ def test_a_step_that_overflows_is_skipped_until_the_scale_fits():
         if metrics.finite:
             break
         skipped, scale = skipped + 1, scale / 2
-        assert (int(metrics.skipped_in_row), float(state.loss_scale.value)) == (skipped, scale)
+        assert (int(metrics.skipped_in_row), float(state.carried["loss_scale"].value)) == (skipped, scale)
         assert_same_bits(state.master, initial)
         assert skipped < 40, "the scale never fits"
     assert skipped > 5

@@ -17,6 +17,7 @@ from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.mapped import mapped
+from jaxpar.precision.history import MatmulStatistics
 from jaxpar.precision.matmul import GroupScaling, products
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe, Tiles
 from jaxpar.precision.ring import ring_in, ring_out
@@ -211,18 +212,21 @@ def test_counting_changes_no_bit_in_float32_and_shares_are_reported_of_each_laye
     run, weights, (metrics, second) = steps_of("fp8_delayed", None, True, 2)
     _, _, without = steps_of("fp8_delayed", None, False, 2)
     for found, plain in zip((metrics, second), without, strict=True):
-        assert plain.counts is None and found.loss == plain.loss and found.grad_norm == plain.grad_norm
-        np.testing.assert_array_equal(found.scales, plain.scales)
+        assert (
+            plain.carried["matmuls"].counts is None and found.loss == plain.loss and found.grad_norm == plain.grad_norm
+        )
+        np.testing.assert_array_equal(found.carried["matmuls"].scales, plain.carried["matmuls"].scales)
+    statistics, later = metrics.carried["matmuls"], second.carried["matmuls"]
     names = tensor_names(run.config)
     found_there = [names.index("up.gradient"), names.index("gate.gradient")]
-    assert (second.scales[:2, found_there] != metrics.scales[:2, found_there]).all(), "those of an empty window"
+    assert (later.scales[:2, found_there] != statistics.scales[:2, found_there]).all(), "those of an empty window"
     reported = matmul_metrics(run.config, metrics)
     for name, part in (("query", "attention"), ("up", "mlp"), ("down", "mlp")):
         for layer in range(2):
             exact = reference(weights["layers"][part][name][layer], 1.0, E4M3)  # the first step scales by 1
-            assert metrics.counts[layer, names.index(name)].tolist() == exact
+            assert statistics.counts[layer, names.index(name)].tolist() == exact
             assert reported["matmul_flushed"][name][layer] == exact[2] / exact[0] > 0
-    assert not metrics.counts[2].any() and set(reported["matmul_most_flushed"]) == {"0", "1"}, "an exception"
+    assert not statistics.counts[2].any() and set(reported["matmul_most_flushed"]) == {"0", "1"}, "an exception"
     flushed = reported["matmul_flushed"]
     assert reported["matmul_most_flushed"]["1"] == max(own[1] for own in flushed.values())
     assert set(flushed) == set(reported["matmul_saturated"]) == set(names)
@@ -233,7 +237,7 @@ def test_scales_of_tensors_themselves_are_reported_beside_their_magnitudes(matmu
     config = small(precision={"matmul": matmul, "matmul_except": ALL, "matmul_margin": 2, "matmul_gradient": "e5m2"})
     names = tensor_names(config)
     magnitudes = np.exp(np.random.default_rng(0).uniform(-9, 9, (3, len(names)))).astype(np.float32)
-    found = matmul_metrics(config, SimpleNamespace(magnitudes=magnitudes, scales=None, counts=None))  # pyright: ignore[reportArgumentType]
+    found = matmul_metrics(config, SimpleNamespace(carried={"matmuls": MatmulStatistics(magnitudes, None, None)}))  # pyright: ignore[reportArgumentType]
     assert set(found) == {"matmul_magnitudes"} | ({"matmul_scales"} if matmul == "fp8_current" else set())
     for place, name in enumerate(names if matmul == "fp8_current" else ()):
         form = E5M2 if name.endswith(".gradient") else E4M3
@@ -247,14 +251,14 @@ def test_counts_of_a_step_do_not_depend_on_the_layout(layout: str):
     Others as far as roundings move a number over the border to zero. A query that sees one key has no gradient but
     roundings, which are many of the query's flushed numbers."""
     matmul = "fp8_delayed" if "delayed" in layout else "fp8_current"
-    run, _, metrics = first_step(matmul, layout)
-    _, _, whole = first_step(matmul, None)
+    run, _, _ = first_step(matmul, layout)
+    split, whole = (step[2].carried["matmuls"] for step in (first_step(matmul, layout), first_step(matmul, None)))
     names = tensor_names(run.config)
     exact = [place for place, name in enumerate(names) if "." not in name]
-    np.testing.assert_array_equal(metrics.counts[..., 0], whole.counts[..., 0])
-    np.testing.assert_array_equal(metrics.counts[:, exact], whole.counts[:, exact])
-    np.testing.assert_array_equal(metrics.counts[0, 0], whole.counts[0, 0])
-    found, wanted = (each.counts[..., COUNTS.index("flushed")] for each in (metrics, whole))
+    np.testing.assert_array_equal(split.counts[..., 0], whole.counts[..., 0])
+    np.testing.assert_array_equal(split.counts[:, exact], whole.counts[:, exact])
+    np.testing.assert_array_equal(split.counts[0, 0], whole.counts[0, 0])
+    found, wanted = (each.counts[..., COUNTS.index("flushed")] for each in (split, whole))
     limit = np.maximum(3, 0.01 * wanted)
     limit[:, names.index("query.gradient")] = 0.01 * whole.counts[:, names.index("query.gradient"), 0]
     assert (np.abs(found - wanted) <= limit).all()

@@ -146,7 +146,7 @@ class OnDevice:
             "frozen weights": state.frozen,
             "moments": state.optimizer._replace(average=None),
             "average of the weights": state.optimizer.average,
-            "error feedback": state.residual,
+            **{kind.title: state.carried[name] for name, kind in self.layout.carried.items()},
         }
 
     def saved(self) -> SavedState:

@@ -11,7 +11,7 @@ import jax
 
 from jaxpar import __version__
 from jaxpar.checkpoint.errors import reason
-from jaxpar.checkpoint.facts import CAME_FROM, MONITOR, SKIPPED_IN_ROW, monitor_facts
+from jaxpar.checkpoint.facts import CAME_FROM, CARRIED, MONITOR, SKIPPED_IN_ROW
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import config_to_dict
 from jaxpar.config.checks.experts import routers_without_gradient
@@ -145,7 +145,7 @@ class _Loop:
 
     def _restore(self) -> bool:
         """Continue from the newest checkpoint; False where there is none."""
-        restored = self.saves.restore(self.trainer.saved.abstract, self.config, self._check_saved)
+        restored = self.saves.restore(self.trainer.saved.abstract, self.trainer.layout.carried, self._check_saved)
         if restored is None:
             from_first(self.folder.check_nothing_saved)
             return False
@@ -153,7 +153,7 @@ class _Loop:
         notice = self.trainer.continue_from(state, facts)
         liveness.restarted()
         self.progress.restore(facts)
-        if (monitored := monitor_facts(facts)) is not None:
+        if (monitored := facts.get(MONITOR)) is not None:
             self.monitor.restore(monitored)
         if notice is not None:
             self.listeners.message(notice)
@@ -334,6 +334,7 @@ class _Loop:
     def _save(self, number: int, skipped_in_row: int, *, must: bool) -> None:
         facts = self.progress.facts()
         facts |= {SKIPPED_IN_ROW: skipped_in_row}
+        facts |= {CARRIED: {name: kind.saved_as for name, kind in self.trainer.layout.carried.items()}}
         facts |= {MONITOR: self.monitor.facts(), "left_out": list(self.trainer.left_out)}
         facts |= self.trainer.data.facts | {"data": self.trainer.data.description}
         facts |= {"config": config_to_dict(self.config), "jaxpar": __version__}

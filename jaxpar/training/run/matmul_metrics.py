@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from jaxpar.config import Config
 from jaxpar.layers.matmul_formats import exact_layers, tensor_names
-from jaxpar.precision.history import is_gradient, reach
+from jaxpar.precision.history import DelayedScales, MatmulStatistics, is_gradient, reach
 from jaxpar.precision.recipe import E4M3, Recipe, recipe_of
 from jaxpar.precision.scale import scale_of
 from jaxpar.precision.seen import COUNTS
@@ -20,9 +20,10 @@ from jaxpar.training.step.forward_backward import StepMetrics
 
 def matmul_metrics(config: Config, metrics: StepMetrics) -> dict[str, Any]:
     """Magnitudes and, where the step has them, scales, reach and shares; nothing of a step that was not finite."""
-    if metrics.magnitudes is None:
+    statistics: MatmulStatistics | None = metrics.carried.get(DelayedScales.name)
+    if statistics is None:
         return {}
-    magnitudes = np.asarray(metrics.magnitudes, np.float64)
+    magnitudes = np.asarray(statistics.magnitudes, np.float64)
     if not np.isfinite(magnitudes).all():
         return {}
     tensors, layers = tensor_names(config), range(*exact_layers(config))
@@ -30,10 +31,10 @@ def matmul_metrics(config: Config, metrics: StepMetrics) -> dict[str, Any]:
     found: dict[str, Any] = {"matmul_magnitudes": by_tensor(magnitudes)}
     recipe = recipe_of(config.precision)
     assert recipe is not None, "matmuls are quantised"
-    if metrics.scales is None and recipe.tiles is None:
+    if statistics.scales is None and recipe.tiles is None:
         found["matmul_scales"] = by_tensor(own_scales(magnitudes, tensors, recipe))
-    if metrics.scales is not None:
-        scales = np.asarray(metrics.scales, np.float64)
+    if statistics.scales is not None:
+        scales = np.asarray(statistics.scales, np.float64)
         of = lambda layer: (
             reach(float(magnitudes[layer, place]), float(scales[layer, place]), name, recipe)
             for place, name in enumerate(tensors)
@@ -42,9 +43,9 @@ def matmul_metrics(config: Config, metrics: StepMetrics) -> dict[str, Any]:
             "matmul_scales": by_tensor(scales),
             "matmul_reach": {str(layer): max(of(layer)) for layer in layers},
         }
-    if metrics.counts is None:
+    if statistics.counts is None:
         return found
-    counts = np.asarray(metrics.counts, np.float64)
+    counts = np.asarray(statistics.counts, np.float64)
     for name, values in shares_of(counts).items():
         found[f"matmul_{name}"] = by_tensor(values)
         found[f"matmul_most_{name}"] = {str(layer): float(values[layer].max()) for layer in layers}

@@ -15,7 +15,6 @@ from jaxpar.config.paths import user_path
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.config.reading.sections import config_from_dict
 from jaxpar.config.spelling import named
-from jaxpar.layout.state import FORMER_NAMES
 from jaxpar.training.run.run import Run
 from jaxpar.training.run_folder.same_run import forbidden_changes
 from jaxpar.training.run_folder.saves import read_state
@@ -71,9 +70,9 @@ def config_of_checkpoint(checkpoints: Path, step: int, overrides: Sequence[str])
 def restore(run: Run, checkpoints: Path, step: int) -> None:
     """Continue a run from one of its checkpoints: weights, optimizer state, and where its data was."""
     notes: list[str] = []
-    checkpointer = Checkpointer(checkpoints, keep_last=1, keep_every=None, report=notes.append, former=FORMER_NAMES)
+    checkpointer = Checkpointer(checkpoints, keep_last=1, keep_every=None, report=notes.append)
     try:
-        state, facts = read_state(checkpointer, step, run.saved.abstract, notes.append, run.config)
+        state, facts = read_state(checkpointer, step, run.saved.abstract, run.layout.carried, notes.append)
     finally:
         checkpointer.close()
     run.continue_from(state, facts)

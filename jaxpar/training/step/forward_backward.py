@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -20,7 +20,6 @@ from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.streaming import of_rows
 from jaxpar.mesh.axes import AXES, DATA_AXES
 from jaxpar.mesh.collectives import reduce_sum
-from jaxpar.mesh.error_feedback import to_optimizer_with_feedback
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.model.embedding import vocab_axes
@@ -28,12 +27,11 @@ from jaxpar.model.preference_loss import PAIRS
 from jaxpar.optim.norm import global_norm
 from jaxpar.pipeline.execution.carry import Seeds
 from jaxpar.pipeline.execution.executor import evaluate, execute
-from jaxpar.precision.history import History, next_history, scales_of
-from jaxpar.precision.loss_scale import next_loss_scale
 from jaxpar.precision.matmul import SCALES
 from jaxpar.precision.recipe import recipe_of
 from jaxpar.precision.seen import Seen
 from jaxpar.precision.weight_codes import WEIGHT_SCALES, coded_weights
+from jaxpar.runtime.carried import Outcome, Reduction, where
 from jaxpar.training.residency.protocol import Measured, Residency
 from jaxpar.training.residency.weight_update import UpdateFacts
 
@@ -63,13 +61,8 @@ class StepMetrics(NamedTuple):
     report: dict[str, Float[Array, ""]]
     """The layers' own metrics, summed over layers and tokens, per token that does not pad a row, masked or not; and the
     loss's, per pair, NaN like `loss`."""
-    magnitudes: Float[Array, "layers tensors"] | None = None
-    """The largest of each tensor of quantised matmuls, over microbatches and ranks: under delayed scaling, and where
-    numbers are counted."""
-    scales: Float[Array, "layers tensors"] | None = None
-    """Under delayed scaling, by which these were divided."""
-    counts: Float[Array, "layers tensors counts"] | None = None
-    """With `precision.matmul_counts`: `jaxpar.precision.seen.COUNTS` of the same tensors."""
+    carried: dict[str, Any]
+    """The metrics of features with carried state, by name."""
 
 
 class StepGradients(NamedTuple):
@@ -81,12 +74,10 @@ class StepGradients(NamedTuple):
     tokens: Float[Array, ""]
     """Unmasked tokens in the global batch."""
     report: dict[str, Float[Array, ""]]
-    seen: Seen
-    """What was seen of the tensors of quantised matmuls, [layers, tensors]."""
-    scales: Float[Array, "layers tensors"] | None
-    """Their scales, under delayed scaling."""
-    residual: Weights | None
-    """What quantised messages lacked of the gradients, under error feedback."""
+    observed: Seen
+    """Statistics of the layers, [layers, tensors]."""
+    carried: dict[str, Any]
+    """Carried state that the reduction of the gradients changed, by name."""
 
 
 @dataclass(frozen=True)
@@ -99,47 +90,51 @@ class StepFunctions:
     def gradients(self, state: TrainState, batch: Batch) -> StepGradients:
         """Forward and backward over all microbatches."""
         stages = stages_of(self.layout, train=True)
-        given = self._with_scales(batch, state.matmul_history)
+        shared = self._shared(state)
         counts = self.layout.config.precision.matmul_counts
-        weights, shared, of_weights = self._with_codes(all_weights(state), given, counts=counts)
+        weights, of_codes, of_weights = self._with_codes(all_weights(state), shared, counts=counts)
         later = gathers_with_first_use(self.layout.plan)
         weights = self.residency.compute_weights(weights, layers_later=later)
         accumulators = self.residency.accumulators(weights)
         unpadded = (batch["segments"] > 0).sum().astype(jnp.float32)
         tokens, unpadded = reduce_sum(jnp.stack([batch["mask"].sum(), unpadded]), TOKEN_AXES)
         count = self._pairs(batch) if PAIRS in batch else tokens
-        scale = state.loss_scale.value
+        scale = self._loss_scale(state)
         seed = scale / jnp.maximum(count, 1.0)
         seeds = Seeds(seed, scale / jnp.maximum(unpadded, 1.0))
         accumulated, reported, report, seen = execute(
-            self.layout.program, stages, weights, accumulators, given, seeds, shared | {UPDATES: state.applied}
+            self.layout.program, stages, weights, accumulators, batch, seeds, shared | of_codes
         )
-        if state.residual is None:
-            gradients, residual = self.residency.reduced(accumulated, scale), None
-        else:
-            gradients, residual = to_optimizer_with_feedback(accumulated, state.residual, self.layout.placements, scale)
+        gradients, changed = self._reduced(accumulated, state, scale)
         count = jnp.where(tokens == 0, jnp.nan, jnp.maximum(count, 1.0))
         means = {name: self._sum(total) / count for name, total in reported.items()}
         loss = means.pop("loss")
         report = {name: reduce_sum(value, AXES) / jnp.maximum(unpadded, 1.0) for name, value in report.items()}
-        seen = Seen() if seen is None else seen.over_ranks(of_weights)
-        scales = given[SCALES][0] if SCALES in given else None
-        return StepGradients(loss, gradients, tokens, report | means, seen, scales, residual)
+        observed = Seen() if seen is None else seen.over_ranks(of_weights)
+        return StepGradients(loss, gradients, tokens, report | means, observed, changed)
 
-    def _with_scales(self, batch: Batch, history: History | None) -> Batch:
-        """`batch` with the scales of the layers' matmuls in each microbatch, where earlier steps give them."""
-        if history is None:
-            return batch
-        recipe = recipe_of(self.layout.config.precision)
-        assert recipe is not None, "a history is of quantised matmuls"
-        microbatches, rows, length = self.layout.batch_shape
-        tokens = microbatches * rows * length
-        scales = scales_of(history, self.layout.delayed_tensors, recipe, tokens)
-        return batch | {SCALES: jnp.broadcast_to(scales, (microbatches, *scales.shape))}
+    def _shared(self, state: TrainState) -> dict[str, Any]:
+        """What layers of every microbatch can read besides it: updates so far, and what carried state gives."""
+        each = (kind.shared(state.carried[name]) for name, kind in self.layout.carried.items())
+        return {UPDATES: state.applied} | {name: value for arrays in each for name, value in arrays.items()}
 
-    def _with_codes(self, master: Weights, batch: Batch, *, counts: bool = False) -> tuple[Weights, Batch, Seen]:
+    def _loss_scale(self, state: TrainState) -> Float[Array, ""]:
+        factors = (kind.loss_scale(state.carried[name]) for name, kind in self.layout.carried.items())
+        return jnp.asarray(prod(factors), jnp.float32)
+
+    def _reduced(
+        self, accumulated: Weights, state: TrainState, scale: Float[Array, ""]
+    ) -> tuple[Weights, dict[str, Any]]:
+        """Gradients in optimizer placement, and the carried state that their reduction changes."""
+        for name, kind in self.layout.carried.items():
+            if isinstance(kind, Reduction):
+                gradients, after = kind.reduce(accumulated, state.carried[name], scale)
+                return gradients, {name: after}
+        return self.residency.reduced(accumulated, scale), {}
+
+    def _with_codes(self, master: Weights, shared: Batch, *, counts: bool = False) -> tuple[Weights, Batch, Seen]:
         """Weights with matrices as codes, what each microbatch then has of their scales, and what was seen of these
-        matrices, with `counts` or without; nothing where products quantise them. `batch` has the scales of earlier
+        matrices, with `counts` or without; nothing where products quantise them. `shared` has the scales of earlier
         steps, if any."""
         if not codes_once(self.layout.plan):
             return master, {}, Seen()
@@ -148,47 +143,52 @@ class StepFunctions:
         assert recipe is not None, "matmuls are quantised"
         found = coded_weights(
             self.residency.marked(master), coded_matrices(self.layout), recipe, exact_layers(config),
-            (config.model.layers, len(tensor_names(config))), batch[SCALES][0] if SCALES in batch else None,
+            (config.model.layers, len(tensor_names(config))), shared.get(SCALES),
             self.layout.placements.storage.dtype, of_rows, counts,
         )  # fmt: skip
         return found.weights, {WEIGHT_SCALES: found.scales}, found.seen
 
     def measured(self, state: TrainState, batch: Batch) -> Measured:
         """Gradients and the facts of the update; the state after the step, without what the update makes; metrics."""
-        loss, gradients, tokens, report, seen, scales, residual = self.gradients(state, batch)
+        loss, gradients, tokens, report, observed, changed = self.gradients(state, batch)
         sums = self.residency.squares(gradients)
         norm = global_norm(sums, self.layout.squares)
         empty = tokens == 0
         finite = jnp.isfinite(norm) & (jnp.isfinite(loss) | empty)
-        history = state.matmul_history
-        if seen.largest is not None and history is not None:
-            finite = finite & jnp.isfinite(seen.largest).all()  # an infinite input would be saturated without a trace
-            history = next_history(history, seen.largest, finite & ~empty)
+        for kind in self.layout.carried.values():
+            finite = finite & kind.accepts(observed)
         applies, idle = finite & ~empty, finite & empty
+        outcome = Outcome(finite, observed)
+        carried = {}
+        for name, kind in self.layout.carried.items():
+            old = state.carried[name]
+            carried[name] = where(applies, changed[name], old) if name in changed else kind.next(old, outcome)
+        carried = where(idle, state.carried, carried)
         skipped = jnp.where(finite, 0, state.skipped_in_row + 1)
-        scale = next_loss_scale(state.loss_scale, finite, self.layout.config.precision)
         following = state._replace(
             master=None,
             optimizer=None,
             step=state.step + 1,
             applied=state.applied + applies.astype(jnp.int32),
             skipped_in_row=jnp.where(idle, state.skipped_in_row, skipped),
-            matmul_history=history,
-            residual=jax.tree.map(lambda new, old: jnp.where(applies, new, old), residual, state.residual),
-            loss_scale=jax.tree.map(lambda new, old: jnp.where(idle, old, new), scale, state.loss_scale),
+            carried=carried,
         )
         rate, of_muon = self.layout.learning_rate(state.applied), self.layout.muon_learning_rate
         muon_rate = None if of_muon is None else of_muon(state.applied)
         metrics = StepMetrics(
-            loss, norm, rate, muon_rate, tokens, finite, following.skipped_in_row, state.loss_scale.value, sums, report,
-            seen.largest, scales, seen.counts,
+            loss, norm, rate, muon_rate, tokens, finite, following.skipped_in_row, self._loss_scale(state), sums, report,
+            {
+                name: kind.metrics(state.carried[name], outcome)
+                for name, kind in self.layout.carried.items()
+                if kind.reports
+            },
         )  # fmt: skip
         return Measured(gradients, UpdateFacts(norm, applies, state.applied), following, metrics)
 
     def evaluate(self, weights: Weights, batch: Batch) -> tuple[dict[str, Float[Array, ""]], Float[Array, ""]]:
         """The sums of what the loss reports, in nats, and how many unmasked tokens or pairs there are."""
         stages = stages_of(self.layout, train=False)
-        weights, shared, _ = self._with_codes(weights, batch)
+        weights, shared, _ = self._with_codes(weights, {})
         weights = self.residency.compute_weights(weights)
         accumulators = self.residency.accumulators(weights)
 

@@ -41,15 +41,11 @@ class TrainStep:
         """
         report = dict.fromkeys([*self._stages.loop.reports, *self._stages.loss_reports], WHOLE)
         del report["loss"]
-        metrics = StepMetrics(*[WHOLE] * len(StepMetrics._fields))
-        counts = self.layout.config.precision.matmul_counts
-        if not self.layout.delayed_tensors:
-            metrics = metrics._replace(scales=None, magnitudes=WHOLE if counts else None)
-        if not counts:
-            metrics = metrics._replace(counts=None)
-        return self.residency.train(
-            self._functions.measured, metrics._replace(squares=self.layout.squares, report=report)
+        carried = {name: WHOLE for name, kind in self.layout.carried.items() if kind.reports}
+        metrics = StepMetrics(*[WHOLE] * len(StepMetrics._fields))._replace(
+            squares=self.layout.squares, report=report, carried=carried
         )
+        return self.residency.train(self._functions.measured, metrics)
 
     @cached_property
     def evaluate(self) -> Any:

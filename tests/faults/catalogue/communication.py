@@ -81,7 +81,7 @@ COMMUNICATION = (
     Fault(
         name="residual_not_added",
         description="What codes lacked of a gradient is stored, and not added to that of the next step.",
-        file="jaxpar/mesh/error_feedback.py",
+        file="jaxpar/precision/error_feedback.py",
         old="grad.astype(jnp.float32) + before[..., 0] * scale",
         new="grad.astype(jnp.float32)",
         caught_by=(f"{FEEDBACK}[ZeRO-1 over two nodes]",),
@@ -89,7 +89,7 @@ COMMUNICATION = (
     Fault(
         name="residual_of_every_rank_of_a_sum",
         description="Ranks that hold the same sum all keep what its codes lacked, and add it as often.",
-        file="jaxpar/mesh/error_feedback.py",
+        file="jaxpar/precision/error_feedback.py",
         old="later = jnp.where(lax.axis_index(alike) == 0, later, 0.0)",
         new="later = later + 0.0",
         caught_by=(f"{FEEDBACK}[ZeRO-0 in a pipeline]",),

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpar.checkpoint.facts import monitor_facts
 from jaxpar.config import Config
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.observe import pace
@@ -172,11 +171,6 @@ def test_a_resumed_run_leaves_out_the_same_batches_and_judges_by_the_same_losses
     facts = json.loads((folder_of(parts) / "checkpoints" / "00000020" / "facts.json").read_text())
     assert facts["left_out"] == [9, 10, 16, 17]
     assert facts["anomaly_monitor"]["rollbacks"] == 2
-
-
-def test_what_an_earlier_release_saved_of_the_monitor_is_found_under_its_name():
-    assert monitor_facts({"lookout": {"rollbacks": 1}}) == monitor_facts({"anomaly_monitor": {"rollbacks": 1}})
-    assert monitor_facts({"left_out": []}) is None
 
 
 def test_one_rollback_too_many_stops_the_run(tmp_path: Path):

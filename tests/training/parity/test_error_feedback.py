@@ -51,13 +51,15 @@ def test_gradients_of_steps_and_the_residual_add_up_to_those_of_one_device(name:
     """With the same weights, of several batches: codes, nodes, microbatches and the pipeline lose nothing."""
     run, one = run_of(LAYOUTS[name]), SmallRun(small(model=MODEL | LAYOUTS[name].get("model", {})))
     layout, functions = run.step.layout, StepFunctions(run.step.layout, run.step.residency)
-    step = lambda state, batch: (lambda found: (found.gradients, found.residual))(functions.gradients(state, batch))
-    compiled = run.step.compiled(step, (layout.state, layout.batch), (layout.master, layout.residual))
+    step = lambda state, batch: (lambda found: (found.gradients, found.carried["residual"]))(
+        functions.gradients(state, batch)
+    )
+    compiled = run.step.compiled(step, (layout.state, layout.batch), (layout.master, layout.state.carried["residual"]))
     state, exact = run.step.residency.initial_state(), one.step.residency.initial_state()
     found, wanted, residual = {}, {}, {}
     for number in range(STEPS):
         gradients, left = compiled(state, run.batch(number))
-        state = state._replace(residual=left)
+        state = state._replace(carried=state.carried | {"residual": left})
         residual = leaves(run.by_layer(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64).sum(-1), left)))
         _, true = one.step.gradients(exact, one.batch(number))
         for total, own in ((found, leaves(run.by_layer(gradients))), (wanted, leaves(one.by_layer(true)))):
@@ -75,9 +77,9 @@ def test_gradients_of_steps_and_the_residual_add_up_to_those_of_one_device(name:
 def test_a_step_that_is_not_finite_leaves_the_residual_as_it_was():
     run = run_of(LAYOUTS["ZeRO-1 over two nodes"])
     state, _ = run.step.train(run.step.residency.initial_state(), run.batch(0))
-    before = jax.device_get(state.residual)
+    before = jax.device_get(state.carried["residual"])
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(before)) > 0
     norm = jax.tree.map(lambda leaf: leaf * jnp.float32("nan"), state.master["final_norm"])
     state, metrics = run.step.train(state._replace(master=state.master | {"final_norm": norm}), run.batch(1))
     assert not metrics.finite
-    assert_same_bits(state.residual, before)
+    assert_same_bits(state.carried["residual"], before)

@@ -29,7 +29,7 @@ def test_scaled_loss_and_gradients_equal_float64_to_half_precision():
     options, rows = asdict(run.config.model), run.rows(0)
     weights = random_weights(options, padded_vocab=64)
     state = state_with(run.step, weights)
-    assert float(state.loss_scale.value) == SCALE
+    assert float(state.carried["loss_scale"].value) == SCALE
     loss, gradients = jax.device_get(run.step.gradients(state, run.place(rows)))
     wanted_loss, wanted = decoder64.loss_and_gradients(weights, options, rows)
     assert abs(float(loss) - wanted_loss) <= LOSS_TOLERANCE * wanted_loss

@@ -165,16 +165,16 @@ def test_what_a_step_saw_of_routed_experts_does_not_depend_on_slices_and_rounds(
         precision = {"matmul": "fp8_delayed", "matmul_except": EXCEPTED}
         run = SmallRun(small(**sections | {"model": WIDE, "data": LONG, "precision": precision}))
         assert codes_once(run.step.layout.plan)
-        names = run.step.layout.delayed_tensors
+        names = tensor_names(run.step.layout.config)
         state = run.step.residency.initial_state()
         weights = run.by_layer(state.master)["layers"]["mlp"]
         state, _ = run.step.train(state, run.batch(0))
-        saw = np.asarray(jax.device_get(state.matmul_history))[0, 1]
+        saw = np.asarray(jax.device_get(state.carried["matmuls"]))[0, 1]
         for matrix in ("up", "gate", "down"):
             assert saw[names.index(matrix)] == np.abs(weights[matrix][1]).max()
         found.append(saw)
         _, metrics = run.step.train(state, run.batch(1))
-        scales = np.asarray(metrics.scales)[1]
+        scales = np.asarray(metrics.carried["matmuls"].scales)[1]
         most = [57344.0 if name.endswith(".gradient") else 448.0 for name in names]
         np.testing.assert_array_equal(scales, np.exp2(np.ceil(np.log2(np.float64(saw) / most))))
     assert {"experts_in.input", "experts_out.input", "up.gradient", "gate.gradient", "down.gradient"} <= set(names)
@@ -198,7 +198,9 @@ def test_shares_and_magnitudes_of_routed_experts_are_reported_and_do_not_depend_
         weights = run.by_layer(state.master)["layers"]["mlp"]
         metrics = jax.device_get(run.step.train(state, run.batch(0))[1])
         found.append(matmul_metrics(run.config, metrics))
-        assert metrics.counts[0, 0, 0] == 4 * 256 * 2 * 128 * (2 if matmul == "fp8_block" else 1), "no row is lost"
+        assert metrics.carried["matmuls"].counts[0, 0, 0] == 4 * 256 * 2 * 128 * (2 if matmul == "fp8_block" else 1), (
+            "no row is lost"
+        )
         for name in ("up", "gate", "down"):
             [w] = weights[name]
             assert found[-1]["matmul_magnitudes"][name] == [np.abs(w).max()]

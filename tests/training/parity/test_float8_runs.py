@@ -13,7 +13,6 @@ import pytest
 from jaxpar.config import Config, LoraConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.layout import MatmulExcept
-from jaxpar.config.schema.model import Pattern
 from jaxpar.generation.layout import generation_config
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.training.run_folder.same_run import forbidden_changes
@@ -63,35 +62,11 @@ def test_a_run_goes_on_with_its_history_bit_for_bit_and_on_another_mesh(name: st
         fit(config(name, 4, **rest))
     whole, parts, moved = (saved_state(config(name, 4, **first), 4) for name in ("whole", "parts", "moved"))
     assert_same_bits(parts, whole)
-    (_, _, oldest), before = moved.matmul_history, saved_state(config("moved", 2, **first), 2).matmul_history
+    (_, _, oldest), before = moved.carried["matmuls"], saved_state(config("moved", 2, **first), 2).carried["matmuls"]
     np.testing.assert_array_equal(oldest, before[0])
     assert (before[:2] > 0).all() and not before[2].any()
     wanted, found = losses(config("whole", 4, **first)), losses(config("moved", 4, **first))
     assert all(found[step] == pytest.approx(loss, rel=1e-4) for step, loss in wanted.items())
-
-
-@pytest.mark.long
-def test_a_run_goes_on_from_before_routed_experts_were_quantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What its window has of other tensors is kept, and that of the experts begins empty, on another mesh too."""
-    model, other = HISTORIES["experts"][0], {"fsdp": 2}
-    kinds = {"dense": {"experts": None, "mlp": 64}, "routed": {}}
-    model = model | {"kinds": kinds, "pattern": Pattern(unit=("routed", "dense"))}
-    precision = fp8("fp8_delayed", matmul_history=3)
-    config = lambda steps, **parallel: run_config(tmp_path, steps, model=model, precision=precision, parallel=parallel)
-    with monkeypatch.context() as before:
-        before.setattr("jaxpar.layers.matmul_formats.routed_groups", lambda model: ())
-        former = tensor_names(config(1, expert=2))
-        fit(config(1, expert=2))
-        had = saved_state(config(1, expert=2), 1).matmul_history
-    names = tensor_names(config(2, **other))
-    new = np.array([name.startswith("experts_") for name in names])
-    assert sum(new) == 8 and len(former) == len(names) - 8, "two inputs, three matrices and their gradients"
-    _, recorded = fit(config(2, **other))
-    [message] = [text for text in recorded.messages if "routed experts" in text]
-    assert message.startswith("The checkpoint of step 1 has no magnitudes of routed experts")
-    found = saved_state(config(2, **other), 2).matmul_history
-    np.testing.assert_array_equal(found[1][:, ~new], had[0])
-    assert not found[1][:, new].any() and found[0][0, new].all() and not found[2].any()
 
 
 REMEDIES: dict[str, tuple[dict[str, Any], bool]] = {
@@ -122,10 +97,10 @@ def test_a_run_goes_on_with_a_remedy(name: str, tmp_path: Path):
     precision = fp8("fp8_delayed", matmul_history=3)
     config = lambda steps, own: run_config(tmp_path, steps, model=MODEL, precision=own, parallel={"fsdp": 2})
     fit(config(1, precision))
-    had = saved_state(config(1, precision), 1).matmul_history
+    had = saved_state(config(1, precision), 1).carried["matmuls"]
     after = config(2, precision | changed)
     _, recorded = fit(after)
-    found = saved_state(after, 2).matmul_history
+    found = saved_state(after, 2).carried.get("matmuls")
     assert [record.step for record in recorded.records] == [2]
     assert any("window" in text for text in recorded.messages) == (not same_window and name != "recipe")
     if name == "recipe":
@@ -143,7 +118,7 @@ def test_a_run_returns_to_scales_of_earlier_steps_with_an_empty_window(tmp_path:
     of = lambda steps, own: run_config(tmp_path, steps, model=MODEL, precision=own, parallel={"fsdp": 2})
     fit(of(1, {}))
     _, recorded = fit(of(2, fp8("fp8_delayed", matmul_history=3)))
-    assert any("begins empty" in text for text in recorded.messages)
+    assert any("begins anew" in text for text in recorded.messages)
 
 
 @pytest.mark.long

@@ -13,12 +13,12 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar.config.plan import AxisSizes, Dtypes
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.error_feedback import no_residual, residual_layout, to_optimizer_with_feedback
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import place
 from jaxpar.mesh.wire.travel import reduce_codes, scatter_codes
 from jaxpar.mesh.wire.wire import Wire
+from jaxpar.precision.error_feedback import no_residual, residual_layout, to_optimizer_with_feedback
 from tests.same_bits import assert_same_bits
 from tests.traced import mesh_of
 

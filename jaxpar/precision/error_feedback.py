@@ -12,7 +12,9 @@ Codes are rounded to the nearest, not stochastically: that loses less, and a bia
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +31,32 @@ from jaxpar.mesh.placements import Placements, added_dim, one_message_each, unre
 from jaxpar.mesh.rules import axes_of_dim
 from jaxpar.mesh.wire.travel import reduce_codes, scatter_codes
 from jaxpar.mesh.wire.wire import Wire
+from jaxpar.runtime.carried import Reduction
 
 DATA = ("replica", *SHARD_AXES)
+
+
+@dataclass(frozen=True, eq=False)
+class ErrorFeedback(Reduction):
+    """The residual of gradients, from step to step."""
+
+    specs: Specs
+    """The trained weights."""
+    placements: Placements
+    sizes: AxisSizes
+    dtype: str
+    """The dtype of a residual: that in which gradients accumulate."""
+    name = "residual"
+    title = "residual of quantised gradients"
+
+    def init(self) -> Weights:
+        return no_residual(self.specs, self.partitions(), self.sizes, self.dtype)
+
+    def partitions(self) -> Any:
+        return residual_layout(self.specs, self.placements)
+
+    def reduce(self, accumulated: Weights, state: Weights, scale: Float[Array, ""]) -> tuple[Weights, Weights]:
+        return to_optimizer_with_feedback(accumulated, state, self.placements, scale)
 
 
 def residual_layout(specs: Specs, placements: Placements) -> Partitions:

@@ -1,0 +1,90 @@
+"""State that a step hands on to the next one, beside weights and moments.
+
+A feature with such state subclasses `Carried` and is listed in `jaxpar.layout.carried`. The step calls every entry in
+turn and names none of them; a checkpoint saves each under its name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Float
+
+from jaxpar.mesh.parameters import Weights
+
+REPLICATED: Any = PartitionSpec()
+"""The partition of state that is the same on every device."""
+
+
+class Outcome(NamedTuple):
+    """The results of a step's backward that the next state is computed from. The same on every device."""
+
+    finite: Bool[Array, ""]
+    """Whether the update is applied."""
+    observed: Any
+    """Statistics that the layers collected in their backward, over microbatches and ranks."""
+
+
+class Carried[State]:
+    """One kind of carried state, and its effect on a step. The defaults have none.
+
+    `init` is traced outside the step's map; all other functions are traced inside it, on the parts of one device.
+    """
+
+    name: str
+    """The state's name in `TrainState.carried` and in checkpoints."""
+    title: str
+    """The state as messages name it."""
+    saved_as: str = ""
+    """What the state describes besides its shape. A run continues with saved state only if this is the same."""
+    reports: bool = False
+    """Whether `metrics` has any."""
+
+    def init(self) -> State:
+        """The state before the first step, as global arrays."""
+        raise NotImplementedError
+
+    def partitions(self) -> Any:
+        """A `PartitionSpec` for each leaf of the state."""
+        return REPLICATED
+
+    def loss_scale(self, state: State) -> Float[Array, ""] | float:
+        """The factor of the loss in the backward. Gradients are divided by it."""
+        del state
+        return 1.0
+
+    def shared(self, state: State) -> dict[str, Any]:
+        """Arrays by name that the layers of every microbatch can read."""
+        del state
+        return {}
+
+    def accepts(self, observed: Any) -> Bool[Array, ""] | bool:
+        """Whether the update may be applied, by what the layers observed."""
+        del observed
+        return True
+
+    def next(self, state: State, outcome: Outcome) -> State:
+        """The state after a step."""
+        del outcome
+        return state
+
+    def metrics(self, state: State, outcome: Outcome) -> Any:
+        """The metrics of a step that `reports`, the same on every device; `state` is that before the step."""
+        raise NotImplementedError
+
+
+class Reduction(Carried[Weights]):
+    """Carried state that replaces the reduction of the accumulated gradients to optimizer placement."""
+
+    def reduce(self, accumulated: Weights, state: Weights, scale: Float[Array, ""]) -> tuple[Weights, Weights]:
+        """Gradients in optimizer placement, divided by the loss scale `scale`, and the state after a step that is
+        applied; after another step it stays what it was."""
+        raise NotImplementedError
+
+
+def where(condition: Bool[Array, ""], yes: Any, no: Any) -> Any:
+    """The tree `yes` where the condition holds, else `no`."""
+    return jax.tree.map(lambda yes, no: jnp.where(condition, yes, no), yes, no)
