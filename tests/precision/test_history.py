@@ -138,5 +138,8 @@ def test_a_derivative_that_finds_magnitudes_itself_changes_no_step(compute: str,
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_a_magnitude_that_is_not_finite_does_not_enter(bad: float):
-    history = next_history(no_history(2, 1, 1), jnp.full((1, 1), bad, jnp.float32), jnp.bool_(False))
-    assert not np.asarray(history).any()
+    """The update is refused, and a step without one leaves the window as it was."""
+    delayed = DelayedScales(Recipe(delayed=True), ("up",), layers=1, steps=2, tokens=1)
+    observed = Seen(jnp.full((1, 1), bad, jnp.float32))
+    assert not delayed.accepts(observed)
+    assert not np.asarray(delayed.next(delayed.init(), Outcome(jnp.bool_(False), observed))).any()

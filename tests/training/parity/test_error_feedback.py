@@ -51,9 +51,11 @@ def test_gradients_of_steps_and_the_residual_add_up_to_those_of_one_device(name:
     """With the same weights, of several batches: codes, nodes, microbatches and the pipeline lose nothing."""
     run, one = run_of(LAYOUTS[name]), SmallRun(small(model=MODEL | LAYOUTS[name].get("model", {})))
     layout, functions = run.step.layout, StepFunctions(run.step.layout, run.step.residency)
-    step = lambda state, batch: (lambda found: (found.gradients, found.carried["residual"]))(
-        functions.gradients(state, batch)
-    )
+
+    def step(state: Any, batch: Any) -> tuple[Any, Any]:
+        results = functions.gradients(state, batch)
+        return results.gradients, results.carried["residual"]
+
     compiled = run.step.compiled(step, (layout.state, layout.batch), (layout.master, layout.state.carried["residual"]))
     state, exact = run.step.residency.initial_state(), one.step.residency.initial_state()
     found, wanted, residual = {}, {}, {}
