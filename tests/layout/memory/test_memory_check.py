@@ -295,7 +295,7 @@ def test_what_layers_keep_is_all_that_remat_changes_in_an_estimate():
     assert kept[1] == WIDE["layers"] * input_of_a_layer < kept[0] / 10
     fixed = [estimate_of(step)._replace(saved_activations=0, temporaries=0) for step in (none, full)]
     assert fixed[0] == fixed[1]
-    counters = 5 * 4  # of steps and the loss scale, which are no weights
+    counters = 3 * 4  # of steps, which are no weights
     assert estimate_of(none).optimizer == estimate_of(full).optimizer == state_bytes(full.layout) - counters
 
 
