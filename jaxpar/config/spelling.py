@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-FORMER = {"blockwise": "xla"}
-"""Names of former releases, and their names now."""
-
 
 def cut(text: object, most: int = 300) -> str:
     """The text if it has at most `most` letters; else its beginning and its end, with dots between."""
@@ -34,8 +31,6 @@ def named(path: object) -> str:
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """A clause to end an error with (`; did you mean layers?`), or nothing when no known word is near."""
-    if FORMER.get(str(word)) in (known := tuple(known)):
-        return f"; did you mean {FORMER[str(word)]}?"
     by_lower_case = {name.lower(): name for name in known}
     near = get_close_matches(str(word).lower(), by_lower_case, n=1, cutoff=0.6)
     return f"; did you mean {by_lower_case[near[0]]}?" if near else ""

@@ -68,8 +68,7 @@ class Data:
             UserError: a later release saved it, with an order that this one does not know.
         """
         train = self.train
-        # Releases before the second version of the order did not name it.
-        version = facts.get("shuffle", FIRST_SHUFFLE)
+        version = facts["shuffle"]
         if version is not None:
             if version not in ORDERS:
                 raise UserError(

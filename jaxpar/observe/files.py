@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-_TEMPORARY = re.compile(r"\..+\.(\d+|[0-9a-f]{32})\.tmp\Z")  # Earlier releases wrote the process id.
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp\Z")
 
 
 def write_atomically(path: Path, content: bytes) -> None:

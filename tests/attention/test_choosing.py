@@ -168,8 +168,6 @@ def test_the_order_balances_what_is_not_balanced_otherwise(name: str, change: di
 def test_a_name_that_does_not_exist_gets_the_nearest_one() -> None:
     with refused("attention.backend", "'cuddn'", "auto, flash, mosaic, ", "xla", "cudnn?"):
         choose_backend("cuddn", HOPPER)
-    with refused("attention.backend", "'blockwise'", "triton, cudnn or xla", "xla?"):
-        choose_backend("blockwise", HOPPER)
 
 
 @pytest.mark.parametrize("backend", ["cudnn", "mosaic", "triton", "xla"])

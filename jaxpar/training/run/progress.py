@@ -47,10 +47,8 @@ class Progress:
     def restore(self, facts: Mapping[str, Any]) -> None:
         """Continue from the facts of a checkpoint."""
         self._start_lap()
-        self.tokens, self.skipped, self.loss = facts["tokens"], facts["skipped"], facts["loss"]
-        # Checkpoints of earlier releases do not have the steps without tokens, and the step of their held-out loss.
-        self.empty = facts.get("empty", 0)
-        step, loss = facts.get("eval_step"), facts["eval_loss"]
+        self.tokens, self.skipped, self.empty = facts["tokens"], facts["skipped"], facts["empty"]
+        self.loss, step, loss = facts["loss"], facts["eval_step"], facts["eval_loss"]
         self._evaluated = None if step is None or loss is None else (step, loss)
 
     def dispatched(self, pairs: Pairs) -> None:
