@@ -175,13 +175,14 @@ class StepFunctions:
         )
         rate, of_muon = self.layout.learning_rate(state.applied), self.layout.muon_learning_rate
         muon_rate = None if of_muon is None else of_muon(state.applied)
+        of_features = {
+            name: kind.metrics(state.carried[name], outcome)
+            for name, kind in self.layout.carried.items()
+            if kind.reports
+        }
         metrics = StepMetrics(
-            loss, norm, rate, muon_rate, tokens, finite, following.skipped_in_row, self._loss_scale(state), sums, report,
-            {
-                name: kind.metrics(state.carried[name], outcome)
-                for name, kind in self.layout.carried.items()
-                if kind.reports
-            },
+            loss, norm, rate, muon_rate, tokens, finite, following.skipped_in_row, self._loss_scale(state), sums,
+            report, of_features,
         )  # fmt: skip
         return Measured(gradients, UpdateFacts(norm, applies, state.applied), following, metrics)
 
