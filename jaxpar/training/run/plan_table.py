@@ -89,9 +89,15 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         *_context_rows(layout),
         *_tensor_rows(plan),
         *_preferences_row(layout),
-        ("optimizer", config.optimizer.name, f"{config.optimizer.schedule} schedule, {config.run.steps} steps"),
+        ("optimizer", config.optimizer.name, _optimizer_words(config, plan)),
         ("data", config.data.source, data_description),
     ]
+
+
+def _optimizer_words(config: Config, plan: Plan) -> str:
+    """Its schedule, and the dtype of what Muon computes."""
+    words = f"{config.optimizer.schedule} schedule, {config.run.steps} steps"
+    return f"{words}; Newton-Schulz in {plan.dtypes.muon}" if config.optimizer.name == "muon" else words
 
 
 def _wire_row(layout: StepLayout) -> list[tuple[str, str, str]]:
