@@ -10,7 +10,6 @@ from itertools import groupby
 from jaxpar.config import Config, UserError
 from jaxpar.config.axes import axis_sizes, resolve_axes
 from jaxpar.config.plan import AxisSizes, Choice, Dtypes, LayerRun, Plan
-from jaxpar.config.schema import PrecisionConfig
 from jaxpar.cost.recomputation import logits_seconds
 from jaxpar.distributed.devices import Device, cluster_of
 from jaxpar.hardware.cluster import Cluster, parse_cluster
@@ -166,7 +165,7 @@ def _settled(
         loss_logits_reason=why_logits,
         loss_tiles=tiles.number,
         loss_tiles_reason=tiles.why,
-        dtypes=_dtypes(config.precision),
+        dtypes=_dtypes(config, device),
         gradient_error_feedback=config.precision.gradient_error_feedback,
         secondary_shard=parallel.secondary_shard or 1,
         collectives=parallel.collectives,
@@ -183,7 +182,10 @@ def _settled(
     return settled
 
 
-def _dtypes(precision: PrecisionConfig) -> Dtypes:
+def _dtypes(config: Config, device: Device) -> Dtypes:
+    precision, muon = config.precision, config.optimizer.muon_dtype
+    if muon == "auto":
+        muon = "float32" if device.platform == "cpu" else "bfloat16"
     return Dtypes(
         compute=precision.compute,
         storage=precision.storage or precision.compute,
@@ -193,6 +195,7 @@ def _dtypes(precision: PrecisionConfig) -> Dtypes:
         weight_wire=precision.weight_wire,
         gradient_wire=precision.gradient_wire,
         matmul=precision.matmul,
+        muon=muon,
     )
 
 

@@ -109,6 +109,7 @@ class StepLayout:
             self.config.optimizer,
             steps=self.config.run.steps,
             moments=self.plan.dtypes.moments,
+            muon_dtype=self.plan.dtypes.muon,
             specs=self.trained,
             layout=self.master,
             fraction=self.fraction,

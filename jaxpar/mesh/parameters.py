@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
@@ -57,6 +58,8 @@ class ParamSpec:
     """It has gradients and is updated; else it is frozen, without gradient, moments or master copy."""
     balance_rate: float | None = None
     """Its gradient is no gradient but counts tokens: each update moves it by so much towards equal counts."""
+    padding: int = 0
+    """Last indices of the dim `vocab` that stand for no token: their values and gradients are zero."""
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.axes), f"{self.shape} has other dims than {self.axes}"
@@ -66,6 +69,13 @@ class ParamSpec:
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def unpadded_shape(self) -> tuple[int, ...]:
+        """Global shape without the padding of the vocabulary."""
+        return tuple(
+            size - self.padding if axis == "vocab" else size for size, axis in zip(self.shape, self.axes, strict=True)
+        )
 
     @property
     def stack(self) -> int:
@@ -112,7 +122,7 @@ def initial_weights(specs: Specs, seed: int, order: LayerOrder) -> Weights:
     and not on the name of its layer's kind.
 
     Call it under `jax.jit` with `out_shardings`: the values are then made shard by shard and are bit-identical on
-    every mesh (eager and compiled generators differ in the last bit). Rows that only pad the stack are zero.
+    every mesh (eager and compiled generators differ in the last bit). Rows that pad a stack or the vocabulary are zero.
     """
 
     def value(path: Any, spec: ParamSpec) -> jax.Array:
@@ -136,6 +146,15 @@ def initial_weight(name: str, spec: ParamSpec, seed: int, numbers: Int[Array, " 
         return spec.scale * jax.random.normal(key, shape, jnp.float32)
 
     if "layers" not in spec.axes:
-        return one(spec.shape)
+        return _without_padding(one(spec.shape), spec)
     rows = jax.vmap(lambda layer: one(spec.shape[1:], layer))(numbers)
     return jnp.where((numbers != PADDING).reshape(-1, *[1] * (len(spec.shape) - 1)), rows, 0.0)
+
+
+def _without_padding(value: Float[Array, "..."], spec: ParamSpec) -> Float[Array, "..."]:
+    """`value` with zeros in the padding of the vocabulary."""
+    if not spec.padding:
+        return value
+    dim = spec.axes.index("vocab")
+    indices = lax.broadcasted_iota(jnp.int32, spec.shape, dim)
+    return jnp.where(indices < spec.unpadded_shape[dim], value, 0.0)

@@ -35,11 +35,19 @@ class Embedding(nnx.Module):
     """Rows of a table by token, plus rows of a second table by position where positions are learned."""
 
     def __init__(self, model: ModelConfig):
-        self.tokens = weight((padded_vocab(model), model.embed), ("vocab", "embed"), scale=model.init_scale, decay=True)
+        self.tokens = _vocabulary_matrix(model, "vocab", "embed")
         if model.position == "learned":
             self.positions = weight(
                 (model.max_positions, model.embed), ("positions", "embed"), scale=model.init_scale, decay=True
             )
+
+
+def _vocabulary_matrix(model: ModelConfig, *axes: str) -> nnx.Param:
+    """The declaration of a matrix with the logical `axes` `vocab` and `embed`, its vocabulary padded."""
+    assert model.vocab is not None, "the vocabulary is known once the data is open"
+    sizes = {"vocab": padded_vocab(model), "embed": model.embed}
+    shape, padding = tuple(sizes[axis] for axis in axes), sizes["vocab"] - model.vocab
+    return weight(shape, axes, scale=model.init_scale, decay=True, padding=padding)
 
 
 def table_ids(
@@ -142,7 +150,7 @@ class Head(nnx.Module):
     """The matmul onto the vocabulary; a tied model has none and uses its embedding table."""
 
     def __init__(self, model: ModelConfig):
-        self.weight = weight((model.embed, padded_vocab(model)), ("embed", "vocab"), scale=model.init_scale, decay=True)
+        self.weight = _vocabulary_matrix(model, "embed", "vocab")
 
 
 def vocabulary_logits(

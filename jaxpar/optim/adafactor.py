@@ -38,10 +38,10 @@ def adafactor(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec) -
     matrix = spec.decay
 
     def mean(x: Float[Array, "..."], dims: Sequence[int]) -> Float[Array, "..."]:
-        """Mean over global `dims`, which stay with size 1."""
+        """Mean over global `dims`, which stay with size 1; padding of the vocabulary, which is zero, does not count."""
         axes = [axis for dim in dims for axis in axes_of_dim(layout, dim)]
         total = reduce_sum(x.sum(axis=tuple(dims), keepdims=True), sorted(axes))
-        return total / prod(spec.shape[dim] for dim in dims)
+        return total / prod(spec.unpadded_shape[dim] for dim in dims)
 
     def root_mean_square(x: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.sqrt(mean(jnp.square(x), every))

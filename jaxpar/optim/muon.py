@@ -21,7 +21,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 def newton_schulz(
-    x: Float[Array, "batch rows columns"], iterations: int, dtype: DTypeLike = jnp.float32
+    x: Float[Array, "batch rows columns"], iterations: int, dtype: DTypeLike
 ) -> Float[Array, "batch rows columns"]:
     """The nearest semi-orthogonal matrices, roughly: singular values of `x` go towards 1, its singular vectors stay.
 
@@ -42,7 +42,7 @@ def newton_schulz(
     return (x.mT if tall else x).astype(jnp.float32)
 
 
-def muon(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec, dtype: DTypeLike = jnp.float32) -> Rule:
+def muon(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec, dtype: DTypeLike) -> Rule:
     """Muon for one stacked weight `[layers, inputs..., outputs...]` sharded as `layout`; experts are stacked too.
 
     Nesterov momentum M = mu M + g, u = g + mu M, is elementwise on the shard. Newton-Schulz needs whole matrices

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxpar.config.schema import OptimizerConfig
@@ -119,6 +120,7 @@ def make_optimizer(
     *,
     steps: int,
     moments: str,
+    muon_dtype: DTypeLike = "float32",
     specs: PyTree,
     layout: PyTree,
     fraction: Schedule | None = None,
@@ -126,14 +128,15 @@ def make_optimizer(
     """The optimizer that `config` asks for, over a run of `steps` updates.
 
     `specs` has a ParamSpec and `layout` a PartitionSpec (optimizer placement) for each weight; `moments` is how
-    moments are stored (`precision.moments`). Weights without `decay` in their spec get no weight decay. The learning
-    rate is `fraction` of its peak, by default the schedule of `config`.
+    moments are stored (`precision.moments`), and `muon_dtype` is that of Muon's Newton-Schulz iterations. Weights
+    without `decay` in their spec get no weight decay. The learning rate is `fraction` of its peak, by default the
+    schedule of `config`.
     """
     described, structure = jax.tree.flatten(specs)
     fraction = schedule(config, steps) if fraction is None else fraction
 
     def one(spec: ParamSpec, layout: PartitionSpec) -> WeightOptimizer:
-        rule = _rule_of(config, spec, layout)
+        rule = _rule_of(config, spec, layout, muon_dtype)
         decay = config.weight_decay if spec.decay else 0.0
         of_peak = fraction if spec.balance_rate is None else lambda step: jnp.float32(1)
         return WeightOptimizer(rule, form_of(moments, spec), rule.nu == all_dims(spec), decay, config.ema, of_peak)
@@ -142,7 +145,7 @@ def make_optimizer(
     return Optimizer(tuple(one(*leaf) for leaf in each), structure)
 
 
-def _rule_of(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec) -> Rule:
+def _rule_of(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec, muon_dtype: DTypeLike) -> Rule:
     """The rule of a weight: that of `optimizer.name`; under Muon, AdamW for all that is not a layer's matrix. Biases
     that count tokens have their own."""
     if spec.balance_rate is not None:
@@ -152,5 +155,5 @@ def _rule_of(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec) ->
     if config.name == "adafactor":
         return adafactor(config, spec, layout)
     if config.name == "muon" and spec.matrix:
-        return muon(config, spec, layout)
+        return muon(config, spec, layout, muon_dtype)
     return adamw(config, spec)

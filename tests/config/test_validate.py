@@ -237,7 +237,11 @@ def test_the_defaults_are_valid():
         ),
         (
             ["optimizer.schedule=wsd", "optimizer.decay_steps=200", "optimizer.decay_fraction=0.6"],
-            ("optimizer.decay_fraction: 0.6 of 200 steps", "optimizer.warmup_steps (100)"),
+            ("optimizer.decay_fraction: 0.6 of 200 steps", "optimizer.decay_steps", "optimizer.warmup_steps (100)"),
+        ),
+        (
+            ["optimizer.schedule=wsd", "run.steps=120"],
+            ("optimizer.decay_fraction: 0.2 of 120 steps", "run.steps", "step 96", "optimizer.warmup_steps (100)"),
         ),
         (
             ["model.kinds={a: {position: learned}, b: {}}", "model.pattern={unit: [a, b]}"],

@@ -130,7 +130,7 @@ def _times(
         "operations": {name: _own(work) for name, work in time.operations.items()},
         "backward": [_own(time.backward), time.weight],
         "head": [_own(work) for work in head_time(case, 50304, device, network, does)],
-        "case": [case.parameters, case.shape.keys_per_query, *kept, orthogonal_seconds(case, device, 5)],
+        "case": [case.parameters, case.shape.keys_per_query, *kept, orthogonal_seconds(case, device, 5, 4)],
     }
 
 

@@ -8,9 +8,15 @@ from typing import Any
 import jax
 import pytest
 
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.hardware.described import DescribedGPU
+from jaxpar.layout.given_plan import check_plan
+from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import StepLayout
+from jaxpar.mesh.build import build_mesh
 from jaxpar.training.step.train_step import TrainStep
+from tests.sentences import refused
 from tests.small_run import SmallRun, small
 
 STAY = {"embedding.tokens", "layers.mlp.up"}
@@ -38,3 +44,29 @@ def test_a_layout_is_frozen_and_knows_no_devices():
         layout.plan = layout.plan  # pyright: ignore[reportAttributeAccessIssue]
     shardings = [leaf.sharding for leaf in jax.tree.leaves(layout.abstract_state())]
     assert all(isinstance(sharding.mesh, jax.sharding.AbstractMesh) for sharding in shardings)
+
+
+@pytest.mark.parametrize(
+    ("asked", "here", "on_gpus"),
+    [("auto", "float32", "bfloat16"), ("float32", "float32", "float32"), ("bfloat16", "bfloat16", "bfloat16")],
+)
+def test_muon_computes_in_the_dtype_that_is_asked_for_or_in_that_of_the_platform(asked: str, here: str, on_gpus: str):
+    config = resolve_config(small(optimizer={"name": "muon", "muon_dtype": asked}), 1)
+    cluster = parse_cluster("h100:1x1")
+    assert make_plan(config, DescribedGPU.of(cluster.gpu), 1, cluster, 2**30).dtypes.muon == on_gpus
+    plan = make_plan(config, jax.devices()[0], 1)
+    assert plan.dtypes.muon == here
+    step = TrainStep(StepLayout(with_vocab(config, 64), plan), build_mesh(plan.axes, jax.devices()[:1]))
+    lowered = step.train.lower(step.residency.abstract_input(), step.layout.abstract_batch(step.mesh))
+    assert ("bf16" in lowered.as_text()) == (here == "bfloat16")
+
+
+def test_a_plan_with_another_dtype_of_muon_than_is_asked_for_is_refused():
+    config = resolve_config(small(optimizer={"name": "muon", "muon_dtype": "bfloat16"}), 1)
+    device = jax.devices()[0]
+    plan = make_plan(config, device, 1)
+    other = replace(plan, dtypes=replace(plan.dtypes, muon="float32"))
+    check_plan(plan, config, device, 1)
+    check_plan(other, replace(config, optimizer=replace(config.optimizer, muon_dtype="auto")), device, 1)
+    with refused("plan.dtypes.muon", "float32", "optimizer.muon_dtype is 'bfloat16'"):
+        check_plan(other, config, device, 1)

@@ -86,6 +86,16 @@ def test_initial_weights_are_those_of_the_layer_wherever_it_lies(rank_of: tuple[
     assert not np.delete(found, order.stacks[ALIKE].row_of_layer, axis=0).any(), "padding is zero"
 
 
+def test_padding_of_the_vocabulary_begins_as_zero_and_changes_no_other_value():
+    make = lambda padding: initial_weights(
+        {"w": ParamSpec((3, 8), ("embed", "vocab"), padding=padding)}, 7, LayerOrder.of_one_rank(1)
+    )["w"]
+    found, wanted = np.asarray(make(3)), np.asarray(make(0))
+    assert wanted.all()
+    np.testing.assert_array_equal(found[:, :5], wanted[:, :5])
+    assert not found[:, 5:].any()
+
+
 @pytest.mark.parametrize("last", [(), ("b",)], ids=["of_one_kind", "with_another_at_the_end"])
 def test_long_chunks_of_which_one_has_the_others_layers_are_not_compared_pair_by_pair(last: tuple[str, ...]):
     """20,000 by 19,999 pairs would take 3 GB and minutes."""

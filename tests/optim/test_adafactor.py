@@ -36,6 +36,8 @@ CASES = {
     "experts_over_two_axes": (experts(4, 4, 8, 6), P(None, ("fsdp", "pipe"), "tensor")),
     "table": (ParamSpec((16, 8), ("vocab", "embed"), decay=True), P("tensor", "fsdp")),
     "table_over_stages": (ParamSpec((16, 8), ("vocab", "embed"), decay=True), P(("pipe", "tensor"), "fsdp")),
+    "padded_table": (ParamSpec((16, 8), ("vocab", "embed"), decay=True, padding=5), P("tensor", "fsdp")),
+    "padded_head": (ParamSpec((8, 16), ("embed", "vocab"), decay=True, padding=5), P("fsdp", ("pipe", "tensor"))),
     "norm": (ParamSpec((4, 8), ("layers", "norm")), P("pipe")),
     "bias": (ParamSpec((4, 2, 6), ("layers", "heads", "head_dim")), P("pipe", "tensor")),
     "vector": (ParamSpec((8,), ("norm",)), P()),
@@ -46,7 +48,8 @@ RELATIVE = {"absolute": False, "relative": True}
 
 
 def by_optax(spec: ParamSpec, gradients: list[np.ndarray], weight: np.ndarray, relative: bool) -> np.ndarray:
-    """optax.adafactor on each matrix, [inputs, outputs]; decay is decoupled there as here, times the rate."""
+    """optax.adafactor on each matrix, [inputs, outputs], without padding, which stays zero; decay is decoupled there as
+    here, times the rate."""
     transform = optax.adafactor(
         0.05,
         min_dim_size_to_factor=1,
@@ -54,7 +57,9 @@ def by_optax(spec: ParamSpec, gradients: list[np.ndarray], weight: np.ndarray, r
         weight_decay_rate=0.05 * 0.2 if spec.decay else None,
         factored=spec.decay,
     )
-    layers, rest = prod(spec.shape[: spec.stack]), spec.shape[spec.stack :]
+    shape, real = spec.unpadded_shape, tuple(slice(size) for size in spec.unpadded_shape)
+    gradients, weight = [gradient[real] for gradient in gradients], weight[real]
+    layers, rest = prod(shape[: spec.stack]), shape[spec.stack :]
     flat = (prod(rest[: spec.inputs]), prod(rest[spec.inputs :])) if spec.decay else (prod(rest),)
 
     def layer(weight, gradients):
@@ -68,12 +73,15 @@ def by_optax(spec: ParamSpec, gradients: list[np.ndarray], weight: np.ndarray, r
         layer(jnp.asarray(each.reshape(flat)), [jnp.asarray(g.reshape(layers, *flat)[index]) for g in gradients])
         for index, each in enumerate(weight.reshape(layers, -1))
     ]
-    return np.stack(done).reshape(spec.shape)
+    return np.pad(np.stack(done).reshape(shape), [(0, a - b) for a, b in zip(spec.shape, shape, strict=True)])
 
 
 @pytest.fixture(scope="module")
 def trees(make_trees):
     master, *gradients = make_trees(SPECS, 5)
+    for tree in (master, *gradients):
+        tree["padded_table"][11:] = 0
+        tree["padded_head"][:, 11:] = 0
     for gradient in gradients:  # Layers whose gradients differ in size, rows that have none, as padding has.
         for name, spec in SPECS.items():
             if spec.axes[0] == "layers":

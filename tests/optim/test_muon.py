@@ -1,5 +1,6 @@
 """Muon on every layout against the unsharded run and against NumPy in float64."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
-from jaxpar.optim.muon import newton_schulz
+from jaxpar.optim.muon import muon, newton_schulz
 from tests.optim.specs import experts, matrix
 
 CONFIG = OptimizerConfig(
@@ -108,7 +109,7 @@ def test_weights_that_are_no_matrix_get_adamw(trees, sharded, run_optimizer):
 
 def test_newton_schulz_keeps_zero_at_zero():
     """Padding layers are zero; they must not turn into NaN."""
-    assert not np.asarray(newton_schulz(jnp.zeros((1, 3, 5)), 5)).any()
+    assert not np.asarray(newton_schulz(jnp.zeros((1, 3, 5)), 5, jnp.float32)).any()
 
 
 def test_newton_schulz_moves_singular_values_near_one_in_bfloat16_too():
@@ -119,3 +120,24 @@ def test_newton_schulz_moves_singular_values_near_one_in_bfloat16_too():
         values = np.linalg.svd(np.asarray(result), compute_uv=False)
         assert values.min() > 0.6
         assert values.max() < 1.3
+
+
+def test_in_bfloat16_products_and_messages_are_rounded_and_momentum_is_not(trees, make_mesh):
+    """One step from a momentum of zero, on a mesh that exchanges matrices."""
+    _, gradients = trees
+    spec, layout = CASES["both"]
+    gradient = gradients[0]["both"]
+
+    def step(gradient):
+        rule = muon(CONFIG, spec, layout, jnp.bfloat16)
+        direction, momentum, _ = rule.direction(gradient, gradient, jnp.zeros_like(gradient), None, jnp.int32(0))
+        return direction, momentum
+
+    mesh = make_mesh(pipe=2, fsdp=2, tensor=2)
+    run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=layout, out_specs=layout))
+    direction, momentum = run(gradient)
+    wanted = np.stack([orthogonalize64(layer.astype(np.float64)) for layer in gradient]) * np.sqrt(12 / 8)
+    assert 1e-3 < distance(direction, wanted) < 0.2
+    np.testing.assert_array_equal(momentum, gradient)
+    exchanges = [line for line in run.lower(gradient).as_text().splitlines() if "all_to_all" in line]
+    assert exchanges and all("bf16" in line for line in exchanges)

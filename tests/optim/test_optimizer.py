@@ -1,5 +1,7 @@
 """AdamW on every layout against NumPy in float64, and what the optimizer keeps."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,3 +107,27 @@ def test_the_state_is_a_pair_of_trees_of_zeros():
     state = optimizer.init(jax.tree.map(lambda spec: jnp.ones(spec.shape), SPECS))
     assert isinstance(state, OptimizerState)
     assert all(not leaf.any() for leaf in jax.tree.leaves(state))
+
+
+PADDED = {
+    "table": ParamSpec((16, 8), ("vocab", "embed"), decay=True, padding=5),
+    "head": ParamSpec((8, 16), ("embed", "vocab"), decay=True, padding=5),
+}
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "lion", "adafactor"])
+def test_padding_of_the_vocabulary_moves_no_weight(name, make_trees, run_optimizer):
+    config = replace(CONFIG, name=name, adafactor_relative=name == "adafactor")
+    real = {path: ParamSpec(spec.unpadded_shape, spec.axes, decay=True) for path, spec in PADDED.items()}
+    layout = dict.fromkeys(PADDED, P())
+    master, *gradients = make_trees(real, 3)
+    sides = {path: [(0, 5 * (axis == "vocab")) for axis in spec.axes] for path, spec in PADDED.items()}
+    pad = lambda tree: {path: np.pad(x, sides[path]) for path, x in tree.items()}
+    weights, state = run_optimizer(config, real, layout, gradients, master)
+    padded, padded_state = run_optimizer(config, PADDED, layout, [pad(g) for g in gradients], pad(master))
+    for path, wanted in pad(weights).items():
+        np.testing.assert_allclose(padded[path], wanted, rtol=1e-6, atol=1e-7)
+    for path in PADDED:
+        for mean, wanted in zip(jax.tree.leaves(padded_state.nu[path]), jax.tree.leaves(state.nu[path]), strict=True):
+            part = tuple(slice(size) for size in wanted.shape)
+            np.testing.assert_allclose(mean[part], wanted, rtol=1e-6)

@@ -7,10 +7,13 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config, DataConfig
 from jaxpar.config.spelling import quoted
 
+ROUNDING = 1e-6
+"""Steps by which a share of the steps may be rounded."""
+
 
 def check_optimizer(config: Config) -> None:
     """A run may be shorter than its warm-up (it then ends within it); a schedule with an explicit end may not."""
-    optimizer = config.optimizer
+    optimizer, steps = config.optimizer, config.run.steps
     end, warmup = optimizer.decay_steps, optimizer.warmup_steps
     if config.evaluation.ema and optimizer.ema is None:
         raise UserError(
@@ -22,14 +25,16 @@ def check_optimizer(config: Config) -> None:
             f"precision.moments: expected float32 with optimizer.name: adafactor, whose means of rows and columns are "
             f"small already, got {config.precision.moments}"
         )
-    if end is None:
+    if end is None and warmup >= steps:
         return
-    if warmup > end:
-        raise UserError(f"optimizer.warmup_steps: {warmup} is more than optimizer.decay_steps ({end})")
-    if optimizer.schedule == "wsd" and warmup > end * (1 - optimizer.decay_fraction):
+    last, key = (steps, "run.steps") if end is None else (end, "optimizer.decay_steps")
+    if warmup > last:
+        raise UserError(f"optimizer.warmup_steps: {warmup} is more than {key} ({last})")
+    falls = last - optimizer.decay_fraction * last
+    if optimizer.schedule == "wsd" and warmup > falls + ROUNDING:
         raise UserError(
-            f"optimizer.decay_fraction: {optimizer.decay_fraction} of {end} steps begins to fall within the "
-            f"optimizer.warmup_steps ({warmup})"
+            f"optimizer.decay_fraction: {optimizer.decay_fraction} of {last} steps ({key}) begins to fall at step "
+            f"{falls:g}, within the optimizer.warmup_steps ({warmup}); expected at most {1 - warmup / last:.4g}"
         )
 
 

@@ -59,6 +59,9 @@ class OptimizerConfig:
     """Momentum of Muon (Nesterov)."""
     muon_iterations: int = 5
     """Newton-Schulz iterations of Muon."""
+    muon_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Dtype of Muon's Newton-Schulz iterations, and of the messages that exchange matrices for them; momentum and
+    weights stay in float32. `auto` is bfloat16 on GPUs, as published, and float32 on CPUs."""
     lion_beta1: float = 0.9
     """Weight of the momentum in the average of momentum and gradient whose sign is Lion's update."""
     lion_beta2: float = 0.99

@@ -163,7 +163,9 @@ def plan_slots(plan: Plan) -> Slots:
 
 def _as_planned(config: Config, plan: Plan) -> Config:
     """`config` with the dtypes of a plan."""
-    return replace(config, precision=replace(config.precision, **asdict(plan.dtypes)))
+    dtypes = asdict(plan.dtypes)
+    optimizer = replace(config.optimizer, muon_dtype=dtypes.pop("muon"))
+    return replace(config, optimizer=optimizer, precision=replace(config.precision, **dtypes))
 
 
 class Units(NamedTuple):

@@ -23,7 +23,7 @@ from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.settings import of_all_names
 from jaxpar.planner.step_time.chunks import Kinds
 from jaxpar.planner.step_time.kept import copied_bytes
-from jaxpar.planner.step_time.update import orthogonal_seconds
+from jaxpar.planner.step_time.update import Update, orthogonal_seconds
 
 
 class Passed(NamedTuple):
@@ -144,9 +144,10 @@ class Layers:
         by_sort = self.by_sort(remat, slots)
         return {sort: copied_bytes(self.cases[sort], own, fraction) for sort, own in by_sort.items()}
 
-    def orthogonal(self, device: Device, iterations: int) -> float:
+    def orthogonal(self, device: Device, update: Update) -> float:
         """Seconds of orthogonalizing the trained matrices of an average layer."""
-        return self.average({sort: orthogonal_seconds(case, device, iterations) for sort, case in self.cases.items()})
+        seconds = lambda case: orthogonal_seconds(case, device, update.iterations, update.iteration_bytes)
+        return self.average({sort: seconds(case) for sort, case in self.cases.items()})
 
     def _made(self, time: LayerTime, remat: Remat) -> Work:
         """What a layer of a sort recomputes."""

@@ -179,9 +179,10 @@ class Once:
         layers = self.model.layers / self.layout.pipe
         sharded = self.sharded * self.replicas
         ring = self.where.ring(sharded * self.layout.tensor, 1)
-        exchanged = ring.exchange(4.0 * layers * (self.layers.trained + self.layers.experts) / sharded)
+        own = layers * (self.layers.trained + self.layers.experts) / sharded
+        exchanged = ring.exchange(self.update.iteration_bytes * own)
         share = ceil(layers / ring.ranks)  # whole layers: some ranks may have none
-        return 2 * exchanged + share * self.layers.orthogonal(self.where.device, self.update.iterations)
+        return 2 * exchanged + share * self.layers.orthogonal(self.where.device, self.update)
 
     def _left(self, message: float, backward: bool) -> float:
         """What is left of a message under the last microbatch's backward, or the first one's forward: the first or last

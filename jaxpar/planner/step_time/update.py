@@ -36,6 +36,8 @@ class Update:
     """Bytes per parameter through the memory of the device that holds it."""
     iterations: int = 0
     """Newton-Schulz iterations of a layer's matrices."""
+    iteration_bytes: int = 2
+    """Bytes of a number in these, and in the messages of matrices for them."""
     lora: LoraConfig = OFF
     """The low-rank factors, if these alone are updated."""
     state: float = MASTER + MOMENT_BYTES["float32"]
@@ -69,14 +71,15 @@ def update_of(config: Config) -> Update:
     stored = lambda form, arrays: MASTER + arrays * MOMENT_BYTES[form] / 2 + EMA / 2 * averaged
     of_ends = MOMENTS["adamw"] if rule.name == "muon" else MOMENTS[rule.name]  # Muon's ends have AdamW's moments
     return Update(
-        moved, rule.muon_iterations if rule.name == "muon" else 0, config.lora, stored(moments, MOMENTS[rule.name]),
-        stored(ENDS.get(moments, moments), of_ends), config.memory.optimizer_resident,
+        moved, rule.muon_iterations if rule.name == "muon" else 0, 4 if rule.muon_dtype == "float32" else 2,
+        config.lora, stored(moments, MOMENTS[rule.name]), stored(ENDS.get(moments, moments), of_ends),
+        config.memory.optimizer_resident,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=10_000)
-def orthogonal_seconds(case: LayerCase, device: Device, iterations: int) -> float:
-    """Seconds of making the matrices of a layer orthogonal on one device, in float32 as `optim.muon` does.
+def orthogonal_seconds(case: LayerCase, device: Device, iterations: int, item: int) -> float:
+    """Seconds of making the matrices of a layer orthogonal on one device, in numbers of `item` bytes.
 
     An iteration of a matrix, with s its smaller dim and l the larger: [s, l] x [l, s], [s, s] x [s, s] and
     [s, s] x [s, l].
@@ -88,8 +91,8 @@ def orthogonal_seconds(case: LayerCase, device: Device, iterations: int) -> floa
         shape = spec.shape[spec.stack :]
         small, large = sorted((prod(shape[: spec.inputs]), prod(shape[spec.inputs :])))
         seconds += (prod(spec.shape[: spec.stack]) // (case.shape.expert if spec.stack else 1)) * (
-            device.matmul(small, small, large, 1, 4, 4)
-            + device.matmul(small, small, small, 1, 4, 4)
-            + device.matmul(small, large, small, 1, 4, 4)
+            device.matmul(small, small, large, 1, item, item)
+            + device.matmul(small, small, small, 1, item, item)
+            + device.matmul(small, large, small, 1, item, item)
         )
     return iterations * seconds

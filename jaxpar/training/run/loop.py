@@ -220,6 +220,11 @@ class _Loop:
         if first > config.run.steps:
             self.listeners.message(f"All {first - 1} steps are done; only the end of the run was left undone.")
             return
+        if (warmup := config.optimizer.warmup_steps) >= config.run.steps:
+            self.listeners.message(
+                f"The run ends within its warm-up: run.steps is {config.run.steps}, and the learning rate reaches its "
+                f"peak at step {warmup} (optimizer.warmup_steps)."
+            )
         if "compiled" not in vars(trainer):
             self._compiling("the training step")
         liveness.at("compiling the step")

@@ -38,10 +38,10 @@ class NamedWeights(Mapping[str, np.ndarray]):
         whole = np.asarray(
             leaf if jax.process_count() == 1 else multihost_utils.process_allgather(leaf, tiled=True), np.float32
         )
-        spec, vocab = self._specs[name], self._layout.config.model.vocab
+        spec = self._specs[name]
         if spec.axes[0] == LAYERS:
             whole = whole[self._layout.order.stack_at(self._paths[name]).row_of_layer]
-        return whole[tuple(slice(vocab if axis == "vocab" else None) for axis in spec.axes)]
+        return whole[tuple(slice(size) for size in spec.unpadded_shape)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._specs)

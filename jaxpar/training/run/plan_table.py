@@ -89,9 +89,16 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         *_context_rows(layout),
         *_tensor_rows(plan),
         *_preferences_row(layout),
-        ("optimizer", config.optimizer.name, f"{config.optimizer.schedule} schedule, {config.run.steps} steps"),
+        ("optimizer", config.optimizer.name, _optimizer_words(layout)),
         ("data", config.data.source, data_description),
     ]
+
+
+def _optimizer_words(layout: StepLayout) -> str:
+    """Its schedule, and the dtype of what Muon computes."""
+    config = layout.config
+    words = f"{config.optimizer.schedule} schedule, {config.run.steps} steps"
+    return f"{words}; Newton-Schulz in {layout.plan.dtypes.muon}" if config.optimizer.name == "muon" else words
 
 
 def _wire_row(layout: StepLayout) -> list[tuple[str, str, str]]:

@@ -93,7 +93,7 @@ UPDATE = (
         name="adafactor_means_of_a_shard",
         description="Adafactor's means are those of a rank's shards.",
         file="jaxpar/optim/adafactor.py",
-        old="return total / prod(spec.shape[dim] for dim in dims)",
+        old="return total / prod(spec.unpadded_shape[dim] for dim in dims)",
         new="return total / prod(x.shape[dim] for dim in dims)",
         caught_by=("tests/optim/test_adafactor.py::test_four_steps_equal_optax_layer_by_layer[absolute-both]",),
     ),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from jaxpar.config.presets import PRESETS
-from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.schema import Config, ModelConfig, OptimizerConfig
 from jaxpar.cost.hardware_model import AMPERE, HardwareModel, described, hardware_of
 from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.cost.messages import network_of, overlapped
@@ -336,8 +336,8 @@ def test_an_update_takes_as_long_as_what_its_rule_reads_and_writes():
 
 
 def test_muon_pays_for_its_matmuls():
-    """4 l s^2 + 2 s^3 FLOPs a matrix and iteration in float32, a layer on each of 32 ranks."""
-    muon = Update(moved=ADAMW.moved, iterations=5)
+    """4 l s^2 + 2 s^3 FLOPs a matrix and iteration, a layer on each of 32 ranks; in float32 at float32's speed."""
+    muon = Update(moved=ADAMW.moved, iterations=5, iteration_bytes=4)
     embed, kv, mlp = MODEL.embed, 1024, MODEL.mlp
     flops = sum(
         4 * max(a, b) * min(a, b) ** 2 + 2 * min(a, b) ** 3
@@ -349,6 +349,11 @@ def test_muon_pays_for_its_matmuls():
     assert matmuls > 5 * flops / reached
     assert matmuls == pytest.approx(5 * flops / reached, rel=0.35)
     assert _optimizer(Layout(replica=32), muon) > 20 * matmuls, "copies repeat each other's work"
+    of = lambda dtype: update_of(Config(model=MODEL, optimizer=OptimizerConfig(name="muon", muon_dtype=dtype)))
+    assert of("float32").iteration_bytes == 4
+    assert of("auto") == of("bfloat16")
+    half = _optimizer(layout, replace(muon, iteration_bytes=2)) - _optimizer(layout, ADAMW)
+    assert half < 0.25 * matmuls
 
 
 def _optimizer(layout: Layout, update: Update) -> float:

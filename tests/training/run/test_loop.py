@@ -378,3 +378,14 @@ def test_the_tokens_of_a_run_are_those_of_its_batches(tmp_path: Path):
     for batch, _ in itertools.islice(placed_batches(trainer.config, trainer.data, trainer.placer, 0), 3):
         counted += int(np.asarray(batch["mask"]).sum())
     assert summary.tokens == counted
+
+
+def test_a_run_that_ends_within_its_warm_up_says_so(tmp_path: Path):
+    """The schedule of the small runs warms up for two steps."""
+    reported = []
+    for steps in (2, 3):
+        _, recorded = fit(run_config(tmp_path / str(steps), steps))
+        reported.append([text for text in recorded.messages if "warm-up" in text])
+    [[line], none] = reported
+    assert not none
+    assert "run.steps is 2" in line and "optimizer.warmup_steps" in line
