@@ -13,12 +13,14 @@ step that was logged before it:
 | `saved` | `checkpoint`, the step whose state it is, and `path`, in the run's folder where it lies there |
 | `sample` | `prompt`, `continuation` |
 | `end` | none: the run reached its end, or was asked to stop and saved |
+| `failed` | `error`, the type of an error and its text, and `traceback` |
 | `close` | `ended`: false where the run failed |
 """
 
 from __future__ import annotations
 
 import json
+import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,11 @@ class EventLog(Listener):
     def end(self, summary: Summary) -> None:
         self._ended = True
         self._write("end")
+
+    def failed(self, error: Exception) -> None:
+        if self._file is not None:
+            [text] = traceback.format_exception_only(error)[-1:]
+            self._write("failed", error=text.strip(), traceback="".join(traceback.format_exception(error)))
 
     def close(self) -> None:
         file = self._file
