@@ -292,7 +292,8 @@ class Watch:
 
     def _flush(self) -> bool:
         """Send on what connections did not take before; whether they have taken everything."""
-        return all([known.outbox.flush() for known in self._known.values()])
+        taken = [known.outbox.flush() for known in self._known.values()]
+        return all(taken)
 
     def _drain(self) -> None:
         """Wait until all connections have taken what was sent, but no longer than `LINGER_S`."""

@@ -243,9 +243,7 @@ def small_connection() -> tuple[socket.socket, socket.socket]:
 
 
 @pytest.mark.parametrize("process", [0, 1])
-def test_a_peer_that_reads_late_gets_no_torn_line_and_the_last_message(
-    process: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_peer_that_reads_late_gets_no_torn_line_and_the_last_message(process: int, monkeypatch: pytest.MonkeyPatch):
     """As one that was stopped for a while, or whose network was slow: its job is healthy."""
     monkeypatch.setattr(watching, "WAKE_S", 0.001)
     monkeypatch.setattr(watching, "BEATS", 10**5)

@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from jaxpar.config.reading.text_file import read_file
 from jaxpar.observe.events import Anomaly, Listener, RunInfo, StepRecord, Summary
 from jaxpar.observe.files import GrowingFile, strict_json, write_atomically
 
@@ -101,7 +102,7 @@ class EventLog(Listener):
 
 def _drop_unfinished_line(path: Path) -> None:
     if path.exists():
-        content = path.read_bytes()
+        content = read_file(path, None)
         whole = content[: content.rfind(b"\n") + 1]
         if whole != content:
             write_atomically(path, whole)
