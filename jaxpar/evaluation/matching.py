@@ -42,7 +42,7 @@ def first_matches(pattern: str, texts: Sequence[str]) -> list[str | None]:
     if ended.returncode == -signal.SIGPROF:
         what = f"text {len(found) + 1} of {len(texts)}" if lines else "reading it"
         raise UserError(
-            f"pattern: {quoted(pattern)} takes more than {SECONDS:g} seconds of processor time for {what}; expected one "
-            "without a repetition of what is repeated, such as (a+)+"
+            f"pattern: {quoted(pattern)} takes more than {SECONDS:g} seconds of processor time for {what}; expected "
+            "one without a repetition of what is repeated, such as (a+)+"
         )
     raise UserError(f"pattern: {quoted(pattern)} ended the process that matches it (exit code {ended.returncode})")
