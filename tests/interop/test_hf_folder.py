@@ -56,6 +56,17 @@ def test_sizes_of_config_json_that_are_not_those_of_the_tensors(tmp_path: Path):
         HFFolder(copy_of("llama", tmp_path / "model", vocab_size=62))
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [("mixtral", "num_local_experts", 10**8), ("qwen3_moe", "num_local_experts", 2**31 - 1),
+     ("llama", "num_hidden_layers", 10_000), ("llama", "vocab_size", 2**31 - 1), ("llama", "num_attention_heads", 2**24),
+     ("gpt2", "n_positions", 2**31 - 1)],
+)  # fmt: skip
+def test_counts_that_the_files_do_not_have_are_refused_at_once(tmp_path: Path, name: str, key: str, value: int):
+    with refused(str(tmp_path / "model"), "config.json"):
+        HFFolder(copy_of(name, tmp_path / "model", **{key: value}))
+
+
 def test_a_file_that_is_cut_off(llama: Path):
     file = llama / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-4])
