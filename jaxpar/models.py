@@ -46,7 +46,7 @@ def _begin(path: str) -> str:
         given = read_config(folder)
         family, model = model_of(given)
         about = f"{family.name} in Hugging Face's format"
-        if length := given.get("max_position_embeddings"):
+        if type(length := given.get("max_position_embeddings")) is int:
             about += f", made for up to {length} tokens"
     else:
         source = open_source(path, "MODEL")

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from jaxpar.cli import Parser, command, positive, size, stop
 from jaxpar.config.errors import UserError
-from jaxpar.config.reading.text_file import check_regular
+from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.pipeline.drawing.picture import picture
 from jaxpar.pipeline.drawing.summary import Refused, Summary, compare
 from jaxpar.pipeline.drawing.trace import trace
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules import SCHEDULES, make_schedule, schedule_name
 from jaxpar.pipeline.table import Schedule
-from jaxpar.pipeline.tables import format_schedule, read_schedule
+from jaxpar.pipeline.tables import format_schedule, parse_schedule
 from jaxpar.pipeline.timing.simulate import TIMELINES
 from jaxpar.pipeline.timing.workload import Workload
 
@@ -221,8 +221,8 @@ def _schedule(options: argparse.Namespace) -> Schedule:
             virtual_stages=options.virtual,
         )
     try:
-        check_regular(options.file)
-        return read_schedule(options.file)
+        text = read_text_file(options.file, LONGEST_WRITTEN, encoding="utf-8-sig")
+        return parse_schedule(text, name=options.file.stem)
     except OSError as error:
         raise UserError(f"--file {options.file}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:

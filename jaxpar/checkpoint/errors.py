@@ -20,6 +20,11 @@ DISK_ERRORS = (
 )
 
 
+def is_of_file(error: OSError) -> bool:
+    """Whether an error is about a file or its disk, and not about a connection, a process or a device."""
+    return error.filename is not None or error.errno in DISK_ERRORS
+
+
 class CheckpointError(UserError):
     """A checkpoint could not be written or used; one sentence with the folder and the reason."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxpar.checkpoint import manifest
 from jaxpar.checkpoint.errors import CheckpointError, Damage
+from jaxpar.config.reading.text_file import read_file
 
 FACTS = "facts.json"
 CAME_FROM = "came_from"
@@ -28,7 +29,13 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
         manifest.verify(checkpoint, only=[FACTS])
     except Damage as damage:
         raise CheckpointError(f"checkpoint {checkpoint} cannot be used, because {damage}") from damage
-    return json.loads((checkpoint / FACTS).read_text(encoding="utf-8"))
+    try:
+        facts = json.loads(read_file(checkpoint / FACTS))
+    except (ValueError, RecursionError) as error:  # A UserError is a ValueError.
+        raise CheckpointError(f"checkpoint {checkpoint} cannot be used, because its {FACTS} is no JSON") from error
+    if not isinstance(facts, dict):
+        raise CheckpointError(f"checkpoint {checkpoint} cannot be used, because its {FACTS} is no JSON object")
+    return facts
 
 
 def skipped_in_row(facts: dict[str, Any]) -> int:

@@ -6,6 +6,7 @@ is never read and never deleted. `00000100.removing` is being deleted.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Mapping
@@ -30,9 +31,19 @@ def listed_steps(folder: Path) -> list[int]:
     """Steps with a folder of their own, whole or not, in ascending order."""
     if not folder.exists():
         return []
-    names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+    names = [entry.name for entry in os.scandir(folder) if _is_folder(entry)]
     numbers = [name for name in names if name.isascii() and name.isdigit()]
     return sorted(int(name) for name in numbers if name == step_name(int(name)))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder, or a symlink to one; one that leads round in a circle is none, as one to nothing."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
 
 
 def surplus(skipped: Mapping[int, int], keep_last: int, keep_every: int | None) -> list[int]:

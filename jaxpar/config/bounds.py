@@ -39,6 +39,8 @@ BYTES = 2**62
 CHUNKS = 4
 """Chunks of a tensor rank's part that pass round by themselves."""
 CAPACITY = 1e6
+PERCENT = 10_000
+"""Limit for the percentage of a device's memory that XLA counts with."""
 SLICES = 16
 """Slices of an exchange of tokens; each is compiled by itself."""
 RANKS = 2**20

@@ -7,7 +7,20 @@ from math import prod
 from typing import Literal
 
 from jaxpar.config.axes import AXES
-from jaxpar.config.bounds import CAPACITY, CHUNKS, COUNT, LAYERS, MICROBATCHES, RANKS, ROWS, SLICES, spell_limit
+from jaxpar.config.bounds import (
+    BYTES,
+    CAPACITY,
+    CHUNKS,
+    COLLECTIVES,
+    COUNT,
+    LAYERS,
+    MICROBATCHES,
+    PERCENT,
+    RANKS,
+    ROWS,
+    SLICES,
+    spell_limit,
+)
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
@@ -147,8 +160,7 @@ class ExpertLayout:
         if not 1 <= self.capacity <= CAPACITY:
             raise UserError(f"plan.experts: capacity: must be from 1 to {CAPACITY:g}, got {self.capacity:g}")
         _check_range("plan.experts: slices", self.slices, 1, SLICES)
-        if self.node_devices is not None:
-            _check_range("plan.experts: node_devices", self.node_devices, 1, RANKS)
+        _check_range("plan.experts: node_devices", self.node_devices, 1, RANKS)
 
 
 @dataclass(frozen=True)
@@ -279,8 +291,6 @@ class Plan:
             _check_range(f"plan.{name}", getattr(self, name), low, most)
         for layers in self.stage_layers:
             _check_range("plan.stage_layers", layers, 0, LAYERS)
-        if self.node_devices is not None:
-            _check_range("plan.node_devices", self.node_devices, 1, RANKS)
 
     def attention_of(self, kind: str) -> Choice:
         """The attention backend of the layers of a kind."""
@@ -297,10 +307,18 @@ _RANGES: dict[str, tuple[int, int]] = {
     "loss_tiles": (1, COUNT),
     "mlp_tiles": (1, COUNT),
     "host_layers": (0, LAYERS),
+    "node_devices": (1, RANKS),
+    "joined_gathers": (0, BYTES),
+    "joined_scatters": (0, BYTES),
+    "collectives_at_once": (1, COLLECTIVES),
+    "merged_matmuls_mb": (0, COUNT),
+    "memory_percent": (1, PERCENT),
 }
 
 
-def _check_range(key: str, value: int, low: int, most: int) -> None:
+def _check_range(key: str, value: int | None, low: int, most: int) -> None:
+    if value is None:
+        return
     if value < low:
         raise UserError(f"{key}: must be at least {low}, got {value}")
     if value > most:

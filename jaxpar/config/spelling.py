@@ -18,15 +18,15 @@ def quoted(value: object, most: int = 300) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with control characters other than line ends as escapes: a terminal would interpret them."""
-    if text.replace("\n", "").isprintable():
+    """The text with control characters and line ends as escapes: a terminal would interpret them."""
+    if text.isprintable():
         return text
-    return "".join(letter if letter == "\n" or letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def named(path: object) -> str:
     """The path of a file for a message, in one line."""
-    return printable(cut(path)).replace("\n", "\\n")
+    return printable(cut(path))
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:

@@ -25,6 +25,7 @@ from typing import Any
 from jaxpar.distributed import verdicts
 from jaxpar.distributed.activity import Activity
 from jaxpar.distributed.messages import SENTENCE_LENGTH, Malformed, Report, clean, decode, encode, text
+from jaxpar.distributed.outbox import Outbox
 from jaxpar.distributed.peer import Peer
 from jaxpar.distributed.verdicts import Mark, Sign
 
@@ -49,6 +50,7 @@ class _Known:
     """The state of a peer."""
 
     peer: Peer
+    outbox: Outbox
     mark: Mark
     set_at: float
     """When it set its mark, on the clock of this process."""
@@ -88,10 +90,9 @@ class Watch:
         self._paused_at = now
         """When all last waited for a process that was outside a step."""
         self._activity = Activity()
-        self._known = {number: _Known(peer, mark, now, now) for number, peer in peers.items()}
+        self._known = {number: _Known(peer, Outbox(peer.connection), mark, now, now) for number, peer in peers.items()}
         self._leaving, self._over, self._failing = threading.Event(), threading.Event(), threading.Event()
         self._reported_leaving = False
-        self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         for known in self._known.values():
             known.peer.connection.setblocking(False)
@@ -121,6 +122,7 @@ class Watch:
             self._over.wait(GRACE_S + LINGER_S)
         else:
             self._send_all({"failed": why, "at": self._report()})
+            self._drain()
 
     def leave(self) -> None:
         """Wait until all processes have ended; one that dies meanwhile is still named."""
@@ -152,6 +154,7 @@ class Watch:
             if now - woke > self._every_s + 1:  # This process was stopped: that time does not count.
                 self._leave_out_pause(now - woke)
             woke = now
+            self._flush()
             for key, _ in events:
                 if not self._over.is_set():  # The end of the watch has let go of the other connections.
                     self._receive(key.data, now)
@@ -236,6 +239,7 @@ class Watch:
                 self._send_all({"left": True})
         elif all(known.left for known in self._known.values()):
             self._send_all({"over": True})
+            self._drain()
             self._over.set()
 
     def _conclude(self, sentence: str, *, may_end_itself: bool = False, by_process_0: bool = False) -> None:
@@ -248,6 +252,7 @@ class Watch:
             self._send_all({"failed": sentence, "at": self._report()})
         if may_end_itself and self._failing.wait(GRACE_S):
             return
+        self._drain()
         if self._process == 0:
             self._linger()
         self._over.set()
@@ -280,9 +285,18 @@ class Watch:
         return Sign(known.peer.process, known.peer.host, known.mark, age, now - known.received_at, known.idle_s)
 
     def _send_all(self, message: dict[str, Any]) -> None:
-        """Send to all peers. A line is far smaller than the buffer; a peer that does not empty it counts as silent."""
-        line = encode(message)
-        with self._lock:
-            for known in self._known.values():
-                with contextlib.suppress(OSError):
-                    known.peer.connection.send(line)
+        """Send to all peers, without waiting for them. A report is only sent to those that have taken the last one."""
+        line, is_report = encode(message), message.keys() == {"at"}
+        for known in self._known.values():
+            known.outbox.send(line, if_empty=is_report)
+
+    def _flush(self) -> bool:
+        """Send on what connections did not take before; whether they have taken everything."""
+        taken = [known.outbox.flush() for known in self._known.values()]
+        return all(taken)
+
+    def _drain(self) -> None:
+        """Wait until all connections have taken what was sent, but no longer than `LINGER_S`."""
+        until = time.monotonic() + LINGER_S
+        while not self._flush() and time.monotonic() < until:
+            time.sleep(0.01)

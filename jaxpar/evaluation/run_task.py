@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import string
 from collections.abc import Sequence
 from typing import Any, cast
@@ -12,6 +11,7 @@ import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.evaluation.language_model import LanguageModel
+from jaxpar.evaluation.matching import first_matches
 from jaxpar.evaluation.outcome import Metric, Outcome, exponential, mean, ratio, scaled
 from jaxpar.evaluation.task import Choice, Document, Generation, MultipleChoice, Perplexity, Question, Task
 
@@ -62,21 +62,17 @@ def _generation(model: LanguageModel, settings: Generation, examples: Sequence[Q
     prompts = [settings.preamble + example.prompt for example in examples]
     texts = model.generated(prompts, settings.tokens, settings.stop)
     hits = [
-        float(compared(text, settings) in {_plain(answer, settings) for answer in example.answers})
-        for text, example in zip(texts, examples, strict=True)
+        float(text in {_plain(answer, settings) for answer in example.answers})
+        for text, example in zip(compared(texts, settings), examples, strict=True)
     ]
     details = [{"text": text, "exact_match": hit} for text, hit in zip(texts, hits, strict=True)]
     return Outcome(settings.kind, len(examples), {"exact_match": mean(hits)}, details)
 
 
-def compared(text: str, settings: Generation) -> str | None:
-    """What of a generated text is compared with the answers; None where the pattern matches nothing."""
-    if settings.pattern is None:
-        return _plain(text, settings)
-    found = re.search(settings.pattern, text)
-    if found is None:
-        return None
-    return _plain(found[1] if found.re.groups and found[1] is not None else found[0], settings)
+def compared(texts: Sequence[str], settings: Generation) -> list[str | None]:
+    """What of each generated text is compared with the answers; None where the pattern matches nothing."""
+    found = texts if settings.pattern is None else first_matches(settings.pattern, texts)
+    return [None if text is None else _plain(text, settings) for text in found]
 
 
 def _plain(text: str, settings: Generation) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.paths import is_name
-from jaxpar.config.spelling import quoted
+from jaxpar.evaluation.matching import check_pattern
 
 
 @dataclass(frozen=True)
@@ -103,10 +102,7 @@ class Generation:
         if not 1 <= self.tokens <= 2**20:
             raise UserError(f"tokens: expected from 1 to {2**20}, got {self.tokens}")
         if self.pattern is not None:
-            try:
-                re.compile(self.pattern)
-            except re.error as error:
-                raise UserError(f"pattern: {quoted(self.pattern)} is no regular expression ({error})") from None
+            check_pattern(self.pattern)
 
 
 @dataclass(frozen=True)

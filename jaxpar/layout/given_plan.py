@@ -121,7 +121,7 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
     rows = plan.microbatches * plan.microbatch_rows * plan.axes.data
     schedule = schedule_of(plan)
     slots = layer_order(plan, config.model).layers_per_chunk if len(plan.stage_layers) == schedule.chunks else 0
-    same = ("zero", "microbatches", "pipe_ends", "pipe_ticks", "collectives")
+    same = ("zero", "microbatches", "pipe_ends", "pipe_ticks", "collectives", "collectives_at_once")
     kept = ("optimizer_offload", "weights_offload")
     return [
         ("axes", dict(plan.axes), axis_sizes(parallel), "the mesh of the configuration"),

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from jaxpar.config import Config
+from jaxpar.config.bounds import PERCENT
 from jaxpar.config.plan import Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.layout.memory.estimate import estimate_memory, offloaded_bytes
@@ -19,8 +20,6 @@ from jaxpar.layout.memory.estimate import estimate_memory, offloaded_bytes
 MEMORY_PERCENT = "xla_gpu_memory_limit_slop_factor"
 OWN_PERCENT = 95
 """XLA's default."""
-MOST_PERCENT = 10_000
-"""Where next to nothing is free."""
 
 
 def with_host_buffers(config: Config, plan: Plan, device: Device, usable: Callable[[], int]) -> Plan:
@@ -36,4 +35,4 @@ def with_host_buffers(config: Config, plan: Plan, device: Device, usable: Callab
     if on_host == 0 or device.platform == "cpu":
         return plan
     free = max(1, usable() - estimate_memory(config, plan).optimizer)
-    return replace(plan, memory_percent=min(OWN_PERCENT - (-100 * on_host // free), MOST_PERCENT))
+    return replace(plan, memory_percent=min(OWN_PERCENT - (-100 * on_host // free), PERCENT))

@@ -10,12 +10,30 @@ from typing import Any
 
 from jaxpar.config import Config, UserError, config_from_dict, config_to_dict, load_config
 from jaxpar.config.axes import axis_sizes
+from jaxpar.config.bounds import LAYERS, spell_limit
+from jaxpar.config.checks.values import check_values
 from jaxpar.config.paths import RUN_CONFIG
 from jaxpar.config.plan import PLAN_VERSION, Plan, check_plan_version
 from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
-from jaxpar.config.reading.typed import field_types, record_from_plain, shown
+from jaxpar.config.reading.typed import checked, field_types, record_from_plain, shown
 from jaxpar.config.spelling import did_you_mean, named
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Which hosts hold stages, where hosts are of several kinds."""
+
+    group: str
+    gpu: str
+    first: int
+    layers: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.layers or not all(0 <= number <= LAYERS for number in (self.first, *self.layers)):
+            numbers = f"from 0 to {spell_limit(LAYERS)}"
+            raise UserError(f"stages: expected a first stage and the layers of each, {numbers}, got {shown(self)}")
+
 
 KEYS = ("version", "cluster", "predicted", "plan", "config")
 """The keys of the file, in this order."""
@@ -23,6 +41,11 @@ NUMBERS = ("step_time_s", "tokens_per_s_per_gpu", "mfu", "peak_bytes")
 """Predictions that are a number above 0."""
 TABLES = ("breakdown", "memory")
 """Predictions that are numbers by name."""
+MORE: dict[str, Any] = {
+    "interval_s": tuple[float, ...] | None, "host_bytes": float, "usable_bytes": float, "hosts": int,
+    "node_order": tuple[int, ...] | None, "stages": tuple[Stage, ...] | None,
+}  # fmt: skip
+"""Further predictions that a file may have, whose numbers are at least 0, with their types."""
 LARGEST_NUMBER = 1e30
 """Limit for bytes, seconds and rates; whole numbers of hundreds of digits would not become a float."""
 DROPPED = ("optimizer_resident", "weights_resident")
@@ -99,6 +122,7 @@ def read(path: Path) -> PlanFile:
     _check(label, plain)
     try:
         config, plan = config_from_dict(plain["config"]), record_from_plain(Plan, plain["plan"], "plan")
+        check_values(config)
     except UserError as error:
         raise UserError(f"{label}: {error}") from None
     return PlanFile(config, plan, plain["cluster"], plain["predicted"], plain["version"])
@@ -161,9 +185,17 @@ def _check_predicted(label: str, predicted: Mapping[str, Any]) -> None:
         for name, value in predicted[table].items():
             if not is_number(value):
                 raise UserError(f"{label}: {table}.{name}: expected a number, got {shown(value)}")
-    for stage in predicted.get("stages") or []:
-        if not isinstance(stage, dict) or not {"group", "gpu", "first", "layers"} <= set(stage):
-            raise UserError(f"{label}: stages: expected group, gpu, first and layers of each, got {shown(stage)}")
+    try:
+        found = {name: checked(name, predicted[name], kind) for name, kind in MORE.items() if name in predicted}
+    except UserError as error:
+        raise UserError(f"{label}: {error}") from None
+    stages = found.pop("stages", None)
+    if stages and stages[0].first != 0:
+        raise UserError(f"{label}: stages: expected the first group to have stage 0, got {stages[0].first}")
+    for name, value in found.items():
+        numbers = value if isinstance(value, tuple) else () if value is None else (value,)
+        if not all(0 <= number <= LARGEST_NUMBER for number in numbers):
+            raise UserError(f"{label}: {name}: expected numbers of at least 0, got {shown(predicted[name])}")
 
 
 def is_number(value: Any) -> bool:

@@ -12,7 +12,8 @@ Rules of the calls:
 - Steps are counted from 1: after step n, n batches have been used. A run that restored checkpoint n starts with
   `first_step == n + 1`.
 - The order is `start`, then steps, evaluations, saves, anomalies and messages as they come, then `sample`, `end`,
-  `close`. `close` is called exactly once, also when the run fails; `end` is called when it does not.
+  `close`. `close` is called exactly once, also when the run fails; `end` is called when it does not, and `failed` when
+  it does.
 - `evaluation(n, ...)` comes before `step` of the same step, and a step that was evaluated is always logged.
 - `rewound(n)` comes when the run went back to checkpoint n: the next step is n + 1 again.
 - Only process 0 has listeners that write. They are called between two steps while the device works: keep them short.
@@ -204,6 +205,9 @@ class Listener:
     def end(self, summary: Summary) -> None:
         """The run reached its end, or was asked to stop and saved."""
 
+    def failed(self, error: Exception) -> None:
+        """The run ends here because of `error`, which is raised next."""
+
     def close(self) -> None:
         """No more events follow: close files and the screen."""
 
@@ -257,6 +261,11 @@ class Listeners(Listener):
         for member in self.members:
             with self._guarded(member):
                 member.end(summary)
+
+    def failed(self, error: Exception) -> None:
+        for member in self.members:
+            with self._guarded(member):
+                member.failed(error)
 
     @contextmanager
     def _guarded(self, member: Listener) -> Iterator[None]:

@@ -20,6 +20,7 @@ from jaxtyping import Int
 from jaxpar.checkpoint.errors import reason
 from jaxpar.config import Config, ModelConfig, UserError
 from jaxpar.config.kinds import kind_models
+from jaxpar.config.reading.text_file import check_regular
 from jaxpar.config.spelling import named
 from jaxpar.layers.context import UPDATES
 from jaxpar.layers.declaration.weights import with_weights
@@ -122,7 +123,10 @@ class RoutingFolder:
         file = self._file(int(examples[0]) // size)
         shape = (size, config.data.sequence_length, *replayed_shape(config.model))
         try:
+            check_regular(file, f"data.routing: {named(file)}")
             found = np.load(file, mmap_mode="r", allow_pickle=False)
+        except UserError:
+            raise
         except (OSError, ValueError) as error:
             raise UserError(f"data.routing: cannot read {named(file)}: {reason(error)}") from None
         if found.shape != shape or found.dtype.kind != "i":

@@ -46,6 +46,14 @@ def test_only_folders_named_by_a_step_are_checkpoints(tmp_path):
     assert folders.listed_steps(tmp_path) == [3, 12, 123456789]
 
 
+def test_a_symlink_that_leads_nowhere_is_no_step(tmp_path: Path):
+    (tmp_path / "00000003").mkdir()
+    (tmp_path / "00000004").symlink_to(tmp_path / "00000003")
+    (tmp_path / "00000005").symlink_to("00000005")
+    (tmp_path / "00000006").symlink_to("lost")
+    assert folders.listed_steps(tmp_path) == [3, 4]
+
+
 def test_a_removed_checkpoint_loses_its_name_first_and_leftovers_go_later(tmp_path, monkeypatch):
     path = folders.step_folder(tmp_path, 5)
     (path / "state").mkdir(parents=True)

@@ -21,7 +21,8 @@ def test_a_long_text_loses_its_middle():
 
 
 def test_control_characters_are_written_as_escapes():
-    assert printable("plain\nlines, é") == "plain\nlines, é"
+    assert printable("plain, é") == "plain, é" and printable("two\nlines") == r"two\nlines"
+    assert str(UserError("one\nline", "another")) == "one\\nline\nanother"
     assert printable("a\x1b[2Jb\t\u2028") == r"a\x1b[2Jb\t\u2028"
     assert str(UserError("a\x1bb")) == r"a\x1bb"
 

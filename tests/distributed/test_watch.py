@@ -230,6 +230,42 @@ def test_processes_that_all_fail_for_one_reason_each_report_it(stage: Callable[.
     assert job.quiet()
 
 
+def small_connection() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a TCP connection that stores a few kB in each direction."""
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        near = socket.socket()
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        near.connect(server.getsockname())
+        return near, server.accept()[0]
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_peer_that_reads_late_gets_no_torn_line_and_the_last_message(process: int, monkeypatch: pytest.MonkeyPatch):
+    """As one that was stopped for a while, or whose network was slow: its job is healthy."""
+    monkeypatch.setattr(watching, "WAKE_S", 0.001)
+    monkeypatch.setattr(watching, "BEATS", 10**5)
+    monkeypatch.setattr(watching, "LINGER_S", seconds(20))
+    monkeypatch.setattr(watching, "GRACE_S", 0.0)
+    near, far = small_connection()
+    member = Member(process, 2, {1 - process: Peer(1 - process, "far", near)}, 60.0)
+    member.watch.mark("x" * 1000, 600, "distributed.step_timeout_s")
+    time.sleep(0.5)
+    with far, ThreadPoolExecutor(1) as pool:
+        failing = pool.submit(member.watch.fail, "y" * 1000)
+        received = b""
+        far.settimeout(seconds(20))
+        while b"y" * 900 not in received or not received.endswith(b"\n"):
+            received += far.recv(777)
+        far.shutdown(socket.SHUT_RDWR)
+        failing.result(timeout=seconds(20))
+    lines = [json.loads(line) for line in received.splitlines()]
+    assert 2 < len(lines) < 200, "some reports, but none stored for a peer that is behind"
+    member.watch.close()
+
+
 def test_a_watch_that_breaks_ends_its_process(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch):
     def fail(line: bytes) -> dict[str, object]:
         raise ZeroDivisionError(line)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxpar.evaluation import matching
 from jaxpar.evaluation.run_task import compared, run_task
 from jaxpar.evaluation.task import (
     Choice,
@@ -53,7 +54,20 @@ def test_tasks_have_the_numbers_of_lm_evaluation_harness(name: str):
     ],
 )
 def test_what_of_a_text_is_compared(settings: dict[str, Any], text: str, wanted: str | None):
-    assert compared(text, Generation("x", **settings)) == wanted
+    assert compared([text, text], Generation("x", **settings)) == [wanted] * 2
+
+
+def test_a_pattern_that_takes_hours_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(matching, "SECONDS", 0.2)
+    settings = Generation("x", pattern="(a+)+$")
+    assert compared(["aaa", "b"], settings) == ["aaa", None]
+    with refused("pattern", "(a+)+$", "0.2 seconds", "text 2 of 3"):
+        compared(["aaa", "a" * 40 + "b", "a"], settings)
+
+
+def test_lone_surrogates_and_long_texts_are_matched():
+    long = "b" * 10**6 + "\ud800a"
+    assert compared([long, ""], Generation("x", pattern="[\ud800].|^$")) == ["\ud800a", ""]
 
 
 @pytest.mark.parametrize(

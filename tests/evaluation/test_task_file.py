@@ -65,6 +65,12 @@ def test_names_of_tasks_are_reported_from_files():
         ("a.yaml", "kind: generation\ndata: x.jsonl\ntokens: 0", ("a.yaml", "tokens", "from 1", "got 0")),
         ("a.yaml", "kind: generation\ndata: x.jsonl\ntokens: many", ("tokens", "a whole number", "many")),
         ("a.yaml", "kind: generation\ndata: x.jsonl\npattern: '('", ("a.yaml", "pattern", "'('")),
+        ("a.yaml", "kind: generation\ndata: x.jsonl\npattern: 'a{9999999999}'", ("a.yaml", "pattern", "repetition")),
+        (
+            "a.yaml",
+            f"kind: generation\ndata: x.jsonl\npattern: '{'(' * 5000}{')' * 5000}'",
+            ("a.yaml", "pattern", "recursion"),
+        ),
         ("a.yaml", "kind: perplexity\ndata: x.txt\nstride: 0", ("a.yaml", "stride", "at least 1")),
         ("a.yaml", "kind: perplexity\ndata: x.csv", ("a.yaml", "x.csv", ".jsonl")),
         ("a.yaml", "kind: generation\ndata: x.txt", ("a.yaml", "x.txt", ".jsonl")),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxpar.config import Config, UserError
@@ -297,6 +298,13 @@ def test_qwen_with_windows_in_its_last_layers():
 )
 def test_the_shortest_pattern_is_found(kinds: str, pattern: Pattern):
     assert pattern_of(list(kinds)) == pattern
+
+
+def test_the_pattern_of_thousands_of_layers_in_no_order_is_found_at_once():
+    kinds = np.random.default_rng(0).choice(["a", "b"], 3000).tolist()
+    pattern = pattern_of(kinds)
+    rest = len(kinds) - len(pattern.prefix) - len(pattern.suffix)
+    assert [*pattern.prefix, *pattern.unit * (rest // len(pattern.unit)), *pattern.suffix] == kinds
 
 
 def test_what_no_family_can_hold_is_refused():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from jaxpar.config import UserError
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import open_source
 from jaxpar.interop.sources.tensor_files import DIGEST_ROWS, TensorFiles
@@ -51,9 +52,37 @@ def test_a_tensor_of_another_dtype(llama: Path, dtype: type):
         HFFolder(llama)
 
 
+@pytest.mark.parametrize("name", ["dtype", "tensor", "key"])
+def test_a_line_end_or_control_character_of_a_file_does_not_reach_the_screen(llama: Path, name: str):
+    hostile = "F33\nok\x1b[2J"
+    file = llama / "model.safetensors"
+    if name == "key":
+        copy = json.loads((llama / "config.json").read_text()) | {hostile: 1}
+        (llama / "config.json").write_text(json.dumps(copy))
+    else:
+        values = {"dtype": hostile if name == "dtype" else "I8", "shape": [1], "data_offsets": [0, 1]}
+        header = json.dumps({hostile if name == "tensor" else "a": values}).encode()
+        file.write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
+    with pytest.raises(UserError) as caught:
+        HFFolder(llama)
+    assert str(caught.value).isprintable() and "ok" in str(caught.value)
+
+
 def test_sizes_of_config_json_that_are_not_those_of_the_tensors(tmp_path: Path):
     with refused("model.embed_tokens.weight", "[61, 32]", "[62, 32]"):
         HFFolder(copy_of("llama", tmp_path / "model", vocab_size=62))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [("mixtral", "num_local_experts", 10**8), ("qwen3_moe", "num_local_experts", 2**31 - 1),
+     ("llama", "num_hidden_layers", 10_000), ("llama", "vocab_size", 2**31 - 1),
+     ("llama", "num_attention_heads", 2**24),
+     ("gpt2", "n_positions", 2**31 - 1)],
+)  # fmt: skip
+def test_counts_that_the_files_do_not_have_are_refused_at_once(tmp_path: Path, name: str, key: str, value: int):
+    with refused(str(tmp_path / "model"), "config.json"):
+        HFFolder(copy_of(name, tmp_path / "model", **{key: value}))
 
 
 def test_a_file_that_is_cut_off(llama: Path):

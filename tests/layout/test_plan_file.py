@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import jax
 import pytest
 
 from jaxpar.config import Config, config_to_dict, config_to_yaml
 from jaxpar.config.plan import PLAN_VERSION, Plan
+from jaxpar.config.reading.typed import field_types
 from jaxpar.distributed.devices import devices_per_node
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.plan_file import PlanFile, read, write
@@ -95,6 +96,65 @@ def test_another_version_is_refused(file: Path, capsys: pytest.CaptureFixture[st
 def test_a_file_that_was_edited_wrongly_is_one_sentence(file: Path, keys: dict[str, Any], parts: tuple[str, ...]):
     edit(file, **keys)
     with refused(str(file), *parts):
+        read(file)
+
+
+def numbers_of(record: type, prefix: str = "") -> list[str]:
+    """The path in `plan.json` of every number of a record; `+` stands for an entry that a test adds."""
+    found: list[str] = []
+    for name, annotation in field_types(record).items():
+        for kind in get_args(annotation) or (annotation,):
+            if kind in (int, float):
+                found.append(f"{prefix}{name}" + ".+" * (get_origin(annotation) is tuple))
+            elif is_dataclass(kind):
+                found += numbers_of(kind, f"{prefix}{name}." + "+." * (kind is not annotation))
+    return found
+
+
+def with_number(plain: Any, path: str, value: int) -> Any:
+    """A JSON value with another number at a path."""
+    if not path:
+        return value
+    name, _, rest = path.partition(".")
+    if isinstance(plain, list):
+        return [with_number(plain[0] if plain else {}, rest, value), *plain[1:]]
+    return {**plain, name: with_number(plain.get(name, {}), rest, value)}
+
+
+@pytest.mark.parametrize("value", [-5, 2**62 + 1])
+def test_every_number_of_a_plan_has_a_range(file: Path, value: int):
+    plain = json.loads(file.read_text())["plan"]
+    paths = numbers_of(Plan)
+    assert len(paths) > 20 and {"collectives_at_once", "axes.fsdp", "runs.+.layers", "experts.+.slices"} <= set(paths)
+    for path in paths:
+        edit(file, plan=with_number(plain, path, value))
+        with refused(str(file), path.split(".")[0], "must be"):
+            read(file)
+
+
+@pytest.mark.parametrize(("section", "key", "value"), [("run", "steps", -5), ("parallel", "collectives_at_once", 0)])
+def test_numbers_of_the_configuration_in_a_plan_have_their_ranges(file: Path, section: str, key: str, value: int):
+    config = json.loads(file.read_text())["config"]
+    config[section][key] = value
+    edit(file, config=config)
+    with refused(str(file), f"{section}.{key}", "at least 1", str(value)):
+        read(file)
+
+
+STAGE = {"group": "a", "gpu": "h100", "first": 0, "layers": [1]}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("interval_s", [0.1, -1.0]), ("interval_s", "fast"), ("host_bytes", -1), ("usable_bytes", float("nan")),
+     ("node_order", [0, -1]), ("node_order", ["a"]), ("stages", [STAGE | {"first": 1}]), ("stages", [{"group": "a"}]),
+     ("stages", [STAGE | {"layers": []}]), ("stages", [STAGE | {"layers": [-5]}]), ("stages", 7)],
+)  # fmt: skip
+def test_predictions_have_their_types_and_ranges(file: Path, key: str, value: object):
+    edit(file, predicted=PREDICTED | {"stages": [STAGE], "interval_s": [0.4, 0.6]})
+    read(file)
+    edit(file, predicted=PREDICTED | {key: value})
+    with refused(str(file), key):
         read(file)
 
 

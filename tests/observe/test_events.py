@@ -31,8 +31,9 @@ def every_call(listener: Listener, folder: Path) -> list[str]:
     listener.rewound(1)
     listener.sample("prompt", "continuation")
     listener.end(summary())
+    listener.failed(ValueError("after it"))
     listener.close()
-    return ["start", "step", "evaluation", "saved", "message", "anomaly", "rewound", "sample", "end", "close"]
+    return ["start", "step", "evaluation", "saved", "message", "anomaly", "rewound", "sample", "end", "failed", "close"]
 
 
 def test_every_event_reaches_every_listener_in_order(tmp_path: Path) -> None:

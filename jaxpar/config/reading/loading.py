@@ -70,7 +70,7 @@ def read_sections(path: str | Path) -> Written:
                 written[section][key] = check_value(section, key, leaf.value)
     if mistakes:
         more = [f"and {len(mistakes) - SHOWN} more mistakes in {named(path)}"] if len(mistakes) > SHOWN else []
-        raise UserError("\n".join([*mistakes[:SHOWN], *more]))
+        raise UserError(*mistakes[:SHOWN], *more)
     return written
 
 

@@ -102,5 +102,6 @@ def _show(opened: TokenFolder, stream: TokenStream, title: str, first: int, leng
 
 
 def _line(console: Console, text: str, style: str = "") -> None:
-    encoded = printable(text).encode(console.encoding, "replace").decode(console.encoding)
+    shown = "\n".join(map(printable, text.split("\n")))
+    encoded = shown.encode(console.encoding, "replace").decode(console.encoding)
     console.print(Text(encoded, style=style), soft_wrap=True)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float32
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.reading.text_file import read_file
+from jaxpar.config.spelling import named
 from jaxpar.data.tokens.digests import DIGEST_BYTES, digest
+from jaxpar.data.tokens.token_folder import npy_header
 
 VERSION = 1
 
@@ -33,28 +35,27 @@ class ReferenceFile:
         name = digest(json.dumps({"version": VERSION, **facts}, sort_keys=True).encode())[:24]
         self.path = folder / f"reference-{name}.npy"
         self._documents = documents
+        self._header = npy_header(np.dtype(np.float32), documents)
 
     def read(self) -> Float32[np.ndarray, " documents"] | None:
         """The values, NaN for documents without one; None where there is no file.
 
         Raises:
-            UserError: the file is damaged.
+            UserError: the file is damaged, or is no regular file.
             OSError: it cannot be read.
         """
+        wanted = len(self._header) + np.dtype(np.float32).itemsize * self._documents + DIGEST_BYTES
         try:
-            raw = self.path.read_bytes()
+            raw = read_file(self.path, wanted)
         except FileNotFoundError:
             return None
         content, sealed = raw[:-DIGEST_BYTES], raw[-DIGEST_BYTES:]
-        if bytes.fromhex(digest(content)) == sealed:
-            found = np.load(BytesIO(content), allow_pickle=False)
-            if found.shape == (self._documents,) and found.dtype == np.float32:
-                return found
-        raise UserError(f"{self.path} is damaged; remove it, and the same command computes its values again")
+        if len(raw) == wanted and content.startswith(self._header) and bytes.fromhex(digest(content)) == sealed:
+            return np.frombuffer(content, np.float32, offset=len(self._header)).copy()
+        raise UserError(f"{named(self.path)} is damaged; remove it, and the same command computes its values again")
 
     def encoded(self, values: Float32[np.ndarray, " documents"]) -> bytes:
         """The bytes of the file: an array in NumPy's format, and their digest."""
         assert values.shape == (self._documents,) and values.dtype == np.float32, "a value for each document"
-        content = BytesIO()
-        np.save(content, values, allow_pickle=False)
-        return content.getvalue() + bytes.fromhex(digest(content.getvalue()))
+        content = self._header + values.tobytes()
+        return content + bytes.fromhex(digest(content))

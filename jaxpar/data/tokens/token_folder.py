@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.paths import user_path
+from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import quoted
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.digests import as_sums, digest
@@ -115,7 +116,7 @@ def _check_place(folder: Path, name: str, size: int) -> None:
 
 
 def _read_checked(folder: Path, file: File) -> bytes:
-    content = (folder / file.name).read_bytes()
+    content = read_file(folder / file.name)
     if digest(content) != file.digest:
         raise UserError(f"{folder / file.name} is damaged (its digest is not that of {INDEX}); make the folder again")
     return content

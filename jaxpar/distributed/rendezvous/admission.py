@@ -14,17 +14,17 @@ Instead, at any time: `refused`, with the reason, or `later`: the client may try
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
-from jaxpar.distributed.messages import LINE_BYTES, Hello, Malformed, decode, encode
+from jaxpar.distributed.messages import LINE_BYTES, Hello, Malformed, decode
 from jaxpar.distributed.peer import Peer, Refused
+from jaxpar.distributed.rendezvous.client import Client
 from jaxpar.distributed.rendezvous.secret import CLIENT, FIRST, is_proof, new_nonce, prove
 
 HELLO_S = 10.0
@@ -35,32 +35,14 @@ CHECK_S = 0.2
 MOST_UNIDENTIFIED = 512
 """Clients that may be unidentified at once; beyond that the oldest is dropped: a process of the job identifies itself
 at once."""
+MOST_DUPLICATES = 4
+"""Clients that may wait for the place of one that is asked whether it is there; others are asked to try again."""
 ACCEPTED = 64
 """Connections accepted in a row before the existing ones are served again."""
 EXHAUSTED = errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM
 MOST_REPORTED = 4
 """Refusals that process 0 reports."""
 ALIKE = "set distributed.secret_file or JAXPAR_SECRET alike for all processes"
-
-
-@dataclass(eq=False)
-class _Client:
-    """A connection, and its state."""
-
-    connection: socket.socket
-    until: float
-    """When it must have identified itself, or answered."""
-    unread: bytes = b""
-    hello: Hello | None = None
-    nonce: str = ""
-    """Nonce over which it must prove the secret."""
-    gone: bool = False
-
-    @property
-    def number(self) -> int:
-        """Its process number."""
-        assert self.hello is not None
-        return self.hello.process
 
 
 class Admission:
@@ -75,12 +57,12 @@ class Admission:
     def __init__(self, processes: int, secret: bytes | None, report: Callable[[str], None]):
         self._processes, self._secret, self._report = processes, secret, report
         self._selector = selectors.DefaultSelector()
-        self._unidentified: dict[_Client, None] = {}
+        self._unidentified: dict[Client, None] = {}
         """Clients not identified yet; the oldest first."""
-        self._admitted: dict[int, _Client] = {}
-        self._duplicates: dict[int, _Client] = {}
-        """Clients that claim the number of an admitted one; admitted if that one does not answer."""
-        self._asked: dict[_Client, None] = {}
+        self._admitted: dict[int, Client] = {}
+        self._duplicates: dict[int, list[Client]] = {}
+        """Clients that claim the number of an admitted one; the first is admitted if that one does not answer."""
+        self._asked: dict[Client, None] = {}
         """Admitted clients whose answer is awaited, in the order in which they were asked."""
         self._all_asked = False
         """Whether all were asked since the last one arrived."""
@@ -136,13 +118,13 @@ class Admission:
                     self._ask_to_retry(next(iter(self._unidentified)), "process 0 is busy")
                 return
             connection.setblocking(False)
-            client = _Client(connection, time.monotonic() + HELLO_S)
+            client = Client(connection, time.monotonic() + HELLO_S)
             self._selector.register(connection, selectors.EVENT_READ, client)
             self._unidentified[client] = None
             if len(self._unidentified) > MOST_UNIDENTIFIED:
                 self._ask_to_retry(next(iter(self._unidentified)), "process 0 is busy")
 
-    def _receive(self, client: _Client) -> None:
+    def _receive(self, client: Client) -> None:
         try:
             received = client.connection.recv(LINE_BYTES)
         except BlockingIOError:
@@ -164,20 +146,19 @@ class Admission:
         except Refused as error:
             self._refuse(client, str(error))
 
-    def _handle(self, client: _Client, line: bytes) -> None:
+    def _handle(self, client: Client, line: bytes) -> None:
         if client.hello is None:
             self._identify(client, Hello.read(line))
         elif client in self._unidentified:
             self._check(client, decode(line).get("proof"))
         elif client in self._asked and decode(line).get("here") is True:
             del self._asked[client]
-            duplicate = self._duplicates.get(client.number)
-            if duplicate is not None:
-                self._refuse(duplicate, f"process {client.number} is there already, {_from(client)}")
+            for duplicate in tuple(self._duplicates.get(client.number, ())):
+                self._refuse(duplicate, f"process {client.number} is there already, {client.origin}")
         else:
             raise Malformed("it was not asked")
 
-    def _identify(self, client: _Client, hello: Hello) -> None:
+    def _identify(self, client: Client, hello: Hello) -> None:
         client.hello = hello
         if self._secret is None and hello.nonce is not None:
             raise Refused(f"{hello.name} has a secret and process 0 has none; {ALIKE}")
@@ -187,15 +168,15 @@ class Admission:
             raise Refused(f"process 0 has a secret and {hello.name} has none; {ALIKE}")
         else:
             client.nonce = new_nonce()
-            self._send(client, {"challenge": client.nonce})
+            client.send({"challenge": client.nonce})
 
-    def _check(self, client: _Client, proof: object) -> None:
+    def _check(self, client: Client, proof: object) -> None:
         assert self._secret is not None and client.hello is not None
         if not is_proof(proof, self._secret, CLIENT, client.hello, client.nonce):
             raise Refused(f"{client.hello.name} has another secret than process 0; {ALIKE}")
         self._admit(client, client.hello)
 
-    def _admit(self, client: _Client, hello: Hello) -> None:
+    def _admit(self, client: Client, hello: Hello) -> None:
         """Admit a client that is known to belong to the job, if there is a place for it."""
         number = hello.process
         if hello.processes != self._processes:
@@ -205,20 +186,18 @@ class Admission:
                 f"{hello.name} has a number that is not between 1 and {self._processes - 1}, as those of the "
                 "processes other than process 0 are"
             )
-        first = self._admitted.get(number)
-        if first is not None and _is_closed(first.connection):
+        while (first := self._admitted.get(number)) is not None and first.is_closed():
             self._remove(first)
-            first = None
         if first is None:
             self._confirm(client)
-        elif number in self._duplicates:
-            raise Refused(f"process {number} is there already, {_from(first)}")
+        elif len(duplicates := self._duplicates.setdefault(number, [])) >= MOST_DUPLICATES:
+            self._ask_to_retry(client, f"others claim to be process {number}")
         else:
             del self._unidentified[client]
-            self._duplicates[number] = client
+            duplicates.append(client)
             self._ask(first)
 
-    def _confirm(self, client: _Client) -> None:
+    def _confirm(self, client: Client) -> None:
         self._unidentified.pop(client, None)
         self._admitted[client.number] = client
         self._all_asked = False
@@ -226,7 +205,7 @@ class Admission:
         if self._secret is not None:
             assert client.hello is not None
             proof = prove(self._secret, FIRST, client.hello, client.nonce)
-        self._send(client, {"welcome": True, "proof": proof})
+        client.send({"welcome": True, "proof": proof})
 
     def _complete(self) -> bool:
         """Whether all are present. They are asked, since a closed connection is noticed late."""
@@ -238,11 +217,11 @@ class Admission:
                 self._ask(client)
         return not self._asked
 
-    def _ask(self, client: _Client) -> None:
+    def _ask(self, client: Client) -> None:
         if client not in self._asked:
             self._asked[client] = None
             client.until = time.monotonic() + ANSWER_S
-            self._send(client, {"ask": True})
+            client.send({"ask": True})
 
     def _start_job(self) -> dict[int, Peer]:
         peers = {
@@ -254,8 +233,8 @@ class Admission:
         self._broadcast({"later": "the job has begun"})
         for client in admitted:
             self._selector.unregister(client.connection)
+            client.send({"go": True, "host": socket.gethostname()})
             client.connection.settimeout(None)
-            self._send(client, {"go": True, "host": socket.gethostname()})
         return peers
 
     def _missing(self) -> str:
@@ -267,62 +246,45 @@ class Admission:
             sentence += f" and {len(missing) - 8} more"
         return "; ".join([sentence, *(f"refused: {why}" for why in self._refusals)])
 
-    def _refuse(self, client: _Client, why: str) -> None:
-        self._send(client, {"refused": why})
+    def _refuse(self, client: Client, why: str) -> None:
+        client.send({"refused": why})
         self._remove(client)
         if client.hello is not None and why not in self._refusals and len(self._refusals) < MOST_REPORTED:
             self._refusals.append(why)
             self._report(f"process 0 refuses a process: {why}")
 
-    def _ask_to_retry(self, client: _Client, why: str) -> None:
-        self._send(client, {"later": why})
+    def _ask_to_retry(self, client: Client, why: str) -> None:
+        client.send({"later": why})
         self._remove(client)
 
-    def _remove(self, client: _Client) -> None:
-        """A client is gone: one that claims its number takes its place."""
+    def _remove(self, client: Client) -> None:
+        """A client is gone: the first that claims its number takes its place, and is asked if others claim it too."""
         self._disconnect(client)
         self._unidentified.pop(client, None)
         self._asked.pop(client, None)
         if client.hello is None:
             return
         number = client.number
-        if self._duplicates.get(number) is client:
-            del self._duplicates[number]
+        duplicates = self._duplicates.get(number, [])
+        if client in duplicates:
+            duplicates.remove(client)
         elif self._admitted.get(number) is client:
             del self._admitted[number]
             self._all_asked = False
-            duplicate = self._duplicates.pop(number, None)
-            if duplicate is not None:
-                self._confirm(duplicate)
+            if duplicates:
+                self._confirm(successor := duplicates.pop(0))
+                if duplicates:
+                    self._ask(successor)
 
-    def _disconnect(self, client: _Client) -> None:
+    def _disconnect(self, client: Client) -> None:
         if not client.gone:
             client.gone = True
             self._selector.unregister(client.connection)
             client.connection.close()
 
-    def _clients(self) -> list[_Client]:
-        return [*self._unidentified, *self._duplicates.values(), *self._admitted.values()]
+    def _clients(self) -> list[Client]:
+        return [*self._unidentified, *chain.from_iterable(self._duplicates.values()), *self._admitted.values()]
 
     def _broadcast(self, message: dict[str, Any]) -> None:
         for client in self._clients():
-            self._send(client, message)
-
-    def _send(self, client: _Client, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # A closed connection is noticed when it is next read, or by the watch.
-            client.connection.send(encode(message))
-
-
-def _from(client: _Client) -> str:
-    assert client.hello is not None
-    return f"on {client.hello.host}"
-
-
-def _is_closed(connection: socket.socket) -> bool:
-    """Whether a client closed its connection since it was last read, as one does that was restarted."""
-    try:
-        return connection.recv(1, socket.MSG_PEEK) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+            client.send(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 
 from jaxpar.config.counting import rotary_dim
 from jaxpar.config.errors import UserError
@@ -93,13 +93,20 @@ class Family:
     """The key for the number of layers behind those of the model, which predict further tokens; they are not read."""
 
 
-def tensors_of(family: Family, model: ModelConfig) -> list[StoredTensor]:
+def tensors_of(family: Family, model: ModelConfig, most: int | None = None) -> list[StoredTensor]:
     """The tensors of a model, layer by layer in the order of the family's table.
+
+    Args:
+        family: of the model.
+        model: which may have any number of layers and experts.
+        most: the first so many tensors are enough; None for all of them.
 
     Raises:
         UserError: the model has a weight for which the family has no tensor.
     """
-    found = list(_tensors(family, model))
+    found = list(islice(_tensors(family, model), most))
+    if len(found) == most:
+        return found
     covered = {(weight, tensor.layer) for tensor in found for weight in tensor.weights}
     kinds = layer_kinds(model)
     for kind in dict.fromkeys(kinds):

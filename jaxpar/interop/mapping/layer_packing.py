@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxpar.config.kinds import OWN, kind_models, layer_kinds
 from jaxpar.config.schema.model import ModelConfig, Pattern
 
@@ -12,7 +14,10 @@ from jaxpar.config.schema.model import ModelConfig, Pattern
 def packed(layers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Keys of the model section for layers that have these keys: those of the kind that most resembles the whole model,
     and, if there are several kinds, `kinds` with what differs, and the `pattern`."""
-    distinct = [own for place, own in enumerate(layers) if own not in layers[:place]]
+    distinct: list[dict[str, Any]] = []
+    for own in layers:
+        if own not in distinct:
+            distinct.append(own)
     if len(distinct) <= 1:
         return distinct[0] if distinct else {}
     names = _names(distinct)
@@ -33,20 +38,24 @@ def layer_models(model: ModelConfig) -> list[ModelConfig]:
 
 
 def pattern_of(kinds: Sequence[str]) -> Pattern:
-    """The shortest pattern of a sequence of kinds: a prefix, a unit that repeats, and a suffix."""
+    """The shortest pattern of a sequence of kinds: a prefix, a unit that repeats, and a suffix.
+
+    The time grows with the square of its length: a `config.json` may have thousands of layers.
+    """
     total, best, found = len(kinds), len(kinds) + 1, Pattern(tuple(kinds))
+    numbers = np.unique(np.array(kinds), return_inverse=True)[1]
     for unit in range(1, total + 1):
-        for prefix in range(total - unit + 1):
-            if prefix + unit >= best:
-                break
-            repeated = list(kinds[prefix : prefix + unit])
-            units = 1
-            while list(kinds[prefix + units * unit : prefix + (units + 1) * unit]) == repeated:
-                units += 1
-            length = total - (units - 1) * unit
-            if length < best:
-                suffix = kinds[prefix + units * unit :]
-                best, found = length, Pattern(tuple(repeated), tuple(kinds[:prefix]), tuple(suffix))
+        if unit >= best:
+            break
+        # Stretches in which each layer is like the one `unit` layers later.
+        ends = np.append(np.flatnonzero(numbers[unit:] != numbers[: total - unit]), total - unit)
+        firsts = np.append(0, ends[:-1] + 1)
+        repeats = (ends - firsts) // unit
+        most = int(repeats.argmax())
+        prefix, again = int(firsts[most]), int(repeats[most])
+        if total - again * unit < best:
+            best, suffix = total - again * unit, prefix + (again + 1) * unit
+            found = Pattern(tuple(kinds[prefix : prefix + unit]), tuple(kinds[:prefix]), tuple(kinds[suffix:]))
     return found
 
 

@@ -23,6 +23,8 @@ from jaxpar.interop.sources.source import Origin
 from jaxpar.interop.sources.tensor_files import Stored, TensorFiles
 
 CONFIG = "config.json"
+MOST_MISSING = 10_000
+"""Missing tensors that are counted."""
 MOST_FURTHER = 100
 """Layers for further tokens that are expected at most."""
 _FILES: dict[str | None, type[TensorFiles]] = {
@@ -74,8 +76,10 @@ class HFFolder:
         self.family, self.model = model_of(given)
         self.further = _further_layers(given, self.family)
         """Layers of the folder that predict further tokens, which are not read."""
-        self.tensors = tensors_of(self.family, self.model)
         self._files = _FILES[quantization_of(given)](folder)
+        # A config.json may promise any number of them: with more than the files have, one is missing.
+        self._most = len(self._files.tensors) + MOST_MISSING
+        self.tensors = tensors_of(self.family, self.model, self._most)
         self._names = self._checked()
         self._place = {
             (weight, tensor.layer, tensor.expert): (tensor, place)
@@ -162,7 +166,8 @@ class HFFolder:
         return names
 
     def _refusal(self, what: str, names: Sequence[Any]) -> UserError:
-        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        least = "at least " if len(self.tensors) == self._most else ""
+        more = f" (and {least}{len(names) - 1} more)" if len(names) > 1 else ""
         return UserError(
             f"{named(self.path)}: the tensor {quoted(names[0], 120)} is {what}, by {CONFIG} and the table of "
             f"{self.family.name}{more}"

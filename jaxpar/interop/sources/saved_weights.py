@@ -69,7 +69,7 @@ class SavedWeights:
     @property
     def digest(self) -> str:
         """Of the manifest, which has the digests of all files."""
-        return processes.from_first(lambda: sha256((self._checkpoint / manifest.MANIFEST).read_bytes()).hexdigest())
+        return processes.from_first(lambda: sha256(manifest.read(self._checkpoint).text).hexdigest())
 
     @property
     def model(self) -> ModelConfig:

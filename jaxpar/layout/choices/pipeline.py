@@ -37,7 +37,7 @@ def choose_schedule(config: Config) -> Schedule:
     try:
         schedule = _schedule(name, parallel.pipe, parallel.microbatches, parallel.virtual_stages)
     except ScheduleError as error:
-        raise UserError(f"parallel.schedule: {error}") from None
+        raise UserError(*f"parallel.schedule: {error}".split("\n")) from None
     if schedule.splits_backward and (why := whole_backward(config)) is not None:
         raise UserError(
             f"parallel.schedule: {name} fills the bubble with gradients of the layers' matrices, but {why}; expected a "

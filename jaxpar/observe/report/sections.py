@@ -185,6 +185,8 @@ def _event_row(event: Mapping[str, Any]) -> tuple[str, str, str] | None:
             what = f"saved {_text(event.get('path', ''))}"
         case "end":
             what = "came to its end"
+        case "failed":
+            what = Cell(f"failed: {_text(event.get('error', ''))}", hot=True)
         case "close" if event.get("ended") is False:
             what = Cell("failed", hot=True)
         case _:

@@ -13,16 +13,19 @@ step that was logged before it:
 | `saved` | `checkpoint`, the step whose state it is, and `path`, in the run's folder where it lies there |
 | `sample` | `prompt`, `continuation` |
 | `end` | none: the run reached its end, or was asked to stop and saved |
+| `failed` | `error`, the type of an error and its text, and `traceback` |
 | `close` | `ended`: false where the run failed |
 """
 
 from __future__ import annotations
 
 import json
+import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from jaxpar.config.reading.text_file import read_file
 from jaxpar.observe.events import Anomaly, Listener, RunInfo, StepRecord, Summary
 from jaxpar.observe.files import GrowingFile, strict_json, write_atomically
 
@@ -75,6 +78,11 @@ class EventLog(Listener):
         self._ended = True
         self._write("end")
 
+    def failed(self, error: Exception) -> None:
+        if self._file is not None:
+            [text] = traceback.format_exception_only(error)[-1:]
+            self._write("failed", error=text.strip(), traceback="".join(traceback.format_exception(error)))
+
     def close(self) -> None:
         file = self._file
         if file is None:
@@ -94,7 +102,7 @@ class EventLog(Listener):
 
 def _drop_unfinished_line(path: Path) -> None:
     if path.exists():
-        content = path.read_bytes()
+        content = read_file(path, None)
         whole = content[: content.rfind(b"\n") + 1]
         if whole != content:
             write_atomically(path, whole)

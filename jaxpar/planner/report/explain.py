@@ -8,8 +8,10 @@ from pathlib import Path
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from jaxpar.config.reading.sections import config_difference
+from jaxpar.config.spelling import printable
 from jaxpar.layout.plan_file import PlanFile, read
 from jaxpar.planner.report import words
 from jaxpar.planner.report.text import print_parts
@@ -22,9 +24,7 @@ def print_explanation(path: Path, console: Console) -> None:
     plan, numbers = file.plan, file.predicted
     order = numbers.get("node_order")
     mesh = " x ".join(f"{axis} {n}" for axis, n in dict(plan.axes).items() if n > 1) or "one device"
-    console.print(
-        f"{path}: {file.config.run.name} on {file.cluster or 'the local devices'}", style="bold", highlight=False
-    )
+    _print(console, f"{path}: {file.config.run.name} on {file.cluster or 'the local devices'}", "bold")
     lines = [
         ("mesh", mesh),
         ("batch", f"{plan.axes.data} data ranks x {plan.microbatch_rows} rows x {plan.microbatches} microbatches"),
@@ -49,8 +49,13 @@ def print_explanation(path: Path, console: Console) -> None:
         if within := numbers.get("interval_s"):
             lines.append(("80%", " to ".join(map(seconds, within))))
     for name, text in lines:
-        console.print(f"  {name:<11}{text}", highlight=False, soft_wrap=True)
+        _print(console, f"  {name:<11}{text}")
     _print_parts(file, console)
+
+
+def _print(console: Console, text: str, style: str = "") -> None:
+    """Print a line with texts of a file: nothing in them is markup, and no control character reaches the screen."""
+    console.print(Text(printable(text), style=style), soft_wrap=True)
 
 
 def _layers(lengths: Sequence[int]) -> str:
@@ -77,7 +82,7 @@ def print_comparison(first: Path, second: Path, console: Console) -> None:
     a, b = read(first), read(second)
     console.print("Settings", style="bold")
     for line in config_difference(a.config, b.config) or ["no difference"]:
-        console.print(f"  {line}", highlight=False, soft_wrap=True)
+        _print(console, f"  {line}")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for name in ("", str(first), str(second), "difference"):
         table.add_column(name, justify="left" if not name else "right")
@@ -98,5 +103,5 @@ def print_comparison(first: Path, second: Path, console: Console) -> None:
             table.add_row("  80%", *intervals, "")
         one, other = a.predicted[parts], b.predicted[parts]
         for part in dict.fromkeys((*one, *other)):
-            row(f"  {part}", one.get(part, 0), other.get(part, 0), show)
+            row(f"  {printable(part)}", one.get(part, 0), other.get(part, 0), show)
     console.print(table)

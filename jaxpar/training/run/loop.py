@@ -10,12 +10,13 @@ from typing import Any
 import jax
 
 from jaxpar import __version__
-from jaxpar.checkpoint.errors import reason
+from jaxpar.checkpoint.errors import is_of_file, reason
 from jaxpar.checkpoint.facts import CAME_FROM, CARRIED, MONITOR, SKIPPED_IN_ROW
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import config_to_dict
 from jaxpar.config.checks.experts import routers_without_gradient
 from jaxpar.config.checks.run import profile_steps
+from jaxpar.config.spelling import named
 from jaxpar.distributed import liveness
 from jaxpar.layout.choices.attention import unused_blocks
 from jaxpar.layout.given_plan import PLANNED
@@ -42,10 +43,16 @@ def fit(trainer: Run, listeners: Iterable[Listener]) -> Summary:
     """Run `trainer` to its last step; see `Trainer.fit`."""
     try:
         with closing(Listeners(listeners)) as everyone:
-            return _Loop(trainer, everyone).run()
+            try:
+                return _Loop(trainer, everyone).run()
+            except Exception as error:
+                everyone.failed(error)
+                raise
     except OSError as error:
+        if not is_of_file(error):
+            raise
         raise TrainingError(
-            f"{error.filename or 'a file'} of run {trainer.config.run.name!r} cannot be used ({reason(error)}): "
+            f"{named(error.filename or 'a file')} of run {trainer.config.run.name!r} cannot be used ({reason(error)}): "
             "the run stopped; once that is fixed, the same command continues it from its newest checkpoint"
         ) from error
 

@@ -11,6 +11,7 @@ from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config, UserError, config_difference, config_to_yaml, load_config
 from jaxpar.config.paths import RUN_CONFIG
 from jaxpar.config.plan import Plan
+from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import quoted
 from jaxpar.layout.plan_file import PlanFile, read
 from jaxpar.observe.files import remove_leftovers, write_atomically
@@ -176,7 +177,7 @@ class RunFolder:
             texts = ((RUN_CONFIG, config_to_yaml(self.config)), (PLAN, PlanFile(self.config, plan).to_json()))
             for name, new in ((name, text.encode()) for name, text in texts):
                 file = self.path / name
-                if file.exists() and (old := file.read_bytes()) != new:
+                if file.exists() and (old := read_file(file)) != new:
                     stem, suffix = name.split(".")
                     kept = self.path / f"{stem}-until-{step}.{suffix}"
                     # An existing one belongs to the start that made these steps; the last start made none.

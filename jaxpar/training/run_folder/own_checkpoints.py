@@ -117,7 +117,7 @@ def _other_owner(target: Path, run: Path, config: Config) -> str | None:
 def _saved_config(folder: Path, step: int) -> dict[str, Any] | None:
     """The configuration in the facts of a checkpoint; None where they are damaged."""
     try:
-        config = json.loads((step_folder(folder, step) / FACTS).read_bytes())["config"]
+        config = json.loads(read_file(step_folder(folder, step) / FACTS))["config"]
         return config if all(isinstance(config["run"][key], str) for key in ("name", "dir")) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

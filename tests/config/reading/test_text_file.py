@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 
 from jaxpar.config import load_config
 from jaxpar.config.reading.text_file import LONGEST, read_file, read_text_file
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.data.prepare.input.files import find_inputs
+from jaxpar.data.tokens.reference_file import ReferenceFile
 from jaxpar.data.tokens.token_index import read_index
 from jaxpar.data.tokens.tokenizer_file import load_tokenizer
 from jaxpar.hardware.cluster import read_cluster
@@ -20,7 +24,24 @@ from jaxpar.observe.writers.jsonl import read_metrics
 from jaxpar.planner.evidence.published import read_runs
 from jaxpar.planner.placement.placement import read_bandwidth
 from jaxpar.report import _check_is_ours
+from jaxpar.training.routing import RoutingFolder
 from tests.sentences import refused
+from tests.small_run import small
+
+
+def read_reference(path: Path) -> object:
+    with TemporaryDirectory() as folder:
+        file = ReferenceFile(Path(folder), {"model": "a"}, 6)
+        file.path.symlink_to(path)
+        return file.read()
+
+
+def read_routing(path: Path) -> object:
+    config = small(model={"experts": ExpertsConfig(count=4)})
+    with TemporaryDirectory() as folder:
+        Path(folder, "00000000.npy").symlink_to(path)
+        return RoutingFolder(folder).read(np.arange(2), config)
+
 
 READERS: dict[str, Callable[[Path], object]] = {
     "configuration": load_config,
@@ -33,6 +54,8 @@ READERS: dict[str, Callable[[Path], object]] = {
     "metrics": read_metrics,
     "page": _check_is_ours,
     "input": lambda path: find_inputs([str(path)], "text", path.parent / "out"),
+    "reference": read_reference,
+    "routing": read_routing,
     "bytes": read_file,
 }
 

@@ -186,6 +186,30 @@ def test_a_process_that_does_not_answer_any_more_loses_its_place(first: First, m
     assert first.hosts[1] == socket.gethostname()
 
 
+@pytest.mark.parametrize("silent", [2, 7])
+def test_silent_clients_with_its_number_do_not_keep_a_process_out(
+    first: First, silent: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(admission, "ANSWER_S", 0.1)
+    with contextlib.ExitStack() as stack:
+        lost = [stack.enter_context(call(first.address, hello(1, 3, host="node-a"))) for _ in range(silent)]
+        assert receive(lost[0])["welcome"]
+        first.complete()
+    assert first.hosts[1] == socket.gethostname() and first.reported == []
+
+
+def test_each_of_several_with_the_number_of_a_process_that_is_there_is_refused(first: First):
+    with call(first.address, hello(1, 3, host="node-a")) as listener:
+        assert receive(listener)["welcome"]
+        with call(first.address, hello(1, 3)) as second:
+            assert receive(listener) == {"ask": True}
+            with call(first.address, hello(1, 3)) as third:
+                time.sleep(0.3)
+                listener.sendall(line({"here": True}))
+                for other in (second, third):
+                    assert receive(other) == {"refused": "process 1 is there already, on node-a"}
+
+
 def test_refusals_are_named_when_somebody_is_missing():
     first = First()
     first.start(seconds(2))

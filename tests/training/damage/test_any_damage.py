@@ -7,6 +7,7 @@ Checkpoints are damaged in `tests/checkpoint/test_damage.py` and `test_damaged.p
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -73,6 +74,16 @@ def become_a_folder(path: Path) -> None:
     path.mkdir()
 
 
+def become_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def become_a_circle(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
 def lost(path: Path) -> None:
     path.unlink()
 
@@ -88,6 +99,8 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "nested": nested,
     "of another kind": of_another_kind,
     "a folder": become_a_folder,
+    "a pipe": become_a_pipe,
+    "a circle": become_a_circle,
     "lost": lost,
 }
 

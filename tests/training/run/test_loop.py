@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -10,7 +11,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ import pytest
 from jaxpar.checkpoint import CheckpointError
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.catalogue import gpu_named
-from jaxpar.observe.events import Listener, StepRecord
+from jaxpar.observe.events import Listener, RunInfo, StepRecord
+from jaxpar.observe.writers.event_log import EVENTS_FILE, EventLog
 from jaxpar.observe.writers.jsonl import JsonLines
 from jaxpar.observe.writers.summary import SummaryFile
 from jaxpar.training.errors import TrainingError
@@ -368,6 +370,34 @@ def test_a_file_that_cannot_be_made_ends_the_run_with_a_sentence(tmp_path: Path)
     (folder_of(config) / "metrics.jsonl").mkdir()
     with refused("metrics.jsonl", "run 'run'", "Is a directory", error=TrainingError):
         fit(config)
+
+
+@dataclass
+class Fails(Listener):
+    """Ends a run when it begins."""
+
+    error: Exception
+
+    def start(self, info: RunInfo) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), TimeoutError("no answer")])
+def test_an_error_of_the_network_is_not_called_one_of_a_file(tmp_path: Path, error: OSError):
+    config = run_config(tmp_path, 1, parallel={"fsdp": 1})
+    with pytest.raises(type(error)) as raised:
+        fit(config, EventLog(), Fails(error))
+    assert raised.value is error
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space"), ConnectionResetError("reset"), ValueError("odd")])
+def test_the_log_of_a_run_that_fails_has_the_traceback(tmp_path: Path, error: Exception):
+    config = run_config(tmp_path, 1, parallel={"fsdp": 1})
+    with pytest.raises(TrainingError if isinstance(error, OSError) and error.errno else type(error)):
+        fit(config, EventLog(), Fails(error))
+    *_, failed, closed = map(json.loads, (folder_of(config) / EVENTS_FILE).read_text().splitlines())
+    assert (failed["event"], closed["event"]) == ("failed", "close")
+    assert str(error) in failed["error"] and "in start\n    raise self.error" in failed["traceback"]
 
 
 def test_the_tokens_of_a_run_are_those_of_its_batches(tmp_path: Path):

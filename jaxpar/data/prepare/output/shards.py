@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.reading.text_file import check_regular, read_file
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.atomic_files import flush_folder, new_file, write_file
@@ -59,7 +60,7 @@ def read_shard(job: Job, plan: ShardPlan) -> Shard | None:
     """The shard, if it is finished; None where it is not, or its record is damaged."""
     path = job.shard_folder / f"{plan.name}.json"
     try:
-        plain = json.loads(path.read_bytes())
+        plain = json.loads(read_file(path))
         written, shard = plain.pop("digest"), record_from_plain(Shard, plain, str(path))
     except (FileNotFoundError, ValueError, KeyError, AttributeError, RecursionError):
         return None
@@ -139,6 +140,7 @@ def _content(job: Job, number: int, kind: str, wanted: str) -> Iterator[bytes]:
     """The bytes of a unit's file. A damaged unit loses its record, so that it is made once more."""
     path, found = job.unit_file(number, kind), hashlib.blake2b(digest_size=DIGEST_BYTES)
     try:
+        check_regular(path)
         with open(path, "rb") as file:
             while chunk := file.read(_READ_BYTES):
                 found.update(chunk)

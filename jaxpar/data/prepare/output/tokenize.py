@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.data.prepare.input.compression import Progress
 from jaxpar.data.prepare.input.documents import Document, documents, place_of
@@ -73,7 +74,7 @@ def read_record(job: Job, number: int) -> UnitRecord | None:
     same result)."""
     path = job.unit_file(number, "json")
     try:
-        raw = path.read_bytes()
+        raw = read_file(path)
         record = record_from_plain(UnitRecord, json.loads(raw), str(path))
     except (FileNotFoundError, ValueError, RecursionError):
         return None

@@ -1,0 +1,59 @@
+"""A connection to process 0 during the meeting, and what is known about who is at its other end."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxpar.distributed.messages import Hello, encode
+
+
+@dataclass(eq=False)
+class Client:
+    """A connection, and its state."""
+
+    connection: socket.socket
+    """It does not block."""
+    until: float
+    """When it must have identified itself, or answered."""
+    unread: bytes = b""
+    hello: Hello | None = None
+    nonce: str = ""
+    """Nonce over which it must prove the secret."""
+    gone: bool = False
+
+    @property
+    def number(self) -> int:
+        """Its process number."""
+        assert self.hello is not None
+        return self.hello.process
+
+    @property
+    def origin(self) -> str:
+        """Where it is, for a message."""
+        assert self.hello is not None
+        return f"on {self.hello.host}"
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message. A connection that does not take all of it is shut down: messages are short, so the client
+        reads none of them."""
+        line = encode(message)
+        with contextlib.suppress(OSError):  # A closed connection is noticed when it is next read, or by the watch.
+            try:
+                sent = self.connection.send(line)
+            except BlockingIOError:
+                sent = 0
+            if sent < len(line):
+                self.connection.shutdown(socket.SHUT_RDWR)
+
+    def is_closed(self) -> bool:
+        """Whether the client closed the connection since it was last read, as one does that was restarted."""
+        try:
+            return self.connection.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True

@@ -1,0 +1,48 @@
+"""Matches of the regular expression of a task, found in a process of their own with a limit of time and memory."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import cut, quoted
+
+PROGRAM = Path(__file__).with_name("first_match.py")
+SECONDS = 5.0
+"""Processor time for the pattern, and for each text."""
+
+
+def check_pattern(pattern: str) -> None:
+    """Refuse what is no regular expression. Raises `UserError`."""
+    first_matches(pattern, ())
+
+
+def first_matches(pattern: str, texts: Sequence[str]) -> list[str | None]:
+    """What the pattern matches first in each text: its first group, or all of the match; None where it matches nothing.
+
+    Raises:
+        UserError: it is no regular expression, or takes longer than `SECONDS` for one text.
+    """
+    request = json.dumps({"pattern": pattern, "texts": list(texts), "seconds": SECONDS})
+    # With -P its folder is not searched for modules: our files have names that others may have.
+    ended = subprocess.run(
+        [sys.executable, "-P", "-W", "ignore", str(PROGRAM)], input=request.encode(), stdout=subprocess.PIPE
+    )
+    lines = ended.stdout.splitlines()
+    compiled, *found = map(json.loads, lines) if lines else ({},)
+    if "refused" in compiled:
+        raise UserError(f"pattern: {quoted(pattern)} is no regular expression ({cut(compiled['refused'], 200)})")
+    if lines and len(found) == len(texts):
+        return found
+    if ended.returncode == -signal.SIGPROF:
+        what = f"text {len(found) + 1} of {len(texts)}" if lines else "reading it"
+        raise UserError(
+            f"pattern: {quoted(pattern)} takes more than {SECONDS:g} seconds of processor time for {what}; expected "
+            "one without a repetition of what is repeated, such as (a+)+"
+        )
+    raise UserError(f"pattern: {quoted(pattern)} ended the process that matches it (exit code {ended.returncode})")
