@@ -16,7 +16,7 @@ from jaxtyping import Int
 from jaxpar.config import Config, UserError
 from jaxpar.generation.layout import BY_ROW, bucket, generation_layout, prompt_bucket
 from jaxpar.generation.programs import Programs
-from jaxpar.generation.sampling import Drawn, Sampling
+from jaxpar.generation.sampling import Drawn, NotFinite, Sampling
 from jaxpar.generation.unstacked import unstacked
 from jaxpar.layout.step_layout import shardings
 from jaxpar.mesh.axes import DATA_AXES
@@ -112,6 +112,7 @@ class Generator:
 
         Raises:
             UserError: a prompt is empty, has an unknown token, or is too long for learned positions.
+            NotFinite: the log-probability of a token is not finite.
         """
         self._check(prompts, tokens)
         found: list[list[int]] = [[] for _ in prompts]
@@ -121,6 +122,8 @@ class Generator:
         for drawn in self._drawn(prompts, tokens, first_number):
             for row in list(running):
                 token = int(drawn.token[row])
+                if not np.isfinite(drawn.log_probability[row]):
+                    raise NotFinite
                 if token in stop:
                     ended[row] = True
                     del running[row]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shlex
@@ -17,6 +16,7 @@ from typing import Any
 import jax
 
 from jaxpar import __version__
+from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.host import host_memory
 from jaxpar.observe.events import Listener, RunInfo
 from jaxpar.observe.files import write_atomically
@@ -39,7 +39,7 @@ class EnvironmentFile(Listener):
 
     def start(self, info: RunInfo) -> None:
         file = Path(info.folder) / ENVIRONMENT_FILE
-        text = json.dumps(environment(), indent=2) + "\n"
+        text = json_text(environment(), indent=2) + "\n"
         if file.exists() and (old := file.read_bytes()) != text.encode():
             kept = file.with_name(f"{file.stem}-until-{info.first_step - 1}{file.suffix}")
             if not kept.exists():

@@ -40,7 +40,7 @@ class Generated:
     """Whether the end of a document or a stop string ended it; else the limit of tokens did."""
 
 
-def encoded(run: Run, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
+def encoded(run: Run, prompts: Prompt | Sequence[Prompt], special_tokens: bool) -> list[list[int]]:
     """Prompts as tokens; one alone is a list of one.
 
     Raises `UserError` for a text where the data has none, and where there is no prompt.
@@ -53,12 +53,12 @@ def encoded(run: Run, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
     for prompt in every:
         if not isinstance(prompt, str):
             found.append([int(token) for token in prompt])
-        elif run.data.encode is None:
+        elif run.data.encode_start is None:
             raise UserError(
                 f"prompts: got a text, and data.source={run.config.data.source} has none; expected token ids"
             )
         else:
-            found.append(run.data.encode(prompt))
+            found.append(run.data.encode_start(prompt, special_tokens=special_tokens))
     return found
 
 
