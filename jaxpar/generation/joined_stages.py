@@ -53,14 +53,14 @@ def joined_weights(weights: Weights, layout: StepLayout, mesh: Mesh, config: Con
     placement = generation_layout(config, target, zero=ZERO).placements.storage
     dtype = placement.dtype
     ends = {name: leaf for name, leaf in weights.items() if name != LAYERS}
-    kept = {name: leaf for name, leaf in placement.layout.items() if name != LAYERS}
+    end_specs = {name: leaf for name, leaf in placement.layout.items() if name != LAYERS}
     joined = jax.tree.map(
-        lambda leaf, spec: _on(target, spec, _cut(mesh, spec, dtype)(_on_device(mesh, leaf))), ends, kept
+        lambda leaf, spec: _on(target, spec, _cut(mesh, spec, dtype)(_on_device(mesh, leaf))), ends, end_specs
     )
     layers: Any = {}
     for kind, stack in layout.order.stacks.items():
-        own, specs = own_layers(weights[LAYERS], kind), own_layers(placement.layout[LAYERS], kind)
-        leaves, tree = jax.tree.flatten(own)
+        stacked, specs = own_layers(weights[LAYERS], kind), own_layers(placement.layout[LAYERS], kind)
+        leaves, tree = jax.tree.flatten(stacked)
         flat = tree.flatten_up_to(specs)
         moved = [
             list(_rows(mesh, target, leaf, PartitionSpec(*spec[1:]), dtype, stack.row_of_layer))
@@ -87,8 +87,8 @@ def row_program(mesh: Mesh, stored: PartitionSpec, spec: PartitionSpec, dtype: s
     def row_of(stack: Float[Array, "rows ..."], row: Int[Array, ""]) -> Float[Array, "..."]:
         index = row - lax.axis_index("pipe") * stack.shape[0]
         here = (index >= 0) & (index < stack.shape[0])
-        own = lax.dynamic_index_in_dim(stack, jnp.clip(index, 0, stack.shape[0] - 1), keepdims=False)
-        return reduce_sum(jnp.where(here, own.astype(dtype), 0), ("pipe",))
+        value = lax.dynamic_index_in_dim(stack, jnp.clip(index, 0, stack.shape[0] - 1), keepdims=False)
+        return reduce_sum(jnp.where(here, value.astype(dtype), 0), ("pipe",))
 
     layouts = stored, PartitionSpec()
     function = mapped(row_of, mesh, dtype, layouts, PartitionSpec(*stored[1:]))
@@ -104,7 +104,9 @@ def _cut(mesh: Mesh, spec: PartitionSpec, dtype: str) -> Any:
 def _with_stages(spec: PartitionSpec) -> PartitionSpec:
     """A partition of the mesh without a pipeline, on that with one."""
     axes = [axes_of_dim(spec, dim) for dim in range(len(spec))]
-    return PartitionSpec(*(sum((("fsdp", "pipe") if axis == "fsdp" else (axis,) for axis in own), ()) for own in axes))
+    return PartitionSpec(
+        *(sum((("fsdp", "pipe") if axis == "fsdp" else (axis,) for axis in dim_axes), ()) for dim_axes in axes)
+    )
 
 
 def _on(mesh: Mesh, spec: PartitionSpec, array: jax.Array) -> jax.Array:

@@ -18,9 +18,9 @@ def tokens_before(tokenizer: Any) -> list[int]:
     Those that it puts behind a text are never used: the end of a document is the separator of its folder.
     """
     for sample in ("a", *tokenizer.get_vocab(with_added_tokens=False)):
-        found = tokenizer.encode(sample)
-        if 0 in found.special_tokens_mask:
-            return found.ids[: found.special_tokens_mask.index(0)]
+        encoding = tokenizer.encode(sample)
+        if 0 in encoding.special_tokens_mask:
+            return encoding.ids[: encoding.special_tokens_mask.index(0)]
     return []
 
 
