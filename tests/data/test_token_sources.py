@@ -37,8 +37,8 @@ def test_a_folder_is_data_with_text_and_a_split(folders):
     data = open_data(config(folders / "a"), vocab=None, seed=0)
     assert isinstance(data.train, PackedRows) and isinstance(data.heldout, PackedRows)
     assert (data.vocab, data.separator) == (257, 256)
-    assert data.encode is not None and data.decode is not None
-    assert data.decode([*data.encode("a word"), 256]) == "a word"
+    assert data.encode_start is not None and data.decode is not None
+    assert data.decode([*data.encode_start("a word"), 256]) == "a word"
     train, heldout = data.train.stream, data.heldout.stream
     assert data.description == (
         f"{folders / 'a'}: {len(train):,} tokens in {len(train.starts)} documents to train on, "
@@ -92,7 +92,7 @@ def test_a_model_may_leave_room_in_its_vocabulary(folders):
 def test_without_the_package_samples_are_token_numbers(folders, monkeypatch):
     monkeypatch.setattr(token_sources, "tokenizers_installed", lambda: False)
     data = open_data(config(folders / "a"), vocab=None, seed=0)
-    assert (data.decode, data.encode) == (None, None)
+    assert (data.decode, data.encode_start) == (None, None)
     assert data.description.endswith("; the package tokenizers is not installed, so samples are shown as token numbers")
 
 
