@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from jaxpar.cli import Parser
+from jaxpar.config.strict_json import json_text
 
 
 def add_json_file(parser: Parser) -> None:
@@ -17,4 +17,4 @@ def add_json_file(parser: Parser) -> None:
 def write_json(file: Path | None, results: Any) -> None:
     """Write the results if `--json` was given."""
     if file is not None:
-        file.write_text(json.dumps(results, indent=1) + "\n")
+        file.write_text(json_text(results, indent=1) + "\n")

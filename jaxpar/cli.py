@@ -58,9 +58,12 @@ class Parser(argparse.ArgumentParser):
         )
 
     def add_model(self, *, required: bool = True) -> None:
-        """`--model`, `--tokenizer`, and `--set` for the keys that matter to a model that is not trained."""
+        """`--model`, `--tokenizer`, `--special-tokens`, and `--set` for keys of a model that is not trained."""
         self.add_argument("--model", metavar="MODEL", required=required, help="folder of the weights")
-        self.add_argument("--tokenizer", metavar="FILE", type=Path, help="tokenizer.json, in place of the model's")
+        words = "tokenizer.json, or its folder, in place of the model's"
+        self.add_argument("--tokenizer", metavar="FILE", type=Path, help=words)
+        words = "names of special tokens in a text, such as <bos>, are those tokens (default: text like any other)"
+        self.add_argument("--special-tokens", action="store_true", help=words)
         self.add_argument(
             "--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[],
             help=f"a key of {', '.join(USED_BY_MODELS)}, as for training; may be given many times",

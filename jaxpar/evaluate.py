@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jaxpar.cli import Parser, command, positive, report, without_gpus
 from jaxpar.config import UserError
 from jaxpar.config.spelling import named, one_of, quoted
+from jaxpar.config.strict_json import json_text, strict_json
 
 if TYPE_CHECKING:
     from jaxpar.evaluation.language_model import LanguageModel
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError("--ngram is for --contamination FOLDER: expected it too")
     if options.model is None:
         given = {"--length": options.length, "--tokenizer": options.tokenizer, "--set": options.overrides or None}
+        given["--special-tokens"] = options.special_tokens or None
         for name, value in given.items():
             if value is not None:
                 raise UserError(f"{name} is for --model MODEL: expected it too")
@@ -90,7 +91,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     from jaxpar.interop.sources.tokenizer import text_of
 
     config, source = open_model(options.model, options.overrides)
-    text, length = text_of(source, options.tokenizer, report), context_length(source, options.length)
+    text = text_of(source, options.tokenizer, report, special_tokens=options.special_tokens)
+    length = context_length(source, options.length)
     model = LanguageModel(place_model(config, source), text, length)
     if overlaps is not None:
         _ = model.begin  # Min-k% needs it: refused now, and not after the tasks.
@@ -142,8 +144,6 @@ def _show(options: argparse.Namespace, about: Mapping[str, Any], outcomes: Mappi
 
     A number that is not finite, such as a mean of no examples, is null in JSON.
     """
-    from jaxpar.observe.files import strict_json
-
     record = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **about}
     if options.contamination is not None:
         record |= {"contamination": str(options.contamination), "ngram": options.ngram}
@@ -152,7 +152,7 @@ def _show(options: argparse.Namespace, about: Mapping[str, Any], outcomes: Mappi
     if options.out is not None:
         details = {name: outcome.details for name, outcome in outcomes.items()}
         _write(options.out, strict_json(record | {"details": details}))
-    print(json.dumps(record, allow_nan=False) if options.json else _table(outcomes))
+    print(json_text(record) if options.json else _table(outcomes))
     return record
 
 
@@ -222,7 +222,7 @@ def _write(out: Path, record: Mapping[str, Any]) -> None:
     from jaxpar.observe.files import write_atomically
 
     try:
-        write_atomically(out, (json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
+        write_atomically(out, (json_text(record, indent=1) + "\n").encode())
     except OSError as error:
         raise UserError(f"--out {named(out)}: cannot be written ({error.strerror})") from None
 

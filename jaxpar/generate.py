@@ -13,6 +13,7 @@ from jaxpar.cli import Parser, command, positive, report
 from jaxpar.config import Config, UserError
 from jaxpar.config.paths import is_name
 from jaxpar.config.spelling import named
+from jaxpar.config.strict_json import json_text
 from jaxpar.generation.text import Screen, Stop
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     if sum([options.prompt is not None, options.prompts is not None, options.chat]) != 1:
         raise UserError("expected one of --prompt TEXT, --prompts FILE and --chat")
+    if options.special_tokens and options.chat:
+        raise UserError("--special-tokens is for prompts: in a conversation the chat template alone writes such tokens")
     for name in ("system", "chat_template"):
         if getattr(options, name) is not None and not options.chat:
             raise UserError(f"--{name.replace('_', '-')} is for conversations: expected --chat with it")
@@ -82,8 +85,8 @@ def _generate(options: argparse.Namespace) -> None:
     if options.chat:
         _chat(options, source, config, sampling)
         return
-    text = text_of(source, options.tokenizer, report)
-    given = [text.encode(prompt) for prompt in prompts]
+    text = text_of(source, options.tokenizer, report, special_tokens=options.special_tokens)
+    given = [text.encode_start(prompt) for prompt in prompts]
     generator = _generator(config, source, sampling, options.seed)
     screen = None if options.json or len(given) > 1 else Screen(prompts[0])
     stops = [Stop(text.decode, options.stop) for _ in given]
@@ -100,7 +103,7 @@ def _generate(options: argparse.Namespace) -> None:
         screen.end()
     for prompt, one, stop in zip(prompts, found, stops, strict=True):
         if options.json:
-            print(json.dumps(_record(prompt, one, stop.text)))
+            print(json_text(_record(prompt, one, stop.text)))
         elif screen is None:
             print(f"{prompt}{stop.text}\n")
     speed = generator.speed
@@ -174,7 +177,7 @@ def _chat(options: argparse.Namespace, source: Model, config: Config, sampling: 
             report(str(error))  # The conversation goes on as if the line had not been typed.
             continue
         if screen is None:
-            print(json.dumps(_record(line, answer.continuation, answer.text)), flush=True)
+            print(json_text(_record(line, answer.continuation, answer.text)), flush=True)
 
 
 def _lines(asked: bool) -> Iterator[str]:

@@ -102,6 +102,7 @@ def _prepare(options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from jaxpar.data.prepare import Options, inspect_folder, prepare, verify_folder
+    from jaxpar.data.tokens.tokenizer_file import tokenizer_path
 
     # Without a terminal rich assumes 80 columns, too few for the table of counts.
     console = Console() if sys.stdout.isatty() else Console(width=120)
@@ -116,7 +117,7 @@ def _prepare(options: argparse.Namespace) -> None:
             Options(
                 inputs=tuple(options.input),
                 out=user_path(options.out, "--out", written=True),
-                tokenizer=options.tokenizer and _tokenizer_file(user_path(options.tokenizer, "--tokenizer")),
+                tokenizer=options.tokenizer and tokenizer_path(user_path(options.tokenizer, "--tokenizer")),
                 train_bpe=options.train_bpe,
                 text_key=options.text_key,
                 format=options.format,
@@ -131,10 +132,6 @@ def _prepare(options: argparse.Namespace) -> None:
             ),
             console,
         )
-
-
-def _tokenizer_file(path: Path) -> Path:
-    return path / "tokenizer.json" if path.is_dir() else path
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from jaxpar.cli import Parser, command, positive, size, stop
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
+from jaxpar.config.strict_json import json_text
 from jaxpar.pipeline.drawing.picture import picture
 from jaxpar.pipeline.drawing.summary import Refused, Summary, compare
 from jaxpar.pipeline.drawing.trace import trace
@@ -117,14 +117,14 @@ def _run(options: argparse.Namespace) -> None:
     if options.svg:
         contents["svg"] = picture(summary.modes[mode])
     if options.trace:
-        contents["trace"] = json.dumps(trace(summary.modes[mode]))
+        contents["trace"] = json_text(trace(summary.modes[mode]))
     if options.csv:
         contents["csv"] = format_schedule(summary.schedule, "ticks" if mode == "lockstep" else "orders")
     plain = summary.to_dict()
     for flag, text in contents.items():
         _write(flag, getattr(options, flag), text)
     if options.json:
-        print(json.dumps(plain, indent=2))
+        print(json_text(plain, indent=2))
         return
     from jaxpar.pipeline.drawing.screen import console, print_summary
 
@@ -140,7 +140,7 @@ def _compare(options: argparse.Namespace, workload: Workload) -> None:
     if len(reasons) == len(found):
         raise UserError(f"no schedule can be made: {reasons[1]}")
     if options.json:
-        print(json.dumps({name: entry.to_dict() for name, entry in found.items()}, indent=2))
+        print(json_text({name: entry.to_dict() for name, entry in found.items()}, indent=2))
         return
     from jaxpar.pipeline.drawing.screen import console, print_comparison
 

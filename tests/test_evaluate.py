@@ -120,7 +120,7 @@ def test_a_tokenizer_without_a_beginning_is_refused_before_tasks_are_run_for_min
     tmp_path: Path, fake_tasks: Outcome, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, text_of = prepared(tmp_path / "tokens", ["abc " * 40] * 9), tokenizer.text_of
-    monkeypatch.setattr(tokenizer, "text_of", lambda *given: replace(text_of(*given), begin=None))
+    monkeypatch.setattr(tokenizer, "text_of", lambda *given, **more: replace(text_of(*given, **more), begin=None))
     monkeypatch.setattr(run_task, "run_task", lambda model, task: pytest.fail("a task was run"))
     status = main([*MODEL, *FAKED, "--contamination", str(folder.path)])
     refused_by_command(status, *capfd.readouterr(), "tokenizer.json", "no token for the beginning")
@@ -133,6 +133,7 @@ def test_a_tokenizer_without_a_beginning_is_refused_before_tasks_are_run_for_min
         (["--contamination", "x", "--tasks", str(CHOICE), "--length", "8"], ("--length", "--model")),
         (["--contamination", "x", "--tasks", str(CHOICE), "--tokenizer", "t"], ("--tokenizer", "--model")),
         (["--contamination", "x", "--tasks", str(CHOICE), "--set", "a.b=3"], ("--set", "--model")),
+        (["--contamination", "x", "--tasks", str(CHOICE), "--special-tokens"], ("--special-tokens", "--model")),
         ([*MODEL, "--tasks", str(CHOICE), "--include-path", "x"], ("--include-path", "--tasks")),
         (["--tasks", str(CHOICE)], ("--model", "--contamination")),
         ([*MODEL, "--tasks", "arc_easy"], ("arc_easy", ".jsonl", "lm-evaluation-harness", "eval")),

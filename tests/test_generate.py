@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from jaxpar.generate import main
 from jaxpar.training.run.trainer import Trainer
@@ -53,6 +56,7 @@ def test_a_run_continues_text_on_any_layout(tmp_path: Path, capfd: pytest.Captur
         ([], ("--prompt TEXT", "--prompts FILE")),
         (["--prompts", "none.jsonl"], ("none.jsonl",)),
         (["--promt", "a"], ("--promt", "--prompt")),
+        (["--chat", "--special-tokens"], ("--special-tokens", "template")),
     ],
 )
 def test_mistakes_are_one_sentence(
@@ -66,3 +70,43 @@ def test_lines_that_are_no_prompts_are_named(tmp_path: Path, capfd: pytest.Captu
     for text, line in (('"a"\n{"text": 1}\n', "line 2"), ("a\n", "line 1"), ("\n", "no prompt")):
         file.write_text(text)
         refused_by_command(main(["--model", str(FOLDER / "llama"), "--prompts", str(file)]), *capfd.readouterr(), line)
+
+
+def marked_llama(folder: Path) -> Path:
+    """A golden with a tokenizer that begins each text with a token."""
+    shutil.copytree(FOLDER / "llama", folder)
+    for file in (FOLDER / "evaluation" / "marked").iterdir():
+        shutil.copy(file, folder)
+    return folder
+
+
+FOUND: dict[str, tuple[list[int], float]] = {
+    "the capital of peru is": ([30, 30, 27, 55], -1.959394),
+    "the cat<eos>the cat": ([59, 59, 43, 26, 27, 37, 60, 42], -1.559223),
+}
+"""Likeliest tokens after prompts and the first's log-probability, as transformers 5.23 finds them in float32."""
+
+
+def test_a_prompt_has_the_tokens_that_transformers_gives_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The beginning of a text once, also where the prompt has it, and special tokens where the flag asks for them."""
+    model = marked_llama(tmp_path / "m")
+    prompts = [*FOUND, "<bos>the capital of peru is"]
+    asked = [word for prompt in prompts for word in ("--prompt", prompt)]
+    assert main(["--model", str(model), *asked, "--tokens", "8", "--json", "--special-tokens"]) == 0
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    for row, (tokens, first) in zip(rows, [*FOUND.values(), next(iter(FOUND.values()))], strict=True):
+        assert row["tokens"] == tokens and row["log_probabilities"][0] == pytest.approx(first, abs=1e-5)
+    assert main(["--model", str(model), *asked[:2], *asked[4:], "--tokens", "8", "--json"]) == 0
+    plain, spelled = (json.loads(line)["tokens"] for line in capfd.readouterr().out.splitlines())
+    assert plain == rows[0]["tokens"] != spelled, "the name of the token is text like any other"
+
+
+def test_weights_that_are_not_finite_are_one_sentence_and_no_json(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = marked_llama(tmp_path / "m")
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.norm.weight"] = np.full_like(tensors["model.norm.weight"], np.nan)
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    status = main(["--model", str(model), "--prompt", "the cat", "--tokens", "2", "--json"])
+    refused_by_command(status, *capfd.readouterr(), "not all finite", "precision.compute")

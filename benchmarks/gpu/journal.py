@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxpar.config.strict_json import json_text
+
 
 class Journal:
     """Rows of a part. They are written immediately, so that the rows of a killed part remain.
@@ -39,7 +41,7 @@ class Journal:
         self.rows.append(row)
         if self.file is not None:
             with self.file.open("a") as out:
-                out.write(json.dumps(row) + "\n")
+                out.write(json_text(row) + "\n")
                 out.flush()
                 os.fsync(out.fileno())  # a hung GPU can take the machine with it
 

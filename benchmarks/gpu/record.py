@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.gpu import grouped_tiled, norm_rotary, tiled
 from benchmarks.gpu.attention_cases import timed
+from jaxpar.config.strict_json import json_text
 from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.verified import OF_XLA, digest, user_file
 
@@ -159,4 +160,4 @@ def _replace(kernels: Sequence[str], device: Mapping[str, Any], new: list[dict[s
     records = sorted([*(record for record in old if key(record) not in replaced), *new], key=key)
     if records != old:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(records, indent=2) + "\n")
+        file.write_text(json_text(records, indent=2) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpar.checkup.finding import Finding, worst
+from jaxpar.config.strict_json import json_text
 from jaxpar.units import seconds
 
 WORDS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("WRONG", "bold red")}
@@ -21,7 +21,7 @@ PLAIN_WIDTH = 110
 
 def as_json(findings: Sequence[Finding]) -> str:
     """`{"status": ..., "findings": [...]}`."""
-    return json.dumps({"status": worst(findings), "findings": [asdict(finding) for finding in findings]}, indent=1)
+    return json_text({"status": worst(findings), "findings": [asdict(finding) for finding in findings]}, indent=1)
 
 
 def show(findings: Sequence[Finding], took: float, console: Console | None = None) -> None:

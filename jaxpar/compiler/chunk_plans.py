@@ -6,7 +6,6 @@ Under `memory.optimizer_offload: host` a program keeps the state of whole weight
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +16,7 @@ from rich.console import Console
 from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.inspection import PLAIN_WIDTH
 from jaxpar.config import Config, load_config
+from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layout.auto_remat import ESTIMATED
@@ -110,7 +110,7 @@ class ChunkInspection:
         config, cluster = load_config(self.config, self.overrides), parse_cluster(self.cluster)
         plan = make_chunk_plan(config, cluster, self.config.stem, self.budget)
         if self.as_json:
-            print(json.dumps(asdict(plan), indent=2))
+            print(json_text(asdict(plan), indent=2))
             return
         console = Console()
         print_chunk_plan(plan, console if console.is_terminal else Console(width=PLAIN_WIDTH))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from jaxpar.compiler.report.text import print_report
 from jaxpar.compiler.report.utilisation import utilisation
 from jaxpar.compiler.way_out import way_out
 from jaxpar.config import UserError, load_config
+from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 
 PLAIN_WIDTH = 140
@@ -60,7 +60,7 @@ class Inspection:
         if self.page is not None:
             self.page.write_text(html_page(analysis, report), encoding="utf-8")
         if self.as_json:
-            print(json.dumps({**report.to_dict(), **({"other": other.to_dict()} if other else {})}, indent=2))
+            print(json_text({**report.to_dict(), **({"other": other.to_dict()} if other else {})}, indent=2))
             return
         console = Console()
         console = console if console.is_terminal else Console(width=PLAIN_WIDTH)

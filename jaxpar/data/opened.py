@@ -16,6 +16,7 @@ from jaxpar.data.packing import PackedRows, Rows
 from jaxpar.data.pairs import PairRows
 from jaxpar.data.shuffle import FIRST_SHUFFLE, ORDERS
 from jaxpar.data.stream import TokenStream
+from jaxpar.data.text import Encode
 from jaxpar.data.tokens.token_folder import TokenFolder
 from jaxpar.units import plain
 
@@ -46,8 +47,8 @@ class Data:
     """Token that ends a document, if any."""
     decode: Callable[[Sequence[int] | np.ndarray], str] | None
     """Tokens to text, where the source supports it."""
-    encode: Callable[[str], list[int]] | None
-    """Text to tokens, where the source supports it."""
+    encode_start: Encode | None
+    """Text that begins a document to tokens, where the source supports it."""
     description: str
     """A line about the data: its source, and the size of each split."""
     paired: tuple[PairedSplit, ...] = ()

@@ -40,7 +40,7 @@ def _open_stdlib(config: DataConfig, vocab: int | None, seed: int) -> Data:
         vocab=vocab or stdlib.VOCAB,
         separator=stdlib.END_OF_DOCUMENT,
         decode=stdlib.decode,
-        encode=stdlib.encode,
+        encode_start=stdlib.encode,
         description=f"standard library of Python {platform.python_version()}: {split_sizes(train, heldout, 'files')}",
     )
 
@@ -59,6 +59,6 @@ def _open_synthetic(config: DataConfig, vocab: int | None, seed: int) -> Data:
         vocab=vocab,
         separator=vocab - 1,
         decode=None,
-        encode=None,
+        encode_start=None,
         description=f"synthetic text: endless, vocabulary {vocab}",
     )

@@ -76,7 +76,7 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
         vocab=_model_vocab(vocab, index.vocab, key, first.path),
         separator=index.separator,
         decode=first.codec.decode if known else None,
-        encode=first.codec.encode if known else None,
+        encode_start=first.codec.encode_start if known else None,
         description=f"{described}{', ' if config.sources is None else '; '}{heldout_size(heldout)}{note}",
     )
 
@@ -106,7 +106,7 @@ def _open_pairs(config: DataConfig, folders: dict[str, TokenFolder], key: str, v
         vocab=_model_vocab(vocab, index.vocab, key, folder.path),
         separator=index.separator,
         decode=None if codec is None else codec.decode,
-        encode=None if codec is None else codec.encode,
+        encode_start=None if codec is None else codec.encode_start,
         description=f"{path}: {train.rows.description} to train on, "
         + ("nothing held out" if heldout is None else f"{heldout.rows.description} held out"),
         paired=(train,) if heldout is None else (train, heldout),
@@ -249,6 +249,6 @@ def _open_file(config: DataConfig, path: str, vocab: int | None, seed: int) -> D
         vocab=vocab or largest + 1,
         separator=separator,
         decode=None,
-        encode=None,
+        encode_start=None,
         description=f"{path}: {split_sizes(train, heldout, 'documents')}",
     )

@@ -14,7 +14,7 @@ from jaxpar.config.spelling import quoted
 from jaxpar.evaluation.windows import Window, windows
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.placed_model import PlacedModel
-from jaxpar.generation.sampling import Sampling
+from jaxpar.generation.sampling import NotFinite, Sampling
 from jaxpar.generation.scorer import Scorer
 from jaxpar.generation.text import Stop
 from jaxpar.interop.sources.model_text import ModelText
@@ -74,12 +74,14 @@ class LanguageModel:
         White space at the end of the context is part of the continuation, and the two are encoded as one text.
         """
         if not context:
-            tokens = self.text.encode_part(continuation)
-            own = [self.begin, *tokens] if tokens[:1] != [self.begin] else tokens
-            return Window(own[:1], own[1:])
-        kept = context.rstrip()
-        before = self.text.encode_marked(kept)
-        return Window(before or [self.begin], self.text.encode_marked(context + continuation)[len(before) :])
+            return Window([self.begin], self._after_begin(continuation))
+        before = self.text.encode_start(context.rstrip())
+        return Window(before or [self.begin], self.text.encode_start(context + continuation)[len(before) :])
+
+    def _after_begin(self, text: str) -> list[int]:
+        """The tokens of a text behind `begin`, which is not one of them where the text has it already."""
+        tokens = self.text.encode(text)
+        return tokens[1:] if tokens[:1] == [self.begin] else tokens
 
     def likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
         """Of each (context, continuation). Of a context that is too long the end is used.
@@ -102,10 +104,7 @@ class LanguageModel:
         rows = [[*before, *scored][-(self.length + 1) :] for before, scored in parts]
         found = self.scorer.scored(rows)
         if not all(np.isfinite(own.log_probabilities).all() for own in found):
-            raise UserError(
-                "--model: its log-probabilities are not all finite; expected finite weights, or another "
-                "precision.compute"
-            )
+            raise NotFinite
         return [
             (own.log_probabilities[-len(part.scored) :], own.likeliest[-len(part.scored) :])
             for own, part in zip(found, parts, strict=True)
@@ -117,7 +116,7 @@ class LanguageModel:
         Raises:
             UserError: a text has no token, or the model is not finite.
         """
-        encoded = [self.text.encode_marked(text) for text in texts]
+        encoded = [self._after_begin(text) for text in texts]
         for text, tokens in zip(texts, encoded, strict=True):
             if not tokens:
                 raise UserError(f"--tasks: the text {quoted(text, 60)} has no token; expected one at least")
@@ -138,7 +137,7 @@ class LanguageModel:
         room = self.length - tokens
         if room < 1:
             raise UserError(f"{tokens} new tokens leave no room for a prompt; the model reads {self.length}")
-        given = [self.text.encode_marked(prompt)[-room:] for prompt in prompts]
+        given = [self.text.encode_start(prompt)[-room:] for prompt in prompts]
         order = sorted(range(len(prompts)), key=lambda number: -len(given[number]))
         found = [""] * len(prompts)
         ends = [*self.text.ends, *(self.text.special[stop] for stop in stops if stop in self.text.special)]

@@ -16,8 +16,8 @@ from jaxtyping import Int
 from jaxpar.config import Config, UserError
 from jaxpar.generation.layout import BY_ROW, bucket, generation_layout, prompt_bucket
 from jaxpar.generation.programs import Programs
-from jaxpar.generation.sampling import Drawn, Sampling
-from jaxpar.generation.unstacked import unstacked
+from jaxpar.generation.sampling import Drawn, NotFinite, Sampling
+from jaxpar.generation.unstacked import is_unstacked, unstacked
 from jaxpar.layout.step_layout import shardings
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.parameters import Weights
@@ -55,7 +55,8 @@ class Generator:
         config: of the model, with the vocabulary and a mesh whose axes are filled in.
         mesh: the devices, with the axes of `config`.
         weights: on `mesh` in any placement; they are copied once, into the dtype that layers compute in, unless they
-            are in the placement and the dtype of `generation_layout` already. Layers are copied on GPUs all the same.
+            are in the placement and the dtype of `generation_layout` already. Layers are copied on GPUs all the same,
+            but for `unstacked` weights, which are in that placement and are taken as they are.
         sampling: how tokens are drawn; by default the likeliest.
         zero: 0 keeps on each device what its layers compute with; under 3 the copy is sharded like the weights of a
             training step, and each token gathers every layer.
@@ -82,6 +83,11 @@ class Generator:
         self._part = axes["context"] * axes["tensor"]
         self.programs = Programs(config, mesh, self.sampling, zero, seed)
         self.speed = Speed()
+        self._weights = weights if is_unstacked(weights) else self._laid_out(weights, zero)
+
+    def _laid_out(self, weights: Weights, zero: int) -> Weights:
+        """The weights as the programs read them."""
+        config, mesh = self.config, self.mesh
         layout = generation_layout(config, mesh, zero=zero)
         dtype, stored = layout.placements.storage.dtype, shardings(mesh, layout.placements.storage.layout)
         cast = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf.astype(dtype), tree), out_shardings=stored)
@@ -89,7 +95,7 @@ class Generator:
         there = jax.tree.map(lambda leaf, where: leaf.dtype == dtype and leaf.sharding == where, weights, stored)
         # Offloaded weights are in host memory.
         weights = weights if all(jax.tree.leaves(there)) else cast(jax.tree.map(on_device, weights))
-        self._weights = unstacked(weights, layout.order)
+        return unstacked(weights, layout.order)
 
     def continued(
         self,
@@ -112,6 +118,7 @@ class Generator:
 
         Raises:
             UserError: a prompt is empty, has an unknown token, or is too long for learned positions.
+            NotFinite: the log-probability of a token is not finite.
         """
         self._check(prompts, tokens)
         found: list[list[int]] = [[] for _ in prompts]
@@ -121,6 +128,8 @@ class Generator:
         for drawn in self._drawn(prompts, tokens, first_number):
             for row in list(running):
                 token = int(drawn.token[row])
+                if not np.isfinite(drawn.log_probability[row]):
+                    raise NotFinite
                 if token in stop:
                     ended[row] = True
                     del running[row]

@@ -12,6 +12,15 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxpar.config.errors import UserError
 
 
+class NotFinite(UserError):
+    """The log-probabilities of a model are not finite."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model's log-probabilities are not all finite; expected finite weights, or another precision.compute"
+        )
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is drawn. The filters apply in the order of the fields, as in `transformers`."""

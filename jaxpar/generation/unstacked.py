@@ -25,6 +25,12 @@ def unstacked(weights: Weights, order: LayerOrder) -> Weights:
     return _map_stacks(weights, order, _layer)
 
 
+def is_unstacked(weights: Weights) -> bool:
+    """Whether the layers of `weights` are lists."""
+    layers = weights[LAYERS]
+    return isinstance(layers, list) or isinstance(next(iter(layers.values())), list)
+
+
 def unstacked_layout(layout: Any, order: LayerOrder) -> Any:
     """The partitions of `unstacked` weights, from those of the stacks."""
     return _map_stacks(layout, order, lambda stack, row: PartitionSpec(*stack[1:]))

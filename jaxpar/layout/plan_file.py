@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.reading.typed import checked, field_types, record_from_plain, shown
 from jaxpar.config.spelling import did_you_mean, named
+from jaxpar.config.strict_json import json_text
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class PlanFile:
 
     def to_json(self) -> str:
         """The text of the file."""
-        return json.dumps(self.to_dict(), indent=2) + "\n"
+        return json_text(self.to_dict(), indent=2) + "\n"
 
 
 def write(path: Path, file: PlanFile) -> None:

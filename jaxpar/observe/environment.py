@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shlex
@@ -18,6 +17,7 @@ import jax
 
 from jaxpar import __version__
 from jaxpar.config.reading.text_file import read_file
+from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.host import host_memory
 from jaxpar.observe.events import Listener, RunInfo
 from jaxpar.observe.files import write_atomically
@@ -40,7 +40,7 @@ class EnvironmentFile(Listener):
 
     def start(self, info: RunInfo) -> None:
         file = Path(info.folder) / ENVIRONMENT_FILE
-        text = json.dumps(environment(), indent=2) + "\n"
+        text = json_text(environment(), indent=2) + "\n"
         if file.exists() and (old := read_file(file)) != text.encode():
             kept = file.with_name(f"{file.stem}-until-{info.first_step - 1}{file.suffix}")
             if not kept.exists():

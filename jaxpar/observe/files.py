@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp\Z")
@@ -73,16 +70,3 @@ class GrowingFile:
             self.append(b"")
         finally:
             self._file.close()
-
-
-def strict_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with null for floats that are not finite, at any depth: JSON has none, and strict readers refuse NaN."""
-    return {key: _strict(value) for key, value in values.items()}
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return strict_json(value)
-    if isinstance(value, list | tuple):
-        return [_strict(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,7 +7,6 @@ number of GPUs in that time at the predicted speed, not at the peak, which would
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxpar.config import UserError, load_config
+from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.power import capped, power_of
 from jaxpar.layers.counting import parameter_count
@@ -73,7 +73,7 @@ class Budget:
         best = optimal(FLOPS * parameter_count(run.config.model, padded=False) * self.tokens)
         if self.json:
             found = {"costs": [asdict(one) for one in costs], "compute_optimal": best, "without_layout": without}
-            print(json.dumps(found, indent=2))
+            print(json_text(found, indent=2))
             return
         print_budget(run, costs, best, without, screen())
 

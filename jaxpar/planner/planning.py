@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.schema.layout import kept_by_planner
 from jaxpar.config.spelling import quoted
+from jaxpar.config.strict_json import json_text
 from jaxpar.cost.hardware_model import HardwareModel, borrowed, described
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.checks import validate
@@ -102,7 +102,7 @@ class Planning:
             found = [planned_file(planned, self.cluster).to_dict() for planned in plans]
             for file, one in zip(found, verified, strict=False):
                 file["predicted"]["verified"] = one.to_dict()
-            print(json.dumps(found, indent=2))
+            print(json_text(found, indent=2))
             return
         print_plans(plans, search.effort, console)
         for line in () if self.verify else words.uncertain(plans[0]):
@@ -231,11 +231,11 @@ def print_validation(data: Path, measured: Path | None = None, *, as_json: bool)
     if measured is not None:
         rows, refused = after_runs.after_runs(data, measured)
         found = {"predicted": [one.as_json() for one in rows], "refused": [vars(one) for one in refused]}
-        print(json.dumps(found, indent=2) if as_json else "\n".join(after_runs.lines(rows, refused)))
+        print(json_text(found, indent=2) if as_json else "\n".join(after_runs.lines(rows, refused)))
         return
     report = validate(data)
     if as_json:
-        print(json.dumps(report.as_json(), indent=2))
+        print(json_text(report.as_json(), indent=2))
     else:
         print("\n".join(report.lines()))
 

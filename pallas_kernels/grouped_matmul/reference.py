@@ -21,9 +21,16 @@ _LARGEST = 512
 
 
 def times_weights(
-    rows: Float[Array, "m k"], weights: Float[Array, "groups k n"], sizes: Int[Array, " groups"], transposed: bool
+    rows: Float[Array, "m k"],
+    weights: Float[Array, "groups k n"],
+    sizes: Int[Array, " groups"],
+    transposed: bool,
+    *,
+    interpret: bool = False,
 ) -> Float[Array, "m n"]:
-    """Each row times the matrix of its group; 0 for rows behind the last group. `transposed`: weights are [n, k]."""
+    """Each row times the matrix of its group; 0 for rows behind the last group. `transposed`: weights are [n, k]. The
+    interpreter makes no difference here."""
+    del interpret
     block, m = _block(rows, sizes), rows.shape[0]
     found = row_blocks(sizes, m, block)
     padded = jnp.pad(rows, ((0, block), (0, 0)))
@@ -42,9 +49,10 @@ def times_weights(
 
 
 def of_weights(
-    rows: Float[Array, "m k"], d_out: Float[Array, "m n"], sizes: Int[Array, " groups"]
+    rows: Float[Array, "m k"], d_out: Float[Array, "m n"], sizes: Int[Array, " groups"], *, interpret: bool = False
 ) -> Float[Array, "groups k n"]:
     """The sum over each group's rows of `row^T d_out`, in rows' dtype, summed in float32; 0 for empty groups."""
+    del interpret
     block, m = _block(rows, sizes), rows.shape[0]
     found = row_blocks(sizes, m, block)
     x, d_out = (jnp.pad(each, ((0, block), (0, 0))) for each in (rows, d_out))

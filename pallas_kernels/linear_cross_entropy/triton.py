@@ -52,10 +52,10 @@ GROUP = 16
 
 
 def _tile(head: Head) -> Tile:
-    """What was asked for, or the tile for the device that is traced for."""
+    """The requested tile, or that for the device that is traced for; in the interpreter, on any device, Hopper's."""
     if head.tile is not None:
         return head.tile
-    capability = plgpu.get_gpu_info().compute_capability
+    capability = max(TILES)[0] if head.interpret else plgpu.get_gpu_info().compute_capability
     full = head.softcap is not None or head.keep
     return next(tile for (least, of_full), tile in TILES.items() if capability >= least and of_full == full)
 

@@ -6,9 +6,13 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+
+import pytest
+from tokenizers import Tokenizer, processors
 
 from jaxpar.config.schema import DataConfig
+from jaxpar.evaluation.language_model import LanguageModel
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.tokenizer import chat_encoder_of, text_of
 from tests.data.chat_files import prepared_chat, turns
@@ -38,12 +42,46 @@ def test_a_text_begins_as_the_tokenizer_states_and_ends_as_the_model_states_too(
 
 
 def test_names_of_special_tokens_are_text_unless_they_are_asked_for(tmp_path: Path):
-    text = text_of(model_with(tmp_path / "a", "marked", {}), None, print)
+    model = model_with(tmp_path / "a", "marked", {})
+    text, asked = text_of(model, None, print), text_of(model, None, print, special_tokens=True)
     tokens = text.encode("cat")
-    assert text.encode_part("cat<eos>") == [*tokens, EOS] and text.encode_part("cat") == tokens
-    assert text.encode_marked("cat") == text.encode_marked("<bos>cat") == [BOS, *tokens]
+    assert asked.encode("cat<eos>") == [*tokens, EOS] and asked.encode("cat") == tokens
     assert EOS not in text.encode("cat<eos>") and text.decode([BOS, *tokens, EOS]) == "cat"
+    assert text.encode_start("cat") == asked.encode_start("cat") == asked.encode_start("<bos>cat") == [BOS, *tokens]
+    assert text.encode_start("<bos>") == [BOS, *text.encode("bos")], "its letters behind the token"
     assert text.special == {"<pad>": 0, "<bos>": BOS, "<eos>": EOS}
+
+
+@pytest.mark.parametrize(
+    ("template", "before"), [("<bos> $A <eos>", [BOS]), ("$A <eos>", []), ("<pad> <bos> $A <eos>", [0, BOS])]
+)
+def test_what_a_tokenizer_puts_behind_a_text_is_never_added(tmp_path: Path, template: str, before: list[int]):
+    """So that no end of a text stands between a context and what continues it."""
+    model = model_with(tmp_path / "a", "marked", {})
+    file = tmp_path / "a" / "tokenizer.json"
+    made: Any = Tokenizer.from_file(str(file))
+    made.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[("<pad>", 0), ("<bos>", BOS), ("<eos>", EOS)]
+    )
+    made.save(str(file))
+    text = text_of(model, None, print)
+    assert text.encode_start("cat") == [*before, *text.encode("cat")]
+    assert text.encode_start("") == before
+    language = LanguageModel(cast(Any, None), text, 8)
+    context, scored = language.encoded_pair("cat", " sat")
+    assert EOS not in context + scored and context[: len(before)] == before
+    assert context + scored == text.encode_start("cat sat")
+
+
+def test_the_tokenizer_that_a_flag_names_may_be_a_folder(tmp_path: Path):
+    model, folder = model_with(tmp_path / "a", None, {}), FOLDER / "evaluation" / "marked"
+    found = [text_of(model, path, print).name for path in (folder, folder / "tokenizer.json")]
+    assert found == [str(folder / "tokenizer.json")] * 2
+    with refused("chat template", "--chat-template"):
+        chat_encoder_of(model, folder, None, print)
+    with refused("none/tokenizer.json", "does not exist"):
+        (tmp_path / "none").mkdir()
+        text_of(model, tmp_path / "none", print)
 
 
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path):

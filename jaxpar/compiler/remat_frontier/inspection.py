@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from jaxpar.compiler.remat_frontier.picture import draw_frontier
 from jaxpar.compiler.remat_frontier.text import print_frontier
 from jaxpar.compiler.way_out import way_out
 from jaxpar.config import UserError, load_config
+from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.memory.remat import AUTO, DEFAULT
 
@@ -50,7 +50,7 @@ class FrontierInspection:
             except OSError as error:
                 raise UserError(f"--picture {self.picture}: cannot be written ({error.strerror})") from error
         if self.as_json:
-            print(json.dumps(frontier.to_dict(), indent=2))
+            print(json_text(frontier.to_dict(), indent=2))
             return
         console = Console()
         console = console if console.is_terminal else Console(width=PLAIN_WIDTH)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from jaxpar.config.strict_json import json_text
 
 
 @dataclass(frozen=True)
@@ -164,4 +165,4 @@ class Report:
 
     def to_json(self) -> str:
         """JSON text."""
-        return json.dumps(self.to_dict(), indent=2)
+        return json_text(self.to_dict(), indent=2)

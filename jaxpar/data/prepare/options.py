@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,9 +89,14 @@ class Options:
             if value is not None and value > most:
                 raise UserError(f"--{name.replace('_', '-')} {value}: expected at most {most}")
 
-    def decisive(self, tokenizer_digest: str | None, template_digest: str | None) -> dict[str, Any]:
-        """The options that determine the output, as in `prepare.json`; of files, their contents."""
-        return {
+    def decisive(
+        self, tokenizer_digest: str | None, template_digest: str | None, *, before: Sequence[int]
+    ) -> dict[str, Any]:
+        """The options that determine the output, as in `prepare.json`; of files, their contents.
+
+        `before` are the tokens with which each document begins: releases that wrote none did not name them.
+        """
+        return ({"before": list(before)} if before else {}) | {
             "tokenizer": tokenizer_digest,
             "train_bpe": self.train_bpe,
             "text_key": self.text_key,

@@ -96,7 +96,9 @@ def _compare(options: Options, old: dict[str, Any], new: dict[str, Any]) -> None
     for name, value in new["options"].items():
         if value != old["options"].get(name):
             text = f"--{name.replace('_', '-')}"
-            if name in ("tokenizer", "chat_template"):
+            if name == "before":
+                detail = f"its documents do not begin with the tokens {value}, as this release writes them"
+            elif name in ("tokenizer", "chat_template"):
                 detail = f"{text} is another {name.replace('_', ' ')} than it {state} with"
             else:
                 detail = f"{text} is {spell(value)}, and it {state} with {spell(old['options'].get(name))}"

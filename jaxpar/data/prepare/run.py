@@ -27,6 +27,7 @@ from jaxpar.data.prepare.record import begin_or_go_on, check_usable
 from jaxpar.data.prepare.train_bpe import chosen_units, train_bpe
 from jaxpar.data.prepare.workers import do_tasks
 from jaxpar.data.tokens.digests import digest, file_digest
+from jaxpar.data.tokens.text_codec import tokens_before
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
 from jaxpar.data.tokens.token_index import (
     CHAT_VERSION,
@@ -41,10 +42,9 @@ from jaxpar.data.tokens.token_index import (
     Shard,
     encode,
 )
-from jaxpar.data.tokens.tokenizer_file import end_of_document, load_tokenizer, vocabulary_size
+from jaxpar.data.tokens.tokenizer_file import TOKENIZER, end_of_document, load_tokenizer, vocabulary_size
 from jaxpar.units import rate, seconds, size
 
-TOKENIZER = "tokenizer.json"
 _SHOWN_PLACES = 3
 """Most broken documents that a message names."""
 
@@ -68,6 +68,7 @@ def prepare(options: Options, console: Console) -> TokenFolder:
 def _prepare(options: Options, console: Console) -> TokenFolder:
     inputs = find_inputs(options.inputs, options.format, options.out)
     tokenizer = chat = None
+    before: list[int] = []
     if options.tokenizer is not None:
         loaded = load_tokenizer(options.tokenizer, f"--tokenizer {quoted(str(options.tokenizer))}")
         end_of_document(loaded, options.separator)
@@ -75,6 +76,8 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
         if options.format in CHAT_FORMATS:
             chat = _template(options, options.tokenizer)
             _check_template(ChatEncoder(chat, loaded), console)
+        else:
+            before = tokens_before(loaded)
     units = plan_units(inputs, options.unit_bytes, options.text_key)
     check_usable(options.out)
     work = options.out / WORK
@@ -82,7 +85,7 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
     with alone_in(options.out, work / "lock"):
         try:
             digests = [None if content is None else digest(content) for content in (tokenizer, chat and chat.encode())]
-            begin_or_go_on(options, inputs, options.decisive(*digests))
+            begin_or_go_on(options, inputs, options.decisive(*digests, before=before))
             if (options.out / INDEX).exists():
                 _print(console, f"{options.out} is prepared already; nothing was changed.")
             else:

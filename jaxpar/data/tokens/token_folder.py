@@ -25,8 +25,8 @@ from jaxpar.data.tokens.digests import as_sums, digest
 from jaxpar.data.tokens.document_starts import DocumentStarts, ShardStarts
 from jaxpar.data.tokens.file_array import FileArray
 from jaxpar.data.tokens.sharded_tokens import CheckedTokens, ShardedTokens
+from jaxpar.data.tokens.text_codec import TextCodec
 from jaxpar.data.tokens.token_index import HELDOUT, INDEX, SPLITS, SUMS, TRAIN, File, Index, Shard, read_index
-from jaxpar.data.tokens.tokenizer_file import TextCodec
 from jaxpar.hardware.open_files import allow_more_files
 
 CHECKED_AT_OPEN = 2**30

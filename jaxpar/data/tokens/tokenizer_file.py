@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
@@ -17,6 +14,7 @@ from jaxpar.config.spelling import quoted
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+TOKENIZER = "tokenizer.json"
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<EOS>", "[EOS]", "[SEP]")
 """Names of the end-of-document token in published tokenizers, the likeliest first."""
 
@@ -24,6 +22,11 @@ END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", 
 def tokenizers_installed() -> bool:
     """Whether the `tokenizers` package is installed."""
     return find_spec("tokenizers") is not None
+
+
+def tokenizer_path(path: Path) -> Path:
+    """The tokenizer of `--tokenizer`, which names the file or its folder."""
+    return path / TOKENIZER if path.is_dir() else path
 
 
 def load_tokenizer(path: Path, label: str) -> Tokenizer:
@@ -93,24 +96,3 @@ def _special(tokenizer: Any) -> str:
     names = [repr(added.content) for _, added in sorted(tokenizer.get_added_tokens_decoder().items())]
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
     return f"its special tokens are {', '.join(names[:12])}{more}" if names else "it has no special tokens"
-
-
-class TextCodec:
-    """Text to tokens and back, with a tokenizer that is loaded on first use."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._tokenizer: Any = None
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, none added."""
-        return self._loaded().encode(text, add_special_tokens=False).ids
-
-    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """The text of some tokens; special tokens are left out."""
-        return self._loaded().decode([int(token) for token in tokens], skip_special_tokens=True)
-
-    def _loaded(self) -> Any:
-        if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(self._path, str(self._path))
-        return self._tokenizer

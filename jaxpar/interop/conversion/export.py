@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -16,6 +15,7 @@ from safetensors.numpy import save_file
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.schema import ModelConfig
+from jaxpar.config.strict_json import json_text
 from jaxpar.interop.config_json import QUANTIZATION, config_of, differences, family_for, model_of
 from jaxpar.interop.conversion.compressed_tensors import (
     SCALE,
@@ -210,4 +210,4 @@ def _with_dtype(config: Mapping[str, Any], dtypes: Mapping[str, np.dtype]) -> di
 
 def _json(values: Mapping[str, Any]) -> str:
     """JSON as transformers writes it."""
-    return json.dumps(values, indent=2, sort_keys=True) + "\n"
+    return json_text(values, indent=2, sort_keys=True) + "\n"

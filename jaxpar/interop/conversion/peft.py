@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from safetensors.numpy import save_file
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import named
+from jaxpar.config.strict_json import json_text
 from jaxpar.interop.config_json import family_for
 from jaxpar.interop.mapping.family import StoredTensor, tensors_of
 from jaxpar.interop.mapping.form import Form
@@ -38,7 +38,7 @@ class Adapter:
 
     def write(self, folder: Path) -> None:
         """Write both files into an empty folder."""
-        (folder / CONFIG).write_text(json.dumps(self.config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        (folder / CONFIG).write_text(json_text(self.config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         values = {name: value for tensor in self.tensors for name, value in self.factors(tensor)}
         save_file(values, folder / WEIGHTS, metadata={"format": "pt"})
 

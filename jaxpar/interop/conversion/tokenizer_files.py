@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import named
+from jaxpar.config.strict_json import json_text
 from jaxpar.data.chat.template import CHAT, template_beside
 from jaxpar.data.tokens.token_index import INDEX, read_index
-from jaxpar.data.tokens.tokenizer_file import load_tokenizer
+from jaxpar.data.tokens.tokenizer_file import TOKENIZER, load_tokenizer
 from jaxpar.interop.conversion.new_folder import copy_beside
 from jaxpar.interop.sources.open_source import Model
-from jaxpar.interop.sources.tokenizer import TOKENIZER, trained_on
+from jaxpar.interop.sources.tokenizer import trained_on
 
 FILES = (
     TOKENIZER, CHAT, "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
@@ -50,7 +50,7 @@ class TokenizerFiles:
             end = tokenizer.id_to_token(read_index(self.data).separator)
             settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
             settings |= {} if template is None else template.variables
-            (folder / CHAT).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            (folder / CHAT).write_text(json_text(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         if template is not None and (before is None or before.source != template.source):
             (folder / TEMPLATE).write_text(template.source, encoding="utf-8")
 

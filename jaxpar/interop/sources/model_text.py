@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,57 +14,61 @@ from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import named
 from jaxpar.data.text import Text
-from jaxpar.data.tokens.tokenizer_file import TextCodec, end_of_document, load_tokenizer
+from jaxpar.data.tokens.text_codec import TextCodec
+from jaxpar.data.tokens.token_index import INDEX, read_index
+from jaxpar.data.tokens.tokenizer_file import end_of_document
 
 SETTINGS, GENERATION = "tokenizer_config.json", "generation_config.json"
 
 
 @dataclass(frozen=True)
 class ModelText(Text):
-    """The tokenizer of a model, which adds no token and takes the name of a special token for text in `encode`."""
+    """The tokenizer of a model."""
 
     begin: int | None
-    """The token before a text of which nothing else comes before: the beginning, or else the end, of a document."""
-    encode_marked: Callable[[str], list[int]]
-    """As `encode`, but the names of special tokens are those tokens, and those of the tokenizer's template are added,
-    unless the text begins with them."""
-    encode_part: Callable[[str], list[int]]
-    """As `encode_marked`, with nothing added: of a text that follows another one."""
+    """The token before a text of which nothing else comes before: the last of those that the tokenizer puts before a
+    text; where it puts none, the beginning, or else the end, of a document."""
+    encode: Callable[[str], list[int]]
+    """The tokens of a text that follows another one: none is added."""
+    encode_start: Callable[[str], list[int]]
+    """The tokens of a text that begins a document, those that the tokenizer puts before it first."""
     special: Mapping[str, int]
     """Special tokens by their names."""
     name: str
     """Of its file, or of the data of the model's run."""
 
 
-def read_model_text(file: Path, model: Path | None) -> ModelText:
-    """The tokenizer of a file; texts also end where the `generation_config.json` of the folder `model` says.
+def read_model_text(file: Path, model: Path | None, *, special_tokens: bool = False) -> ModelText:
+    """The tokenizer of a file.
+
+    Args:
+        file: a `tokenizer.json`. A token folder around it ends texts with its own token too.
+        model: a folder whose `generation_config.json` names more tokens that end a text.
+        special_tokens: the names of special tokens in a text are those tokens.
 
     Raises:
         UserError: the file, or one of the settings beside it, cannot be read.
     """
-    codec, marked = TextCodec(file), load_tokenizer(file, named(file))
-    marked.encode_special_tokens = False
+    codec = TextCodec(file, named(file))
     settings = _settings(file.with_name(SETTINGS))
-    special = {name: _token(marked, settings.get(f"{name}_token")) for name in ("bos", "eos")}
-    begin, end = special["bos"], special["eos"]
-    if end is None:
+    begin, end = (_token(codec.tokenizer, settings.get(f"{name}_token")) for name in ("bos", "eos"))
+    separator = read_index(file.parent).separator if (file.parent / INDEX).exists() else None
+    if end is None and separator is None:
         with suppress(UserError):  # a tokenizer without such a token: only the limit ends a text
-            end = end_of_document(marked, None)
+            end = end_of_document(codec.tokenizer, None)
     more = {} if model is None else _settings(model / GENERATION)
     ends = more.get("eos_token_id")
-    ends = [token for token in (ends if isinstance(ends, list) else [ends]) if type(token) is int]
-    begin = end if begin is None else begin
-    first = None if begin is None else marked.id_to_token(begin)
-
-    def encode_marked(text: str) -> list[int]:
-        return marked.encode(text, add_special_tokens=first is None or not text.startswith(first)).ids
-
-    added = marked.get_added_tokens_decoder().items()
+    ends = [end, separator, *(ends if isinstance(ends, list) else [ends])]
+    starts = [*reversed(codec.before), begin, separator, end]
     return ModelText(
-        codec.encode, codec.decode, tuple(dict.fromkeys([*([] if end is None else [end]), *ends])), begin,
-        encode_marked, lambda text: marked.encode(text, add_special_tokens=False).ids,
-        {token.content: number for number, token in added if token.special}, named(file),
-    )  # fmt: skip
+        decode=codec.decode,
+        ends=tuple(dict.fromkeys(token for token in ends if type(token) is int)),
+        begin=next((token for token in starts if token is not None), None),
+        encode=partial(codec.encode, special_tokens=special_tokens),
+        encode_start=partial(codec.encode_start, special_tokens=special_tokens),
+        special=codec.special,
+        name=named(file),
+    )
 
 
 def _settings(file: Path) -> dict[str, Any]:

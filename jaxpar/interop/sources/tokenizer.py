@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
@@ -13,35 +13,43 @@ from jaxpar.config.spelling import named
 from jaxpar.data.chat.encoding import ChatEncoder
 from jaxpar.data.chat.template import CHAT, CHATML, chosen_template, template_beside
 from jaxpar.data.sources import open_data
-from jaxpar.data.tokens.token_index import INDEX, read_index
-from jaxpar.data.tokens.tokenizer_file import load_tokenizer
+from jaxpar.data.tokens.tokenizer_file import TOKENIZER, load_tokenizer, tokenizer_path
 from jaxpar.interop.sources.adapted import AdaptedWeights
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.model_text import ModelText, read_model_text
 from jaxpar.interop.sources.open_source import Model, origin_of
 
-TOKENIZER = "tokenizer.json"
-
 type Report = Callable[[str], None]
 
 
-def text_of(source: Model, tokenizer: Path | None, report: Report) -> ModelText:
-    """The tokenizer of a model: the given one, that of the folder it came from, or of the data of its run.
+def text_of(source: Model, tokenizer: Path | None, report: Report, *, special_tokens: bool = False) -> ModelText:
+    """The tokenizer of a model: the named one, that of the folder it came from, or of the data of its run.
+
+    Args:
+        source: the model.
+        tokenizer: a `tokenizer.json`, or its folder, in place of the model's.
+        report: called with a sentence where a folder cannot be used.
+        special_tokens: the names of special tokens in a text are those tokens.
 
     Raises:
         UserError: none is known, or it cannot be read.
     """
     origin = origin_of(source, report)
-    file = tokenizer or (None if origin is None else origin.folder / TOKENIZER)
-    if file is not None and (tokenizer is not None or file.exists()):
-        return read_model_text(file, None if origin is None else origin.folder)
+    if tokenizer is not None:
+        file = tokenizer_path(user_path(tokenizer, "--tokenizer"))
+        return read_model_text(file, None if origin is None else origin.folder, special_tokens=special_tokens)
+    if origin is not None and (origin.folder / TOKENIZER).exists():
+        return read_model_text(origin.folder / TOKENIZER, origin.folder, special_tokens=special_tokens)
     if not isinstance(source, HFFolder) and source.origin is None:
+        for folder in trained_on(source, report):
+            if (folder / TOKENIZER).exists():
+                return read_model_text(folder / TOKENIZER, None, special_tokens=special_tokens)
         run = source.config
-        data = open_data(run.data, vocab=run.model.vocab, seed=run.run.seed)
-        if data.encode is not None and data.decode is not None:
+        data = None if run.data.source == "tokens" else open_data(run.data, vocab=run.model.vocab, seed=run.run.seed)
+        if data is not None and data.encode_start is not None and data.decode is not None:
             ends = [] if data.separator is None else [data.separator]
-            name = f"data.source={run.data.source}"
-            return ModelText(data.encode, data.decode, ends, data.separator, data.encode, data.encode, {}, name)
+            encode = partial(data.encode_start, special_tokens=special_tokens)
+            return ModelText(data.decode, ends, data.separator, encode, encode, {}, f"data.source={run.data.source}")
     raise _unknown(source)
 
 
@@ -55,16 +63,17 @@ def chat_encoder_of(
 
     Args:
         source: the model.
-        tokenizer: a `tokenizer.json` in place of the model's.
+        tokenizer: a `tokenizer.json`, or its folder, in place of the model's.
         template: a file, or `chatml`, in place of the tokenizer's.
         report: called with a sentence where a folder cannot be used.
 
     Raises:
         UserError: there is no tokenizer, or no template.
     """
-    folders = _folders(source, report) if tokenizer is None else [tokenizer.parent]
-    files = [tokenizer] if tokenizer is not None else [folder / TOKENIZER for folder in folders]
-    files = [file for file in files if tokenizer is not None or file.exists()]
+    if tokenizer is None:
+        files = [folder / TOKENIZER for folder in _folders(source, report) if (folder / TOKENIZER).exists()]
+    else:
+        files = [tokenizer_path(user_path(tokenizer, "--tokenizer"))]
     if not files:
         raise _unknown(source)
     if template is not None:
@@ -79,8 +88,6 @@ def chat_encoder_of(
             "model that was trained with it"
         )
     text = read_model_text(file, file.parent)
-    if (file.parent / INDEX).exists():  # A token folder: its documents end with a token of their own.
-        text = replace(text, ends=(*text.ends, read_index(file.parent).separator))
     return ChatEncoder(found, load_tokenizer(file, named(file)), date.today().isoformat()), text
 
 
@@ -93,7 +100,7 @@ def trained_on(source: Model, report: Report) -> list[Path]:
         paths = list(data.sources or {}) if data.path is None else [data.path]
         folders = [user_path(path, "data.path") for path in paths]
         for folder in folders:
-            if not (folder / TOKENIZER).exists():
+            if not folder.exists():
                 report(f"The data of the run is not at {named(folder)}, so its tokenizer and template are not used.")
     return folders
 

@@ -19,15 +19,15 @@ step that was logged before it:
 
 from __future__ import annotations
 
-import json
 import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from jaxpar.config.reading.text_file import read_file
+from jaxpar.config.strict_json import json_text
 from jaxpar.observe.events import Anomaly, Listener, RunInfo, StepRecord, Summary
-from jaxpar.observe.files import GrowingFile, strict_json, write_atomically
+from jaxpar.observe.files import GrowingFile, write_atomically
 
 EVENTS_FILE = "events.jsonl"
 
@@ -96,8 +96,8 @@ class EventLog(Listener):
     def _write(self, event: str, **values: Any) -> None:
         assert self._file is not None, "start comes first"
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = strict_json({"time": time, "event": event, "step": self._step, **values})
-        self._file.append((json.dumps(line, allow_nan=False) + "\n").encode())
+        line = {"time": time, "event": event, "step": self._step, **values}
+        self._file.append((json_text(line) + "\n").encode())
 
 
 def _drop_unfinished_line(path: Path) -> None:

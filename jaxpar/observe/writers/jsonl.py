@@ -9,8 +9,9 @@ from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.text_file import read_file
+from jaxpar.config.strict_json import json_text
 from jaxpar.observe.events import Listener, RunInfo, StepRecord
-from jaxpar.observe.files import GrowingFile, strict_json, write_atomically
+from jaxpar.observe.files import GrowingFile, write_atomically
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -93,4 +94,4 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _line(values: dict[str, Any]) -> str:
-    return json.dumps(strict_json(values), allow_nan=False) + "\n"
+    return json_text(values) + "\n"

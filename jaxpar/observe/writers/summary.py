@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.config.reading.text_file import read_file
+from jaxpar.config.strict_json import json_text
 from jaxpar.observe.events import Listener, RunInfo, Summary
-from jaxpar.observe.files import strict_json, write_atomically
+from jaxpar.observe.files import write_atomically
 
 SUMMARY_FILE = "summary.json"
 
@@ -24,7 +25,7 @@ class SummaryFile(Listener):
         self._folder = Path(info.folder)
 
     def end(self, summary: Summary) -> None:
-        text = json.dumps(strict_json(asdict(summary)), indent=2, allow_nan=False) + "\n"
+        text = json_text(asdict(summary), indent=2) + "\n"
         write_atomically(self._folder / SUMMARY_FILE, text.encode())
 
 

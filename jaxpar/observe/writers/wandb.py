@@ -20,6 +20,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import quoted
+from jaxpar.config.strict_json import json_text
 from jaxpar.observe.events import Listener, RunInfo, StepRecord, Summary
 from jaxpar.observe.files import write_atomically
 from jaxpar.observe.writers.scalars import evaluation_scalars, step_scalars
@@ -131,7 +132,7 @@ def _identity(folder: Path, project: str) -> str:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise UserError(f"{file}: expected an object with project and id; move the file away to go on") from None
     made = {"project": project, "id": secrets.token_hex(8)}
-    write_atomically(file, (json.dumps(made) + "\n").encode())
+    write_atomically(file, (json_text(made) + "\n").encode())
     return made["id"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.spelling import named
+from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner.failures import HOUR
 from jaxpar.planner.jobs.curve import Curve, planned_curve
@@ -45,7 +45,7 @@ class ClusterJobs:
         jobs = self._jobs(written, configs, cluster, Console(quiet=True) if self.as_json else console)
         found = expected(outcomes(jobs, cluster.devices), cluster.devices)
         if self.as_json:
-            print(json.dumps(as_json(found, cluster), indent=2))
+            print(json_text(as_json(found, cluster), indent=2))
             return
         print_outcomes(found, cluster, console)
 

@@ -9,7 +9,6 @@ never worse than that.
 from __future__ import annotations
 
 import csv
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from jaxpar.config.kinds import kind_counts
 from jaxpar.config.plan import AxisSizes, Plan
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import named
+from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.experts.messages import row_bytes_of_ways, rows_sent
 from jaxpar.layout import plan_file
@@ -255,7 +255,7 @@ def print_placement(path: Path, bandwidth_file: Path | None, seed: int, *, as_js
     groups = [number for number, group in enumerate(cluster.groups) for _ in range(group.hosts)]
     placed = place(traffic_of(planned.config, planned.plan, cluster.gpus_per_host), matrix, seed, groups=groups)
     if as_json:
-        print(json.dumps({"order": placed.order, "seconds": placed.seconds, "default_seconds": placed.default_seconds}))
+        print(json_text({"order": placed.order, "seconds": placed.seconds, "default_seconds": placed.default_seconds}))
         return
     gain = placed.default_seconds - placed.seconds
     print(

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Int
 
 from jaxpar.config import UserError
-from jaxpar.config.plan import AxisSizes
 from jaxpar.config.spelling import quoted
 from jaxpar.generation.generator import Continuation, Generator
-from jaxpar.generation.layout import generation_layout
+from jaxpar.generation.joined_stages import ZERO, joined_mesh, joined_weights
 from jaxpar.generation.sampling import Sampling
 from jaxpar.generation.text import Stop
-from jaxpar.layout.step_layout import shardings
-from jaxpar.mesh.build import build_mesh
-from jaxpar.mesh.parameters import ParamSpec
-from jaxpar.training.run.named_weights import NamedWeights
 from jaxpar.training.run.run import Run
 
 type Prompt = str | Sequence[int]
@@ -40,7 +33,7 @@ class Generated:
     """Whether the end of a document or a stop string ended it; else the limit of tokens did."""
 
 
-def encoded(run: Run, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
+def encoded(run: Run, prompts: Prompt | Sequence[Prompt], special_tokens: bool) -> list[list[int]]:
     """Prompts as tokens; one alone is a list of one.
 
     Raises `UserError` for a text where the data has none, and where there is no prompt.
@@ -53,44 +46,32 @@ def encoded(run: Run, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
     for prompt in every:
         if not isinstance(prompt, str):
             found.append([int(token) for token in prompt])
-        elif run.data.encode is None:
+        elif run.data.encode_start is None:
             raise UserError(
                 f"prompts: got a text, and data.source={run.config.data.source} has none; expected token ids"
             )
         else:
-            found.append(run.data.encode(prompt))
+            found.append(run.data.encode_start(prompt, special_tokens=special_tokens))
     return found
 
 
 def generator_of(run: Run, sampling: Sampling, seed: int) -> Generator:
     """A generator with the weights of a run, on its mesh.
 
-    A pipeline generates on a mesh of the same devices whose fsdp axis takes those of the pipe axis too.
+    A pipeline generates on a mesh of the same devices whose fsdp axis takes those of the pipe axis too: no device or
+    host gathers more than a matrix of a layer at a time.
     """
     config = run.config
     if run.plan.axes.pipe == 1:
         weights, zero = run.evaluated_weights(), config.parallel.zero
         return Generator(config, run.mesh, weights, sampling=sampling, zero=zero, seed=seed)
-    axes = dict(run.plan.axes)
-    axes |= {"fsdp": axes["fsdp"] * axes["pipe"], "pipe": 1}
+    mesh = joined_mesh(run.mesh)
     parallel = replace(
-        config.parallel, **axes, schedule="auto", virtual_stages=None, stage_layers=None, pipe_ends="last"
+        config.parallel, **dict(mesh.shape), schedule="auto", virtual_stages=None, stage_layers=None, pipe_ends="last"
     )
     config = replace(config, parallel=parallel)
-    mesh = build_mesh(AxisSizes(**axes), list(run.mesh.devices.flat))
-    layout = generation_layout(config, mesh, zero=3)
-    stored, dtype = shardings(mesh, layout.placements.storage.layout), layout.placements.storage.dtype
-    names = NamedWeights(run.evaluated_weights(), run.layout)
-
-    def placed(path: Any, spec: ParamSpec, where: Any) -> jax.Array:
-        own = names[".".join(str(key.key) for key in path)].astype(dtype)
-        own = np.pad(own, [(0, size - had) for size, had in zip(spec.shape, own.shape, strict=True)])
-        return jax.make_array_from_callback(spec.shape, where, lambda region: own[region])
-
-    weights = jax.tree_util.tree_map_with_path(
-        placed, layout.specs, stored, is_leaf=lambda leaf: isinstance(leaf, ParamSpec)
-    )
-    return Generator(config, mesh, weights, sampling=sampling, zero=3, seed=seed)
+    weights = joined_weights(run.evaluated_weights(), run.layout, run.mesh, config)
+    return Generator(config, mesh, weights, sampling=sampling, zero=ZERO, seed=seed)
 
 
 def check_stop(run: Run, stop: Sequence[str]) -> None:

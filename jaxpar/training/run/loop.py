@@ -18,6 +18,7 @@ from jaxpar.config.checks.experts import routers_without_gradient
 from jaxpar.config.checks.run import profile_steps
 from jaxpar.config.spelling import named
 from jaxpar.distributed import liveness
+from jaxpar.generation.sampling import NotFinite
 from jaxpar.layout.choices.attention import unused_blocks
 from jaxpar.layout.given_plan import PLANNED
 from jaxpar.layout.state import without_frozen
@@ -363,7 +364,10 @@ class _Loop:
         finished = trainer.steps_done >= config.run.steps
         if finished and config.evaluation.sample_tokens and trainer.data.heldout is not None:
             self._compiling("the model for a sample")
-            self.listeners.sample(*sample_heldout(trainer))
+            try:
+                self.listeners.sample(*sample_heldout(trainer))
+            except NotFinite as error:  # The steps are done: only the sample is missing.
+                self.listeners.message(f"There is no sample: {error}.")
         summary = Summary(
             steps=trainer.steps_done,
             loss=self.progress.loss,

@@ -7,11 +7,11 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
+from jaxpar.config.strict_json import strict_json
 from jaxpar.layers.experts.reports import expert_metrics, is_of_experts, layer_loads
 from jaxpar.layout.expert_bytes import sent_bytes
 from jaxpar.model.flops import Pairs, mfu
 from jaxpar.observe.events import StepRecord
-from jaxpar.observe.files import strict_json
 from jaxpar.observe.memory import bytes_in_use, limit_bytes, memory_kind, peak_bytes
 from jaxpar.observe.timer import Lap
 from jaxpar.training.run.matmul_metrics import matmul_metrics

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.data import prompt
 from jaxpar.generation.generator import Generator
-from jaxpar.generation.sampling import Sampling
+from jaxpar.generation.sampling import NotFinite, Sampling
 from jaxpar.layout.choices.pipeline import forward_program
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import shardings
@@ -103,6 +103,8 @@ def _by_windows(trainer: Run, start: np.ndarray, tokens: int, temperature: float
             for name in put
         }
         logits = multihost_utils.process_allgather(logits_after(weights, placed, len(window) - 1), tiled=True)
+        if not np.isfinite(logits).all():
+            raise NotFinite
         token = _draw(np.asarray(logits, np.float64), temperature, draw)
         if token == trainer.data.separator:
             break

@@ -87,6 +87,7 @@ class Trainer(Run):
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
         stop: Sequence[str] = (),
+        special_tokens: bool = False,
         seed: int = 1,
     ) -> list[Generated]:
         """Continue prompts with the weights as they are now, on the run's own mesh, as `python -m jaxpar.generate`.
@@ -95,7 +96,8 @@ class Trainer(Run):
         every token. Each call copies the weights into the dtype of matmuls, and compiles its programs.
 
         Args:
-            prompts: a text, token ids, or several of either, which are continued together.
+            prompts: a text, token ids, or several of either, which are continued together. Token ids are taken as they
+                are; a text begins with the tokens that the tokenizer puts before it.
             tokens: at most so many new ones for each.
             temperature: 0 takes the likeliest token, and then the next four do nothing.
             top_k: only the likeliest k tokens; 0 for all.
@@ -103,6 +105,7 @@ class Trainer(Run):
             min_p: only tokens at least this many times as likely as the likeliest.
             repetition_penalty: above 1 it repeats less.
             stop: texts that end a continuation before them.
+            special_tokens: the names of special tokens in a text are those tokens.
             seed: of the draws.
 
         Raises:
@@ -111,5 +114,6 @@ class Trainer(Run):
         if tokens < 1:
             raise UserError(f"tokens: expected at least 1, got {tokens}")
         check_stop(self, stop)
-        sampling, rows = Sampling(temperature, repetition_penalty, top_k, top_p, min_p), encoded(self, prompts)
+        sampling = Sampling(temperature, repetition_penalty, top_k, top_p, min_p)
+        rows = encoded(self, prompts, special_tokens)
         return continued(self, generator_of(self, sampling, seed), rows, tokens, stop)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from jaxpar.data.prepare import prepare, progress, train_bpe
 from jaxpar.data.prepare.input import compression
@@ -51,6 +51,24 @@ def test_tokens_are_those_of_the_library(tmp_path):
     assert folder.index.text_bytes_in("train") == sum(len(text.encode()) for text in documents)
     assert folder.index.vocab == 300 and folder.index.dtype == "uint16"
     assert folder.codec.decode(folder.codec.encode(documents[-4])) == documents[-4]
+
+
+def test_documents_begin_with_what_the_tokenizer_puts_before_a_text(tmp_path):
+    """Once, in documents that are encoded in pieces too; what it puts behind is left to the end-of-document token."""
+    file = write_tokenizer(tmp_path / "t.json", more=("<bos>",))
+    made = Tokenizer.from_file(str(file))
+    begin = made.token_to_id("<bos>")
+    special = [("<bos>", begin), (END, made.token_to_id(END))]
+    made.post_processor = processors.TemplateProcessing(single=f"<bos> $A {END}", special_tokens=special)
+    made.save(str(file))
+    documents = ["ab", "<bos>", "word " * (2 * pieces.LONGEST_PIECE // 5)]
+    folder = prepared(tmp_path / "out", documents, tokenizer=file, heldout_fraction=0.0)
+    starts = folder.train.starts[:].tolist()
+    tokens = folder.train.tokens[:]
+    assert [place for place, token in enumerate(tokens.tolist()) if token == begin] == starts
+    assert decoded(folder)[0] == documents
+    record = json.loads((folder.path / "prepare.json").read_text())
+    assert record["options"]["before"] == [begin]
 
 
 @pytest.mark.parametrize("trained", [False, True])

@@ -142,7 +142,7 @@ def test_opened_token_files_have_the_vocabulary_of_both_files(path, tmp_path):
     save(path, [5, 9, 1, 9, 2, 2])
     other = save(tmp_path / "heldout.npy", [5, 9, 11, 9])
     data = open_data(config(path, heldout_path=other, separator=9), vocab=None, seed=0)
-    assert (data.vocab, data.separator, data.decode, data.encode) == (12, 9, None, None)
+    assert (data.vocab, data.separator, data.decode, data.encode_start) == (12, 9, None, None)
     assert data.heldout is not None
     assert data.description.endswith("6 tokens in 3 documents to train on, 4 in 2 held out")
     assert open_data(config(path, separator=9), vocab=64, seed=0).vocab == 64

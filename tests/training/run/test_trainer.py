@@ -98,7 +98,7 @@ def test_text_is_the_generators_and_ends_before_a_stop_string(tmp_path: Path):
     prepared(folder, texts(40))
     data = {"source": "tokens", "path": str(folder), "heldout_path": None}
     trainer = make_trainer(config_of(tmp_path, 2, data=data, model={"vocab": None}, parallel={"fsdp": 2}))
-    encode, decode = trainer.data.encode, trainer.data.decode
+    encode, decode = trainer.data.encode_start, trainer.data.decode
     assert encode is not None and decode is not None
     (one,) = trainer.generate("the way", tokens=12)
     generator = Generator(trainer.config, trainer.mesh, trainer.evaluated_weights())

@@ -16,6 +16,7 @@ from jaxpar.data.chat.template import ChatTemplate
 from jaxpar.data.prepare.input.documents import NoObject, object_of
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.pieces import LARGEST_PIECE, Cuts, find_cuts
+from jaxpar.data.tokens.text_codec import tokens_before
 
 BATCH_LETTERS = 2**18
 """Characters that are encoded at once, unless a piece has more."""
@@ -54,10 +55,12 @@ class Encoded(NamedTuple):
 
 
 class PlainText:
-    """Documents of text: special tokens are text, and nothing is added but the end-of-document token."""
+    """Documents of text: names of special tokens are text; a document begins with the tokens that the tokenizer puts
+    before a text, if any, and ends with the end-of-document token."""
 
     def __init__(self, job: Job, tokenizer: Any) -> None:
         self._job, self._tokenizer = job, tokenizer
+        self._before = as_tokens(tokens_before(tokenizer), job)
         self._cuts = find_cuts(tokenizer)
 
     def text(self, document: str) -> Text:
@@ -76,7 +79,7 @@ class PlainText:
             for (_, last), one in zip(group, found, strict=True):
                 tokens.append(as_tokens(one.ids, self._job))
                 if last:
-                    joined = np.concatenate([*tokens, as_tokens([self._job.separator], self._job)])
+                    joined = np.concatenate([self._before, *tokens, as_tokens([self._job.separator], self._job)])
                     yield Encoded(joined, None, (len(joined),))
                     tokens = []
 

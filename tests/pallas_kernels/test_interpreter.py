@@ -1,0 +1,84 @@
+"""Every public function takes `interpret=True` and nothing else on a machine without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_kernels as kernels
+from pallas_kernels.attention.registry import REGISTRY as ATTENTION
+from pallas_kernels.choice import Registry
+from pallas_kernels.grouped_matmul.registry import REGISTRY as GROUPED
+from pallas_kernels.grouped_tiled_matmul.registry import REGISTRY as GROUPED_TILED
+from pallas_kernels.linear_cross_entropy.registry import REGISTRY as LOSS
+from pallas_kernels.norm_rotary.registry import REGISTRY as NORM
+from pallas_kernels.tiled_matmul.registry import REGISTRY as TILED
+from pallas_kernels.unsupported import Unsupported
+
+DRAW = np.random.default_rng(5)
+
+
+def drawn(*shape: int) -> jax.Array:
+    return jnp.asarray(DRAW.normal(size=shape) * 0.3, jnp.bfloat16)
+
+
+X, TABLE, LABELS = drawn(24, 64), drawn(64, 200), jnp.arange(24)
+ROWS, SIZES, UP, GATE, DOWN = (
+    drawn(64, 128),
+    jnp.array([20, 44]),
+    drawn(2, 128, 64),
+    drawn(2, 128, 64),
+    drawn(2, 64, 128),
+)
+HEADS, SCALE, ANGLES = drawn(1, 32, 2, 64), jnp.ones(64, jnp.bfloat16), jnp.full((1, 32, 32), 0.5)
+CODES, SCALES = jnp.ones((128, 128), jnp.float8_e4m3fn), jnp.ones((128, 1))
+
+FUNCTIONS: dict[str, tuple[Registry[Any], Callable[..., jax.Array], jax.Array]] = {
+    "loss": (LOSS, lambda x, **more: kernels.fused_linear_cross_entropy(x, TABLE, LABELS, **more).loss, X),
+    "loss, kept": (
+        LOSS, lambda x, **more: kernels.fused_linear_cross_entropy(x, TABLE, LABELS, keep=True, **more).loss, X,
+    ),
+    "attention": (ATTENTION, lambda q, **more: kernels.flash_attention(q, HEADS, HEADS, causal=True, **more), HEADS),
+    "norm": (NORM, lambda x, **more: kernels.norm_rotary(x, SCALE, ANGLES, ANGLES, epsilon=1e-6, **more), HEADS),
+    "grouped matmul": (GROUPED, lambda rows, **more: kernels.grouped_matmul(rows, UP, SIZES, **more), ROWS),
+    "grouped feed-forward": (
+        GROUPED,
+        lambda rows, **more: kernels.grouped_feed_forward(
+            rows, kernels.Matrices(UP, GATE, DOWN), SIZES, jnp.ones(64, rows.dtype), **more
+        ),
+        ROWS,
+    ),
+    "grouped tiled matmul": (
+        GROUPED_TILED,
+        lambda codes, **more: kernels.grouped_tiled_matmul(
+            codes, SCALES, CODES[None], SCALES[None], jnp.array([128]), **more
+        ),
+        CODES,
+    ),
+    "tiled matmul": (
+        TILED, lambda codes, **more: kernels.tiled_matmul(codes, SCALES, CODES, SCALES, **more), CODES,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_each_implementation_is_traced_for_the_interpreter_without_further_arguments(name: str):
+    """With its derivative; that their numbers are right is tested beside each kernel."""
+    registry, function, x = FUNCTIONS[name]
+    traced = []
+    for implementation in ("auto", *(entry.name for entry in registry.entries)):
+        run = lambda x, name=implementation: function(x, implementation=name, interpret=True)
+        try:
+            out = jax.eval_shape(run, x)
+            if x.dtype == jnp.bfloat16:
+                out = jax.eval_shape(jax.grad(lambda x, run=run: run(x).astype(jnp.float32).sum()), x)
+                assert out.shape == x.shape
+        except Unsupported:
+            continue
+        traced.append(implementation)
+    assert {"auto", "xla"} <= set(traced)
