@@ -18,11 +18,6 @@ def check_loss(config: Config) -> None:
             "loss.name: dpo compares the model with a reference, and loss.reference and run.init_from are null; "
             "expected the model to begin with in run.init_from, or another reference in loss.reference"
         )
-    if config.data.source != "tokens":
-        raise UserError(
-            f"loss.name: dpo trains on pairs of answers, and data.source is {config.data.source}; expected "
-            "data.source: tokens, with a token folder that python -m jaxpar.prepare --format preference made"
-        )
     if not config.data.packed:
         raise UserError(
             "data.packed: false lets the answers of a row see each other; expected true with loss.name: dpo"

@@ -74,7 +74,7 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
         tokenizer = read_file(options.tokenizer)
         if options.format in CHAT_FORMATS:
             chat = _template(options, options.tokenizer)
-            _check_template(ChatEncoder(chat, loaded), console)
+            _check_template(ChatEncoder(chat, loaded), options.chat_template is not None, console)
     units = plan_units(inputs, options.unit_bytes, options.text_key)
     check_usable(options.out)
     work = options.out / WORK
@@ -119,13 +119,14 @@ def _template(options: Options, tokenizer: Path) -> ChatTemplate:
     return found
 
 
-def _check_template(encoder: ChatEncoder, console: Console) -> None:
-    if not encoder.learns_to_end():
-        _print(
-            console,
-            "The chat template's {% generation %} blocks leave out what ends the assistant's turn, so a model that is "
-            "trained on this does not learn to end it; they may enclose it.",
-        )
+def _check_template(encoder: ChatEncoder, chosen: bool, console: Console) -> None:
+    """Refuse, or report, what the template or the tokenizer lacks; `chosen` is whether the user chose the template."""
+    if chosen:
+        encoder.check_markers()
+    elif markers := encoder.text_markers():
+        _print(console, f"The chat template writes {', '.join(markers)} as text: the tokenizer has no such tokens.")
+    if words := encoder.uncounted_end():
+        _print(console, words)
     encoder.close()
 
 
