@@ -32,13 +32,16 @@ class DataSource:
     """`module:function` from (`DataConfig`, `model.vocab`, seed) to the opened data."""
     keys: tuple[str, ...] = ()
     """Keys of `data` that this source reads and some others do not."""
+    pairs: bool = False
+    """Whether its documents can be pairs of answers, for `loss.name: dpo`."""
 
 
 DATA_SOURCES: dict[str, DataSource] = {
     "stdlib": DataSource("jaxpar.data.stdlib:open_stdlib"),
     "tokens": DataSource(
         "jaxpar.data.token_sources:open_tokens",
-        ("path", "sources", "heldout_path", "separator", "long_conversations"),
+        keys=("path", "sources", "heldout_path", "separator", "long_conversations"),
+        pairs=True,
     ),
     "synthetic": DataSource("jaxpar.data.synthetic:open_synthetic"),
 }

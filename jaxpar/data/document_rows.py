@@ -16,7 +16,7 @@ from jaxpar.data.keyed_permutation import KeyedPermutation
 from jaxpar.data.packing import NoRow, Row
 from jaxpar.data.randomness import permutation
 from jaxpar.data.shuffle import WHOLE_SHUFFLE
-from jaxpar.data.stream import TokenStream, Tokens
+from jaxpar.data.stream import Tokens, TokenStream
 
 DROP, TRUNCATE_START, TRUNCATE_END = "drop", "truncate_start", "truncate_end"
 """Values of `data.long_conversations`."""
@@ -91,14 +91,17 @@ class DocumentRows:
     @property
     def description(self) -> str:
         """Words for how many conversations, or pairs, and rows there are, and how many are left out or truncated."""
-        notes = []
-        if self.dropped:
-            notes.append(f"{self._count(self.dropped)} longer than a row {_are(self.dropped)} left out")
-        if self.truncated:
-            side = "beginning" if self._long == TRUNCATE_START else "end"
-            notes.append(f"{self._count(self.truncated)} longer than a row {_are(self.truncated)} truncated at the {side}")
-        if self.empty:
-            notes.append(f"{self._count(self.empty)} without a counted token {_are(self.empty)} left out")
+        side = "beginning" if self._long == TRUNCATE_START else "end"
+        cases = (
+            (self.dropped, "longer than a row", "left out"),
+            (self.truncated, "longer than a row", f"truncated at the {side}"),
+            (self.empty, "without a counted token", "left out"),
+        )
+        notes = [
+            f"{self._count(number)} {which} {'is' if number == 1 else 'are'} {fate}"
+            for number, which, fate in cases
+            if number
+        ]
         rows = f"{self.rows_per_epoch:,} row{'' if self.rows_per_epoch == 1 else 's'}"
         return f"{self._count(len(self._groups))} in {rows}" + (f" ({'; '.join(notes)})" if notes else "")
 
@@ -176,10 +179,6 @@ def _chunks(starts: Int64[np.ndarray, " documents"], ends: Int64[np.ndarray, " d
         last = max(first + 1, int(ends.searchsorted(starts[first] + _CHUNK_TOKENS, side="right")))
         yield slice(first, last)
         first = last
-
-
-def _are(number: int) -> str:
-    return "is" if number == 1 else "are"
 
 
 def _first_of_each_row(sizes: Int64[np.ndarray, " groups"], length: int, most: int) -> Int64[np.ndarray, " rows_and_1"]:

@@ -9,7 +9,7 @@ A checkpoint names the version of the order that its run began with, and a run k
   and cut into rows. The rows of all blocks come in a random order that is computed from the row's number.
 - **3** is 2 for text. Conversations, which 1 and 2 cut as they cut text, are whole (`document_rows.py`).
 
-In 1 and 2, the remainder at the end of an epoch (less than a row) is not used in that epoch, and a row's last label is the
+Of text, the remainder at the end of an epoch (less than a row) is not used in that epoch, and a row's last label is the
 token that follows in this order; where none does, there is no label.
 """
 

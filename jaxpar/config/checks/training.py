@@ -7,7 +7,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.parts import DATA_SOURCES
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, DataConfig
-from jaxpar.config.spelling import quoted
+from jaxpar.config.spelling import one_of, quoted
 
 ROUNDING = 1e-6
 """Steps by which a share of the steps may be rounded."""
@@ -49,7 +49,7 @@ def check_data(config: Config) -> None:
             readers = [name for name, source in DATA_SOURCES.items() if key in source.keys]
             raise UserError(
                 f"data.{key}: {quoted(getattr(data, key))} would not be used, because data.source is {data.source}; "
-                f"expected data.source: {' or '.join(readers)} with it, or {spell(getattr(unset, key))}"
+                f"expected data.source: {one_of(readers)} with it, or {spell(getattr(unset, key))}"
             )
     if "path" in keys:
         _check_path(data)

@@ -20,7 +20,7 @@ from jaxpar.data.chat.sandbox import turn_of
 from jaxpar.data.chat.template import ChatTemplate
 
 _PROBE = "zebra"
-_MARKER = re.compile(r"<\|[^<>|\s]+\|>|<｜[^<>｜\s]+｜>|<(?:start|end)_of_turn>|</?s>")
+_MARKER = re.compile(r"<([|\uff5c])[^<>|\uff5c\s]+\1>|<(?:start|end)_of_turn>|</?s>")
 """Markers of turns in published templates. Others, such as `[INST]`, are text by design in some tokenizers."""
 
 
@@ -167,7 +167,7 @@ class ChatEncoder:
             text = self._renderer.rendered(_example(USER, ASSISTANT)).text
         except Unusable:
             return []  # Conversations that the template does not refuse will show.
-        markers = dict.fromkeys(_MARKER.findall(text))
+        markers = dict.fromkeys(found[0] for found in _MARKER.finditer(text))
         return [one for one in markers if self._added is None or not self._added.fullmatch(one)]
 
     def check_markers(self) -> None:

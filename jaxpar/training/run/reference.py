@@ -35,8 +35,7 @@ _REPORTS = 10
 
 def check_pairs(config: Config, data: Data) -> None:
     """Raise `UserError` for pairs under a loss of tokens, or a loss of pairs without them."""
-    path, source = config.data.path, config.data.source
-    where = f"data.source={source}" if path is None else f"data.path={quoted(path)}"
+    where = f"data.path={quoted(str(config.data.path))}"
     if config.loss.name == "dpo" and not data.paired:
         raise UserError(
             f"loss.name: dpo trains on pairs of answers, and {where} has none; expected a token folder that python -m "
