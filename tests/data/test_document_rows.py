@@ -42,10 +42,7 @@ def in_rows(documents: list[list[bool]], length: int, long: str) -> dict[int, li
         if len(tokens) > length + 1:
             tokens = {"drop": [], "truncate_start": tokens[-length - 1 :], "truncate_end": tokens[: length + 1]}[long]
         if any(counts for _, counts in tokens[1:]):
-            found[tokens[0][0]] = [
-                (token, label if counts else -1)
-                for (token, _), (label, counts) in pairwise(tokens)
-            ]
+            found[tokens[0][0]] = [(token, label if counts else -1) for (token, _), (label, counts) in pairwise(tokens)]
     return found
 
 

@@ -176,3 +176,14 @@ def test_the_folder_is_the_same_for_any_number_of_processes(tmp_path):
 def test_a_conversation_that_cannot_be_used_is_named_with_its_line(tmp_path, line, parts):
     with refused("--max-broken", "out-input.jsonl:2: ", *parts):
         prepared_chat(tmp_path / "out", [{"prompt": "a", "completion": "b"}, line])
+
+
+def test_the_lengths_of_conversations_are_counted(tmp_path):
+    questions = ["a" * 30, "a" * 90, "a" * 200]
+    source = write_chat(tmp_path / "a.jsonl", [{"messages": turns(one, "b")} for one in questions])
+    console, given = quiet(), {"format": "chat", "tokenizer": FOLDER / "tokenizer.json", "heldout_fraction": 0.0}
+    folder = prepare(options(tmp_path / "out", source, **given), console)
+    sizes = folder.train.lengths - 1
+    text = console.file.getvalue()
+    assert f"longest conversation takes {sizes.max()} tokens of a row; longer are" in text
+    assert "3 than 32, 2 than 64, 1 than 128" in text and "data.long_conversations" in text
