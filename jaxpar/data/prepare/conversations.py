@@ -51,10 +51,11 @@ def lengths_text(folder: Path, index: Index) -> str:
     # The last token of a document takes no room in a row.
     sizes = (np.concatenate(lengths) - 1).reshape(-1, 2 if index.paired else 1).sum(1)
     longest = int(sizes.max())
-    powers = [2**power for power in range(longest.bit_length()) if 2**power < longest][-_SHOWN_LENGTHS:]
-    longer = ", ".join(f"{int((sizes > power).sum()):,} than {power:,}" for power in powers)
+    longer = {power: int((sizes > power).sum()) for power in (2**exponent for exponent in range(longest.bit_length()))}
+    shown = [f"more than {power:,}: {count:,}" for power, count in longer.items() if 0 < count < len(sizes)]
+    counts = f" ({', '.join(shown[-_SHOWN_LENGTHS:])})" if shown else ""
     truncates = "" if index.paired else ", or truncates them (data.long_conversations)"
     return (
-        f"The longest {'pair' if index.paired else 'conversation'} takes {longest:,} tokens of a row; longer are "
-        f"{longer or 'none'}. A run leaves out those longer than its data.sequence_length{truncates}."
+        f"The longest {'pair' if index.paired else 'conversation'} takes {longest:,} tokens of a row{counts}. A run "
+        f"leaves out those longer than its data.sequence_length{truncates}."
     )

@@ -55,7 +55,11 @@ MARKED_GLM = GLM.replace(
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 
 
-@pytest.mark.parametrize("source", [GLM, MARKED_GLM, GLM.replace("m.content }}", "m.content + '\n' }}")])
+@pytest.mark.parametrize(
+    "source",
+    [GLM, MARKED_GLM, GLM.replace("m.content }}", "m.content + '\n' }}")],
+    ids=["plain", "marked", "newline"],
+)
 def test_the_token_of_the_next_role_is_counted_where_it_ends_the_turn(tmp_path, source):
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json", more=ROLES)
     (tmp_path / "glm.jinja").write_text(source)
