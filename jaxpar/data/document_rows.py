@@ -20,7 +20,7 @@ from jaxpar.data.stream import Tokens, TokenStream
 
 DROP, TRUNCATE_START, TRUNCATE_END = "drop", "truncate_start", "truncate_end"
 """Values of `data.long_conversations`."""
-_CHUNK_TOKENS = 2**24
+_CHUNK_TOKENS = 2**22
 _GROUPS, _ROWS = 0, 1
 
 
@@ -71,9 +71,8 @@ class DocumentRows:
         self._starts: Int64[np.ndarray, " documents"] = starts
         self._ends: Int64[np.ndarray, " documents"] = ends
         self._groups: Int64[np.ndarray, " groups"] = usable[permutation(len(usable), seed, _GROUPS)]
-        kept_sizes = (ends - starts - 1).reshape(-1, self.documents_each).sum(1)
-        most = max(1, sequence_length // self.shortest)
-        self._firsts = _first_of_each_row(kept_sizes[self._groups], sequence_length, most)
+        sizes = (ends - starts - 1).reshape(-1, self.documents_each).sum(1)[self._groups]
+        self._firsts = _first_of_each_row(sizes, sequence_length, max(1, sequence_length // self.shortest))
         self.rows_per_epoch = len(self._firsts) - 1
 
     def _nothing_fits(self, least: int) -> str:
@@ -167,7 +166,9 @@ def counted_targets(
     found = np.zeros(len(starts), np.int64)
     for part in _chunks(starts, ends):
         first = int(starts[part.start])
-        sums = np.append(0, np.cumsum(counted[first : int(ends[part.stop - 1])], dtype=np.int64))
+        chunk = counted[first : int(ends[part.stop - 1])]
+        sums = np.zeros(len(chunk) + 1, np.int32)
+        np.cumsum(chunk, dtype=np.int32, out=sums[1:])
         found[part] = sums[ends[part] - first] - sums[starts[part] + 1 - first]
     return found
 

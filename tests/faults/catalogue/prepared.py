@@ -22,8 +22,7 @@ PREPARED = (
         old="counted[span][1:] != 0",
         new="counted[span][:-1] != 0",
         caught_by=(
-            "tests/data/chat/test_prepare_chat.py::"
-            "test_the_loss_counts_what_is_counted_in_rows_of_packed_documents",
+            "tests/data/chat/test_prepare_chat.py::test_the_loss_counts_what_is_counted_in_rows_of_packed_documents",
         ),
     ),
     Fault(
@@ -32,9 +31,7 @@ PREPARED = (
         file="jaxpar/data/document_rows.py",
         old="(targets == 0).any(1)",
         new="(targets < 0).any(1)",
-        caught_by=(
-            "tests/data/test_document_rows.py::test_long_conversations_are_left_out_or_truncated_and_counted",
-        ),
+        caught_by=("tests/data/test_document_rows.py::test_long_conversations_are_left_out_or_truncated_and_counted",),
     ),
     Fault(
         name="weight_of_a_message_ignored",
