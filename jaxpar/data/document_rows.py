@@ -60,7 +60,7 @@ class DocumentRows:
             starts = np.maximum(starts, ends - sequence_length - 1)
         elif long == TRUNCATE_END:
             ends = np.minimum(ends, starts + sequence_length + 1)
-        targets = counted_targets(stream.counted, starts, ends).reshape(-1, self.documents_each)
+        targets = targets_per_document(stream.counted, starts, ends).reshape(-1, self.documents_each)
         empty: Bool[np.ndarray, " groups"] = (targets == 0).any(1)
         dropped = too_long if long == DROP else np.zeros(len(sizes), bool)
         self.dropped, self.empty = int(dropped.sum()), int((empty & ~dropped).sum())
@@ -110,9 +110,9 @@ class DocumentRows:
     @property
     def needed(self) -> Bool[np.ndarray, " documents"]:
         """Whether a row has the document."""
-        found = np.zeros(len(self._starts) // self.documents_each, bool)
-        found[self._groups] = True
-        return np.repeat(found, self.documents_each)
+        in_rows = np.zeros(len(self._starts) // self.documents_each, bool)
+        in_rows[self._groups] = True
+        return np.repeat(in_rows, self.documents_each)
 
     def documents(self, example: int) -> Int64[np.ndarray, " n"]:
         """The documents of an example's row; example `rows_per_epoch` is the first of the second epoch, and so on."""
@@ -153,7 +153,7 @@ class DocumentRows:
         return self
 
 
-def counted_targets(
+def targets_per_document(
     counted: Tokens, starts: Int64[np.ndarray, " documents"], ends: Int64[np.ndarray, " documents"]
 ) -> Int64[np.ndarray, " documents"]:
     """The number of tokens of each document that the loss counts, its first token left out: nothing predicts it.
@@ -163,14 +163,14 @@ def counted_targets(
         starts: the first token of each document, in order.
         ends: one more than its last token, in order.
     """
-    found = np.zeros(len(starts), np.int64)
+    targets = np.zeros(len(starts), np.int64)
     for part in _chunks(starts, ends):
         first = int(starts[part.start])
         chunk = counted[first : int(ends[part.stop - 1])]
         sums = np.zeros(len(chunk) + 1, np.int32)
         np.cumsum(chunk, dtype=np.int32, out=sums[1:])
-        found[part] = sums[ends[part] - first] - sums[starts[part] + 1 - first]
-    return found
+        targets[part] = sums[ends[part] - first] - sums[starts[part] + 1 - first]
+    return targets
 
 
 def _chunks(starts: Int64[np.ndarray, " documents"], ends: Int64[np.ndarray, " documents"]) -> Iterator[slice]:

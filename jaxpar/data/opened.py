@@ -87,7 +87,7 @@ class Data:
 
 
 def train_rows(stream: TokenStream, config: DataConfig, seed: int, name: str) -> PackedRows | DocumentRows:
-    """The rows of a stream to train on: of text, or of whole conversations. Raises `NoRow`."""
+    """The rows of a stream to train on: of text, or of whole conversations. Raises `NoRow`, a `UserError`."""
     return _rows(stream, config, seed, name, SHUFFLE)
 
 
@@ -99,6 +99,11 @@ def heldout_rows(stream: TokenStream, config: DataConfig, name: str) -> PackedRo
 def _rows(stream: TokenStream, config: DataConfig, seed: int, name: str, shuffle: int) -> PackedRows | DocumentRows:
     length = config.sequence_length
     if stream.counted is not None:
+        if not config.packed:
+            raise UserError(
+                f"data.packed: false lets the conversations of a row see each other, and {name} has conversations; "
+                "expected true"
+            )
         return DocumentRows(stream, sequence_length=length, seed=seed, name=name, long=config.long_conversations)
     return PackedRows(stream, sequence_length=length, packed=config.packed, seed=seed, name=name, shuffle=shuffle)
 

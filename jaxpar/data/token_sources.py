@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
@@ -26,7 +27,7 @@ from jaxpar.data.tokens.document_starts import DocumentStarts
 from jaxpar.data.tokens.sharded_tokens import ShardedTokens
 from jaxpar.data.tokens.token_file import read_token_file
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
-from jaxpar.data.tokens.token_index import HELDOUT, TRAIN
+from jaxpar.data.tokens.token_index import HELDOUT, TRAIN, Index
 from jaxpar.data.tokens.tokenizer_file import tokenizers_installed
 from jaxpar.units import percent
 
@@ -57,7 +58,7 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
             f"{key}={quoted(str(first.path))}, "
             f"which is {index.separator}; expected {index.separator}, or null"
         )
-    _check_conversations(config, folders, key)
+    _check_long_conversations(config, key, [folder.index for folder in folders.values()])
     if any(folder.index.paired for folder in folders.values()):
         return _open_pairs(config, folders, key, vocab, seed)
     rows = {path: train_rows(folder.train, config, seed, path) for path, folder in folders.items()}
@@ -89,16 +90,11 @@ def _size(rows: PackedRows | DocumentRows) -> str:
     return rows.description if isinstance(rows, DocumentRows) else size(rows.stream, "documents")
 
 
-def _check_conversations(config: DataConfig, folders: dict[str, TokenFolder], key: str) -> None:
-    """Refuse settings of conversations without any, and attention from one to another."""
-    chats = [path for path, folder in folders.items() if folder.index.chat is not None]
-    if chats and not config.packed:
-        raise UserError(
-            f"data.packed: false lets the conversations of a row see each other, and {key} names "
-            f"{quoted(chats[0])}; expected true with a folder of conversations"
-        )
-    if config.long_conversations != DROP and all(folders[path].index.paired for path in chats):
-        what = "pairs, which are dropped where they are longer than a row" if chats else "no conversations"
+def _check_long_conversations(config: DataConfig, key: str, indexes: Sequence[Index]) -> None:
+    """Refuse a treatment of long conversations where there are none."""
+    if config.long_conversations != DROP and all(index.paired or index.chat is None for index in indexes):
+        paired = any(index.paired for index in indexes)
+        what = "pairs, which are dropped where they are longer than a row" if paired else "no conversations"
         raise UserError(
             f"data.long_conversations: {config.long_conversations} would not be used, because {key} has {what}; "
             f"expected {DROP}"
@@ -256,6 +252,7 @@ def _model_vocab(vocab: int | None, tokens: int, key: str, path: Path) -> int:
 
 def _open_file(config: DataConfig, path: str, vocab: int | None, seed: int) -> Data:
     separator = config.separator
+    _check_long_conversations(config, "data.path", [])
     train, largest = read_token_file(path, key="data.path", separator=separator, vocab=vocab)
     if separator is not None and len(train.starts) == 1 and train.tokens[-1:] != separator:
         raise UserError(

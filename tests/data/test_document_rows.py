@@ -147,10 +147,14 @@ def test_data_without_a_row_is_refused(tmp_path: Path):
 
 
 def test_settings_that_a_folder_has_no_use_for_are_refused(tmp_path: Path):
-    text = prepared(tmp_path / "text", ["some text. " * 9] * 3, heldout_fraction=0.0).path
+    text = prepared(tmp_path / "text", ["some text. " * 9] * 3, heldout_fraction=0.0, tokenizer=TOKENIZER).path
+    (tmp_path / "other").mkdir()
+    np.save(tmp_path / "file.npy", np.arange(99, dtype=np.uint16))
     for folder, more, parts in (
-        (long_chat(tmp_path), {"packed": False}, ("data.packed: false", "conversations", "expected true")),
+        (long_chat(tmp_path), {"packed": False}, ("data.packed: false", "/long has", "expected true")),
+        (text, {"packed": False, "heldout_path": str(long_chat(tmp_path / "other"))}, ("data.packed: false", "held")),
         (text, {"long_conversations": "truncate_end"}, ("data.long_conversations", "no conversations", "drop")),
+        (tmp_path / "file.npy", {"long_conversations": "truncate_end"}, ("data.path has no conversations",)),
         (prepared_pairs(tmp_path / "pairs").path, {"long_conversations": "truncate_end"}, ("pairs", "expected drop")),
     ):
         with refused(*parts):
