@@ -185,5 +185,5 @@ def test_the_lengths_of_conversations_are_counted(tmp_path):
     folder = prepare(options(tmp_path / "out", source, **given), console)
     sizes = folder.train.lengths - 1
     text = console.file.getvalue()
-    assert f"longest conversation takes {sizes.max()} tokens of a row (more than 128: {(sizes > 128).sum()})" in text
+    assert f"longest conversation takes {sizes.max()} tokens of a row (more than 64: 2, more than 128: 1)" in text
     assert "data.long_conversations" in text
