@@ -125,7 +125,7 @@ class DocumentRows:
         """The row of an example."""
         length, counted = self.sequence_length, self.stream.counted
         assert counted is not None
-        row = {name: np.zeros(length, np.int32) for name in ("tokens", "labels", "segments", "positions")}
+        row: Row = {name: np.zeros(length, np.int32) for name in ("tokens", "labels", "segments", "positions")}
         row["mask"] = np.zeros(length, np.float32)
         end, documents = 0, self.documents(example)
         for segment, document in enumerate(documents.tolist(), 1):
