@@ -1,7 +1,7 @@
 """Rows of whole documents: conversations, or pairs of answers, as many into a row as it has room for.
 
 They are put into rows in a random order that depends on the seed; no label and no attention crosses from one to the
-next. Each epoch has the same rows in another order.
+next, and the rest of a row is padding, segment 0. Each epoch has the same rows in another order.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class DocumentRows:
         assert counted is not None
         row: Row = {name: np.zeros(length, np.int32) for name in ("tokens", "labels", "segments", "positions")}
         row["mask"] = np.zeros(length, np.float32)
-        end, documents = 0, self.documents(example)
-        for segment, document in enumerate(documents.tolist(), 1):
+        end = 0
+        for segment, document in enumerate(self.documents(example).tolist(), 1):
             span = slice(int(self._starts[document]), int(self._ends[document]))
             tokens, predicted = self.stream.tokens[span], counted[span][1:] != 0
             place = slice(end, end + len(predicted))
@@ -136,7 +136,6 @@ class DocumentRows:
             row["mask"][place], row["positions"][place] = predicted, np.arange(len(predicted))
             row["segments"][place] = segment
             end = place.stop
-        row["segments"][end:], row["positions"][end:] = len(documents) + 1, np.arange(length - end)
         return row | {"indices": np.arange(length, dtype=np.int32)}
 
     def epochs(self, examples: int) -> dict[str, float]:

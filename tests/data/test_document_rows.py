@@ -66,9 +66,9 @@ def test_an_epoch_has_each_document_once_and_each_row_counts_a_token(documents, 
     for example in range(rows.rows_per_epoch):
         row = rows.row(example)
         assert row["mask"].any() and row["indices"].tolist() == list(range(length))
-        last = row["segments"].max() if row["tokens"][-1] == 0 else row["segments"].max() + 1
-        assert not row["mask"][row["segments"] == last].any(), "padding is not counted"
-        for segment in range(1, last):
+        assert not row["mask"][row["segments"] == 0].any(), "padding is not counted"
+        assert (row["segments"] == 0).tolist() == (row["tokens"] == 0).tolist()
+        for segment in range(1, row["segments"].max() + 1):
             (place,) = np.nonzero(row["segments"] == segment)
             assert row["positions"][place].tolist() == list(range(len(place)))
             labels = np.where(row["mask"][place] > 0, row["labels"][place], -1)
@@ -101,8 +101,8 @@ def texts(data: Data, rows: DocumentRows) -> list[str]:
     """The text of each segment of an epoch."""
     found = []
     for row in map(rows.row, range(rows.rows_per_epoch)):
-        groups = [row["tokens"][row["segments"] == number] for number in range(1, row["segments"].max() + 1)]
-        found += [data.decode(group) for group in groups if group.any()]  # pyright: ignore[reportOptionalCall]
+        for number in range(1, row["segments"].max() + 1):
+            found.append(data.decode(row["tokens"][row["segments"] == number]))  # pyright: ignore[reportOptionalCall]
     return found
 
 
