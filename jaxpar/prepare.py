@@ -40,6 +40,10 @@ def _parser() -> Parser:
         "--tokenizer", metavar="FILE", type=Path, help="tokenizer.json of Hugging Face's tokenizers, or its folder"
     )
     what.add_argument("--train-bpe", metavar="VOCAB", type=int, help="train a byte-level BPE of that size on the input")
+    what.add_argument(
+        "--special-tokens", metavar="TOKEN", nargs="+", action="extend", default=[],
+        help="with --train-bpe: further special tokens, such as a chat template's '<|im_start|>' '<|im_end|>'",
+    )  # fmt: skip
     how = parser.add_argument_group("how")
     how.add_argument(
         "--text-key", "--column", metavar="NAME", default="text", help="key or column of the text (default: text)"
@@ -48,8 +52,8 @@ def _parser() -> Parser:
         "--format",
         choices=("text", "lines", "jsonl", "parquet", "chat", "preference"),
         help="format of every file, whatever its name; lines: a line is a document; chat: JSON lines with `messages`, "
-        "or `prompt` and `completion`, of which the assistant's tokens alone are trained on; preference: JSON lines "
-        "with `prompt`, `chosen` and `rejected`, to train on with loss.name: dpo",
+        "or `prompt` and `completion`, or ShareGPT's or Alpaca's, of which only the assistant's tokens are trained on; "
+        "preference: JSON lines with `prompt`, `chosen` and `rejected`, to train on with loss.name: dpo",
     )
     how.add_argument(
         "--chat-template",
@@ -86,17 +90,15 @@ def _prepare(options: argparse.Namespace) -> None:
     asked = [name for name in ("input", "inspect", "verify") if getattr(options, name) is not None]
     if len(asked) != 1:
         raise UserError("expected one of --input PATTERN --out FOLDER, --inspect FOLDER or --verify FOLDER")
-    extra = [name for name in ("out", "tokenizer", "train_bpe") if getattr(options, name) is not None]
+    extra = [name for name in ("out", "tokenizer", "train_bpe", "special_tokens") if getattr(options, name)]
     if asked != ["input"] and extra:
         raise UserError(f"--{extra[0].replace('_', '-')} is for --input: expected --{asked[0]} FOLDER alone")
     if not 0 <= options.documents <= MOST_DOCUMENTS:
         raise UserError(f"--documents {options.documents}: expected from 0 to {MOST_DOCUMENTS}")
-    for name in ("text_key", "separator"):
-        if not is_name(getattr(options, name) or ""):
-            raise UserError(
-                f"--{name.replace('_', '-')} {quoted(getattr(options, name))} has a NUL or half of a surrogate pair; "
-                "expected text in UTF-8"
-            )
+    names = [("text-key", options.text_key), ("separator", options.separator or "")]
+    for name, value in [*names, *(("special-tokens", token) for token in options.special_tokens)]:
+        if not is_name(value):
+            raise UserError(f"--{name} {quoted(value)} has a NUL or half of a surrogate pair; expected text in UTF-8")
     for pattern in options.input or ():
         user_path(pattern, "--input")
     from rich.console import Console
@@ -119,6 +121,7 @@ def _prepare(options: argparse.Namespace) -> None:
                 out=user_path(options.out, "--out", written=True),
                 tokenizer=options.tokenizer and tokenizer_path(user_path(options.tokenizer, "--tokenizer")),
                 train_bpe=options.train_bpe,
+                special_tokens=tuple(options.special_tokens),
                 text_key=options.text_key,
                 format=options.format,
                 chat_template=options.chat_template,

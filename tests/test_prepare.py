@@ -125,14 +125,14 @@ OPTIONS = {
     "no processes": (["--processes", 0], "--processes 0: expected at least 1"),
     "no pattern": (["--input", "gone*.txt"], "--input 'gone*.txt' matches no file"),
     "a key of text": (["--format", "chat", "--text-key", "body"], "--text-key is for text: a conversation is in "),
-    "a key": (["--text-key", "body"], "a.jsonl:1: no key 'body' (it has 'id', 'text')"),
+    "a key": (["--text-key", "body"], "a.jsonl has no such key; its keys are 'id', 'text'"),
 }
 
 
 @pytest.mark.parametrize(("more", "words"), OPTIONS.values(), ids=OPTIONS.keys())
 def test_an_option_that_does_not_fit(capsys, files, tmp_path, more, words):
     assert words in refused(capsys, *arguments(files, tmp_path / "out", *more))
-    assert more[0] == "--text-key" or not (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_small_vocabulary_cannot_be_trained(capsys, files, tmp_path):

@@ -18,7 +18,7 @@ NOTHING_COUNTED = (
     "evaluation.batches: the held-out rows have no token that the loss counts; expected more held-out data, a longer "
     "data.sequence_length, or evaluation.batches: 0"
 )
-"""Held-out conversations in which the assistant's words are in what is left over of a row."""
+"""Where every held-out document has a single token, nothing predicts one."""
 FIT_TOKENS = 1 << 25
 """Most tokens that the model is fit on, from the start of the training stream."""
 

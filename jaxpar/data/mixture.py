@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpar.data.document_rows import DocumentRows
 from jaxpar.data.packing import PackedRows, Row
 from jaxpar.data.randomness import random_bits
 from jaxpar.data.stream import TokenStream
@@ -43,7 +44,7 @@ class MixedSource:
     """Its name in the configuration."""
     identity: str
     """Its name in checkpoints, independent of its path."""
-    rows: PackedRows
+    rows: PackedRows | DocumentRows
     weight: float
 
 

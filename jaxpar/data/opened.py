@@ -11,10 +11,11 @@ import numpy as np
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import one_of
+from jaxpar.data.document_rows import DocumentRows
 from jaxpar.data.mixture import Mixture
 from jaxpar.data.packing import PackedRows, Rows
 from jaxpar.data.pairs import PairRows
-from jaxpar.data.shuffle import FIRST_SHUFFLE, ORDERS
+from jaxpar.data.shuffle import FIRST_SHUFFLE, ORDERS, SHUFFLE
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.text import Encode
 from jaxpar.data.tokens.token_folder import TokenFolder
@@ -86,24 +87,26 @@ class Data:
         return ", ".join(f"{name} {plain(epochs, 3)}" for name, epochs in self.train.epochs(examples).items())
 
 
-def packed_rows(stream: TokenStream, config: DataConfig, seed: int, name: str) -> PackedRows:
-    """The rows of a stream to train on. Raises `UserError` when it is shorter than one."""
-    return PackedRows(stream, sequence_length=config.sequence_length, packed=config.packed, seed=seed, name=name)
+def train_rows(stream: TokenStream, config: DataConfig, seed: int, name: str) -> PackedRows | DocumentRows:
+    """The rows of a stream to train on: of text, or of whole conversations. Raises `NoRow`, a `UserError`."""
+    return _rows(stream, config, seed, name, SHUFFLE)
 
 
-def heldout_rows(stream: TokenStream, config: DataConfig, name: str) -> PackedRows:
-    """The rows of held-out data, in the same order in every run and release, so that losses compare.
+def heldout_rows(stream: TokenStream, config: DataConfig, name: str) -> PackedRows | DocumentRows:
+    """The rows of held-out data, in the same order in every run and release, so that losses compare. Raises `NoRow`."""
+    return _rows(stream, config, HELDOUT_SEED, name, FIRST_SHUFFLE)
 
-    Raises `UserError` when the stream is shorter than a row.
-    """
-    return PackedRows(
-        stream,
-        sequence_length=config.sequence_length,
-        packed=config.packed,
-        seed=HELDOUT_SEED,
-        name=name,
-        shuffle=FIRST_SHUFFLE,
-    )
+
+def _rows(stream: TokenStream, config: DataConfig, seed: int, name: str, shuffle: int) -> PackedRows | DocumentRows:
+    length = config.sequence_length
+    if stream.counted is not None:
+        if not config.packed:
+            raise UserError(
+                f"data.packed: false lets the conversations of a row see each other, and {name} has conversations; "
+                "expected true"
+            )
+        return DocumentRows(stream, sequence_length=length, seed=seed, name=name, long=config.long_conversations)
+    return PackedRows(stream, sequence_length=length, packed=config.packed, seed=seed, name=name, shuffle=shuffle)
 
 
 def split_sizes(train: TokenStream, heldout: TokenStream | None, documents: str) -> str:

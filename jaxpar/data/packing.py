@@ -1,6 +1,7 @@
-"""Packing: documents become rows of equal length, each row a pure function of (seed, example).
+"""Packing of text: documents are cut into rows of equal length, each row a pure function of (seed, example).
 
 Which tokens a row has is up to the order of its epoch (`shuffle.py`). There are as many epochs as the examples need.
+Conversations and pairs stay whole (`document_rows.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from jaxpar.data.stream import TokenStream
 
 type Row = dict[str, np.ndarray]
 """`tokens`, `labels`, `segments`, `positions`, `indices` (int32) and `mask` (float32), each [sequence_length]."""
+
+
+class NoRow(UserError):
+    """There is not enough data for a row."""
 
 
 class Rows(Protocol):
@@ -61,7 +66,7 @@ class PackedRows:
         shuffle: version of the order, one of `ORDERS`.
 
     Raises:
-        UserError: the stream is shorter than a row.
+        NoRow: the stream is shorter than a row.
     """
 
     def __init__(
@@ -74,8 +79,9 @@ class PackedRows:
         name: str = "the data",
         shuffle: int = SHUFFLE,
     ) -> None:
+        assert stream.counted is None, "the loss counts all of a text"
         if len(stream) < sequence_length:
-            raise UserError(
+            raise NoRow(
                 f"data.sequence_length={sequence_length} is longer than {name}, which has {len(stream)} tokens; "
                 f"expected at most {len(stream)}, or more data"
             )
@@ -91,11 +97,8 @@ class PackedRows:
     def row(self, example: int) -> Row:
         """The row of an example; example `rows_per_epoch` is the first of the second epoch, and so on."""
         places, documents = self._order.places(*divmod(example, self.rows_per_epoch))
-        tokens, counted = self.stream.tokens[places], self.stream.counted
-        return assemble(
-            tokens, documents, sequence_length=self.sequence_length, packed=self.packed,
-            counted=None if counted is None else counted[places],
-        )  # fmt: skip
+        tokens = self.stream.tokens[places]
+        return assemble(tokens, documents, sequence_length=self.sequence_length, packed=self.packed)
 
     def epochs(self, examples: int) -> dict[str, float]:
         """Epochs of the documents, once the examples below `examples` are used."""
@@ -121,29 +124,26 @@ def assemble(
     *,
     sequence_length: int,
     packed: bool,
-    counted: UInt[np.ndarray, " n"] | None = None,
 ) -> Row:
     """A row from its tokens and the token after it.
 
     Packed: segments number the documents of the row from 1, positions restart at each document, and the label of a
     document's last token is masked (so the end-of-document token is predicted, and nothing is predicted from it).
     Not packed: one segment, positions 0 to `sequence_length - 1`, and only the end of the stream is masked.
-    A label that is not `counted` is masked as well. A label that is masked is 0.
+    A label that is masked is 0.
 
     Args:
         tokens: `sequence_length` tokens and the next one, or `sequence_length` tokens that end the stream.
         documents: a number per token that grows from one document to the next.
         sequence_length: tokens per row.
         packed: keep documents apart.
-        counted: 0 for each token that is not to be predicted; None means that all are.
     """
     assert len(tokens) in (sequence_length, sequence_length + 1), "a row, or a row and the token after it"
     same = documents[1:] == documents[:-1] if packed else np.ones(len(tokens) - 1, bool)
-    predicted = same if counted is None else same & (counted[1:] != 0)
     mask = np.zeros(sequence_length, bool)
-    mask[: len(same)] = predicted
+    mask[: len(same)] = same
     labels = np.zeros(sequence_length, np.int32)
-    labels[: len(same)] = np.where(predicted, tokens[1:], 0)
+    labels[: len(same)] = np.where(same, tokens[1:], 0)
     indices = np.arange(sequence_length, dtype=np.int32)
     begins = np.append(True, ~same[: sequence_length - 1])
     first_index = np.maximum.accumulate(np.where(begins, indices, 0))

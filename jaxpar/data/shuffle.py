@@ -7,8 +7,9 @@ A checkpoint names the version of the order that its run began with, and a run k
 - **2** holds no such table. The stream, seen as a circle and begun at a random token, is cut into blocks of about
   `BLOCK_TOKENS` tokens. The documents of a block, those at its ends being cut, are laid end to end in a random order
   and cut into rows. The rows of all blocks come in a random order that is computed from the row's number.
+- **3** is 2 for text. Conversations, which 1 and 2 cut as they cut text, are whole (`document_rows.py`).
 
-In both, the remainder at the end of an epoch (less than a row) is not used in that epoch, and a row's last label is the
+Of text, the remainder at the end of an epoch (less than a row) is not used in that epoch, and a row's last label is the
 token that follows in this order; where none does, there is no label.
 """
 
@@ -26,8 +27,8 @@ from jaxpar.data.keyed_permutation import KeyedPermutation
 from jaxpar.data.randomness import permutation, random_bits
 from jaxpar.data.stream import TokenStream
 
-SHUFFLE = 2
-"""Version of the order in which new runs use their data."""
+SHUFFLE = WHOLE_SHUFFLE = 3
+"""Version of the order in which new runs use their data; the only one of conversations."""
 FIRST_SHUFFLE = 1
 """Version of held-out data, so that losses of all runs compare."""
 BLOCK_TOKENS, BLOCK_ROWS = 2**18, 8
@@ -112,7 +113,7 @@ class _Tables(NamedTuple):
 
 
 class BlockOrder(Order):
-    """Version 2."""
+    """Versions 2 and 3."""
 
     def __init__(self, stream: TokenStream, sequence_length: int, seed: int) -> None:
         super().__init__(stream, sequence_length, seed)
@@ -193,5 +194,5 @@ class _Block(NamedTuple):
     """What is added to a place in the block to get the place in the stream."""
 
 
-ORDERS: dict[int, type[Order]] = {1: TableOrder, 2: BlockOrder}
+ORDERS: dict[int, type[Order]] = {1: TableOrder, 2: BlockOrder, 3: BlockOrder}
 """The orders by version."""

@@ -1,9 +1,10 @@
-"""Real text that every machine has: the sources of Python's own standard library, bytes as tokens."""
+"""`data.source: stdlib`, text that every machine has: the sources of Python's standard library, bytes as tokens."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import sysconfig
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import quoted
+from jaxpar.data.opened import Data, heldout_rows, split_sizes, train_rows
 from jaxpar.data.stream import TokenStream
 
 END_OF_DOCUMENT = 256
@@ -22,6 +25,25 @@ HELDOUT_FRACTION = 0.08
 """Share of the bytes that is held out, at most."""
 
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+
+
+def open_stdlib(config: DataConfig, vocab: int | None, seed: int) -> Data:
+    """The data of `data.source: stdlib`; see `open_data`."""
+    if vocab is not None and vocab < VOCAB:
+        raise UserError(
+            f"model.vocab={vocab} is too small for data.source=stdlib (bytes and an end-of-document token); "
+            f"expected at least {VOCAB}, or null"
+        )
+    train, heldout = read_stdlib()
+    return Data(
+        train=train_rows(train, config, seed, "stdlib"),
+        heldout=heldout_rows(heldout, config, "held-out stdlib"),
+        vocab=vocab or VOCAB,
+        separator=END_OF_DOCUMENT,
+        decode=decode,
+        encode_start=encode,
+        description=f"standard library of Python {platform.python_version()}: {split_sizes(train, heldout, 'files')}",
+    )
 
 
 def read_stdlib(root: Path | None = None) -> tuple[TokenStream, TokenStream]:

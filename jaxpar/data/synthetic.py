@@ -1,4 +1,4 @@
-"""Generated text: endless, of any vocabulary, and learnable, for tests and benchmarks.
+"""`data.source: synthetic`, generated text: endless, of any vocabulary, and learnable, for tests and benchmarks.
 
 Documents are made of phrases. A phrase begins with a token drawn from a skewed distribution and continues, with
 probability 0.8 at each token, by a fixed rule: the next token is a hash of the previous token and of the one before
@@ -14,6 +14,8 @@ import numpy as np
 from jaxtyping import Int64, UInt32, UInt64
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.schema import DataConfig
+from jaxpar.data.opened import HELDOUT_SEED, Data
 from jaxpar.data.packing import Row, assemble
 from jaxpar.data.randomness import to_unit, uniforms
 from jaxpar.data.stream import TokenStream
@@ -26,6 +28,25 @@ _CLASSES = 8
 _SHORTEST, _LONGEST = 16, 256
 _SAMPLE_TOKENS = 1 << 18
 _ROW, _SAMPLE = 0, 1
+
+
+def open_synthetic(config: DataConfig, vocab: int | None, seed: int) -> Data:
+    """The data of `data.source: synthetic`; see `open_data`."""
+    vocab = DEFAULT_VOCAB if vocab is None else vocab
+
+    def rows(seed: int, split: int) -> SyntheticRows:
+        length = config.sequence_length
+        return SyntheticRows(vocab=vocab, sequence_length=length, packed=config.packed, seed=seed, split=split)
+
+    return Data(
+        train=rows(seed, 0),
+        heldout=rows(HELDOUT_SEED, 1),
+        vocab=vocab,
+        separator=vocab - 1,
+        decode=None,
+        encode_start=None,
+        description=f"synthetic text: endless, vocabulary {vocab}",
+    )
 
 
 class SyntheticRows:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import quoted
+from jaxpar.data.document_rows import DROP, DocumentRows
 from jaxpar.data.mixture import MixedSource, Mixture
 from jaxpar.data.opened import (
     HELDOUT_SEED,
@@ -16,18 +16,18 @@ from jaxpar.data.opened import (
     PairedSplit,
     heldout_rows,
     heldout_size,
-    packed_rows,
     size,
     split_sizes,
+    train_rows,
 )
-from jaxpar.data.packing import Rows
+from jaxpar.data.packing import NoRow, PackedRows, Rows
 from jaxpar.data.pairs import PairRows
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.document_starts import DocumentStarts
-from jaxpar.data.tokens.sharded_tokens import AllCounted, ShardedTokens
+from jaxpar.data.tokens.sharded_tokens import ShardedTokens
 from jaxpar.data.tokens.token_file import read_token_file
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
-from jaxpar.data.tokens.token_index import HELDOUT, TRAIN
+from jaxpar.data.tokens.token_index import HELDOUT, TRAIN, Index
 from jaxpar.data.tokens.tokenizer_file import tokenizers_installed
 from jaxpar.units import percent
 
@@ -58,27 +58,47 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
             f"{key}={quoted(str(first.path))}, "
             f"which is {index.separator}; expected {index.separator}, or null"
         )
+    _check_long_conversations(config, key, [folder.index for folder in folders.values()])
     if any(folder.index.paired for folder in folders.values()):
         return _open_pairs(config, folders, key, vocab, seed)
-    heldout, note = _heldout(config, folders, key)
+    rows = {path: train_rows(folder.train, config, seed, path) for path, folder in folders.items()}
+    heldout, words = _heldout(config, folders, key)
     known = tokenizers_installed()
     if not known:
-        note += "; the package tokenizers is not installed, so samples are shown as token numbers"
-    sizes = {path: size(folder.train, "documents") for path, folder in folders.items()}
+        words += "; the package tokenizers is not installed, so samples are shown as token numbers"
     total = sum(weights.values())
     if config.sources is None:
-        described = ", ".join(f"{path}: {sizes[path]} to train on" for path in folders)
+        train: Rows = next(iter(rows.values()))
+        described = "".join(f"{path}: {_size(rows[path])} to train on, " for path in folders)
     else:
-        described = "; ".join(f"{percent(weights[path], total)} {path}: {sizes[path]}" for path in folders)
+        train = Mixture(
+            [MixedSource(path, folders[path].identity, rows[path], weights[path]) for path in folders], seed=seed
+        )
+        described = "".join(f"{percent(weights[path], total)} {path}: {_size(rows[path])}; " for path in folders)
     return Data(
-        train=_train(config, folders, weights, seed),
-        heldout=None if heldout is None else heldout_rows(heldout, config, "the held-out data"),
+        train=train,
+        heldout=heldout,
         vocab=_model_vocab(vocab, index.vocab, key, first.path),
         separator=index.separator,
         decode=first.codec.decode if known else None,
         encode_start=first.codec.encode_start if known else None,
-        description=f"{described}{', ' if config.sources is None else '; '}{heldout_size(heldout)}{note}",
+        description=described + words,
     )
+
+
+def _size(rows: PackedRows | DocumentRows) -> str:
+    return rows.description if isinstance(rows, DocumentRows) else size(rows.stream, "documents")
+
+
+def _check_long_conversations(config: DataConfig, key: str, indexes: Sequence[Index]) -> None:
+    """Refuse a treatment of long conversations where there are none."""
+    if config.long_conversations != DROP and all(index.paired or index.chat is None for index in indexes):
+        paired = any(index.paired for index in indexes)
+        what = "pairs, which are dropped where they are longer than a row" if paired else "no conversations"
+        raise UserError(
+            f"data.long_conversations: {config.long_conversations} would not be used, because {key} has {what}; "
+            f"expected {DROP}"
+        )
 
 
 def _open_pairs(config: DataConfig, folders: dict[str, TokenFolder], key: str, vocab: int | None, seed: int) -> Data:
@@ -95,10 +115,16 @@ def _open_pairs(config: DataConfig, folders: dict[str, TokenFolder], key: str, v
     if not other.index.paired:
         raise UserError(f"data.heldout_path={quoted(str(other.path))} has no pairs, and {key}={quoted(path)} has")
     split, stream = (HELDOUT, other.heldout) if other.heldout is not None else (TRAIN, other.train)
-    heldout = None
+    heldout, words = None, "nothing held out"
     if config.heldout_path is not None or split == HELDOUT:
-        rows = PairRows(stream, sequence_length=length, seed=HELDOUT_SEED, name="the held-out data")
-        heldout = PairedSplit(other, split, rows)
+        try:
+            rows = PairRows(stream, sequence_length=length, seed=HELDOUT_SEED, name=_HELDOUT_NAME)
+        except NoRow as error:
+            if config.heldout_path is not None:
+                raise
+            words = f"nothing held out ({error})"
+        else:
+            heldout, words = PairedSplit(other, split, rows), f"{rows.description} held out"
     codec = folder.codec if tokenizers_installed() else None
     return Data(
         train=train.rows,
@@ -107,8 +133,7 @@ def _open_pairs(config: DataConfig, folders: dict[str, TokenFolder], key: str, v
         separator=index.separator,
         decode=None if codec is None else codec.decode,
         encode_start=None if codec is None else codec.encode_start,
-        description=f"{path}: {train.rows.description} to train on, "
-        + ("nothing held out" if heldout is None else f"{heldout.rows.description} held out"),
+        description=f"{path}: {train.rows.description} to train on, {words}",
         paired=(train,) if heldout is None else (train, heldout),
     )
 
@@ -144,16 +169,8 @@ def _check_alike(folders: dict[str, TokenFolder], key: str) -> None:
         by_identity[folder.identity] = path
 
 
-def _train(config: DataConfig, folders: dict[str, TokenFolder], weights: dict[str, float], seed: int) -> Rows:
-    rows = {path: packed_rows(folder.train, config, seed, path) for path, folder in folders.items()}
-    if config.sources is None:
-        return next(iter(rows.values()))
-    sources = [MixedSource(path, folders[path].identity, rows[path], weights[path]) for path in folders]
-    return Mixture(sources, seed=seed)
-
-
-def _heldout(config: DataConfig, folders: dict[str, TokenFolder], key: str) -> tuple[TokenStream | None, str]:
-    """The held-out data, and words about it.
+def _heldout(config: DataConfig, folders: dict[str, TokenFolder], key: str) -> tuple[Rows | None, str]:
+    """The rows of the held-out data, and words about them.
 
     Without `data.heldout_path` it is the held-out data of all folders, whatever their weights, so that losses are
     comparable between runs with different weights.
@@ -165,14 +182,29 @@ def _heldout(config: DataConfig, folders: dict[str, TokenFolder], key: str) -> t
                 f"data.heldout_path={quoted(config.heldout_path)} has pairs of answers, and {key} has none; expected a "
                 "folder of single documents"
             )
-        return other.heldout or other.train, ""
+        rows = heldout_rows(other.heldout or other.train, config, _HELDOUT_NAME)
+        return rows, _heldout_size(rows)
     streams = [folder.heldout for folder in folders.values() if folder.heldout is not None]
-    if not streams:
-        return None, ""
-    joined = _joined(streams)
-    if len(joined) < config.sequence_length:
-        return None, f" ({len(joined)} tokens are, which is less than a row of data.sequence_length)"
-    return joined, ""
+    text, chats = ([one for one in streams if (one.counted is not None) == chat] for chat in (False, True))
+    found, words = [], []
+    for joined in (_joined(alike) for alike in (text, chats) if alike):
+        try:
+            found.append(heldout_rows(joined, config, _HELDOUT_NAME))
+            words.append(_heldout_size(found[-1]))
+        except NoRow as error:
+            words.append(f"{heldout_size(None)} ({error})")
+    if len(found) < 2:
+        return (found[0] if found else None), ", ".join(words) or heldout_size(None)
+    # Each kind by its number of rows, so that an epoch has every row about once.
+    sources = [MixedSource(str(kind), str(kind), rows, rows.rows_per_epoch) for kind, rows in enumerate(found)]
+    return Mixture(sources, seed=HELDOUT_SEED), ", ".join(words)
+
+
+_HELDOUT_NAME = "the held-out data"
+
+
+def _heldout_size(rows: PackedRows | DocumentRows) -> str:
+    return f"{rows.description} held out" if isinstance(rows, DocumentRows) else heldout_size(rows.stream)
 
 
 def _heldout_folder(path: str, folders: dict[str, TokenFolder], key: str) -> TokenFolder:
@@ -193,23 +225,16 @@ def _heldout_folder(path: str, folders: dict[str, TokenFolder], key: str) -> Tok
 
 
 def _joined(streams: list[TokenStream]) -> TokenStream:
-    """The documents of several folders, one after the other."""
+    """The documents of several folders of text, or of several of conversations, one after the other."""
     first, *others = streams
-    tokens, starts, counted = first.tokens, first.starts, _counted(first)
+    tokens, starts, counted = first.tokens, first.starts, first.counted
     assert isinstance(tokens, ShardedTokens) and isinstance(starts, DocumentStarts)
     for stream in others:
         assert isinstance(stream.tokens, ShardedTokens) and isinstance(stream.starts, DocumentStarts)
         tokens, starts = tokens.followed_by(stream.tokens), starts.followed_by(stream.starts)
-        counted = counted.followed_by(_counted(stream))
-    return TokenStream(tokens, starts, counted if any(stream.counted is not None for stream in streams) else None)
-
-
-def _counted(stream: TokenStream) -> ShardedTokens:
-    """Which tokens of a stream the loss counts."""
-    if stream.counted is None:
-        return ShardedTokens([AllCounted(len(stream))], np.dtype("uint8"))
-    assert isinstance(stream.counted, ShardedTokens)
-    return stream.counted
+        if isinstance(counted, ShardedTokens) and isinstance(stream.counted, ShardedTokens):
+            counted = counted.followed_by(stream.counted)
+    return TokenStream(tokens, starts, counted)
 
 
 def _model_vocab(vocab: int | None, tokens: int, key: str, path: Path) -> int:
@@ -227,6 +252,7 @@ def _model_vocab(vocab: int | None, tokens: int, key: str, path: Path) -> int:
 
 def _open_file(config: DataConfig, path: str, vocab: int | None, seed: int) -> Data:
     separator = config.separator
+    _check_long_conversations(config, "data.path", [])
     train, largest = read_token_file(path, key="data.path", separator=separator, vocab=vocab)
     if separator is not None and len(train.starts) == 1 and train.tokens[-1:] != separator:
         raise UserError(
@@ -244,7 +270,7 @@ def _open_file(config: DataConfig, path: str, vocab: int | None, seed: int) -> D
         heldout, other = read_token_file(config.heldout_path, key="data.heldout_path", separator=separator, vocab=vocab)
         largest = max(largest, other)
     return Data(
-        train=packed_rows(train, config, seed, path),
+        train=train_rows(train, config, seed, path),
         heldout=None if heldout is None else heldout_rows(heldout, config, config.heldout_path or ""),
         vocab=vocab or largest + 1,
         separator=separator,

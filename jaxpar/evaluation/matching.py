@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import cut, quoted
+from jaxpar.config.strict_json import json_text
 
 PROGRAM = Path(__file__).with_name("first_match.py")
 SECONDS = 5.0
@@ -28,7 +29,7 @@ def first_matches(pattern: str, texts: Sequence[str]) -> list[str | None]:
     Raises:
         UserError: it is no regular expression, or takes longer than `SECONDS` for one text.
     """
-    request = json.dumps({"pattern": pattern, "texts": list(texts), "seconds": SECONDS})
+    request = json_text({"pattern": pattern, "texts": list(texts), "seconds": SECONDS})
     # With -P its folder is not searched for modules: our files have names that others may have.
     ended = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", str(PROGRAM)], input=request.encode(), stdout=subprocess.PIPE

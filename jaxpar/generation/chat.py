@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxpar.config.errors import UserError
-from jaxpar.data.chat.conversation import ASSISTANT, Message, Unusable
 from jaxpar.data.chat.encoding import ChatEncoder
+from jaxpar.data.chat.messages import ASSISTANT, Message, Unusable
 from jaxpar.data.text import Text
 from jaxpar.generation.generator import Continuation, Generator
 from jaxpar.generation.text import Screen, Stop

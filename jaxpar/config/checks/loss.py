@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.parts import DATA_SOURCES
 from jaxpar.config.schema import Config
+from jaxpar.config.spelling import one_of
 
 SHORTEST_PAIR = 4
 """Tokens of the shortest pair: each of its documents has one token at least that is predicted from another."""
@@ -18,10 +20,11 @@ def check_loss(config: Config) -> None:
             "loss.name: dpo compares the model with a reference, and loss.reference and run.init_from are null; "
             "expected the model to begin with in run.init_from, or another reference in loss.reference"
         )
-    if config.data.source != "tokens":
+    if not DATA_SOURCES[config.data.source].pairs:
+        sources = one_of(name for name, source in DATA_SOURCES.items() if source.pairs)
         raise UserError(
             f"loss.name: dpo trains on pairs of answers, and data.source is {config.data.source}; expected "
-            "data.source: tokens, with a token folder that python -m jaxpar.prepare --format preference made"
+            f"data.source: {sources}, with a token folder that python -m jaxpar.prepare --format preference made"
         )
     if not config.data.packed:
         raise UserError(

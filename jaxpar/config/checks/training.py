@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from jaxpar.config.bounds import TOKENS, spell_limit
 from jaxpar.config.errors import UserError
+from jaxpar.config.parts import DATA_SOURCES
+from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, DataConfig
-from jaxpar.config.spelling import quoted
+from jaxpar.config.spelling import one_of, quoted
 
 ROUNDING = 1e-6
 """Steps by which a share of the steps may be rounded."""
@@ -40,22 +42,25 @@ def check_optimizer(config: Config) -> None:
 
 def check_data(config: Config) -> None:
     """Refuse data keys that belong to another source."""
-    data = config.data
-    if data.source == "tokens":
-        check_tokens(data)
-        return
-    for key in ("path", "sources", "heldout_path", "separator"):
-        if getattr(data, key) is not None:
+    data, unset = config.data, DataConfig()
+    keys = DATA_SOURCES[data.source].keys
+    for key in dict.fromkeys(key for source in DATA_SOURCES.values() for key in source.keys):
+        if key not in keys and getattr(data, key) != getattr(unset, key):
+            readers = [name for name, source in DATA_SOURCES.items() if key in source.keys]
             raise UserError(
                 f"data.{key}: {quoted(getattr(data, key))} would not be used, because data.source is {data.source}; "
-                "expected data.source: tokens with it, or null"
+                f"expected data.source: {one_of(readers)} with it, or {spell(getattr(unset, key))}"
             )
+    if "path" in keys:
+        _check_path(data)
 
 
-def check_tokens(data: DataConfig) -> None:
-    """Refuse token data without a path, or with two."""
+def _check_path(data: DataConfig) -> None:
+    """Refuse data from a path without one, or with two."""
     if data.path is None and data.sources is None:
-        raise UserError("data.path: null, and data.source: tokens needs the path of a token folder or a file of tokens")
+        raise UserError(
+            f"data.path: null, and data.source: {data.source} needs the path of a token folder or a file of tokens"
+        )
     if data.path is not None and data.sources is not None:
         raise UserError(
             f"data.path: {quoted(data.path)} is given with data.sources, which names {len(data.sources)} folders; "

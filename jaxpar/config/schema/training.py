@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from jaxpar.config.parts import DATA_SOURCES
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class OptimizerConfig:
 class DataConfig:
     """Where tokens come from and how they become a batch."""
 
-    source: Literal["stdlib", "tokens", "synthetic"] = "stdlib"
+    source: Annotated[str, DATA_SOURCES] = "stdlib"
     """`stdlib`: the sources of Python's standard library as bytes; `tokens`: what `python -m jaxpar.prepare` made, or
     a file of tokens; `synthetic`: generated."""
     path: str | None = None
@@ -92,6 +94,9 @@ class DataConfig:
     """Token that ends a document in a file of tokens; null means that the file is one document."""
     sequence_length: int = 1024
     """Tokens per row."""
+    long_conversations: Literal["drop", "truncate_start", "truncate_end"] = "drop"
+    """Treatment of a conversation of more than `sequence_length` tokens: leave it out, or cut off its beginning or its
+    end."""
     batch_size: int = 8
     """Rows per optimizer step, over all devices and microbatches."""
     routing: str | None = None

@@ -1,20 +1,21 @@
-"""Conversations from a line of JSON: `messages`, or a `prompt` and its `completion`; or a pair, chosen and rejected."""
+"""Conversations from a record, in one of the forms of `record_forms.py`; or a pair of them, chosen and rejected."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from jaxpar.config.spelling import quoted
-
-type Message = dict[str, Any]
-"""`role` and `content`, and what else a template may use (`tool_calls`, `name`, ...)."""
-
-ASSISTANT = "assistant"
-
-
-class Unusable(ValueError):
-    """Why a conversation cannot be used."""
+from jaxpar.data.chat.messages import (
+    ASSISTANT,
+    LOSS_KEYS,
+    USER,
+    Message,
+    Unusable,
+    checked_messages,
+    is_trained,
+    key_names,
+)
+from jaxpar.data.chat.record_forms import messages_of
 
 
 @dataclass(frozen=True)
@@ -27,24 +28,25 @@ class Conversation:
 
     def request(self) -> dict[str, Any]:
         """What a template is rendered with."""
-        return {"messages": self.messages} | ({} if self.tools is None else {"tools": self.tools})
+        messages = [{key: value for key, value in each.items() if key not in LOSS_KEYS} for each in self.messages]
+        return {"messages": messages} | ({} if self.tools is None else {"tools": self.tools})
+
+    def trained(self, prompt: int = 0) -> list[bool]:
+        """Whether the loss counts each message of the assistant: none of the first `prompt` messages."""
+        return [
+            number >= prompt and is_trained(message)
+            for number, message in enumerate(self.messages)
+            if message["role"] == ASSISTANT
+        ]
 
 
 def conversation_of(value: dict[str, Any]) -> Conversation:
     """The conversation of an object. Raises `Unusable`, with the reason, where there is none to train on."""
-    if "messages" in value:
-        found = Conversation(_messages("messages", value["messages"]), _tools(value))
-    elif "prompt" in value and "completion" in value:
-        for name in ("prompt", "completion"):
-            if not isinstance(value[name], str):
-                raise Unusable(f"the value of `{name}` is not text")
-        found = Conversation(
-            [{"role": "user", "content": value["prompt"]}, {"role": ASSISTANT, "content": value["completion"]}]
-        )
-    else:
-        raise Unusable(f"neither `messages` nor `prompt` and `completion` (it has {_names(value)})")
-    if all(message["role"] != ASSISTANT for message in found.messages):
-        raise Unusable(f"no message of the role `{ASSISTANT}`, so there is nothing to train on")
+    found = Conversation(messages_of(value), _tools(value))
+    trained = found.trained()
+    if not any(trained):
+        which = "none of `weight` 1 and `train` true" if trained else "no message"
+        raise Unusable(f"{which} of the role `{ASSISTANT}`, so there is nothing to train on")
     return found
 
 
@@ -66,11 +68,11 @@ def pair_of(value: dict[str, Any]) -> Pair:
     """
     for name in (CHOSEN, REJECTED):
         if name not in value:
-            raise Unusable(f"no `{name}` (it has {_names(value)})")
+            raise Unusable(f"no `{name}` (it has {key_names(value)})")
     prompt, tools = value.get("prompt"), _tools(value)
     chosen, rejected = (_answer(name, value[name]) for name in (CHOSEN, REJECTED))
     whole = not isinstance(value[CHOSEN], str) and not isinstance(value[REJECTED], str)
-    first = [{"role": "user", "content": prompt}]
+    first = [{"role": USER, "content": prompt}]
     if prompt is None and not whole:
         raise Unusable("no `prompt`, and the answers are text")
     if prompt is None or (whole and isinstance(prompt, str) and chosen[:1] == rejected[:1] == first):
@@ -79,12 +81,12 @@ def pair_of(value: dict[str, Any]) -> Pair:
         if not before:
             raise Unusable("`chosen` and `rejected` begin with different messages, and there is no other prompt")
     else:
-        before = first if isinstance(prompt, str) else _messages("prompt", prompt)
+        before = first if isinstance(prompt, str) else checked_messages("prompt", prompt)
     if chosen == rejected:
         raise Unusable("`chosen` and `rejected` are the same")
     for name, answer in ((CHOSEN, chosen), (REJECTED, rejected)):
-        if all(message["role"] != ASSISTANT for message in answer):
-            raise Unusable(f"`{name}` has no message of the role `{ASSISTANT}` after the prompt")
+        if not any(message["role"] == ASSISTANT and is_trained(message) for message in answer):
+            raise Unusable(f"`{name}` has no message of the role `{ASSISTANT}` after the prompt that is trained on")
     return Pair(Conversation([*before, *chosen], tools), Conversation([*before, *rejected], tools), len(before))
 
 
@@ -98,14 +100,7 @@ def _common(chosen: list[Message], rejected: list[Message]) -> int:
 
 
 def _answer(name: str, value: Any) -> list[Message]:
-    return [{"role": ASSISTANT, "content": value}] if isinstance(value, str) else _messages(name, value)
-
-
-def _messages(name: str, value: Any) -> list[Message]:
-    if not isinstance(value, list) or not value:
-        what = "is not a list with messages" if name == "messages" else "is neither text nor a list with messages"
-        raise Unusable(f"`{name}` {what}")
-    return [_message(number, each) for number, each in enumerate(value, 1)]
+    return [{"role": ASSISTANT, "content": value}] if isinstance(value, str) else checked_messages(name, value)
 
 
 def _tools(value: dict[str, Any]) -> list[Any] | None:
@@ -113,16 +108,3 @@ def _tools(value: dict[str, Any]) -> list[Any] | None:
     if tools is not None and not isinstance(tools, list):
         raise Unusable("`tools` is not a list")
     return tools
-
-
-def _names(value: dict[str, Any]) -> str:
-    return ", ".join(quoted(name, 40) for name in list(value)[:8]) or "none"
-
-
-def _message(number: int, value: Any) -> Message:
-    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
-        raise Unusable(f"message {number} is not an object with a `role`")
-    content = value.get("content")
-    if not isinstance(content, str) and (content is not None or not value.get("tool_calls")):
-        raise Unusable(f"the `content` of message {number} is not text")
-    return value

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import quoted
-from jaxpar.data.chat.conversation import ASSISTANT, Conversation, Message, Unusable
+from jaxpar.data.chat.conversation import Conversation
+from jaxpar.data.chat.messages import ASSISTANT, USER, Message, Unusable
 from jaxpar.data.chat.renderer import PREPARED_ON, Rendered, Renderer
 from jaxpar.data.chat.sandbox import turn_of
 from jaxpar.data.chat.template import ChatTemplate
 
 _PROBE = "zebra"
+_MARKER = re.compile(r"<([|\uff5c])[^<>|\uff5c\s]+\1>|<(?:start|end)_of_turn>|</?s>")
+"""Markers of turns in published templates. Others, such as `[INST]`, are text by design in some tokenizers."""
 
 
 class EndOfTurn(NamedTuple):
@@ -45,27 +50,31 @@ class ChatEncoder:
         self.template = template
         self._tokenizer = _for_chat(tokenizer)
         self._renderer = Renderer(template, today)
-        special = [one.content for one in self._tokenizer.get_added_tokens_decoder().values() if one.special]
-        longest_first = sorted(special, key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, longest_first))) if special else None
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self._special = _one_of([one.content for one in added if one.special])
+        self._added = _one_of([one.content for one in added])
 
     def rendered(self, conversation: Conversation, prompt: int = 0) -> Rendered:
         """All of a conversation as text. Raises `Unusable` where it cannot be used.
 
-        What the assistant says in the first `prompt` messages is not among the ranges.
+        The ranges are those that the loss counts: not what the assistant says in the first `prompt` messages, nor in
+        messages that are not to be trained on. Where the token that begins the next turn ends that of the assistant, it
+        is in the range.
         """
         self.check(conversation.messages)
         self._check_plain(conversation.tools, "`tools`")
         found = self._renderer.rendered(conversation)
-        if prompt:
-            said = sum(message["role"] == ASSISTANT for message in conversation.messages)
-            if len(found.ranges) != said:
+        if self._next_turn_token:
+            found = found._replace(ranges=[self._with_next_token(found.text, *each) for each in found.ranges])
+        trained = conversation.trained(prompt)
+        if not all(trained):
+            if len(found.ranges) != len(trained):
                 raise Unusable(
-                    f"the chat template marks {len(found.ranges)} passages, and the assistant has {said} messages, so "
-                    "that those of the prompt are not known"
+                    f"the chat template marks {len(found.ranges)} passages, and the assistant has {len(trained)} "
+                    "messages, so that those that are not trained on are not known"
                 )
-            before = sum(message["role"] == ASSISTANT for message in conversation.messages[:prompt])
-            found = found._replace(ranges=found.ranges[before:])
+            ranges = [each for each, counted in zip(found.ranges, trained, strict=True) if counted]
+            found = found._replace(ranges=ranges)
         if not any(first < last for first, last in found.ranges):
             raise Unusable("the chat template renders nothing that the assistant says")
         return found
@@ -76,6 +85,30 @@ class ChatEncoder:
         content = (last.get("content") or "").strip()
         says_it = last["role"] == ASSISTANT and found.text[:end].rstrip().endswith(content)
         return bool(content) and says_it and not found.text[end:].strip()
+
+    def _with_next_token(self, text: str, first: int, last: int) -> tuple[int, int]:
+        """A range, with the token behind it and the white space between, if there is one."""
+        assert self._added is not None
+        next_token = self._added.match(text, len(text) - len(text[last:].lstrip()))
+        return first, (last if next_token is None or first == last else next_token.end())
+
+    @cached_property
+    def _next_turn(self) -> str | None:
+        """The text between an answer and the next message, where the template ends an answer by nothing else."""
+        try:
+            answered = _example(USER, ASSISTANT)
+            found = self._renderer.rendered(answered)
+            if not found.ranges or not self.is_open(answered, found):
+                return None
+            return self._renderer.rendered(_example(USER, ASSISTANT, USER)).text.split(_PROBE)[-2]
+        except Unusable:
+            return None  # Conversations that the template does not refuse will show.
+
+    @cached_property
+    def _next_turn_token(self) -> str:
+        """The token that begins the next turn and so ends an answer, as in GLM's templates; empty where none does."""
+        found = self._added and self._next_turn is not None and self._added.match(self._next_turn.lstrip())
+        return found[0] if found else ""
 
     def check(self, messages: Sequence[Message], first: int = 1) -> None:
         """Raises `Unusable` for a message that spells a special token; `first` is the number of the first."""
@@ -101,31 +134,67 @@ class ChatEncoder:
 
     def end_of_turn(self) -> EndOfTurn:
         """What the template writes behind what the assistant says. Raises `Unusable` where it refuses an example."""
-        end = turn_of(self._example().text.rpartition(_PROBE)[2], "")
+        end = turn_of(self._renderer.rendered(_example(USER, ASSISTANT)).text.rpartition(_PROBE)[2], "")
         ids = self._tokenizer.encode(end.strip(), add_special_tokens=False).ids
         eos = self._tokenizer.token_to_id(self.template.variables.get("eos_token", ""))
-        tokens = frozenset() if eos is None else frozenset({eos})
+        next_turn = self._tokenizer.token_to_id(self._next_turn_token)
+        tokens = frozenset(one for one in (eos, next_turn) if one is not None)
         if ids and ids[0] in self._tokenizer.get_added_tokens_decoder():
             return EndOfTurn(tokens | {ids[0]}, ())
         return EndOfTurn(tokens, (end,) if end else ())
 
-    def learns_to_end(self) -> bool:
-        """Whether what ends the assistant's turn is counted: marks of a template may leave it out."""
+    def uncounted_end(self) -> str:
+        """A sentence about ends of the assistant's turns that the loss does not count; empty where it counts them."""
         try:
-            text, ranges = self._example()
+            text, ranges = self._renderer.rendered(_example(USER, ASSISTANT))
         except Unusable:
-            return True  # Conversations that it does not refuse will show.
-        return not ranges or not turn_of(text[ranges[-1][1] :], "")
+            return ""  # Conversations that the template does not refuse will show.
+        if ranges and turn_of(text[ranges[-1][1] :], ""):
+            return (
+                "The chat template's {% generation %} blocks leave out what ends the assistant's turn, so a model that "
+                "is trained on this does not learn to end it; they may enclose it."
+            )
+        if self._next_turn is not None and not self._next_turn_token:
+            return (
+                "The chat template writes no special token between what the assistant says and the next message, so "
+                "the end of its turn is counted only at the end of a conversation, by the end-of-document token."
+            )
+        return ""
 
-    def _example(self) -> Rendered:
-        """A conversation of two messages. Raises `Unusable` where the template refuses it."""
-        return self._renderer.rendered(
-            Conversation([{"role": role, "content": _PROBE} for role in ("user", ASSISTANT)])
-        )
+    def text_markers(self) -> list[str]:
+        """The markers that the template writes, such as `<|im_start|>`, which are no added tokens of the tokenizer."""
+        try:
+            text = self._renderer.rendered(_example(USER, ASSISTANT)).text
+        except Unusable:
+            return []  # Conversations that the template does not refuse will show.
+        markers = dict.fromkeys(found[0] for found in _MARKER.finditer(text))
+        return [one for one in markers if self._added is None or not self._added.fullmatch(one)]
+
+    def check_markers(self) -> None:
+        """Raises `UserError` for markers that are no tokens: a model would see each in pieces."""
+        if markers := self.text_markers():
+            raise UserError(
+                f"{self.template.words}: {', '.join(map(quoted, markers))} {_are_no_tokens(markers)}; expected a "
+                "tokenizer that has them (python -m jaxpar.prepare --train-bpe with --special-tokens makes one), or "
+                "another template"
+            )
 
     def close(self) -> None:
         """End the process that renders."""
         self._renderer.close()
+
+
+def _example(*roles: str) -> Conversation:
+    return Conversation([{"role": role, "content": _PROBE} for role in roles])
+
+
+def _are_no_tokens(markers: Sequence[str]) -> str:
+    return f"{'is' if len(markers) == 1 else 'are'} not among the tokenizer's special tokens"
+
+
+def _one_of(texts: Sequence[str]) -> re.Pattern[str] | None:
+    """A pattern for any of some texts, the longest first; None for no text."""
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True)))) if texts else None
 
 
 def _for_chat(tokenizer: Any) -> Any:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import cut, printable
-from jaxpar.data.chat.conversation import Conversation, Unusable
+from jaxpar.data.chat.conversation import Conversation
+from jaxpar.data.chat.messages import Unusable
 from jaxpar.data.chat.sandbox import LONGEST_TEXT
 from jaxpar.data.chat.template import ChatTemplate
 

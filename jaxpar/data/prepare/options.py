@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.config.errors import UserError
+from jaxpar.data.tokens.tokenizer_file import END_NAMES
 
 CHAT_FORMAT, PREFERENCE_FORMAT = CHAT_FORMATS = "chat", "preference"
 """Formats of conversations, and of pairs of them."""
@@ -31,6 +32,8 @@ class Options:
     """A `tokenizer.json`; None trains one."""
     train_bpe: int | None = None
     """Vocabulary of the byte-level BPE to train on the input; None reads `tokenizer`."""
+    special_tokens: tuple[str, ...] = ()
+    """Special tokens of the BPE to train, besides the end-of-document token: the markers of a chat template."""
     text_key: str = TEXT_KEY
     """Key of a JSON line, or column of a Parquet file, that holds the text."""
     format: str | None = None
@@ -57,21 +60,27 @@ class Options:
             raise UserError("expected either --tokenizer FILE or --train-bpe VOCAB")
         if self.format in CHAT_FORMATS and self.tokenizer is None:
             raise UserError(
-                f"--format {self.format} expects --tokenizer FILE, that of the model to train further: a tokenizer "
-                "that is trained here has no tokens for turns"
+                f"--format {self.format} expects --tokenizer FILE, that of the model to train further: --train-bpe "
+                "trains one on text, with the markers of a chat template as --special-tokens"
             )
+        if self.special_tokens and self.train_bpe is None:
+            raise UserError("--special-tokens are for --train-bpe: expected it too, or a --tokenizer that has them")
+        if "" in self.special_tokens:
+            raise UserError("--special-tokens '': expected the text of each token")
         if self.format in CHAT_FORMATS and self.text_key != TEXT_KEY:
             raise UserError(
-                "--text-key is for text: a conversation is in `messages`, or `prompt` and `completion`, and a pair in "
-                "`prompt`, `chosen` and `rejected`"
+                "--text-key is for text: a conversation is in `messages`, `prompt` and `completion`, `conversations`, "
+                "or `instruction` and `output`, and a pair in `prompt`, `chosen` and `rejected`"
             )
         if self.format not in CHAT_FORMATS and self.chat_template is not None:
             raise UserError(
                 f"--chat-template is for conversations: expected --format {CHAT_FORMAT} or {PREFERENCE_FORMAT} with it"
             )
-        if self.train_bpe is not None and not SMALLEST_BPE <= self.train_bpe <= 2**24:
+        least = SMALLEST_BPE + len(set(self.special_tokens) - {self.separator or END_NAMES[0]})
+        if self.train_bpe is not None and not least <= self.train_bpe <= 2**24:
+            more = ", besides the --special-tokens" if least > SMALLEST_BPE else ""
             raise UserError(
-                f"--train-bpe {self.train_bpe}: expected {SMALLEST_BPE} (the bytes and an end-of-document token) or "
+                f"--train-bpe {self.train_bpe}: expected {least} (the bytes and an end-of-document token{more}) or "
                 "more, at most 2**24"
             )
         if not 0.0 <= self.heldout_fraction < 1.0:
@@ -99,6 +108,7 @@ class Options:
         return ({"before": list(before)} if before else {}) | {
             "tokenizer": tokenizer_digest,
             "train_bpe": self.train_bpe,
+            "special_tokens": list(self.special_tokens) or None,
             "text_key": self.text_key,
             "format": self.format,
             "chat_template": template_digest,

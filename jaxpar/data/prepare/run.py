@@ -6,7 +6,6 @@ import shutil
 import time
 from collections.abc import Sequence, Sized
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 
@@ -14,7 +13,9 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import printable, quoted
 from jaxpar.data.chat.encoding import ChatEncoder
-from jaxpar.data.chat.template import CHAT, CHATML, ChatTemplate, chosen_template, template_beside
+from jaxpar.data.chat.template import CHAT
+from jaxpar.data.prepare.conversations import check_template, lengths_text, template_of
+from jaxpar.data.prepare.input.documents import check_text_key
 from jaxpar.data.prepare.input.files import find_inputs
 from jaxpar.data.prepare.input.units import plan_units
 from jaxpar.data.prepare.job import WORK, Job
@@ -74,11 +75,14 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
         end_of_document(loaded, options.separator)
         tokenizer = read_file(options.tokenizer)
         if options.format in CHAT_FORMATS:
-            chat = _template(options, options.tokenizer)
-            _check_template(ChatEncoder(chat, loaded), console)
+            chat = template_of(options, options.tokenizer)
+            chosen = options.chat_template is not None
+            check_template(ChatEncoder(chat, loaded), chosen, lambda words: _print(console, words))
         else:
             before = tokens_before(loaded)
     units = plan_units(inputs, options.unit_bytes, options.text_key)
+    if options.max_broken == 0:
+        check_text_key(inputs, options.text_key)
     check_usable(options.out)
     work = options.out / WORK
     work.mkdir(parents=True, exist_ok=True)
@@ -107,29 +111,6 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
             if (options.out / INDEX).exists():
                 shutil.rmtree(work)
     return open_token_folder(options.out, key="--out")
-
-
-def _template(options: Options, tokenizer: Path) -> ChatTemplate:
-    """The template of conversations. Raises `UserError` where there is none."""
-    if options.chat_template is not None:
-        return chosen_template(options.chat_template, tokenizer.parent)
-    found = template_beside(tokenizer.parent)
-    if found is None:
-        raise UserError(
-            f"--format {options.format}: there is no chat template beside --tokenizer {quoted(str(tokenizer))}, "
-            f"neither chat_template.jinja nor in {CHAT}; expected --chat-template FILE, or --chat-template {CHATML}"
-        )
-    return found
-
-
-def _check_template(encoder: ChatEncoder, console: Console) -> None:
-    if not encoder.learns_to_end():
-        _print(
-            console,
-            "The chat template's {% generation %} blocks leave out what ends the assistant's turn, so a model that is "
-            "trained on this does not learn to end it; they may enclose it.",
-        )
-    encoder.close()
 
 
 class _Preparation:
@@ -176,7 +157,7 @@ class _Preparation:
         assert vocab is not None, "options were checked"
         total = sum(part.weight for number in chosen_units(job) for part in job.units[number])
         with metering(self.console, "training the tokenizer", total) as meter:
-            found = train_bpe(job, vocab, self.options.separator, meter)
+            found = train_bpe(job, vocab, self.options.separator, self.options.special_tokens, meter)
         less = "" if found == vocab else f" of the {vocab:,} that were asked for: the text has no more pairs to merge"
         _print(self.console, f"Trained a byte-level BPE with {found:,} tokens{less}")
 
@@ -280,6 +261,8 @@ class _Preparation:
             documents = index.documents_in(split)
             units = f"{documents // 2:,} pairs" if self.job.paired else f"{documents:,} documents"
             _print(self.console, f"{tokens:,} tokens in {units} {what}{per_token}")
+        if self.job.chat is not None:
+            _print(self.console, lengths_text(self.job.out, index))
         if self.options.heldout_fraction and not index.tokens_in(HELDOUT):
             _print(
                 self.console,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,15 +22,16 @@ TRAINED_ON = 2**30
 """Approximate bytes of input that a tokenizer is trained on: evenly spaced units where there is more."""
 
 
-def train_bpe(job: Job, vocab: int, separator: str | None, meter: Meter) -> int:
+def train_bpe(job: Job, vocab: int, separator: str | None, special: Sequence[str], meter: Meter) -> int:
     """Train on the training documents of `job` and write its tokenizer; returns the size of the vocabulary.
 
     The result is a function of the inputs: a tie between two merges goes to the pair with the smaller tokens.
 
     Args:
         job: a preparation without a tokenizer.
-        vocab: size of the vocabulary, the end-of-document token and the 256 bytes included.
+        vocab: size of the vocabulary, the special tokens and the 256 bytes included.
         separator: how the end-of-document token is spelled; None takes a common name.
+        special: other special tokens.
         meter: of the bytes that are read.
 
     Raises:
@@ -47,7 +48,7 @@ def train_bpe(job: Job, vocab: int, separator: str | None, meter: Meter) -> int:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
-        special_tokens=[separator or END_NAMES[0]],
+        special_tokens=list(dict.fromkeys([separator or END_NAMES[0], *special])),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

@@ -70,33 +70,12 @@ class CheckedTokens:
             self._checked[block] = True
 
 
-class AllCounted:
-    """The mask of `count` tokens all of which the loss counts as targets, in place of a file."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def at(self, places: Int[np.ndarray, " n"]) -> UInt8[np.ndarray, " n"]:
-        """A 1 for each place."""
-        return np.ones(len(places), np.uint8)
-
-    def between(self, first: int, last: int) -> UInt8[np.ndarray, " n"]:
-        """`last - first` times 1."""
-        return np.ones(max(0, last - first), np.uint8)
-
-    def check(self) -> None:
-        """There is nothing to check."""
-
-
 class ShardedTokens:
     """The tokens of several files laid end to end; indexed like an array of one dimension, by slices and integers."""
 
     ndim = 1
 
-    def __init__(self, shards: Sequence[CheckedTokens | AllCounted], dtype: np.dtype) -> None:
+    def __init__(self, shards: Sequence[CheckedTokens], dtype: np.dtype) -> None:
         assert shards, "at least one shard"
         self._shards = list(shards)
         self._ends: Int64[np.ndarray, " shards"] = np.cumsum([len(shard) for shard in shards], dtype=np.int64)

@@ -88,16 +88,19 @@ def chat_encoder_of(
             "model that was trained with it"
         )
     text = read_model_text(file, file.parent)
-    return ChatEncoder(found, load_tokenizer(file, named(file)), date.today().isoformat()), text
+    encoder = ChatEncoder(found, load_tokenizer(file, named(file)), date.today().isoformat())
+    if template is not None:
+        encoder.check_markers()
+    return encoder, text
 
 
 def trained_on(source: Model, report: Report) -> list[Path]:
     """The token folders that a model's own run was trained on; none for a model that is no run's."""
     folders = []
     tuned = isinstance(source, AdaptedWeights) or source.origin is None
-    if tuned and not isinstance(source, HFFolder) and source.config.data.source == "tokens":
-        data = source.config.data
-        paths = list(data.sources or {}) if data.path is None else [data.path]
+    if tuned and not isinstance(source, HFFolder):
+        data = source.config.data  # A source that reads no folders has neither key.
+        paths = [*(data.sources or {}), *([] if data.path is None else [data.path])]
         folders = [user_path(path, "data.path") for path in paths]
         for folder in folders:
             if not folder.exists():

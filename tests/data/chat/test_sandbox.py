@@ -9,7 +9,8 @@ import pytest
 
 from jaxpar.config.errors import UserError
 from jaxpar.data.chat import sandbox
-from jaxpar.data.chat.conversation import Conversation, Unusable
+from jaxpar.data.chat.conversation import Conversation
+from jaxpar.data.chat.messages import Unusable
 from jaxpar.data.chat.renderer import Renderer
 from jaxpar.data.chat.template import CHAT, template_beside
 from tests.data.chat_files import MARKED, template, turns

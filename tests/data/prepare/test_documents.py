@@ -95,7 +95,7 @@ def test_several_compressed_streams_in_one_file_are_one_text(tmp_path):
 BROKEN_LINES = {
     "{": "not JSON (Expecting property name enclosed in double quotes, column 2)",
     '"text"': "not a JSON object",
-    '{"body": "x", "id": 3}': "no key 'text' (it has 'body', 'id')",
+    '{"body": "x", "id": 3}': "no key 'text' (it has 'body', 'id'); --text-key names another one",
     '{"text": 5}': "the value of 'text' is not text",
     '{"text": null}': "the value of 'text' is not text",
     '{"text": ' + "[" * 100_000: "not JSON (too deep or long)",

@@ -371,3 +371,20 @@ def test_the_record_states_what_was_prepared(tmp_path):
     assert record["options"]["heldout_fraction"] == 0.2
     assert [file["path"] for file in record["inputs"]] == [str(tmp_path / "out-input.jsonl")]
     assert open_token_folder(folder.path, key="x").identity == folder.identity
+
+
+def test_a_key_that_the_first_record_does_not_have_is_refused_before_anything_is_written(tmp_path):
+    source = tmp_path / "a.jsonl"
+    for record, parts in (
+        ({"body": "x", "title": "y"}, ("its keys are 'body', 'title'", "key of the text")),
+        ({"messages": []}, ("'messages'", "--format chat")),
+        ({"conversations": []}, ("'conversations'", "--format chat")),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, ("'chosen'", "--format preference")),
+    ):
+        source.write_text("\n" + json.dumps(record) + "\n")
+        with refused("--text-key 'text'", str(source), *parts):
+            prepare(options(tmp_path / "out", source), quiet())
+        assert not (tmp_path / "out").exists(), "the same --out takes another key"
+    source.write_text('{"body": "x"}\n{"text": "y"}\n')
+    with refused("--max-broken is 0", "a.jsonl:2", "no key 'body'", "--text-key"):
+        prepare(options(tmp_path / "out", source, text_key="body"), quiet())

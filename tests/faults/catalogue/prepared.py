@@ -18,10 +18,38 @@ PREPARED = (
     Fault(
         name="counted_tokens_shifted",
         description="A label counts where the token before it is counted.",
-        file="jaxpar/data/packing.py",
-        old="same & (counted[1:] != 0)",
-        new="same & (counted[:-1] != 0)",
-        caught_by=("tests/data/test_packing.py::test_a_label_counts_where_the_stream_counts_it_as_a_target[True]",),
+        file="jaxpar/data/document_rows.py",
+        old="counted[span][1:] != 0",
+        new="counted[span][:-1] != 0",
+        caught_by=(
+            "tests/data/chat/test_prepare_chat.py::test_the_loss_counts_what_is_counted_in_rows_of_packed_documents",
+        ),
+    ),
+    Fault(
+        name="conversations_without_a_counted_token",
+        description="A conversation of which nothing counted is left has a row.",
+        file="jaxpar/data/document_rows.py",
+        old="(targets == 0).any(1)",
+        new="(targets < 0).any(1)",
+        caught_by=("tests/data/test_document_rows.py::test_long_conversations_are_left_out_or_truncated_and_counted",),
+    ),
+    Fault(
+        name="weight_of_a_message_ignored",
+        description="A message of the assistant with the weight 0 is trained on.",
+        file="jaxpar/data/chat/messages.py",
+        old="message.get(WEIGHT) != 0 and",
+        new="message.get(WEIGHT) != -1 and",
+        caught_by=("tests/data/chat/test_turns.py::test_messages_that_are_not_to_be_trained_on_are_not_counted",),
+    ),
+    Fault(
+        name="next_role_not_counted",
+        description="Where the token of the next role ends a turn, it is not counted.",
+        file="jaxpar/data/chat/encoding.py",
+        old="next_token is None or first == last",
+        new="next_token is None or first <= last",
+        caught_by=(
+            "tests/data/chat/test_turns.py::test_the_token_of_the_next_role_is_counted_where_it_ends_the_turn[marked]",
+        ),
     ),
     Fault(
         name="sources_begin_anew",

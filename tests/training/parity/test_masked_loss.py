@@ -15,7 +15,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from jaxpar.config.schema import DataConfig
-from jaxpar.data import PackedRows, batch_rows, open_data
+from jaxpar.data import batch_rows, open_data
+from jaxpar.data.document_rows import DocumentRows
 from tests.data.chat_files import TOKENIZER, VOCAB, prepared_chat
 from tests.given_weights import state_with
 from tests.goldens.chat.generate import conversations
@@ -25,7 +26,7 @@ from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
 from tests.training.parity.one_device import assert_close
 
-ROWS, LENGTH = 8, 32
+ROWS, LENGTH = 8, 128
 SPLIT = {"fsdp": 2, "tensor": 2, "context": 2, "zero": 3}
 LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "split": {"parallel": SPLIT},
@@ -37,16 +38,16 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> PackedRows:
+def rows(tmp_path_factory: pytest.TempPathFactory) -> DocumentRows:
     """Rows of conversations."""
     folder = prepared_chat(tmp_path_factory.mktemp("masked") / "chat", conversations()).path
     config = DataConfig(source="tokens", path=str(folder), sequence_length=LENGTH, batch_size=ROWS)
     found = open_data(config, vocab=VOCAB, seed=1).train
-    assert isinstance(found, PackedRows)
+    assert isinstance(found, DocumentRows)
     return found
 
 
-def said_by_the_assistant(rows: PackedRows) -> np.ndarray:
+def said_by_the_assistant(rows: DocumentRows) -> np.ndarray:
     """Whether each token of the stream is of what the assistant says, or ends its turn."""
     tokenizer: Any = Tokenizer.from_file(str(TOKENIZER))
     # A character for each token: the special ones become E, B and F.
@@ -58,19 +59,21 @@ def said_by_the_assistant(rows: PackedRows) -> np.ndarray:
     return found
 
 
-def mask_by_the_text(rows: PackedRows) -> np.ndarray:
+def mask_by_the_text(rows: DocumentRows) -> np.ndarray:
     """The mask of the first batch."""
     message, mask = said_by_the_assistant(rows), np.zeros((ROWS, LENGTH), np.float32)
     for row in range(ROWS):
-        places, documents = rows._order.places(0, row)
-        for token in range(len(places) - 1):
-            mask[row, token] = message[places[token + 1]] and documents[token] == documents[token + 1]
+        end = 0
+        for document in rows.documents(row):
+            first, size = int(rows.stream.starts[:][document]), int(rows.stream.lengths[document]) - 1
+            mask[row, end : end + size] = message[first + 1 : first + 1 + size]
+            end += size
     return mask
 
 
 @pytest.mark.matrix(quick=("split",), ci=4)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_loss_and_gradients_of_conversations_equal_float64(rows: PackedRows, layout: str):
+def test_loss_and_gradients_of_conversations_equal_float64(rows: DocumentRows, layout: str):
     run = SmallRun(small(model={"layers": 2, "vocab": VOCAB, "kv_heads": 4}, **LAYOUTS[layout]))
     options = asdict(run.config.model)
     weights = random_weights(options, padded_vocab=64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,8 @@ from typing import Any, BinaryIO, NamedTuple
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
 from jaxpar.config.spelling import quoted
+from jaxpar.data.chat.messages import key_names
+from jaxpar.data.chat.record_forms import form_of
 from jaxpar.data.prepare.input.compression import Progress, open_bytes, reading
 from jaxpar.data.prepare.input.files import Input
 
@@ -129,14 +131,36 @@ def object_of(line: str) -> dict[str, Any]:
     return value
 
 
+def check_text_key(inputs: Sequence[Input], key: str) -> None:
+    """Refuse a key of the text that the first record of the first file of JSON lines does not have.
+
+    Raises:
+        UserError: it has other keys, which the sentence names, or the file cannot be read.
+    """
+    file = next((file for file in inputs if file.format == "jsonl"), None)
+    lines = () if file is None else _lines(file, 0, None, partial(open_bytes, file))
+    first = next((line for _, line in lines if line.strip()), None)
+    try:
+        record = {key: ""} if first is None else object_of(first.decode("utf-8-sig"))
+    except (NoObject, UnicodeDecodeError):
+        return  # It is reported as broken, with its line.
+    if key not in record:
+        assert file is not None
+        chat = "preference" if "chosen" in record else "chat" if form_of(record) else None
+        other = "" if chat is None else f", or --format {chat}"
+        raise UserError(
+            f"--text-key {quoted(key)}: the first record of {file.path} has no such key; its keys are "
+            f"{key_names(record)}; expected the key of the text{other}"
+        )
+
+
 def _from_json(place: int, line: str, key: str) -> Document:
     try:
         value = object_of(line)
     except NoObject as error:
         return Document(place, "", str(error))
     if key not in value:
-        names = ", ".join(quoted(name, 40) for name in list(value)[:8])
-        return Document(place, "", f"no key {quoted(key)} (it has {names or 'none'})")
+        return Document(place, "", f"no key {quoted(key)} (it has {key_names(value)}); --text-key names another one")
     if not isinstance(value[key], str):
         return Document(place, "", f"the value of {quoted(key)} is not text")
     return Document(place, value[key])

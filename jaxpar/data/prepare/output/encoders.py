@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import UInt, UInt8
 
 from jaxpar.config.errors import UserError
-from jaxpar.data.chat.conversation import Unusable, conversation_of, pair_of
+from jaxpar.data.chat.conversation import conversation_of, pair_of
 from jaxpar.data.chat.encoding import ChatEncoder
+from jaxpar.data.chat.messages import Unusable
 from jaxpar.data.chat.renderer import Rendered
 from jaxpar.data.chat.template import ChatTemplate
 from jaxpar.data.prepare.input.documents import NoObject, object_of

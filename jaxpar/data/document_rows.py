@@ -1,0 +1,191 @@
+"""Rows of whole documents: conversations, or pairs of answers, as many into a row as it has room for.
+
+They are put into rows in a random order that depends on the seed; no label and no attention crosses from one to the
+next, and the rest of a row is padding, segment 0. Each epoch has the same rows in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from jaxpar.config.errors import UserError
+from jaxpar.data.keyed_permutation import KeyedPermutation
+from jaxpar.data.packing import NoRow, Row
+from jaxpar.data.randomness import permutation
+from jaxpar.data.shuffle import WHOLE_SHUFFLE
+from jaxpar.data.stream import Tokens, TokenStream
+
+DROP, TRUNCATE_START, TRUNCATE_END = "drop", "truncate_start", "truncate_end"
+"""Values of `data.long_conversations`."""
+_CHUNK_TOKENS = 2**22
+_GROUPS, _ROWS = 0, 1
+
+
+class DocumentRows:
+    """Rows of whole conversations; see the module's text. Every row has a token that the loss counts.
+
+    Args:
+        stream: the documents, with the tokens that the loss counts.
+        sequence_length: tokens per row.
+        seed: determines the rows and, with the epoch's number, their order.
+        name: name of the source of the documents.
+        long: `data.long_conversations`.
+
+    Raises:
+        NoRow: no conversation can be in a row.
+    """
+
+    noun = "conversation"
+    documents_each = 1
+    """Documents that share a row: one conversation, or the two of a pair."""
+    shortest = 1
+    """Tokens of the shortest in a row."""
+    shuffle = WHOLE_SHUFFLE
+
+    def __init__(
+        self, stream: TokenStream, *, sequence_length: int, seed: int, name: str = "the data", long: str = DROP
+    ) -> None:
+        assert stream.counted is not None, "conversations have marks of what the loss counts"
+        self.stream, self.sequence_length, self.seed, self.name = stream, sequence_length, seed, name
+        self._long = long
+        starts = stream.starts[:]
+        ends = starts + stream.lengths
+        # A document's last token predicts nothing, so it takes no room.
+        sizes = (ends - starts - 1).reshape(-1, self.documents_each).sum(1)
+        too_long: Bool[np.ndarray, " groups"] = sizes > sequence_length
+        if long == TRUNCATE_START:
+            starts = np.maximum(starts, ends - sequence_length - 1)
+        elif long == TRUNCATE_END:
+            ends = np.minimum(ends, starts + sequence_length + 1)
+        targets = targets_per_document(stream.counted, starts, ends).reshape(-1, self.documents_each)
+        empty: Bool[np.ndarray, " groups"] = (targets == 0).any(1)
+        dropped = too_long if long == DROP else np.zeros(len(sizes), bool)
+        self.dropped, self.empty = int(dropped.sum()), int((empty & ~dropped).sum())
+        self.truncated = int((too_long & ~dropped & ~empty).sum())
+        usable = np.flatnonzero(~dropped & ~empty)
+        if not len(usable):
+            raise NoRow(self._nothing_fits(int(sizes[~empty].min(initial=sizes.max()))))
+        self._starts: Int64[np.ndarray, " documents"] = starts
+        self._ends: Int64[np.ndarray, " documents"] = ends
+        self._groups: Int64[np.ndarray, " groups"] = usable[permutation(len(usable), seed, _GROUPS)]
+        sizes = (ends - starts - 1).reshape(-1, self.documents_each).sum(1)[self._groups]
+        self._firsts = _first_of_each_row(sizes, sequence_length, max(1, sequence_length // self.shortest))
+        self.rows_per_epoch = len(self._firsts) - 1
+
+    def _nothing_fits(self, least: int) -> str:
+        if self.dropped:
+            other = "" if self.documents_each > 1 else f", or data.long_conversations: {TRUNCATE_START}"
+            return (
+                f"data.sequence_length={self.sequence_length} is shorter than every {self.noun} of {self.name}; "
+                f"expected at least {least}{other}"
+            )
+        return (
+            f"no {self.noun} of {self.name} has a token that the loss counts within "
+            f"data.sequence_length={self.sequence_length}; expected a longer one"
+        )
+
+    @property
+    def description(self) -> str:
+        """Words for how many conversations, or pairs, and rows there are, and how many are left out or truncated."""
+        side = "beginning" if self._long == TRUNCATE_START else "end"
+        cases = (
+            (self.dropped, "longer than a row", "left out"),
+            (self.truncated, "longer than a row", f"truncated at the {side}"),
+            (self.empty, "without a counted token", "left out"),
+        )
+        notes = [
+            f"{self._count(number)} {which} {'is' if number == 1 else 'are'} {fate}"
+            for number, which, fate in cases
+            if number
+        ]
+        rows = f"{self.rows_per_epoch:,} row{'' if self.rows_per_epoch == 1 else 's'}"
+        return f"{self._count(len(self._groups))} in {rows}" + (f" ({'; '.join(notes)})" if notes else "")
+
+    def _count(self, number: int) -> str:
+        return f"{number:,} {self.noun}{'' if number == 1 else 's'}"
+
+    @property
+    def needed(self) -> Bool[np.ndarray, " documents"]:
+        """Whether a row has the document."""
+        in_rows = np.zeros(len(self._starts) // self.documents_each, bool)
+        in_rows[self._groups] = True
+        return np.repeat(in_rows, self.documents_each)
+
+    def documents(self, example: int) -> Int64[np.ndarray, " n"]:
+        """The documents of an example's row; example `rows_per_epoch` is the first of the second epoch, and so on."""
+        epoch, index = divmod(example, self.rows_per_epoch)
+        row = KeyedPermutation(self.rows_per_epoch, self.seed, epoch, _ROWS).at(index)
+        groups = self._groups[self._firsts[row] : self._firsts[row + 1]]
+        return (groups[:, None] * self.documents_each + np.arange(self.documents_each)).ravel()
+
+    def row(self, example: int) -> Row:
+        """The row of an example."""
+        length, counted = self.sequence_length, self.stream.counted
+        assert counted is not None
+        row: Row = {name: np.zeros(length, np.int32) for name in ("tokens", "labels", "segments", "positions")}
+        row["mask"] = np.zeros(length, np.float32)
+        end = 0
+        for segment, document in enumerate(self.documents(example).tolist(), 1):
+            span = slice(int(self._starts[document]), int(self._ends[document]))
+            tokens, predicted = self.stream.tokens[span], counted[span][1:] != 0
+            place = slice(end, end + len(predicted))
+            row["tokens"][place], row["labels"][place] = tokens[:-1], np.where(predicted, tokens[1:], 0)
+            row["mask"][place], row["positions"][place] = predicted, np.arange(len(predicted))
+            row["segments"][place] = segment
+            end = place.stop
+        return row | {"indices": np.arange(length, dtype=np.int32)}
+
+    def epochs(self, examples: int) -> dict[str, float]:
+        """Epochs of the rows, once the examples below `examples` are used."""
+        return {self.name: examples / self.rows_per_epoch}
+
+    def shuffled(self, version: int) -> DocumentRows:
+        """These rows. Raises `UserError` for a version of the order that cut conversations into rows."""
+        if version != self.shuffle:
+            raise UserError(
+                f"the checkpoint is of a release that cut the conversations of {self.name} at the ends of rows, and "
+                "this one packs whole conversations; expected that release, or a new run with run.init_from"
+            )
+        return self
+
+
+def targets_per_document(
+    counted: Tokens, starts: Int64[np.ndarray, " documents"], ends: Int64[np.ndarray, " documents"]
+) -> Int64[np.ndarray, " documents"]:
+    """The number of tokens of each document that the loss counts, its first token left out: nothing predicts it.
+
+    Args:
+        counted: 1 for each token that the loss counts.
+        starts: the first token of each document, in order.
+        ends: one more than its last token, in order.
+    """
+    targets = np.zeros(len(starts), np.int64)
+    for part in _chunks(starts, ends):
+        first = int(starts[part.start])
+        chunk = counted[first : int(ends[part.stop - 1])]
+        sums = np.zeros(len(chunk) + 1, np.int32)
+        np.cumsum(chunk, dtype=np.int32, out=sums[1:])
+        targets[part] = sums[ends[part] - first] - sums[starts[part] + 1 - first]
+    return targets
+
+
+def _chunks(starts: Int64[np.ndarray, " documents"], ends: Int64[np.ndarray, " documents"]) -> Iterator[slice]:
+    """Consecutive documents of at most `_CHUNK_TOKENS` tokens together; one that has more is alone."""
+    first = 0
+    while first < len(starts):
+        last = max(first + 1, int(ends.searchsorted(starts[first] + _CHUNK_TOKENS, side="right")))
+        yield slice(first, last)
+        first = last
+
+
+def _first_of_each_row(sizes: Int64[np.ndarray, " groups"], length: int, most: int) -> Int64[np.ndarray, " rows_and_1"]:
+    """The first group of each row of at most `length` tokens and `most` groups, and the number of groups."""
+    ends, firsts = np.cumsum(sizes), [0]
+    while (first := firsts[-1]) < len(sizes):
+        used = int(ends[first] - sizes[first])
+        last = int(ends.searchsorted(used + length, side="right"))
+        firsts.append(min(last, first + most))
+    return np.array(firsts)
