@@ -16,8 +16,8 @@ from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.mapping.expert_keys import SAME
 from jaxpar.interop.mapping.family import Family, tensors_of
 from jaxpar.interop.mapping.keys import Given
-from jaxpar.interop.mapping.layer_keys import OPTIONAL, SCALINGS
 from jaxpar.interop.mapping.layer_packing import layer_models, packed
+from jaxpar.interop.mapping.rope_keys import OPTIONAL, SCALINGS
 
 UNUSED = (
     "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path",
@@ -242,9 +242,9 @@ def _function(model: ModelConfig) -> dict[str, Any]:
         values["max_positions"] = None
     if model.experts is not None:
         values["experts"], values["mlp"] = _experts(model, model.experts), None
-    rope = {key for key in values if key.startswith("rope_")}
+    rope = {"partial_rotary_factor", *(key for key in values if key.startswith("rope_"))}
     pairs = (*SCALINGS.get(model.rope_scaling, ()), *OPTIONAL.get(model.rope_scaling, ()))
-    used = {"rope_base", "rope_scaling", *(ours for _, ours in pairs)}
+    used = {"rope_base", "rope_scaling", "partial_rotary_factor", *(ours for _, ours in pairs)}
     for key in rope - (used if model.position == "rope" else set()):
         values[key] = None
     return values

@@ -17,7 +17,8 @@ from jaxpar.interop.families.llama import (
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.keys import Converted, Only, Same
-from jaxpar.interop.mapping.layer_keys import Rope, RopeByType, Windows, alternating, five_to_one
+from jaxpar.interop.mapping.layer_keys import Windows, alternating, five_to_one
+from jaxpar.interop.mapping.rope_keys import Rope, RopeByType
 
 _NORMS = (
     Tensor("model.layers.{layer}.input_layernorm.weight", "layers.attention_norm.scale", Form.VECTOR),

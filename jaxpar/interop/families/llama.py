@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.keys import Only, Same
-from jaxpar.interop.mapping.layer_keys import Rope
+from jaxpar.interop.mapping.rope_keys import Rope
 
 EMBEDDING = Tensor("model.embed_tokens.weight", "embedding.tokens", Form.TABLE)
 NORM = Tensor("model.norm.weight", "final_norm.scale", Form.VECTOR)
@@ -34,18 +34,6 @@ FEED_FORWARD = (
     *_linear("mlp.gate_proj", "mlp.gate"),
     *_linear("mlp.up_proj", "mlp.up"),
     *_linear("mlp.down_proj", "mlp.down"),
-)
-NORMS = (
-    Tensor("model.layers.{layer}.self_attn.q_norm.weight", "layers.attention.query_norm", Form.VECTOR),
-    Tensor("model.layers.{layer}.self_attn.k_norm.weight", "layers.attention.key_norm", Form.VECTOR),
-)
-FEED_FORWARD = (
-    Tensor("model.layers.{layer}.mlp.gate_proj.weight", "layers.mlp.gate"),
-    Tensor("model.layers.{layer}.mlp.gate_proj.bias", "layers.mlp.gate_bias", Form.VECTOR),
-    Tensor("model.layers.{layer}.mlp.up_proj.weight", "layers.mlp.up"),
-    Tensor("model.layers.{layer}.mlp.up_proj.bias", "layers.mlp.up_bias", Form.VECTOR),
-    Tensor("model.layers.{layer}.mlp.down_proj.weight", "layers.mlp.down"),
-    Tensor("model.layers.{layer}.mlp.down_proj.bias", "layers.mlp.down_bias", Form.VECTOR),
 )
 EXPERTS = (
     Tensor("model.layers.{layer}.mlp.gate.weight", "layers.mlp.router"),

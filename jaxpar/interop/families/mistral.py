@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jaxpar.interop.families.llama import HEAD_DIM, NORM_EPSILON, SILU, SIZES, TENSORS, TIED
 from jaxpar.interop.mapping.family import Family
-from jaxpar.interop.mapping.layer_keys import Rope, Windows, all_local
+from jaxpar.interop.mapping.layer_keys import Windows, all_local
+from jaxpar.interop.mapping.rope_keys import Rope
 
 MISTRAL = Family(
     name="mistral",

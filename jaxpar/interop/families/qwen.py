@@ -21,7 +21,8 @@ from jaxpar.interop.families.llama import (
 from jaxpar.interop.mapping.expert_keys import UNUSED, RoutedExperts
 from jaxpar.interop.mapping.family import Family
 from jaxpar.interop.mapping.keys import Only, Same
-from jaxpar.interop.mapping.layer_keys import Rope, Windows, all_local, from_max_window_layers
+from jaxpar.interop.mapping.layer_keys import Windows, all_local, from_max_window_layers
+from jaxpar.interop.mapping.rope_keys import Rope
 
 WINDOWS = Windows(from_max_window_layers, switch="use_sliding_window", beside=("max_window_layers",), absent=4096)
 
