@@ -36,8 +36,9 @@ def _begin(path: str) -> str:
     from jaxpar.config.paths import user_path
     from jaxpar.config.reading.yaml_text import to_yaml
     from jaxpar.interop.config_json import model_of
-    from jaxpar.interop.sources.hf_folder import CONFIG, read_config
+    from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder, read_config
     from jaxpar.interop.sources.open_source import open_source
+    from jaxpar.interop.sources.tensor_files import has_tensors
     from jaxpar.layers.counting import parameter_count
 
     without_gpus()
@@ -48,6 +49,8 @@ def _begin(path: str) -> str:
         about = f"{family.name} in Hugging Face's format"
         if length := given.get("max_position_embeddings"):
             about += f", made for up to {length} tokens"
+        if model.tied and has_tensors(folder):
+            model = HFFolder(folder).model  # which is not tied if the files have another head
     else:
         source = open_source(path, "MODEL")
         model, about = source.model, source.description

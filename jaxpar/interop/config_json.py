@@ -11,7 +11,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.config.spelling import did_you_mean, quoted
+from jaxpar.config.spelling import quoted
 from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.mapping.expert_keys import SAME
 from jaxpar.interop.mapping.family import Family, tensors_of
@@ -62,16 +62,22 @@ def family_of(given: Given) -> Family:
     """
     model_type, known = given.get("model_type"), {family.model_type: family for family in FAMILIES.values()}
     if not isinstance(model_type, str) or model_type not in known:
-        near = did_you_mean(model_type, known) if isinstance(model_type, str) else ""
+        # A type with a similar name is another architecture, and no slip: transformers writes this key.
+        alike = [one for one in known if _letters(one) == _letters(str(model_type))]
         raise UserError(
             f"{given.file}: model_type is {quoted(model_type, 80)}, which is not supported"
-            f"{near or f'; expected one of {", ".join(known)}'}"
+            f"; {f'did you mean {alike[0]}?' if alike else f'expected one of {", ".join(known)}'}"
         )
     family = known[model_type]
     classes = given.get("architectures") or [family.architecture]
     if not isinstance(classes, list) or family.architecture not in classes:
         raise given.refusal("architectures", classes, family.architecture)
     return family
+
+
+def _letters(name: str) -> str:
+    """A name without its separators, in lower case."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def model_of(given: Given) -> tuple[Family, ModelConfig]:

@@ -233,7 +233,7 @@ REFUSED = {
     ),
     "long rope": ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, ("rope_parameters.rope_type", "longrope")),
     "a part of each head": (
-        "phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
+        "llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
         ("partial_rotary_factor", "0.75"),
     ),
     "a type of layers": (

@@ -30,7 +30,7 @@ _SHARED = (
 _BIAS = Tensor("model.layers.{layer}.mlp.gate.e_score_correction_bias", "layers.mlp.bias", Form.VECTOR)
 _MODEL = {"norm": "rmsnorm", "activation": "swiglu"}
 _ENTRIES = (
-    Same("vocab_size", "vocab"),
+    Same("vocab_size", "vocab", annotation=int),
     Same("hidden_size", "embed"),
     Same("intermediate_size", "mlp"),
     Same("num_hidden_layers", "layers"),

@@ -49,7 +49,7 @@ NORMS = (
 TENSORS = (EMBEDDING, *ATTENTION, *FEED_FORWARD, *NORMS, NORM, HEAD)
 
 SIZES = (
-    Same("vocab_size", "vocab"),
+    Same("vocab_size", "vocab", annotation=int),
     Same("hidden_size", "embed"),
     Same("intermediate_size", "mlp"),
     Same("num_hidden_layers", "layers"),
