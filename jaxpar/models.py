@@ -50,7 +50,8 @@ def _begin(path: str) -> str:
         if length := given.get("max_position_embeddings"):
             about += f", made for up to {length} tokens"
         if model.tied and has_tensors(folder):
-            model = HFFolder(folder).model  # which is not tied if the files have another head
+            source = HFFolder(folder)  # not tied if its files have another head
+            model, about = source.model, "; ".join([about, *source.remarks])
     else:
         source = open_source(path, "MODEL")
         model, about = source.model, source.description

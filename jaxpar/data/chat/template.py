@@ -11,7 +11,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.paths import user_path
 from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
-from jaxpar.config.spelling import named, quoted
+from jaxpar.config.spelling import cut, named, quoted
 
 CHAT = "tokenizer_config.json"
 """Name of the file of a template: beside a tokenizer, and in a token folder."""
@@ -61,8 +61,8 @@ def template_beside(folder: Path) -> ChatTemplate | None:
     if templates and DEFAULT not in templates:
         first = next(iter(templates.values()))
         raise UserError(
-            f"{first.words}: chat templates are named {', '.join(templates)}, and none {DEFAULT}; expected "
-            "--chat-template with one of these names"
+            f"{first.words}: chat templates are named {_names(templates)}, and none {DEFAULT}; expected --chat-template "
+            "with one of these names"
         )
     return templates.get(DEFAULT)
 
@@ -90,10 +90,11 @@ def templates_beside(folder: Path) -> dict[str, ChatTemplate]:
 
 def _by_name(source: object, file: Path) -> dict[str, str]:
     """The templates of a file of JSON: a text, or several by name as a mapping or as a list of `name` and `template`."""
-    if isinstance(source, list) and all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in source):
-        source = {one["name"]: one.get("template") for one in source}
+    if isinstance(source, list):
+        entries = [one for one in source if isinstance(one, dict) and isinstance(one.get("name"), str)]
+        source = {one["name"]: one.get("template") for one in entries}
     templates = source if isinstance(source, dict) else {DEFAULT: source}
-    if not templates or not all(isinstance(text, str) for pair in templates.items() for text in pair):
+    if not templates or not all(isinstance(text, str) for text in templates.values()):
         raise UserError(f"{named(file)}: {_SOURCE}: expected a text, or a list of templates with a name each")
     return templates
 
@@ -117,9 +118,13 @@ def chosen_template(choice: str, folder: Path) -> ChatTemplate:
         templates = templates_beside(folder)
         if choice in templates:
             return templates[choice]
-        known = f", one of the tokenizer's ({', '.join(templates)})" if templates else ""
+        known = f", one of the tokenizer's ({_names(templates)})" if templates else ""
         raise UserError(f"{words} does not exist; expected a file with a template of Jinja2{known}, or {CHATML}")
     return ChatTemplate(source, variables, words)
+
+
+def _names(templates: dict[str, ChatTemplate]) -> str:
+    return cut(", ".join(map(repr, templates)))
 
 
 def _variables(config: dict[str, Any]) -> dict[str, str]:

@@ -159,9 +159,9 @@ class HFFolder:
         head, table = stored[family.head], stored[embedding]
         if head.shape != table.shape or len(head.shape) != 2:
             return True
-        rows = max(1, COMPARED // head.shape[1])
-        regions = ((slice(first, first + rows), slice(0, head.shape[1])) for first in range(0, head.shape[0], rows))
-        read = self._files.read
+        (rows, width), read = head.shape, self._files.read
+        step = max(1, COMPARED // max(1, width))
+        regions = ((slice(row, min(row + step, rows)), slice(0, width)) for row in range(0, rows, step))
         return not all(np.array_equal(read(family.head, part), read(embedding, part)) for part in regions)
 
     def _checked(self) -> dict[str, str]:
