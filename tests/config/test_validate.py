@@ -76,7 +76,7 @@ def test_the_defaults_are_valid():
         ),
         (["model.partial_rotary_factor=1.5"], ("model.partial_rotary_factor", "above 0 and at most 1", "1.5")),
         (
-            ["model.latent_attention={rope_dim: 8}", "model.partial_rotary_factor=0.5"],
+            ["model.latent_attention={kv_rank: 8}", "model.partial_rotary_factor=0.5"],
             ("model.partial_rotary_factor:", "model.latent_attention", "rope_dim", "expected 1"),
         ),
         (
