@@ -1,4 +1,4 @@
-"""Rotary embeddings in `config.json`, where two keys may state one thing: as transformers 5.24 reads them, or refused."""
+"""Rotary embeddings of `config.json`, which may state a thing twice: as transformers 5.24 reads them, or refused."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     ),
     "parameters that are not by type": ("gemma3", {"rope_parameters": LINEAR}, ("rope_parameters.", "full_attention")),
     "two bases of local layers": (
-        "gemma3", {"rope_local_base_freq": 7.0}, ("rope_local_base_freq", "7.0", "sliding_attention.rope_theta", "100.0")
+        "gemma3", {"rope_local_base_freq": 7.0}, ("rope_local_base_freq", "7.0", "sliding_attention", "100.0")
     ),
     "two scalings of global layers": (
         "gemma3", {"rope_scaling": LINEAR}, ("rope_scaling", "rope_parameters.full_attention", "differ")

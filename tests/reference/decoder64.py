@@ -71,12 +71,12 @@ def norm_heads(
 
 
 def rotary_frequencies(options: Options) -> np.ndarray:
-    """Radians per position of each pair of the D dims of a head that rotate, [D / 2] (Su et al. 2021, sec. 3.2.2), stretched as asked.
+    """Radians per position of each pair of the D dims of a head that rotate, [D / 2] (Su et al. 2021, sec. 3.2.2).
 
-    `llama3`: a wavelength above original/low is stretched by the whole factor, one below original/high is kept, and
-    between them the frequency is interpolated linearly in original/wavelength. `yarn`: the pair d that turns `beta`
-    times within the original length solves `original * base^(-2 d / D) = 2 pi beta` (Peng et al. 2023, sec. 3.2); pairs
-    before that of the fast one are kept, those behind that of the slow one are stretched.
+    They are stretched as asked. `llama3`: a wavelength above original/low is stretched by the whole factor, one below
+    original/high is kept, and between them the frequency is interpolated linearly in original/wavelength. `yarn`: the
+    pair d that turns `beta` times within the original length solves `original * base^(-2 d / D) = 2 pi beta` (Peng et
+    al. 2023, sec. 3.2); pairs before that of the fast one are kept, those behind that of the slow one are stretched.
     """
     half = int(options["head_dim"] * options["partial_rotary_factor"]) // 2
     plain = [options["rope_base"] ** (-i / half) for i in range(half)]

@@ -61,8 +61,8 @@ def template_beside(folder: Path) -> ChatTemplate | None:
     if templates and DEFAULT not in templates:
         first = next(iter(templates.values()))
         raise UserError(
-            f"{first.words}: chat templates are named {_names(templates)}, and none {DEFAULT}; expected --chat-template "
-            "with one of these names"
+            f"{first.words}: chat templates are named {_names(templates)}, and none {DEFAULT}; expected "
+            "--chat-template with one of these names"
         )
     return templates.get(DEFAULT)
 
@@ -89,7 +89,7 @@ def templates_beside(folder: Path) -> dict[str, ChatTemplate]:
 
 
 def _by_name(source: object, file: Path) -> dict[str, str]:
-    """The templates of a file of JSON: a text, or several by name as a mapping or as a list of `name` and `template`."""
+    """The templates of a file of JSON: a text, or several by name, as a mapping or a list of `name` and `template`."""
     if isinstance(source, list):
         entries = [one for one in source if isinstance(one, dict) and isinstance(one.get("name"), str)]
         source = {one["name"]: one.get("template") for one in entries}

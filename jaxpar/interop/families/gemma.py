@@ -8,11 +8,11 @@ from jaxpar.interop.families.llama import (
     ATTENTION_BIAS,
     EMBEDDING,
     FEED_FORWARD,
+    GROUPED_SIZES,
     HEAD,
     NORM,
     NORM_EPSILON,
     QK_NORMS,
-    SIZES,
 )
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
@@ -38,7 +38,7 @@ def _scalar(scale: float) -> float | int:
 
 
 _ENTRIES = (
-    *SIZES,
+    *GROUPED_SIZES,
     Same("head_dim", "head_dim", default=256),
     Only("hidden_activation", ("gelu_pytorch_tanh",)),
     NORM_EPSILON,

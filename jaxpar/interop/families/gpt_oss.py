@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxpar.interop.families.llama import ATTENTION, EMBEDDING, HEAD, NORM, NORMS, SILU, SIZES, TIED
+from jaxpar.interop.families.llama import ATTENTION, EMBEDDING, GROUPED_SIZES, HEAD, NORM, NORMS, SILU, TIED
 from jaxpar.interop.mapping.expert_keys import UNUSED, RoutedExperts
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
@@ -41,7 +41,7 @@ GPT_OSS = Family(
         "mlp_bias": True,
     },
     entries=(
-        *SIZES,
+        *GROUPED_SIZES,
         Same("head_dim", "head_dim", default=64),
         SILU,
         Same("rms_norm_eps", "norm_epsilon", default=1e-5),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from jaxpar.interop.families.llama import (
     ATTENTION,
     EMBEDDING,
+    GROUPED_SIZES,
     HEAD,
     HEAD_DIM,
     NORM,
     NORMS,
     SILU,
-    SIZES,
     TIED,
 )
 from jaxpar.interop.mapping.expert_keys import UNUSED, RoutedExperts
@@ -38,7 +38,7 @@ MIXTRAL = Family(
         HEAD,
     ),
     model={"norm": "rmsnorm", "activation": "swiglu"},
-    entries=(*SIZES, HEAD_DIM, SILU, Same("rms_norm_eps", "norm_epsilon", default=1e-5), TIED),
+    entries=(*GROUPED_SIZES, HEAD_DIM, SILU, Same("rms_norm_eps", "norm_epsilon", default=1e-5), TIED),
     layer_entries=(
         Rope(base=1000000.0),
         Windows(all_local, typed=False),

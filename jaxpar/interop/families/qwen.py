@@ -8,13 +8,13 @@ from jaxpar.interop.families.llama import (
     EMBEDDING,
     EXPERTS,
     FEED_FORWARD,
+    GROUPED_SIZES,
     HEAD,
     NORM,
     NORM_EPSILON,
     NORMS,
     QK_NORMS,
     SILU,
-    SIZES,
     TENSORS,
     TIED,
 )
@@ -34,7 +34,7 @@ QWEN2 = Family(
     tensors=TENSORS,
     model={"norm": "rmsnorm", "activation": "swiglu", "attention_bias": "qkv"},
     entries=(
-        *SIZES,
+        *GROUPED_SIZES,
         SILU,
         NORM_EPSILON,
         TIED,
@@ -51,7 +51,7 @@ QWEN3 = Family(
     tensors=(EMBEDDING, *ATTENTION, *QK_NORMS, *FEED_FORWARD, *NORMS, NORM, HEAD),
     model={"norm": "rmsnorm", "activation": "swiglu", "qk_norm": True},
     entries=(
-        *SIZES,
+        *GROUPED_SIZES,
         Same("head_dim", "head_dim", default=128),
         SILU,
         NORM_EPSILON,
@@ -69,7 +69,7 @@ QWEN3_MOE = Family(
     tensors=(EMBEDDING, *ATTENTION, *QK_NORMS, *FEED_FORWARD, *EXPERTS, *NORMS, NORM, HEAD),
     model={"norm": "rmsnorm", "activation": "swiglu", "qk_norm": True},
     entries=(
-        *SIZES,
+        *GROUPED_SIZES,
         Same("head_dim", "head_dim", default=None),
         SILU,
         NORM_EPSILON,

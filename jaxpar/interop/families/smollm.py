@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxpar.interop.families.llama import ATTENTION_BIAS, NORM_EPSILON, SILU, SIZES, TENSORS
+from jaxpar.interop.families.llama import ATTENTION_BIAS, GROUPED_SIZES, NORM_EPSILON, SILU, TENSORS
 from jaxpar.interop.mapping.family import Family
 from jaxpar.interop.mapping.keys import Only, Same
 from jaxpar.interop.mapping.layer_keys import NoRope, NoWindows
@@ -16,7 +16,7 @@ SMOLLM3 = Family(
     tensors=TENSORS,
     model={"norm": "rmsnorm", "activation": "swiglu"},
     entries=(
-        *SIZES,
+        *GROUPED_SIZES,
         SILU,
         NORM_EPSILON,
         ATTENTION_BIAS,

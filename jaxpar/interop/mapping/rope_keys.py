@@ -156,9 +156,7 @@ def _check_in_force(given: Given, mappings: Mapping[str, Mapping[str, Any]], usu
             )
 
 
-def _scaling_of(
-    given: Given, mappings: Mapping[str, Mapping[str, Any]], scalings: tuple[str, ...]
-) -> dict[str, Any]:
+def _scaling_of(given: Given, mappings: Mapping[str, Mapping[str, Any]], scalings: tuple[str, ...]) -> dict[str, Any]:
     """Our keys of the scaling that mappings state, that of the first if the others have none."""
     read = {key: _scaled(given, key, mapping, scalings) for key, mapping in mappings.items()}
     if not read:
