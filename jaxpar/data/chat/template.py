@@ -94,9 +94,10 @@ def _by_name(source: object, file: Path) -> dict[str, str]:
         entries = [one for one in source if isinstance(one, dict) and isinstance(one.get("name"), str)]
         source = {one["name"]: one.get("template") for one in entries}
     templates = source if isinstance(source, dict) else {DEFAULT: source}
-    if not templates or not all(isinstance(text, str) for text in templates.values()):
+    texts = {name: text for name, text in templates.items() if isinstance(text, str)}
+    if not texts or len(texts) < len(templates):
         raise UserError(f"{named(file)}: {_SOURCE}: expected a text, or a list of templates with a name each")
-    return templates
+    return texts
 
 
 def chosen_template(choice: str, folder: Path) -> ChatTemplate:

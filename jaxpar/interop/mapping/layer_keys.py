@@ -90,9 +90,7 @@ class Windows:
         default = all_global if window is None else self.default
         types = layer_types(given, layers, default)
         if (window is None or not self.typed) and types != default(given, layers):
-            raise given.refusal(
-                "layer_types", types, f"{default(given, layers)[0]} alone, by other keys"
-            )
+            raise given.refusal("layer_types", types, f"{default(given, layers)[0]} alone, by other keys")
         return [{"window": window if one == LOCAL else None} for one in types]
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:

@@ -61,19 +61,10 @@ class Rope:
     keys: tuple[str, ...] = ("rope_theta", "rope_scaling", "rope_parameters", _PARTIAL)
 
     def read(self, given: Given, layers: int) -> list[dict[str, Any]]:
-        stated = {key: _mapping(given, key, given.get(key)) for key in ("rope_scaling", "rope_parameters")}
-        # An empty `rope_scaling` states nothing; empty `rope_parameters` state that there is no scaling.
-        mappings = {key: value for key, value in stated.items() if value or (key == "rope_parameters" and value == {})}
-        theta = _agreed(given, ["rope_theta"], "rope_theta", mappings)
-        partial = _agreed(given, [_PARTIAL], _PARTIAL, mappings)
+        mappings = _stated(given, {key: given.get(key) for key in ("rope_scaling", "rope_parameters")})
         _check_in_force(given, mappings, {"rope_theta": self.base, _PARTIAL: 1.0})
-        scaling = _scaling_of(given, mappings or {"rope_scaling": dict(self.absent)}, self.scalings)
-        found = {"rope_base": given.in_range(*theta, "rope_base") if theta else self.base, **scaling}
-        if self.partial:
-            found[_PARTIAL] = given.in_range(*partial, _PARTIAL) if partial else 1.0
-        elif partial and partial[1] not in (1, 1.0):
-            raise given.refusal(*partial, "1: all of each head rotates")
-        return [found] * layers
+        mappings = mappings or {"rope_scaling": self.absent}
+        return [_rotary(given, "rope_theta", mappings, self.base, self.scalings, self.partial)] * layers
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
         model = next((model for model in models if model.position == "rope"), models[0])
@@ -95,27 +86,16 @@ class RopeByType:
     keys: tuple[str, ...] = ("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq")
 
     def read(self, given: Given, layers: int) -> list[dict[str, Any]]:
-        by_type = _mapping(given, "rope_parameters", given.get("rope_parameters")) or {}
+        by_type = _stated(given, {"rope_parameters": given.get("rope_parameters")}).get("rope_parameters", {})
         for name in by_type.keys() - {LOCAL, GLOBAL}:
             raise given.refusal(f"rope_parameters.{name}", by_type[name], f"mappings named {GLOBAL} and {LOCAL} alone")
-        scaling = {"rope_scaling": _mapping(given, "rope_scaling", given.get("rope_scaling"))}
-        of_type = {
-            name: {f"rope_parameters.{name}": _mapping(given, f"rope_parameters.{name}", by_type.get(name))}
-            for name in (LOCAL, GLOBAL)
+        whole, local = (f"rope_parameters.{name}" for name in (GLOBAL, LOCAL))
+        of_global = _stated(given, {"rope_scaling": given.get("rope_scaling"), whole: by_type.get(GLOBAL)})
+        of_local = _stated(given, {local: by_type.get(LOCAL)})
+        rotary = {
+            GLOBAL: _rotary(given, "rope_theta", of_global, self.base),
+            LOCAL: _rotary(given, "rope_local_base_freq", of_local, self.local_base),
         }
-        bases = {LOCAL: ("rope_local_base_freq", self.local_base), GLOBAL: ("rope_theta", self.base)}
-        rotary = {}
-        for name, (key, base) in bases.items():
-            mappings = {**(scaling if name == GLOBAL else {}), **of_type[name]}
-            mappings = {place: value for place, value in mappings.items() if value}
-            theta = _agreed(given, [key], "rope_theta", mappings)
-            partial = _agreed(given, [], _PARTIAL, mappings)
-            if partial and partial[1] not in (1, 1.0):
-                raise given.refusal(*partial, "1: all of each head rotates")
-            rotary[name] = {
-                "rope_base": given.in_range(*theta, "rope_base") if theta else base,
-                **_scaling_of(given, mappings, tuple(SCALINGS)),
-            }
         return [rotary[one] for one in layer_types(given, layers, self.types)]
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
@@ -126,19 +106,44 @@ class RopeByType:
         return written | {"rope_local_base_freq": of_type[LOCAL].rope_base}
 
 
-def _mapping(given: Given, key: str, value: object) -> dict[str, Any] | None:
-    """The value of a key that has a mapping, or is null."""
-    if value is not None and not isinstance(value, dict):
-        raise given.refusal(key, value, "a mapping")
-    return value
+def _stated(given: Given, values: Mapping[str, object]) -> dict[str, Mapping[str, Any]]:
+    """The mappings among values of keys. `rope_scaling` states nothing where it is empty, and others no scaling.
+
+    Raises:
+        UserError: a value is neither a mapping nor null.
+    """
+    stated: dict[str, Mapping[str, Any]] = {}
+    for key, value in values.items():
+        if value is not None and not isinstance(value, dict):
+            raise given.refusal(key, value, "a mapping")
+        if value or (value is not None and key != "rope_scaling"):
+            stated[key] = value
+    return stated
 
 
-def _agreed(
-    given: Given, keys: Sequence[str], name: str, mappings: Mapping[str, Mapping[str, Any]]
-) -> tuple[str, Any] | None:
-    """A key and the value that it and all others state: `keys`, and `name` in each mapping; None where none does."""
-    stated = {key: given.get(key) for key in keys}
-    stated |= {f"{place}.{name}": mapping.get(name) for place, mapping in mappings.items()}
+def _rotary(
+    given: Given,
+    theta: str,
+    mappings: Mapping[str, Mapping[str, Any]],
+    base: float,
+    scalings: tuple[str, ...] = tuple(SCALINGS),
+    partial: bool = False,
+) -> dict[str, Any]:
+    """Our keys of layers, from the key of their base and the mappings that state something about them."""
+    stated_base = _agreed(given, theta, "rope_theta", mappings)
+    share = _agreed(given, _PARTIAL, _PARTIAL, mappings)
+    ours = {"rope_base": given.in_range(*stated_base, "rope_base") if stated_base else base}
+    ours |= _scaling_of(given, mappings, scalings)
+    if partial:
+        ours[_PARTIAL] = given.in_range(*share, _PARTIAL) if share else 1.0
+    elif share and share[1] not in (1, 1.0):
+        raise given.refusal(*share, "1: all of each head rotates")
+    return ours
+
+
+def _agreed(given: Given, key: str, name: str, mappings: Mapping[str, Mapping[str, Any]]) -> tuple[str, Any] | None:
+    """A key and the value that it and all others state: `key`, and `name` in each mapping; None where none does."""
+    stated = {key: given.get(key), **{f"{place}.{name}": mapping.get(name) for place, mapping in mappings.items()}}
     return given.agreed_of(stated)
 
 
