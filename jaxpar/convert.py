@@ -98,7 +98,7 @@ def _into_jaxpar(options: argparse.Namespace) -> None:
         return
     with new_folder(options.out) as folder:
         write_checkpoint(source, folder, print)
-    print(f"{named(options.out)}: {what}{f'; {source.unread}' if source.unread else ''}")
+    print("; ".join([f"{named(options.out)}: {what}", *source.remarks]))
 
 
 def _into_hf(options: argparse.Namespace) -> None:

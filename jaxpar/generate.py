@@ -59,7 +59,11 @@ def _parser() -> Parser:
     what.add_argument("--prompts", metavar="FILE", type=Path, help="JSON lines, each a text or an object with `prompt`")
     what.add_argument("--chat", action="store_true", help="answer the lines of standard input, in one conversation")
     what.add_argument("--system", metavar="TEXT", help="with --chat: the system's message, before all others")
-    what.add_argument("--chat-template", metavar="FILE|chatml", help="with --chat: in place of the tokenizer's")
+    what.add_argument(
+        "--chat-template",
+        metavar="FILE|NAME|chatml",
+        help="with --chat: in place of the tokenizer's; or one of its templates, by name",
+    )
     how = parser.add_argument_group("how")
     how.add_argument("--tokens", metavar="N", type=int, default=128, help="most new tokens of each (default: 128)")
     how.add_argument("--stop", metavar="TEXT", action="append", default=[], help="ends a text before it")

@@ -57,8 +57,9 @@ def _parser() -> Parser:
     )
     how.add_argument(
         "--chat-template",
-        metavar="FILE|chatml",
-        help="for --format chat and preference (default: the template beside the tokenizer)",
+        metavar="FILE|NAME|chatml",
+        help="for --format chat and preference: a file, or one of the tokenizer's templates by name (default: the one "
+        "beside the tokenizer)",
     )
     how.add_argument(
         "--heldout-fraction", metavar="SHARE", type=float, default=0.005,

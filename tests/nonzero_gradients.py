@@ -25,7 +25,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"qk_norm": True, "rope_base": 1e6, "head_dim": 8},
     "mistral": {"window": 11, "activation": "relu2", "logit_softcap": 5.0, "attention_softcap": 3.0},
-    "qwen2": {"attention_bias": "qkv", "rope_base": 1e6},
+    "qwen2": {"attention_bias": "qkv", "rope_base": 1e6, "partial_rotary_factor": 0.5},
     "olmo2": {"norm_placement": "post", "qk_norm": "projection"},
     "gemma": {
         "norm": "zero_centered_rmsnorm",

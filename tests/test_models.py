@@ -13,7 +13,7 @@ from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.layers.checks import validate
 from jaxpar.models import main
 from tests.goldens.loading import FOLDER, NAMES
-from tests.interop.folders import copy_of
+from tests.interop.folders import copy_of, rewrite, tensors
 from tests.sentences import refused_by_command
 
 
@@ -37,6 +37,14 @@ def test_what_it_prints_is_a_configuration_for_the_model(name: str, capfd: pytes
 def test_the_key_that_is_not_supported_is_named(capfd: pytest.CaptureFixture[str], tmp_path: Path):
     folder = copy_of("phi3", tmp_path / "model", rope_parameters={"rope_type": "longrope"})
     refused_by_command(main([str(folder)]), *capfd.readouterr(), "config.json", "rope_parameters.rope_type", "longrope")
+
+
+def test_a_head_that_differs_from_the_embedding_is_told(capfd: pytest.CaptureFixture[str], tmp_path: Path):
+    folder = copy_of("qwen3", tmp_path / "model")
+    rewrite(folder, {"lm_head.weight": tensors(folder)["model.embed_tokens.weight"] * 2})
+    assert main([str(folder)]) == 0
+    printed = capfd.readouterr().out
+    assert "tied: true" not in printed and "lm_head.weight differs from the embedding" in printed
 
 
 def test_the_weights_are_not_needed(capfd: pytest.CaptureFixture[str], tmp_path: Path):

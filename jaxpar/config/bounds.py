@@ -92,6 +92,7 @@ BOUNDS: dict[str, Bound] = {
     "model.norm_epsilon": _POSITIVE,
     "model.max_positions": _at_least(1),
     "model.rope_base": _POSITIVE,
+    "model.partial_rotary_factor": Bound("above 0 and at most 1", lambda value: 0 < value <= 1, UNLIMITED),
     "model.rope_factor": _POSITIVE,
     "model.rope_original_length": _at_least(1),
     "model.rope_low_frequency": _POSITIVE,

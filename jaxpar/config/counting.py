@@ -28,7 +28,9 @@ def value_dim(model: ModelConfig) -> int:
 
 def rotary_dim(model: ModelConfig) -> int:
     """Width of the part of a query and of a key that rotary embeddings rotate."""
-    return head_dim(model) if model.latent_attention is None else model.latent_attention.rope_dim
+    if model.latent_attention is not None:
+        return model.latent_attention.rope_dim
+    return int(head_dim(model) * model.partial_rotary_factor)
 
 
 def attention_scale(model: ModelConfig) -> float:

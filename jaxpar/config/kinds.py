@@ -15,9 +15,9 @@ from jaxpar.config.schema.model import ModelConfig, Pattern
 from jaxpar.config.spelling import cut, did_you_mean, quoted
 
 OWN = (
-    "norm_placement", "position", "rope_base", "rope_scaling", "rope_factor", "rope_original_length",
-    "rope_low_frequency", "rope_high_frequency", "rope_beta_fast", "rope_beta_slow", "rope_truncate",
-    "rope_attention_factor", "rope_mscale", "rope_mscale_all_dim", "qk_norm", "attention_bias",
+    "norm_placement", "position", "rope_base", "partial_rotary_factor", "rope_scaling", "rope_factor",
+    "rope_original_length", "rope_low_frequency", "rope_high_frequency", "rope_beta_fast", "rope_beta_slow",
+    "rope_truncate", "rope_attention_factor", "rope_mscale", "rope_mscale_all_dim", "qk_norm", "attention_bias",
     "attention_scale", "attention_softcap", "latent_attention", "window", "activation", "mlp", "mlp_bias", "experts",
 )  # fmt: skip
 """Keys of `model` that a kind may set."""

@@ -11,13 +11,13 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.config.spelling import did_you_mean, quoted
+from jaxpar.config.spelling import quoted
 from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.mapping.expert_keys import SAME
 from jaxpar.interop.mapping.family import Family, tensors_of
 from jaxpar.interop.mapping.keys import Given
-from jaxpar.interop.mapping.layer_keys import OPTIONAL, SCALINGS
 from jaxpar.interop.mapping.layer_packing import layer_models, packed
+from jaxpar.interop.mapping.rope_keys import OPTIONAL, SCALINGS
 
 UNUSED = (
     "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path",
@@ -62,16 +62,22 @@ def family_of(given: Given) -> Family:
     """
     model_type, known = given.get("model_type"), {family.model_type: family for family in FAMILIES.values()}
     if not isinstance(model_type, str) or model_type not in known:
-        near = did_you_mean(model_type, known) if isinstance(model_type, str) else ""
+        # A type with a similar name is another architecture, and no slip: transformers writes this key.
+        alike = [one for one in known if _letters(one) == _letters(str(model_type))]
         raise UserError(
             f"{given.file}: model_type is {quoted(model_type, 80)}, which is not supported"
-            f"{near or f'; expected one of {", ".join(known)}'}"
+            f"; {f'did you mean {alike[0]}?' if alike else f'expected one of {", ".join(known)}'}"
         )
     family = known[model_type]
     classes = given.get("architectures") or [family.architecture]
     if not isinstance(classes, list) or family.architecture not in classes:
         raise given.refusal("architectures", classes, family.architecture)
     return family
+
+
+def _letters(name: str) -> str:
+    """A name without its separators, in lower case."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def model_of(given: Given) -> tuple[Family, ModelConfig]:
@@ -242,9 +248,9 @@ def _function(model: ModelConfig) -> dict[str, Any]:
         values["max_positions"] = None
     if model.experts is not None:
         values["experts"], values["mlp"] = _experts(model, model.experts), None
-    rope = {key for key in values if key.startswith("rope_")}
+    rope = {"partial_rotary_factor", *(key for key in values if key.startswith("rope_"))}
     pairs = (*SCALINGS.get(model.rope_scaling, ()), *OPTIONAL.get(model.rope_scaling, ()))
-    used = {"rope_base", "rope_scaling", *(ours for _, ours in pairs)}
+    used = {"rope_base", "rope_scaling", "partial_rotary_factor", *(ours for _, ours in pairs)}
     for key in rope - (used if model.position == "rope" else set()):
         values[key] = None
     return values

@@ -12,14 +12,14 @@ from jaxpar.config.counting import yarn_magnitude
 from jaxpar.config.schema import ModelConfig
 
 
-def frequencies(model: ModelConfig, head_dim: int) -> np.ndarray:
-    """Rotation per position of each pair of dims, [head_dim / 2], float64.
+def frequencies(model: ModelConfig, rotary_dim: int) -> np.ndarray:
+    """Rotation per position of each pair of dims that rotate, [rotary_dim / 2], float64.
 
     `linear` divides every frequency by the factor (arXiv:2306.15595). `llama3` divides those whose wavelength is longer
     than `rope_original_length / rope_low_frequency`, keeps those shorter than `... / rope_high_frequency`, and
     interpolates between (Llama 3.1, as published with its weights). `yarn`: see `_yarn`.
     """
-    base = model.rope_base ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    base = model.rope_base ** -(np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
     if model.rope_scaling == "linear":
         return base / model.rope_factor
     if model.rope_scaling == "llama3":
@@ -73,7 +73,10 @@ def rotate(
     cos: Float[Array, "batch seq half"],
     sin: Float[Array, "batch seq half"],
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Rotate dims (i, i + head_dim / 2) of each head by the position's i-th angle, in float32."""
+    """Rotate dims (i, i + half) of each head by the position's i-th angle, in float32; dims from 2 half on stay."""
+    half = cos.shape[-1]
+    if 2 * half < x.shape[-1]:
+        return jnp.concatenate([rotate(x[..., : 2 * half], cos, sin), x[..., 2 * half :]], axis=-1)
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[:, :, None, :], sin[:, :, None, :]
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)

@@ -144,6 +144,13 @@ CASES: dict[str, tuple[str, dict]] = {
             "eos_token_id": 0,
         },
     ),
+    "phi4_mini": (
+        "Phi3",
+        SMALL | {
+            "rope_parameters": rope(1e3, partial_rotary_factor=0.75), "tie_word_embeddings": True, "pad_token_id": None,
+            "bos_token_id": 0, "eos_token_id": 0,
+        },
+    ),
     "gemma2": (
         "Gemma2",
         GEMMA | {

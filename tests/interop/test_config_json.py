@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config, UserError
-from jaxpar.config.kinds import layer_kinds
+from jaxpar.config.kinds import kind_models, layer_kinds
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema.model import ModelConfig, Pattern
 from jaxpar.interop.config_json import config_of, differences, family_for, model_of
@@ -164,8 +164,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def golden(name: str, **changed: Any) -> Given:
-    """The `config.json` of a golden, with some keys changed."""
-    return Given("config.json", json.loads((FOLDER / name / "config.json").read_text()) | changed)
+    """The `config.json` of a golden, with some keys changed; `...` removes a key."""
+    values = json.loads((FOLDER / name / "config.json").read_text()) | changed
+    return Given("config.json", {key: value for key, value in values.items() if value is not ...})
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -234,7 +235,7 @@ REFUSED = {
     ),
     "long rope": ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, ("rope_parameters.rope_type", "longrope")),
     "a part of each head": (
-        "phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
+        "llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
         ("partial_rotary_factor", "0.75"),
     ),
     "a type of layers": (
@@ -254,6 +255,31 @@ REFUSED = {
         "gpt_oss", {"quantization_config": {"quant_method": "gptq"}}, ("quant_method", "gptq", "mxfp4")
     ),
     "another activation": ("gpt_oss", {"swiglu_limit": 10.0}, ("swiglu_limit", "10.0", "7.0")),
+    "two numbers of experts": ("mixtral", {"num_experts": 8}, ("num_local_experts", "6", "num_experts", "8")),
+    "two numbers of experts of DeepSeek": ("deepseek_v3", {"num_local_experts": 4}, ("n_routed_experts", "8", "4")),
+    "two numbers of a token's experts": (
+        "gpt_oss", {"experts_per_token": 3}, ("num_experts_per_tok", "2", "experts_per_token", "3")
+    ),
+    "two numbers of positions": (
+        "gpt2", {"max_position_embeddings": 128}, ("n_positions", "64", "max_position_embeddings", "128")
+    ),
+    "types of layers that the window contradicts": (
+        "mistral", {"layer_types": ["full_attention"] * 2}, ("layer_types", "sliding_attention")
+    ),
+    "types of layers with a window that is off": (
+        "qwen2", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}, ("layer_types", "full_attention")
+    ),
+    "types of layers of a family without windows": (
+        "smollm3", {"layer_types": ["sliding_attention"] * 5, "sliding_window": 8}, ("layer_types", "full_attention")
+    ),
+    "a switch that is text": ("qwen2", {"use_sliding_window": "false"}, ("use_sliding_window", "false")),
+    "a pattern that transformers writes and does not read": (
+        "gemma3", {"layer_types": None, "_sliding_window_pattern": 3}, ("_sliding_window_pattern", "3", "6")
+    ),
+    "groups that DeepSeek's code and transformers take to be others": (
+        "deepseek_v3", {"n_group": ...}, ("n_group", "missing")
+    ),
+    "no vocabulary": ("llama", {"vocab_size": None}, ("vocab_size", "null")),
     "a key that nobody knows": ("qwen3", {"quantization_config": {"bits": 4}}, ("quantization_config", "qwen3")),
 }  # fmt: skip
 
@@ -305,6 +331,33 @@ def test_the_pattern_of_thousands_of_layers_in_no_order_is_found_at_once():
     pattern = pattern_of(kinds)
     rest = len(kinds) - len(pattern.prefix) - len(pattern.suffix)
     assert [*pattern.prefix, *pattern.unit * (rest // len(pattern.unit)), *pattern.suffix] == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "ours", "wanted"),
+    [
+        ("mixtral", "rms_norm_eps", "norm_epsilon", 1e-5), ("qwen3", "rms_norm_eps", "norm_epsilon", 1e-6),
+        ("gpt_oss", "sliding_window", "window", 128), ("smollm3", "tie_word_embeddings", "tied", True),
+        ("phi3", "tie_word_embeddings", "tied", False), ("mixtral", "rope_parameters", "rope_base", 1e6),
+    ],
+)  # fmt: skip
+def test_what_is_absent_is_what_transformers_takes(name: str, key: str, ours: str, wanted: object):
+    """The defaults of the families' configurations in transformers 5.24."""
+    models = kind_models(model_of(golden(name, **{key: ...}))[1]).values()
+    assert wanted in [getattr(model, ours) for model in models]
+
+
+@pytest.mark.parametrize(("model_type", "near"), [("gpt-oss", "gpt_oss"), ("Llama", "llama")])
+def test_a_type_that_is_spelled_otherwise_is_named(model_type: str, near: str):
+    with refused("model_type", model_type, f"did you mean {near}?"):
+        model_of(golden("llama", model_type=model_type))
+
+
+@pytest.mark.parametrize("model_type", ["lfm2", "olmo", "qwen2_moe", "gemma3", "mistral3", "llama4_text", None, 3])
+def test_another_architecture_with_a_name_alike_is_not_suggested(model_type: object):
+    with refused("model_type", str(model_type), "expected one of llama") as caught:
+        model_of(golden("llama", model_type=model_type))
+    assert "did you mean" not in str(caught.value)
 
 
 def test_what_no_family_can_hold_is_refused():

@@ -78,7 +78,7 @@ def test_an_export_has_the_same_values_in_bfloat16_and_is_bit_exact_from_there(
 ):
     leaves = quantized(tmp_path / "float8")
     source = HFFolder(tmp_path / "float8")
-    assert source.unread == "without layer 3, for the prediction of further tokens"
+    assert source.remarks == ["without layer 3, for the prediction of further tokens"]
     export = plan_export(source)
     check_export(export)
     export.write(_made(tmp_path / "bfloat16"), shard_bytes=10**9)

@@ -11,6 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from jaxpar.config import UserError
+from jaxpar.interop.conversion.export import plan_export
+from jaxpar.interop.conversion.round_trip import check_import
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import open_source
 from jaxpar.interop.sources.tensor_files import DIGEST_ROWS, TensorFiles
@@ -149,7 +151,7 @@ def test_the_digest_is_of_each_row_of_a_small_matrix_and_of_each_element_of_a_ve
 
 def test_a_head_that_repeats_the_embedding_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = copy_of("qwen2", tmp_path / "model")
-    rewrite(folder, {"lm_head.weight": np.zeros((61, 32), np.float32)})
+    rewrite(folder, {"lm_head.weight": tensors(folder)["model.embed_tokens.weight"]})
     source, read = HFFolder(folder), []
     original = TensorFiles.read
     monkeypatch.setattr(
@@ -158,6 +160,31 @@ def test_a_head_that_repeats_the_embedding_is_not_read(tmp_path: Path, monkeypat
     for tensor in source.tensors:
         source.tensor(tensor)
     assert "model.embed_tokens.weight" in read and "lm_head.weight" not in read
+
+
+@pytest.mark.parametrize(
+    ("name", "embedding"), [("qwen3", "model.embed_tokens.weight"), ("gpt2", "transformer.wte.weight")]
+)
+def test_a_head_that_differs_from_the_embedding_is_not_tied(name: str, embedding: str, tmp_path: Path):
+    """transformers 5.24 does not tie the two then, whatever `tie_word_embeddings` states."""
+    folder = copy_of(name, tmp_path / "model", tie_word_embeddings=True)
+    head = tensors(folder)[embedding] * 2
+    head[:-1] /= 2  # the last row alone differs
+    source = HFFolder(rewrite(folder, {"lm_head.weight": head}))
+    assert source.model.tied is False and "lm_head.weight" in source.description
+    export = plan_export(source)
+    assert export.config["tie_word_embeddings"] is False
+    check_import(source, export)
+    (written,) = (one for one in export.tensors if one.name == "lm_head.weight")
+    np.testing.assert_array_equal(export.values(written), head)
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "config.json"])
+def test_a_pointer_of_git_lfs_is_called_that(llama: Path, name: str):
+    in_shards(llama)
+    (llama / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 4976698672\n")
+    with refused(name, "Git LFS pointer", "git lfs pull"):
+        HFFolder(llama)
 
 
 def test_gpt2_as_it_was_released(tmp_path: Path):

@@ -11,7 +11,7 @@ import pytest
 
 from jaxpar.config import DataConfig
 from jaxpar.convert import main
-from jaxpar.data.chat.template import template_beside
+from jaxpar.data.chat.template import template_beside, templates_beside
 from jaxpar.interop.conversion.converted import write_weights
 from jaxpar.interop.sources.hf_folder import HFFolder
 from tests.data.chat_files import MARKED, TOKENIZER, prepared_chat, turns
@@ -63,6 +63,15 @@ def test_the_template_of_the_conversations_goes_with_the_models_own_tokenizer(tm
         found = template_beside(out)
         assert found is not None
         assert found.source == MARKED if template else not (out / "chat_template.jinja").exists()
+
+
+def test_further_templates_of_the_models_tokenizer_go_with_an_export(tmp_path: Path):
+    base = model_with_tokenizer(tmp_path / "base")
+    (base / "additional_chat_templates").mkdir()
+    (base / "additional_chat_templates" / "rag.jinja").write_text("r")
+    assert main(["hf-to-jaxpar", str(base), str(tmp_path / "converted")]) == 0
+    assert main(["jaxpar-to-hf", str(tmp_path / "converted"), str(tmp_path / "out")]) == 0
+    assert templates_beside(tmp_path / "out")["rag"].source == "r"
 
 
 def test_another_tokenizer_that_the_run_was_trained_with_is_the_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config import ModelConfig
+from jaxpar.config.counting import rotary_dim
 from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables, rotate
 
 LLAMA3 = ModelConfig(
@@ -93,6 +94,17 @@ def test_a_rotation_turns_the_pairs_i_and_i_plus_half():
     angle = np.array(positions)[:, None] * 100.0 ** -(np.arange(4) / 4)
     turned = (x[:, :4] + 1j * x[:, 4:]) * np.exp(1j * angle)
     np.testing.assert_allclose(found, np.concatenate([turned.real, turned.imag], axis=1), rtol=1e-4, atol=1e-4)
+
+
+def test_of_a_part_of_each_head_the_first_dims_rotate_and_the_others_stay():
+    """As Phi-3 in transformers: the angles are those of a head as wide as the part."""
+    x = np.random.default_rng(2).standard_normal((3, 8)).astype(np.float32)
+    model = ModelConfig(rope_base=100.0, head_dim=8, partial_rotary_factor=0.75)
+    assert rotary_dim(model) == 6
+    cos, sin = rotary_tables(jnp.asarray([[0, 7, 1000]]), frequencies(model, rotary_dim(model)))
+    found = np.asarray(rotate(jnp.asarray(x)[None, :, None], cos, sin)[0, :, 0])
+    np.testing.assert_array_equal(found[:, 6:], x[:, 6:])
+    np.testing.assert_array_equal(found[:, :6], rotated(x[:, :6], [0, 7, 1000]))
 
 
 def test_scores_depend_on_the_distance_alone():

@@ -71,14 +71,14 @@ def norm_heads(
 
 
 def rotary_frequencies(options: Options) -> np.ndarray:
-    """Radians per position of each pair of a head, [D / 2] (Su et al. 2021, sec. 3.2.2), stretched as asked.
+    """Radians per position of each pair of the D dims of a head that rotate, [D / 2] (Su et al. 2021, sec. 3.2.2).
 
-    `llama3`: a wavelength above original/low is stretched by the whole factor, one below original/high is kept, and
-    between them the frequency is interpolated linearly in original/wavelength. `yarn`: the pair d that turns `beta`
-    times within the original length solves `original * base^(-2 d / D) = 2 pi beta` (Peng et al. 2023, sec. 3.2); pairs
-    before that of the fast one are kept, those behind that of the slow one are stretched.
+    They are stretched as asked. `llama3`: a wavelength above original/low is stretched by the whole factor, one below
+    original/high is kept, and between them the frequency is interpolated linearly in original/wavelength. `yarn`: the
+    pair d that turns `beta` times within the original length solves `original * base^(-2 d / D) = 2 pi beta` (Peng et
+    al. 2023, sec. 3.2); pairs before that of the fast one are kept, those behind that of the slow one are stretched.
     """
-    half = options["head_dim"] // 2
+    half = int(options["head_dim"] * options["partial_rotary_factor"]) // 2
     plain = [options["rope_base"] ** (-i / half) for i in range(half)]
     if options["rope_scaling"] == "linear":
         return np.array([frequency / options["rope_factor"] for frequency in plain])
@@ -105,14 +105,16 @@ def rotary_frequencies(options: Options) -> np.ndarray:
 def rotate(
     x: Float64[Array, "batch seq heads width"], positions: Int[Array, "batch seq"], options: Options
 ) -> Float64[Array, "batch seq heads width"]:
-    """Rotary embedding of the pairs (i, i + D/2), Llama's split-half form."""
+    """Rotary embedding of the pairs (i, i + D/2) of the first D dims, Llama's split-half form; the others stay."""
     angle = positions[:, :, None, None] * jnp.asarray(rotary_frequencies(options))
+    x, still = jnp.split(x, [2 * angle.shape[-1]], axis=-1)
     if options["rope_scaling"] == "yarn":
         enlarged = options["rope_attention_factor"]
         x = x * (0.1 * math.log(options["rope_factor"]) + 1 if enlarged is None else enlarged)
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate(
-        [first * jnp.cos(angle) - second * jnp.sin(angle), second * jnp.cos(angle) + first * jnp.sin(angle)], axis=-1
+        [first * jnp.cos(angle) - second * jnp.sin(angle), second * jnp.cos(angle) + first * jnp.sin(angle), still],
+        axis=-1,
     )
 
 

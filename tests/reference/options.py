@@ -15,6 +15,7 @@ DEFAULTS: Options = {
     "norm_epsilon": 1e-5,
     "position": "rope",
     "rope_base": 10000.0,
+    "partial_rotary_factor": 1.0,
     "rope_scaling": "none",
     "rope_factor": 8.0,
     "rope_original_length": 8192,

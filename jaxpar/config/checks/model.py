@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from jaxpar.config.bounds import BOUNDS, COUNT, spell_limit
 from jaxpar.config.checks.sizes import divides, key_of
-from jaxpar.config.counting import head_dim, kv_heads, padded_vocab
+from jaxpar.config.counting import head_dim, kv_heads, padded_vocab, rotary_dim
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import check_kinds, kind_models
-from jaxpar.config.schema import Config
+from jaxpar.config.schema import Config, ModelConfig
 
 
 def check_model(config: Config) -> None:
@@ -22,8 +22,8 @@ def check_model(config: Config) -> None:
     if model.head_dim is None and own_width:
         divides("model.embed", model.embed, "model.heads", model.heads, "; or set model.head_dim")
     for kind, own in kind_models(model).items():
-        if own.position == "rope" and own.latent_attention is None and head_dim(own) % 2:
-            raise UserError(f"model.head_dim: rotary embeddings need an even width, got {head_dim(own)}")
+        if own.position == "rope" and own.latent_attention is None:
+            _check_rotary_width(kind, own)
         if "learned" in (own.position, model.position) and own.position != model.position:
             raise UserError(
                 f"{key_of(kind, 'position')}: {own.position}, and model.position is {model.position}; learned "
@@ -56,6 +56,16 @@ def check_overrides(config: Config) -> None:
             refusal = bound.refusal(value) if bound is not None and isinstance(value, int | float) else None
             if refusal is not None:
                 raise UserError(f"model.kinds.{kind}.{key}: {refusal}, got {value}")
+
+
+def _check_rotary_width(kind: str, model: ModelConfig) -> None:
+    if model.partial_rotary_factor == 1 and head_dim(model) % 2:
+        raise UserError(f"model.head_dim: rotary embeddings need an even width, got {head_dim(model)}")
+    if (width := rotary_dim(model)) % 2 or not width:
+        raise UserError(
+            f"{key_of(kind, 'partial_rotary_factor')}: {model.partial_rotary_factor} of {head_dim(model)} dims "
+            f"(model.head_dim) is {width}; rotary embeddings need an even number, at least 2"
+        )
 
 
 def check_table(config: Config) -> None:

@@ -20,6 +20,7 @@ ALIASES: dict[str, str] = {
     "model.head_dim": "kv_channels d_head head_size",
     "model.tied": "tie_word_embeddings tie_embeddings tie_weights logits_via_embedding enable_weight_tying",
     "model.rope_base": "rope_theta rotary_base rope_max_timescale rope_local_base_freq local_rope_max_timescale",
+    "model.partial_rotary_factor": "rotary_percent rotary_pct rotary_emb_fraction",
     "model.rope_scaling": "rope_type rope_scaling_type",
     "model.rope_factor": "rope_scaling_factor scaling_factor",
     "model.rope_original_length": "original_max_position_embeddings",

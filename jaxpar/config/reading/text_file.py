@@ -14,6 +14,10 @@ LONGEST = 2**20
 LONGEST_WRITTEN = 2**28
 """Limit in bytes for a file that a program writes and reads whole: a plan, a tokenizer, an index."""
 
+LONGEST_POINTER = 1024
+"""Limit in bytes for the pointer that Git LFS leaves in place of a file."""
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
 _KINDS = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFCHR: "a device",
@@ -38,11 +42,29 @@ def check_regular(path: str | Path, label: str | None = None) -> None:
         raise UserError(f"{named(path) if label is None else label}: {kind}, expected a regular file")
 
 
+def check_pointer(beginning: bytes, path: str | Path, label: str | None = None) -> None:
+    """Refuse what Git LFS leaves in place of a file that was not fetched.
+
+    Args:
+        beginning: the first bytes of the file.
+        path: the file.
+        label: its name in messages; by default the path.
+
+    Raises:
+        UserError: see above.
+    """
+    if beginning.startswith(_POINTER):
+        raise UserError(
+            f"{named(path) if label is None else label}: a Git LFS pointer in place of the file; expected the file, "
+            "which `git lfs pull` fetches"
+        )
+
+
 def read_file(path: str | Path, limit: int | None = LONGEST_WRITTEN, label: str | None = None) -> bytes:
     """The contents of a regular file of at most `limit` bytes (None: of any size).
 
     Raises:
-        UserError: it is a pipe, a device or a socket, or larger.
+        UserError: it is a pipe, a device, a socket or a Git LFS pointer, or larger.
         OSError: it cannot be read.
     """
     check_regular(path, label)
@@ -54,6 +76,7 @@ def read_file(path: str | Path, limit: int | None = LONGEST_WRITTEN, label: str 
         raise UserError(
             f"{named(path) if label is None else label}: more than {limit} bytes, which no file of its kind has"
         )
+    check_pointer(content, path, label)
     return content
 
 
@@ -63,7 +86,7 @@ def read_text_file(
     """The same as text, with line ends as `\\n`.
 
     Raises:
-        UserError: it is a pipe, a device or a socket, or larger.
+        UserError: as `read_file`.
         OSError: it cannot be read.
         UnicodeDecodeError: it is not in that encoding.
     """

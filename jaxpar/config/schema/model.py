@@ -65,6 +65,8 @@ class ModelConfig:
     """Rows of the learned position table; rotary embeddings do not use it."""
     rope_base: float = 10000.0
     """Base of the rotary frequencies."""
+    partial_rotary_factor: float = 1.0
+    """Share of the dims of each query and key that rotate, the first ones (Phi-4-mini); the others stay as they are."""
     rope_scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
     """How rotary frequencies are stretched for contexts longer than the model was first trained on."""
     rope_factor: float = 8.0

@@ -11,7 +11,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.paths import user_path
 from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
-from jaxpar.config.spelling import named, quoted
+from jaxpar.config.spelling import cut, named, quoted
 
 CHAT = "tokenizer_config.json"
 """Name of the file of a template: beside a tokenizer, and in a token folder."""
@@ -28,7 +28,11 @@ CHATML_SOURCE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
 """
-_SOURCE, _FILE, _TOKEN = "chat_template", "chat_template.jinja", "_token"
+DEFAULT = "default"
+"""Name of the template that is meant where none is named."""
+ADDITIONAL = "additional_chat_templates"
+"""Name of the folder of further templates, a file each."""
+_SOURCE, _FILE, _LEGACY, _TOKEN = "chat_template", "chat_template.jinja", "chat_template.json", "_token"
 
 
 @dataclass(frozen=True)
@@ -48,33 +52,60 @@ class ChatTemplate:
 
 
 def template_beside(folder: Path) -> ChatTemplate | None:
-    """The template of a tokenizer's folder: `chat_template.jinja`, or that of `tokenizer_config.json`; None without.
+    """The usual template of a tokenizer's folder (see `templates_beside`); None without any.
+
+    Raises:
+        UserError: a file cannot be read, or holds no template, or several of which none is the usual one.
+    """
+    templates = templates_beside(folder)
+    if templates and DEFAULT not in templates:
+        first = next(iter(templates.values()))
+        raise UserError(
+            f"{first.words}: chat templates are named {_names(templates)}, and none {DEFAULT}; expected "
+            "--chat-template with one of these names"
+        )
+    return templates.get(DEFAULT)
+
+
+def templates_beside(folder: Path) -> dict[str, ChatTemplate]:
+    """The templates of a tokenizer's folder by name, the usual one as `default`.
+
+    They are in `chat_template.jinja` and `additional_chat_templates/`, or else in `tokenizer_config.json`, or else in
+    `chat_template.json`, as processors of transformers 4 wrote it.
 
     Raises:
         UserError: a file cannot be read, or holds no template.
     """
     config = _read_config(folder / CHAT)
     variables = _variables(config)
-    source = _read(folder / _FILE)
-    if source is not None:
-        return ChatTemplate(source, variables, named(folder / _FILE))
-    source = config.get(_SOURCE)
-    if isinstance(source, list):  # Several by name, of which one is the usual one.
-        default = (each for each in source if isinstance(each, dict) and each.get("name") == "default")
-        source = next(default, {}).get("template")
-    if source is None:
-        return None
-    if not isinstance(source, str):
-        raise UserError(f"{named(folder / CHAT)}: {_SOURCE}: expected a text, or a list with one named 'default'")
-    return ChatTemplate(source, variables, named(folder / CHAT))
+    files = {DEFAULT: folder / _FILE} | {file.stem: file for file in sorted((folder / ADDITIONAL).glob("*.jinja"))}
+    texts = {name: (_read(file), named(file)) for name, file in files.items()}
+    if found := {name: ChatTemplate(text, variables, file) for name, (text, file) in texts.items() if text is not None}:
+        return found
+    for file, values in ((folder / CHAT, config), (folder / _LEGACY, _read_config(folder / _LEGACY))):
+        if (source := values.get(_SOURCE)) is not None:
+            return {name: ChatTemplate(text, variables, named(file)) for name, text in _by_name(source, file).items()}
+    return {}
+
+
+def _by_name(source: object, file: Path) -> dict[str, str]:
+    """The templates of a file of JSON: a text, or several by name, as a mapping or a list of `name` and `template`."""
+    if isinstance(source, list):
+        entries = [one for one in source if isinstance(one, dict) and isinstance(one.get("name"), str)]
+        source = {one["name"]: one.get("template") for one in entries}
+    templates = source if isinstance(source, dict) else {DEFAULT: source}
+    texts = {name: text for name, text in templates.items() if isinstance(text, str)}
+    if not texts or len(texts) < len(templates):
+        raise UserError(f"{named(file)}: {_SOURCE}: expected a text, or a list of templates with a name each")
+    return texts
 
 
 def chosen_template(choice: str, folder: Path) -> ChatTemplate:
-    """The template that `--chat-template` names: a file of Jinja2, or `chatml`.
+    """The template that `--chat-template` names: `chatml`, one of the tokenizer's by its name, or a file of Jinja2.
 
     Args:
         choice: the argument.
-        folder: of the tokenizer, whose special tokens it may name.
+        folder: of the tokenizer, whose special tokens it may use.
 
     Raises:
         UserError: there is no such file, or it cannot be read.
@@ -85,8 +116,16 @@ def chosen_template(choice: str, folder: Path) -> ChatTemplate:
         return ChatTemplate(CHATML_SOURCE, variables, words)
     source = _read(user_path(choice, "--chat-template"))
     if source is None:
-        raise UserError(f"{words} does not exist; expected a file with a template of Jinja2, or {CHATML}")
+        templates = templates_beside(folder)
+        if choice in templates:
+            return templates[choice]
+        known = f", one of the tokenizer's ({_names(templates)})" if templates else ""
+        raise UserError(f"{words} does not exist; expected a file with a template of Jinja2{known}, or {CHATML}")
     return ChatTemplate(source, variables, words)
+
+
+def _names(templates: dict[str, ChatTemplate]) -> str:
+    return cut(", ".join(map(repr, templates)))
 
 
 def _variables(config: dict[str, Any]) -> dict[str, str]:

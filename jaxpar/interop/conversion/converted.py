@@ -21,7 +21,7 @@ from jaxpar.config.reading.sections import config_to_dict
 from jaxpar.config.schema import Config
 from jaxpar.interop.conversion.export import GENERATION
 from jaxpar.interop.conversion.new_folder import copy_beside
-from jaxpar.interop.conversion.tokenizer_files import FILES
+from jaxpar.interop.conversion.tokenizer_files import copy_tokenizer
 from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder
 from jaxpar.interop.sources.saved_weights import HF_FACTS, HF_FILES
 from jaxpar.interop.sources.source import Origin, ReadPart, WeightSource, read_part
@@ -65,9 +65,10 @@ def hf_facts(origin: Origin) -> dict[str, Any]:
 def keep_hf_files(origin: Origin, folder: Path) -> None:
     """Copy `config.json` and the files of the tokenizer to where the folder of a checkpoint has them."""
     (folder / HF_FILES).mkdir()
-    for name in (CONFIG, GENERATION, *FILES):
+    for name in (CONFIG, GENERATION):
         if (origin.folder / name).exists():
             copy_beside(origin.folder / name, folder / HF_FILES / name)
+    copy_tokenizer(origin.folder, folder / HF_FILES)
 
 
 @dataclass(frozen=True)

@@ -51,15 +51,20 @@ def new_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def copy_beside(file: Path, to: Path) -> None:
+def copy_beside(file: Path, to: Path, model: Path | None = None) -> None:
     """Copy a small file of a folder in Hugging Face's format.
+
+    Args:
+        file: the file.
+        to: the copy.
+        model: the folder; by default that which the file is in.
 
     Raises:
         UserError: it is no regular file, is larger than any such file, or leads out of its folder, other than to the
             blobs of Hugging Face's cache.
         OSError: it cannot be read, or `to` not be written.
     """
-    folder, target = file.parent.resolve(), file.resolve()
+    folder, target = (model or file.parent).resolve(), file.resolve()
     if not any(target.is_relative_to(place) for place in (folder, folder.parent.parent / "blobs")):
         raise UserError(f"{named(file)}: leads out of its folder, to {named(target)}; expected a file in it")
     to.write_bytes(read_file(file))

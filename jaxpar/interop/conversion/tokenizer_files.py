@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import named
 from jaxpar.config.strict_json import json_text
-from jaxpar.data.chat.template import CHAT, template_beside
+from jaxpar.data.chat.template import ADDITIONAL, CHAT, DEFAULT, template_beside, templates_beside
 from jaxpar.data.tokens.token_index import INDEX, read_index
 from jaxpar.data.tokens.tokenizer_file import TOKENIZER, load_tokenizer
 from jaxpar.interop.conversion.new_folder import copy_beside
@@ -25,6 +25,16 @@ TEMPLATE = "chat_template.jinja"
 """`transformers` takes the template of this file, whatever `tokenizer_config.json` has."""
 
 
+def copy_tokenizer(origin: Path, folder: Path) -> None:
+    """Copy the files of a tokenizer that a folder has, with its further chat templates."""
+    for name in FILES:
+        if (origin / name).exists():
+            copy_beside(origin / name, folder / name)
+    for file in sorted((origin / ADDITIONAL).glob("*.jinja")):
+        (folder / ADDITIONAL).mkdir(exist_ok=True)
+        copy_beside(file, folder / ADDITIONAL / file.name, origin)
+
+
 @dataclass(frozen=True)
 class TokenizerFiles:
     """Where the files of an export's tokenizer are from."""
@@ -37,12 +47,10 @@ class TokenizerFiles:
     def write(self, folder: Path) -> None:
         """Write them: those of the origin, with the template of the data; or those of the data."""
         if self.origin is not None:
-            for name in FILES:
-                if (self.origin / name).exists():
-                    copy_beside(self.origin / name, folder / name)
+            copy_tokenizer(self.origin, folder)
         if self.data is None:
             return
-        template, before = template_beside(self.data), template_beside(folder)
+        template, before = template_beside(self.data), templates_beside(folder).get(DEFAULT)
         if not (folder / TOKENIZER).exists():
             copy_beside(self.data / TOKENIZER, folder / TOKENIZER)
         if not (folder / CHAT).exists():

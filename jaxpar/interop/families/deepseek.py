@@ -7,7 +7,7 @@ from jaxpar.interop.mapping.deepseek_keys import DeepSeekExperts, LatentWidths
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.keys import Only, Same
-from jaxpar.interop.mapping.layer_keys import Rope
+from jaxpar.interop.mapping.rope_keys import Rope
 
 _ATTENTION = (
     Tensor("model.layers.{layer}.self_attn.q_proj.weight", "layers.attention.query", rotary=True),
@@ -30,7 +30,7 @@ _SHARED = (
 _BIAS = Tensor("model.layers.{layer}.mlp.gate.e_score_correction_bias", "layers.mlp.bias", Form.VECTOR)
 _MODEL = {"norm": "rmsnorm", "activation": "swiglu"}
 _ENTRIES = (
-    Same("vocab_size", "vocab"),
+    Same("vocab_size", "vocab", annotation=int),
     Same("hidden_size", "embed"),
     Same("intermediate_size", "mlp"),
     Same("num_hidden_layers", "layers"),
@@ -43,10 +43,7 @@ _ENTRIES = (
     Only("mlp_bias", (False,)),
     TIED,
 )
-_UNUSED = (
-    "aux_loss_alpha", "seq_aux", "ep_size", "num_experts", "num_local_experts", "output_router_logits",
-    "router_aux_loss_coef",
-)  # fmt: skip
+_UNUSED = ("aux_loss_alpha", "seq_aux", "ep_size", "output_router_logits", "router_aux_loss_coef")
 
 DEEPSEEK_V2 = Family(
     name="deepseek_v2",

@@ -8,16 +8,17 @@ from jaxpar.interop.families.llama import (
     ATTENTION_BIAS,
     EMBEDDING,
     FEED_FORWARD,
+    GROUPED_SIZES,
     HEAD,
     NORM,
     NORM_EPSILON,
     QK_NORMS,
-    SIZES,
 )
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.keys import Converted, Only, Same
-from jaxpar.interop.mapping.layer_keys import Rope, RopeByType, Windows, alternating, five_to_one
+from jaxpar.interop.mapping.layer_keys import Windows, alternating, five_to_one
+from jaxpar.interop.mapping.rope_keys import Rope, RopeByType
 
 _NORMS = (
     Tensor("model.layers.{layer}.input_layernorm.weight", "layers.attention_norm.scale", Form.VECTOR),
@@ -37,7 +38,7 @@ def _scalar(scale: float) -> float | int:
 
 
 _ENTRIES = (
-    *SIZES,
+    *GROUPED_SIZES,
     Same("head_dim", "head_dim", default=256),
     Only("hidden_activation", ("gelu_pytorch_tanh",)),
     NORM_EPSILON,

@@ -54,8 +54,8 @@ GPT2 = Family(
     ),
     model={"norm": "layernorm", "position": "learned", "activation": "gelu", "attention_bias": True, "mlp_bias": True},
     entries=(
-        Same("vocab_size", "vocab"),
-        Same("n_positions", "max_positions", default=1024),
+        Same("vocab_size", "vocab", annotation=int),
+        Same("n_positions", "max_positions", default=1024, also=("max_position_embeddings",)),
         Same("n_embd", "embed"),
         Same("n_layer", "layers"),
         Same("n_head", "heads"),

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from jaxpar.interop.families.llama import ATTENTION, EMBEDDING, HEAD, NORM, NORMS, SILU, SIZES, TIED
+from jaxpar.interop.families.llama import ATTENTION, EMBEDDING, GROUPED_SIZES, HEAD, NORM, NORMS, SILU, TIED
 from jaxpar.interop.mapping.expert_keys import UNUSED, RoutedExperts
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.keys import Only, Same
-from jaxpar.interop.mapping.layer_keys import Rope, Windows, alternating
+from jaxpar.interop.mapping.layer_keys import Windows, alternating
+from jaxpar.interop.mapping.rope_keys import Rope
 
 _MLP = "model.layers.{layer}.mlp"
 _GATE_UP, _BIASES = "layers.mlp.gate layers.mlp.up", "layers.mlp.gate_bias layers.mlp.up_bias"
+_YARN = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
 
 GPT_OSS = Family(
     name="gpt_oss",
@@ -36,7 +41,7 @@ GPT_OSS = Family(
         "mlp_bias": True,
     },
     entries=(
-        *SIZES,
+        *GROUPED_SIZES,
         Same("head_dim", "head_dim", default=64),
         SILU,
         Same("rms_norm_eps", "norm_epsilon", default=1e-5),
@@ -46,7 +51,7 @@ GPT_OSS = Family(
         Only("swiglu_limit", (7.0,)),
     ),
     layer_entries=(
-        Rope(base=150000.0),
+        Rope(base=150000.0, absent=_YARN),
         Windows(alternating, absent=128),
         RoutedExperts(("num_local_experts", "num_experts"), ("num_experts_per_tok", "experts_per_token")),
     ),

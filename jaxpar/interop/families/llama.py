@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.keys import Only, Same
-from jaxpar.interop.mapping.layer_keys import Rope
+from jaxpar.interop.mapping.rope_keys import Rope
 
 EMBEDDING = Tensor("model.embed_tokens.weight", "embedding.tokens", Form.TABLE)
 NORM = Tensor("model.norm.weight", "final_norm.scale", Form.VECTOR)
@@ -35,18 +35,6 @@ FEED_FORWARD = (
     *_linear("mlp.up_proj", "mlp.up"),
     *_linear("mlp.down_proj", "mlp.down"),
 )
-NORMS = (
-    Tensor("model.layers.{layer}.self_attn.q_norm.weight", "layers.attention.query_norm", Form.VECTOR),
-    Tensor("model.layers.{layer}.self_attn.k_norm.weight", "layers.attention.key_norm", Form.VECTOR),
-)
-FEED_FORWARD = (
-    Tensor("model.layers.{layer}.mlp.gate_proj.weight", "layers.mlp.gate"),
-    Tensor("model.layers.{layer}.mlp.gate_proj.bias", "layers.mlp.gate_bias", Form.VECTOR),
-    Tensor("model.layers.{layer}.mlp.up_proj.weight", "layers.mlp.up"),
-    Tensor("model.layers.{layer}.mlp.up_proj.bias", "layers.mlp.up_bias", Form.VECTOR),
-    Tensor("model.layers.{layer}.mlp.down_proj.weight", "layers.mlp.down"),
-    Tensor("model.layers.{layer}.mlp.down_proj.bias", "layers.mlp.down_bias", Form.VECTOR),
-)
 EXPERTS = (
     Tensor("model.layers.{layer}.mlp.gate.weight", "layers.mlp.router"),
     Tensor("model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight", "layers.mlp.gate"),
@@ -60,14 +48,16 @@ NORMS = (
 )
 TENSORS = (EMBEDDING, *ATTENTION, *FEED_FORWARD, *NORMS, NORM, HEAD)
 
-SIZES = (
-    Same("vocab_size", "vocab"),
+_SIZES = (
+    Same("vocab_size", "vocab", annotation=int),
     Same("hidden_size", "embed"),
     Same("intermediate_size", "mlp"),
     Same("num_hidden_layers", "layers"),
     Same("num_attention_heads", "heads"),
-    Same("num_key_value_heads", "kv_heads", default=None),
 )
+SIZES = (*_SIZES, Same("num_key_value_heads", "kv_heads", default=None))
+GROUPED_SIZES = (*_SIZES, Same("num_key_value_heads", "kv_heads"))
+"""The same for families whose number of key heads has a default in transformers that is not that of query heads."""
 ATTENTION_BIAS = Same("attention_bias", "attention_bias", default=False, annotation=bool)
 NORM_EPSILON = Same("rms_norm_eps", "norm_epsilon", default=1e-6)
 TIED = Same("tie_word_embeddings", "tied", default=False)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from jaxpar.interop.families.llama import HEAD_DIM, NORM_EPSILON, SILU, SIZES, TENSORS, TIED
+from jaxpar.interop.families.llama import GROUPED_SIZES, HEAD_DIM, NORM_EPSILON, SILU, TENSORS, TIED
 from jaxpar.interop.mapping.family import Family
-from jaxpar.interop.mapping.layer_keys import Rope, Windows, all_local
+from jaxpar.interop.mapping.layer_keys import Windows, all_local
+from jaxpar.interop.mapping.rope_keys import Rope
 
 MISTRAL = Family(
     name="mistral",
@@ -14,7 +15,7 @@ MISTRAL = Family(
     tensors=TENSORS,
     model={"norm": "rmsnorm", "activation": "swiglu"},
     entries=(
-        *SIZES,
+        *GROUPED_SIZES,
         HEAD_DIM,
         SILU,
         NORM_EPSILON,

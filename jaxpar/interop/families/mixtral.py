@@ -5,18 +5,19 @@ from __future__ import annotations
 from jaxpar.interop.families.llama import (
     ATTENTION,
     EMBEDDING,
+    GROUPED_SIZES,
     HEAD,
     HEAD_DIM,
     NORM,
-    NORM_EPSILON,
     NORMS,
     SILU,
-    SIZES,
     TIED,
 )
 from jaxpar.interop.mapping.expert_keys import UNUSED, RoutedExperts
 from jaxpar.interop.mapping.family import Family, Tensor
-from jaxpar.interop.mapping.layer_keys import Rope, Windows, all_local
+from jaxpar.interop.mapping.keys import Same
+from jaxpar.interop.mapping.layer_keys import Windows, all_local
+from jaxpar.interop.mapping.rope_keys import Rope
 
 _EXPERTS = "model.layers.{layer}.block_sparse_moe"
 
@@ -37,7 +38,7 @@ MIXTRAL = Family(
         HEAD,
     ),
     model={"norm": "rmsnorm", "activation": "swiglu"},
-    entries=(*SIZES, HEAD_DIM, SILU, NORM_EPSILON, TIED),
+    entries=(*GROUPED_SIZES, HEAD_DIM, SILU, Same("rms_norm_eps", "norm_epsilon", default=1e-5), TIED),
     layer_entries=(
         Rope(base=1000000.0),
         Windows(all_local, typed=False),

@@ -20,7 +20,7 @@ from jaxpar.interop.mapping.expert_keys import UNUSED, RoutedExperts
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.keys import Only, Same
-from jaxpar.interop.mapping.layer_keys import Rope
+from jaxpar.interop.mapping.rope_keys import Rope
 
 OLMO2 = Family(
     name="olmo2",

@@ -5,13 +5,14 @@ from __future__ import annotations
 from jaxpar.interop.families.llama import EMBEDDING, HEAD, NORM, NORMS, SILU, SIZES, TIED
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.keys import Only, Same
-from jaxpar.interop.mapping.layer_keys import Rope, Windows, all_local
+from jaxpar.interop.mapping.layer_keys import Windows, all_local
+from jaxpar.interop.mapping.rope_keys import Rope
 
 PHI3 = Family(
     name="phi3",
     model_type="phi3",
     architecture="Phi3ForCausalLM",
-    presets="Phi-3 mini and medium with 4k tokens",
+    presets="Phi-3 mini and medium with 4k tokens, and Phi-4",
     tensors=(
         EMBEDDING,
         Tensor("model.layers.{layer}.self_attn.o_proj.weight", "layers.attention.output"),
@@ -33,6 +34,6 @@ PHI3 = Family(
         Same("rms_norm_eps", "norm_epsilon", default=1e-5),
         TIED,
     ),
-    layer_entries=(Rope(), Windows(all_local, typed=False)),
-    unused=("original_max_position_embeddings", "embd_pdrop", "resid_pdrop"),
+    layer_entries=(Rope(scalings=("default",), partial=True), Windows(all_local, typed=False)),
+    unused=("original_max_position_embeddings", "embd_pdrop", "resid_pdrop", "full_attn_mod", "interpolate_factor"),
 )

@@ -8,20 +8,21 @@ from jaxpar.interop.families.llama import (
     EMBEDDING,
     EXPERTS,
     FEED_FORWARD,
+    GROUPED_SIZES,
     HEAD,
     NORM,
     NORM_EPSILON,
     NORMS,
     QK_NORMS,
     SILU,
-    SIZES,
     TENSORS,
     TIED,
 )
 from jaxpar.interop.mapping.expert_keys import UNUSED, RoutedExperts
 from jaxpar.interop.mapping.family import Family
 from jaxpar.interop.mapping.keys import Only, Same
-from jaxpar.interop.mapping.layer_keys import Rope, Windows, all_local, from_max_window_layers
+from jaxpar.interop.mapping.layer_keys import Windows, all_local, from_max_window_layers
+from jaxpar.interop.mapping.rope_keys import Rope
 
 WINDOWS = Windows(from_max_window_layers, switch="use_sliding_window", beside=("max_window_layers",), absent=4096)
 
@@ -33,7 +34,7 @@ QWEN2 = Family(
     tensors=TENSORS,
     model={"norm": "rmsnorm", "activation": "swiglu", "attention_bias": "qkv"},
     entries=(
-        *SIZES,
+        *GROUPED_SIZES,
         SILU,
         NORM_EPSILON,
         TIED,
@@ -50,7 +51,7 @@ QWEN3 = Family(
     tensors=(EMBEDDING, *ATTENTION, *QK_NORMS, *FEED_FORWARD, *NORMS, NORM, HEAD),
     model={"norm": "rmsnorm", "activation": "swiglu", "qk_norm": True},
     entries=(
-        *SIZES,
+        *GROUPED_SIZES,
         Same("head_dim", "head_dim", default=128),
         SILU,
         NORM_EPSILON,
@@ -68,7 +69,7 @@ QWEN3_MOE = Family(
     tensors=(EMBEDDING, *ATTENTION, *QK_NORMS, *FEED_FORWARD, *EXPERTS, *NORMS, NORM, HEAD),
     model={"norm": "rmsnorm", "activation": "swiglu", "qk_norm": True},
     entries=(
-        *SIZES,
+        *GROUPED_SIZES,
         Same("head_dim", "head_dim", default=None),
         SILU,
         NORM_EPSILON,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from jaxpar.interop.families.llama import ATTENTION_BIAS, NORM_EPSILON, SILU, SIZES, TENSORS
+from jaxpar.interop.families.llama import ATTENTION_BIAS, GROUPED_SIZES, NORM_EPSILON, SILU, TENSORS
 from jaxpar.interop.mapping.family import Family
 from jaxpar.interop.mapping.keys import Only, Same
-from jaxpar.interop.mapping.layer_keys import NoRope, Rope
+from jaxpar.interop.mapping.layer_keys import NoRope, NoWindows
+from jaxpar.interop.mapping.rope_keys import Rope
 
 SMOLLM3 = Family(
     name="smollm3",
@@ -15,7 +16,7 @@ SMOLLM3 = Family(
     tensors=TENSORS,
     model={"norm": "rmsnorm", "activation": "swiglu"},
     entries=(
-        *SIZES,
+        *GROUPED_SIZES,
         SILU,
         NORM_EPSILON,
         ATTENTION_BIAS,
@@ -23,6 +24,6 @@ SMOLLM3 = Family(
         Same("tie_word_embeddings", "tied", default=True),
         Only("use_sliding_window", (False,)),
     ),
-    layer_entries=(Rope(base=2000000.0), NoRope()),
-    unused=("sliding_window", "layer_types", "max_window_layers"),
+    layer_entries=(Rope(base=2000000.0), NoRope(), NoWindows()),
+    unused=("sliding_window", "max_window_layers"),
 )

@@ -10,7 +10,7 @@ from jaxpar.config.counting import head_dim
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.latent_attention import LatentAttentionConfig
-from jaxpar.interop.mapping.keys import Given
+from jaxpar.interop.mapping.keys import REQUIRED, Given
 from jaxpar.layers.latent_attention import shape_of
 
 _WIDTHS = {
@@ -30,7 +30,7 @@ class LatentWidths:
     def read(self, given: Given) -> dict[str, Any]:
         found: dict[str, Any] = {"query_rank": None}
         for theirs, ours in _WIDTHS.items():
-            if theirs != "q_lora_rank" or given.get(theirs) is not None:
+            if theirs != "q_lora_rank" or given.get(theirs, REQUIRED) is not None:
                 found[ours] = given.whole_number(theirs)
         heads = given.get("num_attention_heads")
         for key, expected in (
@@ -52,6 +52,10 @@ class LatentWidths:
         }  # fmt: skip
 
 
+_COUNT = ("n_routed_experts", "num_experts", "num_local_experts")
+"""Spellings of the number of experts; the first one is written."""
+
+
 @dataclass(frozen=True)
 class DeepSeekExperts:
     """Experts in all layers but the first `first_k_dense_replace`."""
@@ -67,22 +71,21 @@ class DeepSeekExperts:
     @property
     def keys(self) -> tuple[str, ...]:
         return (
-            "first_k_dense_replace", "moe_layer_freq", "n_routed_experts", "num_experts_per_tok", "n_shared_experts",
+            "first_k_dense_replace", "moe_layer_freq", *_COUNT, "num_experts_per_tok", "n_shared_experts",
             "moe_intermediate_size", "n_group", "topk_group", "topk_method", "scoring_func", "norm_topk_prob",
             "routed_scaling_factor",
         )  # fmt: skip
 
     def read(self, given: Given, layers: int) -> list[dict[str, Any]]:
-        scale = given.get("routed_scaling_factor", 1.0)
-        if not isinstance(scale, int | float) or isinstance(scale, bool) or scale <= 0:
-            raise given.refusal("routed_scaling_factor", scale, "a number above 0")
+        absent = REQUIRED if self.normalised else None  # DeepSeek's code and transformers have other defaults for V3
+        scale = given.number("routed_scaling_factor", absent or 1.0)
         if given.flag("norm_topk_prob", default=self.normalised) != self.normalised:
             raise given.refusal("norm_topk_prob", not self.normalised, str(self.normalised).lower())
         expected = "sigmoid" if self.normalised else "softmax"
         for key, values in (("scoring_func", (expected,)), ("moe_layer_freq", (1,)), ("topk_method", self._methods)):
             if (value := given.get(key)) is not None and value not in values:
                 raise given.refusal(key, value, " or ".join(map(str, values)))
-        count, shared = given.whole_number("n_routed_experts"), given.get("n_shared_experts", 0)
+        count, shared = given.whole_number(given.agreed(*_COUNT)), given.get("n_shared_experts", REQUIRED)
         if type(shared) is not int or shared < 0:
             raise given.refusal("n_shared_experts", shared, "a whole number, 0 or more")
         groups, some = self._groups(given)
@@ -91,7 +94,7 @@ class DeepSeekExperts:
             width=given.whole_number("moe_intermediate_size"), shared=shared, router=self.router, groups=groups,
             groups_per_token=some, scale=float(scale),
         )  # fmt: skip
-        first = given.get("first_k_dense_replace", 0)
+        first = given.get("first_k_dense_replace", absent or 0)
         if type(first) is not int or not 0 <= first < layers:
             raise given.refusal("first_k_dense_replace", first, f"a whole number from 0 to {layers - 1}")
         return [{"experts": None if layer < first else experts} for layer in range(layers)]
@@ -123,7 +126,8 @@ class DeepSeekExperts:
 
     def _groups(self, given: Given) -> tuple[int | None, int | None]:
         """Groups, and those of a token; none where a token may use any."""
-        if given.get("topk_method") == "greedy" or given.get("n_group") in (None, 1):
+        method, absent = given.get("topk_method") or self._methods[0], REQUIRED if self.normalised else None
+        if method == "greedy" or given.get("n_group", absent) in (None, 1):
             return None, None
         groups, some = given.whole_number("n_group"), given.whole_number("topk_group")
         return (None, None) if groups == some else (groups, some)

@@ -38,9 +38,9 @@ class RoutedExperts:
         return (*self.count, *self.per_token, *more, *(_DENSE if self.dense else ()))
 
     def read(self, given: Given, layers: int) -> list[dict[str, Any]]:
-        count, per_token = (given.whole_number(_spelling(given, keys)) for keys in (self.count, self.per_token))
+        count, per_token = (given.whole_number(given.agreed(*keys)) for keys in (self.count, self.per_token))
         if per_token > count:
-            raise given.refusal(_spelling(given, self.per_token), per_token, f"at most {count} experts")
+            raise given.refusal(given.agreed(*self.per_token), per_token, f"at most {count} experts")
         router = NORMALISED
         if self.normalised is not None and not given.flag(self.normalised, default=False):
             router = PLAIN
@@ -75,8 +75,3 @@ class RoutedExperts:
 
 
 _DENSE = ("mlp_only_layers", "decoder_sparse_step")
-
-
-def _spelling(given: Given, keys: tuple[str, ...]) -> str:
-    """The one that `config.json` has; the first if it has none."""
-    return next((key for key in keys if given.get(key) is not None), keys[0])

@@ -38,10 +38,49 @@ class Given:
 
     def typed(self, key: str, ours: str, default: Any = None) -> Any:
         """The same, checked to be of the type and in the range of our key `model.<ours>`."""
-        value = checked(f"{self.file}: {key}", self.get(key, default), field_types(ModelConfig)[ours])
+        return self.in_range(key, self.get(key, default), ours)
+
+    def in_range(self, key: str, value: Any, ours: str) -> Any:
+        """A value of `key`, checked to be of the type and in the range of our key `model.<ours>`."""
+        value = checked(f"{self.file}: {key}", value, field_types(ModelConfig)[ours])
         bound = BOUNDS.get(f"model.{ours}")
         if bound is not None and value is not None and (refusal := bound.refusal(value)):
             raise UserError(f"{self.file}: {key} {refusal}, got {value}")
+        return value
+
+    def agreed(self, *spellings: str) -> str:
+        """The spelling that `config.json` has of a key; the first one if it has none, or several with one value.
+
+        Raises:
+            UserError: two have values that differ.
+        """
+        stated = self.agreed_of({key: self.get(key) for key in spellings})
+        return spellings[0] if stated is None else stated[0]
+
+    def agreed_of(self, stated: Mapping[str, Any]) -> tuple[str, Any] | None:
+        """The first of several keys for one thing that is not null, and its value; None if all are null.
+
+        Raises:
+            UserError: another one has a value that differs.
+        """
+        (first, value), *others = [one for one in stated.items() if one[1] is not None] or [(None, None)]
+        for key, other in others:
+            if other != value or isinstance(other, bool) != isinstance(value, bool):
+                raise UserError(
+                    f"{self.file}: {first} is {quoted(value, 80)}, and {key} is {quoted(other, 80)}; expected the "
+                    "same, or one of them"
+                )
+        return None if first is None else (first, value)
+
+    def number(self, key: str, default: Any) -> float:
+        """The value of a key that is a number above 0.
+
+        Raises:
+            UserError: it is something else, or not finite.
+        """
+        value = self.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise self.refusal(key, value, "a number above 0")
         return value
 
     def whole_number(self, key: str, default: Any = REQUIRED) -> int:
@@ -115,13 +154,15 @@ class Same:
     """The value where `config.json` lacks the key."""
     annotation: Any = None
     """The type that they have, where ours has more values."""
+    also: tuple[str, ...] = ()
+    """Further spellings of the key, which are not written."""
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return (self.theirs,)
+        return (self.theirs, *self.also)
 
     def read(self, given: Given) -> dict[str, Any]:
-        value = given.typed(self.theirs, self.ours, self.default)
+        value = given.typed(given.agreed(self.theirs, *self.also), self.ours, self.default)
         if self.annotation is not None:
             checked(f"{given.file}: {self.theirs}", value, self.annotation)
         return {self.ours: value}
@@ -145,10 +186,7 @@ class Converted:
         return (self.theirs,)
 
     def read(self, given: Given) -> dict[str, Any]:
-        value = given.get(self.theirs, self.default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            raise given.refusal(self.theirs, value, "a number above 0")
-        return {self.ours: self.to_ours(value)}
+        return {self.ours: self.to_ours(given.number(self.theirs, self.default))}
 
     def write(self, model: ModelConfig) -> dict[str, Any]:
         return {self.theirs: self.to_theirs(model)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from jaxpar.interop.sources.tensor_files import Stored, TensorFiles
 CONFIG = "config.json"
 MOST_MISSING = 10_000
 """Missing tensors that are counted."""
+COMPARED = 2**24
+"""Numbers of the head and of the embedding that are compared at a time."""
 MOST_FURTHER = 100
 """Layers for further tokens that are expected at most."""
 _FILES: dict[str | None, type[TensorFiles]] = {
@@ -77,6 +80,10 @@ class HFFolder:
         self.further = _further_layers(given, self.family)
         """Layers of the folder that predict further tokens, which are not read."""
         self._files = _FILES[quantization_of(given)](folder)
+        self.untied = self.model.tied and self._head_differs()
+        """Whether the head differs from the embedding, though `config.json` ties them: then transformers does not."""
+        if self.untied:
+            self.model = replace(self.model, tied=False)
         # A config.json may promise any number of them: with more than the files have, one is missing.
         self._most = len(self._files.tensors) + MOST_MISSING
         self.tensors = tensors_of(self.family, self.model, self._most)
@@ -98,16 +105,21 @@ class HFFolder:
     @property
     def description(self) -> str:
         found = f"{self.family.name} in Hugging Face's format, {len(self.tensors)} tensors"
-        return f"{found}; {self.unread}" if self.unread else found
+        return "; ".join([found, *self.remarks])
 
     @property
-    def unread(self) -> str:
-        """What of the folder is left out, in words; empty if nothing is."""
-        if not self.further:
-            return ""
-        last = self.model.layers + self.further - 1
-        which = f"layer {last}" if self.further == 1 else f"layers {self.model.layers} to {last}"
-        return f"without {which}, for the prediction of further tokens"
+    def remarks(self) -> list[str]:
+        """What is not as `config.json` states, or is left out, in words."""
+        found = []
+        if self.untied:
+            found.append(
+                f"{self.family.head} differs from the embedding, so the two are not tied, though {CONFIG} ties them"
+            )
+        if self.further:
+            last = self.model.layers + self.further - 1
+            which = f"layer {last}" if self.further == 1 else f"layers {self.model.layers} to {last}"
+            found.append(f"without {which}, for the prediction of further tokens")
+        return found
 
     @property
     def lineage(self) -> tuple[str, ...]:
@@ -139,6 +151,22 @@ class HFFolder:
     def _part_of_tensor(self, key: tuple[str, int | None, int | None], region: Region) -> np.ndarray:
         tensor, place = self._place[key]
         return tensor.laid.read(place, region, lambda lines: self._files.read(self._names[tensor.name], lines))
+
+    def _head_differs(self) -> bool:
+        """Whether the files have a head beside the embedding, with other values."""
+        stored, family = self._files.tensors, self.family
+        embedding = next(line.name for line in family.tensors if line.weights == "embedding.tokens")
+        if embedding not in stored:
+            embedding = embedding.removeprefix(family.prefix)
+        if family.head not in stored or embedding not in stored:
+            return False
+        head, table = stored[family.head], stored[embedding]
+        if head.shape != table.shape or len(head.shape) != 2:
+            return True
+        (rows, width), read = head.shape, self._files.read
+        step = max(1, COMPARED // max(1, width))
+        regions = ((slice(row, min(row + step, rows)), slice(0, width)) for row in range(0, rows, step))
+        return not all(np.array_equal(read(family.head, part), read(embedding, part)) for part in regions)
 
     def _checked(self) -> dict[str, str]:
         """The name in the files of each tensor of the table."""

@@ -14,7 +14,13 @@ from safetensors import SafetensorError, safe_open
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.json_text import parse_json
-from jaxpar.config.reading.text_file import LONGEST_WRITTEN, check_regular, read_text_file
+from jaxpar.config.reading.text_file import (
+    LONGEST_POINTER,
+    LONGEST_WRITTEN,
+    check_pointer,
+    check_regular,
+    read_text_file,
+)
 from jaxpar.config.spelling import named, quoted
 from jaxpar.interop.mapping.form import Region
 
@@ -117,10 +123,17 @@ class TensorFiles:
                 check_regular(file)
                 self._open[file] = safe_open(file, framework="numpy")
             except SafetensorError as error:
+                with file.open("rb") as opened:
+                    check_pointer(opened.read(LONGEST_POINTER), file)
                 raise UserError(f"{named(file)}: no whole safetensors file ({error})") from None
             except OSError as error:
                 raise UserError(f"{named(file)}: cannot be read ({error.strerror or error})") from None
         return self._open[file]
+
+
+def has_tensors(folder: Path) -> bool:
+    """Whether a folder has files of tensors, or their index."""
+    return (folder / INDEX).exists() or (folder / WHOLE).exists()
 
 
 def _shards(folder: Path) -> dict[Path, list[str] | None]:

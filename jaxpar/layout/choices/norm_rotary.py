@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxpar.attention.choosing import choose_kernel
 from jaxpar.config import Config, ModelConfig, UserError
-from jaxpar.config.counting import head_dim, kv_heads
+from jaxpar.config.counting import head_dim, kv_heads, rotary_dim
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Choice, Plan
 from jaxpar.config.spelling import one_of, quoted
@@ -32,6 +32,10 @@ def choose_norm_rotary(config: Config, device: Device) -> Choice:
                 "rotary embeddings (model.position: rope); expected auto"
             )
         return Choice("xla", "no layer has norms of each head and rotary embeddings")
+    if (partly := _partly(config)) is not None:
+        if asked not in ("auto", "xla"):
+            raise UserError(f"{_KEY}: {asked} {partly}; expected auto")
+        return Choice("xla", f"triton {partly}")
     found = [choose_kernel(REGISTRY, asked, request, _KEY) for request in requests]
     return next((one for one in found if one.name == "xla"), found[0])
 
@@ -39,7 +43,7 @@ def choose_norm_rotary(config: Config, device: Device) -> Choice:
 def norm_rotary_on(config: Config, gpu: GPU) -> str:
     """What norms and rotates on GPUs of a cluster; `xla` too where what is asked for supports no such run, which is
     refused."""
-    requests = norm_rotary_requests(config, DescribedGPU.of(gpu))
+    requests = [] if _partly(config) else norm_rotary_requests(config, DescribedGPU.of(gpu))
     asked = config.attention.norm_rotary
     try:
         names = [REGISTRY.choose(asked, request).name for request in requests]
@@ -53,8 +57,18 @@ def check_norm_rotary(plan: Plan, config: Config, device: Device) -> None:
     known = [entry.name for entry in REGISTRY.entries]
     if plan.norm_rotary.name not in known:
         raise UserError(f"plan.norm_rotary: expected {one_of(known)}, got {quoted(plan.norm_rotary.name)}")
+    if plan.norm_rotary.name != "xla" and (partly := _partly(config)) is not None:
+        raise UserError(f"plan.norm_rotary: {plan.norm_rotary.name} {partly}; expected xla")
     for request in norm_rotary_requests(config, device):
         choose_kernel(REGISTRY, plan.norm_rotary.name, request, "plan.norm_rotary")
+
+
+def _partly(config: Config) -> str | None:
+    """Why a kernel cannot run in all layers with both, in a clause: heads of some rotate in part."""
+    for model in normed_and_rotated(config):
+        if (width := rotary_dim(model)) < head_dim(model):
+            return f"rotates whole heads, not {width} of {head_dim(model)} dims (model.partial_rotary_factor)"
+    return None
 
 
 def norm_rotary_requests(config: Config, device: Device) -> list[Request]:

@@ -88,3 +88,11 @@ def test_a_file_that_is_larger_than_its_kind_is_refused(tmp_path: Path):
         load_config(file)
     file.write_bytes(b"a\r\nb")
     assert read_text_file(file) == "a\nb"
+
+
+@pytest.mark.parametrize("reader", sorted(READERS.keys() - {"published runs", "page"}))
+def test_what_git_lfs_leaves_in_place_of_a_file_is_called_that(reader: str, tmp_path: Path):
+    pointer = tmp_path / "pointer"
+    pointer.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 17209920\n")
+    with refused("Git LFS pointer", "git lfs pull"):
+        READERS[reader](pointer)

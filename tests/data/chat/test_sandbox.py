@@ -120,10 +120,13 @@ def test_a_conversation_that_is_too_long_to_send_is_refused_and_the_next_is_rend
 
 def test_of_a_list_of_templates_the_one_named_default_is_used_whatever_the_names_of_others_are(tmp_path):
     others = [{"name": ["a"], "template": "a"}, {"name": {}, "template": "b"}, "c"]
-    for listed, source in (([*others, {"name": "default", "template": "d"}], "d"), (others, None)):
-        (tmp_path / CHAT).write_text(json.dumps({"chat_template": listed}))
-        found = template_beside(tmp_path)
-        assert (None if found is None else found.source) == source
+    listed = [*others, {"name": "default", "template": "d"}]
+    (tmp_path / CHAT).write_text(json.dumps({"chat_template": listed}))
+    found = template_beside(tmp_path)
+    assert found is not None and found.source == "d"
+    (tmp_path / CHAT).write_text(json.dumps({"chat_template": others}))
+    with refused(CHAT, "chat_template", "with a name each"):
+        template_beside(tmp_path)
 
 
 def test_a_template_that_does_not_end_is_ended(monkeypatch):

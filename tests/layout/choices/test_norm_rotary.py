@@ -12,9 +12,15 @@ import pytest
 from jaxpar.config import Config
 from jaxpar.config.plan import Choice
 from jaxpar.config.schema.model import Pattern
+from jaxpar.hardware.catalogue import GPUS
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers import attention
-from jaxpar.layout.choices.norm_rotary import check_norm_rotary, choose_norm_rotary, norm_rotary_requests
+from jaxpar.layout.choices.norm_rotary import (
+    check_norm_rotary,
+    choose_norm_rotary,
+    norm_rotary_on,
+    norm_rotary_requests,
+)
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.build import build_mesh
@@ -70,6 +76,20 @@ def test_layers_without_both_have_no_use_for_it(model: dict[str, Any]):
     )
     with refused("attention.norm_rotary: triton would not be used", "model.qk_norm: true", "expected auto"):
         choose_norm_rotary(run("triton", **model), H100)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_part_of_each_head_is_rotated_by_xla():
+    config = run(partial_rotary_factor=0.5)
+    chosen = choose_norm_rotary(config, H100)
+    assert chosen.name == "xla" and "32 of 64 dims" in chosen.reason
+    (gpu,) = (one for one in GPUS if H100.device_kind in one.device_kinds)
+    assert (norm_rotary_on(run(), gpu), norm_rotary_on(config, gpu)) == ("triton", "xla")
+    with refused("attention.norm_rotary: triton", "model.partial_rotary_factor", "expected auto"):
+        choose_norm_rotary(run("triton", partial_rotary_factor=0.5), H100)
+    plan: Any = SimpleNamespace(norm_rotary=Choice("triton", ""))
+    with refused("plan.norm_rotary: triton", "model.partial_rotary_factor", "expected xla"):
+        check_norm_rotary(plan, config, H100)
 
 
 def test_a_kernel_gets_the_heads_and_tokens_of_a_device():

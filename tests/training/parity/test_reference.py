@@ -77,7 +77,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "llama3_scaling": {
         "rope_scaling": "llama3", "rope_factor": 4.0, "rope_original_length": 12, "rope_base": 20.0, "qk_norm": True,
-        "head_dim": 8,
+        "head_dim": 8, "partial_rotary_factor": 0.5,
     },
     "capped_logits": {"logit_softcap": 2.0, "z_loss": 1e-2, "activation": "relu2", "norm_epsilon": 0.1, "tied": True},
     "gpt2": GPT2,
@@ -97,6 +97,7 @@ NEUTRAL = {
     "window": None, "attention_softcap": None, "logit_softcap": None, "rope_scaling": "none", "qk_norm": False,
     "z_loss": 0.0, "norm_epsilon": 1e-5, "attention_bias": False, "mlp_bias": False,
     "embedding_scale": False, "attention_scale": None, "norm": "rmsnorm", "rope_base": 1e4, "rope_factor": 2.0,
+    "partial_rotary_factor": 1.0,
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.paths import is_name, user_path
-from jaxpar.config.reading.text_file import check_regular
+from jaxpar.config.reading.text_file import LONGEST_POINTER, check_pointer, check_regular
 from jaxpar.config.spelling import did_you_mean, named, quoted
 from jaxpar.data.prepare.input.matching import matches
 
@@ -121,6 +121,8 @@ def _input(name: str, format: str | None) -> Input:
         )
     try:
         found = path.stat()
+        if found.st_size < LONGEST_POINTER:
+            check_pointer(path.read_bytes(), path, f"--input: {named(name)}")
     except OSError as error:
         raise UserError(f"--input: {name} cannot be read ({error.strerror})") from error
     return Input(name, found.st_size, found.st_mtime_ns, format, compression)

@@ -1,0 +1,205 @@
+"""The lines of a family's table about rotary embeddings: bases, scaling, and the part of a head that rotates.
+
+transformers 5 writes all of it to `rope_parameters`; earlier releases write `rope_theta`, `rope_scaling` and
+`partial_rotary_factor`, which every release reads. A value that two keys state must be the same in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import ModelConfig
+from jaxpar.interop.mapping.keys import REQUIRED, Given
+from jaxpar.interop.mapping.layer_keys import GLOBAL, LOCAL, Types, layer_types
+
+_LENGTH = "original_max_position_embeddings"
+SCALINGS = {
+    "default": (),
+    "linear": (("factor", "rope_factor"),),
+    "llama3": (
+        ("factor", "rope_factor"),
+        (_LENGTH, "rope_original_length"),
+        ("low_freq_factor", "rope_low_frequency"),
+        ("high_freq_factor", "rope_high_frequency"),
+    ),
+    "yarn": (("factor", "rope_factor"), (_LENGTH, "rope_original_length")),
+}
+"""The types of rotary scaling that our model has, and their keys with ours."""
+OPTIONAL = {
+    "yarn": (
+        ("beta_fast", "rope_beta_fast"),
+        ("beta_slow", "rope_beta_slow"),
+        ("truncate", "rope_truncate"),
+        ("attention_factor", "rope_attention_factor"),
+        ("mscale", "rope_mscale"),
+        ("mscale_all_dim", "rope_mscale_all_dim"),
+    ),
+}
+"""Keys that may be absent or null, with the same default in both."""
+_PARTIAL = "partial_rotary_factor"
+_NEUTRAL = ("rope_type", "type", "rope_theta", _PARTIAL, _LENGTH)
+"""Other keys beside a scaling's type, which have no effect on it."""
+_UNUSED = {"yarn": ("finetuned",)}
+"""Keys of a scaling that transformers ignores."""
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embeddings that are the same in all layers."""
+
+    base: float = 10000.0
+    """The base where `config.json` has none."""
+    scalings: tuple[str, ...] = tuple(SCALINGS)
+    """The types of scaling that transformers has for the family, out of `SCALINGS`."""
+    partial: bool = False
+    """Whether a part of each head may rotate."""
+    absent: Mapping[str, Any] = field(default_factory=dict)
+    """The scaling where `config.json` has neither `rope_scaling` nor `rope_parameters`."""
+    keys: tuple[str, ...] = ("rope_theta", "rope_scaling", "rope_parameters", _PARTIAL)
+
+    def read(self, given: Given, layers: int) -> list[dict[str, Any]]:
+        mappings = _stated(given, {key: given.get(key) for key in ("rope_scaling", "rope_parameters")})
+        _check_in_force(given, mappings, {"rope_theta": self.base, _PARTIAL: 1.0})
+        mappings = mappings or {"rope_scaling": self.absent}
+        return [_rotary(given, "rope_theta", mappings, self.base, self.scalings, self.partial)] * layers
+
+    def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
+        model = next((model for model in models if model.position == "rope"), models[0])
+        scaling = _written_scaling(model)
+        if scaling is None and self.absent:
+            scaling = {"rope_type": "default"}
+        partial = {_PARTIAL: model.partial_rotary_factor} if self.partial else {}
+        return {"rope_theta": model.rope_base, "rope_scaling": scaling, **partial}
+
+
+@dataclass(frozen=True)
+class RopeByType:
+    """Rotary embeddings of each type of layers (Gemma 3): those of local ones have a base of their own, and no scaling
+    where `rope_parameters` does not give them one."""
+
+    types: Types
+    base: float = 1000000.0
+    local_base: float = 10000.0
+    keys: tuple[str, ...] = ("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq")
+
+    def read(self, given: Given, layers: int) -> list[dict[str, Any]]:
+        by_type = _stated(given, {"rope_parameters": given.get("rope_parameters")}).get("rope_parameters", {})
+        for name in by_type.keys() - {LOCAL, GLOBAL}:
+            raise given.refusal(f"rope_parameters.{name}", by_type[name], f"mappings named {GLOBAL} and {LOCAL} alone")
+        whole, local = (f"rope_parameters.{name}" for name in (GLOBAL, LOCAL))
+        of_global = _stated(given, {"rope_scaling": given.get("rope_scaling"), whole: by_type.get(GLOBAL)})
+        of_local = _stated(given, {local: by_type.get(LOCAL)})
+        rotary = {
+            GLOBAL: _rotary(given, "rope_theta", of_global, self.base),
+            LOCAL: _rotary(given, "rope_local_base_freq", of_local, self.local_base),
+        }
+        return [rotary[one] for one in layer_types(given, layers, self.types)]
+
+    def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
+        of_type = {LOCAL: models[0], GLOBAL: models[0]} | {
+            LOCAL if model.window is not None else GLOBAL: model for model in models
+        }
+        written = {"rope_theta": of_type[GLOBAL].rope_base, "rope_scaling": _written_scaling(of_type[GLOBAL])}
+        return written | {"rope_local_base_freq": of_type[LOCAL].rope_base}
+
+
+def _stated(given: Given, values: Mapping[str, object]) -> dict[str, Mapping[str, Any]]:
+    """The mappings among values of keys. `rope_scaling` states nothing where it is empty, and others no scaling.
+
+    Raises:
+        UserError: a value is neither a mapping nor null.
+    """
+    stated: dict[str, Mapping[str, Any]] = {}
+    for key, value in values.items():
+        if value is not None and not isinstance(value, dict):
+            raise given.refusal(key, value, "a mapping")
+        if value or (value is not None and key != "rope_scaling"):
+            stated[key] = value
+    return stated
+
+
+def _rotary(
+    given: Given,
+    theta: str,
+    mappings: Mapping[str, Mapping[str, Any]],
+    base: float,
+    scalings: tuple[str, ...] = tuple(SCALINGS),
+    partial: bool = False,
+) -> dict[str, Any]:
+    """Our keys of layers, from the key of their base and the mappings that state something about them."""
+    stated_base = _agreed(given, theta, "rope_theta", mappings)
+    share = _agreed(given, _PARTIAL, _PARTIAL, mappings)
+    ours = {"rope_base": given.in_range(*stated_base, "rope_base") if stated_base else base}
+    ours |= _scaling_of(given, mappings, scalings)
+    if partial:
+        ours[_PARTIAL] = given.in_range(*share, _PARTIAL) if share else 1.0
+    elif share and share[1] not in (1, 1.0):
+        raise given.refusal(*share, "1: all of each head rotates")
+    return ours
+
+
+def _agreed(given: Given, key: str, name: str, mappings: Mapping[str, Mapping[str, Any]]) -> tuple[str, Any] | None:
+    """A key and the value that it and all others state: `key`, and `name` in each mapping; None where none does."""
+    stated = {key: given.get(key), **{f"{place}.{name}": mapping.get(name) for place, mapping in mappings.items()}}
+    return given.agreed_of(stated)
+
+
+def _check_in_force(given: Given, mappings: Mapping[str, Mapping[str, Any]], usual: Mapping[str, Any]) -> None:
+    """Refuse a value of `rope_parameters` alone where `rope_scaling` is in force, with which transformers does not read
+    it."""
+    if len(mappings) < 2:
+        return
+    for name, default in usual.items():
+        value = mappings["rope_parameters"].get(name)
+        if mappings["rope_scaling"].get(name) is None and given.get(name) is None and value not in (None, default):
+            raise UserError(
+                f"{given.file}: rope_parameters.{name} is {value}, and transformers reads rope_scaling in place of "
+                f"rope_parameters, with {name} {default}; expected {name} in rope_scaling too"
+            )
+
+
+def _scaling_of(given: Given, mappings: Mapping[str, Mapping[str, Any]], scalings: tuple[str, ...]) -> dict[str, Any]:
+    """Our keys of the scaling that mappings state, that of the first if the others have none."""
+    read = {key: _scaled(given, key, mapping, scalings) for key, mapping in mappings.items()}
+    if not read:
+        return {"rope_scaling": "none"}
+    (first, scaling), *others = read.items()
+    for key, other in others:
+        if other["rope_scaling"] != "none" and other != scaling:
+            raise UserError(f"{given.file}: {first} and {key} state two scalings that differ; expected one of them")
+    return scaling
+
+
+def _scaled(given: Given, key: str, scaling: Mapping[str, Any], scalings: tuple[str, ...]) -> dict[str, Any]:
+    """Our keys, from one mapping of theirs. Raises `UserError` for a type or a key that our model does not have."""
+    named_type = given.agreed_of({f"{key}.{name}": scaling.get(name) for name in ("rope_type", "type")})
+    spelling, kind = named_type or (f"{key}.rope_type", "default")
+    if not isinstance(kind, str) or kind not in scalings:
+        raise given.refusal(spelling, kind, f"one of {', '.join(scalings)}" if scalings[1:] else scalings[0])
+    inside = Given(given.file, {f"{key}.{name}": value for name, value in scaling.items()})
+    optional = dict(OPTIONAL.get(kind, ()))
+    known = {*_NEUTRAL, *_UNUSED.get(kind, ()), *(theirs for theirs, _ in SCALINGS[kind]), *optional}
+    for name in scaling.keys() - known:
+        raise UserError(f"{given.file}: {key}.{name} is not supported with {spelling.removeprefix(f'{key}.')} {kind}")
+    ours: dict[str, Any] = {"rope_scaling": "none" if kind == "default" else kind}
+    # transformers takes the model's length where the scaling has no original one.
+    lacks_length = scaling.get(_LENGTH) is None and given.get("max_position_embeddings") is not None
+    for theirs, mine in SCALINGS[kind]:
+        if theirs == _LENGTH and lacks_length:
+            ours[mine] = given.typed("max_position_embeddings", mine)
+        else:
+            ours[mine] = inside.typed(f"{key}.{theirs}", mine, REQUIRED)
+    present = {theirs: mine for theirs, mine in optional.items() if scaling.get(theirs) is not None}
+    return ours | {mine: inside.typed(f"{key}.{theirs}", mine) for theirs, mine in present.items()}
+
+
+def _written_scaling(model: ModelConfig) -> dict[str, Any] | None:
+    """`rope_scaling` of our keys."""
+    if model.rope_scaling == "none":
+        return None
+    pairs = (*SCALINGS[model.rope_scaling], *OPTIONAL.get(model.rope_scaling, ()))
+    values = {theirs: value for theirs, ours in pairs if (value := getattr(model, ours)) is not None}
+    return {"rope_type": model.rope_scaling, **values}

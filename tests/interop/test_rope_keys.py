@@ -1,0 +1,145 @@
+"""Rotary embeddings of `config.json`, which may state a thing twice: as transformers 5.24 reads them, or refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from jaxpar.config import UserError
+from jaxpar.config.kinds import kind_models
+from jaxpar.interop.config_json import config_of, differences, model_of
+from jaxpar.interop.mapping.keys import Given
+from tests.interop.test_config_json import golden
+from tests.sentences import refused
+
+DEFAULT: dict[str, Any] = {"rope_type": "default"}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LENGTH = {"original_max_position_embeddings": 32}
+BY_TYPE = {"full_attention": DEFAULT, "sliding_attention": DEFAULT}
+
+READ: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "a base beside rope_parameters": (
+        "llama", {"rope_theta": 5e5, "rope_parameters": LLAMA3 | LENGTH},
+        {"rope_base": 5e5, "rope_scaling": "llama3", "rope_original_length": 32},
+    ),
+    "the same base twice": ("qwen3", {"rope_theta": 1e3}, {"rope_base": 1e3, "rope_scaling": "none"}),
+    "a scaling beside rope_parameters": (
+        "llama", {"rope_scaling": LLAMA3 | LENGTH, "rope_parameters": DEFAULT | {"rope_theta": 1e4}},
+        {"rope_base": 1e4, "rope_scaling": "llama3", "rope_factor": 4.0},
+    ),
+    "the same scaling twice": (
+        "llama", {"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": LINEAR, "rope_theta": 7e3},
+        {"rope_base": 7e3, "rope_scaling": "linear", "rope_factor": 2.0},
+    ),
+    "an empty scaling": ("qwen3", {"rope_scaling": {}}, {"rope_base": 1e3, "rope_scaling": "none"}),
+    "yarn without its length": (
+        "qwen2", {"rope_parameters": None, "rope_scaling": YARN, "rope_theta": 1e3, "max_position_embeddings": 99},
+        {"rope_scaling": "yarn", "rope_original_length": 99},
+    ),
+    "llama3 without its length": ("llama", {"rope_parameters": LLAMA3}, {"rope_original_length": 128}),
+    "yarn that was fine-tuned": (
+        "llama", {"rope_parameters": None, "rope_scaling": YARN | LENGTH | {"finetuned": True}},
+        {"rope_base": 1e4, "rope_scaling": "yarn", "rope_original_length": 32},
+    ),
+    "a family that has yarn by itself": (
+        "gpt_oss", {"rope_parameters": None},
+        {"rope_base": 150000.0, "rope_scaling": "yarn", "rope_factor": 32.0, "rope_original_length": 4096,
+         "rope_truncate": False},
+    ),
+    "that family without": ("gpt_oss", {"rope_parameters": {}}, {"rope_base": 150000.0, "rope_scaling": "none"}),
+    "a part of each head": (
+        "phi4_mini", {"rope_parameters": None, "rope_theta": 2e4, "partial_rotary_factor": 0.5},
+        {"rope_base": 2e4, "partial_rotary_factor": 0.5},
+    ),
+    "a part beside rope_parameters": (
+        "phi3", {"partial_rotary_factor": 0.5, "rope_parameters": DEFAULT | {"rope_theta": 3e3}},
+        {"rope_base": 3e3, "partial_rotary_factor": 0.5},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", READ)
+def test_what_is_stated_twice_or_elsewhere_is_read_as_transformers_reads_it(case: str):
+    name, keys, wanted = READ[case]
+    family, model = model_of(golden(name, **keys))
+    for own in kind_models(model).values():
+        assert {key: getattr(own, key) for key in wanted} == wanted
+    assert differences(model, model_of(Given("config.json", config_of(family, model, {}, length=128)))[1]) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "full", "local"),
+    [
+        ({"rope_parameters": BY_TYPE, "rope_theta": 5e6, "rope_local_base_freq": 2e4}, (5e6, "none"), (2e4, "none")),
+        ({"rope_parameters": BY_TYPE, "rope_scaling": LINEAR}, (1e6, "linear"), (1e4, "none")),
+        ({"rope_parameters": None, "rope_scaling": LINEAR | {"rope_theta": 3e3}}, (3e3, "linear"), (1e4, "none")),
+    ],
+    ids=["bases", "scaling", "before transformers 5"],
+)
+def test_bases_of_types_of_layers_beside_rope_parameters(keys: dict[str, Any], full: tuple, local: tuple):
+    kinds = kind_models(model_of(golden("gemma3", **keys))[1])
+    read = {kind: (own.rope_base, own.rope_scaling) for kind, own in kinds.items()}
+    assert read == {"global": full, "local": local}
+
+
+NAN, INFINITE = math.nan, math.inf
+REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "two bases": ("qwen3", {"rope_theta": 5e5}, ("rope_theta", "500000.0", "rope_parameters.rope_theta", "1000.0")),
+    "two scalings": ("llama", {"rope_scaling": LINEAR}, ("rope_scaling", "rope_parameters", "differ")),
+    "no scaling in place of one": ("llama", {"rope_scaling": DEFAULT}, ("rope_scaling", "rope_parameters", "differ")),
+    "a base that rope_scaling hides": (
+        "qwen3", {"rope_scaling": YARN | LENGTH}, ("rope_parameters.rope_theta", "1000.0", "rope_scaling")
+    ),
+    "two types": (
+        "llama", {"rope_parameters": LINEAR | {"type": "yarn"}}, ("rope_type", "linear", "rope_parameters.type", "yarn")
+    ),
+    "two parts": (
+        "phi4_mini", {"partial_rotary_factor": 0.5},
+        ("partial_rotary_factor", "0.5", "rope_parameters.partial_rotary_factor", "0.75"),
+    ),
+    "a part in another family": ("llama", {"partial_rotary_factor": 0.5}, ("partial_rotary_factor", "0.5")),
+    "a part above 1": ("phi3", {"rope_parameters": {}, "partial_rotary_factor": 1.5}, ("partial_rotary_factor", "1.5")),
+    "a scaling that the family does not have": (
+        "phi3", {"rope_parameters": YARN | LENGTH}, ("rope_parameters.rope_type", "yarn", "default")
+    ),
+    "a list": ("qwen3", {"rope_scaling": []}, ("rope_scaling", "[]", "a mapping")),
+    "false": ("qwen3", {"rope_scaling": False}, ("rope_scaling", "False", "a mapping")),
+    "a list of parameters": ("qwen3", {"rope_parameters": []}, ("rope_parameters", "[]", "a mapping")),
+    "NaN as base": ("qwen3", {"rope_parameters": None, "rope_theta": NAN}, ("rope_theta", "nan")),
+    "NaN as factor": ("llama", {"rope_parameters": LINEAR | {"factor": NAN}}, ("rope_parameters.factor", "nan")),
+    "NaN as part": ("phi3", {"rope_parameters": {}, "partial_rotary_factor": NAN}, ("partial_rotary_factor", "nan")),
+    "NaN as scale of scores": ("gemma2", {"query_pre_attn_scalar": NAN}, ("query_pre_attn_scalar", "nan")),
+    "an infinite scale of experts": (
+        "deepseek_v2", {"routed_scaling_factor": INFINITE}, ("routed_scaling_factor", "inf")
+    ),
+    "parameters that are not by type": ("gemma3", {"rope_parameters": LINEAR}, ("rope_parameters.", "full_attention")),
+    "two bases of local layers": (
+        "gemma3", {"rope_local_base_freq": 7.0}, ("rope_local_base_freq", "7.0", "sliding_attention", "100.0")
+    ),
+    "two scalings of global layers": (
+        "gemma3", {"rope_scaling": LINEAR}, ("rope_scaling", "rope_parameters.full_attention", "differ")
+    ),
+    "a length that is none": (
+        "llama", {"rope_parameters": LLAMA3, "max_position_embeddings": "x"}, ("max_position_embeddings", "x")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_two_that_differ_and_nonsense_are_refused(case: str):
+    name, keys, parts = REFUSED[case]
+    with refused("config.json", *parts):
+        model_of(golden(name, **keys))
+
+
+def test_a_model_whose_heads_rotate_in_part_goes_to_a_family_that_has_them():
+    family, model = model_of(golden("phi4_mini"))
+    written = config_of(family, model, {}, length=128)
+    assert written["partial_rotary_factor"] == model.partial_rotary_factor == 0.75
+    llama = model_of(golden("llama"))[0]
+    with pytest.raises(UserError, match=r"model\.partial_rotary_factor \(0\.75, not 1\.0\)"):
+        config_of(llama, model, {}, length=128)
