@@ -85,8 +85,8 @@ UPDATE = (
         name="weight_decay_on_norms",
         description="Norms and biases are pulled towards zero like matrices.",
         file="jaxpar/optim/optimizer.py",
-        old="decay = config.weight_decay if spec.decay else 0.0",
-        new="decay = config.weight_decay",
+        old="decay = arguments.weight_decay if self.decays else 0.0",
+        new="decay = arguments.weight_decay",
         caught_by=("tests/optim/test_optimizer.py::test_decay_moves_only_the_weights_that_ask_for_it",),
     ),
     Fault(
