@@ -102,7 +102,8 @@ class StepFunctions:
         tokens, unpadded = reduce_sum(jnp.stack([batch["mask"].sum(), unpadded]), TOKEN_AXES)
         count = self._pairs(batch) if PAIRS in batch else tokens
         scale = self._loss_scale(state)
-        seeds = Seeds(scale / jnp.maximum(count, 1.0), scale / jnp.maximum(unpadded, 1.0))
+        loss_seed = scale / jnp.maximum(count, 1.0)
+        seeds = Seeds(loss_seed, scale / jnp.maximum(unpadded, 1.0))
         accumulated, reported, report, seen = execute(
             self.layout.program, stages, weights, accumulators, batch, seeds, shared | of_codes
         )

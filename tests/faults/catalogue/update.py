@@ -90,6 +90,14 @@ UPDATE = (
         caught_by=("tests/optim/test_optimizer.py::test_decay_moves_only_the_weights_that_ask_for_it",),
     ),
     Fault(
+        name="a_seed_in_the_program",
+        description="The masks of dropout are of a constant seed: another one is another program.",
+        file="jaxpar/model/decoder.py",
+        old='sequence_part(batch["indices"]), batch[SEED]',
+        new='sequence_part(batch["indices"]), self.config.run.seed',
+        caught_by=("tests/training/step/test_arguments.py::test_other_numbers_are_the_same_program[adamw]",),
+    ),
+    Fault(
         name="adafactor_means_of_a_shard",
         description="Adafactor's means are those of a rank's shards.",
         file="jaxpar/optim/adafactor.py",
