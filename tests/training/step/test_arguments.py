@@ -15,7 +15,7 @@ from jaxpar.config import Config, OptimizerConfig
 from jaxpar.training.run.trainer import Trainer
 from tests.small_run import SmallRun, small
 
-STRUCTURE = {"name", "muon_iterations", "adafactor_relative"}
+STRUCTURE = {"name", "muon_dtype", "muon_iterations", "adafactor_relative"}
 """Keys of `optimizer` that choose a program."""
 CHANGED: dict[str, Any] = {
     "learning_rate": 3e-3, "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-6, "weight_decay": 0.0, "clip_norm": None,
