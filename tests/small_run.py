@@ -67,7 +67,7 @@ class SmallRun:
         """Losses and final weights of `steps` steps from the initial weights, as NumPy."""
         state, losses = self.step.residency.initial_state(), []
         for step in range(steps):
-            state, metrics = self.step.train(state, self.batch(step))
+            state, metrics = self.step.train(state, self.batch(step), self.step.arguments)
             losses.append(float(metrics.loss))
         return losses, self.by_layer(state.master)
 

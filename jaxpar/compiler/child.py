@@ -59,9 +59,8 @@ def compile_request(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     step = TrainStep(layout, build_mesh(plan.axes, topology.devices))
     start = time.perf_counter()
     with _described(step.mesh, topology.devices[0], request["target"]):
-        lowered = step.train.trace(step.residency.abstract_input(), layout.abstract_batch(step.mesh)).lower(
-            lowering_platforms=("cuda",)
-        )
+        inputs = step.residency.abstract_input(), layout.abstract_batch(step.mesh), layout.abstract_arguments(step.mesh)
+        lowered = step.train.trace(*inputs).lower(lowering_platforms=("cuda",))
     if plan.optimizer_offload == "host":
         places = layout.state_shardings()
         offloaded = [leaf.memory_kind == PINNED for leaf in jax.tree.leaves((places.master, places.optimizer))]
@@ -72,8 +71,8 @@ def compile_request(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     memory = compiled.memory_analysis()
     if memory is None:
         raise RuntimeError("XLA gave no account of memory")
-    (state, batch), _ = compiled.input_shardings
-    kept = {"": state, "batch": batch}  # None where the program does not use an argument
+    (state, batch, arguments), _ = compiled.input_shardings
+    kept = {"": state, "batch": batch, "arguments": arguments}  # None where the program does not use an argument
     inputs = [
         "/".join(filter(None, (prefix, jax.tree_util.keystr(path, simple=True, separator="/"))))
         for prefix, tree in kept.items()

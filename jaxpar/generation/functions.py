@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.kinds import kind_model
@@ -59,7 +59,6 @@ class GenerationFunctions:
     capacity: int
     """Tokens that a row may get to."""
     sampling: Sampling
-    seed: int
 
     @cached_property
     def stages(self) -> DecoderStages:
@@ -77,7 +76,12 @@ class GenerationFunctions:
         return capacities(self.layout.config.model, self.capacity, self.layout.plan.axes.context)
 
     def prefill(
-        self, weights: Weights, batch: Batch, lengths: Int[Array, " batch"], numbers: Int[Array, " batch"]
+        self,
+        weights: Weights,
+        batch: Batch,
+        lengths: Int[Array, " batch"],
+        numbers: Int[Array, " batch"],
+        seed: UInt[Array, ""],
     ) -> tuple[Rows, Drawn]:
         """The rows after their prompts and one token more.
 
@@ -86,6 +90,7 @@ class GenerationFunctions:
             batch: a microbatch [batch, part], each row with its prompt from index 0 on.
             lengths: tokens of each prompt, at least 1.
             numbers: see `Rows`.
+            seed: of the draws.
         """
         batch, lengths, numbers = vary((batch, lengths, numbers))
 
@@ -100,9 +105,9 @@ class GenerationFunctions:
         seen = None
         if self.sampling.repetition_penalty != 1.0:
             seen = self._seen(batch, lengths)
-        return self._next(weights, sequence_part(x[None]), Rows(cache, lengths, lengths, numbers, seen))
+        return self._next(weights, sequence_part(x[None]), Rows(cache, lengths, lengths, numbers, seen), seed)
 
-    def decode(self, weights: Weights, rows: Rows) -> tuple[Rows, Drawn]:
+    def decode(self, weights: Weights, rows: Rows, seed: UInt[Array, ""]) -> tuple[Rows, Drawn]:
         """The rows with one token more."""
         rows = vary(rows)
         index = rows.lengths - 1
@@ -118,7 +123,7 @@ class GenerationFunctions:
             for kind, capacity in self.capacities.items()
         }
         x, cache = self._layers(weights, self.stages.embed(weights, batch), batch, attending, rows.cache)
-        return self._next(weights, x, rows._replace(cache=cache))
+        return self._next(weights, x, rows._replace(cache=cache), seed)
 
     def _layers(
         self, weights: Weights, x: jax.Array, batch: Batch, attending: Mapping[str, Attending], cache: Cache | None
@@ -144,13 +149,15 @@ class GenerationFunctions:
         empty = vary(jnp.zeros((len(lengths), vocab), bool))
         return empty.at[jnp.arange(len(lengths))[:, None], columns].set(True, mode="drop")
 
-    def _next(self, weights: Weights, x: Float[Array, "one part embed"], rows: Rows) -> tuple[Rows, Drawn]:
+    def _next(
+        self, weights: Weights, x: Float[Array, "one part embed"], rows: Rows, seed: UInt[Array, ""]
+    ) -> tuple[Rows, Drawn]:
         """Draw a token for each row after the residual stream `x` of their last ones, side by side."""
         # Nothing is differentiated, so any tree does for the accumulators.
         logits = self.stages.logits(weights, weights, x)[0]
         with jax.named_scope("gather_logits"):
             logits = lax.all_gather(logits, self.stages.vocab_axes, axis=1, tiled=True)
-        key = jax.random.key(self.seed)
+        key = jax.random.key(vary(seed))
         of_row = lambda number, length: jax.random.fold_in(jax.random.fold_in(key, number), length)
         drawn = draw(logits, rows.seen, self.sampling, jax.vmap(of_row)(rows.numbers, rows.lengths))
         seen = rows.seen

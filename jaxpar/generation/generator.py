@@ -81,7 +81,9 @@ class Generator:
         axes = dict(mesh.shape)
         self._rows = axes["replica"] * axes["fsdp"] * axes["expert"] * axes["tensor"]
         self._part = axes["context"] * axes["tensor"]
-        self.programs = Programs(config, mesh, self.sampling, zero, seed)
+        self.programs = Programs(config, mesh, self.sampling, zero)
+        everywhere, number = NamedSharding(mesh, PartitionSpec()), np.asarray(seed % 2**32, np.uint32)
+        self._seed = jax.make_array_from_callback((), everywhere, lambda _: number)
         self.speed = Speed()
         self._weights = weights if is_unstacked(weights) else self._laid_out(weights, zero)
 
@@ -154,13 +156,13 @@ class Generator:
         prefill, decode = self.programs.prefill(rows, padded, capacity), self.programs.decode(rows, capacity)
         self.speed = Speed(prompt_tokens=sum(map(len, prompts)))
         began = time.perf_counter()
-        state, drawn = prefill(self._weights, *self._placed(prompts, rows, padded, first_number))
+        state, drawn = prefill(self._weights, *self._placed(prompts, rows, padded, first_number), self._seed)
         read = self._read(drawn)
         self.speed.prompt_seconds = time.perf_counter() - began
         began = time.perf_counter()
         for number in range(tokens):
             if number + 1 < tokens:
-                state, coming = decode(self._weights, state)
+                state, coming = decode(self._weights, state, self._seed)
             yield read
             self.speed.new_tokens = (number + 1) * len(prompts)
             if number + 1 < tokens:

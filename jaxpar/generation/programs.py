@@ -31,32 +31,32 @@ class Programs:
     mesh: Mesh
     sampling: Sampling
     zero: int
-    seed: int
     _compiled: dict[tuple[int, ...], Any] = field(default_factory=dict, init=False)
 
     def prefill(self, rows: int, prompt: int, capacity: int) -> Any:
-        """Compiled on first use: (weights, batch, lengths, numbers) -> (rows, drawn)."""
+        """Compiled on first use: (weights, batch, lengths, numbers, seed) -> (rows, drawn)."""
         if (rows, prompt, capacity) not in self._compiled:
             functions, weights, state, drawn = self.parts(rows, prompt, capacity)
             given = functions.layout.batch
             batch = {name: PartitionSpec(*spec[1:]) for name, spec in given.items() if name in NEEDED}
-            layouts = weights, batch, BY_ROW, BY_ROW
+            layouts = weights, batch, BY_ROW, BY_ROW, PartitionSpec()
             prefill = mapped(functions.prefill, self.mesh, functions.dtype, layouts, (state, drawn))
             self._compiled[rows, prompt, capacity] = jax.jit(prefill)
         return self._compiled[rows, prompt, capacity]
 
     def decode(self, rows: int, capacity: int) -> Any:
-        """Compiled on first use: (weights, rows) -> (rows, drawn); the given rows are donated."""
+        """Compiled on first use: (weights, rows, seed) -> (rows, drawn); the given rows are donated."""
         if (rows, capacity) not in self._compiled:
             functions, weights, state, drawn = self.parts(rows, 0, capacity)
-            decode = mapped(functions.decode, self.mesh, functions.dtype, (weights, state), (state, drawn))
+            layouts = weights, state, PartitionSpec()
+            decode = mapped(functions.decode, self.mesh, functions.dtype, layouts, (state, drawn))
             self._compiled[rows, capacity] = jax.jit(decode, donate_argnums=1, compiler_options=COMPILER_OPTIONS)
         return self._compiled[rows, capacity]
 
     def parts(self, rows: int, tokens: int, capacity: int) -> tuple[GenerationFunctions, Any, Any, Any]:
         """The functions, for a batch of `tokens` tokens a row, and the layouts of weights, `Rows` and `Drawn`."""
         layout = generation_layout(self.config, self.mesh, rows=rows, tokens=tokens, zero=self.zero)
-        functions = GenerationFunctions(layout, capacity, self.sampling, self.seed)
+        functions = GenerationFunctions(layout, capacity, self.sampling)
         own = {kind: partition_of(kind_model(self.config.model, kind)) for kind in layout.order.stacks}
         cache = {kind: [own[kind]] * stack.rows for kind, stack in layout.order.stacks.items()}
         seen = BY_ROW if self.sampling.repetition_penalty != 1.0 else None

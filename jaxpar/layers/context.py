@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt
 
 from jaxpar.precision.squares import SquareScales
 
@@ -39,6 +39,8 @@ class TokenContext(NamedTuple):
     """Updates of the weights before this step, in training."""
     scales: Float[Array, "layers tensors"] | None = None
     """The scales of quantised matmuls of each layer of the model, where they come from earlier steps."""
+    seed: UInt[Array, ""] | None = None
+    """Seed of dropout and of routers that draw, in training."""
     weight_scales: Float[Array, "layers tensors"] | SquareScales | None = None
     """Where quantised matrices are codes already (`jaxpar.precision.weight_codes`), their scales: of matrices, 0 of
     other tensors, or of squares."""

@@ -6,14 +6,17 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt
+
+SEED = "seed"
+"""The name of the seed of draws in a microbatch."""
 
 
 def dropout(
     x: Float[Array, "batch seq embed"],
     rate: float,
     *,
-    seed: int,
+    seed: UInt[Array, ""],
     site: int | Int[Array, ""],
     examples: Int[Array, "batch"],
     indices: Int[Array, "batch seq"],
@@ -33,7 +36,7 @@ def dropout(
 def draws(
     draw: Callable[..., Array],
     width: int,
-    seed: int,
+    seed: UInt[Array, ""],
     site: int | Int[Array, ""],
     examples: Int[Array, "batch"],
     indices: Int[Array, "batch seq"],
@@ -45,7 +48,10 @@ def draws(
 
 
 def _keys(
-    seed: int, site: int | Int[Array, ""], examples: Int[Array, "batch"], indices: Int[Array, "batch seq"]
+    seed: UInt[Array, ""],
+    site: int | Int[Array, ""],
+    examples: Int[Array, "batch"],
+    indices: Int[Array, "batch seq"],
 ) -> Array:
     """A key for each token."""
     key = jax.random.fold_in(jax.random.key(seed), site)

@@ -62,7 +62,6 @@ class DecoderLayer(nnx.Module):
             self.post_attention_norm, self.post_mlp_norm = norm(model), norm(model)
         self.mlp_tiles, self.overlap, self.fp8 = mlp_tiles, dict(overlap or {}), fp8
         self.dropout = model.dropout
-        self.seed = config.run.seed
         self.reports: tuple[str, ...] = self.mlp.reports if isinstance(self.mlp, Experts) else ()
 
     def linear(
@@ -177,5 +176,6 @@ class DecoderLayer(nnx.Module):
     def _drop(self, x: jax.Array, site: jax.Array, tokens: TokenContext, train: bool) -> jax.Array:
         if not train or self.dropout == 0.0:
             return x
+        assert tokens.seed is not None, "training has a seed"
         indices = sequence_part(tokens.indices)
-        return dropout(x, self.dropout, seed=self.seed, site=site, examples=tokens.examples, indices=indices)
+        return dropout(x, self.dropout, seed=tokens.seed, site=site, examples=tokens.examples, indices=indices)

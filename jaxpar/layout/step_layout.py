@@ -19,6 +19,7 @@ from jaxpar.layout.carried import CarriedRequest, carried_of
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
 from jaxpar.layout.choices.wire import wire_of
 from jaxpar.layout.state import TrainState, initial_state, join_weights, state_layout, weight_states
+from jaxpar.layout.step_arguments import StepArguments, step_arguments
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.build import abstract_mesh
 from jaxpar.mesh.layer_order import LayerOrder
@@ -29,7 +30,6 @@ from jaxpar.model.preference_loss import PAIRS, REFERENCE
 from jaxpar.optim.moments import check_blocks
 from jaxpar.optim.norm import squares_layout
 from jaxpar.optim.optimizer import Optimizer, make_optimizer
-from jaxpar.optim.schedule import Schedule, learning_rate, muon_learning_rate
 from jaxpar.pipeline.execution.program import PipelineProgram
 from jaxpar.pipeline.schedules import Schedule as PipelineSchedule
 from jaxpar.runtime.carried import Carried
@@ -43,8 +43,6 @@ class StepLayout:
 
     config: Config
     plan: Plan
-    fraction: Schedule | None = None
-    """The learning rate at a step as a share of its peak; by default the schedule of `config`."""
 
     def __post_init__(self) -> None:
         check_blocks(self.plan.dtypes.moments, self.trained, self.master, self.plan.axes)
@@ -93,26 +91,16 @@ class StepLayout:
         return self.placements.optimizer.layout
 
     @cached_property
-    def learning_rate(self) -> Schedule:
-        """The learning rate after so many updates."""
-        return learning_rate(self.config.optimizer, self.config.run.steps, self.fraction)
-
-    @cached_property
-    def muon_learning_rate(self) -> Schedule | None:
-        """That of Muon's matrices; None under another optimizer."""
-        return muon_learning_rate(self.config.optimizer, self.config.run.steps, self.fraction)
+    def arguments(self) -> StepArguments:
+        """The numbers of `config` that steps take as arguments, as NumPy scalars."""
+        return step_arguments(self.config)
 
     @cached_property
     def optimizer(self) -> Optimizer:
         """The rules of all weights."""
+        dtypes, specs = self.plan.dtypes, self.trained
         return make_optimizer(
-            self.config.optimizer,
-            steps=self.config.run.steps,
-            moments=self.plan.dtypes.moments,
-            muon_dtype=self.plan.dtypes.muon,
-            specs=self.trained,
-            layout=self.master,
-            fraction=self.fraction,
+            self.config.optimizer, moments=dtypes.moments, muon_dtype=dtypes.muon, specs=specs, layout=self.master
         )
 
     @cached_property
@@ -190,23 +178,26 @@ class StepLayout:
         ]
         return join_weights(states, everywhere)
 
-    def initial_state(self) -> TrainState:
+    def initial_state(self, arguments: StepArguments) -> TrainState:
         """The state before the first step; the weights are bit for bit the same on every mesh. To be traced."""
-        master, frozen = (
-            initial_weights(specs, self.config.run.seed, self.order) for specs in (self.trained, self.frozen)
-        )
+        master, frozen = (initial_weights(specs, arguments.seed, self.order) for specs in (self.trained, self.frozen))
         frozen = jax.tree.map(lambda weight: weight.astype(self.plan.dtypes.storage), frozen)
         return initial_state(master, frozen, self.optimizer, self.carried)
 
     @cached_property
     def state_shapes(self) -> TrainState:
         """Global shapes and dtypes of the state."""
-        return jax.eval_shape(self.initial_state)
+        return jax.eval_shape(self.initial_state, self.arguments)
 
     def abstract_state(self, mesh: AnyMesh | None = None) -> TrainState:
         """Shapes, dtypes and shardings of the state: what a checkpoint is restored into."""
         put = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
         return jax.tree.map(put, self.state_shapes, self.state_shardings(mesh))
+
+    def abstract_arguments(self, mesh: AnyMesh | None = None) -> StepArguments:
+        """Shapes and shardings of `arguments` on the devices."""
+        everywhere = NamedSharding(self.mesh if mesh is None else mesh, PartitionSpec())
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((), leaf.dtype, sharding=everywhere), self.arguments)
 
     def abstract_batch(self, mesh: AnyMesh | None = None) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and shardings of a placed batch, for compiling before there is one."""

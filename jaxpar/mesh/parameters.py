@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt
 
 from jaxpar.mesh.layer_order import PADDING, LayerOrder
 
@@ -117,7 +117,7 @@ def merge(under: Nested[Any], over: Nested[Any]) -> Nested[Any]:
     return both
 
 
-def initial_weights(specs: Specs, seed: int, order: LayerOrder) -> Weights:
+def initial_weights(specs: Specs, seed: int | UInt[Array, ""], order: LayerOrder) -> Weights:
     """Initial float32 values of `specs`: a weight's key depends only on the seed, its path and its layer's number,
     and not on the name of its layer's kind.
 
@@ -133,7 +133,9 @@ def initial_weights(specs: Specs, seed: int, order: LayerOrder) -> Weights:
     return jax.tree_util.tree_map_with_path(value, specs, is_leaf=lambda x: isinstance(x, ParamSpec))
 
 
-def initial_weight(name: str, spec: ParamSpec, seed: int, numbers: Int[Array, " rows"]) -> Float[Array, "..."]:
+def initial_weight(
+    name: str, spec: ParamSpec, seed: int | UInt[Array, ""], numbers: Int[Array, " rows"]
+) -> Float[Array, "..."]:
     """`initial_weights` of the weight whose path, without a kind of layers, is `name`; of a stacked one, the rows of
     layers with these numbers."""
     root = jax.random.key(seed)

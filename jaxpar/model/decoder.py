@@ -19,7 +19,7 @@ from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.attention import Attend
 from jaxpar.layers.context import UPDATES, TokenContext, sequence_part
 from jaxpar.layers.declaration.weights import specs_of, with_weights
-from jaxpar.layers.dropout import dropout
+from jaxpar.layers.dropout import SEED, dropout
 from jaxpar.layers.experts.replay import EXPERTS
 from jaxpar.layers.experts.routers import ROUTERS
 from jaxpar.layers.layer import DecoderLayer
@@ -58,9 +58,10 @@ from jaxpar.precision.weight_codes import WEIGHT_SCALES
 
 type Batch = dict[str, Any]
 """One rank's part of a microbatch: tokens, labels, mask, segments, positions, indices `[batch, seq]`, and examples
-`[batch]`. Under a loss of preferences also `PAIRS` and `REFERENCE` of `jaxpar.model.preference_loss`. Under delayed
-scaling also `SCALES` of `jaxpar.precision.matmul`, [layers, tensors], the same in all microbatches; where matrices are
-codes also `WEIGHT_SCALES` of `jaxpar.precision.weight_codes`."""
+`[batch]`; in training also `SEED` of `jaxpar.layers.dropout`, a scalar. Under a loss of preferences also `PAIRS` and
+`REFERENCE` of `jaxpar.model.preference_loss`. Under delayed scaling also `SCALES` of `jaxpar.precision.matmul`,
+[layers, tensors], the same in all microbatches; where matrices are codes also `WEIGHT_SCALES` of
+`jaxpar.precision.weight_codes`."""
 
 
 class Decoder(nnx.Module):
@@ -181,6 +182,8 @@ class DecoderStages:
             plain = plain._replace(updates=vary(batch[UPDATES]))
         if SCALES in batch:
             plain = plain._replace(scales=vary(batch[SCALES]))
+        if SEED in batch:
+            plain = plain._replace(seed=vary(batch[SEED]))
         tables: dict[tuple[bytes, float], tuple[jax.Array, jax.Array]] = {}
         models = {kind: kind_model(self.model, kind) for kind in self.order.stacks}
         routed = [own.experts is not None and ROUTERS[own.experts.router].ids for own in models.values()]
@@ -232,8 +235,8 @@ class DecoderStages:
 
     def _join(self, rows: Arrays, batch: Batch) -> Float[Array, "batch part embed"]:
         x = join_rows(self.placements, rows, self.model)
-        if self.train:
-            indices, seed = sequence_part(batch["indices"]), self.config.run.seed
+        if self.train and self.model.dropout:
+            indices, seed = sequence_part(batch["indices"]), batch[SEED]
             x = dropout(x, self.model.dropout, seed=seed, site=0, examples=batch["examples"], indices=indices)
         return vary(x)
 

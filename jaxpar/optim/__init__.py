@@ -1,18 +1,18 @@
 """Update rules on sharded weights, learning-rate schedules, and clipping by the true global norm."""
 
+from jaxpar.optim.arguments import OptimizerArguments, optimizer_arguments
 from jaxpar.optim.norm import clip, global_norm, squares, squares_layout
 from jaxpar.optim.optimizer import Optimizer, OptimizerState, WeightOptimizer, make_optimizer
-from jaxpar.optim.schedule import learning_rate, muon_learning_rate
 
 __all__ = [
     "Optimizer",
+    "OptimizerArguments",
     "OptimizerState",
     "WeightOptimizer",
     "clip",
     "global_norm",
-    "learning_rate",
     "make_optimizer",
-    "muon_learning_rate",
+    "optimizer_arguments",
     "squares",
     "squares_layout",
 ]

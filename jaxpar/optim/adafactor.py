@@ -46,7 +46,7 @@ def adafactor(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec) -
     def root_mean_square(x: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.sqrt(mean(jnp.square(x), every))
 
-    def direction(gradient, weight, mu, nu, step):
+    def direction(gradient, weight, mu, nu, step, arguments):
         decay = 1.0 - (step.astype(jnp.float32) + 1.0) ** -DECAY_POWER
         square = jnp.square(gradient) + SMALLEST_SQUARE
         if matrix:
@@ -64,4 +64,4 @@ def adafactor(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec) -
 
     layers = tuple(range(stack))
     factors = {"rows": layers + inputs, "columns": layers + outputs}
-    return Rule(config.learning_rate, mu=False, nu=factors if matrix else all_dims(spec), direction=direction)
+    return Rule(mu=False, nu=factors if matrix else all_dims(spec), direction=direction)

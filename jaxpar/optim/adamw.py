@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import optax
+import jax.numpy as jnp
 
-from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.optim.arguments import OptimizerArguments
 from jaxpar.optim.rule import Rule, all_dims
 
 
-def adamw(config: OptimizerConfig, spec: ParamSpec) -> Rule:
+def adamw(spec: ParamSpec) -> Rule:
     """Adam's direction with bias correction; decay is decoupled, so the optimizer adds it."""
-    transform = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon)
 
-    def direction(gradient, weight, mu, nu, step) -> tuple[Any, Any, Any]:
-        # optax counts updates itself; here the step is the count, so that only one number is saved
-        updates, state = transform.update(gradient, optax.ScaleByAdamState(count=step, mu=mu, nu=nu))
-        assert isinstance(state, optax.ScaleByAdamState)
-        return updates, state.mu, state.nu
+    def direction(gradient, weight, mu, nu, step, arguments: OptimizerArguments) -> tuple[Any, Any, Any]:
+        beta1, beta2, updates = arguments.beta1, arguments.beta2, step + 1
+        mu, nu = beta1.mean(mu, gradient), beta2.mean(nu, jnp.square(gradient))
+        corrected_mu, corrected_nu = mu / (1 - beta1.old**updates), nu / (1 - beta2.old**updates)
+        return corrected_mu / (jnp.sqrt(corrected_nu) + arguments.epsilon), mu, nu
 
-    return Rule(peak=config.learning_rate, mu=True, nu=all_dims(spec), direction=direction)
+    return Rule(mu=True, nu=all_dims(spec), direction=direction)

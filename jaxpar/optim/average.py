@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 
-def next_average(average: PyTree, weights: PyTree, step: Int[Array, ""], decay: float) -> PyTree:
+def next_average(average: PyTree, weights: PyTree, step: Int[Array, ""], decay: Float[Array, ""]) -> PyTree:
     """The average after an update that gave `weights`; `step` counts the updates before it. Elementwise, in float32.
 
     `average <- d average + (1 - d) weights` with d = min(decay, (1 + step) / (10 + step)): it starts as the initial

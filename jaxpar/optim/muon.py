@@ -58,9 +58,9 @@ def muon(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec, dtype:
     together = PartitionSpec(own or None, *layout[spec.stack :])
     scale = max(1.0, outputs / inputs) ** 0.5
 
-    def direction(gradient, weight, mu, nu, step):
-        momentum = config.muon_momentum * mu + gradient
-        update = gradient + config.muon_momentum * momentum
+    def direction(gradient, weight, mu, nu, step, arguments):
+        momentum = arguments.muon_momentum * mu + gradient
+        update = gradient + arguments.muon_momentum * momentum
         flat = update.reshape(-1, *update.shape[spec.stack :])
         whole = gather_matrices(flat.astype(dtype), together)
         assert whole.shape[1:] == shape, f"matrices of {whole.shape[1:]} where {spec} was declared"
@@ -68,4 +68,4 @@ def muon(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec, dtype:
         back = scatter_matrices(matrices.reshape(whole.shape).astype(dtype), together, flat.shape[0])
         return scale * back.reshape(update.shape).astype(jnp.float32), momentum, nu
 
-    return Rule(peak=config.muon_learning_rate, mu=True, nu=None, direction=direction)
+    return Rule(mu=True, nu=None, direction=direction, rate=lambda arguments: arguments.muon_learning_rate)

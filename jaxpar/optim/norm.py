@@ -66,10 +66,8 @@ def global_norm(sums: PyTree, layout: PyTree) -> Float[Array, ""]:
     return jnp.sqrt(sum(reduce_sum(value, sorted(axes)) for axes, value in totals.items()))
 
 
-def clip(tree: PyTree, norm: Float[Array, ""], max_norm: float | None) -> PyTree:
-    """The tree times `min(1, max_norm / norm)`; dtypes stay. None clips nothing; a norm that is NaN makes all NaN."""
-    if max_norm is None:
-        return tree
+def clip(tree: PyTree, norm: Float[Array, ""], max_norm: Float[Array, ""]) -> PyTree:
+    """The tree times `min(1, max_norm / norm)`; dtypes stay. A norm that is NaN makes all NaN."""
     scale = jnp.minimum(1.0, max_norm / norm)
     return jax.tree.map(lambda leaf: (leaf.astype(jnp.float32) * scale).astype(leaf.dtype), tree)
 

@@ -18,13 +18,13 @@ from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.optim.adafactor import adafactor
 from jaxpar.optim.adamw import adamw
+from jaxpar.optim.arguments import OptimizerArguments
 from jaxpar.optim.average import next_average
 from jaxpar.optim.balance import balance
 from jaxpar.optim.lion import lion
 from jaxpar.optim.moments import Form, decode, encode, form_of, layout_of, zeros
 from jaxpar.optim.muon import muon
 from jaxpar.optim.rule import Rule, all_dims, moments_of, only_dims
-from jaxpar.optim.schedule import Schedule, schedule
 
 
 class OptimizerState(NamedTuple):
@@ -48,19 +48,17 @@ class WeightOptimizer:
     """How moments are stored between updates."""
     coded: bool
     """Whether the second moment is shaped like the weight, and so stored as `form` too."""
-    decay: float
-    """Weight decay."""
-    ema: float | None
-    """Decay of the moving average; None keeps none."""
-    fraction: Schedule
-    """The learning rate as a fraction of the rule's peak."""
+    decays: bool
+    """Whether the weight has weight decay."""
+    averages: bool
+    """Whether a moving average of the weight is kept."""
 
     def init(self, master: Float[Array, "*shard"]) -> OptimizerState:
         """The state before the first update: of a global array under `jit`, or of a shard; no communication."""
         means = lambda dims: jnp.zeros([master.shape[dim] for dim in dims], jnp.float32)
         mu = zeros(self.form, master, signed=True) if self.rule.mu else None
         nu = zeros(self.form, master, signed=False) if self.coded else moments_of(self.rule, means)
-        return OptimizerState(mu, nu, None if self.ema is None else master.astype(jnp.float32))
+        return OptimizerState(mu, nu, master.astype(jnp.float32) if self.averages else None)
 
     def update(
         self,
@@ -68,27 +66,29 @@ class WeightOptimizer:
         state: OptimizerState,
         master: Float[Array, "*shard"],
         step: Int[Array, ""],
+        arguments: OptimizerArguments,
     ) -> tuple[Float[Array, "*shard"], OptimizerState]:
         """(new master weight, new state), inside `shard_map`, on shards in optimizer placement.
 
-        `step` is the number of updates applied so far. The update is computed in float32; moments are rounded once, at
-        the end.
+        `step` is the number of updates applied so far, and `arguments` are those of this step. The update is computed
+        in float32; moments are rounded once, at the end.
         """
-        rate = self.rule.peak * self.fraction(step)
+        rate = self.rule.rate(arguments)
+        decay = arguments.weight_decay if self.decays else 0.0
         mu = decode(self.form, state.mu) if self.rule.mu else None
         nu = decode(self.form, state.nu) if self.coded else state.nu
-        direction, mu, nu = self.rule.direction(gradient.astype(jnp.float32), master, mu, nu, step)
+        direction, mu, nu = self.rule.direction(gradient.astype(jnp.float32), master, mu, nu, step, arguments)
         mu = None if mu is None else encode(self.form, mu, step, signed=True)
         nu = encode(self.form, nu, step, signed=False) if self.coded else nu
-        weight = master - rate * (direction + self.decay * master)
-        average = None if self.ema is None else next_average(state.average, weight, step, self.ema)
+        weight = master - rate * (direction + decay * master)
+        average = next_average(state.average, weight, step, arguments.ema) if self.averages else None
         return weight, OptimizerState(mu, nu, average)
 
     def state_layout(self, layout: PartitionSpec) -> OptimizerState:
         """The partition of the master weight to those of the state."""
         mu = layout_of(self.form, layout) if self.rule.mu else None
         nu = layout_of(self.form, layout) if self.coded else moments_of(self.rule, lambda dims: only_dims(layout, dims))
-        return OptimizerState(mu, nu, None if self.ema is None else layout)
+        return OptimizerState(mu, nu, layout if self.averages else None)
 
 
 @dataclass(frozen=True)
@@ -116,30 +116,20 @@ class Optimizer:
 
 
 def make_optimizer(
-    config: OptimizerConfig,
-    *,
-    steps: int,
-    moments: str,
-    muon_dtype: DTypeLike = "float32",
-    specs: PyTree,
-    layout: PyTree,
-    fraction: Schedule | None = None,
+    config: OptimizerConfig, *, moments: str, muon_dtype: DTypeLike = "float32", specs: PyTree, layout: PyTree
 ) -> Optimizer:
-    """The optimizer that `config` asks for, over a run of `steps` updates.
+    """The optimizer that `config` asks for. The numbers of `config` are arguments of its updates.
 
     `specs` has a ParamSpec and `layout` a PartitionSpec (optimizer placement) for each weight; `moments` is how
     moments are stored (`precision.moments`), and `muon_dtype` is that of Muon's Newton-Schulz iterations. Weights
-    without `decay` in their spec get no weight decay. The learning rate is `fraction` of its peak, by default the
-    schedule of `config`.
+    without `decay` in their spec get no weight decay.
     """
     described, structure = jax.tree.flatten(specs)
-    fraction = schedule(config, steps) if fraction is None else fraction
 
     def one(spec: ParamSpec, layout: PartitionSpec) -> WeightOptimizer:
         rule = _rule_of(config, spec, layout, muon_dtype)
-        decay = config.weight_decay if spec.decay else 0.0
-        of_peak = fraction if spec.balance_rate is None else lambda step: jnp.float32(1)
-        return WeightOptimizer(rule, form_of(moments, spec), rule.nu == all_dims(spec), decay, config.ema, of_peak)
+        coded, averages = rule.nu == all_dims(spec), config.ema is not None
+        return WeightOptimizer(rule, form_of(moments, spec), coded, spec.decay, averages)
 
     each = zip(described, structure.flatten_up_to(layout), strict=True)
     return Optimizer(tuple(one(*leaf) for leaf in each), structure)
@@ -151,9 +141,9 @@ def _rule_of(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec, mu
     if spec.balance_rate is not None:
         return balance(spec.balance_rate)
     if config.name == "lion":
-        return lion(config)
+        return lion()
     if config.name == "adafactor":
         return adafactor(config, spec, layout)
     if config.name == "muon" and spec.matrix:
         return muon(config, spec, layout, muon_dtype)
-    return adamw(config, spec)
+    return adamw(spec)

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.optim.arguments import OptimizerArguments
 
 Shard = Float[Array, "*shard"]
 
@@ -25,19 +26,21 @@ class Rule:
     """How one weight's gradient becomes the direction in which the weight moves.
 
     The optimizer does the rest, the same for every rule: `weight -= rate * (direction + decay * weight)`, where the
-    rate follows the schedule up to `peak`.
+    rate and the decay are arguments of the step, as every number of the configuration is that a rule reads.
     """
 
-    peak: float
-    """Peak learning rate."""
     mu: bool
     """Whether the rule keeps a first moment (mu), shaped like the weight."""
     nu: Moments
     """What the rule keeps as nu, in float32: for each array the dims of the weight that it has."""
-    direction: Callable[[Shard, Shard, Shard | None, Any, Int[Array, ""]], tuple[Shard, Shard | None, Any]]
-    """`(gradient, weight, mu, nu, step) -> (direction, mu, nu)`, all float32 and local shards, inside
+    direction: Callable[
+        [Shard, Shard, Shard | None, Any, Int[Array, ""], OptimizerArguments], tuple[Shard, Shard | None, Any]
+    ]
+    """`(gradient, weight, mu, nu, step, arguments) -> (direction, mu, nu)`, all float32 and local shards, inside
     `shard_map`; `step` counts the updates applied before this one. `mu` and `nu` are None where the rule keeps
     none."""
+    rate: Callable[[OptimizerArguments], Float[Array, ""]] = lambda arguments: arguments.learning_rate
+    """The learning rate of a step, from its arguments."""
 
 
 def is_stacked(spec: ParamSpec) -> bool:

@@ -1,20 +1,43 @@
-"""The learning rate as a function of the step."""
+"""The learning rate as a function of the step. Its numbers are arguments of a compiled step, its shape too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config.schema import OptimizerConfig
 
-type Schedule = Callable[[Int[Array, ""] | int], Float[Array, ""]]
-"""Step (0 for the first update) to a float32 scalar."""
+float32: Any = np.float32
+"""Makes arguments, which NumPy's scalars are until they are on the devices."""
 
 
-def schedule(config: OptimizerConfig, steps: int) -> Schedule:
-    """The learning rate as a fraction of its peak, the same for every rule.
+class ScheduleArguments(NamedTuple):
+    """A schedule of any shape: warm-up, then a fall from 1 to `final`, linear or along a cosine.
+
+    Steps are divided by lengths as products with reciprocals, as XLA divides by constants.
+    """
+
+    warmup: Float[Array, ""]
+    """Steps of warm-up."""
+    per_warmup_step: Float[Array, ""]
+    """One over `warmup`."""
+    start: Float[Array, ""]
+    """Step at which the fall starts."""
+    per_step: Float[Array, ""]
+    """One over the steps of the fall."""
+    final: Float[Array, ""]
+    """Value after the fall."""
+    span: Float[Array, ""]
+    """1 minus `final`, rounded once."""
+    cosine: Bool[Array, ""]
+    """Whether the fall follows a cosine."""
+
+
+def schedule_arguments(config: OptimizerConfig, steps: int) -> ScheduleArguments:
+    """The schedule of `config` for a run of `steps` updates, as NumPy scalars.
 
     Warm-up is `(t + 1) / warmup_steps`: the first update is not zero, and update `warmup_steps - 1` has the peak.
     After it, u goes from 0 to 1 between `warmup_steps` and `decay_steps` (null: `steps`). With f = `final_fraction`,
@@ -22,51 +45,22 @@ def schedule(config: OptimizerConfig, steps: int) -> Schedule:
     last `decay_fraction` of `decay_steps` (Hu et al. 2024, arXiv:2404.06395); constant is 1. The end value stays.
     """
     end = steps if config.decay_steps is None else config.decay_steps
-    warmup, final = config.warmup_steps, config.final_fraction
-    fall = config.decay_fraction * end
-
-    def fraction(step: Int[Array, ""] | int) -> Float[Array, ""]:
-        t = jnp.asarray(step, jnp.float32)
-        u = _progress(t, warmup, end)
-        after = {
-            "cosine": final + (1 - final) * (1 + jnp.cos(jnp.pi * u)) / 2,
-            "linear": 1 - (1 - final) * u,
-            "wsd": 1 - (1 - final) * _progress(t, end - fall, end),
-            "constant": jnp.ones_like(t),
-        }[config.schedule]
-        return jnp.where(t < warmup, (t + 1) / max(warmup, 1), after)
-
-    return fraction
+    final = 1.0 if config.schedule == "constant" else config.final_fraction
+    start = end - config.decay_fraction * end if config.schedule == "wsd" else config.warmup_steps
+    # A fall without steps is a jump at its start; steps are whole numbers, so it has one step that no update takes.
+    start, length = (start, end - start) if end > start else (start - 1, 1)
+    inverse = lambda steps: float32(1) / float32(steps)
+    cosine: Any = np.bool_(config.schedule == "cosine")
+    return ScheduleArguments(
+        float32(config.warmup_steps), inverse(max(config.warmup_steps, 1)), float32(start), inverse(length),
+        float32(final), float32(1 - final), cosine,
+    )  # fmt: skip
 
 
-def rising(low: float, high: float, steps: int) -> Schedule:
-    """From `low` for the first update to `high` for the last of `steps`, by equal factors, as a fraction of `high`."""
-
-    def fraction(step: Int[Array, ""] | int) -> Float[Array, ""]:
-        return jnp.float32(low / high) ** (1 - jnp.asarray(step, jnp.float32) / (steps - 1))
-
-    return fraction
-
-
-def learning_rate(config: OptimizerConfig, steps: int, fraction: Schedule | None = None) -> Schedule:
-    """The learning rate at a step of a run of `steps` updates; under Muon, that of the weights that AdamW updates.
-
-    It is `fraction` of its peak, by default the schedule of `config`.
-    """
-    share = schedule(config, steps) if fraction is None else fraction
-    return lambda step: config.learning_rate * share(step)
-
-
-def muon_learning_rate(config: OptimizerConfig, steps: int, fraction: Schedule | None = None) -> Schedule | None:
-    """The learning rate of Muon's matrices likewise; None under another optimizer."""
-    if config.name != "muon":
-        return None
-    share = schedule(config, steps) if fraction is None else fraction
-    return lambda step: config.muon_learning_rate * share(step)
-
-
-def _progress(t: Float[Array, ""], start: float, end: float) -> Float[Array, ""]:
-    """From 0 at `start` to 1 at `end`, flat outside; a jump at `start` if the two are equal."""
-    if end <= start:
-        return (t >= start).astype(jnp.float32)
-    return jnp.clip((t - start) / (end - start), 0.0, 1.0)
+def schedule_at(schedule: ScheduleArguments, step: Int[Array, ""] | int) -> Float[Array, ""]:
+    """The learning rate of update `step` (from 0) as a fraction of its peak, the same for every rule."""
+    t = jnp.asarray(step, jnp.float32)
+    u = jnp.clip((t - schedule.start) * schedule.per_step, 0.0, 1.0)
+    along_cosine = schedule.final + 0.5 * schedule.span * (1 + jnp.cos(jnp.pi * u))
+    after = jnp.where(schedule.cosine, along_cosine, 1 - schedule.span * u)
+    return jnp.where(t < schedule.warmup, (t + 1) * schedule.per_warmup_step, after)

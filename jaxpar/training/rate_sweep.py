@@ -12,10 +12,8 @@ import numpy as np
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.bounds import COUNT
-from jaxpar.layout.step_layout import StepLayout
-from jaxpar.optim.schedule import rising
+from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.training.run.run import Run
-from jaxpar.training.step.train_step import TrainStep
 
 FEWEST_STEPS = 20
 FIRST = 5
@@ -79,10 +77,10 @@ def sweep_rates(config: Config, *, low: float, high: float, steps: int, progress
     if steps > COUNT:
         raise UserError(f"--steps: expected at most {COUNT}, got {steps}")
     trainer = Run(_swept(config, high))
-    fraction = rising(low, trainer.config.optimizer.learning_rate, steps)
-    trainer.functions = TrainStep(StepLayout(trainer.config, trainer.plan, fraction), trainer.mesh)
+    functions, peak = trainer.functions, trainer.layout.arguments
     rates, losses, ended = [], [], f"it took all its {steps} steps"
     for _ in range(steps):
+        functions.arguments = functions.placed(_scaled(peak, (low / high) ** (1 - len(losses) / (steps - 1))))
         metrics = trainer.step()
         if not float(metrics.tokens):
             continue  # It has no loss, and the rate stays as it is.
@@ -148,9 +146,19 @@ def _swept(config: Config, high: float) -> Config:
         muon *= high / optimizer.learning_rate
     return replace(
         config,
-        optimizer=replace(optimizer, learning_rate=high, muon_learning_rate=muon, ema=None),
+        optimizer=replace(
+            optimizer, learning_rate=high, muon_learning_rate=muon, schedule="constant", warmup_steps=0, ema=None
+        ),
         evaluation=replace(config.evaluation, ema=False),
     )
+
+
+def _scaled(arguments: StepArguments, share: float) -> StepArguments:
+    """`arguments` with a `share` of their learning rates."""
+    optimizer = arguments.optimizer
+    rates = np.float32(share * optimizer.learning_rate), np.float32(share * optimizer.muon_learning_rate)
+    optimizer = optimizer._replace(learning_rate=rates[0], muon_learning_rate=rates[1])
+    return arguments._replace(optimizer=optimizer)
 
 
 def _smooth(losses: np.ndarray, width: float) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import PartitionSpec
-from jaxtyping import Int
+from jaxtyping import Array, Int, UInt
 
 from jaxpar.checkpoint.errors import reason
 from jaxpar.config import Config, ModelConfig, UserError
@@ -24,6 +24,7 @@ from jaxpar.config.reading.text_file import check_regular
 from jaxpar.config.spelling import named
 from jaxpar.layers.context import UPDATES
 from jaxpar.layers.declaration.weights import with_weights
+from jaxpar.layers.dropout import SEED
 from jaxpar.layers.experts.feed_forward import Experts
 from jaxpar.layers.experts.replay import EXPERTS, replayed_shape
 from jaxpar.layers.experts.routing import NO_EXPERT
@@ -44,20 +45,21 @@ class Recorder:
     """Computes which experts a step uses, before it changes the weights."""
 
     def __init__(self, step: TrainStep, placer: BatchPlacer):
-        self._function, self._unordered = _routing_function(step), np.argsort(placer.order)
+        self._function, self._seed = _routing_function(step), step.arguments.seed
+        self._unordered = np.argsort(placer.order)
 
     def __call__(self, weights: Weights, batch: dict[str, jax.Array], updates: int | jax.Array) -> Routed:
         """The experts of a placed batch for all weights of a state (`all_weights`), in the order of the data.
 
         `updates` are those before the step (`TrainState.applied`), with which routers may anneal.
         """
-        found = self._function(weights, batch, jnp.int32(updates))
+        found = self._function(weights, batch, jnp.int32(updates), self._seed)
         found = np.asarray(found if jax.process_count() == 1 else process_allgather(found, tiled=True))
         return found.reshape(-1, *found.shape[2:])[:, self._unordered].astype(np.int16)
 
 
 def _routing_function(step: TrainStep) -> Any:
-    """Compiled (all weights of a state, batch, updates) -> experts [microbatch, row, token, layer, choice]."""
+    """Compiled (all weights of a state, batch, updates, seed) -> experts [microbatch, row, token, layer, choice]."""
     layout = step.layout
     model, placements = layout.config.model, layout.placements
     layers, choices = replayed_shape(model)
@@ -91,13 +93,13 @@ def _routing_function(step: TrainStep) -> Any:
             total += jnp.where(counts, found, 0)
         return lax.psum(total, "pipe") + NO_EXPERT
 
-    def function(weights: Weights, batch: Batch, updates: jax.Array) -> jax.Array:
+    def function(weights: Weights, batch: Batch, updates: jax.Array, seed: UInt[Array, ""]) -> jax.Array:
         weights = to_storage(weights, placements)
         parts = [jax.tree.map(lambda a, part=part: a[part], batch) for part in range(layout.plan.microbatches)]
-        return jnp.stack([of_microbatch(weights, part | {UPDATES: updates}) for part in parts])
+        return jnp.stack([of_microbatch(weights, part | {UPDATES: updates, SEED: seed}) for part in parts])
 
     out: Any = PartitionSpec(None, DATA_AXES, ("context", "tensor"))
-    return step.compiled(function, (layout.weights, layout.batch, PartitionSpec()), out)
+    return step.compiled(function, (layout.weights, layout.batch, PartitionSpec(), PartitionSpec()), out)
 
 
 class RoutingFolder:

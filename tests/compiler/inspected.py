@@ -101,9 +101,9 @@ def asked(config: Any, plan: Any) -> Counter[tuple[str, str]]:
     mesh = mesh_of(**dict(plan.axes))
     step = TrainStep(StepLayout(config, plan), mesh)
     sent: Counter[tuple[str, str]] = Counter()
-    for equation, times in operations(
-        step.train, step.layout.abstract_state(step.mesh), step.layout.abstract_batch(step.mesh)
-    ):
+    layout = step.layout
+    inputs = layout.abstract_state(mesh), layout.abstract_batch(mesh), layout.abstract_arguments(mesh)
+    for equation, times in operations(step.train, *inputs):
         kind = equation.primitive.name
         if kind not in SENT:
             continue

@@ -31,7 +31,7 @@ def largest_written() -> int:
     model = {"layers": 3, "embed": EMBED, "heads": 8, "kv_heads": 4, "mlp": MLP, "vocab": 256, "tied": True}
     config = resolve_config(small(model=model, precision={"compute": "bfloat16"}), 1)
     mesh = build_mesh(AxisSizes(**axis_sizes(config.parallel)), h100s("1x1x1"))
-    programs = Programs(config, mesh, Sampling(), zero=0, seed=0)
+    programs = Programs(config, mesh, Sampling(), zero=0)
     functions, weights, state, _ = programs.parts(ROWS, 0, LENGTH)
     specs: Any = functions.layout.specs
     layers = [map_specs(lambda spec: spec.shape[1:], specs["layers"])] * 3
@@ -47,5 +47,6 @@ def largest_written() -> int:
         leaf = lambda x: isinstance(x, tuple) and all(isinstance(size, int) for size in x)
         return jax.tree.map(array, shapes, shardings(mesh, layouts), is_leaf=leaf)
 
-    text = compile_for_gpu(programs.decode(ROWS, LENGTH), abstract(shapes, weights), abstract(rows, state)).as_text()
+    inputs = abstract(shapes, weights), abstract(rows, state), jax.ShapeDtypeStruct((), jnp.uint32)
+    text = compile_for_gpu(programs.decode(ROWS, LENGTH), *inputs).as_text()
     return max(prod(map(int, found.split(","))) for found in WRITES.findall(text))

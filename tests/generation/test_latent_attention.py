@@ -57,15 +57,15 @@ def test_greedy_tokens_are_the_likeliest_of_the_training_forward(name: str, layo
 
 def test_the_cache_has_latent_vectors_and_rotary_keys_and_a_token_expands_none():
     run, weights = run_with_weights("queries", {})
-    programs, places, rows = Programs(run.config, run.step.mesh, Sampling(), zero=0, seed=0), 64, 8
+    programs, places, rows = Programs(run.config, run.step.mesh, Sampling(), zero=0), 64, 8
     own = unstacked(weights, generation_layout(run.config, run.step.mesh).order)
     number = jax.ShapeDtypeStruct((rows,), np.int32)
     tokens = jax.ShapeDtypeStruct((rows, places), np.int32)
     batch = dict.fromkeys(("tokens", "positions", "indices", "segments"), tokens) | {"examples": number}
-    state, _ = jax.eval_shape(programs.prefill(rows, places, places), own, batch, number, number)
+    state, _ = jax.eval_shape(programs.prefill(rows, places, places), own, batch, number, number, np.uint32(0))
     width = WIDTHS["kv_rank"] + WIDTHS["rope_dim"]
     assert [leaf.shape for leaf in jax.tree.leaves(state.cache)] == [(rows, 1, places, width)] * 3
     decode = programs.decode(rows, places).__wrapped__
-    made = [value.aval for equation, _ in operations(decode, own, state) for value in equation.outvars]
+    made = [value.aval for equation, _ in operations(decode, own, state, np.uint32(0)) for value in equation.outvars]
     expanded = rows * places * run.config.model.heads * WIDTHS["value_dim"]
     assert max(value.size for value in made) < expanded

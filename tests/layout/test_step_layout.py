@@ -34,7 +34,7 @@ def test_the_state_stays_where_the_plan_states_weight_by_weight():
     step = TrainStep(StepLayout(run.config, plan), run.step.mesh)
     state = step.residency.initial_state()
     assert on_device(step.layout, state) == STAY
-    state, _ = step.residency.advance(step.train, state, run.batch(0))
+    state, _ = step.residency.advance(step.train, state, run.batch(0), step.arguments)
     assert on_device(step.layout, state) == STAY
 
 

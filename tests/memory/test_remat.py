@@ -145,9 +145,9 @@ def step_counts(remat: str, model: dict[str, Any]) -> Counter[str]:
     """How often each operation runs in a training step of two layers."""
     run = SmallRun(small(model={"layers": 2} | model, memory={"remat": remat}))
     counts: Counter[str] = Counter()
-    for equation, times in operations(
-        run.step.train, run.step.layout.abstract_state(run.step.mesh), run.step.layout.abstract_batch(run.step.mesh)
-    ):
+    layout, mesh = run.step.layout, run.step.mesh
+    inputs = layout.abstract_state(mesh), layout.abstract_batch(mesh), layout.abstract_arguments(mesh)
+    for equation, times in operations(run.step.train, *inputs):
         counts[equation.primitive.name] += times
     return counts
 

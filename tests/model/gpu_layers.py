@@ -54,7 +54,9 @@ def facts_of(remat: str) -> dict[str, Any]:
     config = resolve_config(config, DEVICES)
     plan = make_plan(config, devices[0])
     step = TrainStep(StepLayout(config, plan), build_mesh(plan.axes, devices))
-    compiled = compile_for_gpu(step.train, step.layout.abstract_state(step.mesh), step.layout.abstract_batch(step.mesh))
+    layout, mesh = step.layout, step.mesh
+    inputs = layout.abstract_state(mesh), layout.abstract_batch(mesh), layout.abstract_arguments(mesh)
+    compiled = compile_for_gpu(step.train, *inputs)
     layers, roles = step.layout.specs["layers"], step.layout.placements
     held = lambda role: bytes_per_device(layers, type(role)(role.layout["layers"], role.dtype), plan.axes)
     return {

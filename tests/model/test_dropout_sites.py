@@ -10,10 +10,12 @@ import itertools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from jaxpar.layers.dropout import SEED
 from jaxpar.layout.stages import stages_of
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.layer_order import Chunk
@@ -49,7 +51,7 @@ def kept(layout: dict[str, int], *, train: bool) -> np.ndarray:
 
     def activations(master: Any, batch: Any) -> jax.Array:
         weights = to_storage(master, run.step.layout.placements)
-        microbatch = jax.tree.map(lambda a: a[0], batch)
+        microbatch = jax.tree.map(lambda a: a[0], batch) | {SEED: jnp.uint32(0)}
         chunk = Chunk(weights["layers"], 0, 0)
         x = stages.loop.run(chunk, stages.embed(weights, microbatch), stages.token_context(microbatch))
         return jax.lax.psum(x, "pipe")  # of size 1

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpar.mesh.parameters import map_specs
-from jaxpar.optim import make_optimizer
+from jaxpar.optim import make_optimizer, optimizer_arguments
 from tests.optim.every_weight import update_every_weight
 from tests.traced import mesh_of
 
@@ -24,11 +24,11 @@ def shardings(mesh: Mesh, layout):
 def run(config, specs, layout, gradients, master, *, mesh=None, moments="float32"):
     """Apply `gradients` (a list of trees of NumPy arrays) one after the other; returns the weights and the state."""
     mesh = mesh or mesh_of()
-    optimizer = make_optimizer(config, steps=100, moments=moments, specs=specs, layout=layout)
+    optimizer = make_optimizer(config, moments=moments, specs=specs, layout=layout)
     states = optimizer.state_layout(layout)
     update = jax.jit(
         jax.shard_map(
-            partial(update_every_weight, optimizer),
+            partial(update_every_weight, optimizer, optimizer_arguments(config, 100)),
             mesh=mesh,
             in_specs=(layout, states, layout, PartitionSpec()),
             out_specs=(layout, states),

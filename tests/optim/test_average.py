@@ -45,14 +45,14 @@ def test_the_first_weights_are_soon_forgotten_and_later_ones_decay_as_asked():
 
 def test_without_a_decay_nothing_is_kept():
     config = OptimizerConfig(**{**vars(CONFIG), "ema": None})
-    optimizer = make_optimizer(config, steps=9, moments="float32", specs=SPEC, layout={"w": P()})
+    optimizer = make_optimizer(config, moments="float32", specs=SPEC, layout={"w": P()})
     assert optimizer.init({"w": jnp.ones((4, 8))}).average is None
     assert optimizer.state_layout({"w": P()}).average is None
 
 
 def test_it_starts_as_the_weights_in_float32_and_lies_where_they_lie():
     layout = {"w": P("pipe", "fsdp")}
-    optimizer = make_optimizer(CONFIG, steps=9, moments="bfloat16", specs=SPEC, layout=layout)
+    optimizer = make_optimizer(CONFIG, moments="bfloat16", specs=SPEC, layout=layout)
     master = {"w": jnp.arange(32.0).reshape(4, 8)}
     state = jax.jit(optimizer.init)(master)
     assert state.average["w"].dtype == jnp.float32

@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.optim.arguments import optimizer_arguments
 from jaxpar.optim.balance import balance
 from jaxpar.optim.optimizer import make_optimizer
 
@@ -16,7 +17,7 @@ COUNTS = jnp.float32([[3, 1, 1, 3], [0, 0, 4, 0]])
 
 
 def test_experts_with_fewer_tokens_than_the_mean_become_likelier():
-    direction, mu, nu = balance(0.01).direction(COUNTS, jnp.zeros((2, 4)), None, None, jnp.int32(0))
+    direction, mu, nu = balance(0.01).direction(COUNTS, jnp.zeros((2, 4)), None, None, jnp.int32(0), None)
     np.testing.assert_array_equal(direction, [[1, -1, -1, 1], [-1, -1, 1, -1]])
     assert mu is None and nu is None
 
@@ -26,7 +27,7 @@ def test_an_expert_with_as_many_tokens_as_the_mean_stays_however_the_sums_were_r
     share = jnp.float32([[128, 127, 128, 129], [128, 128, 128, 128]]) / jnp.float32(248)
     for rounded in (share, jnp.nextafter(share, 0), jnp.nextafter(share, 1)):
         counts = rounded.at[:, 1].set(share[:, 1])
-        direction, _, _ = balance(0.01).direction(counts, jnp.zeros((2, 4)), None, None, jnp.int32(0))
+        direction, _, _ = balance(0.01).direction(counts, jnp.zeros((2, 4)), None, None, jnp.int32(0), None)
         np.testing.assert_array_equal(direction, [[0, -1, 0, 1], [0, 0, 0, 0]])
 
 
@@ -34,8 +35,9 @@ def test_the_step_is_the_same_throughout_the_schedule_whatever_the_optimizer():
     for name in ("adamw", "muon", "lion", "adafactor"):
         config = OptimizerConfig(name=name, warmup_steps=10, weight_decay=0.5)
         layout = {"bias": P()}
-        optimizer = make_optimizer(config, steps=20, moments="float32", specs={"bias": SPEC}, layout=layout)
-        (one,) = optimizer.weights
+        optimizer = make_optimizer(config, moments="float32", specs={"bias": SPEC}, layout=layout)
+        (one,), arguments = optimizer.weights, optimizer_arguments(config, steps=20)
         for step in (0, 15):
-            weight, _ = one.update(7 * COUNTS, one.init(jnp.zeros((2, 4))), jnp.zeros((2, 4)), jnp.int32(step))
+            zeros = jnp.zeros((2, 4))
+            weight, _ = one.update(7 * COUNTS, one.init(zeros), zeros, jnp.int32(step), arguments.at(step))
             np.testing.assert_allclose(weight, -0.01 * jnp.sign(COUNTS - COUNTS.mean(1, keepdims=True)))

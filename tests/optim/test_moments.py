@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
-from jaxpar.optim import make_optimizer
+from jaxpar.optim import make_optimizer, optimizer_arguments
 from jaxpar.optim.moments import (
     Blocked,
     Blocks,
@@ -157,7 +157,7 @@ def bytes_of(tree: Any) -> int:
 @pytest.mark.parametrize(("moments", "expected"), [("float32", 8.0), ("bfloat16", 4.0), ("int8", 2.0 + 8 / 128)])
 def test_bytes_a_parameter(moments: str, expected: float):
     spec = {"gate": ParamSpec((2, 64, 1024), ("layers", "embed", "mlp"), matrix=True, decay=True)}
-    optimizer = make_optimizer(CONFIG, steps=9, moments=moments, specs=spec, layout={"gate": P()})
+    optimizer = make_optimizer(CONFIG, moments=moments, specs=spec, layout={"gate": P()})
     state = jax.eval_shape(optimizer.init, {"gate": jax.ShapeDtypeStruct((2, 64, 1024), jnp.float32)})
     assert bytes_of(state) / spec["gate"].size == expected
 
@@ -218,8 +218,8 @@ def test_a_slice_of_the_layers_is_updated_as_in_the_whole(moments: str, trees):
     specs = {"layers": SPECS["layers"]}
     master, gradients = ({"layers": tree["layers"]} for tree in (trees[0], trees[1][0]))
     layout = jax.tree.map(lambda spec: P(), specs)
-    optimizer = make_optimizer(CONFIG, steps=9, moments=moments, specs=specs, layout=layout)
-    update = jax.jit(partial(update_every_weight, optimizer))
+    optimizer = make_optimizer(CONFIG, moments=moments, specs=specs, layout=layout)
+    update = jax.jit(partial(update_every_weight, optimizer, optimizer_arguments(CONFIG, 9)))
     whole = update(gradients, optimizer.init(master), master, jnp.int32(4))
     part = lambda tree: jax.tree.map(lambda leaf: leaf[1:3], tree)
     sliced = update(part(gradients), part(optimizer.init(master)), part(master), jnp.int32(4))

@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.optim.arguments import optimizer_arguments
 from jaxpar.optim.muon import muon, newton_schulz
 from tests.optim.specs import experts, matrix
 
@@ -129,8 +130,9 @@ def test_in_bfloat16_products_and_messages_are_rounded_and_momentum_is_not(trees
     gradient = gradients[0]["both"]
 
     def step(gradient):
-        rule = muon(CONFIG, spec, layout, jnp.bfloat16)
-        direction, momentum, _ = rule.direction(gradient, gradient, jnp.zeros_like(gradient), None, jnp.int32(0))
+        rule, arguments = muon(CONFIG, spec, layout, jnp.bfloat16), optimizer_arguments(CONFIG, steps=1)
+        zeros = jnp.zeros_like(gradient)
+        direction, momentum, _ = rule.direction(gradient, gradient, zeros, None, jnp.int32(0), arguments)
         return direction, momentum
 
     mesh = make_mesh(pipe=2, fsdp=2, tensor=2)

@@ -10,10 +10,11 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
-from jaxpar.optim import OptimizerState, make_optimizer
+from jaxpar.optim import OptimizerState, make_optimizer, optimizer_arguments
 from tests.optim.every_weight import update_every_weight
 
 CONFIG = OptimizerConfig(learning_rate=0.05, warmup_steps=3, schedule="linear", weight_decay=0.2)
+ARGUMENTS = optimizer_arguments(CONFIG, steps=100)
 MATRIX = ParamSpec((4, 8, 6), ("layers", "embed", "mlp"), matrix=True, decay=True)
 SPECS = {
     "tokens": ParamSpec((16, 8), ("vocab", "embed"), decay=True),
@@ -70,10 +71,10 @@ def test_five_steps_equal_adamw_in_float64(path, spec, trees, trained):
 
 def test_decay_moves_only_the_weights_that_ask_for_it():
     # outside a map: with gradients of zero nothing but decay is left
-    optimizer = make_optimizer(CONFIG, steps=100, moments="float32", specs=SPECS, layout=LAYOUT)
+    optimizer = make_optimizer(CONFIG, moments="float32", specs=SPECS, layout=LAYOUT)
     master = jax.tree.map(lambda spec: jnp.ones(spec.shape), SPECS)
     zeros = jax.tree.map(jnp.zeros_like, master)
-    weights, _ = update_every_weight(optimizer, zeros, optimizer.init(master), master, jnp.int32(3))
+    weights, _ = update_every_weight(optimizer, ARGUMENTS, zeros, optimizer.init(master), master, jnp.int32(3))
     moved = {"tokens", "rest", "split", "stage"}
     for path, weight in jax.tree_util.tree_leaves_with_path(weights):
         expected = 1 - 0.05 * 0.2 if path[-1].key in moved else 1.0
@@ -82,10 +83,10 @@ def test_decay_moves_only_the_weights_that_ask_for_it():
 
 def test_bias_correction_follows_the_step_that_is_passed():
     spec, layout = {"w": ParamSpec((2,), ("norm",))}, {"w": P()}
-    optimizer = make_optimizer(CONFIG, steps=100, moments="float32", specs=spec, layout=layout)
+    optimizer = make_optimizer(CONFIG, moments="float32", specs=spec, layout=layout)
     master = {"w": jnp.zeros(2)}
     gradients = {"w": jnp.array([1.0, -2.0])}
-    weights, _ = update_every_weight(optimizer, gradients, optimizer.init(master), master, jnp.int32(3))
+    weights, _ = update_every_weight(optimizer, ARGUMENTS, gradients, optimizer.init(master), master, jnp.int32(3))
     size = 0.05 * 0.1 / (1 - 0.9**4) / np.sqrt(0.05 / (1 - 0.95**4))
     np.testing.assert_allclose(weights["w"], [-size, size], rtol=1e-5)
 
@@ -93,7 +94,7 @@ def test_bias_correction_follows_the_step_that_is_passed():
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_the_layout_of_the_state_is_that_of_the_weights(name):
     config = OptimizerConfig(name=name)
-    optimizer = make_optimizer(config, steps=100, moments="float32", specs=SPECS, layout=LAYOUT)
+    optimizer = make_optimizer(config, moments="float32", specs=SPECS, layout=LAYOUT)
     layout = optimizer.state_layout(LAYOUT)
     state = jax.eval_shape(optimizer.init, jax.tree.map(lambda spec: jnp.zeros(spec.shape), SPECS))
     assert jax.tree.structure(layout) == jax.tree.structure(state)
@@ -103,7 +104,7 @@ def test_the_layout_of_the_state_is_that_of_the_weights(name):
 
 
 def test_the_state_is_a_pair_of_trees_of_zeros():
-    optimizer = make_optimizer(CONFIG, steps=100, moments="float32", specs=SPECS, layout=LAYOUT)
+    optimizer = make_optimizer(CONFIG, moments="float32", specs=SPECS, layout=LAYOUT)
     state = optimizer.init(jax.tree.map(lambda spec: jnp.ones(spec.shape), SPECS))
     assert isinstance(state, OptimizerState)
     assert all(not leaf.any() for leaf in jax.tree.leaves(state))

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 from jaxpar.config.schema import OptimizerConfig
-from jaxpar.optim import learning_rate, muon_learning_rate
-from jaxpar.optim.schedule import rising
+from jaxpar.optim import optimizer_arguments
 
 
 def rates(points, steps=50, **config):
-    schedule = learning_rate(OptimizerConfig(**{"learning_rate": 2.0, "final_fraction": 0.1, **config}), steps)
-    return [float(schedule(point)) for point in points]
+    config = OptimizerConfig(**{"learning_rate": 2.0, "final_fraction": 0.1, **config})
+    return [float(optimizer_arguments(config, steps).at(point).learning_rate) for point in points]
 
 
 @pytest.mark.parametrize("name", ["cosine", "linear", "wsd", "constant"])
@@ -58,13 +57,8 @@ def test_wsd_without_a_fall_drops_at_the_end():
 
 def test_muons_matrices_have_the_same_schedule_with_a_peak_of_their_own():
     config = OptimizerConfig(name="muon", learning_rate=2.0, muon_learning_rate=5.0, schedule="linear", warmup_steps=10)
-    for fraction in (None, rising(1e-3, 1.0, 20)):
-        rate, muon_rate = learning_rate(config, 50, fraction), muon_learning_rate(config, 50, fraction)
-        for step in (0, 9, 19):
-            assert float(muon_rate(step)) == pytest.approx(2.5 * float(rate(step)), rel=1e-6)
-        assert float(rate(19)) == pytest.approx(2.0 * (1 - 0.9 * 9 / 40 if fraction is None else 1.0), rel=1e-6)
-
-
-@pytest.mark.parametrize("name", ["adamw", "lion", "adafactor"])
-def test_other_optimizers_have_one_rate(name):
-    assert muon_learning_rate(OptimizerConfig(name=name), 50) is None
+    arguments = optimizer_arguments(config, 50)
+    for step in (0, 9, 19):
+        now = arguments.at(step)
+        assert float(now.muon_learning_rate) == pytest.approx(2.5 * float(now.learning_rate), rel=1e-6)
+    assert float(now.learning_rate) == pytest.approx(2.0 * (1 - 0.9 * 9 / 40), rel=1e-6)

@@ -77,7 +77,7 @@ def test_what_a_step_saw_does_not_depend_on_the_layout():
         state = run.step.residency.initial_state()
         weights = run.by_layer(state.master)["layers"]
         for step in range(2):
-            state, metrics = run.step.train(state, run.batch(step))
+            state, metrics = run.step.train(state, run.batch(step), run.step.arguments)
             assert metrics.finite
             np.testing.assert_array_equal(metrics.carried["matmuls"].magnitudes, state.carried["matmuls"][0])
         scales = scales_of(state.carried["matmuls"][1:], tensor_names(config), recipe_of(config.precision), 1)
@@ -113,7 +113,7 @@ def test_a_derivative_that_finds_magnitudes_itself_changes_no_step(compute: str,
         run = SmallRun(config)
         state, losses = run.step.residency.initial_state(), []
         for step in range(2):
-            state, metrics = run.step.train(state, run.batch(step))
+            state, metrics = run.step.train(state, run.batch(step), run.step.arguments)
             losses.append(float(metrics.loss))
         return np.asarray(jax.device_get(state.carried["matmuls"])), losses, run.by_layer(state.master)
 

@@ -55,7 +55,7 @@ def test_a_step_that_overflows_is_skipped_until_the_scale_fits():
     state = run.step.residency.initial_state()
     initial, batch, scale, skipped = jax.device_get(state.master), run.batch(0), 2.0**40, 0
     while True:
-        state, metrics = run.step.train(state, batch)
+        state, metrics = run.step.train(state, batch, run.step.arguments)
         assert float(metrics.loss_scale) == scale
         if metrics.finite:
             break

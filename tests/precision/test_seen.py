@@ -195,7 +195,7 @@ def steps_of(matmul: str, layout: str | None, counts: bool, steps: int) -> tuple
     state = run.step.residency.initial_state()
     weights, metrics = run.by_layer(state.master), []
     for step in range(steps):
-        state, found = run.step.train(state, run.batch(step))
+        state, found = run.step.train(state, run.batch(step), run.step.arguments)
         metrics.append(jax.device_get(found))
     return run, weights, metrics
 

@@ -142,7 +142,8 @@ def test_a_matrix_with_squares_is_quantised_once_per_step(microbatches: int):
     )  # fmt: skip
     run = SmallRun(config)
     layout, mesh = run.step.layout, run.step.mesh
-    found = operations(run.step.train, layout.abstract_state(mesh), layout.abstract_batch(mesh))
+    inputs = layout.abstract_state(mesh), layout.abstract_batch(mesh), layout.abstract_arguments(mesh)
+    found = operations(run.step.train, *inputs)
     quantised: Counter[int] = Counter()
     for equation, times in found:
         if equation.primitive.name == "convert_element_type" and equation.params["new_dtype"] == jnp.float8_e4m3fn:

@@ -43,7 +43,8 @@ def run_of(matmul: str = "fp8_current", compute: str = "bfloat16", **sections: d
 def traced(microbatches: int, fsdp: int = 1) -> tuple[SmallRun, list[tuple[Any, int]]]:
     run = run_of(parallel={"fsdp": fsdp, "microbatches": microbatches})
     layout, mesh = run.step.layout, run.step.mesh
-    return run, operations(run.step.train, layout.abstract_state(mesh), layout.abstract_batch(mesh))
+    inputs = layout.abstract_state(mesh), layout.abstract_batch(mesh), layout.abstract_arguments(mesh)
+    return run, operations(run.step.train, *inputs)
 
 
 @pytest.mark.parametrize("microbatches", [1, 4])

@@ -43,7 +43,7 @@ def two_steps() -> tuple[SmallRun, Any, list[Any]]:
     run = SmallRun(small(model={"layers": 1}, parallel={"fsdp": 2, "microbatches": 2}))
     state, metrics = run.step.residency.initial_state(), []
     for step in range(2):
-        state, own = run.step.train(state, run.batch(step))
+        state, own = run.step.train(state, run.batch(step), run.step.arguments)
         metrics.append(jax.device_get(own))
     return run, state, metrics
 

@@ -32,7 +32,8 @@ class RunConfig:
     max_skipped_steps: int = 10
     """Stop with a diagnosis after this many consecutive steps with a non-finite loss or gradient."""
     compile_cache: str | None = "~/.cache/jaxpar/xla"
-    """Folder of the persistent compilation cache; null turns it off."""
+    """Folder of the persistent compilation cache; null turns it off. Other learning rates, schedules,
+    decays, limits of the gradient, seeds, numbers of steps and names of a run use the same programs."""
     wandb: str | None = None
     """Project of Weights & Biases to send the run to (the package is the extra `wandb`); null means none."""
 

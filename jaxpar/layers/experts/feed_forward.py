@@ -90,7 +90,7 @@ class Experts(nnx.Module):
         self.lora, self.layout = config.lora, layout or ExpertLayout()
         self.reports = reports_of(model.layers, clusters=model.experts.compression is not None)
         self.feed_forward, self.router_kind = feed_forward, ROUTERS[model.experts.router]
-        self.seed, self.layers = config.run.seed, model.layers
+        self.layers = model.layers
         declare_weights(self, self.part.weights)
 
     def __call__(
@@ -157,8 +157,9 @@ class Experts(nnx.Module):
         if kind.noise:
             state = state._replace(noise=self._logits(x, "noise"))
         if kind.draw is not None and train:
+            assert tokens.seed is not None, "training has a seed"
             site, indices = NOISE_SITE + number, sequence_part(tokens.indices)
-            drawn = draws(kind.draw, self.experts.count, self.seed, site, tokens.examples, indices)
+            drawn = draws(kind.draw, self.experts.count, tokens.seed, site, tokens.examples, indices)
             state = state._replace(drawn=drawn.reshape(-1, self.experts.count))
         if kind.anneals and train:
             assert tokens.updates is not None, "a temperature that falls with the updates needs their number"

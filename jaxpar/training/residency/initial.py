@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxpar.hardware.host import PINNED
 from jaxpar.layout.state import TrainState, WeightState, join_weights, weight_states
+from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.streaming import HOST, to_host
 from jaxpar.mesh.mapped import mapped
@@ -27,20 +29,22 @@ from jaxpar.training.residency.weight_update import WeightUpdate
 from pallas_kernels.varying import vary_over
 
 
-def one_by_one(layout: StepLayout, mesh: Mesh, updates: Sequence[WeightUpdate]) -> TrainState:
+def one_by_one(layout: StepLayout, mesh: Mesh, updates: Sequence[WeightUpdate], arguments: StepArguments) -> TrainState:
     """The state, each array where it is to be."""
-    return _assembled(layout, mesh, updates, lambda weight: weight.placed())
+    return _assembled(layout, mesh, updates, arguments, lambda weight: weight.placed(arguments.seed))
 
 
-def makers(layout: StepLayout, mesh: Mesh, updates: Sequence[WeightUpdate]) -> TrainState:
+def makers(layout: StepLayout, mesh: Mesh, updates: Sequence[WeightUpdate], arguments: StepArguments) -> TrainState:
     """The state, with a function that makes it on the device in place of each array of master weights and moments."""
-    return _assembled(layout, mesh, updates, lambda weight: weight.makers())
+    return _assembled(layout, mesh, updates, arguments, lambda weight: weight.makers(arguments.seed))
 
 
-def _assembled(layout: StepLayout, mesh: Mesh, updates: Sequence[WeightUpdate], make: Any) -> TrainState:
+def _assembled(
+    layout: StepLayout, mesh: Mesh, updates: Sequence[WeightUpdate], arguments: StepArguments, make: Any
+) -> TrainState:
     places = layout.state_shardings(mesh)
-    rest = lambda: layout.initial_state()._replace(master=None, optimizer=None)
-    state = jax.jit(rest, out_shardings=places._replace(master=None, optimizer=None))()
+    rest = lambda arguments: layout.initial_state(arguments)._replace(master=None, optimizer=None)
+    state = jax.jit(rest, out_shardings=places._replace(master=None, optimizer=None))(arguments)
     each = zip(weight_states(places.master, places.optimizer), updates, strict=True)
     states = [make(InitialWeight(layout, mesh, number, *own)) for number, own in enumerate(each)]
     joined = join_weights(states, places)
@@ -63,11 +67,11 @@ class InitialWeight:
     def _path_and_spec(self) -> Any:
         return jax.tree_util.tree_leaves_with_path(self.layout.trained)[self.number]
 
-    def rows(self, layers: jax.Array) -> WeightState:
+    def rows(self, layers: jax.Array, seed: jax.Array) -> WeightState:
         """The values; of a stacked weight, the rows of these layers."""
         path, spec = self._path_and_spec
         name = jax.tree_util.keystr(self.layout.order.without_kind(path))
-        master = initial_weight(name, spec, self.layout.config.run.seed, layers)
+        master = initial_weight(name, spec, seed, layers)
         return WeightState(master, self.update.optimizer.init(master))
 
     @property
@@ -77,46 +81,46 @@ class InitialWeight:
         pipe = self.layout.plan.axes.pipe
         return self.layout.order.stack_at(path).numbers if is_stacked(spec) else np.zeros((pipe, 0, 0), int)
 
-    def makers(self) -> Any:
+    def makers(self, seed: jax.Array) -> Any:
         """The functions that make each array on the device."""
         layers = jnp.asarray(self.numbers.ravel(), jnp.int32)
         leaves, structure = jax.tree.flatten(self.places)
 
         def make(place: int, where: Any) -> Any:
-            one = lambda: jax.tree.leaves(self.rows(layers))[place]
-            return jax.jit(one, out_shardings=where.with_memory_kind("device"))
+            one = lambda seed: jax.tree.leaves(self.rows(layers, seed))[place]
+            return partial(jax.jit(one, out_shardings=where.with_memory_kind("device")), seed)
 
         return structure.unflatten([make(place, where) for place, where in enumerate(leaves)])
 
-    def placed(self) -> Any:
+    def placed(self, seed: jax.Array) -> Any:
         """The arrays, each where it is to be; a stack in host memory in pieces."""
         layers = jnp.asarray(self.numbers.ravel(), jnp.int32)
         rows = self.update.rows(self.local)
         _, spec = self._path_and_spec
         if self.places.master.memory_kind == PINNED and is_stacked(spec) and rows is not None:
-            return self._in_pieces(rows)
+            return self._in_pieces(rows, seed)
         on_device = jax.tree.map(lambda where: where.with_memory_kind("device"), self.places)
-        return jax.device_put(jax.jit(self.rows, out_shardings=on_device)(layers), self.places)
+        return jax.device_put(jax.jit(self.rows, out_shardings=on_device)(layers, seed), self.places)
 
     @property
     def local(self) -> WeightState:
         """Shapes of a device's part."""
-        like = jax.eval_shape(self.rows, jnp.asarray(self.numbers.ravel(), jnp.int32))
+        like = jax.eval_shape(self.rows, jnp.asarray(self.numbers.ravel(), jnp.int32), jnp.uint32(0))
         return jax.tree.map(
             lambda a, where: jax.ShapeDtypeStruct(where.shard_shape(a.shape), a.dtype), like, self.places
         )
 
-    def _in_pieces(self, rows: int) -> Any:
+    def _in_pieces(self, rows: int, seed: jax.Array) -> Any:
         """A stacked weight and its moments in host memory, so many rows of each device's part made at a time."""
         local = self.local
-        compiled = jax.jit(self.filling(local), static_argnums=2, donate_argnums=0, out_shardings=self.places)
+        compiled = jax.jit(self.filling(local), static_argnums=3, donate_argnums=0, out_shardings=self.places)
         total, state = local.master.shape[0], None
         for place in range(0, total, rows):
-            state = compiled(state, jnp.int32(place), min(rows, total - place))
+            state = compiled(state, jnp.int32(place), seed, min(rows, total - place))
         return state
 
-    def filling(self, local: WeightState) -> Callable[[Any, jax.Array, int], WeightState]:
-        """`(state in host memory, first row, rows) -> state` with these rows of each device's part made.
+    def filling(self, local: WeightState) -> Callable[[Any, jax.Array, jax.Array, int], WeightState]:
+        """`(state in host memory, first row, seed, rows) -> state` with these rows of each device's part made.
 
         In place of the state before the first rows there is None. `local` has the shapes of a device's part.
         """
@@ -139,9 +143,9 @@ class InitialWeight:
                 [lax.dynamic_update_slice_in_dim(a, jax.device_put(b, HOST), place, 0) for a, b in pairs]
             )
 
-        def fill(state: Any, place: jax.Array, rows: int) -> WeightState:
+        def fill(state: Any, place: jax.Array, seed: jax.Array, rows: int) -> WeightState:
             own = lax.dynamic_slice_in_dim(jnp.asarray(layers, jnp.int32), place, rows, 1).ravel()
-            piece = lax.with_sharding_constraint(self.rows(own), shardings(mesh, parts))
+            piece = lax.with_sharding_constraint(self.rows(own, seed), shardings(mesh, parts))
             before = None if state is None else parts
             # Shapes alone do not say in which memory an array is.
             step = mapped(write, mesh, layout.plan.dtypes.compute, (before, parts, PartitionSpec()), parts)

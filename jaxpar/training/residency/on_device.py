@@ -7,12 +7,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.sources.source import ReadPart
 from jaxpar.layout.state import TrainState, join_weights, weight_states, without_frozen
+from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.layout.step_options import step_options
 from jaxpar.memory.disk_array import copied
@@ -83,7 +84,7 @@ class OnDevice:
     # ---- outside
 
     def initial_state(self) -> TrainState:
-        return self._initial()
+        return self._initial(self.layout.arguments)
 
     @cached_property
     def _initial(self) -> Any:
@@ -115,14 +116,13 @@ class OnDevice:
     def train(self, measure: Measure, metrics: Any) -> Any:
         layout = self.layout
 
-        def _train(state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
-            found = measure(state, batch)
+        def _train(state: TrainState, batch: Batch, arguments: StepArguments) -> tuple[TrainState, Any]:
+            found = measure(state, batch, arguments)
             new = self.updated(state, found.gradients, found.facts)
             return found.following._replace(master=new.master, optimizer=new.optimizer), found.metrics
 
-        step = mapped(
-            _train, self.mesh, layout.plan.dtypes.compute, (layout.state, layout.batch), (layout.state, metrics)
-        )
+        inputs = layout.state, layout.batch, PartitionSpec()
+        step = mapped(_train, self.mesh, layout.plan.dtypes.compute, inputs, (layout.state, metrics))
         placed = layout.state_shardings(self.mesh), shardings(self.mesh, metrics)
         options = step_options(layout.plan, self.mesh)
         return jax.jit(self.placing(step), donate_argnums=0, out_shardings=placed, compiler_options=options)
@@ -134,8 +134,8 @@ class OnDevice:
     def abstract_input(self) -> TrainState:
         return self.layout.abstract_state(self.mesh)
 
-    def advance(self, train: Any, state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
-        return train(state, batch)
+    def advance(self, train: Any, state: TrainState, batch: Batch, arguments: StepArguments) -> tuple[TrainState, Any]:
+        return train(state, batch, arguments)
 
     def readable(self, weights: Weights) -> Weights:
         return weights

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.interop.sources.source import ReadPart
 from jaxpar.layout.state import TrainState, WeightState, weight_states
+from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.layout.step_options import step_options
 from jaxpar.memory.disk_array import DiskArray, check_whole, copied, offload_folder, remove_stale
@@ -67,7 +68,7 @@ class OnDisk(OnDevice):
     # ---- state
 
     def initial_state(self) -> TrainState:
-        return self.adopted(makers(self.layout, self.mesh, self.updates))
+        return self.adopted(makers(self.layout, self.mesh, self.updates, self.layout.arguments))
 
     def adopted(self, state: TrainState) -> TrainState:
         """`state` with master weights and moments in new files; an array may be given as a function that makes it."""
@@ -137,19 +138,19 @@ class OnDisk(OnDevice):
     def train(self, measure: Measure, metrics: Any) -> Any:
         """The jitted step without its update: gradients, the facts that the update needs, and the next state."""
         layout, whole = self.layout, WHOLE
-        facts = UpdateFacts(whole, whole, whole)
+        facts = UpdateFacts(whole, whole, whole, whole)
         reads = layout.state._replace(optimizer=None)
         results = layout.master, facts, reads._replace(master=None), metrics
 
-        def _train(state: TrainState, batch: Batch) -> Any:
-            return tuple(measure(state, batch))
+        def _train(state: TrainState, batch: Batch, arguments: StepArguments) -> Any:
+            return tuple(measure(state, batch, arguments))
 
-        step = self._mapped(_train, (reads, layout.batch), results)
+        step = self._mapped(_train, (reads, layout.batch, whole), results)
         options = step_options(layout.plan, self.mesh)
         return jax.jit(wraps(_train)(step), out_shardings=shardings(self.mesh, results), compiler_options=options)
 
-    def advance(self, train: Any, state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
-        gradients, facts, following, metrics = train(self.lean(state), batch)
+    def advance(self, train: Any, state: TrainState, batch: Batch, arguments: StepArguments) -> tuple[TrainState, Any]:
+        gradients, facts, following, metrics = train(self.lean(state), batch, arguments)
         leaves = jax.tree.leaves(gradients)
         del gradients  # so that each can be dropped
         self.apply(state, leaves, facts)
@@ -249,7 +250,7 @@ class OnDisk(OnDevice):
             return new, lax.dynamic_update_slice_in_dim(stored, new.master.astype(stored.dtype), first, 0)
 
         master = layout.master
-        layouts = layout, master, master, UpdateFacts(WHOLE, WHOLE, WHOLE), WHOLE
+        layouts = layout, master, master, UpdateFacts(WHOLE, WHOLE, WHOLE, WHOLE), WHOLE
         step = self._mapped(function, layouts, (layout, master))
         return jax.jit(step, donate_argnums=(0, 2), out_shardings=shardings(self.mesh, (layout, master)))
 

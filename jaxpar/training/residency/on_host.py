@@ -25,7 +25,6 @@ from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.layer_order import LAYERS, Parted
 from jaxpar.mesh.materialize import reduced_gradient, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import Arrays, Nested, Weights, map_specs
-from jaxpar.model.decoder import Batch
 from jaxpar.optim.norm import squares
 from jaxpar.optim.rule import is_stacked
 from jaxpar.training.residency.initial import one_by_one
@@ -121,16 +120,16 @@ class OnHost(OnDevice):
 
     @cached_property
     def _initial(self) -> Any:
-        return lambda: one_by_one(self.layout, self.mesh, self.updates)
+        return lambda arguments: one_by_one(self.layout, self.mesh, self.updates, arguments)
 
     def placing(self, step: Any) -> Any:
         @wraps(step)
-        def placed(state: TrainState, batch: Batch) -> Any:  # shapes alone do not say in which memory an array is
+        def placed(state: TrainState, *rest: Any) -> Any:  # shapes alone do not say in which memory an array is
             states = [
                 own if stays else to_host(own)
                 for own, stays in zip(weight_states(state.master, state.optimizer), self.layout.on_device, strict=True)
             ]
-            return step(join_weights(states, state), batch)
+            return step(join_weights(states, state), *rest)
 
         return placed
 

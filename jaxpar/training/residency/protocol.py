@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from jaxpar.layout.state import TrainState
+from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
@@ -28,7 +29,7 @@ class Measured(NamedTuple):
     metrics: Any
 
 
-type Measure = Callable[[TrainState, Batch], Measured]
+type Measure = Callable[[TrainState, Batch, StepArguments], Measured]
 """Forward, backward and norm of a step, on the parts of one device."""
 
 
@@ -86,14 +87,14 @@ class Residency(Protocol):
         ...
 
     def train(self, measure: Measure, metrics: Any) -> Any:
-        """The jitted step, of `abstract_input` and a batch; `metrics` has the partition of each metric."""
+        """The jitted step, of `abstract_input`, a batch and arguments; `metrics` has the partition of each metric."""
         ...
 
     def abstract_input(self) -> TrainState:
         """Shapes, dtypes and shardings of what the jitted step reads of the state."""
         ...
 
-    def advance(self, train: Any, state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
+    def advance(self, train: Any, state: TrainState, batch: Batch, arguments: StepArguments) -> tuple[TrainState, Any]:
         """The state and the metrics after a step with `train`, compiled or not."""
         ...
 

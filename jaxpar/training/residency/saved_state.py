@@ -2,9 +2,10 @@
 
 In memory the rows of stacked layers lie as the pipeline's chunks need them (`jaxpar.mesh.layer_order`), with padding
 where stages are uneven. A checkpoint has one row per layer, in order, so that any other layout can read it. Where these
-differ, a save moves each stack from a split of its rows over the pipe axis to a split of another dim (an all-to-all)
-and puts the rows in order there; a copy of the layers' weights and moments exists until they are on the host. Rows that
-are on disk are saved and restored one by one, each in its place.
+differ, a save moves each stack from a split of its rows over the pipe axis to a split of another dim (an all-to-all),
+puts the rows in order there, and moves them on to pinned host memory before the next stack: the device has room for two
+copies of one stack where a step has its gradients. Restoring deletes each stack that it has moved. Rows that are on
+disk are saved and restored one by one, each in its place.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class SavedState:
 
     def __init__(self, abstract: State, order: LayerOrder, folder: Path | None = None):
         self._abstract, self._order, self._folder = abstract, order, folder
+        self._compiled: dict[Any, Any] = {}
+        """The moves of stacks, which all saves share."""
 
     @cached_property
     def abstract(self) -> State:
@@ -72,42 +75,35 @@ class SavedState:
         return jax.tree_util.tree_map_with_path(rows, state)
 
     def in_order(self, state: State) -> State:
-        """`state`, of JAX's arrays, with its layers in order."""
+        """`state`, of JAX's arrays, with its layers in order; those that had to be moved are in pinned host memory."""
         if self._order.in_order:
             return state
-
-        def collect(stack: jax.Array, where: NamedSharding, order: StackOrder) -> jax.Array:
-            rows = jnp.asarray(order.row_of_layer)
-            return jnp.take(jax.lax.with_sharding_constraint(stack, where), rows, axis=0)
-
-        return self._moved(collect, state, self._in_order)
+        stacks = zip(self._layers(state), self._orders(state), self._layers(self._in_order), strict=True)
+        moved = []
+        for stack, order, saved in stacks:
+            where = _on_device(saved.sharding)
+            move = self._move(_collected, order, where, where)
+            moved.append(_put(move(_here(stack)), where.with_memory_kind(PINNED)))
+        return self._with_layers(state, moved)
 
     def incoming(self, saved: State) -> State:
-        """A restored state in the form that the step takes; rows that only pad the stacks are zero."""
+        """A restored state in the form that the step takes; rows that only pad the stacks are zero. Uses `saved` up."""
         if self._order.in_order or self._folder is not None:
             return saved
-
-        def spread(stack: jax.Array, where: NamedSharding, order: StackOrder) -> jax.Array:
-            places = order.places
-            rows = jnp.take(stack, jnp.asarray(np.maximum(places, 0)), axis=0)
-            real = jnp.asarray(places != PADDING).reshape(-1, *[1] * (stack.ndim - 1))
-            return jax.lax.with_sharding_constraint(jnp.where(real, rows, jnp.zeros_like(rows)), where)
-
-        return self._moved(spread, saved, self._abstract)
-
-    def _moved(self, function: Callable[..., jax.Array], state: State, like: State) -> State:
-        """`state` with `function` applied to its stacks of layers, placed as in `like`; the rest is untouched.
-
-        `function` gets each stack, its sharding in a checkpoint (`where`) and its `order`. One stack is moved after the
-        other, on the device.
-        """
+        stacks = zip(self._layers(saved), self._orders(saved), self._layers(self._abstract), strict=True)
         moved = []
-        stacks = zip(self._orders(state), *map(self._layers, (state, like, self._in_order)), strict=True)
-        for order, stack, target, saved in stacks:
-            arrange = partial(function, where=_on_device(saved.sharding), order=order)
-            move = jax.jit(arrange, out_shardings=_on_device(target.sharding))
-            moved.append(jax.device_put(move(jax.device_put(stack, _on_device(stack.sharding))), target.sharding))
-        return self._with_layers(state, moved)
+        for stack, order, like in stacks:
+            move = self._move(_spread, order, _on_device(stack.sharding), _on_device(like.sharding))
+            moved.append(_put(move(_here(stack)), like.sharding))
+            stack.delete()
+        return self._with_layers(saved, moved)
+
+    def _move(self, function: Callable[..., jax.Array], order: StackOrder, where: Any, target: Any) -> Any:
+        """`function` of stacks, compiled for this order, their sharding in a checkpoint and that of the result."""
+        key = function, order, where, target
+        if key not in self._compiled:
+            self._compiled[key] = jax.jit(partial(function, where=where, order=order), out_shardings=target)
+        return self._compiled[key]
 
     def _rows(self, path: Any, like: Any, file: Callable[[], DiskArray]) -> DiskRows:
         """The part in a checkpoint of a disk array like `like`, at `path` of the state."""
@@ -154,8 +150,31 @@ def _fitting(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
     )
 
 
-def _on_device(sharding: NamedSharding) -> NamedSharding:
-    """The same parts, in device memory."""
+def _collected(stack: jax.Array, where: NamedSharding, order: StackOrder) -> jax.Array:
+    """The layers of a stack in the order of the model."""
+    return jnp.take(jax.lax.with_sharding_constraint(stack, where), jnp.asarray(order.row_of_layer), axis=0)
+
+
+def _spread(stack: jax.Array, where: NamedSharding, order: StackOrder) -> jax.Array:
+    """The inverse of `_collected`."""
+    places = order.places
+    rows = jnp.take(stack, jnp.asarray(np.maximum(places, 0)), axis=0)
+    real = jnp.asarray(places != PADDING).reshape(-1, *[1] * (stack.ndim - 1))
+    return jax.lax.with_sharding_constraint(jnp.where(real, rows, jnp.zeros_like(rows)), where)
+
+
+def _here(stack: jax.Array) -> jax.Array:
+    """A stack in device memory."""
+    return jax.device_put(stack, _on_device(stack.sharding))
+
+
+def _put(stack: jax.Array, where: NamedSharding) -> jax.Array:
+    """A stack where it is to be, once it is there, so that no two are moved at a time."""
+    return jax.device_put(stack, where).block_until_ready()
+
+
+def _on_device(sharding: Any) -> NamedSharding:
+    """The parts of a `NamedSharding`, in device memory."""
     return NamedSharding(sharding.mesh, sharding.spec)
 
 

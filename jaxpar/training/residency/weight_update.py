@@ -17,7 +17,7 @@ from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.streaming import rows_of_piece
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.rules import axes_of_dim
-from jaxpar.optim import WeightOptimizer, clip
+from jaxpar.optim import OptimizerArguments, WeightOptimizer, clip
 
 
 class UpdateFacts(NamedTuple):
@@ -29,6 +29,8 @@ class UpdateFacts(NamedTuple):
     """Whether there is an update at all."""
     applied: Int[Array, ""]
     """Updates before this one."""
+    arguments: OptimizerArguments
+    """Those of this step."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,6 @@ class WeightUpdate:
     """The update of one weight, or of some of its rows: the same bits wherever the state is stored."""
 
     optimizer: WeightOptimizer
-    clip_norm: float | None
     by_rows: bool
     """Whether rows of the first dim may be updated by themselves."""
     least_rows: int
@@ -49,8 +50,10 @@ class WeightUpdate:
         operation, with one rounding, would otherwise depend on where the state is stored.
         """
         state, gradient, facts = lax.optimization_barrier((state, gradient, facts))
-        gradient = clip(gradient, facts.norm, self.clip_norm)
-        master, optimizer = self.optimizer.update(gradient, state.optimizer, state.master, facts.applied)
+        gradient = clip(gradient, facts.norm, facts.arguments.clip_norm)
+        master, optimizer = self.optimizer.update(
+            gradient, state.optimizer, state.master, facts.applied, facts.arguments
+        )
         new = WeightState(master, optimizer)
         return lax.optimization_barrier(jax.tree.map(lambda a, b: jnp.where(facts.applies, a, b), new, state))
 
@@ -69,7 +72,7 @@ def weight_updates(layout: StepLayout) -> list[WeightUpdate]:
         # Adafactor's means are over a whole matrix, and of a part of the layers XLA would add them in another order.
         # Muon's ranks each take a share of the layers.
         least = prod(layout.plan.axes[axis] for axis in sharding) if config.name == "muon" and spec.matrix else 1
-        return WeightUpdate(optimizer, config.clip_norm, config.name != "adafactor", least)
+        return WeightUpdate(optimizer, config.name != "adafactor", least)
 
     each = zip(layout.optimizer.weights, described, structure.flatten_up_to(layout.master), strict=True)
     return [one(*leaf) for leaf in each]

@@ -175,7 +175,7 @@ class Run:
         """The compiled step. It never compiles again: an argument of another shape is an error."""
         with self.timer.compiling():
             state, batch = self.functions.residency.abstract_input(), self.layout.abstract_batch(self.mesh)
-            lowered = self.functions.train.lower(state, batch)
+            lowered = self.functions.train.lower(state, batch, self.layout.abstract_arguments(self.mesh))
             with explained(self.layout, self.mesh):
                 compiled = lowered.compile()
         check_step_fits(self.layout, self.mesh, needed_bytes(compiled))
@@ -213,7 +213,7 @@ class Run:
             routed = self._recorder(all_weights(state), batch, state.applied)
             RoutingFolder(self.config.run.record_routing).write(number, routed)
         with self.timer.step():
-            self._state, metrics = self.functions.residency.advance(compiled, state, batch)
+            self._state, metrics = self.functions.residency.advance(compiled, state, batch, self.functions.arguments)
         return metrics
 
     def evaluate(self) -> float:

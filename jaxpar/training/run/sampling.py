@@ -13,10 +13,11 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.data import prompt
 from jaxpar.generation.generator import Generator
+from jaxpar.generation.programs import NEEDED
 from jaxpar.generation.sampling import NotFinite, Sampling
 from jaxpar.layout.choices.pipeline import forward_program
 from jaxpar.layout.stages import stages_of
-from jaxpar.layout.step_layout import shardings
+from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.mesh.axes import DATA_AXES, vary
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Weights
@@ -32,7 +33,10 @@ LEAST = -1e30
 
 
 def next_token_logits(step: TrainStep) -> Any:
-    """Compiled (weights, batch [1, row, seq], position) -> logits [vocabulary] after that index of the first row."""
+    """Compiled (weights, batch [1, row, seq], position) -> logits [vocabulary] after that index of the first row.
+
+    The batch has what a forward reads.
+    """
 
     def function(weights: Weights, batch: Batch, position: jax.Array) -> jax.Array:
         stages = stages_of(step.layout, train=False)
@@ -48,9 +52,14 @@ def next_token_logits(step: TrainStep) -> Any:
         return reduce_sum(vary(picked), (*DATA_AXES, "context", *pipe))
 
     pipe = () if "pipe" in vocab_axes(step.layout.placements) else ("pipe",)
-    layouts = step.layout.weights, step.layout.batch, PartitionSpec()
+    layouts = step.layout.weights, _needed(step.layout), PartitionSpec()
     vocabulary = PartitionSpec("tensor" if pipe else ("pipe", "tensor"))
     return step.compiled(function, layouts, vocabulary)
+
+
+def _needed(layout: StepLayout) -> dict[str, PartitionSpec]:
+    """The partitions of what a forward reads of a batch."""
+    return {name: layout.batch[name] for name in NEEDED}
 
 
 def _holds_first_row() -> jax.Array:
@@ -85,7 +94,7 @@ def continue_tokens(trainer: Run, start: np.ndarray, tokens: int, temperature: f
 def _by_windows(trainer: Run, start: np.ndarray, tokens: int, temperature: float) -> np.ndarray:
     """`continue_tokens` by the forward of a pipeline, which has no cache."""
     step, length = trainer.functions, trainer.config.data.sequence_length
-    logits_after, put = next_token_logits(step), shardings(step.mesh, step.layout.batch)
+    logits_after, put = next_token_logits(step), shardings(step.mesh, _needed(step.layout))
     rows, order = trainer.plan.axes.data, row_order(trainer.plan, length)
     draw = np.random.default_rng(trainer.config.run.seed)
     text, weights = [int(token) for token in start], trainer.evaluated_weights()
@@ -94,8 +103,7 @@ def _by_windows(trainer: Run, start: np.ndarray, tokens: int, temperature: float
         row = np.zeros(length, np.int32)
         row[: len(window)] = window
         indices = np.arange(length, dtype=np.int32)
-        arrays = dict.fromkeys(("tokens", "labels"), row) | dict.fromkeys(("positions", "indices"), indices)
-        arrays |= {"segments": np.ones(length, np.int32), "mask": np.zeros(length, np.float32)}
+        arrays = {"tokens": row, "segments": np.ones_like(row), **dict.fromkeys(("positions", "indices"), indices)}
         batch = {name: np.broadcast_to(array[order], (1, rows, length)) for name, array in arrays.items()}
         batch["examples"] = np.zeros((1, rows), np.int32)
         placed = {

@@ -7,15 +7,17 @@ from math import prod
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jaxpar.layers.context import UPDATES
+from jaxpar.layers.dropout import SEED
 from jaxpar.layers.matmul_formats import exact_layers, tensor_names
 from jaxpar.layout.choices.matmul import codes_once
 from jaxpar.layout.choices.pipeline import forward_program
 from jaxpar.layout.choices.replica_sums import gathers_with_first_use
 from jaxpar.layout.stages import coded_matrices, stages_of
 from jaxpar.layout.state import TrainState, all_weights
+from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.streaming import of_rows
 from jaxpar.mesh.axes import AXES, DATA_AXES
@@ -87,10 +89,10 @@ class StepFunctions:
     layout: StepLayout
     residency: Residency
 
-    def gradients(self, state: TrainState, batch: Batch) -> StepGradients:
-        """Forward and backward over all microbatches."""
+    def gradients(self, state: TrainState, batch: Batch, seed: UInt[Array, ""]) -> StepGradients:
+        """Forward and backward over all microbatches, with random draws of `seed`."""
         stages = stages_of(self.layout, train=True)
-        shared = self._shared(state)
+        shared = self._shared(state) | {SEED: seed}
         counts = self.layout.config.precision.matmul_counts
         weights, of_codes, of_weights = self._with_codes(all_weights(state), shared, counts=counts)
         later = gathers_with_first_use(self.layout.plan)
@@ -100,8 +102,8 @@ class StepFunctions:
         tokens, unpadded = reduce_sum(jnp.stack([batch["mask"].sum(), unpadded]), TOKEN_AXES)
         count = self._pairs(batch) if PAIRS in batch else tokens
         scale = self._loss_scale(state)
-        seed = scale / jnp.maximum(count, 1.0)
-        seeds = Seeds(seed, scale / jnp.maximum(unpadded, 1.0))
+        loss_seed = scale / jnp.maximum(count, 1.0)
+        seeds = Seeds(loss_seed, scale / jnp.maximum(unpadded, 1.0))
         accumulated, reported, report, seen = execute(
             self.layout.program, stages, weights, accumulators, batch, seeds, shared | of_codes
         )
@@ -148,9 +150,9 @@ class StepFunctions:
         )  # fmt: skip
         return found.weights, {WEIGHT_SCALES: found.scales}, found.seen
 
-    def measured(self, state: TrainState, batch: Batch) -> Measured:
+    def measured(self, state: TrainState, batch: Batch, arguments: StepArguments) -> Measured:
         """Gradients and the facts of the update; the state after the step, without what the update makes; metrics."""
-        loss, gradients, tokens, report, observed, changed = self.gradients(state, batch)
+        loss, gradients, tokens, report, observed, changed = self.gradients(state, batch, arguments.seed)
         sums = self.residency.squares(gradients)
         norm = global_norm(sums, self.layout.squares)
         empty = tokens == 0
@@ -173,18 +175,18 @@ class StepFunctions:
             skipped_in_row=jnp.where(idle, state.skipped_in_row, skipped),
             carried=carried,
         )
-        rate, of_muon = self.layout.learning_rate(state.applied), self.layout.muon_learning_rate
-        muon_rate = None if of_muon is None else of_muon(state.applied)
+        optimizer = arguments.optimizer.at(state.applied)
+        muon_rate = optimizer.muon_learning_rate if self.layout.config.optimizer.name == "muon" else None
         of_features = {
             name: kind.metrics(state.carried[name], outcome)
             for name, kind in self.layout.carried.items()
             if kind.reports
         }
         metrics = StepMetrics(
-            loss, norm, rate, muon_rate, tokens, finite, following.skipped_in_row, self._loss_scale(state), sums,
-            report, of_features,
+            loss, norm, optimizer.learning_rate, muon_rate, tokens, finite, following.skipped_in_row,
+            self._loss_scale(state), sums, report, of_features,
         )  # fmt: skip
-        return Measured(gradients, UpdateFacts(norm, applies, state.applied), following, metrics)
+        return Measured(gradients, UpdateFacts(norm, applies, state.applied, optimizer), following, metrics)
 
     def evaluate(self, weights: Weights, batch: Batch) -> tuple[dict[str, Float[Array, ""]], Float[Array, ""]]:
         """The sums of what the loss reports, in nats, and how many unmasked tokens or pairs there are."""

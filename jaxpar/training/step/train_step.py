@@ -7,13 +7,16 @@ from functools import cached_property
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxpar.layers.experts.replay import EXPERTS
 from jaxpar.layout.choices.wire import with_exact_messages
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.state import TrainState
+from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.layout.step_options import step_options
 from jaxpar.mesh.mapped import mapped
@@ -34,8 +37,19 @@ class TrainStep:
         self._functions = StepFunctions(layout, self.residency)
 
     @cached_property
+    def arguments(self) -> StepArguments:
+        """The numbers of the configuration that steps take as arguments, on the mesh."""
+        return self.placed(self.layout.arguments)
+
+    def placed(self, arguments: StepArguments) -> StepArguments:
+        """`arguments` (NumPy scalars) on the mesh."""
+        everywhere = NamedSharding(self.mesh, WHOLE)
+        put = lambda leaf: jax.make_array_from_callback((), everywhere, lambda _: np.asarray(leaf))
+        return jax.tree.map(put, arguments)
+
+    @cached_property
     def train(self) -> Any:
-        """Compiled (state, batch) -> (state, `StepMetrics`), or the part that `Residency.advance` needs.
+        """Compiled (state, batch, arguments) -> (state, `StepMetrics`), or the part that `Residency.advance` needs.
 
         The old state's buffers are reused.
         """
@@ -68,7 +82,7 @@ class TrainStep:
         """Compiled (state, batch) -> (loss, gradients in optimizer placement), for tests and analysis."""
 
         def function(state: TrainState, batch: Batch) -> tuple[Float[Array, ""], Weights]:
-            found = self._functions.gradients(state, batch)
+            found = self._functions.gradients(state, batch, jnp.uint32(self.layout.arguments.seed))
             return found.loss, self.residency.whole(found.gradients)
 
         return self.compiled(function, (self.layout.state, self.layout.batch), (WHOLE, self.layout.master))

@@ -22,8 +22,8 @@ LOSS = (
         name="mean_of_the_ranks_means",
         description="Gradients are divided by a rank's own count of unmasked tokens.",
         file="jaxpar/training/step/forward_backward.py",
-        old="seed = scale / jnp.maximum(count, 1.0)",
-        new='import jax; seed = scale / jnp.maximum(batch["mask"].sum() * jax.lax.axis_size(TOKEN_AXES), 1.0)',
+        old="loss_seed = scale / jnp.maximum(count, 1.0)",
+        new='import jax; loss_seed = scale / jnp.maximum(batch["mask"].sum() * jax.lax.axis_size(TOKEN_AXES), 1.0)',
         caught_by=(f"{REFERENCE}[window_biases]",),
     ),
     Fault(

@@ -53,7 +53,7 @@ def test_gradients_of_steps_and_the_residual_add_up_to_those_of_one_device(name:
     layout, functions = run.step.layout, StepFunctions(run.step.layout, run.step.residency)
 
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
-        results = functions.gradients(state, batch)
+        results = functions.gradients(state, batch, jnp.uint32(0))
         return results.gradients, results.carried["residual"]
 
     compiled = run.step.compiled(step, (layout.state, layout.batch), (layout.master, layout.state.carried["residual"]))
@@ -78,10 +78,11 @@ def test_gradients_of_steps_and_the_residual_add_up_to_those_of_one_device(name:
 @pytest.mark.long
 def test_a_step_that_is_not_finite_leaves_the_residual_as_it_was():
     run = run_of(LAYOUTS["ZeRO-1 over two nodes"])
-    state, _ = run.step.train(run.step.residency.initial_state(), run.batch(0))
+    state, _ = run.step.train(run.step.residency.initial_state(), run.batch(0), run.step.arguments)
     before = jax.device_get(state.carried["residual"])
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(before)) > 0
     norm = jax.tree.map(lambda leaf: leaf * jnp.float32("nan"), state.master["final_norm"])
-    state, metrics = run.step.train(state._replace(master=state.master | {"final_norm": norm}), run.batch(1))
+    state = state._replace(master=state.master | {"final_norm": norm})
+    state, metrics = run.step.train(state, run.batch(1), run.step.arguments)
     assert not metrics.finite
     assert_same_bits(state.carried["residual"], before)

@@ -260,7 +260,7 @@ def test_no_token_is_dropped_when_all_go_to_one_expert():
     even = state_with(run.step, run.by_row(run.by_layer(run.step.residency.initial_state().master)))
     run.step.gradients(even, run.batch(0))
     assert run.step.gradients._cache_size() == 1, "one program, whose memory is its own, for any routing"
-    _, metrics = run.step.train(state, run.batch(0))
+    _, metrics = run.step.train(state, run.batch(0), run.step.arguments)
     report = expert_metrics({name: float(value) for name, value in metrics.report.items()})
     assert report["dropped"] == 0 and report["overflows"] == 1 and report["load"] == pytest.approx(8)
     assert report["rank_load"] == pytest.approx(4)
@@ -273,7 +273,7 @@ def test_tokens_beyond_the_capacity_of_an_expert_are_dropped_and_counted():
     run = SmallRun(small(model={"layers": 1, "experts": own}, parallel={"expert": 2, "fsdp": 2}))
     weights = run.by_layer(run.step.residency.initial_state().master)
     weights["layers"]["mlp"]["bias"][:, 3] = 100.0
-    _, metrics = run.step.train(state_with(run.step, run.by_row(weights)), run.batch(0))
+    _, metrics = run.step.train(state_with(run.step, run.by_row(weights)), run.batch(0), run.step.arguments)
     report = expert_metrics({name: float(value) for name, value in metrics.report.items()})
     assert report["dropped"] == pytest.approx(7 / 8) and report["load"] == pytest.approx(8)
 
@@ -322,6 +322,6 @@ def test_clusters_are_fewer_than_choices_and_counted_and_evaluations_send_each_t
     sums, other = (float(one.step.evaluate(weights, one.batch(1))[0]["loss"]) for one in (run, exact))
     assert sums == pytest.approx(other, rel=1e-6)
     assert sent_bytes(run.step.layout) == sent_bytes(exact.step.layout) / 2
-    _, metrics = run.step.train(state, run.batch(0))
+    _, metrics = run.step.train(state, run.batch(0), run.step.arguments)
     report = expert_metrics({name: float(value) for name, value in metrics.report.items()})
     assert report["dropped"] == 0 and 0.3 < report["clusters"] <= 0.5 and report["merged"] > 0

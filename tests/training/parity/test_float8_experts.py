@@ -168,12 +168,12 @@ def test_what_a_step_saw_of_routed_experts_does_not_depend_on_slices_and_rounds(
         names = tensor_names(run.step.layout.config)
         state = run.step.residency.initial_state()
         weights = run.by_layer(state.master)["layers"]["mlp"]
-        state, _ = run.step.train(state, run.batch(0))
+        state, _ = run.step.train(state, run.batch(0), run.step.arguments)
         saw = np.asarray(jax.device_get(state.carried["matmuls"]))[0, 1]
         for matrix in ("up", "gate", "down"):
             assert saw[names.index(matrix)] == np.abs(weights[matrix][1]).max()
         found.append(saw)
-        _, metrics = run.step.train(state, run.batch(1))
+        _, metrics = run.step.train(state, run.batch(1), run.step.arguments)
         scales = np.asarray(metrics.carried["matmuls"].scales)[1]
         most = [57344.0 if name.endswith(".gradient") else 448.0 for name in names]
         np.testing.assert_array_equal(scales, np.exp2(np.ceil(np.log2(np.float64(saw) / most))))
@@ -196,7 +196,7 @@ def test_shares_and_magnitudes_of_routed_experts_are_reported_and_do_not_depend_
         run = SmallRun(small(model=model, data=LONG, precision=precision | counts, parallel=parallel))
         state = run.step.residency.initial_state()
         weights = run.by_layer(state.master)["layers"]["mlp"]
-        metrics = jax.device_get(run.step.train(state, run.batch(0))[1])
+        metrics = jax.device_get(run.step.train(state, run.batch(0), run.step.arguments)[1])
         found.append(matmul_metrics(run.config, metrics))
         assert metrics.carried["matmuls"].counts[0, 0, 0] == 4 * 256 * 2 * 128 * (2 if matmul == "fp8_block" else 1), (
             "no row is lost"

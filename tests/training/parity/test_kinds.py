@@ -157,8 +157,8 @@ def test_what_layers_report_is_counted_once(monkeypatch: pytest.MonkeyPatch, lay
     found_loss, found = split.loss_and_gradients()
     assert loss == pytest.approx(quiet, rel=1e-6), "the loss that is reported is that of the tokens alone"
     assert_close(found_loss, loss, found, gradients)
-    _, one = alone.step.train(alone.step.residency.initial_state(), alone.batch(0))
-    _, many = split.step.train(split.step.residency.initial_state(), split.batch(0))
+    _, one = alone.step.train(alone.step.residency.initial_state(), alone.batch(0), alone.step.arguments)
+    _, many = split.step.train(split.step.residency.initial_state(), split.batch(0), split.step.arguments)
     for metrics in (one, many):
         assert float(metrics.report["tokens"]) == pytest.approx(3), "of three layers"
     assert float(many.report[AUXILIARY_LOSS]) == pytest.approx(float(one.report[AUXILIARY_LOSS]), rel=TOLERANCE)

@@ -152,7 +152,7 @@ def test_steps_change_the_factors_and_no_bit_of_the_other_weights():
     assert {leaf.dtype.name for leaf in jax.tree.leaves(frozen)} == {"bfloat16"}
     assert sorted(master["layers"]["mlp"]) == ["down_lora_a", "down_lora_b"]
     for step in range(3):
-        state, _ = run.step.train(state, run.batch(step))
+        state, _ = run.step.train(state, run.batch(step), run.step.arguments)
     assert_same_bits(jax.device_get(state.frozen), frozen)
     for before, after in zip(jax.tree.leaves(master), jax.tree.leaves(jax.device_get(state.master)), strict=True):
         assert not np.array_equal(before, after)

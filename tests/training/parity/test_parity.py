@@ -152,7 +152,7 @@ def _losses_of(config: Any) -> list[float]:
     run, losses = SmallRun(config), []
     state = run.step.residency.initial_state()
     for step in range(3):
-        state, metrics = run.step.residency.advance(run.step.train, state, run.batch(step))
+        state, metrics = run.step.residency.advance(run.step.train, state, run.batch(step), run.step.arguments)
         losses.append(float(metrics.loss))
     return losses
 

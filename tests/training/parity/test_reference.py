@@ -54,7 +54,7 @@ def test_twenty_steps_equal_the_float64_trainer(name: str):
     state = run.step.residency.initial_state()
     initial, losses, norms = jax.device_get(state.master), [], []
     for rows in batches:
-        state, metrics = run.step.train(state, run.place(rows))
+        state, metrics = run.step.train(state, run.place(rows), run.step.arguments)
         losses.append(float(metrics.loss))
         norms.append(float(metrics.grad_norm))
 

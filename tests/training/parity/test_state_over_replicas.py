@@ -116,7 +116,7 @@ def trained(run: SmallRun) -> tuple[list[tuple[float, float]], Any]:
     """The losses and gradient norms of some steps, and the weights after them, with their average if there is one."""
     state, found = run.step.residency.initial_state(), []
     for step in range(STEPS):
-        state, metrics = run.step.residency.advance(run.step.train, state, run.batch(step))
+        state, metrics = run.step.residency.advance(run.step.train, state, run.batch(step), run.step.arguments)
         found.append((float(metrics.loss), float(metrics.grad_norm)))
     weights = (state.master, state.optimizer.average)
     if run.config.memory.optimizer_offload == "file":

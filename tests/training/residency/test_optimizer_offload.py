@@ -43,7 +43,7 @@ def states_of(offload: str, **sections: dict[str, Any]) -> tuple[list[tuple[floa
     run = SmallRun(small(**sections))
     state, before = run.step.residency.initial_state(), []
     for step in range(STEPS):
-        state, metrics = run.step.residency.advance(run.step.train, state, run.batch(step))
+        state, metrics = run.step.residency.advance(run.step.train, state, run.batch(step), run.step.arguments)
         before.append((float(metrics.loss), float(metrics.grad_norm)))
     stored = {_memory_of(leaf) for leaf in jax.tree.leaves((state.master, state.optimizer))}
     assert stored == {{"none": "device", "host": "pinned_host"}.get(offload, offload)}
@@ -119,7 +119,7 @@ def test_what_fits_stays_on_the_device_and_the_state_is_the_same_bits():
     run = SmallRun(small(memory=memory, **sections))
     found, now = [], run.step.residency.initial_state()
     for step in range(STEPS):
-        now, metrics = run.step.residency.advance(run.step.train, now, run.batch(step))
+        now, metrics = run.step.residency.advance(run.step.train, now, run.batch(step), run.step.arguments)
         found.append((float(metrics.loss), float(metrics.grad_norm)))
     assert found == before
     assert_same_bits(jax.device_get(now), state)
@@ -204,9 +204,9 @@ def test_a_state_in_files_whose_update_was_interrupted_takes_no_step_and_no_save
     with monkeypatch.context() as interrupted:
         interrupted.setattr(DiskArray, "write", write)
         with pytest.raises(KeyboardInterrupt):
-            run.step.residency.advance(run.step.train, state, run.batch(0))
+            run.step.residency.advance(run.step.train, state, run.batch(0), run.step.arguments)
     with refused("interrupted", "last checkpoint"):
-        run.step.residency.advance(run.step.train, state, run.batch(0))
+        run.step.residency.advance(run.step.train, state, run.batch(0), run.step.arguments)
     with refused("interrupted", "last checkpoint"):
         run.step.residency.saved().outgoing(state)
 
@@ -247,8 +247,8 @@ def test_a_state_on_the_host_begins_as_on_the_device_and_is_made_in_pieces(name:
         weight = InitialWeight(layout, step.mesh, number, where, update)
         rows = update.rows(weight.local)
         assert rows is not None
-        fill = lambda state, place, weight=weight, rows=rows: weight.filling(weight.local)(state, place, rows)
-        made = device_bytes(fill, like, jax.ShapeDtypeStruct((), "int32"))
+        fill = lambda *given, weight=weight, rows=rows: weight.filling(weight.local)(*given, rows)
+        made = device_bytes(fill, like, *(jax.ShapeDtypeStruct((), dtype) for dtype in ("int32", "uint32")))
         assert made <= 4 * layout.plan.axes.pipe * rows * prod(spec.shape[1:])
         largest = max(largest, made)
     assert largest < max(4 * prod(spec.shape) for spec in jax.tree.leaves(layout.specs) if is_stacked(spec))

@@ -49,7 +49,7 @@ def steps_of(run: SmallRun) -> tuple[list[tuple[float, float]], Any, float]:
     """Loss and gradient norm of some steps, the last state as NumPy, and the loss of its weights."""
     state, before = run.step.residency.initial_state(), []
     for step in range(STEPS):
-        state, metrics = run.step.train(state, run.batch(step))
+        state, metrics = run.step.train(state, run.batch(step), run.step.arguments)
         before.append((float(metrics.loss), float(metrics.grad_norm)))
     assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.master)} == {"pinned_host"}
     return before, jax.device_get(state), float(run.step.evaluate(state.master, run.batch(0))[0]["loss"])
@@ -91,8 +91,8 @@ def test_a_step_is_traced(name: str):
     """Which takes no compiler, so that it is tried in every run of the tests."""
     stay, sections = CASES[name]
     step = (run := run_of("host", stay, **sections)).step
-    before = jax.eval_shape(step.layout.initial_state)
-    after, metrics = jax.eval_shape(step.train, before, run.batch(0))
+    before = step.layout.state_shapes
+    after, metrics = jax.eval_shape(step.train, before, run.batch(0), step.layout.arguments)
     assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, before) and metrics.loss.shape == ()
 
 

@@ -85,15 +85,15 @@ def test_nothing_of_the_state_changes_in_a_step_in_which_only_the_routers_have_a
     state = run.step.residency.initial_state()
     compiled = run.step.train
     for step in range(2):
-        state, _ = run.step.residency.advance(compiled, state, run.batch(step))
+        state, _ = run.step.residency.advance(compiled, state, run.batch(step), run.step.arguments)
     before = jax.device_get(state)
-    state, metrics = run.step.residency.advance(compiled, state, run.place(masked(run.rows(2))))
+    state, metrics = run.step.residency.advance(compiled, state, run.place(masked(run.rows(2))), run.step.arguments)
     assert float(metrics.tokens) == 0 and np.isnan(metrics.loss) and bool(metrics.finite)
     assert float(metrics.report[TOKENS]) == 1 and float(metrics.grad_norm) > 0
     after = jax.device_get(state)
     assert int(after.step) == 3
     assert_same_bits(after._replace(step=before.step), before)
-    _, unmasked = run.step.residency.advance(compiled, state, run.batch(2))
+    _, unmasked = run.step.residency.advance(compiled, state, run.batch(2), run.step.arguments)
     assert float(unmasked.report[AUXILIARY_LOSS]) == pytest.approx(float(metrics.report[AUXILIARY_LOSS]), rel=1e-5)
 
 

@@ -41,7 +41,7 @@ def trained(layout: str | None) -> tuple[list[dict[str, Any]], Any]:
     run = run_of(layout)
     state, steps = run.step.residency.initial_state(), []
     for step in range(STEPS):
-        state, metrics = run.step.train(state, rows_of(run, step))
+        state, metrics = run.step.train(state, rows_of(run, step), run.step.arguments)
         for shard in metrics.loss.addressable_shards:
             np.testing.assert_array_equal(shard.data, metrics.loss)
         steps.append(jax.device_get(metrics._asdict()) | {"squares": run.by_layer(metrics.squares)})

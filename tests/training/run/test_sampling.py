@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from jaxpar.config import LossConfig
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.layout.step_layout import StepLayout
 from jaxpar.training.run import sampling
 from jaxpar.training.run.run import Run
+from jaxpar.training.step.train_step import TrainStep
 from tests.small_run import layout_of, small
 
 
@@ -31,3 +36,16 @@ def test_a_sample_may_be_longer_than_the_models_sequence() -> None:
     run = run_of(fsdp=2)
     found = sampling.continue_tokens(run, np.arange(1, 14, dtype=np.int32), 40, 1.0)
     assert 0 < len(found) <= 40 and found.max() < 64
+
+
+def test_a_sample_under_a_pipeline_needs_no_pairs_and_no_replayed_experts() -> None:
+    """The batches of such a run have arrays that a forward does not read; the sample is that of the same weights."""
+    config = small(model={"layers": 2, "experts": ExpertsConfig(count=2, width=16)}, data={"sequence_length": 16})
+    config = replace(config, parallel=replace(config.parallel, pipe=2))
+    run = Run(config, devices=jax.devices()[:2])
+    start = np.arange(1, 6, dtype=np.int32)
+    wanted = sampling.continue_tokens(run, start, 3, 0.0)
+    assert len(wanted) == 3
+    other = replace(run.config, loss=LossConfig(name="dpo"), data=replace(run.config.data, routing="recorded"))
+    run.functions = TrainStep(StepLayout(other, run.plan), run.mesh)
+    assert sampling.continue_tokens(run, start, 3, 0.0).tolist() == wanted.tolist()

@@ -1,0 +1,28 @@
+"""The numbers of a configuration that a compiled step takes as arguments, so that other ones run the same program."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Array, UInt
+
+from jaxpar.config import Config
+from jaxpar.optim.arguments import OptimizerArguments, optimizer_arguments
+
+
+class StepArguments(NamedTuple):
+    """What a step reads besides state and batch, and the initial state is made from. The same on every device."""
+
+    optimizer: OptimizerArguments
+    seed: UInt[Array, ""]
+    """Seed of the initial weights, of dropout and of routers that draw."""
+
+
+def step_arguments(config: Config) -> StepArguments:
+    """The arguments that `config` asks for, as NumPy scalars."""
+    seed: Any = np.uint32(config.run.seed)
+    return StepArguments(
+        optimizer_arguments(config.optimizer, config.run.steps),
+        seed,
+    )

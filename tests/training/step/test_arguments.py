@@ -1,0 +1,98 @@
+"""Numbers of a configuration that change no program: they are arguments of what is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from jaxpar.config import Config, OptimizerConfig
+from jaxpar.training.run.trainer import Trainer
+from tests.small_run import SmallRun, small
+
+STRUCTURE = {"name", "muon_dtype", "muon_iterations", "adafactor_relative"}
+"""Keys of `optimizer` that choose a program."""
+CHANGED: dict[str, Any] = {
+    "learning_rate": 3e-3, "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-6, "weight_decay": 0.0, "clip_norm": None,
+    "schedule": "wsd", "warmup_steps": 0, "decay_steps": 7, "decay_fraction": 0.5, "final_fraction": 0.2,
+    "muon_learning_rate": 0.1, "muon_momentum": 0.9, "lion_beta1": 0.8, "lion_beta2": 0.9, "ema": 0.9,
+}  # fmt: skip
+"""All others, with another value than they have by default."""
+ONLY = {
+    ("adamw", "muon"): ("beta1", "beta2", "epsilon"), ("muon",): ("muon_learning_rate", "muon_momentum"),
+    ("lion",): ("lion_beta1", "lion_beta2"),
+}  # fmt: skip
+"""Keys that only some optimizers have."""
+BASE = small(
+    model={"layers": 1, "dropout": 0.1},
+    optimizer={"ema": 0.99},
+    data={"batch_size": 2, "sequence_length": 16},
+)
+
+
+def changed(config: Config) -> Config:
+    """`config` with another value of every number that is an argument."""
+    name = config.optimizer.name
+    unused = {key for names, keys in ONLY.items() if name not in names for key in keys}
+    return replace(
+        config,
+        run=replace(config.run, name="another", steps=11, seed=2**32 - 1),
+        optimizer=replace(config.optimizer, **{key: value for key, value in CHANGED.items() if key not in unused}),
+    )
+
+
+def programs(config: Config) -> tuple[str, str]:
+    """The step and what makes the initial state, as they are compiled."""
+    step = SmallRun(config).step
+    layout, mesh = step.layout, step.mesh
+    inputs = step.residency.abstract_input(), layout.abstract_batch(mesh), layout.abstract_arguments(mesh)
+    first = jax.jit(layout.initial_state).lower(layout.abstract_arguments(mesh))
+    return step.train.lower(*inputs).as_text(), first.as_text()
+
+
+def test_every_key_of_the_optimizer_is_an_argument_or_chooses_a_program():
+    assert {field.name for field in fields(OptimizerConfig)} == {*CHANGED, *STRUCTURE}
+    assert all(getattr(BASE.optimizer, key) != value for key, value in CHANGED.items())
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "lion", "adafactor"])
+def test_other_numbers_are_the_same_program(name: str):
+    config = replace(BASE, optimizer=replace(BASE.optimizer, name=name))
+    assert programs(changed(config)) == programs(config)
+
+
+@pytest.fixture
+def cached(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which every program that this process compiles is stored."""
+    keys = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {key: getattr(jax.config, key) for key in keys}
+    for key, value in zip(keys, (str(tmp_path / "xla"), 0.0), strict=True):
+        jax.config.update(key, value)
+    compilation_cache.reset_cache()
+    yield tmp_path / "xla"
+    for key, value in before.items():
+        jax.config.update(key, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.mark.parametrize(
+    "offload", ["none", pytest.param("host", marks=pytest.mark.long), pytest.param("file", marks=pytest.mark.long)]
+)
+def test_a_run_with_other_numbers_compiles_nothing(offload: str, cached: Path, tmp_path: Path):
+    """From the initial weights to the sample, wherever the state is stored."""
+    config = replace(BASE, memory=replace(BASE.memory, optimizer_offload=offload))
+    config = replace(
+        config,
+        run=replace(config.run, dir=str(tmp_path), steps=2),
+        evaluation=replace(config.evaluation, batches=1, sample_tokens=2),
+    )
+    compiled = []
+    for one in (config, replace(changed(config), run=replace(changed(config).run, steps=3))):
+        Trainer(one, devices=jax.devices()[:1]).fit([])
+        compiled.append({path.name for path in cached.iterdir()})
+    assert compiled[1] - compiled[0] == set()
