@@ -17,6 +17,10 @@ class Observed(Protocol):
         """The statistics of all layers, with those of one pass through layer `number` where it is `counted`."""
         ...
 
+    def over_ranks(self, others: Any) -> Any:
+        """The statistics of all ranks, joined to `others`, which the step collected outside of the layers."""
+        ...
+
 
 class ZerosObserved(Protocol):
     """Makes the zeros: `zeros()` for one layer, `zeros(layers)` for all layers of the model."""

@@ -217,8 +217,9 @@ class LayerLoop:
         Gradients of the chunk's weights are added to `gradients` (gradient placement) where `counts`. If
         the backward is split these are the gradients of all but the matrices, for which `kept_slot` of `kept` fills.
         If `fresh`, nothing has accumulated yet: gradients in host memory are not initialised to zeros. `seed` is the
-        cotangent of the layers' auxiliary losses. `observed` has the layers' statistics so far. If the backward `completes` the gradients, those that travel early are
-        summed over their ranks, a layer's while the next one goes backward.
+        cotangent of the layers' auxiliary losses. `observed` has the layers' statistics so far. If the backward
+        `completes` the gradients, those that travel early are summed over their ranks, a layer's while the next one
+        goes backward.
         """
         again, dy = read_after(weights.stack, dy)
         weights = weights._replace(stack=again)
