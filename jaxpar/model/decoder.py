@@ -53,7 +53,7 @@ from jaxpar.model.preference_loss import PAIRS, REFERENCE, REWARDS, preference_l
 from jaxpar.model.tiled_loss import HeadLoss, head_loss, label_log_probabilities, tiled_scores
 from jaxpar.precision.matmul import SCALES
 from jaxpar.precision.recipe import TILES, QuantisedGroups
-from jaxpar.precision.seen import Seen
+from jaxpar.precision.seen import Seen, nothing_seen
 from jaxpar.precision.weight_codes import WEIGHT_SCALES
 
 type Batch = dict[str, Any]
@@ -281,9 +281,10 @@ class DecoderStages:
         frozen = frozen if any(jax.tree.leaves(frozen)) else None
         counts = self.config.precision.matmul_counts
         sees = fp8 is not None and (fp8.recipe.delayed or counts) and self.train
-        tensors = len(tensor_names(self.config)) if sees else 0
+        tensors = len(tensor_names(self.config))
+        zeros = (lambda *layers: nothing_seen(*layers, tensors, counts=counts)) if sees else None
         wide = _wide(prototype, specs, own_layers(self.placements.wires[LAYERS], kind)) if self._widens else None
-        return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen, wide, tensors, counts)
+        return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen, wide, zeros)
 
     @property
     def _widens(self) -> bool:

@@ -18,14 +18,14 @@ from jaxpar.layers.linear import Tap, recording, tapping, untapped
 from jaxpar.layers.report import Output
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.parameters import Arrays, Nested, merge, select
-from jaxpar.precision.seen import Seen, nothing_seen
+from jaxpar.runtime.observed import ZerosObserved
 from pallas_kernels.vjp_parts import set_arguments, set_residuals, vjp_without_arguments
 
 type Policy = Callable[..., Any]
 
 type Apply = Callable[..., Output]
 """One layer: (weights in compute placement, x, layer's number in the model, tokens, tap) -> (x, report); then also
-zeros, whose cotangents are what is seen of the tensors of its matmuls, if anything is asked for."""
+zeros, whose cotangents are the statistics that it collects, if it collects any."""
 
 
 class LayerDerivative:
@@ -36,18 +36,17 @@ class LayerDerivative:
         apply: Apply,
         matrices: Nested[bool] | None,
         frozen: Nested[bool] | None = None,
-        tensors: int = 0,
-        counts: bool = False,
+        zeros_observed: ZerosObserved | None = None,
     ):
         assert matrices is None or frozen is None, "a backward is split where all weights have gradients"
-        self.apply, self.matrices, self.tensors, self._counts = apply, matrices, tensors, counts
+        self.apply, self.matrices, self.zeros_observed = apply, matrices, zeros_observed
         self._fixed = matrices if frozen is None else frozen
         self._functions: dict[Policy | None, Callable[..., Output]] = {}
         self._vjps: dict[Policy | None, Callable[..., tuple[Output, Any]]] = {}
 
     def run(self, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext) -> Output:
         """The layer's output and report alone."""
-        return self._apply(w, x, number, tokens, untapped, self._unseen())
+        return self._apply(w, x, number, tokens, untapped, self._zeros())
 
     def vjp(
         self, policy: Policy | None, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext
@@ -57,7 +56,7 @@ class LayerDerivative:
         `policy` is that of `jax.checkpoint`; None keeps every intermediate of autodiff.
         """
         diff, fixed = self.halves(w)
-        arguments = diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens, self._unseen()
+        arguments = diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens, self._zeros()
         differentiated = (True, True, True, False, False, False, True)
         return vjp_without_arguments(self._function(policy), *arguments, differentiated=differentiated)
 
@@ -71,12 +70,12 @@ class LayerDerivative:
         tokens: TokenContext,
     ) -> Any:
         """The pullback of `vjp`, from the `residuals` that its own kept: (gradients of the weights, dx, taps, ...,
-        what is seen)."""
+        observed statistics)."""
         if policy not in self._vjps:
             self._vjps[policy] = partial(self.vjp, policy)
         _, pullback = jax.eval_shape(self._vjps[policy], w, x, number, tokens)
         diff, fixed = self.halves(w)
-        set_arguments(pullback, diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens, self._unseen())
+        set_arguments(pullback, diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens, self._zeros())
         set_residuals(pullback, residuals)
         return pullback
 
@@ -93,20 +92,18 @@ class LayerDerivative:
         like = jax.eval_shape(self._groups, w, x, tokens)
         return jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
 
-    def _unseen(self) -> Seen | None:
-        """Zeros, whose cotangent is what is seen of each tensor; None if a layer has none."""
-        return vary(nothing_seen(self.tensors, counts=self._counts)) if self.tensors else None
+    def _zeros(self) -> Any:
+        """Zeros, whose cotangents are the layer's statistics; None if it collects none."""
+        return None if self.zeros_observed is None else vary(self.zeros_observed())
 
-    def _apply(
-        self, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap, unseen: Seen | None
-    ) -> Output:
-        return self.apply(w, x, number, tokens, tap, *(() if unseen is None else (unseen,)))
+    def _apply(self, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap, zeros: Any) -> Output:
+        return self.apply(w, x, number, tokens, tap, *(() if zeros is None else (zeros,)))
 
     @cached_property
     def _groups(self) -> Callable[[Arrays, jax.Array, TokenContext], Arrays]:
         def groups(w: Arrays, x: jax.Array, tokens: TokenContext) -> Arrays:
             found: dict[str, tuple[Any, Any]] = {}
-            self._apply(w, x, vary(jnp.int32(0)), tokens, recording(found), self._unseen())
+            self._apply(w, x, vary(jnp.int32(0)), tokens, recording(found), self._zeros())
             return found
 
         return groups
@@ -122,9 +119,9 @@ class LayerDerivative:
             fixed: Arrays,
             number: jax.Array,
             tokens: TokenContext,
-            unseen: Any,
+            zeros: Any,
         ) -> Output:
-            return self._apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else untapped, unseen)
+            return self._apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else untapped, zeros)
 
         if policy is not None:
             # Forward and recomputation are in different loops, so the compiler cannot merge them.

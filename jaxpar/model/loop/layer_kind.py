@@ -17,6 +17,7 @@ from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import Slot
 from jaxpar.mesh.parameters import Arrays, Nested
 from jaxpar.model.loop.layer_derivative import Apply, LayerDerivative, Policy
+from jaxpar.runtime.observed import ZerosObserved
 
 type Linear = Callable[[Arrays, str, jax.Array, jax.Array, TokenContext], Any]
 """(weights, name of a group, its input, layer's number, tokens) -> outputs."""
@@ -56,10 +57,8 @@ class LayerKind:
     wide: Nested[bool] | None = None
     """Which weights `apply` takes in the dtype of their gradients, so that these leave its matmuls unrounded; None for
     none."""
-    tensors: int = 0
-    """Tensors of a layer of which the backward reports what it sees; with any, `apply` takes zeros for that."""
-    counts: bool = False
-    """Whether it also counts the numbers that codes do not hold (`jaxpar.precision.seen`)."""
+    zeros_observed: ZerosObserved | None = None
+    """Zeros that `apply` takes for statistics of its backward; None if it collects none."""
     quantised: Mapping[bool | None, LayerKind] = field(default_factory=dict)
     """By `Keep.exact`, the same for layers whose matmuls are quantised."""
 
@@ -70,7 +69,7 @@ class LayerKind:
     @cached_property
     def derivative(self) -> LayerDerivative:
         """One layer and its pullbacks."""
-        return LayerDerivative(self.apply, self.matrices, self.frozen, self.tensors, self.counts)
+        return LayerDerivative(self.apply, self.matrices, self.frozen, self.zeros_observed)
 
     @property
     def firsts(self) -> list[int]:

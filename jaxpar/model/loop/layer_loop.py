@@ -39,7 +39,7 @@ from jaxpar.model.loop.layer_stack import LayerStack
 from jaxpar.model.loop.parted import read_after
 from jaxpar.model.loop.stash import Stash, at, entry_on_device, fetch, in_order, put, stacked
 from jaxpar.model.loop.walk import Site, walk
-from jaxpar.precision.seen import Seen, nothing_seen
+from jaxpar.runtime.observed import Observed
 from pallas_kernels.vjp_parts import residuals_of
 
 type Stashes = Mapping[str, tuple[Stash, ...]]
@@ -77,14 +77,12 @@ class LayerLoop:
         """Names of what layers report."""
         return tuple(dict.fromkeys(name for kind in self.kinds.values() for name in kind.reports))
 
-    def nothing_seen(self) -> Seen | None:
-        """Zeros for what the backward sees of the tensors of quantised matmuls, by the layer's number; None if nothing
-        is asked for."""
-        programs = [program for kind in self.kinds.values() for program in kind.quantised.values() if program.tensors]
-        if not programs:
-            return None
+    def zeros_observed(self) -> Observed | None:
+        """Zeros for the statistics of all layers, by the layer's number; None if layers collect none."""
+        programs = [program for kind in self.kinds.values() for program in (kind, *kind.quantised.values())]
+        makers = [program.zeros_observed for program in programs if program.zeros_observed is not None]
         layers = sum(len(stack.layers) for stack in self.order.stacks.values())
-        return nothing_seen(layers, programs[0].tensors, counts=programs[0].counts)
+        return makers[0](layers) if makers else None
 
     # ---- what is kept
 
@@ -211,17 +209,17 @@ class LayerLoop:
         kept_slot: Index = 0,
         fresh: Bool[Array, ""] | bool = False,
         seed: Float[Array, ""] | None = None,
-        seen: Seen | None = None,
+        observed: Observed | None = None,
         completes: bool = False,
-    ) -> tuple[jax.Array, Arrays, Arrays | None, Seen | None]:
-        """Backward through a chunk from `slot` of the stashes: (dx, gradients, kept, seen).
+    ) -> tuple[jax.Array, Arrays, Arrays | None, Observed | None]:
+        """Backward through a chunk from `slot` of the stashes: (dx, gradients, kept, observed).
 
         Gradients of the chunk's weights are added to `gradients` (gradient placement) where `counts`. If
         the backward is split these are the gradients of all but the matrices, for which `kept_slot` of `kept` fills.
         If `fresh`, nothing has accumulated yet: gradients in host memory are not initialised to zeros. `seed` is the
-        cotangent of the layers' auxiliary losses. `seen` has, by the layer's number, what was seen of the
-        tensors of quantised matmuls so far. If the backward `completes` the gradients, those that travel early are
-        summed over their ranks, a layer's while the next one goes backward.
+        cotangent of the layers' auxiliary losses. `observed` has the layers' statistics so far. If the backward
+        `completes` the gradients, those that travel early are summed over their ranks, a layer's while the next one
+        goes backward.
         """
         again, dy = read_after(weights.stack, dy)
         weights = weights._replace(stack=again)
@@ -231,7 +229,7 @@ class LayerLoop:
             of_report = {name: _cotangent(name, seed) for name in stack.kind.reports}
 
             def step(w: Arrays, fetched: Any, row: jax.Array, carry: Any) -> Any:
-                dx, totals, kept, seen = carry
+                dx, totals, kept, observed = carry
                 number = stack.order.own(weights.chunk)[row]
                 x, residuals = in_order(at(stash, slot, row - first, instead=fetched))
                 own = w, x, number, tokens[stack.name]
@@ -244,17 +242,18 @@ class LayerLoop:
                 if kept is not None:
                     with jax.named_scope("kept_for_weights"):
                         kept = {**kept, stack.name: put(kept[stack.name], taps, kept_slot, row)}
-                if seen is not None and derivative.tensors:
-                    seen = seen.with_layer(number, new, counts & (number != PADDING))
+                if observed is not None and derivative.zeros_observed is not None:
+                    observed = observed.with_layer(number, new, counts & (number != PADDING))
                 dx = stack.unless_padding(number, vary(through), dx)
-                return dx, with_own_layers(totals, stack.name, total), kept, seen
+                return dx, with_own_layers(totals, stack.name, total), kept, observed
 
             return step, lambda row: fetch(stash, slot, row - first)
 
-        dx, totals, kept, seen = self._walk(weights, site, (vary(dy), gradients.stack, kept, seen), reverse=True)
+        carry = vary(dy), gradients.stack, kept, observed
+        dx, totals, kept, observed = self._walk(weights, site, carry, reverse=True)
         for kind in self.kinds if completes else ():
             totals = with_own_layers(totals, kind, self.stack(kind).with_first_summed(own_layers(totals, kind)))
-        return dx, totals, kept, seen
+        return dx, totals, kept, observed
 
     def weight_gradients(
         self,

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxpar.mesh.parameters import Arrays, Weights
 from jaxpar.pipeline.execution.stages import Batch
-from jaxpar.precision.seen import Seen
+from jaxpar.runtime.observed import Observed
 
 type Row = dict[str, jax.Array]
 """One tick of this rank: a scalar for each of `jaxpar.pipeline.execution.program.FIELDS`."""
@@ -35,8 +35,8 @@ class Carry(NamedTuple):
     """Gradients of the chunks that are held."""
     report: dict[str, Float[Array, ""]]
     """The layers' metrics, summed."""
-    seen: Seen | None
-    """What was seen of the tensors of quantised matmuls, [layers, tensors]."""
+    observed: Observed | None
+    """Statistics of all layers, where they collect any."""
 
 
 class Seeds(NamedTuple):

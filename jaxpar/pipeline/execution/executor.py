@@ -28,7 +28,7 @@ from jaxpar.pipeline.execution.inputs import Inputs, at, buffers, put
 from jaxpar.pipeline.execution.permutes import refuse_permutes
 from jaxpar.pipeline.execution.program import Loop, PipelineProgram, Run
 from jaxpar.pipeline.execution.stages import Batch, Stages
-from jaxpar.precision.seen import Seen
+from jaxpar.runtime.observed import Observed
 
 
 class Gradients(NamedTuple):
@@ -40,8 +40,8 @@ class Gradients(NamedTuple):
     """What the loss reports."""
     report: dict[str, Float[Array, ""]]
     """The layers' metrics."""
-    seen: Seen | None
-    """What was seen of the tensors of quantised matmuls, [layers, tensors], where it is asked for."""
+    observed: Observed | None
+    """Statistics of all layers, where they collect any."""
 
 
 def execute(
@@ -107,7 +107,7 @@ class _Executor:
             ),
             held=None,
             report={name: vary(jnp.float32(0)) for name in loop.reports},
-            seen=vary(loop.nothing_seen()),
+            observed=vary(loop.zeros_observed()),
             **buffers(slots, x),
         )
         held, holds = None, self.program.holds
@@ -124,7 +124,7 @@ class _Executor:
             tick = lambda run, row, carry, now=now: self._tick(run, row, carry, now)
             carry = self._loop_over(part, tick, carry)
         _, carry = self._between(self.program.ticks, held, carry, given)
-        return Gradients(carry.gradients, carry.reported, carry.report, carry.seen)
+        return Gradients(carry.gradients, carry.reported, carry.report, carry.observed)
 
     def _begin(self, run: Run, carry: Carry, given: Given) -> tuple[Carry, Given]:
         """The first tick, and what is given with the layers that its forward gathered."""
@@ -198,7 +198,7 @@ class _Executor:
                 loss = "last loss" if run.completes else "loss"
                 g, carry = self._act(last, ("gradients", "reported"), loss, row, carry, given)
                 dy = jnp.where(row["b_last"] == 1, g, dy)
-            changed = ("gradients", "held", "kept", "seen")
+            changed = ("gradients", "held", "kept", "observed")
             backward = "last backward" if run.completes else "backward"
             g, carry = self._act(row["b_counts"], changed, backward, row | {"b_dy": dy}, carry, given)
             # Later operations overwrite what was read here; without this barrier, XLA copies the whole buffer.
@@ -290,11 +290,11 @@ class _Executor:
         data = self._inputs.microbatch(given, row["b_microbatch"])
         counts = row["b_counts"] == 1
         totals = carry.held if self.program.holds else carry.gradients[LAYERS]
-        dx, totals, kept, seen = self._loop.backward(
+        dx, totals, kept, observed = self._loop.backward(
             self._chunk(given.layers, row, "b", "weights"), row["b_dy"], self.stages.token_context(data),
             carry.stash, row["b_slot"], self._chunk(totals, row, "b", "gradients"), counts, carry.kept, row["b_kept"],
             self._is_first(row, given), None if given.seeds is None else given.seeds.auxiliary,
-            carry.seen, completes,
+            carry.observed, completes,
         )  # fmt: skip
         carry = carry._replace(held=totals) if self.program.holds else _with_layers(carry, totals)
         into_embedding = jnp.where(counts & (row["b_first"] == 1), dx, 0)
@@ -302,7 +302,7 @@ class _Executor:
         gradients = self.stages.embed_gradients(given.weights, first, into_embedding, carry.gradients)
         if completes:
             gradients = self.stages.completed(gradients, embedded=True)
-        return dx, carry._replace(gradients=gradients, kept=kept, seen=seen)
+        return dx, carry._replace(gradients=gradients, kept=kept, observed=observed)
 
     def _is_first(self, row: Row, given: Given) -> jax.Array | bool:
         """Whether a tick's backward is the first of its chunk."""

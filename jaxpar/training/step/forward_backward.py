@@ -104,7 +104,7 @@ class StepFunctions:
         scale = self._loss_scale(state)
         loss_seed = scale / jnp.maximum(count, 1.0)
         seeds = Seeds(loss_seed, scale / jnp.maximum(unpadded, 1.0))
-        accumulated, reported, report, seen = execute(
+        accumulated, reported, report, of_layers = execute(
             self.layout.program, stages, weights, accumulators, batch, seeds, shared | of_codes
         )
         gradients, changed = self._reduced(accumulated, state, scale)
@@ -112,7 +112,7 @@ class StepFunctions:
         means = {name: self._sum(total) / count for name, total in reported.items()}
         loss = means.pop("loss")
         report = {name: reduce_sum(value, AXES) / jnp.maximum(unpadded, 1.0) for name, value in report.items()}
-        observed = Seen() if seen is None else seen.over_ranks(of_weights)
+        observed = Seen() if of_layers is None else of_layers.over_ranks(of_weights)
         return StepGradients(loss, gradients, tokens, report | means, observed, changed)
 
     def _shared(self, state: TrainState) -> dict[str, Any]:
