@@ -18,6 +18,7 @@ from jaxpar.data.keyed_permutation import KeyedPermutation
 from jaxpar.data.packing import Row
 from jaxpar.data.randomness import permutation
 from jaxpar.data.stream import TokenStream
+from jaxpar.units import plural
 
 _PAIRS, _ROWS = 0, 1
 
@@ -76,8 +77,8 @@ class PairRows:
     def description(self) -> str:
         """Words for how many pairs and rows there are."""
         left_out = len(self._sizes) - len(self._pairs)
-        but = f" ({left_out:,} pairs that are longer than a row are left out)" if left_out else ""
-        return f"{len(self._pairs):,} pairs in {self.rows_per_epoch:,} rows{but}"
+        but = f" (longer than a row and left out: {left_out:,})" if left_out else ""
+        return f"{plural(len(self._pairs), 'pair')} in {plural(self.rows_per_epoch, 'row')}{but}"
 
     def row(self, example: int) -> Row:
         """The row of an example; example `rows_per_epoch` is the first of the second epoch, and so on."""

@@ -41,7 +41,7 @@ def _open_stdlib(config: DataConfig, vocab: int | None, seed: int) -> Data:
         separator=stdlib.END_OF_DOCUMENT,
         decode=stdlib.decode,
         encode_start=stdlib.encode,
-        description=f"standard library of Python {platform.python_version()}: {split_sizes(train, heldout, 'files')}",
+        description=f"standard library of Python {platform.python_version()}: {split_sizes(train, heldout, 'file')}",
     )
 
 

@@ -250,5 +250,5 @@ def _open_file(config: DataConfig, path: str, vocab: int | None, seed: int) -> D
         separator=separator,
         decode=None,
         encode_start=None,
-        description=f"{path}: {split_sizes(train, heldout, 'documents')}",
+        description=f"{path}: {split_sizes(train, heldout, 'document')}",
     )
