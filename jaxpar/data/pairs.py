@@ -77,7 +77,8 @@ class PairRows:
     def description(self) -> str:
         """Words for how many pairs and rows there are."""
         left_out = len(self._sizes) - len(self._pairs)
-        but = f" (longer than a row and left out: {left_out:,})" if left_out else ""
+        are = "is" if left_out == 1 else "are"
+        but = f" ({plural(left_out, 'pair')} longer than a row {are} left out)" if left_out else ""
         return f"{plural(len(self._pairs), 'pair')} in {plural(self.rows_per_epoch, 'row')}{but}"
 
     def row(self, example: int) -> Row:

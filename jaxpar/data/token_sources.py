@@ -64,7 +64,7 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
     known = tokenizers_installed()
     if not known:
         note += "; the package tokenizers is not installed, so samples are shown as token numbers"
-    sizes = {path: size(folder.train, "documents") for path, folder in folders.items()}
+    sizes = {path: size(folder.train, "document") for path, folder in folders.items()}
     total = sum(weights.values())
     if config.sources is None:
         described = ", ".join(f"{path}: {sizes[path]} to train on" for path in folders)

@@ -162,7 +162,7 @@ def test_pairs_that_are_longer_than_a_row_are_left_out_and_reported(rows: PairRo
     length = int(np.median(sizes))
     short = PairRows(rows.stream, sequence_length=length, seed=0)
     assert (short.needed[::2] == (sizes <= length)).all()
-    assert f"({(sizes > length).sum()} pairs that are longer than a row are left out)" in short.description
+    assert f"({(sizes > length).sum()} pairs longer than a row are left out)" in short.description
     with refused("data.sequence_length=9", f"at least {sizes.min()}"):
         PairRows(rows.stream, sequence_length=9, seed=0)
 
