@@ -29,10 +29,10 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     from jaxpar.layout.stages import mask_of
     from jaxpar.model.flops import flops_per_step, mfu, windows
     from jaxpar.observe.memory import memory_kind, peak_bytes
-    from jaxpar.training.run.trainer import Trainer
+    from jaxpar.training.run.run import Run
     from pallas_kernels.masks import kept_pairs
 
-    trainer = Trainer(load_config(config_file, overrides))
+    trainer = Run(load_config(config_file, overrides))
     config, placer = trainer.config, trainer.placer
     rows = [batch_rows(trainer.data.train, index, config.data.batch_size, placer.rows) for index in range(4)]
     began = time.perf_counter()

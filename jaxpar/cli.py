@@ -8,12 +8,13 @@ import re
 import select
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from jaxpar.compiler.quiet import quiet_imports
 from jaxpar.config.bounds import SECONDS
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.overrides import USED_BY_MODELS
@@ -24,6 +25,12 @@ from jaxpar.units import parse_size
 
 DEFAULTS = "YAML file; without one, every key has its default"
 CLUSTER = "gpu:hosts x gpus, as in h100:1x8, or a .yaml file (docs/clusters.md)"
+
+FORMER_OUTPUTS = {
+    "--output": "--out FILE", "--html": "--out FILE.html", "--svg": "--out FILE.svg", "--csv": "--out FILE.csv",
+    "--trace": "--out FILE.json", "--picture": "--out FILE.svg",
+}  # fmt: skip
+"""Flags of earlier releases, and what stands in their place."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,6 +53,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self._words = tuple(words)
+        self._former: dict[str, str] = {}
         self.register("type", int, whole_number)
         self.register("type", float, number)
 
@@ -77,6 +85,17 @@ class Parser(argparse.ArgumentParser):
         """`--json`, a flag."""
         self.add_argument("--json", action="store_true", help=help)
 
+    def add_out(self, kinds: Mapping[str, str]) -> None:
+        """`--out`, for files whose endings are the keys of `kinds`, with words for what is written."""
+        words = "; ".join(f"{ending}: {what}" for ending, what in kinds.items())
+        self._former |= FORMER_OUTPUTS
+        help = f"write a file, by its ending ({words}); may be given many times"
+        self.add_argument("--out", metavar="FILE", type=Path, action="append", default=[], help=help)
+
+    def add_former(self, flag: str, now: str) -> None:
+        """Refuse a flag of an earlier release with what stands in its place."""
+        self._former[flag] = now
+
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         # Before anything else: where a required flag is mistyped, argparse would only say that it is missing.
         for word in takewhile(lambda word: word != "--", sys.argv[1:] if args is None else args):
@@ -98,7 +117,22 @@ class Parser(argparse.ArgumentParser):
 
     def _refuse(self, text: str) -> NoReturn:
         word = text.split()[0].split("=")[0]
+        if word in self._former:
+            raise UserError(f"there is no argument {word}; expected {self._former[word]}")
         raise UserError(f"there is no argument {word}{did_you_mean(word, (*self._flags(), *self._words))}")
+
+
+def by_ending(files: Sequence[Path], endings: Iterable[str]) -> dict[str, Path]:
+    """The files of `--out` by their endings. Raises `UserError` for another ending, and for two files of one."""
+    expected, found = tuple(endings), dict[str, Path]()
+    for file in files:
+        ending = file.suffix.lower()
+        if ending not in expected:
+            raise UserError(f"--out {file}: expected a name that ends in {one_of(expected)}")
+        if ending in found:
+            raise UserError(f"--out {file}: expected one file that ends in {ending}, and {found[ending]} does too")
+        found[ending] = file
+    return found
 
 
 class Command(Protocol):
@@ -118,6 +152,7 @@ def command(interrupted: str = "interrupted") -> Callable[[Callable[[Sequence[st
     def decorate(main: Callable[[Sequence[str]], int | None]) -> Command:
         @wraps(main)
         def run(arguments: Sequence[str] | None = None, /) -> int:
+            quiet_imports()
             warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain|tensorboardX)\b.*")
             try:
                 code = main(sys.argv[1:] if arguments is None else arguments)

@@ -12,7 +12,7 @@ from typing import Any
 from jaxpar.cli import Parser, command, positive, without_gpus
 from jaxpar.config import UserError
 from jaxpar.config.spelling import named, quoted
-from jaxpar.units import parse_file_size
+from jaxpar.units import parse_file_size, plural
 
 INTO, BACK, FACTORIZE, UPCYCLE = "hf-to-jaxpar", "jaxpar-to-hf", "factorize", "upcycle"
 OPTIONS = {
@@ -91,7 +91,7 @@ def _into_jaxpar(options: argparse.Namespace) -> None:
     if not isinstance(source, HFFolder):
         raise UserError(f"MODEL: {named(source.path)} is no folder in Hugging Face's format but {source.description}")
     export = plan_export(source)
-    what = f"{source.family.name}, {len(source.tensors)} tensors, {export.parameters:,} weights"
+    what = f"{source.family.name}, {plural(len(source.tensors), 'tensor')}, {export.parameters:,} weights"
     if options.check:
         check_import(source, export)
         print(f"{named(source.path)}: {what}: the same bits both ways")
@@ -119,16 +119,16 @@ def _into_hf(options: argparse.Namespace) -> None:
         return
     export = plan_export(source, options.dtype, compressed=options.format is not None)
     dtypes = ", ".join(sorted({dtype.name for dtype in export.dtypes.values()}))
-    what = f"{export.family.name}, {len(export.tensors)} tensors, {export.parameters:,} weights in {dtypes}"
+    what = f"{export.family.name}, {plural(len(export.tensors), 'tensor')}, {export.parameters:,} weights in {dtypes}"
     if export.float8:
-        what += f", {len(export.float8)} tensors of them in FP8"
+        what += f", {plural(len(export.float8), 'tensor')} of them in FP8"
     if options.check:
         check_export(export)
         print(f"{named(export.source.path)}: {what}: the same bits both ways")
         return
     with new_folder(options.out) as folder:
         files = export.write(folder, shard_bytes)
-    print(f"{named(options.out)}: {what}, in {len(files)} file{'s' * (len(files) > 1)}")
+    print(f"{named(options.out)}: {what}, in {plural(len(files), 'file')}")
     if not any((options.out / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         print("No tokenizer is known for this model: put its files beside the weights before the folder is used.")
 
@@ -162,7 +162,8 @@ def _upcycle(options: argparse.Namespace) -> None:
     with new_folder(options.out) as folder:
         made.write(folder, print)
     experts = made.experts
-    print(f"{named(options.out)}: {experts.count} experts, {experts.per_token} per token, {made.weights:,} weights")
+    routed = f"{plural(experts.count, 'expert')}, {experts.per_token} per token"
+    print(f"{named(options.out)}: {routed}, {made.weights:,} weights")
 
 
 def _into_peft(source: Any, options: argparse.Namespace) -> None:

@@ -31,14 +31,10 @@ def _check(options: argparse.Namespace) -> int:
         overrides = ["parallel.fsdp=-1", *overrides]
     config = load_config(options.config, overrides)
 
-    from jaxpar.compiler.quiet import native_output_to_stderr, quiet_screen
-
-    with quiet_screen():  # importing JAX logs that there is no GPU
-        import jax  # noqa: F401
-
-        from jaxpar.checkup.checkup import check_all
-        from jaxpar.checkup.finding import worst
-        from jaxpar.checkup.report import as_json, show
+    from jaxpar.checkup.checkup import check_all
+    from jaxpar.checkup.finding import worst
+    from jaxpar.checkup.report import as_json, show
+    from jaxpar.compiler.quiet import native_output_to_stderr
 
     began = time.perf_counter()
     with native_output_to_stderr() if options.json else nullcontext():

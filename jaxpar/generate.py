@@ -15,6 +15,7 @@ from jaxpar.config.paths import is_name
 from jaxpar.config.spelling import named
 from jaxpar.config.strict_json import json_text
 from jaxpar.generation.text import Screen, Stop
+from jaxpar.units import plural
 
 if TYPE_CHECKING:
     from jaxpar.generation.generator import Continuation, Generator
@@ -112,7 +113,7 @@ def _generate(options: argparse.Namespace) -> None:
             print(f"{prompt}{stop.text}\n")
     speed = generator.speed
     print(
-        f"prompt: {speed.prompt_tokens} tokens in {speed.prompt_seconds:.2f} s, compilation included; "
+        f"prompt: {plural(speed.prompt_tokens, 'token')} in {speed.prompt_seconds:.2f} s, compilation included; "
         f"{speed.new_tokens} new tokens in {speed.new_seconds:.2f} s",
         file=sys.stderr,
     )

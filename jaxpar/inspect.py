@@ -7,10 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxpar.cli import Parser, command, seconds, size, stop
+from jaxpar.cli import Parser, by_ending, command, seconds, size, stop
 from jaxpar.config import UserError
 
-PICTURE = "draw one layer over time, as .svg (with --diff of both); with --remat-frontier the frontier, as .svg or .png"
+OUTPUTS = {
+    ".html": "a page with memory over time and the schedule",
+    ".svg": "a picture of one layer over time (with --diff of both), or with --remat-frontier of the frontier",
+    ".png": "with --remat-frontier the frontier",
+}
 WHAT_IS_LEFT = -1  # no size that a user can give
 
 
@@ -25,7 +29,7 @@ def main(arguments: Sequence[str]) -> int | None:
     parser.add_config("YAML file", required=True, overridden="of the file (with --diff of both files)")
     parser.add_cluster()
     parser.add_json()
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with memory over time and the schedule")
+    parser.add_out(OUTPUTS)
     parser.add_argument("--diff", metavar="FILE", type=Path, help="compare with this configuration")
     parser.add_argument(
         "--remat-frontier",
@@ -41,7 +45,6 @@ def main(arguments: Sequence[str]) -> int | None:
         help="compile nothing; print which weights' master weights and moments (or which layers) stay on a GPU, and "
         "what the others move, if SIZE of them (as in 6GiB; by default what is left) may be there",
     )
-    parser.add_argument("--picture", metavar="FILE", type=Path, help=PICTURE)
     words = "limit of a compile (default 600)"
     parser.add_argument("--timeout", metavar="SECONDS", type=seconds, default=600, help=words)
     parser.add_argument("--no-cache", action="store_true", help="do not use the cache of compiled programs")
@@ -49,23 +52,18 @@ def main(arguments: Sequence[str]) -> int | None:
 
 
 def _inspect(options: argparse.Namespace) -> int | None:
-    if options.picture is not None and not options.remat_frontier:
-        if options.chunks is not None:
-            raise UserError("--picture: expected no --chunks with it, which draws nothing")
-        if options.picture.suffix != ".svg":
-            raise UserError(f"--picture {options.picture}: layers are drawn as .svg; expected a file of that name")
-    from jaxpar.compiler.quiet import quiet_screen
-
-    with quiet_screen():
-        from jaxpar.compiler.chunk_plans import ChunkInspection
-        from jaxpar.compiler.inspection import Inspection
-        from jaxpar.compiler.program.hlo.records import ProgramError
-        from jaxpar.compiler.remat_frontier.inspection import FrontierInspection
+    if options.out and options.chunks is not None and not options.remat_frontier:
+        raise UserError("--out: expected no --chunks with it, which writes nothing")
+    files = by_ending(options.out, (".svg", ".png") if options.remat_frontier else (".html", ".svg"))
+    from jaxpar.compiler.chunk_plans import ChunkInspection
+    from jaxpar.compiler.inspection import Inspection
+    from jaxpar.compiler.program.hlo.records import ProgramError
+    from jaxpar.compiler.remat_frontier.inspection import FrontierInspection
 
     quick = "--remat-frontier" if options.remat_frontier else "--chunks" if options.chunks is not None else None
     if quick is not None:
         both = "--chunks" if options.remat_frontier and options.chunks is not None else None
-        for name, given in (("--html", options.html), ("--diff", options.diff), ("--chunks", both)):
+        for name, given in (("--diff", options.diff), ("--chunks", both)):
             if given is not None:
                 raise UserError(f"{name}: expected no {quick} with it, which compiles nothing")
     if options.chunks is not None:
@@ -73,7 +71,7 @@ def _inspect(options: argparse.Namespace) -> int | None:
         ChunkInspection(options.config, options.cluster, options.overrides, budget, options.json).run()
         return None
     if options.remat_frontier:
-        FrontierInspection(options.config, options.cluster, options.overrides, options.json, options.picture).run()
+        FrontierInspection(options.config, options.cluster, options.overrides, options.json, [*files.values()]).run()
         return None
     inspection = Inspection(
         config=options.config,
@@ -81,8 +79,8 @@ def _inspect(options: argparse.Namespace) -> int | None:
         overrides=options.overrides,
         other=options.diff,
         as_json=options.json,
-        page=options.html,
-        picture=options.picture,
+        page=files.get(".html"),
+        picture=files.get(".svg"),
         timeout_s=options.timeout,
         remember=not options.no_cache,
     )

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxpar.cli import Parser, command, positive, seconds
+from jaxpar.cli import Parser, by_ending, command, positive, seconds
 from jaxpar.config import UserError
 from jaxpar.config.spelling import did_you_mean
 from jaxpar.planner.failures import GPU_HOURS, RESTART_MINUTES, STRAGGLERS
@@ -14,7 +14,7 @@ from jaxpar.planner.failures import GPU_HOURS, RESTART_MINUTES, STRAGGLERS
 EXAMPLES = """\
 examples:
   python -m jaxpar.plan --config configs/llama3_8b.yaml --cluster h100:4x8 --top 5
-  python -m jaxpar.plan --config configs/gpt3_175b_32k.yaml --cluster h800:32x8 --fix tensor=8 --html plans.html
+  python -m jaxpar.plan --config configs/gpt3_175b_32k.yaml --cluster h800:32x8 --fix tensor=8 --out plans.html
   python -m jaxpar.plan --config configs/quickstart.yaml --cluster cpu:1x8 && python -m jaxpar.train --plan plan.json
 
 other commands (each has --help):
@@ -28,6 +28,11 @@ other commands (each has --help):
 
 docs/planner.md explains how times are predicted, and where they are wrong.
 """
+
+OUTPUTS = {
+    ".json": "the best plan, by default plan.json",
+    ".html": "a page of time against memory of all timed layouts",
+}
 
 JOBS = """\
 a file of jobs (hours from now; config is relative to the file):
@@ -51,6 +56,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _plan(given: Sequence[str]) -> None:
     options = _parser().parse_args(given)
+    files = by_ending(options.out, OUTPUTS)
     _load()
     from jaxpar.planner.planning import Planning
 
@@ -60,9 +66,9 @@ def _plan(given: Sequence[str]) -> None:
         overrides=options.overrides,
         fixed=options.fixed,
         top=options.top,
-        output=options.output,
+        output=files.get(".json", Planning.output),
         as_json=options.json,
-        page=options.html,
+        page=files.get(".html"),
         verify=options.verify,
         show_model=options.show_model,
         profile=options.profile,
@@ -83,9 +89,8 @@ def _parser() -> Parser:
     words = "leave out a mechanism, as in offload, ulysses or zb-uniform; unmeasured is all that no published run used"
     add("--avoid", dest="avoided", metavar="NAME", action="append", default=[], help=words)
     add("--top", metavar="N", type=positive, default=5, help="how many layouts (default 5)")
-    add("--output", metavar="FILE", type=Path, default=Path("plan.json"), help="file of the best plan (plan.json)")
+    parser.add_out(OUTPUTS)
     parser.add_json("print JSON and nothing else: a list, best first")
-    add("--html", metavar="FILE", type=Path, help="write a page: time against memory of all timed layouts")
     add("--verify", action="store_true", help="compile the top ones for the cluster's GPUs, and rank them by that")
     add("--show-model", action="store_true", help="print every number behind the times")
     add("--profile", metavar="FILE", type=Path, help="file of `calibrate`, in place of fitted numbers")
@@ -97,13 +102,18 @@ def _parser() -> Parser:
 
 def _explain(given: Sequence[str]) -> None:
     parser = Parser("jaxpar.plan explain", "Print a plan.json in words.")
-    parser.add_argument("--plan", metavar="FILE", type=Path, required=True)
+    _add_plan(parser)
     options = parser.parse_args(given)
     _load()
     from jaxpar.planner.planning import screen
     from jaxpar.planner.report.explain import print_explanation
 
     print_explanation(options.plan, screen())
+
+
+def _add_plan(parser: Parser) -> None:
+    parser.add_argument("plan", metavar="FILE", type=Path, help="a plan.json")
+    parser.add_former("--plan", "the file alone")
 
 
 def _compare(given: Sequence[str]) -> None:
@@ -169,8 +179,9 @@ def _calibrate(given: Sequence[str]) -> None:
     )
     parser.add_config("YAML file of the model whose shapes are measured (Llama-3 8B; a small decoder on CPUs)")
     parser.add_argument(
-        "--output", metavar="FILE", type=Path, default=Path("hardware.yaml"), help="file of the tables (hardware.yaml)"
+        "--out", metavar="FILE", type=Path, default=Path("hardware.yaml"), help="file of the tables (hardware.yaml)"
     )
+    parser.add_former("--output", "--out FILE")
     parser.add_argument("--devices", metavar="N", type=positive, default=8, help="virtual CPU devices (default 8)")
     parser.add_argument("--quick", action="store_true", help="fewer shapes, lengths and sizes")
     options = parser.parse_args(given)
@@ -185,7 +196,7 @@ def _place(given: Sequence[str]) -> None:
         "jaxpar.plan place",
         "Assign nodes to places in the mesh, by simulated annealing over a measured bandwidth matrix.",
     )
-    parser.add_argument("--plan", metavar="FILE", type=Path, required=True)
+    _add_plan(parser)
     words = "MB/s between nodes, row sends to column; by default the file that the cluster's YAML names"
     parser.add_argument("--bandwidth", metavar="CSV", type=Path, help=words)
     parser.add_argument("--seed", type=int, default=0)
@@ -211,11 +222,10 @@ def _validate(given: Sequence[str]) -> None:
 
 
 def _load() -> None:
-    """Import slow modules after the arguments are checked; XLA's plugins print while they are imported."""
-    from jaxpar.compiler.quiet import quiet_screen
+    """Import slow modules after the arguments are checked."""
     from jaxpar.planner.search.no_gc import no_collection
 
-    with quiet_screen(), no_collection():
+    with no_collection():
         import jaxpar.planner.planning  # noqa: F401
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from jaxpar.cli import Parser, command, positive, size, stop
+from jaxpar.cli import Parser, by_ending, command, positive, size, stop
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.strict_json import json_text
@@ -29,11 +29,16 @@ SIZES = ("stages", "microbatches", "virtual")
 WORK = {"forward": 1, "backward": 2, "weight": None, "head": 0, "transfer": 0, "stash": 0, "kept": 0, "sent": 0}
 """What a rank does with a microbatch, and what is taken where neither arguments nor a configuration set it."""
 
+OUTPUTS = {
+    ".svg": "a picture", ".json": "a trace for ui.perfetto.dev",
+    ".csv": "the table: orders, or ticks with --mode lockstep",
+}  # fmt: skip
+
 EXAMPLES = """\
 examples:
   python -m jaxpar.schedule --stages 4 --microbatches 8 --compare
-  python -m jaxpar.schedule --name zb-v --stages 4 --microbatches 8 --svg zb-v.svg --trace zb-v.json
-  python -m jaxpar.schedule --name interleaved --virtual 2 --stages 4 --microbatches 8 --csv mine.csv
+  python -m jaxpar.schedule --name zb-v --stages 4 --microbatches 8 --out zb-v.svg --out zb-v.json
+  python -m jaxpar.schedule --name interleaved --virtual 2 --stages 4 --microbatches 8 --out mine.csv
   python -m jaxpar.schedule --file mine.csv --transfer 0.05 --stage-times 1,1,1,1.2
   python -m jaxpar.schedule --config configs/llama3_8b.yaml --cluster h100:4x8 --set parallel.pipe=4 --compare
 
@@ -96,14 +101,13 @@ def _parser() -> Parser:
     words = "which mode to draw, on the screen and in files (default async); numbers are of all"
     show("--mode", choices=list(TIMELINES), help=words)
     show("--json", action="store_true", help="print JSON and nothing else")
-    show("--svg", metavar="FILE", type=Path, help="write a picture")
-    show("--trace", metavar="FILE", type=Path, help="write a trace for ui.perfetto.dev")
-    show("--csv", metavar="FILE", type=Path, help="write the table: orders, or ticks with --mode lockstep")
+    parser.add_out(OUTPUTS)
     return parser
 
 
 def _run(options: argparse.Namespace) -> None:
     _check_combination(options)
+    files = by_ending(options.out, OUTPUTS)
     if options.config is not None:
         _configure(options)
     _check_size(options.stages or 1, options.microbatches or 1, options.virtual or 1)
@@ -113,16 +117,14 @@ def _run(options: argparse.Namespace) -> None:
         return
     summary = Summary(_schedule(options), workload)
     mode = options.mode or "async"
-    contents: dict[str, str] = {}
-    if options.svg:
-        contents["svg"] = picture(summary.modes[mode])
-    if options.trace:
-        contents["trace"] = json_text(trace(summary.modes[mode]))
-    if options.csv:
-        contents["csv"] = format_schedule(summary.schedule, "ticks" if mode == "lockstep" else "orders")
+    contents = {
+        ".svg": lambda: picture(summary.modes[mode]),
+        ".json": lambda: json_text(trace(summary.modes[mode])),
+        ".csv": lambda: format_schedule(summary.schedule, "ticks" if mode == "lockstep" else "orders"),
+    }
     plain = summary.to_dict()
-    for flag, text in contents.items():
-        _write(flag, getattr(options, flag), text)
+    for ending, path in files.items():
+        _write(path, contents[ending]())
     if options.json:
         print(json_text(plain, indent=2))
         return
@@ -130,8 +132,8 @@ def _run(options: argparse.Namespace) -> None:
 
     screen = console()
     print_summary(summary, mode, screen)
-    for flag in contents:
-        screen.print(f"Wrote {getattr(options, flag)}", soft_wrap=True)
+    for path in files.values():
+        screen.print(f"Wrote {path}", soft_wrap=True)
 
 
 def _compare(options: argparse.Namespace, workload: Workload) -> None:
@@ -154,17 +156,15 @@ def _check_combination(options: argparse.Namespace) -> None:
         got = " and ".join(chosen) or "none of them"
         raise UserError(f"expected one of --name, --file and --compare, got {got}; --help has examples")
     _check_configuration(options)
-    for flag in SIZES if options.file else ("mode", "svg", "trace", "csv") if options.compare else ():
-        if getattr(options, flag) is not None:
+    for flag in SIZES if options.file else ("mode", "out") if options.compare else ():
+        if getattr(options, flag) not in (None, []):
             why = "the table itself sets it" if options.file else "they show one schedule"
             raise UserError(f"--{flag} does not go with {chosen[0]}: {why}")
     for flag in () if options.file or options.config else ("stages", "microbatches"):
         if getattr(options, flag) is None:
             raise UserError(f"--{flag} is missing: {chosen[0]} needs --stages and --microbatches")
-    written = [path.resolve() for flag in ("file", "svg", "trace", "csv") if (path := getattr(options, flag))]
-    for path in written:
-        if written.count(path) > 1:
-            raise UserError(f"{path} is named twice; each file needs a name of its own")
+    if options.file and options.file.resolve() in [path.resolve() for path in options.out]:
+        raise UserError(f"{options.file} is named twice; each file needs a name of its own")
 
 
 def _check_configuration(options: argparse.Namespace) -> None:
@@ -187,10 +187,7 @@ def _check_configuration(options: argparse.Namespace) -> None:
 
 def _configure(options: argparse.Namespace) -> None:
     """Fill in, from the configuration, what the arguments leave out."""
-    from jaxpar.compiler.quiet import quiet_screen
-
-    with quiet_screen():
-        from jaxpar.planner.stage_work import stage_work
+    from jaxpar.planner.stage_work import stage_work
 
     found = stage_work(options.config, options.overrides, options.cluster)
     own = options.name is None and not options.compare
@@ -256,11 +253,11 @@ def _times(text: str) -> tuple[int | Fraction, ...]:
     return tuple(map(_time, text.split(",")))
 
 
-def _write(flag: str, path: Path, text: str) -> None:
+def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--{flag} {path}: cannot be written ({error.strerror})") from None
+        raise UserError(f"--out {path}: cannot be written ({error.strerror})") from None
 
 
 if __name__ == "__main__":

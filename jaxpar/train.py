@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,11 +28,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_config()
     words = "a plan.json of python -m jaxpar.plan or of a run, in place of --config: its plan is run as it is"
     parser.add_argument("--plan", metavar="FILE", type=Path, help=words)
+    parser.add_argument("--verbose", action="store_true", help="print every decision of the plan with its reason")
     options = parser.parse_args(arguments)
-    return _train(options.config, options.plan, options.overrides)
+    return _train(options.config, options.plan, options.overrides, options.verbose)
 
 
-def _train(file: Path | None, plan: Path | None, overrides: Sequence[str]) -> int:
+def _train(file: Path | None, plan: Path | None, overrides: Sequence[str], verbose: bool) -> int:
     from jaxpar.config import load_config
     from jaxpar.config.reading.overrides import with_overrides
 
@@ -43,15 +45,19 @@ def _train(file: Path | None, plan: Path | None, overrides: Sequence[str]) -> in
     config = load_config(file, overrides) if given is None else with_overrides(given.config, overrides)
     chosen = None
     if given is not None:
-        _check_given(given, config)
+        with _machine_first(given):
+            _check_given(given, config)
         chosen = None if given.older else given.plan
     elif config.parallel.auto:
         config, chosen = _plan_here(config)
     from jaxpar.training.errors import TrainingError
+    from jaxpar.training.run.listeners import default_listeners
     from jaxpar.training.run.trainer import Trainer
 
     try:
-        Trainer(config, plan=chosen).fit()
+        with _machine_first(given):
+            trainer = Trainer(config, plan=chosen)
+        trainer.fit(default_listeners(trainer.config, verbose=verbose))
     except TrainingError as error:
         return stop(1, str(error))
     return 0
@@ -84,6 +90,33 @@ def _check_given(given: PlanFile, config: Config) -> None:
     validate(config)
     prepare_devices(given.plan.axes.devices, config.distributed)
     check_stage_kinds(stages, given.plan.axes.pipe, find_devices())
+
+
+@contextmanager
+def _machine_first(given: PlanFile | None) -> Iterator[None]:
+    """A refusal of a plan for GPUs begins with the GPUs that it is for and what is here, where that is another."""
+    try:
+        yield
+    except UserError as error:
+        planned = None if given is None else _gpus_of(given)
+        if planned is None:
+            raise
+        from jaxpar.distributed.devices import has_gpu, host_gpu, host_gpus
+
+        gpu = host_gpu()
+        here = f"{host_gpus()} x {gpu.name if gpu else 'GPU'} in this host" if has_gpu() else "1 CPU"
+        raise UserError(f"this plan is for {planned}; here is {here}: {error}") from error
+
+
+def _gpus_of(given: PlanFile) -> str | None:
+    """The GPUs that a plan is for; None for a plan for CPUs, and where its cluster is not known here."""
+    from jaxpar.planner.machine import is_cpu, named_cluster
+
+    try:
+        cluster = None if given.cluster is None else named_cluster(given.cluster)
+    except UserError:  # a cluster's file may be elsewhere
+        return None
+    return None if cluster is None or is_cpu(cluster) else f"{cluster.devices} x {cluster.gpu.name}"
 
 
 def _plan_here(config: Config) -> tuple[Config, Plan]:

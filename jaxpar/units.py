@@ -61,6 +61,22 @@ def count(number: Number) -> str:
     return _in_unit(float(number), _COUNTS)
 
 
+def plural(number: int, noun: str, nouns: str | None = None) -> str:
+    """A number of things: `1 row`, `2 rows`, `1,024 batches`, `0 queries`.
+
+    Args:
+        number: how many.
+        noun: the name of one.
+        nouns: the name of several, where it is not made by the rules of English.
+    """
+    if number == 1:
+        return f"1 {noun}"
+    if nouns is None:
+        ends_in_y = noun.endswith("y") and noun[-2:-1] not in tuple("aeiou")
+        nouns = f"{noun[:-1]}ies" if ends_in_y else noun + ("es" if noun.endswith(("s", "x", "sh", "ch")) else "s")
+    return f"{number:,} {nouns}"
+
+
 def operations(number: Number) -> str:
     """Floating-point operations: `3.94 PFLOP`. A rate is `operations(...)` and `/s`."""
     return _in_unit(float(number), _OPERATIONS)

@@ -158,6 +158,10 @@ class Registry[Entry: Implementation]:
         return chosen
 
 
+NEEDS_GPU = "it needs an NVIDIA GPU"
+"""How a reason begins that is about the platform alone."""
+
+
 def refused_by_gpu(request: Request, *, hopper: bool, dtypes: tuple[str, ...] = ("bfloat16", "float16")) -> str | None:
     """Why kernels for tensor cores do not run where a request is from, or not in its dtype; None where they do.
 
@@ -165,7 +169,7 @@ def refused_by_gpu(request: Request, *, hopper: bool, dtypes: tuple[str, ...] = 
     """
     capability = request.compute_capability
     if request.platform not in ("gpu", "interpreter"):
-        return f"it needs an NVIDIA GPU, and the platform is {request.platform}"
+        return f"{NEEDS_GPU}, and the platform is {request.platform}"
     if request.platform == "gpu" and hopper and capability != 9.0:
         return f"it needs compute capability 9.0 (Hopper), and the GPU has {capability or 'none'}"
     if request.platform == "gpu" and (capability or 0.0) < 8.0:

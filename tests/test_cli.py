@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from jaxpar.__main__ import COMMANDS
 from jaxpar.cli import Parser, command, positive, seconds, size, stop
 from jaxpar.config.errors import UserError
-from tests.docs.references import COMMANDS
 from tests.sentences import refused, refused_by_command
 
 REPOSITORY = Path(__file__).parents[1]

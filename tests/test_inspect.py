@@ -41,7 +41,7 @@ def test_the_screen_and_the_page(config: Path, tmp_path: Path, capfd: pytest.Cap
     hsdp()
     capfd.readouterr()
     page = tmp_path / "page.html"
-    assert run("--config", config, "--cluster", CLUSTER, "--html", page) == 0
+    assert run("--config", config, "--cluster", CLUSTER, "--out", page) == 0
     out, err = capfd.readouterr()
     assert "It fits" in out
     assert "\x1b" not in out + err
@@ -51,8 +51,8 @@ def test_the_screen_and_the_page(config: Path, tmp_path: Path, capfd: pytest.Cap
 def test_the_picture_of_one_program_and_of_two(config: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     hsdp()
     pictures = [tmp_path / name for name in ("one.svg", "two.svg")]
-    assert run("--config", config, "--cluster", CLUSTER, "--picture", pictures[0]) == 0
-    assert run("--config", config, "--cluster", CLUSTER, "--diff", config, "--picture", pictures[1]) == 0
+    assert run("--config", config, "--cluster", CLUSTER, "--out", pictures[0]) == 0
+    assert run("--config", config, "--cluster", CLUSTER, "--diff", config, "--out", pictures[1]) == 0
     one, two = (picture.read_text().count("Backward: ") for picture in pictures)
     assert (one, two) == (1, 2)
     assert f"Picture: {pictures[0]}" in capfd.readouterr().out
@@ -73,11 +73,13 @@ def test_a_configuration_compared_with_itself_is_the_same(config: Path, capfd: p
         (["--cluster", "h100:1x6"], "parallel.replica: -1 cannot be filled"),
         (["--cluster", CLUSTER, "--set", "parallel.tensr=2"], "tensor"),
         (["--cluster", CLUSTER, "--timeout", "0"], "--timeout: expected seconds above 0, at most 1000000, got '0'"),
-        (["--cluster", CLUSTER, "--html", "/no/such/folder/x.html"], "/no/such/folder does not exist"),
-        (["--cluster", CLUSTER, "--html", "/"], "--html /: a folder, expected the name of a file"),
-        (["--cluster", CLUSTER, "--picture", "/no/such/folder/x.svg"], "--picture /no/such/folder/x.svg: the folder"),
-        (["--cluster", CLUSTER, "--picture", "x.png"], "--picture x.png: layers are drawn as .svg"),
-        (["--cluster", CLUSTER, "--picture", "x.svg", "--chunks"], "--picture: expected no --chunks with it"),
+        (["--cluster", CLUSTER, "--out", "/no/such/folder/x.html"], "/no/such/folder does not exist"),
+        (["--cluster", CLUSTER, "--out", "/"], "--out /: expected a name that ends in .html or .svg"),
+        (["--cluster", CLUSTER, "--out", "/no/such/folder/x.svg"], "--out /no/such/folder/x.svg: the folder"),
+        (["--cluster", CLUSTER, "--out", "x.png"], "--out x.png: expected a name that ends in .html or .svg"),
+        (["--cluster", CLUSTER, "--out", "x.svg", "--chunks"], "--out: expected no --chunks with it"),
+        (["--cluster", CLUSTER, "--html", "x.html"], "there is no argument --html; expected --out FILE.html"),
+        (["--cluster", CLUSTER, "--picture", "x.svg"], "there is no argument --picture; expected --out FILE.svg"),
         (["--cluster", CLUSTER, "--timeout", "nan"], "--timeout: expected seconds above 0, at most 1000000, got 'nan'"),
         (["--cluster", CLUSTER, "--no-cache", "--timeout", "0.2"], "took longer than 0.2 s and was stopped"),
     ],

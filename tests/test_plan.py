@@ -30,9 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def planned(folder: Path) -> Path:
     """A plan for this machine's virtual devices."""
     file = folder / "plan.json"
-    assert (
-        main(["--config", str(folder / "small.yaml"), "--cluster", "cpu:1x8", "--output", str(file), "--top", "2"]) == 0
-    )
+    assert main(["--config", str(folder / "small.yaml"), "--cluster", "cpu:1x8", "--out", str(file), "--top", "2"]) == 0
     return file
 
 
@@ -44,8 +42,8 @@ def run_plan(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[in
 
 def test_json_is_a_list_with_the_best_first(folder: Path, capsys: pytest.CaptureFixture[str]):
     code, out, _ = run_plan(
-        capsys, "--config", folder / "small.yaml", "--cluster", "h100:1x4", "--top", 3, "--json", "--output",
-        folder / "h100.json", "--set", "data.sequence_length=64", "--html", folder / "page.html",
+        capsys, "--config", folder / "small.yaml", "--cluster", "h100:1x4", "--top", 3, "--json", "--out",
+        folder / "h100.json", "--set", "data.sequence_length=64", "--out", folder / "page.html",
     )  # fmt: skip
     files: list[dict[str, Any]] = json.loads(out)
     found = [file["predicted"] for file in files]
@@ -90,8 +88,8 @@ def test_auto_plans_for_the_machine_at_hand(folder: Path, tmp_path: Path, capsys
 
 def test_explain_and_compare_report_what_was_written(planned: Path, folder: Path, capsys: pytest.CaptureFixture[str]):
     other = folder / "other.json"
-    run_plan(capsys, "--config", folder / "small.yaml", "--cluster", "cpu:1x8", "--fix", "tensor=2", "--output", other)
-    code, out, _ = run_plan(capsys, "explain", "--plan", other)
+    run_plan(capsys, "--config", folder / "small.yaml", "--cluster", "cpu:1x8", "--fix", "tensor=2", "--out", other)
+    code, out, _ = run_plan(capsys, "explain", other)
     assert code == 0
     assert "tensor 2" in out
     assert "tokens/s/GPU" in out
@@ -101,7 +99,7 @@ def test_explain_and_compare_report_what_was_written(planned: Path, folder: Path
     plain = json.loads(other.read_text())
     plain["predicted"]["interval_s"] = [1.5, 2.5]
     other.write_text(json.dumps(plain))
-    for command in (["explain", "--plan", other], ["compare", planned, other]):
+    for command in (["explain", other], ["compare", planned, other]):
         assert "1.50 s to 2.50 s" in " ".join(run_plan(capsys, *command)[1].split())
 
 
@@ -265,7 +263,7 @@ def test_a_budget_that_cannot_be_is_one_sentence(
 
 
 def test_the_page_of_words_shows_every_number_of_the_model(folder: Path, capsys: pytest.CaptureFixture[str]):
-    arguments = ["--config", folder / "small.yaml", "--show-model", "--output", folder / "x.json"]
+    arguments = ["--config", folder / "small.yaml", "--show-model", "--out", folder / "x.json"]
     code, out, _ = run_plan(capsys, *arguments, "--cluster", "h100:1x2")
     assert code == 0
     for words in ("Fit the model", "Reach the batch", "Raise the throughput", "Where the time goes", "matmul_share"):
@@ -284,14 +282,14 @@ def test_the_page_of_words_shows_every_number_of_the_model(folder: Path, capsys:
         (["--cluster", "cpu:8"], "expected cpu:hosts x devices"),
         (["--cluster", "h100:1x8", "--fix", "tensor=5"], "70 would be allowed but for --fix tensor=5"),
         (["--cluster", "h100:1x8", "--top", "0"], "--top: expected a whole number from 1 up, got '0'"),
-        (["--cluster", "h100:1x8", "--htm", "x"], "there is no argument --htm; did you mean --html"),
+        (["--cluster", "h100:1x8", "--html", "x"], "there is no argument --html; expected --out FILE.html"),
         (["--cluster", "h100:99999999x8"], "799999992 GPUs; expected at most 1048576"),
         (["--cluster", "h100:1x8", "--timeout", "1e30"], "--timeout: expected seconds above 0, at most 1000000"),
         (["--cluster", "h100:1x8", "--timeout", "0"], "--timeout: expected seconds above 0, at most 1000000, got '0'"),
         (["--cluster", "cpu:1x8", "--verify"], "--verify: compiles for GPUs"),
         (["--cluster", "h100:1x8", "--fix", "remat=some"], "expected none, gemm_last, selective or full"),
         (["--cluster", "h100:1x8", "--profile", "nowhere.json"], "there is no such file"),
-        (["--cluster", "h100:1x2", "--output", "/nowhere/plan.json"], "cannot be written"),
+        (["--cluster", "h100:1x2", "--out", "/nowhere/plan.json"], "cannot be written"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(
@@ -307,7 +305,7 @@ def test_a_command_that_is_none_is_one_sentence(capsys: pytest.CaptureFixture[st
 def test_a_plan_that_is_none_is_one_sentence(folder: Path, planned: Path, capsys: pytest.CaptureFixture[str]):
     none = folder / "none.json"
     none.write_text(json.dumps({"cluster": "h100:1x8", "plan": {}}))
-    refused_by_command(*run_plan(capsys, "explain", "--plan", none), "no plan.json, because config is missing")
+    refused_by_command(*run_plan(capsys, "explain", none), "no plan.json, because config is missing")
     refused_by_command(train(["--plan", str(none)]), *capsys.readouterr(), "no plan.json, because config is missing")
     assert train(["--plan", str(planned), "--config", str(folder / "small.yaml")]) == 2
     assert "expected no --config with it" in capsys.readouterr().err
@@ -330,7 +328,7 @@ def test_a_plan_that_was_edited_wrongly_is_one_sentence(
     into = plain if "config" in changed else plain["predicted"]
     into |= changed
     file.write_text(json.dumps(plain))
-    for arguments in (["explain", "--plan", file], ["compare", planned, file]):
+    for arguments in (["explain", file], ["compare", planned, file]):
         refused_by_command(*run_plan(capsys, *arguments), sentence)
 
 

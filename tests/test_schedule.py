@@ -113,7 +113,7 @@ def test_what_cannot_be_made_is_listed_with_the_reason(capfd: pytest.CaptureFixt
 
 def test_files_are_written_also_over_others(folder: Path, capfd: pytest.CaptureFixture[str]):
     (folder / "a.svg").write_text("older")
-    out = printed(capfd, *ONE_F_ONE_B, "--svg", "a.svg", "--trace", "a.json", "--csv", "a.csv")
+    out = printed(capfd, *ONE_F_ONE_B, "--out", "a.svg", "--out", "a.json", "--out", "a.csv")
     assert all(f"Wrote a.{ending}" in out for ending in ("svg", "json", "csv"))
     assert ElementTree.parse(folder / "a.svg").getroot().attrib["aria-label"] == "1f1b: 4 ranks, 8 microbatches"
     trace = json.loads((folder / "a.json").read_text())
@@ -122,12 +122,12 @@ def test_files_are_written_also_over_others(folder: Path, capfd: pytest.CaptureF
 
 
 def test_files_beside_json_leave_it_alone(capfd: pytest.CaptureFixture[str]):
-    assert numbers(capfd, *ONE_F_ONE_B, "--svg", "a.svg") == numbers(capfd, *ONE_F_ONE_B)
+    assert numbers(capfd, *ONE_F_ONE_B, "--out", "a.svg") == numbers(capfd, *ONE_F_ONE_B)
 
 
 @pytest.mark.parametrize("mode", ["async", "lockstep"])
 def test_a_table_that_was_written_is_read_back(mode: str, folder: Path, capfd: pytest.CaptureFixture[str]):
-    made = numbers(capfd, "--name", "v-half", *SIZES, "--mode", mode, "--csv", "mine.csv")
+    made = numbers(capfd, "--name", "v-half", *SIZES, "--mode", mode, "--out", "mine.csv")
     assert (folder / "mine.csv").read_text().startswith("# ticks\n") == (mode == "lockstep")
     read = numbers(capfd, "--file", "mine.csv", "--transfer", "0")
     if mode == "lockstep":
@@ -162,7 +162,7 @@ def test_a_faulty_table_is_refused_with_the_cell_marked(folder: Path, capfd: pyt
         ("--stages 4 --microbatches 8", "expected one of --name, --file and --compare, got none of them"),
         ("", "expected one of --name, --file and --compare, got none of them"),
         ("--name 1f1b --compare --stages 4 --microbatches 8", "got --name and --compare"),
-        ("--compare --stages 4 --microbatches 8 --svg a.svg", "--svg does not go with --compare"),
+        ("--compare --stages 4 --microbatches 8 --out a.svg", "--out does not go with --compare"),
         ("--compare --stages 4 --microbatches 8 --mode async", "--mode does not go with --compare"),
         ("--file a.csv --stages 4", "--stages does not go with --file"),
         ("--file none.csv", "--file none.csv: cannot be read (No such file or directory)"),
@@ -178,10 +178,12 @@ def test_a_faulty_table_is_refused_with_the_cell_marked(folder: Path, capfd: pyt
         ("@ --sent 3XB", "--sent: expected bytes, as in 25165824, 24MiB or 6GiB, got '3XB'"),
         ("@ --mode sync", "--mode: expected async, lockstep or branching, got 'sync'; did you mean async?"),
         ("@ --microbatchs 8", "there is no argument --microbatchs; did you mean --microbatches?"),
-        ("@ --svg", "--svg: expected one argument"),
-        ("@ --svg /no/such/a.svg", "--svg /no/such/a.svg: cannot be written (No such file or directory)"),
-        ("@ --trace .", "--trace .: cannot be written (Is a directory)"),
-        ("@ --svg a --csv ./a", "is named twice"),
+        ("@ --out", "--out: expected one argument"),
+        ("@ --out /no/such/a.svg", "--out /no/such/a.svg: cannot be written (No such file or directory)"),
+        ("@ --out a.txt", "--out a.txt: expected a name that ends in .svg, .json or .csv"),
+        ("@ --out a.svg --out b.svg", "--out b.svg: expected one file that ends in .svg, and a.svg does too"),
+        ("@ --svg a.svg", "there is no argument --svg; expected --out FILE.svg"),
+        ("@ --trace=a.json", "there is no argument --trace; expected --out FILE.json"),
         ("@ --cluster h100:1x8", "--cluster needs --config: times are predicted for a configuration"),
         ("@ --set model.layers=4", "--set needs --config"),
         ("--config a.yaml", "--cluster is missing: --config needs one to predict times for, as in --cluster h100:4x8"),

@@ -120,7 +120,7 @@ def test_a_mistake_gets_one_sentence(
 
 def test_a_table_of_its_own_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     table, file = tmp_path / "mine.csv", tmp_path / "config.yaml"
-    assert main(["--name", "1f1b", "--stages", "2", "--microbatches", "8", "--csv", str(table)]) == 0
+    assert main(["--name", "1f1b", "--stages", "2", "--microbatches", "8", "--out", str(table)]) == 0
     file.write_text(DENSE.replace("schedule: 1f1b", f"schedule: {table}"))
     capfd.readouterr()
     status = main(["--config", str(file), "--cluster", CLUSTER])

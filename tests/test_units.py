@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from jaxpar.units import (
     parse_size,
     percent,
     plain,
+    plural,
     rate,
     seconds,
     size,
@@ -121,3 +124,21 @@ def test_sizes_of_files_have_a_unit_that_decides_between_1000_and_1024(text: str
 def test_what_is_no_size_of_a_file_is_refused_with_its_text_and_the_units(text: str):
     with refused(repr(text), "MB", "GiB", error=ValueError):
         parse_file_size(text)
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "expected"),
+    [
+        (0, "row", "0 rows"), (1, "row", "1 row"), (2, "batch", "2 batches"), (12_345, "document", "12,345 documents"),
+        (1, "entry", "1 entry"), (3, "entry", "3 entries"), (2, "process", "2 processes"), (2, "array", "2 arrays"),
+    ],
+)  # fmt: skip
+def test_a_number_of_things(number: int, noun: str, expected: str):
+    assert plural(number, noun) == expected
+
+
+def test_no_text_leaves_the_plural_to_the_reader():
+    """Neither `row(s)` nor an `s` added by hand: `plural` does it."""
+    by_hand = re.compile(r"\b[a-z]+\(e?s\)|['\"]s['\"] (?:if|\*) ")
+    package = Path(__file__).parents[1] / "jaxpar"
+    assert [str(file) for file in package.rglob("*.py") if by_hand.search(file.read_text(encoding="utf-8"))] == []

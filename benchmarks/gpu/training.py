@@ -171,9 +171,9 @@ def _bits_config(rule: str, tier: str, dry: bool) -> Config:
 def _steps(config: Config) -> list[np.ndarray]:
     """Losses, then all master weights and moments, after three steps."""
     from jaxpar.data import batch_rows
-    from jaxpar.training.run.trainer import Trainer
+    from jaxpar.training.run.run import Run
 
-    trainer = Trainer(config, devices=jax.devices()[:1])
+    trainer = Run(config, devices=jax.devices()[:1])
     state, losses = trainer.state, []
     for index in range(3):
         rows = batch_rows(trainer.data.train, index, config.data.batch_size, trainer.placer.rows)

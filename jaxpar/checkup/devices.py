@@ -17,7 +17,7 @@ from jaxpar.config import Config, UserError, resolve_axes
 from jaxpar.config.axes import axis_sizes
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import gpu_of
-from jaxpar.units import rate, seconds, size
+from jaxpar.units import plural, rate, seconds, size
 
 ELEMENTS = {"cpu": 2**16, "gpu": 2**24}
 """Float32 values per device in the timed sum: 64 MiB on a GPU."""
@@ -99,7 +99,7 @@ def check_collectives(devices: Sequence[Device]) -> Iterator[Finding]:
     between = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
     yield Finding(
         "collectives", "ok",
-        f"sums and a ring over {count} devices{between} are right; {size(summed)} are summed in "
+        f"sums and a ring over {plural(count, 'device')}{between} are right; {size(summed)} are summed in "
         f"{seconds(took)} ({rate(speed)} per device)",
     )  # fmt: skip
 

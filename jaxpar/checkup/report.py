@@ -13,7 +13,7 @@ from rich.text import Text
 
 from jaxpar.checkup.finding import Finding, worst
 from jaxpar.config.strict_json import json_text
-from jaxpar.units import seconds
+from jaxpar.units import plural, seconds
 
 WORDS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("WRONG", "bold red")}
 PLAIN_WIDTH = 110
@@ -50,4 +50,4 @@ def _verdict(findings: Sequence[Finding]) -> str:
     look = sum(finding.status == "warn" for finding in findings)
     if wrong:
         return f"{wrong} of {len(findings)} checks found something wrong"
-    return "All checks passed" if not look else f"No errors, {look} warning{'s' if look > 1 else ''}"
+    return "All checks passed" if not look else f"No errors, {plural(look, 'warning')}"

@@ -13,7 +13,7 @@ from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step, with_known_voca
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.compiler.report.difference import print_difference
 from jaxpar.compiler.report.layer_picture import Program, layers_picture
-from jaxpar.compiler.report.layer_schedule import layer_schedules
+from jaxpar.compiler.report.layer_schedule import layer_schedules, turn_words
 from jaxpar.compiler.report.page import html_page
 from jaxpar.compiler.report.text import print_report
 from jaxpar.compiler.report.utilisation import utilisation
@@ -47,9 +47,8 @@ class Inspection:
 
     def run(self) -> None:
         """Compile, and print. Raises `UserError` with one sentence."""
-        for option, file in (("--html", self.page), ("--picture", self.picture)):
-            if file is not None:
-                _check_writable(option, file)
+        for file in filter(None, (self.page, self.picture)):
+            _check_writable(file)
         cluster = parse_cluster(self.cluster)
         analysis, report = self._report(self.config, cluster)
         before = self._report(self.other, cluster) if self.other is not None else None
@@ -76,13 +75,12 @@ class Inspection:
     def _picture(self, made: Sequence[tuple[Analysis, Report]]) -> str:
         turns = [analysis.compilation.plan.layer_unroll for analysis, _ in made]
         programs = [
-            Program(report.config + (f", {layers} layers in a turn" if layers > 1 else ""), layer_schedules(analysis))
+            Program(report.config + (f": {turn_words(layers)}" if layers > 1 else ""), layer_schedules(analysis))
             for layers, (analysis, report) in zip(turns, made, strict=True)
         ]
         if not any(program.layers for program in programs):
-            raise UserError("--picture: the program has no loop over layers; expected three layers or more of a kind")
-        what = "One layer" if max(turns) == 1 else "A turn of the loop over layers"
-        return layers_picture(programs, f"{what} on {made[-1][1].cluster}")
+            raise UserError("--out: the program has no loop over layers; expected three layers or more of a kind")
+        return layers_picture(programs, f"{turn_words(max(turns))}, on {made[-1][1].cluster}")
 
     def _report(self, file: Path, cluster: Cluster) -> tuple[Analysis, Report]:
         config = load_config(file, self.overrides)
@@ -104,16 +102,16 @@ class Inspection:
         return analysis, report
 
 
-def _check_writable(option: str, page: Path) -> None:
+def _check_writable(page: Path) -> None:
     """Raises `UserError` for a file that could not be written once the compile is over."""
     if not page.parent.is_dir():
-        raise UserError(f"{option} {page}: the folder {page.parent} does not exist")
+        raise UserError(f"--out {page}: the folder {page.parent} does not exist")
     if page.is_dir():
-        raise UserError(f"{option} {page}: a folder, expected the name of a file")
+        raise UserError(f"--out {page}: a folder, expected the name of a file")
     new = not page.exists()
     try:
         page.open("a").close()
         if new:
             page.unlink()
     except OSError as error:
-        raise UserError(f"{option} {page}: cannot be written ({error.strerror})") from error
+        raise UserError(f"--out {page}: cannot be written ({error.strerror})") from error

@@ -17,6 +17,7 @@ from jaxpar.data.packing import NoRow, Row
 from jaxpar.data.randomness import permutation
 from jaxpar.data.shuffle import WHOLE_SHUFFLE
 from jaxpar.data.stream import Tokens, TokenStream
+from jaxpar.units import plural
 
 DROP, TRUNCATE_START, TRUNCATE_END = "drop", "truncate_start", "truncate_end"
 """Values of `data.long_conversations`."""
@@ -97,15 +98,12 @@ class DocumentRows:
             (self.empty, "without a counted token", "left out"),
         )
         notes = [
-            f"{self._count(number)} {which} {'is' if number == 1 else 'are'} {fate}"
+            f"{plural(number, self.noun)} {which} {'is' if number == 1 else 'are'} {fate}"
             for number, which, fate in cases
             if number
         ]
-        rows = f"{self.rows_per_epoch:,} row{'' if self.rows_per_epoch == 1 else 's'}"
-        return f"{self._count(len(self._groups))} in {rows}" + (f" ({'; '.join(notes)})" if notes else "")
-
-    def _count(self, number: int) -> str:
-        return f"{number:,} {self.noun}{'' if number == 1 else 's'}"
+        described = f"{plural(len(self._groups), self.noun)} in {plural(self.rows_per_epoch, 'row')}"
+        return described + (f" ({'; '.join(notes)})" if notes else "")
 
     @property
     def needed(self) -> Bool[np.ndarray, " documents"]:

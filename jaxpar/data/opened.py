@@ -19,7 +19,7 @@ from jaxpar.data.shuffle import FIRST_SHUFFLE, ORDERS, SHUFFLE
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.text import Encode
 from jaxpar.data.tokens.token_folder import TokenFolder
-from jaxpar.units import plain
+from jaxpar.units import plain, plural
 
 HELDOUT_SEED = 0
 """Held-out rows come in the same order in every run, so that their losses compare."""
@@ -109,14 +109,14 @@ def _rows(stream: TokenStream, config: DataConfig, seed: int, name: str, shuffle
     return PackedRows(stream, sequence_length=length, packed=config.packed, seed=seed, name=name, shuffle=shuffle)
 
 
-def split_sizes(train: TokenStream, heldout: TokenStream | None, documents: str) -> str:
+def split_sizes(train: TokenStream, heldout: TokenStream | None, document: str) -> str:
     """Words for how much is in the two splits."""
-    return f"{size(train, documents)} to train on, {heldout_size(heldout)}"
+    return f"{size(train, document)} to train on, {heldout_size(heldout)}"
 
 
-def size(stream: TokenStream, documents: str) -> str:
+def size(stream: TokenStream, document: str) -> str:
     """Words for how much is in a stream."""
-    return f"{len(stream):,} tokens in {len(stream.starts):,} {documents}"
+    return f"{plural(len(stream), 'token')} in {plural(len(stream.starts), document)}"
 
 
 def heldout_size(heldout: TokenStream | None) -> str:

@@ -42,7 +42,7 @@ def open_stdlib(config: DataConfig, vocab: int | None, seed: int) -> Data:
         separator=END_OF_DOCUMENT,
         decode=decode,
         encode_start=encode,
-        description=f"standard library of Python {platform.python_version()}: {split_sizes(train, heldout, 'files')}",
+        description=f"standard library of Python {platform.python_version()}: {split_sizes(train, heldout, 'file')}",
     )
 
 

@@ -87,7 +87,7 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
 
 
 def _size(rows: PackedRows | DocumentRows) -> str:
-    return rows.description if isinstance(rows, DocumentRows) else size(rows.stream, "documents")
+    return rows.description if isinstance(rows, DocumentRows) else size(rows.stream, "document")
 
 
 def _check_long_conversations(config: DataConfig, key: str, indexes: Sequence[Index]) -> None:
@@ -276,5 +276,5 @@ def _open_file(config: DataConfig, path: str, vocab: int | None, seed: int) -> D
         separator=separator,
         decode=None,
         encode_start=None,
-        description=f"{path}: {split_sizes(train, heldout, 'documents')}",
+        description=f"{path}: {split_sizes(train, heldout, 'document')}",
     )

@@ -47,6 +47,8 @@ class RunInfo:
     """The plan, as in `plan.json`."""
     rows: list[tuple[str, str, str]]
     """The plan as a table: rows of (name, value, reason)."""
+    brief: list[tuple[str, str]]
+    """The plan in a few lines of (name, words)."""
     folder: str
     """The run's own folder; it exists."""
     steps: int
@@ -177,8 +179,8 @@ class Summary:
 class Listener:
     """Receives the events of a run. Every method does nothing until overridden; see the module for the rules."""
 
-    def start(self, info: RunInfo) -> None:
-        """The plan is made and nothing has been compiled yet."""
+    def start(self, info: RunInfo) -> str | None:
+        """The plan is made and nothing has been compiled yet. May return a message for the user."""
 
     def step(self, record: StepRecord) -> None:
         """A step was logged."""
@@ -191,6 +193,9 @@ class Listener:
 
     def message(self, text: str) -> None:
         """A message for the user: a warning, a skipped checkpoint, a skipped step."""
+
+    def progress(self, text: str, done: int, total: int) -> None:
+        """Long work before the first step, described by `text`, has come so far; the first call has `done` 0."""
 
     def anomaly(self, anomaly: Anomaly) -> None:
         """An anomaly was detected; unless overridden, its text is sent as a message."""
@@ -219,8 +224,8 @@ class Listeners(Listener):
         self.members = list(listeners)
 
     def start(self, info: RunInfo) -> None:
-        for member in self.members:
-            member.start(info)
+        for text in filter(None, [member.start(info) for member in self.members]):
+            self.message(text)
 
     def step(self, record: StepRecord) -> None:
         for member in self.members:
@@ -241,6 +246,11 @@ class Listeners(Listener):
         for member in self.members:
             with self._guarded(member):
                 member.message(text)
+
+    def progress(self, text: str, done: int, total: int) -> None:
+        for member in self.members:
+            with self._guarded(member):
+                member.progress(text, done, total)
 
     def anomaly(self, anomaly: Anomaly) -> None:
         for member in self.members:

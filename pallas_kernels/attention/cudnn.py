@@ -25,6 +25,7 @@ from pallas_kernels.attention import comparison, cudnn_packed
 from pallas_kernels.attention.cudnn_packed import narrowed, widened
 from pallas_kernels.attention.derivative import SAVED_NAMES
 from pallas_kernels.attention.request import Request
+from pallas_kernels.choice import NEEDS_GPU
 from pallas_kernels.masks import Mask
 from pallas_kernels.varying import vary_alike
 from pallas_kernels.vjp_parts import residuals_of, set_arguments, set_residuals, vjp_without_arguments
@@ -35,7 +36,7 @@ VARIES = "its gradients are the same bits in every run only with --xla_gpu_deter
 def supports(request: Request) -> str | None:
     """None if `jax.nn.dot_product_attention` by cuDNN computes exactly what is asked for, else why not."""
     if request.platform not in ("gpu", "cuda"):
-        return f"it needs an NVIDIA GPU, and the platform is {request.platform}"
+        return f"{NEEDS_GPU}, and the platform is {request.platform}"
     capability = request.compute_capability
     if capability is None or capability < 8.0:
         return f"it needs compute capability 8.0 (Ampere), and the GPU has {capability or 'an unknown one'}"

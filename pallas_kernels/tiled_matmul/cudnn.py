@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+from pallas_kernels.choice import NEEDS_GPU
 from pallas_kernels.tiled_matmul.request import Request
 from pallas_kernels.varying import vary_over, varying_axes
 
@@ -23,7 +24,7 @@ def refusal(request: Request) -> str | None:
     """None if the call computes what is asked for, else why not."""
     capability = request.compute_capability
     if request.platform != "gpu":
-        return f"it needs an NVIDIA GPU, and the platform is {request.platform}"
+        return f"{NEEDS_GPU}, and the platform is {request.platform}"
     if capability is None or int(capability) != 10:
         return f"it needs compute capability 10 (Blackwell), and the GPU has {capability or 'none'}"
     if request.tile != TILE:

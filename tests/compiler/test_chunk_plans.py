@@ -57,7 +57,7 @@ def test_without_a_budget_all_of_it_moves(capfd: pytest.CaptureFixture[str]):
     ("arguments", "expected"),
     [
         (["--chunks", "6GB"], "--chunks: expected bytes, as in 25165824, 24MiB or 6GiB, got '6GB'"),
-        (["--chunks", "--html", "page.html"], "--html: expected no --chunks with it"),
+        (["--chunks", "--out", "page.html"], "--out: expected no --chunks with it"),
         (["--chunks", "--remat-frontier"], "--chunks: expected no --remat-frontier with it"),
     ],
 )

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from jaxpar.__main__ import COMMANDS
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.overrides import parse_overrides
 from jaxpar.config.reading.sections import SECTIONS, check_key
@@ -35,10 +36,6 @@ OTHER_PROGRAMS = ("--gpus-per-node", "--gpus-per-task", "--requeue", "--signal",
 
 PLACEHOLDER = re.compile(r"(NAME|FILE|FOLDER|[A-Z])(\.\w+)?|.*(\.\.\.|[<>{}$…]).*")
 """A word to be replaced by the reader: `FILE`, `<name>`, `$HOME`."""
-COMMANDS = (
-    "train", "plan", "inspect", "report", "schedule", "prepare", "find_lr", "doctor", "convert", "models", "generate",
-)  # fmt: skip
-"""Modules of jaxpar that pages also name without `python -m jaxpar.`: `train --plan`."""
 DOTTED = rf"(?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_]\w*)+"
 PYTHON = re.compile(r"(.*/)?python[\d.]*")
 ENDS_COMMAND = re.compile(r"\|\|?|&&?|;|[12]?>>?|<|\)")
@@ -185,6 +182,8 @@ def _commands(text: str) -> Iterator[list[str]]:
             yield command  # `jaxpar.plan --config X`
         elif command and _flags(command) and command[0] in COMMANDS:
             yield [f"jaxpar.{command[0]}", *command[1:]]  # `train --plan`
+        elif command[:1] == ["jaxpar"] and command[1:2] and command[1] in COMMANDS:
+            yield [f"jaxpar.{command[1]}", *command[2:]]  # `jaxpar train --plan`
         for place, word in enumerate(command):
             behind = command[place + 1 :]
             if PYTHON.fullmatch(word) and len(behind) > 1 and behind[0] == "-m" and behind[1].split(".")[0] in PACKAGES:

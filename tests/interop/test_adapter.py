@@ -34,7 +34,7 @@ from tests.same_bits import assert_same_bits
 from tests.sentences import refused, refused_by_command
 from tests.small_run import SmallRun, small
 from tests.training.run.test_init_from import model_of
-from tests.training.runs import fit, folder_of, losses, make_trainer, run_config, saved_state
+from tests.training.runs import fit, folder_of, losses, make_run, run_config, saved_state
 
 LORA = LoraConfig(rank=3, alpha=6.0)
 
@@ -181,7 +181,7 @@ def test_a_run_saves_its_factors_alone_and_goes_on(tmp_path: Path):
     whole, cut = (run_of(tmp_path / name, 4) for name in ("whole", "cut"))
     fit(whole)
     fit(run_of(tmp_path / "cut", 2))
-    trainer = make_trainer(cut)
+    trainer = make_run(cut)
     trainer.fit([JsonLines()])
     assert losses(cut) == losses(whole)
     saved = saved_state(cut, 4)

@@ -80,7 +80,7 @@ def test_another_version_is_refused(file: Path, capsys: pytest.CaptureFixture[st
     parts = (str(file), expected, f"this release reads versions 1 to {PLAN_VERSION}", "no version")
     with refused(*parts):
         read(file)
-    for command, arguments in ((train, ["--plan", file]), (plan_command, ["explain", "--plan", file])):
+    for command, arguments in ((train, ["--plan", file]), (plan_command, ["explain", file])):
         refused_by_command(command([str(one) for one in arguments]), *capsys.readouterr(), *parts)
 
 
@@ -240,7 +240,7 @@ def test_a_plan_without_a_version_is_derived_again_and_reported(
 
 def test_a_run_has_no_cluster_to_place_nodes_of(file: Path, capsys: pytest.CaptureFixture[str]):
     write(file, PlanFile(*planned()))
-    refused_by_command(plan_command(["place", "--plan", str(file)]), *capsys.readouterr(), str(file), "cluster")
-    assert plan_command(["explain", "--plan", str(file)]) == 0
+    refused_by_command(plan_command(["place", str(file)]), *capsys.readouterr(), str(file), "cluster")
+    assert plan_command(["explain", str(file)]) == 0
     assert plan_command(["compare", str(file), str(file)]) == 0
     assert "no difference" in capsys.readouterr().out

@@ -9,7 +9,14 @@ from jaxpar.observe.events import RunInfo, StepRecord, Summary
 
 def run_info(folder: Path, **changes) -> RunInfo:
     rows = [("mesh", "fsdp 2 x tensor 4", "as written"), ("attention", "xla", "linear in memory")]
-    values = dict(config={"run": {"steps": 20}}, plan={}, rows=rows, folder=str(folder), steps=20)
+    values = dict(
+        config={"run": {"steps": 20}},
+        plan={},
+        rows=rows,
+        brief=[("mesh", "fsdp 2 x tensor 4")],
+        folder=str(folder),
+        steps=20,
+    )
     return RunInfo(**{**values, **changes})
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxpar.observe.events import Anomaly, Listener, Listeners
+from jaxpar.observe.events import Anomaly, Listener, Listeners, RunInfo
 from tests.observe.records import record, run_info, summary
 
 
@@ -27,13 +27,32 @@ def every_call(listener: Listener, folder: Path) -> list[str]:
     listener.evaluation(1, 2.0, None)
     listener.saved(1, "checkpoints/1")
     listener.message("text")
+    listener.progress("text", 1, 2)
     listener.anomaly(Anomaly(1, "slow_step", "Step 1 took long.", {}))
     listener.rewound(1)
     listener.sample("prompt", "continuation")
     listener.end(summary())
     listener.failed(ValueError("after it"))
     listener.close()
-    return ["start", "step", "evaluation", "saved", "message", "anomaly", "rewound", "sample", "end", "failed", "close"]
+    called = "start step evaluation saved message progress anomaly rewound sample end failed close"
+    return called.split()
+
+
+def test_what_a_listener_returns_at_the_start_is_a_message_to_all(tmp_path: Path) -> None:
+    class Places(Listener):
+        def __init__(self) -> None:
+            self.heard: list[str] = []
+
+        def start(self, info: RunInfo) -> str:
+            return f"writes to {info.folder}"
+
+        def message(self, text: str) -> None:
+            self.heard.append(text)
+
+    places, recorded = Places(), []
+    Listeners([places, Recorder("b", recorded)]).start(run_info(tmp_path))
+    assert places.heard == [f"writes to {tmp_path}"]
+    assert recorded == [("b", "start"), ("b", "message")]
 
 
 def test_every_event_reaches_every_listener_in_order(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from jaxpar.schedule import main
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "pipelines.md").read_text(encoding="utf-8")
-PICTURES = re.findall(r"^<!-- python -m jaxpar\.schedule (.+) --svg (\S+) -->$", PAGE, re.MULTILINE)
+PICTURES = re.findall(r"^<!-- python -m jaxpar\.schedule (.+) --out (\S+) -->$", PAGE, re.MULTILINE)
 
 
 def commands() -> list[tuple[str, str]]:
@@ -36,8 +36,8 @@ def plain(text: str) -> str:
 @pytest.mark.parametrize(("arguments", "file"), PICTURES)
 def test_a_picture_is_what_the_tool_draws(arguments: str, file: str, tmp_path: Path):
     drawn = tmp_path / "drawn.svg"
-    assert main([*shlex.split(arguments), "--json", "--svg", str(drawn)]) == 0
-    again = f"python -m jaxpar.schedule {arguments} --svg {file}"
+    assert main([*shlex.split(arguments), "--json", "--out", str(drawn)]) == 0
+    again = f"python -m jaxpar.schedule {arguments} --out {file}"
     assert (REPOSITORY / file).read_text(encoding="utf-8") == drawn.read_text(encoding="utf-8"), f"run {again}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,8 @@ from jaxpar.checkpoint import Checkpointer
 from jaxpar.config import CheckpointConfig, Config, EvaluationConfig, RunConfig, config_to_yaml
 from jaxpar.observe.events import Listener, StepRecord, Summary
 from jaxpar.observe.writers.jsonl import JsonLines, read_metrics
+from jaxpar.training.run import loop
+from jaxpar.training.run.run import Run
 from jaxpar.training.run.trainer import Trainer
 from jaxpar.training.step.train_step import TrainStep
 from tests.small_run import layout_of, small
@@ -42,6 +44,7 @@ class Recorder(Listener):
 
     def __init__(self) -> None:
         self.messages: list[str] = []
+        self.progresses: list[tuple[str, int, int]] = []
         self.records: list[StepRecord] = []
         self.saves: list[int] = []
         self.evaluations: list[tuple[int, float]] = []
@@ -62,19 +65,27 @@ class Recorder(Listener):
     def end(self, summary: Summary) -> None:
         self.summary = summary
 
+    def progress(self, text: str, done: int, total: int) -> None:
+        self.progresses.append((text, done, total))
 
-class SharingTrainer(Trainer):
-    """Trainers of one model on one layout share what they compile: here a run takes less time than its compilation."""
+
+class SharingRun(Run):
+    """Runs of one model on one layout share what they compile: here a run takes less time than its compilation."""
 
     functions_of: ClassVar[dict[Config, TrainStep]] = {}
     compiled_of: ClassVar[dict[Config, Any]] = {}
 
-    def __init__(self, config: Config, devices: Sequence[jax.Device], plan: None = None):
-        super().__init__(config, devices=devices, plan=plan)
+    def __init__(self, config: Config | str | Path, **options: Any):
+        super().__init__(config, **options)
+        config = self.config
         assert config.optimizer.decay_steps is not None, "the compiled step must not depend on run.steps"
         elsewhere = {"checkpoint": CheckpointConfig(), "evaluation": EvaluationConfig()}
         self.program = replace(self.config, run=RunConfig(seed=config.run.seed), **elsewhere)
         self.functions = self.functions_of.setdefault(self.program, self.functions)
+
+    def fit(self, listeners: Iterable[Listener]) -> Summary:
+        """As `Trainer.fit`."""
+        return loop.fit(self, listeners)
 
     @cached_property
     def compiled(self) -> Any:
@@ -83,9 +94,20 @@ class SharingTrainer(Trainer):
         return self.compiled_of[self.program]
 
 
+class SharingTrainer(Trainer):
+    """A trainer of a `SharingRun`."""
+
+    _make_run = SharingRun
+
+
 def make_trainer(config: Config) -> Trainer:
     """A trainer on as many of the virtual devices as its layout takes."""
-    return SharingTrainer(config, jax.devices()[: layout_of(config.parallel)])
+    return SharingTrainer(config, devices=jax.devices()[: layout_of(config.parallel)])
+
+
+def make_run(config: Config) -> SharingRun:
+    """The run of such a trainer, for tests of its parts."""
+    return SharingRun(config, devices=jax.devices()[: layout_of(config.parallel)])
 
 
 def fit(config: Config, *more: Listener) -> tuple[Summary, Recorder]:
@@ -108,7 +130,7 @@ def losses(config: Config) -> dict[int, float]:
 
 def saved_state(config: Config, step: int) -> Any:
     """The state that the run's checkpoint of `step` holds, as NumPy."""
-    like = make_trainer(config).saved.abstract
+    like = make_run(config).saved.abstract
     checkpointer = Checkpointer(folder_of(config) / "checkpoints", keep_last=1, keep_every=None, report=print)
     try:
         return jax.device_get(checkpointer.restore(step, like))

@@ -31,12 +31,14 @@ class FrontierInspection:
     overrides: Sequence[str] = ()
     """`section.key=value`."""
     as_json: bool = False
-    picture: Path | None = None
-    """The picture's file; the format follows from the name's ending."""
+    pictures: Sequence[Path] = ()
+    """Files of the picture; the format follows from the name's ending, .svg or .png."""
 
     def run(self) -> None:
         """Search, and print. Raises `UserError` with one sentence."""
-        form = None if self.picture is None else _form(self.picture)
+        for picture in self.pictures:
+            if not picture.parent.is_dir():
+                raise UserError(f"--out {picture}: the folder {picture.parent} does not exist")
         config, cluster = load_config(self.config, self.overrides), parse_cluster(self.cluster)
         if config.memory.remat != AUTO:  # the frontier replaces the configured value, which may still be wrong
             plan_for(config, cluster)
@@ -44,26 +46,16 @@ class FrontierInspection:
         if not frontier.fits:
             asked = replace(config, memory=replace(config.memory, remat=DEFAULT, offload_fraction=0.0))
             frontier = replace(frontier, way_out=way_out(asked, cluster))
-        if self.picture is not None and form is not None:
+        for picture in self.pictures:
             try:
-                self.picture.write_bytes(draw_frontier(frontier, form))
+                picture.write_bytes(draw_frontier(frontier, picture.suffix.lower().removeprefix(".")))
             except OSError as error:
-                raise UserError(f"--picture {self.picture}: cannot be written ({error.strerror})") from error
+                raise UserError(f"--out {picture}: cannot be written ({error.strerror})") from error
         if self.as_json:
             print(json_text(frontier.to_dict(), indent=2))
             return
         console = Console()
         console = console if console.is_terminal else Console(width=PLAIN_WIDTH)
         print_frontier(frontier, console)
-        if self.picture is not None:
-            console.print(f"Picture: {self.picture}", soft_wrap=True, highlight=False)
-
-
-def _form(picture: Path) -> str:
-    """`svg` or `png`. Raises `UserError` for another ending, and for a folder that does not exist."""
-    form = picture.suffix.lower().removeprefix(".")
-    if form not in FORMS:
-        raise UserError(f"--picture {picture}: expected a name that ends in .svg or .png")
-    if not picture.parent.is_dir():
-        raise UserError(f"--picture {picture}: the folder {picture.parent} does not exist")
-    return form
+        for picture in self.pictures:
+            console.print(f"Picture: {picture}", soft_wrap=True, highlight=False)

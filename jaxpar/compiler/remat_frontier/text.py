@@ -11,7 +11,7 @@ from rich.text import Text
 
 from jaxpar.compiler.remat_frontier.record import FrontierPoint, RematFrontier, hull
 from jaxpar.memory.remat import BASE, LAYER_INPUT, LAYERS, nearest_preset
-from jaxpar.units import percent, seconds, size
+from jaxpar.units import percent, plural, seconds, size
 
 
 def print_frontier(frontier: RematFrontier, console: Console) -> None:
@@ -106,7 +106,7 @@ def _units(frontier: RematFrontier) -> str:
         ranks = ", ".join(map(str, frontier.units_of_ranks))
         units = f"{frontier.units} (microbatch, chunk) pairs on each pipe rank, of which ranks fill {ranks}"
     return (
-        f"{chunks}{frontier.layers} layers; microbatches of {frontier.microbatch_rows} row(s) a GPU, "
+        f"{chunks}{plural(frontier.layers, 'layer')}; microbatches of {plural(frontier.microbatch_rows, 'row')} a GPU, "
         f"{frontier.microbatches} a step; kept at the same time: {units}."
     )
 

@@ -43,6 +43,11 @@ class LayerSchedule:
     """When nothing is computed because a transfer is not complete."""
 
 
+def turn_words(layers: int) -> str:
+    """What one iteration of the loop computes, where it has so many layers (`parallel.layer_unroll`)."""
+    return "One layer" if layers == 1 else f"{layers} layers, one turn of the loop"
+
+
 def layer_schedules(analysis: Analysis) -> list[LayerSchedule]:
     """The loops over layers, in order. Empty where XLA unrolled them: with fewer than three layers."""
     return [_walk(analysis, computation) for computation in layer_loops(analysis)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxpar.compiler.report.analysis import Analysis
-from jaxpar.compiler.report.layer_schedule import LayerSchedule, layer_schedules
+from jaxpar.compiler.report.layer_schedule import LayerSchedule, layer_schedules, turn_words
 from jaxpar.compiler.report.memory_timeline import MemoryTimeline, memory_timeline
 from jaxpar.compiler.report.pictures import (
     CLASS_COLORS,
@@ -45,6 +45,7 @@ def html_page(analysis: Analysis, report: Report) -> str:
         cards=_cards(report),
         memory=memory_picture(timeline, report.device_bytes - report.reserve_bytes),
         classes=_classes(report),
+        turn=turn_words(analysis.compilation.plan.layer_unroll),
         layers=_layers(schedules, transfers),
         layer_colors={spaced(name): color for name, color in (used | transfers).items()},
         tables=_tables(report),

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from jaxpar.compiler.report.record import Report
 from jaxpar.config.spelling import spaced
-from jaxpar.units import operations, percent, seconds, size
+from jaxpar.units import operations, percent, plural, seconds, size
 
 BAR = 36
 ALL_COLUMNS = 100
@@ -81,7 +81,7 @@ def warnings(report: Report) -> list[str]:
     found = list(report.notes)
     if report.branches:
         found.append(
-            f"{report.branches} conditional(s) choose at run time, such as attention's blocks that a mask empties; "
+            f"{plural(report.branches, 'choice')} at run time, such as attention's blocks that a mask empties; "
             "every branch is counted each time, so work in them is an upper bound"
         )
     if report.compiler_recomputes:
@@ -176,7 +176,7 @@ def _copies(report: Report) -> Table:
         table.add_row(copy.shape, copy.source or copy.name, f"{copy.count:,.0f}", seconds(copy.seconds), whole)
     if others:
         rest = seconds(sum(copy.seconds * copy.count for copy in others))
-        table.add_row(f"{len(others)} more", "listed by --json and --html", "", "", rest)
+        table.add_row(f"{len(others)} more", "listed by --json and --out FILE.html", "", "", rest)
     if not report.copies:
         table.add_row("none")
     return table

@@ -15,6 +15,7 @@ from jaxpar.config.spelling import printable, quoted
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
 from jaxpar.data.tokens.token_index import SPLITS
+from jaxpar.units import plural
 
 _BAR = 40
 _LETTERS = 300
@@ -90,7 +91,7 @@ def _show(opened: TokenFolder, stream: TokenStream, title: str, first: int, leng
     tokens = stream.tokens[first : first + min(length, _SHOWN_TOKENS)]
     text = opened.codec.decode(tokens)
     cut = len(text) > _LETTERS or length > _SHOWN_TOKENS
-    _line(console, f"\n{title}, {length:,} tokens", "bold")
+    _line(console, f"\n{title}, {plural(length, 'token')}", "bold")
     for line in text[:_LETTERS].splitlines():
         printable = "".join(letter if letter.isprintable() or letter == "\t" else "?" for letter in line)
         _line(console, f"  | {printable}")

@@ -44,7 +44,7 @@ from jaxpar.data.tokens.token_index import (
     encode,
 )
 from jaxpar.data.tokens.tokenizer_file import TOKENIZER, end_of_document, load_tokenizer, vocabulary_size
-from jaxpar.units import rate, seconds, size
+from jaxpar.units import plural, rate, seconds, size
 
 _SHOWN_PLACES = 3
 """Most broken documents that a message names."""
@@ -159,7 +159,7 @@ class _Preparation:
         with metering(self.console, "training the tokenizer", total) as meter:
             found = train_bpe(job, vocab, self.options.separator, self.options.special_tokens, meter)
         less = "" if found == vocab else f" of the {vocab:,} that were asked for: the text has no more pairs to merge"
-        _print(self.console, f"Trained a byte-level BPE with {found:,} tokens{less}")
+        _print(self.console, f"Trained a byte-level BPE with {plural(found, 'token')}{less}")
 
     def _units(self) -> list[UnitRecord]:
         """Make the unfinished units; returns the records of all."""
@@ -182,7 +182,7 @@ class _Preparation:
                     self._check_broken(records)
                 tokens += sum(part.tokens for part in record.splits.values())
                 rate = tokens / max(time.monotonic() - self.began, 1e-9)
-                meter.advance(weights[number], f"{tokens:,} tokens, {rate:,.0f} a second", number)
+                meter.advance(weights[number], f"{plural(tokens, 'token')}, {rate:,.0f} a second", number)
         return [records[number] for number in range(len(weights))]
 
     def _check_broken(self, records: dict[int, UnitRecord]) -> None:
@@ -259,8 +259,8 @@ class _Preparation:
                 counted = sum(record.splits[split].counted for record in records if split in record.splits)
                 per_token = f", {counted:,} of them {'counted' if self.job.paired else "the assistant's"}"
             documents = index.documents_in(split)
-            units = f"{documents // 2:,} pairs" if self.job.paired else f"{documents:,} documents"
-            _print(self.console, f"{tokens:,} tokens in {units} {what}{per_token}")
+            units = plural(documents // 2, "pair") if self.job.paired else plural(documents, "document")
+            _print(self.console, f"{plural(tokens, 'token')} in {units} {what}{per_token}")
         if self.job.chat is not None:
             _print(self.console, lengths_text(self.job.out, index))
         if self.options.heldout_fraction and not index.tokens_in(HELDOUT):

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from jaxpar.config.spelling import named
 from jaxpar.data.tokens.token_folder import open_token_folder
-from jaxpar.units import seconds
+from jaxpar.units import plural, seconds
 
 
 def verify_folder(folder: Path, console: Console) -> None:
@@ -20,7 +20,7 @@ def verify_folder(folder: Path, console: Console) -> None:
     files = list(opened.index.files())
     size = sum(size for _, size in files)
     console.print(
-        f"{named(folder)}: {len(files)} files and the index, {size:,} bytes, are what was written "
+        f"{named(folder)}: {plural(len(files), 'file')} and the index, {size:,} bytes, are what was written "
         f"({seconds(time.monotonic() - began)})",
         soft_wrap=True,
         highlight=False,

@@ -22,6 +22,7 @@ from jaxpar.interop.sources.float8_blocks import Float8Files
 from jaxpar.interop.sources.mxfp4 import Mxfp4Files
 from jaxpar.interop.sources.source import Origin
 from jaxpar.interop.sources.tensor_files import Stored, TensorFiles
+from jaxpar.units import plural
 
 CONFIG = "config.json"
 MOST_MISSING = 10_000
@@ -104,7 +105,7 @@ class HFFolder:
 
     @property
     def description(self) -> str:
-        found = f"{self.family.name} in Hugging Face's format, {len(self.tensors)} tensors"
+        found = f"{self.family.name} in Hugging Face's format, {plural(len(self.tensors), 'tensor')}"
         return "; ".join([found, *self.remarks])
 
     @property

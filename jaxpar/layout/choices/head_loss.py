@@ -32,7 +32,8 @@ def choose_loss(config: Config, device: Device) -> Choice:
         found = REGISTRY.choose("auto", request)
         if found.name == KERNEL:
             return Choice("fused", "it holds no logits, and was verified on such a GPU", {"xla": "fused is preferred"})
-        return Choice("xla", "the kernel cannot be taken", {"fused": found.rejected[KERNEL]})
+        reason = "the kernel cannot be taken" if request.platform == "gpu" else "it runs on any device"
+        return Choice("xla", reason, {"fused": found.rejected[KERNEL]})
     try:
         found = REGISTRY.choose(KERNEL, request)
     except ValueError as error:

@@ -25,6 +25,7 @@ from jaxpar.layers.matmul_formats import (
 )
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.pipeline import holds_chunks
+from jaxpar.layout.choices.reasons import why as why_of
 from jaxpar.memory.layer_shape import ExpertCodes, layer_shapes
 from jaxpar.precision.grouped_by_tensor import TILE
 from jaxpar.precision.history import is_gradient
@@ -224,12 +225,11 @@ def matmul_rows(
     each_use = _why_each_use(plan)
     once = "stored and gathered in 8 bits, 1 byte a number; from the master weights"
     rows.append(("FP8 weights", "quantised with each use" if each_use else "quantised once per step", each_use or once))
-    why = lambda own: own.reason + "".join(f"; not {name}: {reason}" for name, reason in own.rejected.items())
     if tiled is not None:
-        rows.append(("matmuls of tiles", tiled.name, why(tiled)))
+        rows.append(("matmuls of tiles", tiled.name, why_of(tiled.reason, tiled.rejected)))
     if routed is not None:
         only = "" if recipe.tiles is not None else f"; {WEIGHT_GRADIENTS}"
-        rows.append(("codes of routed experts", routed.name, f"{why(routed)}{only}"))
+        rows.append(("codes of routed experts", routed.name, why_of(routed.reason, routed.rejected) + only))
     rows += [(f"matmuls, {precision.compute}", own.what, own.why) for own in exempt(config)]
     if gpu is not None and "float8" in gpu.peaks:
         peaks = f"{operations(gpu.training_peak)}/s in bfloat16, {operations(gpu.peaks['float8'])}/s in FP8"

@@ -54,7 +54,7 @@ function niceStep(span, parts) {
 
 function linearTicks(low, high, parts, kind) {
   const [factor, suffix] = unitOf(kind, Math.max(Math.abs(low), Math.abs(high)));
-  const step = niceStep((high - low) / factor, parts);
+  const step = Math.max(niceStep((high - low) / factor, parts), kind === "steps" ? 1 : 0);
   const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
   const ticks = [];
   for (let index = Math.ceil(low / factor / step - 1e-9); index * step <= high / factor + step * 1e-9; index++) {

@@ -13,6 +13,7 @@ from jaxpar.observe.report.sweep import sweep_table
 from jaxpar.observe.report.tasks import tasks
 from jaxpar.pages.palette import series
 from jaxpar.pages.render import Table, page
+from jaxpar.units import plural
 
 _CARDS = {
     "training loss, last": "training loss",
@@ -79,7 +80,8 @@ def _headline(run: RunRecord, now: datetime) -> str:
     parts = [sections.state(run, now)]
     if run.config is not None:
         model = run.config.model
-        parts.append(f"{model.layers} layers, width {model.embed}, {_parameters(run)}{run.config.optimizer.name}")
+        shape = f"{plural(model.layers, 'layer')}, width {model.embed}"
+        parts.append(f"{shape}, {_parameters(run)}{run.config.optimizer.name}")
     mesh = next((f"{value} on {why}" for name, value, why in sections.logged_plan(run) if name == "mesh"), None)
     return " · ".join([*parts, *([mesh] if mesh else [])])
 

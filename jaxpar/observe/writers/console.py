@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -25,6 +25,7 @@ FILES = (
     ("environment.json", "versions, devices, the command"),
     ("summary.json", "the numbers above"),
     ("loss.png", "the loss as a picture"),
+    ("wandb", "runs of Weights & Biases; send offline ones: wandb sync {path}/offline-run-*"),
     ("tensorboard", "events: tensorboard --logdir {path}"),
     ("checkpoints", "weights and optimizer state"),
     ("profile", "traces of the JAX profiler"),
@@ -41,15 +42,18 @@ PLAIN_WIDTH = 120
 class ConsoleView(Listener):
     """Prints a run with rich.
 
-    Without a terminal it prints plain lines: no progress bar, no control characters, no wrapping. It goes last among
-    several listeners, so that the files that it lists at the end exist.
+    The plan is a few lines, or with `verbose` a table of every decision. Without a terminal it prints plain lines: no
+    progress bar, no control characters, no wrapping. It goes last among several listeners, so that the files that it
+    lists at the end exist.
     """
 
-    def __init__(self, console: Console | None = None, now: Callable[[], datetime] = datetime.now) -> None:
+    def __init__(
+        self, console: Console | None = None, now: Callable[[], datetime] = datetime.now, *, verbose: bool = False
+    ) -> None:
         if console is None:
             # Without a terminal rich assumes 80 columns, too few for the plan's reasons.
             console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
-        self._console, self._now = console, now
+        self._console, self._now, self._verbose = console, now, verbose
         self._steps: int | None = None
         self._folder = Path()
         self._titles: list[str] = []
@@ -58,23 +62,33 @@ class ConsoleView(Listener):
 
     def start(self, info: RunInfo) -> None:
         self._folder, self._steps = Path(info.folder), info.steps
-        self._console.print(self._plan_table(info.rows))
+        if self._verbose:
+            self._console.print(self._table(info.rows, ("plan", "value", "why")))
+        else:
+            self._console.print(self._table(info.brief, ("plan", "")))
+            self._line("Every decision with its reason: --verbose, or the page by python -m jaxpar.report", "dim")
         if info.baseline_loss is not None:
             self._line(f"Baseline: a bigram model, with a held-out loss of {info.baseline_loss:.4f} nats per token")
         if 1 < info.first_step <= info.steps:
             self._line(f"Continuing with step {info.first_step} of {info.steps}")
         if self._console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                console=self._console,
-                refresh_per_second=2,
-                transient=True,
-            )
-            self._progress.add_task("compiling", total=info.steps, completed=info.first_step - 1)
-            self._progress.start()
+            self._start_progress("compiling", info.steps, info.first_step - 1)
+
+    def _start_progress(self, description: str, total: int, completed: int) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        self._progress = Progress(*columns, console=self._console, refresh_per_second=2, transient=True)
+        self._progress.add_task(description, total=total, completed=completed)
+        self._progress.start()
+
+    def progress(self, text: str, done: int, total: int) -> None:
+        if done == 0:
+            self.message(text)
+            if self._console.is_terminal:
+                self._start_progress("", total, 0)
+        elif self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], completed=done)
+        if done == total:
+            self.close()
 
     def step(self, record: StepRecord) -> None:
         columns = _columns(record, self._clock_time(), self._steps)
@@ -146,12 +160,11 @@ class ConsoleView(Listener):
             self._progress.stop()
             self._progress = None
 
-    def _plan_table(self, rows: list[tuple[str, str, str]]) -> Table:
+    def _table(self, rows: Sequence[tuple[str, ...]], heads: tuple[str, ...]) -> Table:
         # Box characters are for people at a terminal, not for log files.
         table = Table(box=box.SIMPLE_HEAD if self._console.is_terminal else None, pad_edge=False)
-        table.add_column("plan", no_wrap=True)
-        table.add_column("value", style="cyan", overflow="fold")
-        table.add_column("why", style="dim", overflow="fold")
+        for head, style in zip(heads, ("", "cyan", "dim"), strict=False):
+            table.add_column(head, style=style, no_wrap=not style, overflow="fold")
         for row in rows:
             table.add_row(*(Text(self._printable(cell)) for cell in row))
         return table

@@ -58,6 +58,10 @@ class EventLog(Listener):
         if self._file is not None:  # a run with nothing to do sends a message without a start
             self._write("message", text=text)
 
+    def progress(self, text: str, done: int, total: int) -> None:
+        if done == 0:
+            self.message(text)
+
     def anomaly(self, anomaly: Anomaly) -> None:
         self._step = anomaly.step
         self._write("anomaly", kind=anomaly.kind, text=anomaly.text, **anomaly.facts)

@@ -72,6 +72,7 @@ def draw(curves: Curves) -> bytes:
     # Figure and canvas directly: pyplot would keep global state and might look for a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 4.5), dpi=160, layout="constrained")
     FigureCanvasAgg(figure)
@@ -87,6 +88,7 @@ def draw(curves: Curves) -> bytes:
             curves.baseline, color="#555555", linewidth=1, linestyle="--", label=f"bigram, {curves.baseline:.4f}"
         )
     axes.set(xlabel="step", ylabel="loss (nats per token)", title=curves.title)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:

@@ -53,7 +53,7 @@ class WeightsAndBiases(Listener):
         self._project = project
         self._run: Any = None
 
-    def start(self, info: RunInfo) -> None:
+    def start(self, info: RunInfo) -> str:
         import wandb
 
         folder = Path(info.folder)
@@ -76,6 +76,7 @@ class WeightsAndBiases(Listener):
             )
             # Not W&B's own count of calls: a run that went back to its last checkpoint logs some steps again.
             self._run.define_metric("*", step_metric="step")
+            return _place(self._run)
         except Exception as error:  # W&B raises errors of many kinds, and none of them is the run's own
             raise UserError(
                 f"run.wandb: {quoted(self._project)} cannot be used ({_first_line(error)}); set WANDB_MODE=offline "
@@ -119,6 +120,14 @@ class WeightsAndBiases(Listener):
         except Exception as error:  # of any kind: a writer must not end a run
             self._run = None
             raise OSError(f"nothing more is sent to run.wandb ({_first_line(error)})") from error
+
+
+def _place(run: Any) -> str:
+    """Where W&B shows the run, or where it is written and how it is sent."""
+    if run.url:
+        return f"Weights & Biases shows this run at {run.url}."
+    folder = run.settings.sync_dir
+    return f"Weights & Biases is offline and writes to {folder}; this sends it: wandb sync {folder}"
 
 
 def _identity(folder: Path, project: str) -> str:

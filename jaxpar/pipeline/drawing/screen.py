@@ -16,7 +16,7 @@ from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.pipeline.timing.formulas import published_bubble
 from jaxpar.pipeline.timing.simulate import TIMELINES, Mode
 from jaxpar.pipeline.timing.workload import Workload
-from jaxpar.units import percent, size
+from jaxpar.units import percent, plural, size
 
 PLAIN_WIDTH = 110
 """Width where there is no terminal."""
@@ -57,7 +57,7 @@ def print_comparison(found: Mapping[str, Summary | Refused], workload: Workload,
     summaries = [summary for summary in found.values() if isinstance(summary, Summary)]
     if summaries:
         schedule = summaries[0].schedule
-        sizes = f"{schedule.ranks} ranks, {schedule.microbatches} microbatches"
+        sizes = f"{plural(schedule.ranks, 'rank')}, {plural(schedule.microbatches, 'microbatch')}"
         console.print(Text.assemble((sizes, "bold"), (f"   {_work(workload)}", "dim")))
         console.print()
         console.print(_comparison(summaries, workload, narrow=console.width < NARROW))

@@ -120,7 +120,7 @@ def _style(simulation: Simulation, action: Action) -> Style:
 def _legend(simulation: Simulation, colored: bool, small: bool) -> Text:
     schedule = simulation.schedule
     names = [(kind, kind_name(kind, schedule)) for kind in schedule.kinds]
-    cell = "what a rank does most of the time in a column; --svg draws all" if small else ""
+    cell = "what a rank does most of the time in a column; --out FILE.svg draws all" if small else ""
     if not colored:
         letters = ", ".join(f"{kind.value} {name}" for kind, name in names)
         cell = cell or "2F0 is chunk 2, forward, microbatch 0"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.table import Schedule
 from jaxpar.pipeline.timing.per_chunk import Number
+from jaxpar.units import plural
 
 
 def title(schedule: Schedule) -> str:
     """`zb-v: 4 ranks, 2 chunks each, 8 microbatches`."""
     chunks = f", {schedule.virtual_stages} chunks each" if schedule.virtual_stages > 1 else ""
-    return f"{schedule.name}: {schedule.ranks} ranks{chunks}, {schedule.microbatches} microbatches"
+    return f"{schedule.name}: {plural(schedule.ranks, 'rank')}{chunks}, {plural(schedule.microbatches, 'microbatch')}"
 
 
 def kind_name(kind: Kind, schedule: Schedule) -> str:

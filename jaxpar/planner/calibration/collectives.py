@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpar.distributed.devices import devices_per_node
 from jaxpar.planner.calibration.stopwatch import Stopwatch
 from jaxpar.planner.profile import Collective, Sent
-from jaxpar.units import size
+from jaxpar.units import plural, size
 
 RANKS = "ranks"
 EVERYWHERE = PartitionSpec(("outer", RANKS, "inner"))
@@ -54,7 +54,8 @@ def measured_collectives(watch: Stopwatch, devices: Sequence[Any], sizes: Sequen
         mesh = Mesh(inner, ("outer", RANKS, "inner"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
         for collective, step in steps(group.ranks):
             for whole in sizes:
-                words = f"{collective} of {size(whole)} over {group.ranks} ranks on {group.hosts} hosts"
+                over = f"{plural(group.ranks, 'rank')} on {plural(group.hosts, 'host')}"
+                words = f"{collective} of {size(whole)} over {over}"
                 seconds = watch.kept(words, partial(_seconds, watch, mesh, collective, step, whole))
                 if seconds is not None:
                     found.append(Sent(collective, group.ranks, group.hosts, whole, seconds))

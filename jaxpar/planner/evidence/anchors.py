@@ -19,7 +19,7 @@ from jaxpar.planner.evidence.published import read_rows
 from jaxpar.planner.evidence.validate import judge
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.step_time.interval import KNOWN, NOMINAL, Spread
-from jaxpar.units import rate
+from jaxpar.units import plural, rate
 
 OURS = "jaxpar"
 """The software that plans are for, in rows of runs."""
@@ -86,7 +86,7 @@ def read_anchors(path: Path, cluster: Cluster, hardware: HardwareModel | None = 
     software = one_of(sorted({run.software or "unknown software" for run in own}))
     left = [f"{one.row} is left out: {one.why}" for one in refused]
     if others:
-        left.append(f"{others} run{'s' if others > 1 else ''} of other software left out, beside those of {OURS}")
+        left.append(f"{plural(others, 'run')} of other software left out, beside those of {OURS}")
     between = cluster.link(True).bandwidth
     stated = [run for run in own if not any(what.startswith(NETWORK) for what in run.assumed)]
     networks = {run.cluster.link(True).bandwidth for run in stated if run.cluster.hosts > 1}
@@ -95,7 +95,7 @@ def read_anchors(path: Path, cluster: Cluster, hardware: HardwareModel | None = 
             f"their hosts are linked at {one_of([rate(one) for one in sorted(unlike)])} a GPU, and those of "
             f"{cluster.name} at {rate(between)}: what messages take may differ"
         )
-    runs_of = f"{len(own)} measured run{'s' if len(own) > 1 else ''} of {software}"
+    runs_of = f"{plural(len(own), 'measured run')} of {software}"
     text = f"{runs_of} took {_more(median(errors))} time than predicted"
     if alike:
         text += f" for software that is not known, and {'; '.join(alike)}"

@@ -29,7 +29,7 @@ from jaxpar.planner.evidence.published import Refused, Run
 from jaxpar.planner.evidence.sizes import HEAD, SizeErrors, by_size, cells
 from jaxpar.planner.evidence.software import switches
 from jaxpar.planner.step_time.interval import KNOWN, Spread
-from jaxpar.units import percent
+from jaxpar.units import percent, plural
 
 APART = 0.05
 """Runs whose speeds differ by less count in no pair."""
@@ -131,7 +131,7 @@ class Report:
     def lines(self) -> list[str]:
         """Tables by source and by size, the rows that cannot be timed, and what is assumed of the others."""
         left_out = [f"  {one.row}: {one.why}" for one in self.refused]
-        rows = f"{len(left_out)} row{'s' if len(left_out) > 1 else ''}"
+        rows = plural(len(left_out), "row")
         refused = ["", f"{rows} cannot be timed:", *left_out] if left_out else []
         return [*self.table(), *self.size_table(), *refused, *self.assumptions(), *self.software()]
 

@@ -15,7 +15,7 @@ from jaxpar.config.spelling import printable
 from jaxpar.layout.plan_file import PlanFile, read
 from jaxpar.planner.report import words
 from jaxpar.planner.report.text import print_parts
-from jaxpar.units import percent, seconds, size
+from jaxpar.units import percent, plural, seconds, size
 
 
 def print_explanation(path: Path, console: Console) -> None:
@@ -27,8 +27,16 @@ def print_explanation(path: Path, console: Console) -> None:
     _print(console, f"{path}: {file.config.run.name} on {file.cluster or 'the local devices'}", "bold")
     lines = [
         ("mesh", mesh),
-        ("batch", f"{plan.axes.data} data ranks x {plan.microbatch_rows} rows x {plan.microbatches} microbatches"),
-        ("schedule", f"{plan.schedule}, {plan.virtual_stages} chunks a rank of {_layers(plan.stage_layers)} layers"),
+        (
+            "batch",
+            f"{plural(plan.axes.data, 'data rank')} x {plural(plan.microbatch_rows, 'row')} x "
+            f"{plural(plan.microbatches, 'microbatch')}",
+        ),
+        (
+            "schedule",
+            f"{plan.schedule}, {plural(plan.virtual_stages, 'chunk')} a rank, each of "
+            f"{_layers(plan.stage_layers)} layers",
+        ),
         *[("stages", line) for line in _stages(file)],
         *([("nodes", f"start processes on them in this order: {' '.join(map(str, order))}")] if order else []),
         ("ZeRO", f"stage {plan.zero}"),
@@ -38,10 +46,7 @@ def print_explanation(path: Path, console: Console) -> None:
         ],
         ("context", f"{plan.context_strategy.name}: {plan.context_strategy.reason}"),
         *[("experts", line) for line in words.exchanges(plan, file.config.parallel)],
-        *[
-            (f"{run.layers} layers", ", ".join(f"{name} {own}" for name, own in run.activations.items()))
-            for run in plan.runs
-        ],
+        *[(plural(run.layers, "layer"), words.activations(run.activations)) for run in plan.runs],
     ]
     if numbers:
         rate = f"{seconds(numbers['step_time_s'])} a step, {numbers['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU"

@@ -12,7 +12,7 @@ from jaxpar.cost.tables import Asked
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.profile import Profile
 from jaxpar.planner.search.heterogeneous import StepTimer
-from jaxpar.units import size
+from jaxpar.units import plural, size
 
 SHOWN = 4
 """Sizes of one kind that are named."""
@@ -70,4 +70,4 @@ def _words(one: Asked) -> str:
     if what.startswith("attention"):
         return f"{what.split()[1]} over {one.sizes[0]:g} keys, width {of[0]}"
     ranks, hosts = of
-    return f"{what} of {size(one.sizes[0])} over {ranks} ranks on {hosts} host{'s' if hosts > 1 else ''}"
+    return f"{what} of {size(one.sizes[0])} over {plural(ranks, 'rank')} on {plural(hosts, 'host')}"

@@ -18,7 +18,7 @@ from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.share_spread import share_spread
 from jaxpar.planner.step_time.interval import Spread
-from jaxpar.units import percent, seconds, size
+from jaxpar.units import percent, plural, seconds, size
 
 COLORINGS = ("schedule", "tensor", "pipe", "context", "data", "zero", "microbatch", "context_strategy", "remat", "host")
 FIRST = ("", "mesh", "step", INTERVAL, "tokens/s/GPU", "MFU", "memory")
@@ -34,7 +34,7 @@ def write_page(path: Path, plans: Sequence[Planned], evaluated: Sequence[Candida
     try:
         path.write_text(html_page(plans, evaluated, timer), encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--html {path}: cannot be written ({error.strerror})") from None
+        raise UserError(f"--out {path}: cannot be written ({error.strerror})") from None
 
 
 def html_page(plans: Sequence[Planned], evaluated: Sequence[Candidate], timer: StepTimer) -> str:
@@ -61,7 +61,7 @@ def html_page(plans: Sequence[Planned], evaluated: Sequence[Candidate], timer: S
         colors=series(max(len(set(values)) for values in properties.values())),
         schedule_style=style(found.schedule.virtual_stages for _, _, found in drawn),
         cluster=cluster.describe(),
-        batch=f"{data.batch_size} rows of {data.sequence_length:,} tokens",
+        batch=f"{plural(data.batch_size, 'row')} of {data.sequence_length:,} tokens",
         cards=_cards(best),
         certainty="" if best.spread is None else words.certainty(plans, best.spread),
         marked=" ".join(filter(None, (words.without_evidence(plans), *_experts(best)))),
@@ -149,7 +149,7 @@ def _property(candidate: Candidate, name: str) -> str:
 def _sentence(candidate: Candidate) -> str:
     layout = candidate.layout
     return (
-        f"{words.axes(layout)}; {layout.microbatch} rows; {words.schedule(layout)}; ZeRO-{layout.zero}; "
+        f"{words.axes(layout)}; {plural(layout.microbatch, 'row')}; {words.schedule(layout)}; ZeRO-{layout.zero}; "
         f"{layout.context_strategy}; remat {words.remat(layout)}; host {words.host(layout)}: "
         f"{seconds(candidate.seconds)}, MFU {percent(candidate.time.mfu)}, {size(candidate.memory.device)}"
     )

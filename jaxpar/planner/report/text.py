@@ -15,7 +15,7 @@ from jaxpar.pipeline.timing.in_flight import lockstep_peaks
 from jaxpar.planner.report import words
 from jaxpar.planner.report.columns import NUMBERS, columns
 from jaxpar.planner.search.candidate import Effort, Planned
-from jaxpar.units import percent, seconds, size
+from jaxpar.units import percent, plural, seconds, size
 
 
 def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> None:
@@ -23,16 +23,19 @@ def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> N
     best = plans[0]
     data = best.config.data
     console.print(
-        f"{best.config.run.name} on {best.cluster.name}: {data.batch_size} rows of {data.sequence_length:,} tokens",
+        f"{best.config.run.name} on {best.cluster.name}: {plural(data.batch_size, 'row')} of "
+        f"{plural(data.sequence_length, 'token')}",
         style="bold", highlight=False, soft_wrap=True,
     )  # fmt: skip
     console.print(best.cluster.describe(), highlight=False, soft_wrap=True)
     console.print(
-        f"{effort.groups:,} meshes, {effort.simulated:,} schedules simulated, {effort.timed:,} layouts timed, "
-        f"{effort.too_large:,} choices ruled out by memory",
+        f"{plural(effort.groups, 'mesh')}, {plural(effort.simulated, 'schedule')} simulated, "
+        f"{plural(effort.timed, 'layout')} timed, {plural(effort.too_large, 'choice')} ruled out by memory",
         highlight=False, soft_wrap=True, style="dim",
     )  # fmt: skip
     console.print(plan_table(plans))
+    for line in words.meanings(plans):
+        console.print(line, highlight=False, soft_wrap=True, style="dim")
     if marked := words.without_evidence(plans):
         console.print(marked, highlight=False, soft_wrap=True)
     if best.spread is not None:
@@ -94,8 +97,9 @@ def print_steps(best: Planned, console: Console) -> None:
             ),
             (
                 "Reach the batch",
-                f"{layout.data} data ranks x {layout.microbatch} rows x {best.plan.microbatches} microbatches = {rows} "
-                f"rows ({rows * config.data.sequence_length:,} tokens)",
+                f"{plural(layout.data, 'data rank')} x {plural(layout.microbatch, 'row')} x "
+                f"{plural(best.plan.microbatches, 'microbatch')} = "
+                f"{plural(rows, 'row')} ({rows * config.data.sequence_length:,} tokens)",
             ),
             (
                 "Raise the throughput",

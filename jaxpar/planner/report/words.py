@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jaxpar.config.axes import AXES
@@ -19,7 +20,15 @@ from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.stage_groups import ranks_of, stages_by_group
 from jaxpar.planner.step_time.exposed import Program, generation_of, middle, uncertain_shares
 from jaxpar.planner.step_time.interval import Spread, overlap
-from jaxpar.units import percent, seconds, size
+from jaxpar.units import percent, plural, seconds, size
+
+REMAT = {
+    "none": "every activation stays in memory from forward to backward, and nothing is computed twice",
+    "gemm_last": "outputs of matmuls and attention stay; cheap functions of them are computed again",
+    "selective": "all stays but attention's inside, which is computed again",
+    "full": "only each layer's input stays, and the layer is computed again",
+}
+"""The presets of `memory.remat` in words."""
 
 MARK = "*"
 """Beside the mesh of a layout with a mechanism that no measured run has used."""
@@ -79,8 +88,8 @@ def schedule(layout: Layout) -> str:
     """Name and virtual stages."""
     if layout.pipe == 1:
         return "-"
-    virtual = f" v{layout.virtual_stages}" if layout.virtual_stages > 1 else ""
-    return f"{layout.schedule}{virtual}{', shared ends' if layout.shared_ends else ''}"
+    chunks = f", {layout.virtual_stages} chunks" if layout.virtual_stages > 1 else ""
+    return f"{layout.schedule}{chunks}{', shared ends' if layout.shared_ends else ''}"
 
 
 def without_evidence(plans: Sequence[Planned]) -> str | None:
@@ -139,13 +148,37 @@ def remat(layout: Layout) -> str:
         counts[treatments] += layers
     for treatments, layers in counts.items():
         preset, changed = nearest_preset(dict(treatments))
-        names.append(f"{layers} x {preset}{f' +{len(changed)}' if changed else ''}")
+        but = f" but {len(changed)}" if changed else ""
+        names.append(f"{preset}{but} in {plural(layers, 'layer')}")
     return ", ".join(names)
+
+
+def meanings(plans: Sequence[Planned]) -> list[str]:
+    """A sentence for each word of a table of plans that is not of every day."""
+    layouts = [one.candidate.layout for one in plans]
+    text = " ".join(f"{remat(layout)} {schedule(layout)}" for layout in layouts)
+    found = [f"remat {preset}: {what}" for preset, what in REMAT.items() if re.search(rf"\b{preset}\b", text)]
+    if " but " in text:
+        found.append("but N: but for N activations, which plan.json names")
+    if "chunks" in text:
+        found.append("chunks: parts of the layers that each pipe rank has, which it takes in turn")
+    if "shared ends" in text:
+        found.append("shared ends: embedding and head are split over all pipe ranks")
+    if any(layout.offload_fraction for layout in layouts):
+        found.append("host: what waits in the host's memory; of activations the part between forward and backward")
+    return found
+
+
+def activations(treatments: Mapping[str, str]) -> str:
+    """What happens to the activations of some layers: the nearest preset, and what differs from it."""
+    preset, changed = nearest_preset(treatments)
+    but = f"; but {', '.join(f'{name}: {own}' for name, own in changed.items())}" if changed else ""
+    return f"remat {preset}: {REMAT[preset]}{but}"
 
 
 def host(layout: Layout) -> str:
     """What is stored on the host."""
-    words = [f"alpha {layout.offload_fraction:g}"] if layout.offload_fraction else []
+    words = [f"{percent(layout.offload_fraction, digits=0)} of activations"] if layout.offload_fraction else []
     return ", ".join([*words, *(["optimizer"] if layout.optimizer_offload else [])]) or "-"
 
 

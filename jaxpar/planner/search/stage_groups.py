@@ -11,6 +11,7 @@ from jaxpar.hardware.cluster import Cluster, Group
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.pipeline.table import loop_placement, v_placement
 from jaxpar.planner.layout import Layout
+from jaxpar.units import plural
 
 type Lengths = tuple[int, ...]
 """Layers of each chunk, in the order of the model."""
@@ -39,7 +40,7 @@ class StagesOfGroup:
         stages = f"stage {self.first}" if self.ranks == 1 else f"stages {self.first} to {last}"
         least, most = min(self.layers), max(self.layers)
         layers = f"{most}" if least == most else f"{least} to {most}"
-        hosts = f"{self.group.hosts} host{'s' if self.group.hosts > 1 else ''}"
+        hosts = plural(self.group.hosts, "host")
         return f"{stages}: {self.group.name} ({hosts}, {self.group.gpu.name}), {layers} layers each"
 
 

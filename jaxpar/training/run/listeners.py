@@ -17,9 +17,9 @@ from jaxpar.observe.writers.tensorboard import TensorBoard
 from jaxpar.observe.writers.wandb import WeightsAndBiases
 
 
-def default_listeners(config: Config) -> list[Listener]:
+def default_listeners(config: Config, *, verbose: bool = False) -> list[Listener]:
     """The files of the run's folder, Weights & Biases where `run.wandb` asks for it, then the screen; nothing on
-    processes other than the first.
+    processes other than the first. With `verbose` the screen shows every decision of the plan.
 
     Raises `UserError` where the package for Weights & Biases is missing.
     """
@@ -27,4 +27,4 @@ def default_listeners(config: Config) -> list[Listener]:
         return []
     online = [] if config.run.wandb is None else [WeightsAndBiases(config.run.wandb)]
     files = [JsonLines(), EventLog(), EnvironmentFile(), TensorBoard(), LossPlot(), SummaryFile(), MeasuredRow()]
-    return [*files, *online, ConsoleView()]
+    return [*files, *online, ConsoleView(verbose=verbose)]

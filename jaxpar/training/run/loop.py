@@ -9,9 +9,8 @@ from typing import Any
 
 import jax
 
-from jaxpar import __version__
 from jaxpar.checkpoint.errors import is_of_file, reason
-from jaxpar.checkpoint.facts import CAME_FROM, CARRIED, MONITOR, SKIPPED_IN_ROW
+from jaxpar.checkpoint.facts import MONITOR
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import config_to_dict
 from jaxpar.config.checks.experts import routers_without_gradient
@@ -28,11 +27,14 @@ from jaxpar.observe.profile import ProfileWindow, step_annotation
 from jaxpar.observe.spikes import Spike
 from jaxpar.training.errors import TrainingError
 from jaxpar.training.monitor.anomaly_monitor import AnomalyMonitor
+from jaxpar.training.run.out_of_memory import explained
+from jaxpar.training.run.plan_brief import plan_brief
 from jaxpar.training.run.plan_table import plan_rows
 from jaxpar.training.run.progress import Progress
 from jaxpar.training.run.run import Run
 from jaxpar.training.run.sampling import sample_heldout
 from jaxpar.training.run.save_clock import SaveClock
+from jaxpar.training.run.saving import checkpoint_facts
 from jaxpar.training.run.termination import Termination, termination
 from jaxpar.training.run_folder.folder import RunFolder
 from jaxpar.training.run_folder.saves import Saves
@@ -40,12 +42,20 @@ from jaxpar.training.step.forward_backward import StepMetrics
 from jaxpar.units import seconds, size
 
 
-def fit(trainer: Run, listeners: Iterable[Listener]) -> Summary:
-    """Run `trainer` to its last step; see `Trainer.fit`."""
+def fit(trainer: Run, listeners: Iterable[Listener], progress: Progress | None = None) -> Summary:
+    """Run `trainer` to its last step; see `Trainer.fit`.
+
+    Args:
+        trainer: the run.
+        listeners: what is notified of it.
+        progress: the counters of steps that it took before; None where it took none.
+    """
     try:
         with closing(Listeners(listeners)) as everyone:
             try:
-                return _Loop(trainer, everyone).run()
+                # Steps run asynchronously: an out-of-memory error may be raised wherever a result is waited for.
+                with explained(trainer.layout, trainer.mesh, trainer.needed):
+                    return _Loop(trainer, everyone, progress or Progress()).run()
             except Exception as error:
                 everyone.failed(error)
                 raise
@@ -61,12 +71,12 @@ def fit(trainer: Run, listeners: Iterable[Listener]) -> Summary:
 class _Loop:
     """One call of `fit`: its counters and open resources."""
 
-    def __init__(self, trainer: Run, listeners: Listener):
+    def __init__(self, trainer: Run, listeners: Listener, progress: Progress):
         self.trainer, self.listeners = trainer, listeners
         self.config, self.timer = trainer.config, trainer.timer
         self.folder = RunFolder(self.config)
         self.saves = Saves(self.folder.checkpoints, self.config.checkpoint, listeners)
-        self.progress = Progress()
+        self.progress = progress
         self.monitor = AnomalyMonitor(self.config, trainer.layout.order, listeners)
         self.logged = 0
         """Last step that was logged; 0 before the first of this process."""
@@ -94,7 +104,7 @@ class _Loop:
             self.listeners.message(notice)
         liveness.at("restoring a checkpoint")
         if not self._restore():
-            self.trainer.provide_reference(self.listeners.message)
+            self.trainer.provide_reference(self.listeners)
             self._report_first_weights()
         done = self.trainer.steps_done
         if done >= self.config.run.steps and (earlier := from_first(self._summary)) is not None:
@@ -174,7 +184,7 @@ class _Loop:
     def _check_saved(self, facts: Mapping[str, Any]) -> None:
         """Refuse a checkpoint of another reference, which takes memory and time before there is a state."""
         self.trainer.models.check_reference(facts)
-        self.trainer.provide_reference(self.listeners.message)
+        self.trainer.provide_reference(self.listeners)
         liveness.at("restoring a checkpoint")
 
     def _report_first_weights(self) -> None:
@@ -198,6 +208,7 @@ class _Loop:
                 config=config_to_dict(config),
                 plan=asdict(trainer.plan),
                 rows=plan_rows(trainer.layout, trainer.mesh, trainer.data.description),
+                brief=plan_brief(trainer.layout, trainer.mesh, trainer.data.description),
                 folder=str(self.folder.path),
                 steps=config.run.steps,
                 first_step=first,
@@ -345,15 +356,7 @@ class _Loop:
             self.listeners.message(f"Compiling {what} ...")
 
     def _save(self, number: int, skipped_in_row: int, *, must: bool) -> None:
-        facts = self.progress.facts()
-        facts |= {SKIPPED_IN_ROW: skipped_in_row}
-        facts |= {CARRIED: {name: kind.saved_as for name, kind in self.trainer.layout.carried.items()}}
-        facts |= {MONITOR: self.monitor.facts(), "left_out": list(self.trainer.left_out)}
-        facts |= self.trainer.data.facts | {"data": self.trainer.data.description}
-        facts |= {"config": config_to_dict(self.config), "jaxpar": __version__}
-        facts |= self.trainer.models.facts
-        if self.trainer.came_from:
-            facts[CAME_FROM] = list(self.trainer.came_from)
+        facts = checkpoint_facts(self.trainer, self.progress, skipped_in_row) | {MONITOR: self.monitor.facts()}
         self.clock.saved()
         self.saves.begin(number, self.trainer.saved.outgoing(without_frozen(self.trainer.state)), facts, must=must)
 

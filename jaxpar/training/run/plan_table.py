@@ -16,6 +16,7 @@ from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.layers.counting import factor_parameters, matmul_parameters, parameter_count
 from jaxpar.layout.choices.matmul import matmul_rows, routed_choice, tiled_choice
 from jaxpar.layout.choices.norm_rotary import normed_and_rotated
+from jaxpar.layout.choices.reasons import why
 from jaxpar.layout.choices.replica_sums import why_gathered_before
 from jaxpar.layout.memory.estimate import chunk_bytes, offloaded_bytes
 from jaxpar.layout.memory.state_bytes import frozen_bytes, residual_bytes, state_bytes
@@ -30,7 +31,7 @@ from jaxpar.mesh.wire.wire import secondary_ranks
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import simulate
 from jaxpar.training.step.batches import row_order
-from jaxpar.units import count, size
+from jaxpar.units import count, plural, size
 from pallas_kernels.masks import Mask
 
 ZERO_WORDS = (
@@ -47,10 +48,9 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
     device = mesh.devices.flat[0]
     rows = config.data.batch_size // axes.data
     part = config.data.sequence_length // (axes.context * axes.tensor)
-    used = ", ".join(f"{axis} {axes[axis]}" for axis in AXES if axes[axis] > 1) or "one device"
     tokens = config.data.batch_size * config.data.sequence_length
     return [
-        ("mesh", used, f"{axes.devices} x {device.device_kind}{_crossings(mesh)}"),
+        ("mesh", mesh_words(plan), f"{axes.devices} x {device.device_kind}{crossings(mesh)}"),
         (
             "parameters",
             count(parameter_count(config.model, padded=False)),
@@ -75,13 +75,13 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         ),
         *_wire_row(layout),
         *_overlap_rows(plan),
-        ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{tokens:,} tokens a step"),
-        ("per device", f"{rows} x {part}", f"rows x sequence, in {plan.microbatches} microbatch(es)"),
+        ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{plural(tokens, 'token')} a step"),
+        ("per device", f"{rows} x {part}", f"rows x sequence, in {plural(plan.microbatches, 'microbatch')}"),
         *_pipeline_rows(layout),
         ("remat", plan.remat, _kept_words(plan)),
         *_offload_rows(layout),
         *offload_rows(layout, device.device_kind),
-        ("loss", plan.loss.name, _why(plan.loss.reason, plan.loss.rejected)),
+        ("loss", plan.loss.name, why(plan.loss.reason, plan.loss.rejected)),
         *([("logits", plan.loss_logits, plan.loss_logits_reason)] if plan.loss_logits else []),
         _tiles_row(plan),
         *_attention_rows(plan),
@@ -97,8 +97,13 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
 def _optimizer_words(layout: StepLayout) -> str:
     """Its schedule, and the dtype of what Muon computes."""
     config = layout.config
-    words = f"{config.optimizer.schedule} schedule, {config.run.steps} steps"
+    words = f"{config.optimizer.schedule} schedule, {plural(config.run.steps, 'step')}"
     return f"{words}; Newton-Schulz in {layout.plan.dtypes.muon}" if config.optimizer.name == "muon" else words
+
+
+def mesh_words(plan: Plan) -> str:
+    """`fsdp 2, tensor 4`."""
+    return ", ".join(f"{axis} {plan.axes[axis]}" for axis in AXES if plan.axes[axis] > 1) or "one device"
 
 
 def _wire_row(layout: StepLayout) -> list[tuple[str, str, str]]:
@@ -182,15 +187,15 @@ def _kept_words(plan: Plan) -> str:
     kept = [sum(treatment != "recompute" for treatment in run.activations.values()) for run in plan.runs]
     if len(plan.runs) == 1:
         return f"keeps {kept[0]} of {len(plan.runs[0].activations)} named activations of a layer"
-    parts = [f"{number} in {run.layers}" for number, run in zip(kept, plan.runs, strict=True)]
-    return f"of {len(plan.runs[0].activations)} named activations keeps {', then '.join(parts)} layer(s) of a chunk"
+    parts = [f"{number} in {plural(run.layers, 'layer')}" for number, run in zip(kept, plan.runs, strict=True)]
+    return f"of {len(plan.runs[0].activations)} named activations of a chunk it keeps {', then '.join(parts)}"
 
 
 def _attention_rows(plan: Plan) -> list[tuple[str, str, str]]:
     """The attention backend, or those of each kind of layers."""
     choices = plan.kind_attention or {"": plan.attention}
     return [
-        (f"attention {kind}".strip(), choice.name, _why(choice.reason, choice.rejected))
+        (f"attention {kind}".strip(), choice.name, why(choice.reason, choice.rejected))
         for kind, choice in choices.items()
     ]
 
@@ -198,8 +203,8 @@ def _attention_rows(plan: Plan) -> list[tuple[str, str, str]]:
 def _norm_rotary_row(layout: StepLayout) -> list[tuple[str, str, str]]:
     """What norms queries and keys of each head and rotates them; empty where no layer does both."""
     choice = layout.plan.norm_rotary
-    why = _why(choice.reason, choice.rejected)
-    return [("norms, rotation", choice.name, why)] if normed_and_rotated(layout.config) else []
+    row = ("norms, rotation", choice.name, why(choice.reason, choice.rejected))
+    return [row] if normed_and_rotated(layout.config) else []
 
 
 def _tiles_row(plan: Plan) -> tuple[str, str, str]:
@@ -211,7 +216,7 @@ def _tiles_row(plan: Plan) -> tuple[str, str, str]:
 def _context_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
     """The context strategy, how much it communicates, and how its work is balanced."""
     plan, config, choice = layout.plan, layout.config, layout.plan.context_strategy
-    rows = [("context", choice.name, _why(choice.reason, choice.rejected))]
+    rows = [("context", choice.name, why(choice.reason, choice.rejected))]
     if plan.axes.context == 1:
         return rows
     windows = [model.window for model in kind_models(config.model).values()]
@@ -233,7 +238,7 @@ def _context_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
 
 def _tensor_rows(plan: Plan) -> list[tuple[str, str, str]]:
     """How each group of matmuls exchanges the sequence with other tensor ranks; empty without tensor parallelism."""
-    chunks = lambda own: "" if own.algorithm == "plain" else f", {own.chunks} chunk(s)"
+    chunks = lambda own: "" if own.algorithm == "plain" else f", {plural(own.chunks, 'chunk')}"
     return [
         (f"tensor {name}", f"{own.algorithm}{chunks(own)}", own.reason) for name, own in plan.tensor_overlap.items()
     ]
@@ -264,13 +269,14 @@ def _pipeline_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
     stash_bytes = slots["stash"] * sizes.stash + slots["kept"] * sizes.kept + between
     later = f", {slots['kept']} of {size(sizes.kept)} from B to W" if slots["kept"] else ""
     longest = sum(stack.rows_per_chunk for stack in layout.order.stacks.values())
-    padding = f"; each has memory for {longest} layers" if layout.order.padded else ""
+    padding = f"; each has memory for {plural(longest, 'layer')}" if layout.order.padded else ""
     ends = "shared by all ranks" if plan.pipe_ends == "shared" else "on the first and the last rank"
     return [
         (
             "pipeline",
             f"{plan.schedule}, {plan.axes.pipe} ranks",
-            f"layers {'+'.join(map(str, layers))}{padding}; {plan.microbatches} microbatches; vocabulary {ends}",
+            f"layers {'+'.join(map(str, layers))}{padding}; {plural(plan.microbatches, 'microbatch')}; "
+            f"vocabulary {ends}",
         ),
         (
             "bubble",
@@ -281,8 +287,8 @@ def _pipeline_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
         (
             "activations",
             size(stash_bytes),
-            f"on each pipe rank: room for {slots['stash']} chunks of {size(sizes.stash)} from F to B{later}, and "
-            f"{size(between)} on the way; in flight at most {', '.join(map(str, own.peak_in_flight))} on ranks 0 "
+            f"on each pipe rank: room for {plural(slots['stash'], 'chunk')} of {size(sizes.stash)} from F to B{later}, "
+            f"and {size(between)} on the way; in flight at most {', '.join(map(str, own.peak_in_flight))} on ranks 0 "
             f"to {plan.axes.pipe - 1}",
         ),
     ]
@@ -308,7 +314,7 @@ def _expert_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
         )
         chosen = layout.plan.experts[kind]
         products = chosen.products
-        rows.append((f"products{of_kind}", products.name, _why(products.reason, products.rejected)))
+        rows.append((f"products{of_kind}", products.name, why(products.reason, products.rejected)))
         rows.append((f"hidden{of_kind}", "in the kernel" if chosen.fused else "by XLA", chosen.fused_reason))
         if axes.expert > 1:
             room = f"room for {chosen.capacity:g} times an even share, and further rounds where it is exceeded"
@@ -323,7 +329,7 @@ def _expert_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _crossings(mesh: Mesh) -> str:
+def crossings(mesh: Mesh) -> str:
     """Which axes have neighbours in different processes, in a job of several."""
     devices = mesh.devices
     owner = np.vectorize(lambda device: device.process_index)(devices)
@@ -367,17 +373,3 @@ def _whole(layout: StepLayout, split: tuple[str, ...], how: str) -> str:
     is_leaf = lambda x: isinstance(x, ParamSpec)
     jax.tree_util.tree_map_with_path(look, layout.specs, compute, optimizer, is_leaf=is_leaf)
     return f"; {how} for want of a dim that divides: {', '.join(found)}" if found else ""
-
-
-def _why(reason: str, rejected: dict[str, str]) -> str:
-    """The reason for a choice, and against each of the others; names with one reason share a clause."""
-    names: dict[str, list[str]] = {}
-    for name, why in rejected.items():
-        names.setdefault(why, []).append(name)
-    clauses = (f"not {', '.join(which)}: {why if len(which) == 1 else _plural(why)}" for why, which in names.items())
-    return "; ".join([reason, *clauses])
-
-
-def _plural(why: str) -> str:
-    """A reason that begins with "it", of several."""
-    return f"each {why.removeprefix('it ')}" if why.startswith("it ") else why

@@ -5,7 +5,7 @@ Each process has the values that process 0 read, or those that all of them compu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,9 @@ from jaxpar.distributed.devices import Device
 from jaxpar.generation.placed_model import place_on
 from jaxpar.generation.scorer import Scorer
 from jaxpar.interop.sources.open_source import Model
+from jaxpar.observe.events import Listener
 from jaxpar.observe.files import write_atomically
+from jaxpar.units import plural
 
 REFERENCE = "reference"
 """Fact of a checkpoint: where the reference is, and the digest of its weights."""
@@ -63,7 +65,7 @@ def check_reference(source: Model, facts: Mapping[str, Any]) -> None:
 
 
 def provide_reference(
-    config: Config, data: Data, source: Model, devices: Sequence[Device], report: Callable[[str], None]
+    config: Config, data: Data, source: Model, devices: Sequence[Device], listeners: Listener
 ) -> None:
     """Give the rows of pairs of `data` the values of the reference `source`: from their file, or computed and stored.
 
@@ -72,7 +74,7 @@ def provide_reference(
         data: has pairs.
         source: the reference.
         devices: compute the values, and hold the whole reference meanwhile.
-        report: called with messages about the progress.
+        listeners: are told of the progress.
 
     Raises:
         UserError: the reference has another vocabulary, gives a document no finite log-probability, or the file of its
@@ -93,7 +95,7 @@ def provide_reference(
         if len(missing):
             if scorer is None:
                 scorer = _scorer(config, source, devices)
-            _compute(part, file, values, missing, scorer, report)
+            _compute(part, file, values, missing, scorer, listeners)
         part.rows.reference.values = values
 
 
@@ -125,12 +127,14 @@ def _scorer(config: Config, source: Model, devices: Sequence[Device]) -> Scorer:
 
 def _compute(
     part: PairedSplit, file: ReferenceFile, values: Float32[np.ndarray, " n"], missing: Int[np.ndarray, " m"],
-    scorer: Scorer, report: Callable[[str], None],
+    scorer: Scorer, listeners: Listener,
 ) -> None:  # fmt: skip
     """Fill in the missing values; those that are done are stored now and then, so that a kill loses few of them."""
-    stream, place = part.rows.stream, f"{len(missing):,} documents of {named(part.folder.path)} ({part.split})"
+    stream, total = part.rows.stream, len(missing)
+    of = f"{plural(total, 'document')} of {named(part.folder.path)} ({part.split})"
+    text = f"Computing the reference's log-probabilities of {of}, which are stored beside them."
     assert stream.counted is not None, "pairs have marks of what is counted"
-    report(f"Computing the reference's log-probabilities of {place}, which are stored beside them.")
+    listeners.progress(text, 0, total)
     starts, lengths, stored = stream.starts[:], stream.lengths, True
     # By length, so that batches are full; the longest first, which fail first if they do not fit into memory.
     ordered = missing[np.argsort(-lengths[missing], kind="stable")]
@@ -149,8 +153,10 @@ def _compute(
         done += len(chosen)
         if stored and (failure := from_first(lambda: _store(file, values))) is not None:
             stored = False
-            report(f"{file.path} cannot be written ({failure}): the next start of the run computes its values again.")
-        report(f"Reference: {done:,} of {place}.")
+            listeners.message(
+                f"{file.path} cannot be written ({failure}): the next start of the run computes its values again."
+            )
+        listeners.progress(text, done, total)
 
 
 def _store(file: ReferenceFile, values: Float32[np.ndarray, " n"]) -> str | None:

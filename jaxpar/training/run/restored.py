@@ -67,8 +67,8 @@ def config_of_checkpoint(checkpoints: Path, step: int, overrides: Sequence[str])
     return config
 
 
-def restore(run: Run, checkpoints: Path, step: int) -> None:
-    """Continue a run from one of its checkpoints: weights, optimizer state, and where its data was."""
+def restore(run: Run, checkpoints: Path, step: int) -> dict[str, Any]:
+    """Continue a run from one of its checkpoints: weights, optimizer state, place in its data. Returns its facts."""
     notes: list[str] = []
     checkpointer = Checkpointer(checkpoints, keep_last=1, keep_every=None, report=notes.append)
     try:
@@ -76,6 +76,7 @@ def restore(run: Run, checkpoints: Path, step: int) -> None:
     finally:
         checkpointer.close()
     run.continue_from(state, facts)
+    return facts
 
 
 def folder_of_run(checkpoints: Path, config: Config) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.parameters import Weights, merge
 from jaxpar.model.flops import Pairs, flops_per_step
+from jaxpar.observe.events import Listener
 from jaxpar.observe.holdings import name_arrays
 from jaxpar.observe.timer import StepTimer
 from jaxpar.training.residency.given_weights import begun_from
@@ -145,7 +146,7 @@ class Run:
             state = state._replace(frozen=self._frozen or self.models.frozen(self.mesh))
         self._state, self._batches = self.functions.residency.adopted(state), None
 
-    def provide_reference(self, report: Callable[[str], None] = lambda text: None) -> None:
+    def provide_reference(self, listeners: Listener | None = None) -> None:
         """Compute the log-probabilities of the reference, or read them; they are stored beside the tokens.
 
         Rows of pairs need them. To call this before there is a state leaves more memory for the reference.
@@ -153,7 +154,9 @@ class Run:
         if self.models.reference is not None and any(part.rows.reference.values is None for part in self.data.paired):
             self.models.check_reference(self._continued)
             liveness.at("computing log-probabilities of the reference")
-            provide_reference(self.config, self.data, self.models.reference, list(self.mesh.devices.flat), report)
+            provide_reference(
+                self.config, self.data, self.models.reference, list(self.mesh.devices.flat), listeners or Listener()
+            )
 
     @cached_property
     def saved(self) -> SavedState:

@@ -1,28 +1,118 @@
-"""A run as an object: `Trainer(config)` with `.step()`, `.evaluate()`, `.fit()`, `.generate()` and `.weights()`."""
+"""A run as an object: `Trainer(config)` with `.step()`, `.evaluate()`, `.fit()`, `.save()`, `.generate()` and more."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from jaxpar.config import UserError
+import jax
+
+from jaxpar.config import Config, UserError
 from jaxpar.config.plan import Plan
+from jaxpar.data import Data
 from jaxpar.distributed.devices import Device
 from jaxpar.generation.sampling import Sampling
+from jaxpar.layout.state import TrainState
 from jaxpar.observe.events import Listener, Summary
+from jaxpar.training.run.attention_maps import attention_weights
 from jaxpar.training.run.continuing import Generated, Prompt, check_stop, continued, encoded, generator_of
 from jaxpar.training.run.listeners import default_listeners
 from jaxpar.training.run.loop import fit
 from jaxpar.training.run.named_weights import NamedWeights
-from jaxpar.training.run.out_of_memory import explained
+from jaxpar.training.run.plan_table import plan_rows
+from jaxpar.training.run.progress import Progress
 from jaxpar.training.run.restored import config_of_checkpoint, find_checkpoint, folder_of_run, restore
 from jaxpar.training.run.run import Run
+from jaxpar.training.run.saving import save_now
+from jaxpar.training.step.forward_backward import StepMetrics
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float, Int
 
 
-class Trainer(Run):
-    """A run with its training loop. Only `fit` writes files."""
+class Trainer:
+    """A run of one configuration, for programs and notebooks.
+
+    Making one checks the configuration, opens the data and lays out the mesh; weights are made, and the step compiled,
+    when they are first used. Only `fit` and `save` write files, into `<run.dir>/<run.name>`.
+
+    Args:
+        config: a `Config`, or the path of a YAML file.
+        overrides: `section.key=value`, as on the command line, where `config` is a path.
+        devices: the devices of the mesh; by default all there are.
+        plan: the layout, which is used as it is; by default it is made from the configuration for the devices.
+
+    Raises:
+        UserError: one sentence about what is wrong with the configuration or the data, or that the plan is of another
+            configuration or cannot run on the devices.
+
+    Methods:
+        from_checkpoint(path): a trainer that goes on from a checkpoint.
+        step(): take one step; returns its metrics.
+        evaluate(), baseline(): the held-out loss, and that of a bigram model.
+        fit(): train to `run.steps`, with all files of a run.
+        save(): write a checkpoint.
+        generate(prompts): continue texts.
+        weights(): the weights by name, in NumPy.
+        attention_weights(tokens, layer): what each head attends to.
+        plan_rows(): the plan as a table.
+
+    Attributes:
+        config: the configuration, with every value resolved.
+        plan: how the run is laid out.
+        mesh: the mesh of devices.
+        data: the opened data.
+        state: weights and optimizer state, sharded over the mesh.
+        steps_done: steps taken so far, those before a restore included.
+    """
+
+    _make_run: ClassVar[type[Run]] = Run
+
+    def __init__(
+        self,
+        config: Config | str | Path,
+        *,
+        overrides: Sequence[str] = (),
+        devices: Sequence[Device] | None = None,
+        plan: Plan | None = None,
+    ):
+        self._run = self._make_run(config, overrides=overrides, devices=devices, plan=plan)
+        self._progress = Progress()
+        self._uncounted: list[StepMetrics] = []
+        """Metrics of steps that `_progress` does not have yet: reading them would wait for the devices."""
+
+    @property
+    def config(self) -> Config:
+        """The configuration, with every value resolved."""
+        return self._run.config
+
+    @property
+    def plan(self) -> Plan:
+        """How the run is laid out."""
+        return self._run.plan
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The mesh of devices."""
+        return self._run.mesh
+
+    @property
+    def data(self) -> Data:
+        """The opened data: `data.description`, `data.encode(text)`, `data.decode(tokens)`."""
+        return self._run.data
+
+    @property
+    def state(self) -> TrainState:
+        """Weights and optimizer state, sharded over the mesh; made from `run.init_from` or the seed at first use."""
+        return self._run.state
+
+    @property
+    def steps_done(self) -> int:
+        """Steps taken so far, those before a restore included."""
+        return self._run.steps_done
 
     @classmethod
     def from_checkpoint(
@@ -52,8 +142,27 @@ class Trainer(Run):
         config = config_of_checkpoint(checkpoints, step, overrides)
         config = replace(config, run=replace(config.run, **folder_of_run(checkpoints, config)))
         trainer = cls(config, devices=devices, plan=plan)
-        restore(trainer, checkpoints, step)
+        trainer._progress.restore(restore(trainer._run, checkpoints, step))
         return trainer
+
+    def step(self) -> StepMetrics:
+        """Take one step; returns its metrics before the devices are done (reading one waits for them)."""
+        metrics = self._run.step()
+        self._progress.dispatched(self._run.last_pairs)
+        self._uncounted.append(metrics)
+        return metrics
+
+    def evaluate(self) -> float:
+        """The loss over the held-out batches, always the same ones: in nats per token, or per pair.
+
+        Raises:
+            UserError: the data source holds nothing out, or nothing that the loss counts.
+        """
+        return self._run.evaluate()
+
+    def baseline(self) -> float | None:
+        """Loss of a bigram model on the held-out batches, in nats per token; None where there are none, or pairs."""
+        return self._run.baseline()
 
     def fit(self, listeners: Iterable[Listener] | None = None) -> Summary:
         """Train to `run.steps`, evaluating and saving on the way; continues a run that its folder holds.
@@ -65,16 +174,38 @@ class Trainer(Run):
             UserError: the folder belongs to another run, or cannot be written.
             TrainingError: the run had to stop.
         """
-        # Steps run asynchronously: an out-of-memory error may be raised wherever a result is waited for.
-        with explained(self.layout, self.mesh, self.needed):
-            return fit(self, default_listeners(self.config) if listeners is None else listeners)
+        progress = self._counted()
+        return fit(self._run, default_listeners(self.config) if listeners is None else listeners, progress)
+
+    def save(self) -> Path:
+        """Save a checkpoint of the state as it is now in the run's folder; returns the checkpoint's folder.
+
+        `fit` and `Trainer.from_checkpoint` continue from it. It is complete when this returns. With several processes
+        all of them must call it.
+
+        Raises:
+            UserError: no step was taken, or the folder has a checkpoint of this step or a later one, belongs to
+                another run, is in use, or cannot be written.
+            CheckpointError: the checkpoint cannot be written.
+        """
+        skipped_in_row = int(self._uncounted[-1].skipped_in_row) if self._uncounted else 0
+        return save_now(self._run, self._counted(), skipped_in_row)
+
+    def _counted(self) -> Progress:
+        """The counters of all steps so far."""
+        for metrics in self._uncounted:
+            if metrics.tokens:  # a step without a counted token has no loss
+                self._progress.loss = float(metrics.loss)
+            self._progress.counted(float(metrics.tokens), finite=bool(metrics.finite))
+        self._uncounted = []
+        return self._progress
 
     def weights(self) -> NamedWeights:
         """The weights as they are now, by name: `trainer.weights()["layers.mlp.up"]` is [layers, embed, mlp] in NumPy.
 
         With `evaluation.ema` these are their moving average. docs/models.md lists names and shapes.
         """
-        return NamedWeights(self.evaluated_weights(), self.layout)
+        return NamedWeights(self._run.evaluated_weights(), self._run.layout)
 
     def generate(
         self,
@@ -113,7 +244,25 @@ class Trainer(Run):
         """
         if tokens < 1:
             raise UserError(f"tokens: expected at least 1, got {tokens}")
-        check_stop(self, stop)
+        check_stop(self._run, stop)
         sampling = Sampling(temperature, repetition_penalty, top_k, top_p, min_p)
-        rows = encoded(self, prompts, special_tokens)
-        return continued(self, generator_of(self, sampling, seed), rows, tokens, stop)
+        rows = encoded(self._run, prompts, special_tokens)
+        return continued(self._run, generator_of(self._run, sampling, seed), rows, tokens, stop)
+
+    def attention_weights(self, tokens: Int[np.ndarray, " seq"], layer: int) -> Float[np.ndarray, "heads query key"]:
+        """The attention weights of each head of `layer` for one document, with the weights as they are now.
+
+        Row q of a head sums to 1 over the tokens that q may see; all others are 0. The model must fit on one device.
+
+        Args:
+            tokens: at most `data.sequence_length`.
+            layer: number of the layer, from 0.
+
+        Raises:
+            UserError: there is no such layer, the text is empty or longer than a row, or there are several processes.
+        """
+        return attention_weights(self._run, tokens, layer)
+
+    def plan_rows(self) -> list[tuple[str, str, str]]:
+        """(name, value, reason) of every decision of the plan."""
+        return plan_rows(self._run.layout, self.mesh, self.data.description)

@@ -16,6 +16,7 @@ from jaxpar.layout.state import TrainState
 from jaxpar.memory.disk_array import copied
 from jaxpar.observe.events import Listener
 from jaxpar.runtime.carried import Carried
+from jaxpar.units import plural
 
 AVERAGE = "optimizer/average"
 """The part of a saved state that is a moving average of the weights."""
@@ -145,7 +146,7 @@ class Saves:
 
 
 def _steps(skipped: int) -> str:
-    return f"{skipped} skipped step{'s' * (skipped > 1)}"
+    return plural(skipped, "skipped step")
 
 
 def read_state(

@@ -134,7 +134,7 @@ def test_pipeline_ranks_are_reported_with_their_units(capfd: pytest.CaptureFixtu
 @pytest.mark.parametrize("form", ["svg", "png"])
 def test_the_picture_names_the_presets(form: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     picture = tmp_path / f"front.{form}"
-    assert run("--picture", picture) == 0
+    assert run("--out", picture) == 0
     assert f"Picture: {picture}" in capfd.readouterr().out
     if form == "png":
         height, width = matplotlib.image.imread(picture).shape[:2]
@@ -167,9 +167,9 @@ def test_names_of_presets_that_are_close_do_not_overlap(close: float):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--picture", "frontier.jpg"], "--picture frontier.jpg: expected a name that ends in .svg or .png"),
-        (["--picture", "nowhere/frontier.svg"], "the folder nowhere does not exist"),
-        (["--html", "page.html"], "--html: expected no --remat-frontier with it"),
+        (["--out", "frontier.jpg"], "--out frontier.jpg: expected a name that ends in .svg or .png"),
+        (["--out", "nowhere/frontier.svg"], "the folder nowhere does not exist"),
+        (["--out", "page.html"], "--out page.html: expected a name that ends in .svg or .png"),
         (["--diff", "other.yaml"], "--diff: expected no --remat-frontier with it"),
         (["--set", "memory.remat=everything"], "memory.remat"),
         (["--set", "memory.remat={mlp_upp: offload}"], "mlp_upp"),

@@ -195,6 +195,15 @@ def test_the_page_needs_nothing_from_elsewhere_and_no_name_can_break_it():
     assert (page.count('<svg class="memory"'), page.count('<svg class="layer"')) == (1, 2)
 
 
+def test_the_page_states_how_many_layers_a_turn_of_the_loop_has():
+    analysis, report = hsdp()
+    plan = replace(analysis.compilation.plan, layer_unroll=2)
+    turns = replace(analysis, compilation=replace(analysis.compilation, plan=plan))
+    heads = [re.findall("<h2>([^<]*over time)</h2>", html_page(one, report)) for one in (analysis, turns)]
+    assert heads[0] == ["One layer over time"]
+    assert heads[1][0].startswith("2 layers")
+
+
 def test_a_note_states_the_load_of_experts_where_ranks_share_them():
     def note(expert: int) -> tuple[str, ...]:
         parallel = {"expert": expert, "fsdp": 8 // expert}

@@ -121,7 +121,7 @@ def test_what_the_kernel_cannot_do_is_refused(config: Config, device: Any, parts
 def test_the_plan_states_it_where_a_layer_has_both():
     row = lambda config: _norm_rotary_row(StepLayout(config, make_plan(config, jax.devices()[0])))
     ((label, name, why),) = row(resolve_config(run(), 1))
-    assert (label, name) == ("norms, rotation", "xla") and "triton: it needs an NVIDIA GPU" in why
+    assert (label, name) == ("norms, rotation", "xla") and "GPU" not in why, "on a CPU"
     assert row(resolve_config(run(qk_norm=False), 1)) == []
 
 

@@ -26,6 +26,7 @@ from jaxpar.training.run.out_of_memory import (
     check_step_fits,
     explained,
 )
+from jaxpar.training.run.run import Run
 from jaxpar.training.run.trainer import Trainer
 from jaxpar.training.step.train_step import TrainStep
 from jaxpar.units import size
@@ -208,7 +209,7 @@ def exhausted() -> Exception:
 
 
 def test_memory_that_runs_out_in_a_step_is_a_sentence(monkeypatch: pytest.MonkeyPatch):
-    trainer = Trainer(small(), devices=jax.devices()[:1])
+    trainer = Run(small(), devices=jax.devices()[:1])
     real = trainer.compiled
 
     class Failing:
@@ -280,7 +281,7 @@ def test_other_errors_of_xla_pass():
 
 
 def test_the_trainer_refuses_a_step_before_it_allocates(monkeypatch: pytest.MonkeyPatch):
-    trainer = Trainer(small(), devices=jax.devices()[:1])
+    trainer = Run(small(), devices=jax.devices()[:1])
     limit = state_bytes(trainer.layout) + 2**10
     on_a_gpu(monkeypatch, limit)
     with refused("parallel:", "per device", size(limit, 2)):
@@ -314,7 +315,7 @@ def test_a_trainer_names_what_lies_in_memory():
 
     names = "master weights", "moments"
     before = {name: held(name) for name in names}
-    trainer = Trainer(small(), devices=jax.devices()[:1])
+    trainer = Run(small(), devices=jax.devices()[:1])
     trainer.step()
     grown = {name: tuple(b - a for a, b in zip(before[name], held(name), strict=True)) for name in names}
     leaves = jax.tree.leaves(trainer.state.master)

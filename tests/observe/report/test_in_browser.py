@@ -81,6 +81,13 @@ def test_the_page_shows_its_curves(page: Browser, pages: Path, tmp_path: Path) -
     assert pixels(png, ORANGE) > 500, "the held-out loss"
 
 
+def test_a_short_run_has_whole_steps_on_its_axis(page: Browser, tmp_path: Path) -> None:
+    assert main([str(write_run(tmp_path / "short", steps=4)), "--out", str(tmp_path / "short.html")]) == 0
+    page.open(tmp_path / "short.html")
+    shown = labels(page, LOSS, "x")
+    assert "4" in shown and all(label.isdigit() for label in shown)
+
+
 def test_a_log_scale_of_one_chart_and_of_all(page: Browser, pages: Path) -> None:
     page.open(pages / "one.html")
     before = labels(page, LOSS, "y"), labels(page, NORM, "y")

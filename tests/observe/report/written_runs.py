@@ -53,7 +53,7 @@ def write_run(
     (folder / "config.yaml").write_text(config_to_yaml(config))
     (folder / "plan.json").write_text(json.dumps({"version": 1, "plan": {"axes": {"fsdp": 2, "tensor": 2}, "zero": 3}}))
     everyone = Listeners([JsonLines(), EventLog(), EnvironmentFile(), SummaryFile()])
-    reported = dict(config={}, plan={}, rows=PLAN, folder=str(folder), steps=steps, baseline_loss=BASELINE)
+    reported = dict(config={}, plan={}, rows=PLAN, brief=[], folder=str(folder), steps=steps, baseline_loss=BASELINE)
     everyone.start(RunInfo(**reported, came_from=came_from))  # pyright: ignore[reportArgumentType]
     everyone.message("Compiled in 4.5 s; the step needs 87.9 MiB per device.")
     last = steps if until is None else until

@@ -47,11 +47,20 @@ def test_without_a_terminal_there_are_only_plain_lines(tmp_path: Path) -> None:
     assert set(re.findall(r"[^ -~]", printed)) == {"\n"}
 
 
+def test_every_decision_and_its_reason_is_shown_when_asked_for(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    ConsoleView(Console(file=screen, width=120), verbose=True).start(run_info(tmp_path))
+    lines = [line.split() for line in screen.getvalue().splitlines()]
+    assert ["attention", "xla", "linear", "in", "memory"] in lines
+    assert not any("--verbose" in line for line in lines)
+
+
 def test_the_whole_run_is_reported(tmp_path: Path) -> None:
     shown, screen = view()
     whole_run(shown, tmp_path)
     printed = text(screen)
-    for part in ("fsdp 2 x tensor 4", "as written", "2.8765", "1.250", "3.00e-04", "81.2k", "10.2k", "41.2%",
+    assert "as written" not in printed, "reasons are for --verbose"
+    for part in ("fsdp 2 x tensor 4", "--verbose", "2.8765", "1.250", "3.00e-04", "81.2k", "10.2k", "41.2%",
                  "12.0 GiB", "1:15", "0.4000 below the bigram baseline of 2.3000", "saved checkpoints/20",
                  "Baseline: a bigram model, with a held-out loss of 2.3000",
                  "- checkpoint 10 is corrupt and was skipped", "| def main():", "|     return 0",
@@ -72,6 +81,14 @@ def test_lines_fit_120_columns(tmp_path: Path, terminal: bool, muon_learning_rat
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text(screen)).replace("\r", "\n").splitlines()
     assert any("1000000" in line for line in lines)
     assert max(len(line) for line in lines) <= 120
+
+
+def test_work_before_the_first_step_is_one_line() -> None:
+    for terminal in (False, True):
+        shown, screen = view(terminal)
+        for done in (0, 10, 20):
+            shown.progress("Computing 20 documents.", done, 20)
+        assert text(screen).count("Computing") == 1
 
 
 def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import io
 from pathlib import Path
 
 import numpy as np
+import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from jaxpar.observe.writers.jsonl import JsonLines
@@ -31,6 +33,15 @@ def test_each_curve_is_there_only_when_it_has_points() -> None:
     assert count(alone, blue) > 500 and count(alone, orange) < 20
     assert count(whole, blue) > 500 and count(whole, orange) > 500
     assert count(whole, grey) > count(alone, grey) + 500
+
+
+def test_a_short_run_has_whole_steps_on_its_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **more: (drawn.append(self), save(self, *args, **more)))
+    draw(Curves("run", train=[(1, 3.0), (2, 2.0), (3, 1.5)]))
+    ticks = drawn[0].axes[0].get_xticks()
+    assert len(ticks) > 1 and all(tick == round(tick) for tick in ticks)
 
 
 def test_it_is_drawn_with_an_evaluation_and_at_the_end(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_an_offline_run_holds_steps_evaluations_configuration_and_summary(tmp_pa
         folder,
         """
 writer = WeightsAndBiases("a-project")
-writer.start(run_info(folder))
+print(writer.start(run_info(folder)))
 writer.step(record(10, memory_bytes=2**30))
 writer.evaluation(20, 1.9, 2.3)
 writer.step(record(20, eval_loss=1.9))
@@ -103,7 +103,9 @@ writer.end(summary())
 writer.close()
 """,
     )
-    assert printed == ""
+    assert printed.count("\n") == 1
+    (place,) = folder.glob("wandb/offline-run-*")
+    assert f"wandb sync {place}" in printed, "where it writes, and how it is sent"
     lines = history(folder)
     assert [line["step"] for line in lines if "train/loss" in line] == [10, 20]
     assert lines[0]["train/loss"] == pytest.approx(2.9)
@@ -153,7 +155,8 @@ everyone.end(summary())
 everyone.close()
 """,
     )
-    reported, *steps = printed.splitlines()
+    place, reported, *steps = printed.splitlines()
+    assert "wandb sync" in place
     assert steps == ["step 1", "step 2", "step 3"]
     assert reported.startswith("WeightsAndBiases: nothing more is sent to run.wandb (")
     assert reported.endswith("training goes on.")

@@ -91,7 +91,7 @@ def test_what_would_fill_screens_is_drawn_small(colored: bool):
     drawn = "".join(line[9:].ljust(91, ".") for line in lines[start + 1 : start + 17])
     simulation = summary("1f1b", 16, 200).published
     assert drawn.count(".") / len(drawn) == pytest.approx(simulation.bubble / simulation.makespan, abs=0.01)
-    assert "--svg draws all" in " ".join(" ".join(lines).split())
+    assert "--out FILE.svg draws all" in " ".join(" ".join(lines).split())
 
 
 def test_the_comparison_fits_eighty_columns():

@@ -101,7 +101,7 @@ def test_a_plan_names_what_was_measured_and_what_was_not(
 ):
     file, _ = measured
     words = ["--config", str(file.parent / "small.yaml"), "--cluster", "cpu:1x8", "--top", "1"]
-    assert main([*words, "--output", str(tmp_path / "plan.json"), "--profile", str(file)]) == 0
+    assert main([*words, "--out", str(tmp_path / "plan.json"), "--profile", str(file)]) == 0
     out = capsys.readouterr().out
     assert f"Measured ({file}: 8 x cpu, " in out
     assert "By fitted shares, since nothing near was measured: " in out
@@ -205,11 +205,11 @@ def test_the_link_to_the_host_is_the_slowest_of_the_largest_copies():
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--output", "nowhere/x.yaml"], "the profile cannot be written"),
+        (["--out", "nowhere/x.yaml"], "the profile cannot be written"),
         (["--config", "nowhere.yaml"], "there is no such file"),
         (["--set", "model.heds=3"], "heds"),
         (["--devices", "0"], "expected a whole number from 1 up"),
-        (["--outptu", "x.yaml"], "did you mean --output"),
+        (["--output", "x.yaml"], "expected --out FILE"),
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_is_measured(

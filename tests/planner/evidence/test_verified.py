@@ -114,7 +114,7 @@ def test_plain_output_ends_with_the_command_that_verifies(tmp_path: Path, capsys
     file, output = tmp_path / "a model.yaml", tmp_path / "plan.json"
     file.write_text(config_to_yaml(small(parallel={"fsdp": 1})))
     given = ["--config", str(file), "--cluster", "h100:1x2", "--fix", "pipe=1", "--avoid", "offload", "--top", "1"]
-    assert main([*given, "--output", str(output)]) == 0
+    assert main([*given, "--out", str(output)]) == 0
     last = capsys.readouterr().out.strip().splitlines()[-1]
     assert last.startswith("Check it against the compiled program: python -m jaxpar.plan ")
     words = shlex.split(last.partition(": ")[2])
@@ -137,7 +137,7 @@ def test_the_best_two_are_compiled_and_ranked_by_their_programs(
     monkeypatch.setattr(planning, "DEFAULT_CACHE", tmp_path)
     file, output = tmp_path / "small.yaml", tmp_path / "plan.json"
     file.write_text(config_to_yaml(small(parallel={"fsdp": 1})))
-    arguments = ["--config", file, "--cluster", "h100:1x2", "--top", "2", "--verify", "--output", output, "--json"]
+    arguments = ["--config", file, "--cluster", "h100:1x2", "--top", "2", "--verify", "--out", output, "--json"]
     assert main([str(one) for one in arguments]) == 0
     files = json.loads(capsys.readouterr().out)
     found = [file["predicted"] for file in files]
@@ -161,7 +161,7 @@ def test_a_pipeline_is_compiled_as_it_was_planned(
     file = tmp_path / "small.yaml"
     file.write_text(config_to_yaml(small(model={"layers": 2}, parallel={"fsdp": 1}, attention={"backend": "xla"})))
     arguments = ["--config", file, "--cluster", "h100:1x4", "--top", "1", "--fix", "pipe=2", "--fix", "schedule=1f1b"]
-    assert main([*map(str, arguments), "--verify", "--output", str(tmp_path / "plan.json"), "--json"]) == 0
+    assert main([*map(str, arguments), "--verify", "--out", str(tmp_path / "plan.json"), "--json"]) == 0
     (file,) = json.loads(capsys.readouterr().out)
     found = file["predicted"]
     assert file["plan"]["axes"]["pipe"] == 2

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from rich.console import Console
 
+from jaxpar.memory.remat import PRESETS
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.report import words
 from jaxpar.planner.report.text import print_parts
 
 
@@ -13,3 +19,18 @@ def test_parts_of_a_step_are_printed_without_those_that_sums_round_to():
     lines = console.export_text().splitlines()
     assert [line.split()[0] for line in lines] == ["matmuls", "attention"]
     assert lines[0].split()[1:4] == ["16.4", "s", "30.0%"]
+
+
+def test_words_of_a_table_that_are_not_of_every_day_are_explained_below_it():
+    planned: Any = lambda layout: SimpleNamespace(candidate=SimpleNamespace(layout=layout))
+    plain = Layout(fsdp=8, remat="full")
+    mixed = Layout(
+        pipe=2, schedule="interleaved", virtual_stages=4, offload_fraction=0.85,
+        remat=((3, (("layer_input", "save"), ("query", "save"), ("mlp_up", "recompute"))),),
+    )  # fmt: skip
+    assert set(words.REMAT) == set(PRESETS)
+    (line,) = words.meanings([planned(plain)])
+    assert line.startswith("remat full: ")
+    assert (words.schedule(mixed), words.host(mixed)) == ("interleaved, 4 chunks", "85% of activations")
+    explained = {line.partition(":")[0] for line in words.meanings([planned(mixed)])}
+    assert {"chunks", "host", "but N"} <= explained and "remat full" not in explained

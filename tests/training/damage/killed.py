@@ -39,7 +39,7 @@ from jaxpar.observe.writers.jsonl import JsonLines
 from jaxpar.observe.writers.summary import SummaryFile
 from jaxpar.observe.writers.tensorboard import TensorBoard
 from jaxpar.training.run.loop import fit
-from jaxpar.training.run.trainer import Trainer
+from jaxpar.training.run.run import Run
 from tests.patience import seconds
 from tests.training.runs import folder_of, losses, run_config
 
@@ -102,7 +102,7 @@ def start(config: Config, board: Board) -> int:
         return child
     try:
         liveness.at = lambda where, **_: board.write(where)
-        trainer = Trainer(config)
+        trainer = Run(config)
         fit(trainer, [JsonLines(), EventLog(), TensorBoard(), SummaryFile()])
         (folder_of(config).parent / "state").write_text(digest_of(trainer.state))
         os._exit(0)

@@ -11,13 +11,14 @@ from typing import Any
 
 from jaxpar.train import main
 from jaxpar.training.run import run
+from jaxpar.training.run.run import Run
 from jaxpar.training.run.trainer import Trainer
 from jaxpar.training.step.forward_backward import StepMetrics
 
 SLEEP_S = 300.0
 
 
-class _Sleeper(Trainer):
+class _Sleeper(Run):
     steps_taken = 0
 
     def step(self) -> StepMetrics:
@@ -35,5 +36,5 @@ def _sleep(*_: Any, **__: Any) -> None:
 if __name__ == "__main__":
     if os.environ["SLEEP_AT"] == "data":
         run.open_data = _sleep
-    sys.modules["jaxpar.training.run.trainer"].Trainer = _Sleeper  # pyright: ignore[reportAttributeAccessIssue]
+    Trainer._make_run = _Sleeper
     sys.exit(main(sys.argv[1:]))

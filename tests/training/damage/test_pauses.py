@@ -13,7 +13,7 @@ from jaxpar.checkpoint import Checkpointer
 from jaxpar.distributed import liveness
 from jaxpar.observe.profile import ProfileWindow
 from jaxpar.training.monitor import anomaly_monitor as anomaly_monitor
-from jaxpar.training.run.trainer import Trainer
+from jaxpar.training.run.run import Run
 from jaxpar.training.run_folder.saves import Saves
 from tests.training.monitor.test_anomaly_monitor import ROLLBACK, Rows, fit_with, scrambled, watched
 from tests.training.runs import Recorder, make_trainer, run_config
@@ -40,7 +40,7 @@ def places(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[tuple[s
 
 
 def test_evaluations_saves_and_profiles_are_pauses(tmp_path: Path, places: Callable[..., list[tuple[str, bool]]]):
-    steps, evaluations = places(Trainer, "step"), places(Trainer, "evaluation")
+    steps, evaluations = places(Run, "step"), places(Run, "evaluation")
     saves, profiles = places(Saves, "begin"), places(ProfileWindow, "close")
     config = run_config(
         tmp_path,

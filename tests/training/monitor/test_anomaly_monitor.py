@@ -28,7 +28,7 @@ from tests.training.runs import (
     Recorder,
     folder_of,
     losses,
-    make_trainer,
+    make_run,
     run_config,
     saved_state,
 )
@@ -53,7 +53,7 @@ class AnomalyRecorder(Recorder):
 
 def fit_with(config: Config, change: Callable[[int, Rows], Rows]) -> AnomalyRecorder:
     """Fit with `change(batch number from 1, rows)` in place of the rows of each batch."""
-    trainer = make_trainer(config)
+    trainer = make_run(config)
     place = trainer.placer
 
     class Changed:
@@ -152,7 +152,7 @@ def test_a_rollback_goes_back_to_the_save_and_leaves_out_the_batches_of_the_spik
 
     # A run in which those two batches are not in the data, as batches 15 and on come two steps earlier.
     clean = watched(tmp_path / "clean", 18, **ROLLBACK)
-    trainer = make_trainer(clean)
+    trainer = make_run(clean)
     trainer.left_out = (12, 13)
     trainer.fit([JsonLines(), Recorder()])
     assert losses(config) == losses(clean)
@@ -204,7 +204,7 @@ def test_before_the_first_save_there_is_nothing_to_go_back_to(tmp_path: Path):
 )
 def test_a_watch_that_cannot_work_is_refused(tmp_path: Path, sections: dict[str, Any], parts: tuple[str, ...]):
     with refused(*parts):
-        make_trainer(run_config(tmp_path, 5, **sections))
+        make_run(run_config(tmp_path, 5, **sections))
 
 
 def infinite_mask(number: int, rows: Rows) -> Rows:
@@ -224,7 +224,7 @@ def test_a_loss_that_is_not_finite_is_traced_to_its_batch_once(tmp_path: Path):
 
 
 def test_a_gradient_that_is_not_finite_is_named_by_weight_and_layer(tmp_path: Path):
-    trainer = make_trainer(run_config(tmp_path, 1, parallel=MESH))
+    trainer = make_run(run_config(tmp_path, 1, parallel=MESH))
     scales = {
         "up": [1, 1e-30, 1],
         "down": [1, 1e30, 1],

@@ -19,7 +19,7 @@ from tests.training.runs import (
     MESH,
     fit,
     losses,
-    make_trainer,
+    make_run,
     run_config,
     saved_state,
 )
@@ -62,7 +62,7 @@ def test_evaluation_uses_the_average_where_it_is_asked_to(tmp_path: Path):
     evaluation = {"batches": 1, "sample_tokens": 2}
     config = averaged(tmp_path, 3, evaluation={**evaluation, "ema": True})
     summary, _ = fit(config)
-    trainer = make_trainer(averaged(tmp_path, 3, evaluation=evaluation))
+    trainer = make_run(averaged(tmp_path, 3, evaluation=evaluation))
     state = trainer.layout.abstract_state(trainer.mesh)
     saved = jax.tree.map(lambda leaf, like: jax.device_put(leaf, like.sharding), saved_state(config, 3), state)
     trainer.state = saved
@@ -76,7 +76,7 @@ def test_an_average_on_disk_is_read_once_for_an_evaluation_and_once_for_a_sample
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     sections = {"memory": {"optimizer_offload": "file"}, "evaluation": {"batches": 3, "ema": True}}
-    trainer = make_trainer(averaged(tmp_path, 3, **sections, parallel={}))
+    trainer = make_run(averaged(tmp_path, 3, **sections, parallel={}))
     arrays = jax.tree.leaves(trainer.state.optimizer.average)
     assert all(isinstance(array, DiskArray) for array in arrays)
     rows: Counter[int] = Counter()
@@ -121,4 +121,4 @@ def test_an_average_that_is_turned_off_is_dropped(tmp_path: Path, whole: Config)
 
 def test_evaluating_an_average_that_is_not_kept_is_refused(tmp_path: Path):
     with refused("evaluation.ema: true", "optimizer.ema is null"):
-        make_trainer(run_config(tmp_path, 3, evaluation={"ema": True}))
+        make_run(run_config(tmp_path, 3, evaluation={"ema": True}))

@@ -13,6 +13,7 @@ import pytest
 from jaxpar.config import Config, LoraConfig, LossConfig, load_config
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.training.run import reference
+from jaxpar.training.run.run import Run
 from jaxpar.training.run.trainer import Trainer
 from tests.data.chat_files import prepared_chat, turns
 from tests.data.preference_files import pairs, prepared_pairs
@@ -49,11 +50,13 @@ def test_the_reference_is_computed_once_and_the_model_begins_as_its_equal(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     tokens = prepared_pairs(tmp_path / "pairs").path
-    config, messages = config_of(base, tokens), []
-    run = Trainer(config)
-    run.provide_reference(messages.append)
+    config, heard = config_of(base, tokens), Recorder()
+    run = Run(config)
+    run.provide_reference(heard)
     (file,) = files(tokens)
-    assert "Computing" in messages[0] and "of 32 documents" in messages[-1]
+    (text,) = {text for text, *_ in heard.progresses}
+    assert "Computing" in text and "32 documents" in text, "one line, however long it takes"
+    assert [done for _, done, _ in heard.progresses][:: len(heard.progresses) - 1] == [0, 32]
     metrics = run.step()
     assert float(metrics.loss) == pytest.approx(math.log(2), rel=1e-6)
     rewards = {name: float(value) for name, value in metrics.report.items()}
@@ -65,15 +68,15 @@ def test_the_reference_is_computed_once_and_the_model_begins_as_its_equal(
 
     with monkeypatch.context() as patch:
         patch.setattr(reference, "place_on", computed)
-        again = Trainer(config)
-        again.provide_reference(messages.append)
+        again = Run(config)
+        again.provide_reference(heard)
         values = again.data.paired[0].rows.reference.values
         assert values is not None and (values < 0).all() and values.shape == (32,)
         np.testing.assert_array_equal(values, run.data.paired[0].rows.reference.values)
         # Other weights, another precision and other tokens have values of their own.
         rewrite(base, {"lm_head.weight": 2 * tensors(base)["lm_head.weight"]})
         with pytest.raises(AssertionError, match="computed again"):
-            Trainer(config).provide_reference()
+            Run(config).provide_reference()
     file.write_bytes(file.read_bytes()[:-40] + bytes(40))
     with refused(str(file), "damaged", "remove it"):
         reference._stored(run.data.paired[0], run.models.reference, config)  # pyright: ignore[reportArgumentType]
@@ -87,12 +90,12 @@ def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path):
     with refused("loss.name: cross_entropy", "rejected answers", "loss.name: dpo"):
         Trainer(replace(config_of(base, tokens), loss=LossConfig()))
     with refused("loss.reference", "does not exist"):
-        Trainer(config_of(base, tokens, **{"loss.reference": tmp_path / "none"})).provide_reference()
+        Run(config_of(base, tokens, **{"loss.reference": tmp_path / "none"})).provide_reference()
     other = copy_of("llama", tmp_path / "other", vocab_size=60)
     own = tensors(other)
     rewrite(other, {name: own[name][:60] for name in ("model.embed_tokens.weight", "lm_head.weight")})
     with refused("loss.reference", "vocabulary of 60", "tokens of 61", "same tokenizer"):
-        Trainer(config_of(base, tokens, **{"loss.reference": other})).provide_reference()
+        Run(config_of(base, tokens, **{"loss.reference": other})).provide_reference()
 
 
 @pytest.mark.long
@@ -103,7 +106,7 @@ def test_a_run_learns_to_tell_answers_apart_goes_on_and_notices_another_referenc
     Trainer(replace(config, run=replace(config.run, steps=6))).fit([half])
     summary = Trainer(config).fit([whole])
     assert len(files(folder.path)) == 2, "of what is trained on, and of what is held out"
-    computing = [any("Computing" in text for text in recorder.messages) for recorder in (half, whole)]
+    computing = [bool(recorder.progresses) for recorder in (half, whole)]
     assert computing == [True, False]
     first, last = half.records[0], whole.records[-1]
     assert first.loss == pytest.approx(math.log(2), rel=1e-5) and summary.loss < 0.6
@@ -115,7 +118,7 @@ def test_a_run_learns_to_tell_answers_apart_goes_on_and_notices_another_referenc
     rewrite(base, {"lm_head.weight": 2 * tensors(base)["lm_head.weight"]})
     with refused("compares its model with", str(base), "same weights"):
         Trainer(replace(config, run=replace(config.run, steps=13))).fit([other])
-    assert not any("Computing" in text for text in other.messages)
+    assert not other.progresses
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from jaxpar.checkpoint import Checkpointer
 from jaxpar.config import Config
 from jaxpar.training.run_folder.saves import read_state
 from tests.same_bits import assert_same_bits
-from tests.training.runs import fit, folder_of, losses, make_trainer, run_config, saved_state
+from tests.training.runs import fit, folder_of, losses, make_run, run_config, saved_state
 
 MESH = {"fsdp": 4, "zero": 1}
 FEEDBACK = {"gradient_wire": "int4", "gradient_error_feedback": True}
@@ -51,8 +51,8 @@ def residual_on(config: Config) -> tuple[Any, list[str]]:
     messages: list[str] = []
     checkpoints = Checkpointer(folder_of(config) / "checkpoints", keep_last=1, keep_every=None, report=print)
     try:
-        trainer = make_trainer(config)
-        state, _ = read_state(checkpoints, 4, trainer.saved.abstract, trainer.layout.carried, messages.append)
+        run = make_run(config)
+        state, _ = read_state(checkpoints, 4, run.saved.abstract, run.layout.carried, messages.append)
     finally:
         checkpoints.close()
     return jax.device_get(state.carried["residual"]), messages

@@ -35,10 +35,11 @@ from tests.sentences import refused
 from tests.training.runs import (
     MESH,
     Recorder,
-    SharingTrainer,
+    SharingRun,
     fit,
     folder_of,
     losses,
+    make_run,
     make_trainer,
     run_config,
     saved_state,
@@ -93,7 +94,7 @@ def test_the_utilisation_that_is_logged_is_that_of_the_batches_that_were_run(
     monkeypatch.setattr(Run, "peak_flops", 1e12)
     monkeypatch.setattr(Run, "float8_peak_flops", 2e12)
     config = run_config(tmp_path, 6, parallel=MESH, run={"log_every": 2})
-    trainer = make_trainer(config)
+    trainer = make_run(config)
     pairs = [pairs for _, pairs in itertools.islice(placed_batches(trainer.config, trainer.data, trainer.placer, 0), 7)]
     assert len({tuple(each.values()) for each in pairs}) > 1, "batches whose documents differ"
     _, recorded = fit(config)
@@ -109,7 +110,7 @@ def test_the_utilisation_that_is_logged_is_that_of_the_batches_that_were_run(
 
 
 def test_the_peak_of_fp8_is_that_of_runs_that_multiply_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run = make_trainer(run_config(tmp_path, 1))
+    run = make_run(run_config(tmp_path, 1))
     assert run.peak_flops is run.float8_peak_flops is None, "a CPU"
     monkeypatch.setattr("jaxpar.training.run.run.gpu_of", lambda kind: gpu_named("h100"))
     assert (run.peak_flops, run.float8_peak_flops) == (989.4e12, None)
@@ -153,7 +154,7 @@ def test_a_router_that_the_loss_of_the_task_does_not_train_is_reported(tmp_path:
 
 
 def test_a_step_frees_the_state_before_it():
-    trainer = make_trainer(run_config(Path("nowhere"), 5, parallel=MESH))
+    trainer = make_run(run_config(Path("nowhere"), 5, parallel=MESH))
     before = trainer.state
     trainer.step()
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves((before.master, before.optimizer)))
@@ -280,7 +281,7 @@ def test_a_checkpoint_that_is_complete_is_reported_before_a_later_step_is_logged
             assert (Path(path) / "manifest.json").exists()
             self.reported[step] = self.now
 
-    class SlowDevice(SharingTrainer):
+    class SlowDevice(SharingRun):
         """Each step takes until the checkpoint before it is written."""
 
         def step(self) -> StepMetrics:
@@ -290,7 +291,7 @@ def test_a_checkpoint_that_is_complete_is_reported_before_a_later_step_is_logged
             return super().step()
 
     config, times = run_config(tmp_path, 6, parallel=MESH, checkpoint={"every": 2}), StepTimes()
-    SlowDevice(config, jax.devices()[:8]).fit([JsonLines(), times])
+    SlowDevice(config, devices=jax.devices()[:8]).fit([JsonLines(), times])
     assert times.reported == {2: 2, 4: 4, 6: 6}
 
 
@@ -403,7 +404,7 @@ def test_the_log_of_a_run_that_fails_has_the_traceback(tmp_path: Path, error: Ex
 def test_the_tokens_of_a_run_are_those_of_its_batches(tmp_path: Path):
     config = run_config(tmp_path, 3, parallel=MESH)
     summary, _ = fit(config)
-    trainer = make_trainer(config)
+    trainer = make_run(config)
     counted = 0
     for batch, _ in itertools.islice(placed_batches(trainer.config, trainer.data, trainer.placer, 0), 3):
         counted += int(np.asarray(batch["mask"]).sum())

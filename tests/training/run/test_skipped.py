@@ -22,7 +22,7 @@ from tests.training.runs import (
     Recorder,
     fit,
     folder_of,
-    make_trainer,
+    make_run,
     run_config,
     saved_state,
     write_config,
@@ -31,7 +31,7 @@ from tests.training.runs import (
 
 def fit_poisoned(config: Config, steps: Container[int], recorded: Recorder | None = None) -> Recorder:
     """Fit with an infinity in the loss mask of the batches of some steps."""
-    trainer, recorded = make_trainer(config), recorded or Recorder()
+    trainer, recorded = make_run(config), recorded or Recorder()
     place = trainer.placer
 
     class Poisoned:

@@ -20,7 +20,7 @@ from tests.data.folders import prepared, texts
 from tests.goldens.loading import FOLDER
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
-from tests.training.runs import SharingTrainer, fit, folder_of, losses, make_trainer, run_config, saved_state
+from tests.training.runs import SharingTrainer, fit, folder_of, losses, make_run, make_trainer, run_config, saved_state
 
 
 def config_of(to: Path, steps: int, **sections: Any) -> Config:
@@ -101,7 +101,7 @@ def test_text_is_the_generators_and_ends_before_a_stop_string(tmp_path: Path):
     encode, decode = trainer.data.encode_start, trainer.data.decode
     assert encode is not None and decode is not None
     (one,) = trainer.generate("the way", tokens=12)
-    generator = Generator(trainer.config, trainer.mesh, trainer.evaluated_weights())
+    generator = Generator(trainer.config, trainer.mesh, make_run(trainer.config).evaluated_weights())
     (wanted,) = generator.continued([encode("the way")], 12, stop=[trainer.data.separator or 0])
     np.testing.assert_array_equal(one.tokens, wanted.tokens)
     assert one.text == decode(wanted.tokens) and not one.ended
@@ -130,3 +130,32 @@ def test_a_bad_argument_is_one_sentence(prompts: Any, arguments: dict[str, Any],
 
 def _any_trainer() -> Trainer:
     return make_trainer(config_of(Path("unused"), 2))
+
+
+def test_a_trainer_saves_what_fit_and_from_checkpoint_go_on_from(tmp_path: Path):
+    whole = config_of(tmp_path / "whole", 4, parallel={"fsdp": 2})
+    summary, _ = fit(whole)
+    config = config_of(tmp_path / "by-hand", 4, parallel={"fsdp": 2})
+    trainer = make_trainer(config)
+    with refused("save", "a step first"):
+        trainer.save()
+    trainer.step()
+    trainer.step()
+    assert trainer.save() == folder_of(config) / "checkpoints/00000002"
+    assert_same_bits(saved_state(config, 2), saved_state(whole, 2))
+    with refused("run.name", "step 2", "Trainer.from_checkpoint"):
+        trainer.save()
+    again = SharingTrainer.from_checkpoint(folder_of(config), devices=jax.devices()[:2])
+    assert again.steps_done == 2
+    again.step()
+    assert again.save().name == "00000003"
+    ended = make_trainer(config).fit([])
+    assert (ended.tokens, ended.loss) == (summary.tokens, summary.loss)
+    assert_same_bits(saved_state(config, 4), saved_state(whole, 4))
+
+
+def test_steps_by_hand_count_in_the_tokens_of_a_run(tmp_path: Path):
+    whole, config = (config_of(tmp_path / name, 3, parallel={"fsdp": 2}) for name in ("whole", "by-hand"))
+    trainer = make_trainer(config)
+    trainer.step()
+    assert trainer.fit([]).tokens == fit(whole)[0].tokens

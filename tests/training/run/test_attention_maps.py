@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpar.training.attention_maps import attention_weights
+from jaxpar.training.run.attention_maps import attention_weights
 from tests.given_weights import state_with
 from tests.reference import decoder64
 from tests.reference.options import complete
 from tests.reference.small import random_weights
 from tests.sentences import refused
-from tests.training.runs import make_trainer, run_config
+from tests.training.runs import make_run, run_config
 
 TEXT = np.random.default_rng(3).permutation(61)[:20]
 """No token twice: the reference's trick needs inputs of attention that are independent."""
@@ -58,7 +58,7 @@ def expected(weights: Any, options: Any, batch: Any) -> Any:
     ],
 )
 def test_they_are_the_float64_decoders(tmp_path: Path, model: dict[str, Any], layout: dict[str, int]) -> None:
-    trainer = make_trainer(run_config(tmp_path, 5, model=SHAPE | model, parallel=layout))
+    trainer = make_run(run_config(tmp_path, 5, model=SHAPE | model, parallel=layout))
     options = complete(asdict(trainer.config.model))
     weights = random_weights(options, padded_vocab=64, positions=32)
     trainer.state = state_with(trainer.functions, weights)
@@ -77,7 +77,7 @@ def test_they_are_the_float64_decoders(tmp_path: Path, model: dict[str, Any], la
 def test_they_do_not_depend_on_where_the_layers_lie(tmp_path: Path) -> None:
     found = []
     for layout in ({}, {"pipe": 2, "schedule": "interleaved", "virtual_stages": 2, "microbatches": 4}):
-        trainer = make_trainer(run_config(tmp_path, 5, model=SHAPE | {"layers": 4}, parallel=layout))
+        trainer = make_run(run_config(tmp_path, 5, model=SHAPE | {"layers": 4}, parallel=layout))
         found.append(attention_weights(trainer, TEXT, 2))
     np.testing.assert_array_equal(*found)
 
@@ -94,6 +94,6 @@ def test_they_do_not_depend_on_where_the_layers_lie(tmp_path: Path) -> None:
 def test_what_cannot_be_asked_is_one_sentence(
     tmp_path: Path, tokens: np.ndarray, layer: int, parts: tuple[str, ...]
 ) -> None:
-    trainer = make_trainer(run_config(tmp_path, 5, model=SHAPE))
+    trainer = make_run(run_config(tmp_path, 5, model=SHAPE))
     with refused(*parts):
         attention_weights(trainer, tokens, layer)

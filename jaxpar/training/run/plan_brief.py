@@ -1,0 +1,52 @@
+"""The plan in a few lines: the model, the mesh, the batch, the memory, and what is unusual."""
+
+from __future__ import annotations
+
+from jax.sharding import Mesh
+
+from jaxpar.layers.counting import parameter_count
+from jaxpar.layout.memory.device import own_memory
+from jaxpar.layout.memory.estimate import estimate_memory, estimated_bytes
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.training.run.plan_table import crossings, mesh_words, plan_rows
+from jaxpar.units import count, plural, size
+
+UNUSUAL = (
+    "LoRA", "experts", "matmuls", "wire", "collectives at once", "pipeline", "bubble", "offload", "optimizer offload",
+    "weights offload", "preferences",
+)  # fmt: skip
+"""Rows of the plan's table that only some runs have and that change what a run is."""
+
+
+def plan_brief(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tuple[str, str]]:
+    """(name, words) of about eight lines; `plan_rows` has all decisions with their reasons."""
+    config, plan, axes = layout.config, layout.plan, layout.plan.axes
+    device = mesh.devices.flat[0]
+    rows, length = config.data.batch_size, config.data.sequence_length
+    estimate, needed = estimate_memory(config, plan), estimated_bytes(config, plan, own_memory=own_memory(mesh))
+    parts = {"state": estimate.optimizer, "gradients": estimate.gradients, "activations": estimate.saved_activations}
+    largest = ", ".join(f"{name} {size(amount)}" for name, amount in parts.items())
+    zero = f"; ZeRO-{plan.zero}" if axes.devices > 1 else ""
+    parameters = count(parameter_count(config.model, padded=False))
+    steps = plural(config.run.steps, "step")
+    return [
+        ("model", f"{parameters} parameters in {plural(config.model.layers, 'layer')} of width {config.model.embed}"),
+        ("mesh", f"{mesh_words(plan)}: {axes.devices} x {device.device_kind}{crossings(mesh)}{zero}"),
+        ("memory", f"about {size(needed)} per device: {largest} (memory.remat: {plan.remat})"),
+        (
+            "batch",
+            f"{rows} x {length} = {rows * length:,} tokens a step; per device "
+            f"{plural(rows // axes.data, 'row')} in {plural(plan.microbatches, 'microbatch')}",
+        ),
+        ("precision", f"{plan.dtypes.compute}, master weights {plan.dtypes.master}"),
+        ("optimizer", f"{config.optimizer.name}, {config.optimizer.schedule} schedule, {steps}"),
+        ("data", f"{config.data.source}: {data_description}"),
+        *_unusual(plan_rows(layout, mesh, data_description), on_gpu=device.platform == "gpu"),
+    ]
+
+
+def _unusual(rows: list[tuple[str, str, str]], on_gpu: bool) -> list[tuple[str, str]]:
+    """The rows in `UNUSUAL`; and attention or a loss on a GPU without a kernel."""
+    kinds = lambda name: name.partition(" of kind ")[0]
+    slow = lambda name, value: on_gpu and value == "xla" and name.split()[0] in ("attention", "loss")
+    return [(name, f"{value}: {why}") for name, value, why in rows if kinds(name) in UNUSUAL or slow(name, value)]

@@ -1,0 +1,50 @@
+"""`jaxpar` and `python -m jaxpar`: the commands listed, and run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import jaxpar
+from jaxpar.__main__ import COMMANDS, main
+from tests.sentences import refused_by_command
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_every_command_is_listed(capsys: pytest.CaptureFixture[str]):
+    modules = {file.stem for file in (ROOT / "jaxpar").glob("[!_]*.py") if "\n@command(" in file.read_text()}
+    assert set(COMMANDS) == modules
+    assert main([]) == main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(any(line.split()[:1] == [name] for line in lines) for name in COMMANDS)
+
+
+def test_a_command_is_run_with_its_arguments(capsys: pytest.CaptureFixture[str]):
+    assert main(["schedule", "--name", "1f1b", "--stages", "2", "--microbatches", "4", "--json"]) == 0
+    assert '"1f1b"' in capsys.readouterr().out
+    refused_by_command(main(["trian"]), *capsys.readouterr(), "'trian'", "did you mean train?")
+    assert main(["train", "--confg", "x"]) == 2, "the exit code is the command's"
+
+
+def test_the_list_and_help_import_no_jax():
+    listed = "import sys; from jaxpar.__main__ import main; main([]); assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", listed], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    script = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["jaxpar"]
+    assert script == "jaxpar.__main__:main"
+
+
+def test_completion_shows_what_is_public():
+    assert {"Trainer", "Config", "load_config"} <= set(dir(jaxpar))
+    assert all(not name.startswith("_") or name.startswith("__") for name in dir(jaxpar))
+
+
+def test_a_trainer_shows_no_parts_of_its_own():
+    """All that completion shows of a trainer is described by its docstring."""
+    shown = [name for name in dir(jaxpar.Trainer) if not name.startswith("_")]
+    described = jaxpar.Trainer.__doc__ or ""
+    assert "save" in shown and [name for name in shown if name not in described] == []
