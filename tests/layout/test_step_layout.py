@@ -57,7 +57,8 @@ def test_muon_computes_in_the_dtype_that_is_asked_for_or_in_that_of_the_platform
     plan = make_plan(config, jax.devices()[0], 1)
     assert plan.dtypes.muon == here
     step = TrainStep(StepLayout(with_vocab(config, 64), plan), build_mesh(plan.axes, jax.devices()[:1]))
-    lowered = step.train.lower(step.residency.abstract_input(), step.layout.abstract_batch(step.mesh))
+    inputs = step.residency.abstract_input(), step.layout.abstract_batch(step.mesh)
+    lowered = step.train.lower(*inputs, step.layout.abstract_arguments(step.mesh))
     assert ("bf16" in lowered.as_text()) == (here == "bfloat16")
 
 
