@@ -36,18 +36,19 @@ def main(arguments: Sequence[str]) -> int:
 def _train(file: Path | None, plan: Path | None, overrides: Sequence[str], verbose: bool) -> int:
     from jaxpar.config import load_config
     from jaxpar.config.reading.overrides import with_overrides
+    from jaxpar.layout.plan_file import read as read_plan
 
     if file is not None and plan is not None:
         raise UserError(
             f"--plan {plan}: expected no --config with it; the plan has the configuration, and --set changes it"
         )
-    given = None if plan is None else _given(plan)
+    given = None if plan is None else read_plan(plan)
     config = load_config(file, overrides) if given is None else with_overrides(given.config, overrides)
     chosen = None
     if given is not None:
         with _machine_first(given):
             _check_given(given, config)
-        chosen = None if given.older else given.plan
+        chosen = given.plan
     elif config.parallel.auto:
         config, chosen = _plan_here(config)
     from jaxpar.training.errors import TrainingError
@@ -61,17 +62,6 @@ def _train(file: Path | None, plan: Path | None, overrides: Sequence[str], verbo
     except TrainingError as error:
         return stop(1, str(error))
     return 0
-
-
-def _given(path: Path) -> PlanFile:
-    """The contents of `plan.json`."""
-    from jaxpar.layout import plan_file
-
-    given = plan_file.read(path)
-    if given.older:
-        has = "no version" if given.version is None else f"version {given.version}"
-        print(f"{path} is of an earlier release and has {has}: its plan is derived again from its configuration.")
-    return given
 
 
 def _check_given(given: PlanFile, config: Config) -> None:

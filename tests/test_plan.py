@@ -305,8 +305,14 @@ def test_a_command_that_is_none_is_one_sentence(capsys: pytest.CaptureFixture[st
 def test_a_plan_that_is_none_is_one_sentence(folder: Path, planned: Path, capsys: pytest.CaptureFixture[str]):
     none = folder / "none.json"
     none.write_text(json.dumps({"cluster": "h100:1x8", "plan": {}}))
-    refused_by_command(*run_plan(capsys, "explain", none), "no plan.json, because config is missing")
-    refused_by_command(train(["--plan", str(none)]), *capsys.readouterr(), "no plan.json, because config is missing")
+    refused_by_command(
+        *run_plan(capsys, "explain", none), "no plan.json, because version and predicted and config are missing"
+    )
+    refused_by_command(
+        train(["--plan", str(none)]),
+        *capsys.readouterr(),
+        "no plan.json, because version and predicted and config are missing",
+    )
     assert train(["--plan", str(planned), "--config", str(folder / "small.yaml")]) == 2
     assert "expected no --config with it" in capsys.readouterr().err
 

@@ -25,16 +25,16 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
 PLAN_VERSION = 10
-"""The version of `plan.json` that is written. A new field of `Plan` raises it; one of a record inside has the value of
-before as its default, and does not. Plans of earlier versions are read, and derived again before they are run."""
+"""The version of `plan.json`. A new field of `Plan` raises it; one of a record inside with the former behaviour as its
+default does not."""
 
 
 def check_plan_version(version: object, label: str) -> None:
-    """Raise `UserError` for a `plan.json` (`label` is its name) of a version that this release does not read."""
-    if type(version) is not int or not 1 <= version <= PLAN_VERSION:
+    """Raise `UserError` for a `plan.json` (`label` is its name) of another version than `PLAN_VERSION`."""
+    if type(version) is not int or version != PLAN_VERSION:
         raise UserError(
-            f"{label}: version {shown(version)} of plan.json; this release reads versions 1 to {PLAN_VERSION}, and "
-            "files of before, which have no version"
+            f"{label}: version {shown(version)} of plan.json; expected {PLAN_VERSION}: python -m jaxpar.plan makes a "
+            "new one, and so does a run with --config"
         )
 
 

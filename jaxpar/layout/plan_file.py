@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxpar.config import Config, UserError, config_from_dict, config_to_dict, load_config
-from jaxpar.config.axes import axis_sizes
+from jaxpar.config import Config, UserError, config_from_dict, config_to_dict
 from jaxpar.config.bounds import LAYERS, spell_limit
 from jaxpar.config.checks.values import check_values
-from jaxpar.config.paths import RUN_CONFIG
 from jaxpar.config.plan import PLAN_VERSION, Plan, check_plan_version
 from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
@@ -48,8 +46,6 @@ MORE: dict[str, Any] = {
 """Further predictions that a file may have, whose numbers are at least 0, with their types."""
 LARGEST_NUMBER = 1e30
 """Limit for bytes, seconds and rates; whole numbers of hundreds of digits would not become a float."""
-DROPPED = ("optimizer_resident", "weights_resident")
-"""Keys that only plans without a version have: such a plan is derived again before it is run."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +59,6 @@ class PlanFile:
     predicted: Mapping[str, Any] = field(default_factory=dict)
     """Nothing, or `NUMBERS` and `TABLES`, and `interval_s`, `host_bytes`, `usable_bytes`, `node_order` and
     `stages`."""
-    version: int | None = PLAN_VERSION
-    """That of the file; None for one of before there were versions."""
-
-    @property
-    def older(self) -> bool:
-        """Whether it may lack what a plan decides today: its plan is derived again before it is run."""
-        return self.version != PLAN_VERSION
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -95,10 +84,10 @@ def write(path: Path, file: PlanFile) -> None:
 
 
 def read(path: Path) -> PlanFile:
-    """Read `plan.json` of the planner or of a run, older ones too; of a list (`--json`) the first.
+    """Read `plan.json` of the planner or of a run; of a list (`--json`) the first.
 
     Raises:
-        UserError: it cannot be read, is no plan, or is of a version that this release does not read.
+        UserError: it cannot be read, is no plan, or is of another version.
     """
     label = named(path)
     try:
@@ -115,46 +104,13 @@ def read(path: Path) -> PlanFile:
         raise UserError(f"{label}: no plan.json; expected {', '.join(KEYS)}, got {shown(plain)}")
     if "version" in plain:
         check_plan_version(plain["version"], label)
-    elif "axes" in plain:
-        return _unversioned_run(path, plain)
-    else:
-        plain = _unversioned_plan(plain)
     _check(label, plain)
     try:
         config, plan = config_from_dict(plain["config"]), record_from_plain(Plan, plain["plan"], "plan")
         check_values(config)
     except UserError as error:
         raise UserError(f"{label}: {error}") from None
-    return PlanFile(config, plan, plain["cluster"], plain["predicted"], plain["version"])
-
-
-def _unversioned_plan(plain: dict[str, Any]) -> dict[str, Any]:
-    """The planner's files without a version: predictions were at the level of the plan."""
-    predicted = {name: value for name, value in plain.items() if name not in KEYS}
-    known = {name: plain[name] for name in KEYS if name in plain}
-    return known | {"version": None, "predicted": predicted, "plan": _without_dropped(plain.get("plan"))}
-
-
-def _without_dropped(plan: Any) -> Any:
-    return {name: own for name, own in plan.items() if name not in DROPPED} if isinstance(plan, dict) else plan
-
-
-def _unversioned_run(path: Path, plain: dict[str, Any]) -> PlanFile:
-    """A run's files without a version: only the plan, with the configuration in a file next to it."""
-    label, beside = named(path), path.parent / RUN_CONFIG
-    try:
-        plan = record_from_plain(Plan, _without_dropped(plain), "plan")
-    except UserError as error:
-        raise UserError(f"{label}: {error}") from None
-    if not beside.exists():
-        raise UserError(
-            f"{label}: a run's plan without a version, which has no configuration of its own; expected that of the run "
-            f"beside it, in {RUN_CONFIG}"
-        )
-    config = load_config(str(beside))
-    if axis_sizes(config.parallel) != dict(plan.axes):
-        raise UserError(f"{label}: a plan on another mesh than {named(beside)}, which should be its configuration")
-    return PlanFile(config, plan, version=None)
+    return PlanFile(config, plan, plain["cluster"], plain["predicted"])
 
 
 def _check(label: str, plain: Mapping[str, Any]) -> None:
@@ -169,7 +125,7 @@ def _check(label: str, plain: Mapping[str, Any]) -> None:
     for name in ("config", "plan", "predicted"):
         if not isinstance(plain[name], dict):
             raise UserError(f"{label}: {name}: expected names and values, got {shown(plain[name])}")
-    if plain["version"] == PLAN_VERSION and (missing := [key for key in field_types(Plan) if key not in plain["plan"]]):
+    if missing := [key for key in field_types(Plan) if key not in plain["plan"]]:
         raise UserError(f"{label}: plan: the key {missing[0]} is missing")
     if plain["predicted"]:
         _check_predicted(label, plain["predicted"])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import jax
 import pytest
 
-from jaxpar.config import Config, config_to_dict, config_to_yaml
+from jaxpar.config import Config
 from jaxpar.config.plan import PLAN_VERSION, Plan
 from jaxpar.config.reading.typed import field_types
 from jaxpar.distributed.devices import devices_per_node
@@ -20,7 +20,6 @@ from jaxpar.plan import main as plan_command
 from jaxpar.train import main as train
 from tests.sentences import refused, refused_by_command
 from tests.small_run import small
-from tests.traced_bytes import with_attention
 
 PREDICTED = {
     "step_time_s": 0.5, "tokens_per_s_per_gpu": 100.0, "mfu": 0.4, "peak_bytes": 10**9,
@@ -49,14 +48,6 @@ def edit(file: Path, **keys: Any) -> dict[str, Any]:
     return plain
 
 
-def without_version(file: Path) -> None:
-    """A file as the planner wrote it before there were versions: what was predicted lay beside the plan."""
-    plain = json.loads(file.read_text())
-    plan = {key: value for key, value in plain["plan"].items() if not key.endswith("_reason")}
-    plan |= {"optimizer_resident": 2**20, "weights_resident": 0}
-    file.write_text(json.dumps(plain["predicted"] | {k: plain[k] for k in ("cluster", "config")} | {"plan": plan}))
-
-
 def test_what_is_written_is_read(file: Path):
     assert read(file) == PlanFile(*planned(), "cpu:1x8", PREDICTED)
     assert json.loads(file.read_text())["version"] == PLAN_VERSION
@@ -72,12 +63,12 @@ def test_of_a_list_the_first_is_read(file: Path):
 
 @pytest.mark.parametrize(
     "version",
-    [pytest.param(PLAN_VERSION + 1, id="next"), 0, -1, "1", 1.0, True, None, [1]],
+    [pytest.param(PLAN_VERSION + 1, id="next"), PLAN_VERSION - 1, 0, -1, "1", 1.0, True, None, [1]],
 )
 def test_another_version_is_refused(file: Path, capsys: pytest.CaptureFixture[str], version: object):
     edit(file, version=version)
     expected = f"version {version}".lower() if not isinstance(version, str | None) else "version "
-    parts = (str(file), expected, f"this release reads versions 1 to {PLAN_VERSION}", "no version")
+    parts = (str(file), expected, f"expected {PLAN_VERSION}")
     with refused(*parts):
         read(file)
     for command, arguments in ((train, ["--plan", file]), (plan_command, ["explain", file])):
@@ -182,60 +173,9 @@ def test_a_file_with_a_version_has_all_that_is_decided(file: Path):
         read(file)
 
 
-def test_what_the_planner_wrote_before_is_read(file: Path):
-    config, plan = planned()
-    without_version(file)
-    found = read(file)
-    assert (found.version, found.config, found.cluster, found.predicted) == (None, config, "cpu:1x8", PREDICTED)
-    assert asdict(found.plan) == {key: "" if key.endswith("_reason") else value for key, value in asdict(plan).items()}
-
-
-def test_what_a_run_wrote_before_has_its_configuration_beside_it(file: Path):
-    config, plan = planned()
-    file.write_text(json.dumps(asdict(plan)))
-    with refused(str(file), "config.yaml"):
-        read(file)
-    beside = file.with_name("config.yaml")
-    beside.write_text(config_to_yaml(config))
-    assert read(file) == PlanFile(config, plan, version=None)
-    beside.write_text(config_to_yaml(small(parallel={"fsdp": 8})))
-    with refused(str(file), "another mesh", str(beside)):
-        read(file)
-
-
-def test_a_file_of_the_first_version_may_lack_what_was_decided_later(file: Path):
-    config, plan = planned()
-    plain = json.loads(file.read_text())["plan"]
-    edit(file, version=1, plan={key: value for key, value in plain.items() if key not in ("experts", "tensor_overlap")})
-    found = read(file)
-    assert (found.version, found.older, found.config) == (1, True, config)
-    assert asdict(found.plan) == asdict(plan) | {"experts": {}, "tensor_overlap": {}}
-
-
 def test_a_new_field_of_a_plan_raises_the_version():
-    """Older files lack it; readers tell by the version. The fields of each version, by number."""
+    """Files of before lack it; the version tells. The number of fields, by version."""
     assert {10: 51}.get(PLAN_VERSION) == len(fields(Plan))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("wrote", ["the planner", "a run", "version 1"])
-def test_a_plan_without_a_version_is_derived_again_and_reported(
-    file: Path, capsys: pytest.CaptureFixture[str], wrote: str
-):
-    config, plan = planned(run={"dir": str(file.parent), "name": "old", "steps": 1}, evaluation={"batches": 0})
-    if wrote == "a run":
-        file.write_text(json.dumps(asdict(with_attention(plan, "cudnn"))))
-        file.with_name("config.yaml").write_text(config_to_yaml(config))
-    elif wrote == "version 1":
-        edit(file, version=1, config=config_to_dict(config), plan=asdict(with_attention(plan, "cudnn")))
-    else:
-        edit(file, config=config_to_dict(config))
-        without_version(file)
-    assert train(["--plan", str(file)]) == 0
-    has = "version 1" if wrote == "version 1" else "no version"
-    expected = f"{file} is of an earlier release and has {has}: its plan is derived again from its configuration."
-    assert expected in capsys.readouterr().out.splitlines()
-    assert read(file.parent / "old" / "plan.json") == PlanFile(config, plan)
 
 
 def test_a_run_has_no_cluster_to_place_nodes_of(file: Path, capsys: pytest.CaptureFixture[str]):

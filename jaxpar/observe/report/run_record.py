@@ -179,12 +179,12 @@ def _object(file: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _plan(file: Path, notes: list[str]) -> dict[str, Any]:
-    """The plan in `file`; files without a version hold nothing else."""
+    """The plan in `file`."""
     found = _object(file, notes)
-    if "version" not in found:
-        return found
+    if not found:
+        return {}
     try:
-        check_plan_version(found["version"], file.name)
+        check_plan_version(found.get("version"), file.name)
     except UserError as error:
         notes.append(f"{error}.")
         return {}

@@ -163,7 +163,7 @@ class RunFolder:
             last = read(self.path / PLAN)
         except UserError:
             return False
-        return not last.older and last.plan != plan
+        return last.plan != plan
 
     def write(self, plan: Plan, step: int) -> None:
         """Write configuration and plan; those of an earlier start that differ are kept under names with `step`.

@@ -47,16 +47,15 @@ def test_a_run_that_goes_on_is_reported_up_to_its_last_step(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("plan", "shown", "note"),
     [
-        ({"version": 2, "plan": {"zero": 3}, "config": {}}, {"zero": 3}, ""),
-        ({"zero": 3}, {"zero": 3}, ""),
+        ({"version": PLAN_VERSION, "plan": {"zero": 3}, "config": {}}, {"zero": 3}, ""),
         (
             {"version": PLAN_VERSION + 1, "plan": {"zero": 3}},
             {},
-            f"plan.json: version {PLAN_VERSION + 1} of plan.json; this release reads versions 1 to {PLAN_VERSION}",
+            f"plan.json: version {PLAN_VERSION + 1} of plan.json; expected {PLAN_VERSION}",
         ),
-        ({"version": 2, "plan": 3}, {}, "plan.json is damaged: it has no plan."),
+        ({"version": PLAN_VERSION, "plan": 3}, {}, "plan.json is damaged: it has no plan."),
     ],
-    ids=["of this release", "without a version", "of another release", "damaged"],
+    ids=["of this version", "of another version", "damaged"],
 )
 def test_of_the_plan_what_can_be_read_is_shown(tmp_path: Path, plan: object, shown: object, note: str) -> None:
     folder = write_run(tmp_path / "run")

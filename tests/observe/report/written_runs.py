@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.config import Config, DataConfig, OptimizerConfig, RunConfig, config_to_yaml
+from jaxpar.config.plan import PLAN_VERSION
 from jaxpar.observe.environment import EnvironmentFile
 from jaxpar.observe.events import Listeners, RunInfo, StepRecord, Summary
 from jaxpar.observe.writers.event_log import EventLog
@@ -51,7 +52,9 @@ def write_run(
         data=DataConfig(source="tokens", sources=sources, batch_size=16, sequence_length=256),
     )
     (folder / "config.yaml").write_text(config_to_yaml(config))
-    (folder / "plan.json").write_text(json.dumps({"version": 1, "plan": {"axes": {"fsdp": 2, "tensor": 2}, "zero": 3}}))
+    (folder / "plan.json").write_text(
+        json.dumps({"version": PLAN_VERSION, "plan": {"axes": {"fsdp": 2, "tensor": 2}, "zero": 3}})
+    )
     everyone = Listeners([JsonLines(), EventLog(), EnvironmentFile(), SummaryFile()])
     reported = dict(config={}, plan={}, rows=PLAN, brief=[], folder=str(folder), steps=steps, baseline_loss=BASELINE)
     everyone.start(RunInfo(**reported, came_from=came_from))  # pyright: ignore[reportArgumentType]
