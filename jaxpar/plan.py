@@ -24,7 +24,6 @@ other commands (each has --help):
   cluster   share a cluster among training jobs over time
   calibrate measure this machine; later plans use what it writes (--profile)
   place     place ranks on nodes by the measured bandwidth between them
-  validate  compare the time model with published runs
 
 docs/planner.md explains how times are predicted, and where they are wrong.
 """
@@ -46,6 +45,8 @@ a file of jobs (hours from now; config is relative to the file):
 def main(arguments: Sequence[str]) -> None:
     """Plan from the command line; the exit code: 0 done, 2 the user's mistake."""
     first, *others = arguments or [""]
+    if first == "validate":
+        raise UserError("validate: published runs are compared by python -m benchmarks.validation, in a checkout")
     if first in COMMANDS:
         COMMANDS[first](others)
     elif first and not first.startswith("-"):
@@ -208,19 +209,6 @@ def _place(given: Sequence[str]) -> None:
     print_placement(options.plan, options.bandwidth, options.seed, as_json=options.json)
 
 
-def _validate(given: Sequence[str]) -> None:
-    parser = Parser("jaxpar.plan validate", "Compare the time model with published runs.")
-    parser.add_argument("--data", metavar="CSV", type=Path, required=True)
-    words = "runs of the same software: print what follows for each row of --data, which needs no time"
-    parser.add_argument("--measured", metavar="FOLDER|CSV", type=Path, help=words)
-    parser.add_json()
-    options = parser.parse_args(given)
-    _load()
-    from jaxpar.planner.planning import print_validation
-
-    print_validation(options.data, options.measured, as_json=options.json)
-
-
 def _load() -> None:
     """Import slow modules after the arguments are checked."""
     from jaxpar.planner.search.no_gc import no_collection
@@ -236,7 +224,6 @@ COMMANDS = {
     "cluster": _cluster,
     "calibrate": _calibrate,
     "place": _place,
-    "validate": _validate,
 }
 """What follows `python -m jaxpar.plan`, in place of options."""
 

@@ -1,1 +1,1 @@
-"""`python -m benchmarks.planner` and `benchmarks.planner.memory`: the planner's models against measurements."""
+"""The planner's models against programs that XLA compiles, and its choices."""

@@ -5,7 +5,7 @@
     python -m benchmarks.planner.compiled --write --only 3 7          # these rows alone
 
 To add a program, add a row with its first three columns (a file of configs/, a cluster, and what `--set` changes) to
-jaxpar/planner/evidence/data/compiled.csv, and write it. Nothing in it was measured on GPUs: times are those of the
+jaxpar/planner/step_time/compiled.csv, and write it. Nothing in it was measured on GPUs: times are those of the
 fitted model of GPUs and links, and what is exposed follows from the program's schedule.
 """
 
@@ -27,7 +27,6 @@ from jaxpar.compiler.report import Analysis, make_report
 from jaxpar.compiler.report.record import Collective
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.hardware.cluster import Cluster, parse_cluster
-from jaxpar.planner.evidence.verified import WAITS, part_of
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.report import words
@@ -45,6 +44,7 @@ from jaxpar.planner.step_time.exposed import (
     share,
 )
 from jaxpar.planner.step_time.interval import KNOWN, SHARE
+from jaxpar.planner.verified import WAITS, part_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TIMEOUT_S = 1800.0

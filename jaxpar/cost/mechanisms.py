@@ -1,4 +1,4 @@
-"""What a generation of training software does and does not do. Switches only: a mechanism has no numbers."""
+"""What training software does and does not do, and what jaxpar does. Switches only: a mechanism has no numbers."""
 
 from __future__ import annotations
 
@@ -77,56 +77,14 @@ class Mechanisms:
     context_order: Literal["balanced", "contiguous"] = "balanced"
     """Whether context ranks hold parts of equal causal work, or contiguous ones, of which the last sees all keys and
     the others wait for it."""
-    selective: Literal["attention", "operations"] = "attention"
-    """What selective recomputation runs again: attention itself (arXiv:2205.05198), or all but attention and every
-    second matmul (torchtitan's selection by operation)."""
     float8_scales: Literal["tensor", "row"] = "tensor"
     """Whether a float8 matmul has a scale for each operand or for each row and column, for which cuBLAS has no fast
     kernel (pytorch/torchtitan issue 1207)."""
 
 
-NEUTRAL = "unknown"
-"""The generation that stands for software that is not known."""
-
-GENERATIONS: dict[str, Mechanisms] = {
-    NEUTRAL: Mechanisms(
-        attention="flash2", fused_elementwise=False, fused_accumulation=False, overlap_data="gradients",
-    ),
-    "megatron-2021": Mechanisms(attention="scores", dropout=True, fused_accumulation=False),
-    "megatron-2022": Mechanisms(
-        attention="scores", dropout=True, overlap_weight_gradient=True
-    ),
-    "megatron-deepspeed": Mechanisms(
-        attention="scores", dropout=True, fused_accumulation=False, gradient_type="16-bit",
-        overlap_weight_gradient=True,
-    ),
-    "deepspeed-zero3": Mechanisms(
-        attention="scores", dropout=True, fused_accumulation=False, gradient_type="16-bit", shared_cards=False,
-        gather_again=True,
-    ),
-    "megatron-2024": Mechanisms(
-        attention="flash2", fused_elementwise=False, overlap_tensor=True, overlap_weight_gradient=True,
-        overlap_pipe=True, overlap_context=True,
-    ),
-    "megatron-core": Mechanisms(
-        attention="flash3", overlap_data="both", overlap_tensor=True, overlap_pipe=True, overlap_context=True,
-        overlap_weight_gradient=True,
-    ),
-    "kuaishou": Mechanisms(
-        attention="flash2", overlap_data="both", overlap_tensor=True, overlap_pipe=True, overlap_context=True,
-        overlap_weight_gradient=True,
-    ),
-    "llm-foundry": Mechanisms(
-        attention="flash1", fused_accumulation=False, gradient_type="float32", recompute_last_matmul=False
-    ),
-    "torchtitan": Mechanisms(
-        attention="flash2", fused_elementwise=False, fused_accumulation=False, gradient_type="float32",
-        recompute_last_matmul=False, context_order="contiguous", selective="operations", overlap_pipe=True,
-    ),
-    "jaxpar": Mechanisms(
-        attention="flash3", compiled=True, overlap_data="none", prefetch_weights=True, overlap_tensor=False,
-        overlap_exchange=True, overlap_pipe=True, lockstep=True, exposed_as_compiled=True, fused_accumulation=True,
-        recompute_last_matmul=False,
-    ),
-}  # fmt: skip
-"""Generations of software by name."""
+JAXPAR = Mechanisms(
+    attention="flash3", compiled=True, overlap_data="none", prefetch_weights=True, overlap_tensor=False,
+    overlap_exchange=True, overlap_pipe=True, lockstep=True, exposed_as_compiled=True, fused_accumulation=True,
+    recompute_last_matmul=False,
+)  # fmt: skip
+"""The mechanisms of jaxpar."""

@@ -17,7 +17,7 @@ from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import LayerTime, layer_time
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.matmul_codes import MatmulCodes
-from jaxpar.cost.mechanisms import GENERATIONS, Attention, Mechanisms
+from jaxpar.cost.mechanisms import JAXPAR, Attention, Mechanisms
 from jaxpar.cost.messages import Network, network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.cost.work import Work, total
@@ -116,7 +116,7 @@ def _case(shape: LayerShape, context_strategy: str) -> LayerCase:
 
 def _on(cluster: Cluster, hardware: HardwareModel | None) -> tuple[Device, Network, Mechanisms]:
     model = nearest_hardware(cluster.gpu) if hardware is None else hardware
-    return device_of(cluster.gpu, model), network_of(cluster, model), GENERATIONS["jaxpar"]
+    return device_of(cluster.gpu, model), network_of(cluster, model), JAXPAR
 
 
 def _replaced(time: LayerTime, measured: Mapping[str, float]) -> LayerTime:

@@ -20,8 +20,6 @@ from jaxpar.cost.hardware_model import HardwareModel, borrowed, described
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.checks import validate
 from jaxpar.layout import plan_file
-from jaxpar.planner.evidence.anchors import read_anchors
-from jaxpar.planner.evidence.verified import Verified, check_verifiable, print_verified, verify
 from jaxpar.planner.machine import is_cpu, named_cluster
 from jaxpar.planner.placement.measured import PLACED, measured
 from jaxpar.planner.profile import read_profile
@@ -30,6 +28,7 @@ from jaxpar.planner.report.document import planned_file
 from jaxpar.planner.report.measured import asked_of, measured_words
 from jaxpar.planner.report.page import write_page
 from jaxpar.planner.report.text import print_plans
+from jaxpar.planner.runs.anchors import read_anchors
 from jaxpar.planner.search.avoid import parse_avoided
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.fixed import parse_fixed
@@ -38,6 +37,7 @@ from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.search.stage_groups import check_stages
 from jaxpar.planner.step_time.interval import Spread
+from jaxpar.planner.verified import Verified, check_verifiable, print_verified, verify
 from jaxpar.units import count, plain, seconds
 
 PLAIN_WIDTH = 160
@@ -220,24 +220,6 @@ def print_model(model: HardwareModel, console: Console, note: str | None = None)
         console.print(f"  {name:<24}{shown:>12} {scaled or unit:<32} {meaning}", highlight=False, soft_wrap=True)
     if note is not None:
         console.print(f"  {note}", highlight=False, soft_wrap=True)
-
-
-def print_validation(data: Path, measured: Path | None = None, *, as_json: bool) -> None:
-    """The time model against published runs; after others were `measured`, the prediction of each row. Raises
-    `UserError` for a file that cannot be used."""
-    from jaxpar.planner.evidence import after_runs
-    from jaxpar.planner.evidence.validate import validate
-
-    if measured is not None:
-        rows, refused = after_runs.after_runs(data, measured)
-        found = {"predicted": [one.as_json() for one in rows], "refused": [vars(one) for one in refused]}
-        print(json_text(found, indent=2) if as_json else "\n".join(after_runs.lines(rows, refused)))
-        return
-    report = validate(data)
-    if as_json:
-        print(json_text(report.as_json(), indent=2))
-    else:
-        print("\n".join(report.lines()))
 
 
 def screen() -> Console:

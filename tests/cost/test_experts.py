@@ -16,7 +16,7 @@ from jaxpar.cost.grouped import grouped_gradient, grouped_matmul, share_of
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.layer import LayerTime, layer_time
 from jaxpar.cost.layer_case import LayerCase, layer_case
-from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
+from jaxpar.cost.mechanisms import JAXPAR, Mechanisms
 from jaxpar.cost.messages import Network, network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import parse_cluster
@@ -28,7 +28,7 @@ from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.step_time.model import step_time, steps_of
 
 CLUSTER = named_cluster("h100:2x8")
-AT_ONCE = replace(GENERATIONS["jaxpar"], overlap_exchange=False)
+AT_ONCE = replace(JAXPAR, overlap_exchange=False)
 """Systems that send all tokens of a microbatch at once."""
 MODEL = ModelConfig(
     layers=4, embed=2048, heads=16, kv_heads=4, mlp=4096, vocab=32000,
@@ -193,7 +193,7 @@ def sliced(number: int, cluster: str = "h100:2x8", **other: Any) -> tuple[float,
     """Seconds that messages add forward and backward, of links that start at once and slow no product."""
     model, network = without_starts(cluster)
     case = case_of(8, slices=number, **other)
-    return ExpertTimes(case, device_of(parse_cluster(cluster).gpu, model), network, GENERATIONS["jaxpar"]).exposed
+    return ExpertTimes(case, device_of(parse_cluster(cluster).gpu, model), network, JAXPAR).exposed
 
 
 def without_starts(cluster: str = "h100:2x8") -> tuple[HardwareModel, Network]:
@@ -239,7 +239,7 @@ def test_where_links_are_slow_messages_wait_for_each_other():
     device, slow = device_of(parse_cluster("h100:2x8").gpu, model), replace(network, inside=1e9)
     exchange = ExpertExchange(case_of(8).shape)
     send, work = exchange.message(slow, 4), exchange.products(device, 4)
-    both = sum(ExpertTimes(case_of(8, slices=4), device, slow, GENERATIONS["jaxpar"]).exposed)
+    both = sum(ExpertTimes(case_of(8, slices=4), device, slow, JAXPAR).exposed)
     hidden = 16 * send - both
     assert 0 < hidden < 4 * (work.forward + work.backward) + 2 * send
 
@@ -268,7 +268,7 @@ def layer(number: int) -> tuple[LayerTime, ExpertExchange, Network]:
     """A layer in so many slices, its exchange and the links of two hosts of 8 H100s."""
     there, case = parse_cluster("h100:2x8"), case_of(8, slices=number)
     network = network_of(there, hardware_of(there.gpu))
-    return layer_time(case, h100(), network, GENERATIONS["jaxpar"]), ExpertExchange(case.shape), network
+    return layer_time(case, h100(), network, JAXPAR), ExpertExchange(case.shape), network
 
 
 def test_messages_of_slices_are_waited_for_or_beside_compute():
@@ -316,7 +316,7 @@ def layer_in(codes: ExpertCodes) -> LayerTime:
     there = parse_cluster("h100:2x8")
     model = hardware_of(there.gpu)
     case = case_of(1, expert_codes=codes)
-    return layer_time(case, device_of(there.gpu, model), network_of(there, model), GENERATIONS["jaxpar"])
+    return layer_time(case, device_of(there.gpu, model), network_of(there, model), JAXPAR)
 
 
 def test_experts_in_fp8_take_the_casts_more_where_no_kernel_multiplies_codes():

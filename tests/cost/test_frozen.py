@@ -13,7 +13,7 @@ from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import layer_time
 from jaxpar.cost.layer_case import layer_case
-from jaxpar.cost.mechanisms import GENERATIONS
+from jaxpar.cost.mechanisms import JAXPAR
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import parse_cluster
@@ -28,7 +28,6 @@ from jaxpar.planner.step_time.step import Step
 from jaxpar.planner.step_time.update import update_of
 
 CLUSTER = parse_cluster("h100:1x8")
-JAXPAR = GENERATIONS["jaxpar"]
 LORA = LoraConfig(rank=16, targets=("query", "value", "up", "down"))
 SEQUENCE = 4096
 MODELS: dict[str, ModelConfig] = {

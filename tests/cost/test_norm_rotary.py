@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.validation.mechanisms import GENERATIONS
 from jaxpar.config.presets import PRESETS
 from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.layer import LayerTime, layer_time
 from jaxpar.cost.layer_case import layer_case
-from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.hardware.cluster import parse_cluster

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.validation.mechanisms import GENERATIONS
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.presets import PRESETS as MODELS
 from jaxpar.config.schema import Config, DataConfig, PrecisionConfig
@@ -18,7 +19,6 @@ from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import layer_time
 from jaxpar.cost.layer_case import layer_case
-from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.recomputation import layer_costs, operation_flops

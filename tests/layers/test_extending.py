@@ -12,11 +12,11 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.validation.mechanisms import GENERATIONS
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config, ModelConfig, load_config
 from jaxpar.config.parts import FEED_FORWARDS
 from jaxpar.config.plan import AxisSizes
-from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import parameter_count

@@ -11,7 +11,7 @@ from jaxpar.compiler.program.costs.ops import Cost
 from jaxpar.compiler.program.hlo.groups import groups_of
 from jaxpar.compiler.program.hlo.records import ProgramError
 from jaxpar.cost.hardware_model import HardwareModel
-from jaxpar.cost.mechanisms import GENERATIONS
+from jaxpar.cost.mechanisms import JAXPAR
 from jaxpar.cost.messages import Leaving, network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.hardware.catalogue import GPU
@@ -49,7 +49,7 @@ class StepTimer:
             raise ProgramError(f"no peak is known for {cost.arithmetic}, which {cost.op.name} multiplies in")
         peak = peaks[cost.arithmetic]
         if cost.pairs:
-            kernel = GENERATIONS["jaxpar"].attention
+            kernel = JAXPAR.attention
             return device_of(self.gpu, self.model).fused_attention(cost.flops, cost.pairs, peak, kernel, cost.backward)
         share = self.model.float8_share if cost.arithmetic == "float8" else self.model.matmul_share
         return cost.flops / (peak * share)

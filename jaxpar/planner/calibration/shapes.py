@@ -11,7 +11,7 @@ from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import layer_time
 from jaxpar.cost.layer_case import layer_case
-from jaxpar.cost.mechanisms import GENERATIONS
+from jaxpar.cost.mechanisms import JAXPAR
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.tables import NOTHING, Asked
@@ -31,7 +31,7 @@ def matmuls_of(config: Config, cluster: Cluster, tokens: Sequence[float], tensor
     tables = NOTHING.recording()
     hardware = replace(nearest_hardware(cluster.gpu), measured=tables)
     device, network = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
-    does, vocab = GENERATIONS["jaxpar"], config.model.vocab
+    does, vocab = JAXPAR, config.model.vocab
     assert vocab is not None, "the vocabulary is known before shapes are"
     possible = [ranks for ranks in tensor if not any(broken_by_tensor(config.model, ranks))]
     for model in kind_models(config.model).values():

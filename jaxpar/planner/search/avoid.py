@@ -24,7 +24,7 @@ NEVER_MEASURED = frozenset(
     | {"ring", "ulysses", "usp", OPTIMIZER, EXPERT, SHARED_ENDS}
 )
 """Mechanisms of which no run is in the data that the time model was fitted to or tested by
-(`planner/evidence/data`): their times follow from their messages, copies and tables alone."""
+(`benchmarks/validation/data`): their times follow from their messages, copies and tables alone."""
 
 AVOIDABLE = (OFFLOAD, ACTIVATIONS, OPTIMIZER, EXPERT, SHARED_ENDS, UNMEASURED, "ring", "ulysses", "usp", *PIPELINES)
 

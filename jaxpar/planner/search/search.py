@@ -27,7 +27,7 @@ from typing import Any
 
 from jaxpar.config import UserError
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
-from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
+from jaxpar.cost.mechanisms import JAXPAR, Mechanisms
 from jaxpar.cost.messages import network_of
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
@@ -60,7 +60,7 @@ class Search:
     """The search of one space."""
 
     space: Space
-    mechanisms: Mechanisms = GENERATIONS["jaxpar"]
+    mechanisms: Mechanisms = JAXPAR
     hardware: HardwareModel | None = None
     limit: int | None = None
     """Bytes of a device that may be planned for; None is what the trainer's own `auto` plans for."""

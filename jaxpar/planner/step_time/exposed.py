@@ -1,6 +1,6 @@
 """The share of messages that a step of jaxpar waits for, read from compiled programs.
 
-`evidence/data/compiled.csv` has programs of XLA's GPU compiler, with the seconds that their messages need and those
+`compiled.csv` has programs of XLA's GPU compiler, with the seconds that their messages need and those
 that no compute hides (`python -m benchmarks.planner.compiled` renews it). A layout waits for the median share of the
 programs of its classes on GPUs of its generation. Where no program has just these classes, the largest share of each of
 them counts. Where a class was not compiled for a generation, programs of the next one of `NEAREST` stand for it, but
@@ -26,7 +26,7 @@ from jaxpar.layout.choices.replica_sums import only_after
 from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.step_time.weight_traffic import holds_chunks
 
-COMPILED = Path(__file__).parents[1] / "evidence" / "data" / "compiled.csv"
+COMPILED = Path(__file__).parent / "compiled.csv"
 MESSAGES = ("gathers", "scatters", "sums", "host", "state", "context", "tensor", "experts", "pipe")
 """Kinds of messages, each with a column of the seconds that they need and one of those that are exposed
 (`..._exposed`): gathers of weights, reduce-scatters of gradients, sums over replicas, copies of activations to and

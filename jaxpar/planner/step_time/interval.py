@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, sqrt
+from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -79,12 +81,18 @@ class Spread:
         return exp(self.shift)
 
 
-KNOWN = Spread(between=0.074, within=0.074, quantile=1.05)
-"""Software whose mechanisms are known, on a system that nothing was fitted to: `benchmarks.planner` derives it from
-each source, predicted from all the others (docs/planner.md, How good the predictions are)."""
-UNKNOWN = Spread(between=0.134, within=0.121, quantile=1.31)
-"""Software that is not known: the same, from each generation of software predicted as the mean of all the others, by
-the runs of these."""
+RESIDUALS = Path(__file__).parent / "residuals.json"
+"""Spreads of published runs around predictions that nothing of their system was fitted to (docs/planner.md, How good
+the predictions are); `python -m benchmarks.validation --write` writes it."""
+
+
+def residual_spread(software: str) -> Spread:
+    """The spread of a row of `RESIDUALS`."""
+    return Spread(**json.loads(RESIDUALS.read_text(encoding="utf-8"))["spreads"][software])
+
+
+KNOWN = residual_spread("known")
+"""Software whose mechanisms are known, as jaxpar's are: from each source, predicted from all the others."""
 
 ONE_PROGRAM = 0.284
 """How far shares of messages that are waited for are from those of one other compiled program of their class, as a

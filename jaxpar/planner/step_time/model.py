@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.cost.hardware_model import HardwareModel
-from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
+from jaxpar.cost.mechanisms import JAXPAR, Mechanisms
 from jaxpar.cost.messages import Network
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner.layout import Layout
@@ -36,7 +36,7 @@ def step_time(
     global_batch: int,
     layout: Layout,
     cluster: Cluster,
-    mechanisms: Mechanisms = GENERATIONS["jaxpar"],
+    mechanisms: Mechanisms = JAXPAR,
     hardware: HardwareModel | None = None,
     update: Update = ADAMW,
     network: Network | None = None,
@@ -63,7 +63,7 @@ def steps_of(
     sequence_length: int,
     global_batch: int,
     cluster: Cluster,
-    mechanisms: Mechanisms = GENERATIONS["jaxpar"],
+    mechanisms: Mechanisms = JAXPAR,
     hardware: HardwareModel | None = None,
     update: Update = ADAMW,
     network: Network | None = None,

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
+from benchmarks.validation.published import read_runs
 from jaxpar.config import load_config
 from jaxpar.config.reading.text_file import LONGEST, read_file, read_text_file
 from jaxpar.config.schema.experts import ExpertsConfig
@@ -21,7 +22,6 @@ from jaxpar.hardware.cluster import read_cluster
 from jaxpar.layout import plan_file
 from jaxpar.layout.choices.pipeline import table_text
 from jaxpar.observe.writers.jsonl import read_metrics
-from jaxpar.planner.evidence.published import read_runs
 from jaxpar.planner.placement.placement import read_bandwidth
 from jaxpar.report import _check_is_ours
 from jaxpar.training.routing import RoutingFolder

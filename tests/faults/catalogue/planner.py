@@ -20,11 +20,11 @@ PLANNER = (
     Fault(
         name="a_run_that_measures_itself",
         description="A row that is predicted after measured runs counts as one of them.",
-        file="jaxpar/planner/evidence/after_runs.py",
+        file="benchmarks/validation/after_runs.py",
         old="if one.run.system == run.system and other(one.run)]",
         new="if one.run.system == run.system]",
         caught_by=(
-            "tests/planner/evidence/test_after_runs.py::test_a_row_needs_no_time_and_is_no_measurement_of_itself",
+            "tests/benchmarks/validation/test_after_runs.py::test_a_row_needs_no_time_and_is_no_measurement_of_itself",
         ),
     ),
     Fault(
@@ -76,7 +76,7 @@ PLANNER = (
         old="trees = self._trees(hosts, per_host, shared) if hosts > 1 else None",
         new="trees = None",
         caught_by=(
-            "tests/planner/evidence/test_collectives.py::test_all_reduces_over_hundreds_of_hosts_are_within_a_quarter",
+            "tests/benchmarks/validation/test_collectives.py::test_all_reduces_over_hundreds_of_hosts_are_within_a_quarter",
         ),
     ),
     Fault(

@@ -18,11 +18,11 @@ from benchmarks.planner.shipped import Shipped, first_choice, shipped
 from jaxpar.compiler.compile import compile_step
 from jaxpar.compiler.report import Analysis, make_report
 from jaxpar.layout.memory.estimate import estimate_memory
-from jaxpar.planner.evidence.verified import Verified, judged
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.settings import config_of, plan_on
+from jaxpar.planner.verified import Verified, judged
 
 WITHIN = 0.15
 """Most that a class of time is off, of the compiled step."""

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.validation.mechanisms import GENERATIONS
 from jaxpar.cost.hardware_model import HOPPER, hardware_of
-from jaxpar.cost.mechanisms import GENERATIONS
+from jaxpar.cost.mechanisms import JAXPAR
 from jaxpar.cost.messages import network_of
 from jaxpar.distributed import devices
 from jaxpar.hardware.cluster import Cluster, parse_cluster
@@ -38,7 +39,7 @@ from tests.sentences import refused
 LAYERS = 24
 CONFIG = model_of(model={"layers": LAYERS, "embed": 4096, "heads": 32, "mlp": 16384, "vocab": 1024})
 LAYOUT = Layout(pipe=2, fsdp=2, tensor=2, schedule="1f1b", zero=1)
-FREE = replace(GENERATIONS["jaxpar"], padded=False)
+FREE = replace(JAXPAR, padded=False)
 
 
 def cluster_of(slower: float, hosts: int = 1, gpus: int = 4) -> Cluster:

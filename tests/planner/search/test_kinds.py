@@ -8,7 +8,7 @@ import pytest
 
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema.model import ModelConfig, Pattern
-from jaxpar.cost.mechanisms import GENERATIONS
+from jaxpar.cost.mechanisms import JAXPAR
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.pipeline.schedules import make_schedule
 from jaxpar.pipeline.timing.durations import Durations
@@ -21,7 +21,6 @@ from jaxpar.planner.step_time.step import Step
 from jaxpar.planner.step_time.update import ADAMW
 
 CLUSTER = parse_cluster("h100:1x8")
-JAXPAR = GENERATIONS["jaxpar"]
 ALIKE = replace(PRESETS["llama3-8b"], layers=8, vocab=32000)
 KINDS = {"local": {"window": 512, "mlp": 4096}, "global": {}}
 UNLIKE = replace(ALIKE, kinds=KINDS, pattern=Pattern(("local", "local", "global"), suffix=("local", "local")))

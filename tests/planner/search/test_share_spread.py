@@ -12,7 +12,6 @@ import pytest
 from benchmarks.planner.compiled import CONFIGS
 from jaxpar.config import load_config
 from jaxpar.cost.hardware_model import HOPPER
-from jaxpar.planner.evidence.verified import judged
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.planning import anchored, planned_config
@@ -23,6 +22,7 @@ from jaxpar.planner.search.share_spread import share_spread
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.step_time.exposed import Exposed, exposed, uncertain_shares
 from jaxpar.planner.step_time.interval import KNOWN, ONE_PROGRAM, Spread
+from jaxpar.planner.verified import judged
 from tests.planner.spaces import model_of, search_of
 
 SHARDED = Layout(fsdp=32, zero=3, remat="none")

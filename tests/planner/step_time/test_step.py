@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.validation.mechanisms import GENERATIONS
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema import Config, ModelConfig, OptimizerConfig
 from jaxpar.cost.hardware_model import AMPERE, HardwareModel, described, hardware_of
-from jaxpar.cost.mechanisms import GENERATIONS
+from jaxpar.cost.mechanisms import JAXPAR
 from jaxpar.cost.messages import network_of, overlapped
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.wire_messages import WireMessages
@@ -357,7 +358,7 @@ def test_muon_pays_for_its_matmuls():
 
 
 def _optimizer(layout: Layout, update: Update) -> float:
-    does = GENERATIONS["jaxpar"]
+    does = JAXPAR
     return step_time(replace(MODEL, vocab=32000), 8192, 64, layout, CLUSTER, does, None, update).breakdown["optimizer"]
 
 
@@ -368,7 +369,7 @@ def test_experts_without_neighbours_that_share_them_have_no_secondary_shard():
     for expert, secondary in ((8, 1), (8, 8), (8, 16), (2, 8)):
         wire = Wire(secondary=secondary)
         layout = Layout(fsdp=64 // expert, expert=expert, zero=3, microbatch=1, remat="full", wire=wire)
-        step = Steps(model, 4096, 256, cluster, GENERATIONS["jaxpar"], None, ADAMW).step(layout)
+        step = Steps(model, 4096, 256, cluster, JAXPAR, None, ADAMW).step(layout)
         of = step.messages.expert_shards
         gathered[expert, secondary] = of.gather(1e9), of.gather_once(1e9)
     assert gathered[8, 8] == gathered[8, 1] and gathered[8, 1][1] == 0
@@ -379,7 +380,7 @@ def test_experts_without_neighbours_that_share_them_have_no_secondary_shard():
 def test_the_copy_of_experts_between_nodes_is_a_part_of_the_step(monkeypatch: pytest.MonkeyPatch):
     model, cluster = replace(PRESETS["mixtral-8x7b"], vocab=32000), parse_cluster("h100:8x8")
     layout = Layout(fsdp=32, expert=2, zero=3, microbatch=1, remat="full", wire=Wire(secondary=8))
-    step_of = lambda: Steps(model, 4096, 256, cluster, GENERATIONS["jaxpar"], None, ADAMW).step(layout)
+    step_of = lambda: Steps(model, 4096, 256, cluster, JAXPAR, None, ADAMW).step(layout)
     step = step_of()
     dense, experts = step.rest.own_layers()
     sent = step.messages

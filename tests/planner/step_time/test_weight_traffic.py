@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import pytest
 
+from benchmarks.validation.mechanisms import GENERATIONS
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config.presets import PRESETS
 from jaxpar.cost.hardware_model import hardware_of
-from jaxpar.cost.mechanisms import GENERATIONS
+from jaxpar.cost.mechanisms import JAXPAR
 from jaxpar.cost.messages import network_of
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.choices.pipeline import holds_chunks as executor_holds_chunks
@@ -74,7 +75,7 @@ def schedule_of(name: str) -> str:
 
 def seconds(layout: Layout, batch: int = 128, vocab: int = 32000, tied: bool = False) -> StepTime:
     model = replace(MODEL, vocab=vocab, tied=tied)
-    return step_time(model, 4096, batch, layout, HOSTS, GENERATIONS["jaxpar"])
+    return step_time(model, 4096, batch, layout, HOSTS, JAXPAR)
 
 
 def test_held_chunks_cost_their_messages_once_a_batch():
