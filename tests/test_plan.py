@@ -302,6 +302,10 @@ def test_a_command_that_is_none_is_one_sentence(capsys: pytest.CaptureFixture[st
     refused_by_command(*run_plan(capsys, "budgets", "--tokens", "1e9"), "'budgets'", "did you mean budget?")
 
 
+def test_validation_is_a_command_of_a_checkout(capsys: pytest.CaptureFixture[str]):
+    refused_by_command(*run_plan(capsys, "validate", "--data", "runs.csv"), "python -m benchmarks.validation")
+
+
 def test_a_plan_that_is_none_is_one_sentence(folder: Path, planned: Path, capsys: pytest.CaptureFixture[str]):
     none = folder / "none.json"
     none.write_text(json.dumps({"cluster": "h100:1x8", "plan": {}}))

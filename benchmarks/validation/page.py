@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
+from benchmarks.planner.memory import PAGE, with_table
 from benchmarks.validation.cases import published_cases
 from benchmarks.validation.collectives import read_collectives
 from benchmarks.validation.fit import CURRENT, REFITTED, alone, behind, refit, slopes
@@ -32,9 +32,7 @@ from benchmarks.validation.tables import (
 from jaxpar.planner.step_time.interval import RESIDUALS
 from jaxpar.units import percent
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "planner.md"
-PICTURE = ROOT / "docs" / "images" / "planner-errors.png"
+PICTURE = PAGE.parent / "images" / "planner-errors.png"
 FIRST, TABLES, CASES = "benchmarks.validation.leave_out", "benchmarks.validation", "benchmarks.validation.cases"
 """The parts of the page."""
 
@@ -87,7 +85,11 @@ def validation(*, cases: bool = False, write: bool = False) -> str:
     if write:
         RESIDUALS.write_text(residuals_text({"known": unseen.known, "unknown": unseen.unknown}))
         scatter(_panels(fitted, unseen, held), bars_of(unseen), PICTURE)
-        PAGE.write_text(_renewed(PAGE.read_text(), texts))
+        page = PAGE.read_text()
+        for name, text in texts.items():
+            marks = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+            page = with_table(page, text.strip().splitlines(), marks)
+        PAGE.write_text(page)
     return "\n\n".join(texts.values())
 
 
@@ -128,12 +130,3 @@ def _panels(fitted: Sequence[Judged], unseen: LeftOut, held: Sequence[Judged]) -
         "leave one generation of software out, timed as unknown": joined(unseen.generations),
         "never fitted": list(held),
     }
-
-
-def _renewed(page: str, texts: Mapping[str, str]) -> str:
-    """The page with its parts replaced."""
-    for name, text in texts.items():
-        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-        before, after = page.split(begin)[0], page.split(end)[1]
-        page = f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}"
-    return page

@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.validation.aligned import aligned
 from benchmarks.validation.errors import Errors, errors_of
 from benchmarks.validation.judged import Judged
+from benchmarks.validation.mechanisms import Software
 from benchmarks.validation.naive import naive, naive_beside_a_run
 from benchmarks.validation.predict import judge
 from benchmarks.validation.published import PUBLISHED, Refused, Run, read_rows, read_runs
@@ -82,7 +83,7 @@ class Report:
         """The mechanisms of each source's software; nothing where nothing was timed."""
         if not self.mechanisms:
             return []
-        usual = Mechanisms()
+        usual = Software()
         lines = [
             "",
             "Taken to be done by software of that name, where rows do not state it (all else as in the last line):",

@@ -38,7 +38,7 @@ def copy_with(fault: Fault, folder: Path) -> None:
 
     What Python compiled is copied too, and counts for files that are as old and as long as when it was compiled.
     """
-    for name in ("jaxpar", "pallas_kernels", "tests"):
+    for name in ("benchmarks", "jaxpar", "pallas_kernels", "tests"):
         shutil.copytree(ROOT / name, folder / name)
     shutil.copy(ROOT / "pyproject.toml", folder)
     text = (folder / fault.file).read_text()

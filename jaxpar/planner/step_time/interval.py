@@ -103,11 +103,6 @@ NOMINAL = Spread(between=0.7, within=0.1)
 """CPUs, whose numbers are nominal: nothing is known before a run was measured."""
 
 
-def interval(seconds: float, spread: Spread = KNOWN) -> tuple[float, float]:
-    """The least and the greatest time of a step that is predicted to take `seconds`, in eight of ten runs."""
-    return spread.interval(seconds)
-
-
 def overlap(first: float, second: float, spread: Spread = KNOWN) -> bool:
     """Whether the intervals of two predictions of one system overlap, which share what its runs share."""
     alone = replace(spread, between=0.0)
