@@ -180,7 +180,12 @@ def _calibrate(given: Sequence[str]) -> None:
     )
     parser.add_config("YAML file of the model whose shapes are measured (Llama-3 8B; a small decoder on CPUs)")
     parser.add_argument(
-        "--out", metavar="FILE", type=Path, default=Path("hardware.yaml"), help="file of the tables (hardware.yaml)"
+        "--out",
+        dest="output",
+        metavar="FILE",
+        type=Path,
+        default=Path("hardware.yaml"),
+        help="file of the tables (hardware.yaml)",
     )
     parser.add_former("--output", "--out FILE")
     parser.add_argument("--devices", metavar="N", type=positive, default=8, help="virtual CPU devices (default 8)")

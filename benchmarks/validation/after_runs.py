@@ -14,7 +14,7 @@ from benchmarks.validation.predict import judge, predict
 from benchmarks.validation.published import Refused, Run, read_rows
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import named
-from jaxpar.planner.runs.anchors import measured_file
+from jaxpar.planner.measured_runs.anchors import measured_file
 from jaxpar.planner.step_time.interval import KNOWN
 from jaxpar.units import percent, seconds
 

@@ -16,7 +16,7 @@ from jaxpar.config.spelling import one_of, quoted
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.messages import Ring, network_of
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.planner.runs.cells import Cells
+from jaxpar.planner.measured_runs.cells import Cells
 from jaxpar.units import GIB, GIGA, MICRO
 
 MEASURED = Path(__file__).parent / "data" / "collectives.csv"

@@ -9,9 +9,9 @@ from jaxpar.config.spelling import one_of
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.power import power_of, speed_at
 from jaxpar.planner.machine import CPU
-from jaxpar.planner.runs.cells import Cells
-from jaxpar.planner.runs.measured_run import MeasuredRun, gpu_of
-from jaxpar.planner.runs.table import NETWORK
+from jaxpar.planner.measured_runs.cells import Cells
+from jaxpar.planner.measured_runs.measured_run import MeasuredRun, gpu_of
+from jaxpar.planner.measured_runs.table import NETWORK
 from jaxpar.units import GIGA
 
 USUAL = {

@@ -14,9 +14,9 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import named
 from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.planner.layout import Remat
-from jaxpar.planner.runs.cells import Cells
-from jaxpar.planner.runs.measured_run import MeasuredRun, measured_run
-from jaxpar.planner.runs.table import Row, read_table
+from jaxpar.planner.measured_runs.cells import Cells
+from jaxpar.planner.measured_runs.measured_run import MeasuredRun, measured_run
+from jaxpar.planner.measured_runs.table import Row, read_table
 from jaxpar.units import GIB
 
 DATA = Path(__file__).parent / "data"

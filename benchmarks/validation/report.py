@@ -145,7 +145,7 @@ def validate(path: Path | str, hardware: Callable[[Run], HardwareModel | None] |
     """Predict every run of a CSV file and compare; rows that cannot be timed are listed with the reason.
 
     Args:
-        path: a file with the columns of `jaxpar/planner/runs/table.py`.
+        path: a file with the columns of `jaxpar/planner/measured_runs/table.py`.
         hardware: parameters to use instead of those fitted for the GPU of a run.
 
     Raises:

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 
 from benchmarks.validation.mechanisms import GENERATIONS, NEUTRAL
 from jaxpar.cost.mechanisms import Mechanisms
-from jaxpar.planner.runs.mechanisms import stated_mechanisms
+from jaxpar.planner.measured_runs.mechanisms import stated_mechanisms
 
 FRAMEWORKS = (
     ("llm-foundry", "llm-foundry"),

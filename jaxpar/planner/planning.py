@@ -21,6 +21,7 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.checks import validate
 from jaxpar.layout import plan_file
 from jaxpar.planner.machine import is_cpu, named_cluster
+from jaxpar.planner.measured_runs.anchors import read_anchors
 from jaxpar.planner.placement.measured import PLACED, measured
 from jaxpar.planner.profile import read_profile
 from jaxpar.planner.report import words
@@ -28,7 +29,6 @@ from jaxpar.planner.report.document import planned_file
 from jaxpar.planner.report.measured import asked_of, measured_words
 from jaxpar.planner.report.page import write_page
 from jaxpar.planner.report.text import print_plans
-from jaxpar.planner.runs.anchors import read_anchors
 from jaxpar.planner.search.avoid import parse_avoided
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.fixed import parse_fixed

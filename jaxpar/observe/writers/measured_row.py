@@ -56,7 +56,7 @@ def measured_row(
     config: Mapping[str, Any], plan: Mapping[str, Any], gpu: str, per_host: int, step_seconds: float,
     peak_gib: float | None, folder: str,
 ) -> dict[str, str]:  # fmt: skip
-    """A run by the columns of `jaxpar/planner/runs/table.py`.
+    """A run by the columns of `jaxpar/planner/measured_runs/table.py`.
 
     Args:
         config: the resolved configuration.

@@ -15,9 +15,9 @@ from jaxpar.cost.mechanisms import JAXPAR
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.observe.writers.measured_row import MEASURED_FILE
 from jaxpar.planner.machine import is_cpu
-from jaxpar.planner.runs.measured_run import MeasuredRun, measured_run
-from jaxpar.planner.runs.mechanisms import stated_mechanisms
-from jaxpar.planner.runs.table import NETWORK, Row, read_table
+from jaxpar.planner.measured_runs.measured_run import MeasuredRun, measured_run
+from jaxpar.planner.measured_runs.mechanisms import stated_mechanisms
+from jaxpar.planner.measured_runs.table import NETWORK, Row, read_table
 from jaxpar.planner.step_time.interval import KNOWN, NOMINAL, Spread
 from jaxpar.units import plural, rate
 
@@ -70,9 +70,7 @@ def read_anchors(path: Path, cluster: Cluster, hardware: HardwareModel | None = 
     if not used:
         others = sorted({run.cluster.gpu.short for _, run in runs})
         why = f"{left[0][0]}: {left[0][1]}" if left else f"there are rows on {one_of(others)}" if others else ""
-        raise UserError(
-            f"--measured {named(file)}: no row has a time on {cluster.gpu.name}{f'; {why}' if why else ''}"
-        )
+        raise UserError(f"--measured {named(file)}: no row has a time on {cluster.gpu.name}{f'; {why}' if why else ''}")
     measured = [(run.fastest(run.mechanisms, hardware)[0].seconds, run.seconds or 0.0) for _, run in used]
     prior = NOMINAL if is_cpu(cluster) else KNOWN
     spread = prior.measured([log(took / seconds) for seconds, took in measured])

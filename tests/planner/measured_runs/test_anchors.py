@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import csv
 from dataclasses import asdict, replace
-from math import exp, log
+from math import log
 from pathlib import Path
 from statistics import mean
 
 import pytest
 
-from benchmarks.validation.mechanisms import NEUTRAL
+from benchmarks.validation.predict import judge
+from benchmarks.validation.published import read_runs
 from jaxpar.config import config_to_dict
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.observe.writers.measured_row import MEASURED_FILE, measured_row
-from jaxpar.planner.runs.anchors import read_anchors
-from benchmarks.validation.published import read_runs
-from jaxpar.planner.runs.table import COLUMNS, OPTIONAL
-from benchmarks.validation.predict import judge
-from benchmarks.validation.published import PUBLISHED
+from jaxpar.planner.measured_runs.anchors import read_anchors
+from jaxpar.planner.measured_runs.table import COLUMNS, OPTIONAL
 from jaxpar.planner.planning import anchored
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.step_time.interval import KNOWN, Spread, overlap

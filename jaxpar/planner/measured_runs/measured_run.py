@@ -1,0 +1,178 @@
+"""A measured run: a row of a CSV file as model, layout, cluster and mechanisms of its software."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import ModelConfig
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.spelling import quoted
+from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.cost.mechanisms import Mechanisms
+from jaxpar.hardware.catalogue import GPU
+from jaxpar.hardware.cluster import Cluster, Group
+from jaxpar.hardware.variants import Variant, variant
+from jaxpar.model.flops import flops_per_step
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.machine import CPU, cpu_cluster
+from jaxpar.planner.measured_runs.cells import Cells
+from jaxpar.planner.measured_runs.layouts import layouts_of
+from jaxpar.planner.measured_runs.table import NETWORK, Row
+from jaxpar.planner.step_time.model import StepTime, step_time
+from jaxpar.units import TERA, operations
+
+HEAD_WIDTHS = (128, 64)
+"""Width of a head, where no number of heads was published: the first that divides the width of the model."""
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run, and its speed where that was measured."""
+
+    model: ModelConfig
+    sequence: int
+    batch: int
+    layouts: tuple[Layout, ...]
+    """The published layout; where part of it was not published, every layout that it may have been."""
+    cluster: Cluster
+    mechanisms: Mechanisms
+    tokens_per_s_per_gpu: float | None
+
+    @property
+    def seconds(self) -> float | None:
+        """Measured seconds of a step; None where they were not measured."""
+        speed = self.tokens_per_s_per_gpu
+        return None if speed is None else self.sequence * self.batch / speed / self.layouts[0].devices
+
+    def fastest(self, does: Mechanisms, hardware: HardwareModel | None = None) -> tuple[StepTime, Layout]:
+        """The fastest of its layouts as predicted for software with the mechanisms `does`."""
+        timed = (
+            (step_time(self.model, self.sequence, self.batch, one, self.cluster, does, hardware), one)
+            for one in self.layouts
+        )
+        return min(timed, key=lambda pair: pair[0].seconds)
+
+
+def measured_run(row: Row, place: str, does: Mechanisms) -> MeasuredRun:
+    """A row as a run.
+
+    Args:
+        row: the cells by column.
+        place: the row in words, for errors.
+        does: the mechanisms of its software.
+
+    Raises:
+        UserError: a cell is not a number, is impossible in its unit, or cannot be timed.
+    """
+    cell = Cells(row, place)
+    cell.check()
+    if row.get("architecture") not in (None, "", "decoder"):
+        raise UserError(f"{place}: architecture: the time model has decoders only, got {quoted(row['architecture'])}")
+    model = _model(cell)
+    _check_experts(cell, model)
+    devices = cell.whole("n_gpus")
+    cluster = _cluster(cell, devices)
+    speed = _speed(cell, devices)
+    if row["precision"] == "fp8" and "float8" not in cluster.gpu.peaks:
+        raise UserError(f"{place}: precision: fp8, and a {cluster.gpu.name} does not multiply in float8")
+    if speed is not None:
+        _check_unit(cell, model, cluster.gpu, speed)
+    layouts = tuple(layouts_of(cell, model.layers, devices))
+    return MeasuredRun(model, cell.whole("seq_len"), cell.whole("global_batch_seqs"), layouts, cluster, does, speed)
+
+
+def _model(cell: Cells) -> ModelConfig:
+    """The model of a row."""
+    gated, embed = bool(cell.whole("gated_mlp", least=0)), cell.whole("d_model")
+    if cell.given("n_heads"):
+        heads = cell.whole("n_heads")
+    else:
+        heads = embed // cell.whole("head_dim", next((one for one in HEAD_WIDTHS if embed % one == 0), embed))
+    return ModelConfig(
+        layers=cell.whole("n_layers"), embed=embed, heads=heads,
+        kv_heads=cell.whole("n_kv_heads", heads), head_dim=cell.whole("head_dim", max(1, embed // heads)),
+        mlp=cell.whole("d_ff", 4 * embed),
+        vocab=cell.whole("vocab"), norm="rmsnorm" if gated else "layernorm", position="rope" if gated else "learned",
+        attention_bias=not gated, mlp_bias=not gated, activation="swiglu" if gated else "gelu",
+        tied=cell.row["tied_embeddings"] != "0", max_positions=cell.whole("seq_len"), experts=_experts(cell),
+    )  # fmt: skip
+
+
+def _experts(cell: Cells) -> ExpertsConfig | None:
+    """The experts of a row; None where it has none."""
+    if not cell.given("n_experts"):
+        return None
+    width = cell.whole("d_expert") if cell.given("d_expert") else None
+    return ExpertsConfig(
+        count=cell.whole("n_experts"), per_token=cell.whole("experts_per_token"), width=width,
+        shared=cell.whole("shared_experts", least=0) if cell.given("shared_experts") else 0,
+    )  # fmt: skip
+
+
+def _check_experts(cell: Cells, model: ModelConfig) -> None:
+    """Raise `UserError` for experts that cannot be timed."""
+    ranks, experts = cell.whole("ep", 1), model.experts
+    if experts is None:
+        if ranks != 1:
+            raise UserError(f"{cell.place}: ep: expected 1, since n_experts is empty, got {ranks}")
+        return
+    if experts.count % ranks:
+        raise UserError(f"{cell.place}: ep: expected a divisor of n_experts ({experts.count}), got {ranks}")
+    if experts.per_token > experts.count:
+        raise UserError(
+            f"{cell.place}: experts_per_token: expected at most n_experts ({experts.count}), got {experts.per_token}"
+        )
+    if cell.row["precision"] == "fp8":
+        raise UserError(f"{cell.place}: precision: fp8, and products of experts are timed in 16 bits alone")
+
+
+def _check_unit(cell: Cells, model: ModelConfig, gpu: GPU, tokens_per_s: float) -> None:
+    """Raise `UserError` for a speed above what the GPU can reach: it is in another unit, or of several GPUs."""
+    sequence, peak = cell.whole("seq_len"), max(gpu.peaks.values())
+    flops = flops_per_step(model, sequence, {model.window: sequence * sequence // 2}, model.vocab or 0) / sequence
+    if tokens_per_s * flops > peak:
+        column = "tokens_per_s_per_gpu" if cell.row["tokens_per_s_per_gpu"] else "step_time_s"
+        raise UserError(
+            f"{cell.place}: {column}: {tokens_per_s:.4g} tokens/s of one GPU are {operations(tokens_per_s * flops)}/s, "
+            f"and a {gpu.name} has {operations(peak)}/s: expected tokens/s of one GPU, and seconds"
+        )
+
+
+def gpu_of(cell: Cells) -> tuple[GPU, list[str]]:
+    """The GPU of a row, and what had to be assumed of it. Raises `UserError`."""
+    number = lambda column, scale=1.0: scale * cell.positive(column) if cell.given(column) else None
+    stated = Variant(number("gpu_memory_gib"), number("gpu_memory_tb_per_s", TERA), number("gpu_power_w"))
+    try:
+        return variant(cell.row["gpu"], stated)
+    except UserError as error:
+        raise UserError(f"{cell.place}: gpu: {error}") from None
+
+
+def _cluster(cell: Cells, devices: int) -> Cluster:
+    """The cluster of a row; an unpublished network is the usual one."""
+    per_host = min(devices, cell.whole("gpus_per_node", 8))
+    if cell.row["gpu"] == CPU:  # of this machine: a row that a run wrote
+        return cpu_cluster(per_host, -(-devices // per_host))
+    gpu, _ = gpu_of(cell)
+    network = gpu.network
+    if cell.given(NETWORK):
+        network = network.with_bandwidth(cell.positive(NETWORK) / 8, None, cell.place)
+    group = Group(gpu.short, gpu, -(-devices // per_host), gpu.node, network, gpu.host)
+    return Cluster(f"{gpu.short}:{group.hosts}x{per_host}", per_host, (group,))
+
+
+def _speed(cell: Cells, devices: int) -> float | None:
+    """tokens/s/GPU; from the time of a step where only that was published, and checked against it where both were."""
+    row = cell.row
+    tokens = cell.whole("seq_len") * cell.whole("global_batch_seqs")
+    by_time = tokens / devices / cell.positive("step_time_s") if row["step_time_s"] else None
+    if not row["tokens_per_s_per_gpu"]:
+        return by_time
+    reported = cell.positive("tokens_per_s_per_gpu")
+    if by_time is not None and not 0.95 < reported / by_time < 1.05:
+        raise UserError(
+            f"{cell.place}: tokens_per_s_per_gpu is {reported:g}, but {tokens} tokens in step_time_s = "
+            f"{row['step_time_s']} on {devices} GPUs are {by_time:.4g}: expected tokens/s of one GPU, and seconds"
+        )
+    return reported
