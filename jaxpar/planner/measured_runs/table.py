@@ -24,10 +24,10 @@ OPTIONAL = (
     "mechanisms", "gpu_memory_gib", "gpu_memory_tb_per_s", "gpu_power_w", "architecture",
     "n_experts", "experts_per_token", "d_expert", "shared_experts", "imbalance",
 )  # fmt: skip
-"""Columns that a file may have besides. `mechanisms` changes those of the software (`stated_mechanisms`). The next three
-state how a GPU differs from that of the catalogue; `architecture` is `decoder`, and other ones are not timed. The others
-are of models with experts in all layers, of which `ep` ranks each hold some, and of which each token is sent to its own
-without empty rows; `imbalance` is 1 where routing was balanced by force."""
+"""Columns that a file may have besides. `mechanisms` changes those of the software (`stated_mechanisms`). The next
+three state how a GPU differs from that of the catalogue; `architecture` is `decoder`, and other ones are not timed. The
+others are of models with experts in all layers, of which `ep` ranks each hold some, and of which each token is sent to
+its own without empty rows; `imbalance` is 1 where routing was balanced by force."""
 
 NETWORK = "inter_node_gbps_per_gpu"
 """The column of a GPU's share of the network between hosts; an empty one is the usual share of such GPUs."""
