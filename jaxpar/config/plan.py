@@ -210,6 +210,10 @@ class Plan:
     """How attention gets the other context ranks' keys and values."""
     kind_attention: dict[str, Choice] = field(default_factory=dict, hash=False)
     """The attention backend of each kind of layers, where kinds have names; `attention` is that of the first."""
+    query_block: int = 512
+    """Rows of queries in a block of scores, where XLA computes attention."""
+    kv_block: int = 512
+    """Rows of keys in such a block."""
     norm_rotary: Choice = field(default_factory=lambda: Choice("xla", "by default"))
     """What norms queries and keys of each head and rotates them, in layers that do both."""
     context_order: Literal["contiguous", "zigzag", "striped"] = "contiguous"
@@ -303,6 +307,8 @@ _RANGES: dict[str, tuple[int, int]] = {
     "microbatch_rows": (1, ROWS),
     "secondary_shard": (1, RANKS),
     "ulysses": (1, RANKS),
+    "query_block": (1, COUNT),
+    "kv_block": (1, COUNT),
     "layer_unroll": (1, LAYERS),
     "loss_tiles": (1, COUNT),
     "mlp_tiles": (1, COUNT),

@@ -38,10 +38,11 @@ def mask_of(config: Config, model: ModelConfig) -> Mask:
     return Mask(causal=True, window=model.window, segmented=config.data.packed)
 
 
-def attention_settings(config: Config, model: ModelConfig, run: int | None, *, neighbours: bool) -> Settings:
-    """What attention does in the layers of `model`, a model of one kind of layers; `run` and `neighbours` as in
-    `Settings`."""
-    blocks = config.attention.query_block, config.attention.kv_block
+def attention_settings(
+    config: Config, model: ModelConfig, blocks: tuple[int, int], run: int | None, *, neighbours: bool
+) -> Settings:
+    """What attention does in the layers of `model`, a model of one kind of layers; `blocks` are the queries and keys of
+    a block, `run` and `neighbours` as in `Settings`."""
     mask, scale = mask_of(config, model), attention_scale(model)
     return Settings(mask, scale, model.attention_softcap, *blocks, run, neighbours)
 
@@ -56,7 +57,8 @@ def _attend(config: Config, plan: Plan, model: ModelConfig, backend: str) -> Att
     layout = ContextLayout(plan.context_order, plan.ulysses)
     function = attend(backend, plan.context_strategy.name, layout)
     run = run_length(plan.context_order, config.data.sequence_length, plan.axes.context // plan.ulysses)
-    settings = attention_settings(config, model, run, neighbours=plan.context_order == "contiguous")
+    blocks = plan.query_block, plan.kv_block
+    settings = attention_settings(config, model, blocks, run, neighbours=plan.context_order == "contiguous")
 
     def attention(
         q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, sinks: jax.Array | None = None

@@ -79,10 +79,18 @@ def matmul_scatter(
 
 
 def product(x: Shaped[Array, "batch seq *inputs"], w: Shaped[Array, "..."]) -> Shaped[Array, "batch seq *outputs"]:
-    """`x` times a matrix `w` [*inputs, *outputs], in the dtype of `x`; the gradient of `w` has the dtype of `w`."""
+    """`x` times a matrix `w` [*inputs, *outputs], in the dtype of `x`; the gradient of `w` has the dtype of `w`.
+
+    A product of two matrices, since XLA for CPUs would transpose the operand of a gradient of `w` that is summed over
+    two dims, number by number.
+    """
     if w.dtype == x.dtype:
-        return jnp.tensordot(x, w, x.ndim - 2)
+        return _forward_product(x, w)
     return _product(*vary_alike((x, w)))
+
+
+def _forward_product(x: jax.Array, w: jax.Array) -> jax.Array:
+    return (_rows(x) @ _matrix(w, x.ndim - 2)).reshape(*x.shape[:2], *w.shape[x.ndim - 2 :])
 
 
 @jax.custom_vjp

@@ -286,7 +286,8 @@ class AttentionConfig:
     """RMSNorm of queries and keys (`model.qk_norm: true`) and the rotary embedding behind it: `triton` is our kernel,
     which makes one pass over memory of both, forward and backward, on NVIDIA GPUs since Ampere; `xla` makes several, on
     any device. `auto` takes the kernel on GPUs for which a record shows that it was verified."""
-    query_block: int = 512
-    """Rows of queries in a block of the backend `xla`."""
-    kv_block: int = 512
-    """Rows of keys and values in a block of the backend `xla`."""
+    query_block: int | None = None
+    """Rows of queries in a block of the backend `xla`; null takes 512 on GPUs, and 64 on CPUs, whose caches hold the
+    scores of such a block."""
+    kv_block: int | None = None
+    """Rows of keys and values in a block of the backend `xla`; null as for `query_block`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import gcd
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from jaxpar.attention import (
     CONTEXT_STRATEGIES,
@@ -33,11 +33,18 @@ from jaxpar.units import size
 from pallas_kernels.attention import SAVED_NAMES
 
 
+CPU_BLOCK = 64
+"""Queries and keys of a block of scores on a CPU: of 32 to 512 the fastest, forward and backward, for 256 tokens of 8
+heads of 16 (3.7 times as fast as 512) and 1,024 tokens of 4 heads of 64 (6.8 times)."""
+
+
 class AttentionPlan(NamedTuple):
     """The fields of a `Plan` that describe attention."""
 
     attention: Choice
     kind_attention: dict[str, Choice]
+    query_block: int
+    kv_block: int
     context_strategy: Choice
     context_order: str
     context_order_reason: str
@@ -60,11 +67,26 @@ def attention_plan(
     return AttentionPlan(
         attention=next(iter(backends.values())),
         kind_attention=backends if config.model.kinds else {},
+        **score_blocks(config.attention, device),
         context_strategy=strategy,
         context_order=layout.order,
         context_order_reason=_traffic_words(strategy.name, served, layout),
         ulysses=layout.ulysses,
     )
+
+
+class ScoreBlocks(TypedDict):
+    """Sizes of the blocks in which XLA computes attention."""
+
+    query_block: int
+    kv_block: int
+
+
+def score_blocks(config: AttentionConfig, device: Device) -> ScoreBlocks:
+    """The sizes in the configuration, or those that are fast on devices like `device`: on a CPU, blocks that stay in
+    its cache and of which a causal mask leaves out half; on GPUs, few launches."""
+    usual = CPU_BLOCK if device.platform == "cpu" else Plan.query_block
+    return ScoreBlocks(query_block=config.query_block or usual, kv_block=config.kv_block or usual)
 
 
 def strategy_on(config: Config, cluster: Cluster) -> str:
@@ -110,8 +132,7 @@ def unused_blocks(plan: Plan, config: AttentionConfig) -> list[str]:
     choices = plan.kind_attention.values() or [plan.attention]
     if any(choice.name == "xla" for choice in choices):
         return []
-    usual = AttentionConfig()
-    set_here = [key for key in ("query_block", "kv_block") if getattr(config, key) != getattr(usual, key)]
+    set_here = [key for key in ("query_block", "kv_block") if getattr(config, key) is not None]
     return [f"attention.{key}: {getattr(config, key)}" for key in set_here]
 
 

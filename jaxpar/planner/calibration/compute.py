@@ -16,7 +16,7 @@ from jaxpar.config.counting import head_dim, kv_heads, value_dim
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
 from jaxpar.cost.tables import Asked
-from jaxpar.layout.choices.attention import attention_requests
+from jaxpar.layout.choices.attention import attention_requests, score_blocks
 from jaxpar.layout.stages import attention_settings
 from jaxpar.memory.layer_shape import mean_keys
 from jaxpar.planner.calibration.stopwatch import Stopwatch
@@ -107,7 +107,9 @@ def _attention(config: Config, model: ModelConfig, backend: str) -> tuple[Callab
     """Attention of queries, keys and values of one row, and these; a packed row is one document."""
     length, dtype = config.data.sequence_length, config.precision.compute
     heads, keys = (model.heads, head_dim(model)), (kv_heads(model), head_dim(model))
-    values, settings = (kv_heads(model), value_dim(model)), attention_settings(config, model, None, neighbours=True)
+    blocks = score_blocks(config.attention, jax.devices()[0])
+    settings = attention_settings(config, model, (blocks["query_block"], blocks["kv_block"]), None, neighbours=True)
+    values = (kv_heads(model), value_dim(model))
     inputs = _randoms(dtype, *((1, length, *own) for own in (heads, keys, values)))
     indices = jnp.arange(length)[None]
     segments = jnp.ones_like(indices) if config.data.packed else None

@@ -27,7 +27,7 @@ from tests.sentences import refused
         ),
         (
             ["attention.backend=triton", "attention.kv_block=256"],
-            ("attention.kv_block: 256", "attention.backend is triton", "attention.backend: xla", "512"),
+            ("attention.kv_block: 256", "attention.backend is triton", "attention.backend: xla", "null"),
         ),
         (
             ["precision.loss_scale_interval=10"],
