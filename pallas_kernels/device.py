@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-from jax.experimental.pallas import triton as plgpu
+
+from pallas_kernels.pallas import triton as plgpu
 
 
 class Target(NamedTuple):

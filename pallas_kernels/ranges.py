@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
+
+from pallas_kernels.pallas import pl
+from pallas_kernels.pallas import triton as plgpu
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-import orbax.checkpoint as ocp
-from orbax.checkpoint import multihost
 
 from jaxpar.checkpoint.errors import CheckpointError
 from jaxpar.checkpoint.leaves import Spec, named_leaves, nest, specs
 from jaxpar.checkpoint.pieces import FOLDER, Pieces, piece_specs, read_saved, write_pieces
 from jaxpar.checkpoint.quiet import quieten
+
+if TYPE_CHECKING:
+    import orbax.checkpoint as ocp
 
 PROCESS_PREFIX = "ocdbt.process_"
 """Orbax's folder of the data that one process wrote: this, and the number of the process."""
@@ -23,14 +25,22 @@ COMMIT_TIMEOUT_S = 1200
 
 
 class ArrayFolder:
-    """Writes and reads folders of named arrays. All calls are collective over the processes of a job."""
+    """Writes and reads folders of named arrays. All calls are collective over the processes of a job.
+
+    Orbax, which takes half a second to import, is imported when the first folder is written or read.
+    """
 
     def __init__(self) -> None:
-        quieten()
         self._saves = 0
         self._pieces: list[str] = []
         self._meetings = itertools.count()
-        self._orbax = ocp.AsyncCheckpointer(
+
+    @cached_property
+    def _orbax(self) -> ocp.AsyncCheckpointer:
+        import orbax.checkpoint as ocp
+
+        quieten()
+        return ocp.AsyncCheckpointer(
             # Weights hardly compress (8% in float32), and compressing them takes longer than writing them.
             ocp.PyTreeCheckpointHandler(use_compression=False),
             async_options=ocp.options.AsyncOptions(
@@ -51,11 +61,14 @@ class ArrayFolder:
         # Before Orbax's save: the processes synchronize in it, so all pieces are there when it is over.
         self._pieces = write_pieces(path.parent / FOLDER, pieces)
         whole = {name: leaf for name, leaf in leaves.items() if name not in pieces}
+        import orbax.checkpoint as ocp
+
         self._orbax.save(path, args=ocp.args.PyTreeSave(nest(whole)))
 
     def finish(self) -> None:
         """Wait for the background write of `start`, on all processes, and raise its error. Any thread may call this."""
-        self._orbax.wait_until_finished()
+        if "_orbax" in vars(self):
+            self._orbax.wait_until_finished()
 
     def written(self, path: Path) -> list[str]:
         """Names of the large files that this process wrote in the last save, relative to the folder of `path`.
@@ -93,6 +106,8 @@ class ArrayFolder:
         return read | (self._read_whole(path, others) if others else {})
 
     def _read_whole(self, path: Path, like: Mapping[str, Any]) -> dict[str, jax.Array]:
+        import orbax.checkpoint as ocp
+
         restore = {
             name: ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=tuple(leaf.shape), dtype=leaf.dtype)
             for name, leaf in like.items()
@@ -104,9 +119,12 @@ class ArrayFolder:
 
     def close(self) -> None:
         """Release Orbax's threads."""
-        self._orbax.close()
+        if "_orbax" in vars(self):
+            self._orbax.close()
 
     def _barrier(self, *, key: str, timeout_ms: int) -> None:
         """Orbax's barrier of background threads, under a key that no other save has."""
+        from orbax.checkpoint import multihost
+
         barrier = multihost.get_barrier_sync_fn()
         barrier(key=f"{key}_{self._saves}_{next(self._meetings)}", timeout_ms=timeout_ms)

@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import tensorstore
 
 from jaxpar.checkpoint.leaves import SEPARATOR, Spec
 
@@ -124,8 +123,12 @@ def _created(spec: dict[str, Any], leaf: Pieces) -> Any:
     strict = {"store_data_equal_to_fill_value": True, "fill_missing_data_reads": False}
     wanted = spec | {"metadata": metadata, "dtype": np.dtype(leaf.dtype).name} | strict
     assert prod(leaf.piece_shape), f"a piece of no elements: {leaf.piece_shape}"
+    import tensorstore
+
     return tensorstore.open(wanted, create=True, open=True).result()
 
 
 def _opened(spec: dict[str, Any]) -> Any:
+    import tensorstore
+
     return tensorstore.open(spec | {"fill_missing_data_reads": False}, open=True, read=True).result()

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from orbax.checkpoint import multihost
 
 from jaxpar.checkpoint.errors import CheckpointError
 
@@ -31,6 +30,8 @@ def exchange(text: str) -> list[str]:
     """Every process gives a text and gets those of all, in the order of the process index."""
     if jax.process_count() == 1:
         return [text]
+    from orbax.checkpoint import multihost
+
     # A collective on devices has a short time-out of its own, so the processes first meet at a barrier with a long one.
     multihost.get_barrier_sync_fn()(key=f"jaxpar_checkpoint_{next(_meetings)}", timeout_ms=PATIENCE_S * 1000)
     data = text.encode()
@@ -57,6 +58,8 @@ def gather(meeting: str, text: str, timeout_s: float) -> list[str] | None:
     """
     if jax.process_count() == 1:
         return [text]
+    from orbax.checkpoint import multihost
+
     client = multihost.get_jax_distributed_client()
     key = f"jaxpar/checkpoint/{meeting}"
     if not is_first():

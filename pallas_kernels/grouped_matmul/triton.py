@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.choice import refused_by_gpu
 from pallas_kernels.device import target
 from pallas_kernels.grouped_matmul.blocks import all_row_blocks, longest_first
 from pallas_kernels.grouped_matmul.request import Request
+from pallas_kernels.pallas import pl
+from pallas_kernels.pallas import triton as plgpu
 from pallas_kernels.ranges import Range, both, load
 from pallas_kernels.varying import vary_alike
 

@@ -17,8 +17,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.experimental.pallas as pl
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
@@ -33,6 +31,8 @@ from pallas_kernels.grouped_matmul.mosaic.kernel import At, Kernel, Tiles, Work
 from pallas_kernels.grouped_matmul.mosaic.tiles import ALIGN, SECTION
 from pallas_kernels.grouped_matmul.mosaic.tiles import STEP as PIECE
 from pallas_kernels.grouped_tiled_matmul.request import Request
+from pallas_kernels.pallas import mosaic_gpu as plgpu
+from pallas_kernels.pallas import pl
 from pallas_kernels.tiled_matmul.mosaic import STEP, scaled_products
 from pallas_kernels.varying import vary_over, varying_axes
 

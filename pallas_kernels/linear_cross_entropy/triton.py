@@ -23,12 +23,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.linear_cross_entropy.head import Head, Statistics, Tile, merge
 from pallas_kernels.linear_cross_entropy.kept import Kept, Token, gradients, rounded
+from pallas_kernels.pallas import pl
+from pallas_kernels.pallas import triton as plgpu
 from pallas_kernels.ranges import Range, both, load
 from pallas_kernels.varying import vary_alike
 

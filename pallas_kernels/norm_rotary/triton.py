@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float
 
+from pallas_kernels.pallas import pl
+from pallas_kernels.pallas import triton as plgpu
 from pallas_kernels.ranges import Range, both, load
 from pallas_kernels.varying import vary_alike
 

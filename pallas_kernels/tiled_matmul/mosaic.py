@@ -14,8 +14,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.experimental.pallas as pl
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
@@ -25,6 +23,8 @@ from pallas_kernels.attention.mosaic.registers import across, column_values, dow
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, ROWS, TILE, specialise
 from pallas_kernels.choice import INDEXED, refused_by_gpu
 from pallas_kernels.device import multiprocessors
+from pallas_kernels.pallas import mosaic_gpu as plgpu
+from pallas_kernels.pallas import pl
 from pallas_kernels.tiled_matmul.request import Request
 from pallas_kernels.varying import vary_over, varying_axes
 

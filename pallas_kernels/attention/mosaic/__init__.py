@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import partial
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -31,6 +30,7 @@ from pallas_kernels.attention.work import FORWARD, multiplies
 from pallas_kernels.choice import refused_by_gpu
 from pallas_kernels.device import multiprocessors
 from pallas_kernels.masks import Mask
+from pallas_kernels.pallas import mosaic_gpu as plgpu
 from pallas_kernels.toolchain import miscompiles_causal
 from pallas_kernels.varying import vary_over, varying_axes
 

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -39,6 +38,7 @@ from pallas_kernels.attention.mosaic.schedule import (
     zero,
 )
 from pallas_kernels.attention.mosaic.scores import Scores
+from pallas_kernels.pallas import mosaic_gpu as plgpu
 
 
 @dataclass(frozen=True)

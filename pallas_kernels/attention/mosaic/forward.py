@@ -12,8 +12,6 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.experimental.pallas as pl
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -36,6 +34,8 @@ from pallas_kernels.attention.mosaic.schedule import (
     zero,
 )
 from pallas_kernels.attention.mosaic.scores import LOG2_E, Scores
+from pallas_kernels.pallas import mosaic_gpu as plgpu
+from pallas_kernels.pallas import pl
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax.experimental.pallas as pl
 import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.mosaic.bounds import Visits
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, Schedule, block_rows, blocks_of
+from pallas_kernels.pallas import pl
 
 
 def load_by_queries(

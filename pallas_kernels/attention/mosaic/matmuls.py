@@ -7,17 +7,17 @@ same with a trip through shared memory and an addition; everything around it is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 import jax
-import jax.experimental.pallas as pl
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
-from jax._src.pallas.mosaic_gpu.primitives import wgmma_accumulator_store  # in no public module of jax 0.11
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
+
+from pallas_kernels.pallas import mosaic_gpu as plgpu
+from pallas_kernels.pallas import pl
 
 
 def product(a: Any, b: Any, meanwhile: Callable[[], None] | None = None) -> jax.Array:
@@ -118,10 +118,11 @@ def _mark_negative(_: Any, values: Any) -> None:
     llvm.inline_asm(ir.Type.parse("!llvm.void"), [reduce(arith.ori, words)], asm, "r", has_side_effects=True)
 
 
-_OF_BLOCK, _OF_ROWS = (
-    plgpu.inline_mgpu(arg_types=(layout,))(_mark_negative)
-    for layout in (plgpu.Layout.WGMMA, plgpu.Layout.WGMMA.reduce(1))
-)
+@cache
+def _marker(dims: int) -> Callable[[jax.Array], None]:
+    """`_mark_negative` of the values of a block (2 dims) or of its rows (1)."""
+    block = plgpu.Layout.WGMMA
+    return plgpu.inline_mgpu(arg_types=(block if dims == 2 else block.reduce(1),))(_mark_negative)
 
 
 class OnDevice:
@@ -136,7 +137,7 @@ class OnDevice:
         ptxas keeps a wait where it is among instructions with effects alone: it moves exponentials behind the wait for
         the second product, beside which they are meant to run. So an instruction with an effect depends on them.
         """
-        (_OF_BLOCK if values.ndim == 2 else _OF_ROWS)(values)
+        _marker(values.ndim)(values)
 
     @staticmethod
     def order_reads() -> None:
@@ -166,6 +167,8 @@ class OnDevice:
     @staticmethod
     def beside[Made](running: Running, total: Any, pair: InFlight[Made], scratch: Any) -> tuple[Any, Made]:
         """The sum after both products of `pair`, and what its `use` made of the first."""
+        from jax._src.pallas.mosaic_gpu.primitives import wgmma_accumulator_store  # in no public module of jax 0.11
+
         del total, scratch
 
         def compute(one: Any) -> Made:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
+
+from pallas_kernels.pallas import mosaic_gpu as plgpu
 
 
 class Loaded(NamedTuple):

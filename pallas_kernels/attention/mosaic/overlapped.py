@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.experimental.pallas as pl
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.mosaic.matmuls import InFlight, product
 from pallas_kernels.attention.mosaic.registers import across
 from pallas_kernels.attention.mosaic.schedule import zero
+from pallas_kernels.pallas import mosaic_gpu as plgpu
+from pallas_kernels.pallas import pl
 
 
 def turns(consumers: int) -> Any:

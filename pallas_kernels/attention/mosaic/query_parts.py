@@ -8,8 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.experimental.pallas as pl
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -17,6 +15,8 @@ from jaxtyping import Array, Float
 from pallas_kernels.attention.mosaic.matmuls import product_over_halves
 from pallas_kernels.attention.mosaic.memory import tiled
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, ROWS, TILE, zero
+from pallas_kernels.pallas import mosaic_gpu as plgpu
+from pallas_kernels.pallas import pl
 
 
 class Exchange(NamedTuple):

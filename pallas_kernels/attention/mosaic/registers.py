@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
+
+from pallas_kernels.pallas import mosaic_gpu as plgpu
 
 
 def across(values: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.experimental.pallas as pl
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.attention.mosaic.bounds import Visits
+from pallas_kernels.pallas import mosaic_gpu as plgpu
+from pallas_kernels.pallas import pl
 
 CONSUMERS = 2
 """Warpgroups that compute, where a kernel has no other number of them."""

@@ -13,8 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels.attention.settings import Settings, Tokens
@@ -23,6 +21,8 @@ from pallas_kernels.attention.triton.call import call, default_tiles
 from pallas_kernels.attention.triton.lists import Visited, Visits, per_key_block, per_query_block
 from pallas_kernels.attention.triton.tiles import Tile, Tiles, pieces
 from pallas_kernels.attention.work import multiplies
+from pallas_kernels.pallas import pl
+from pallas_kernels.pallas import triton as plgpu
 
 
 def backward(

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 
 from pallas_kernels.attention.settings import Settings
 from pallas_kernels.attention.triton.lists import PADDING_INDEX
 from pallas_kernels.attention.triton.tiles import pieces
 from pallas_kernels.masks import keeps
+from pallas_kernels.pallas import pl
+from pallas_kernels.pallas import triton as plgpu
 
 LOG2E = math.log2(math.e)
 

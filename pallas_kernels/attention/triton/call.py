@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 
 from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.settings import Settings
 from pallas_kernels.attention.triton.tiles import Tile, Tiles, tiles
 from pallas_kernels.device import target
+from pallas_kernels.pallas import pl
+from pallas_kernels.pallas import triton as plgpu
 
 
 def default_tiles(settings: Settings, q: jax.Array, v: jax.Array) -> Tiles:

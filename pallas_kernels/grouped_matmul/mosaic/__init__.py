@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -15,6 +14,7 @@ from pallas_kernels.grouped_matmul.mosaic.gated import ROOM, run_gated
 from pallas_kernels.grouped_matmul.mosaic.kernel import Tiles, Work, run
 from pallas_kernels.grouped_matmul.mosaic.tiles import ALIGN, ROWS, STEP, columns
 from pallas_kernels.grouped_matmul.request import Request
+from pallas_kernels.pallas import mosaic_gpu as plgpu
 from pallas_kernels.varying import vary_over, varying_axes
 
 __all__ = ["gated", "of_weights", "refusal", "times_weights"]

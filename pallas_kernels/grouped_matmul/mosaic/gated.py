@@ -12,8 +12,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.experimental.pallas as pl
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
@@ -22,6 +20,8 @@ from pallas_kernels.attention.mosaic.registers import across
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, specialise
 from pallas_kernels.grouped_matmul.mosaic.kernel import HALF, At, Kernel, Tiles, Work
 from pallas_kernels.grouped_matmul.mosaic.tiles import SECTION, STEP
+from pallas_kernels.pallas import mosaic_gpu as plgpu
+from pallas_kernels.pallas import pl
 
 COLUMNS = 128
 STAGES = 3

@@ -15,8 +15,6 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.experimental.pallas as pl
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
@@ -24,6 +22,8 @@ from jaxtyping import Array, Int
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, scalar, specialise
 from pallas_kernels.grouped_matmul.mosaic.tiles import ALIGN, SECTION, STAGES, STEP
+from pallas_kernels.pallas import mosaic_gpu as plgpu
+from pallas_kernels.pallas import pl
 
 HALF = 64
 """Rows of a consumer: what one wgmma computes."""
