@@ -83,12 +83,16 @@ class OnDevice:
 
     # ---- outside
 
+    def compile_initial(self) -> None:
+        self._initial  # noqa: B018 (compiled when it is first read)
+
     def initial_state(self) -> TrainState:
         return self._initial(self.layout.arguments)
 
     @cached_property
     def _initial(self) -> Any:
-        return jax.jit(self.layout.initial_state, out_shardings=self.layout.state_shardings(self.mesh))
+        shardings = self.layout.state_shardings(self.mesh)
+        return jax.jit(self.layout.initial_state, out_shardings=shardings).lower(self.layout.arguments).compile()
 
     def adopted(self, state: TrainState) -> TrainState:
         return state

@@ -67,6 +67,9 @@ class OnDisk(OnDevice):
 
     # ---- state
 
+    def compile_initial(self) -> None:
+        """Nothing: each weight has a program of its own."""
+
     def initial_state(self) -> TrainState:
         return self.adopted(makers(self.layout, self.mesh, self.updates, self.layout.arguments))
 

@@ -70,6 +70,10 @@ class Residency(Protocol):
         """Gradients as arrays on the device."""
         ...
 
+    def compile_initial(self) -> None:
+        """Compile the program of `initial_state`, if that is one program; any thread may call this."""
+        ...
+
     def initial_state(self) -> TrainState:
         """The state before the first step, made shard by shard; the weights are the same bits on every mesh."""
         ...

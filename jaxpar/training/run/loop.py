@@ -247,7 +247,10 @@ class _Loop:
         if "compiled" not in vars(trainer):
             self._compiling("the training step")
         liveness.at("compiling the step")
-        trainer.compiled  # noqa: B018 (compiles now, so that time and memory can be reported)
+        if first == 1:
+            trainer.compile_with_initial()
+        else:
+            trainer.compiled  # noqa: B018 (compiles now, so that time and memory can be reported)
         need = trainer.predicted_bytes
         memory = "" if need is None else f"; the step needs {size(need)} per device"
         self.listeners.message(f"Compiled in {seconds(self.timer.compile_seconds)}{memory}.")

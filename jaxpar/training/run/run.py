@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,19 @@ class Run:
                 compiled = lowered.compile()
         check_step_fits(self.layout, self.mesh, needed_bytes(compiled))
         return compiled
+
+    def compile_with_initial(self) -> None:
+        """Compile the step, and on CPUs the program of the initial weights beside it, in another thread.
+
+        On GPUs that comes later, when the weights are made: XLA times kernels there while it compiles.
+        """
+        if self.mesh.devices.flat[0].platform != "cpu":
+            self.compiled  # noqa: B018 (compiles now)
+            return
+        with ThreadPoolExecutor(1, "initial-weights") as beside:
+            initial = beside.submit(self.functions.residency.compile_initial)
+            self.compiled  # noqa: B018 (compiles now)
+            initial.result()
 
     @cached_property
     def _recorder(self) -> Recorder:
