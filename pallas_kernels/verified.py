@@ -134,11 +134,9 @@ def record_of(kernel: str, gpu: str, processors: int | None) -> Record | None:
 
     A version that is not installed here (a plan can be made on a machine without CUDA) is not compared.
     """
-    wanted = kernel, gpu, processors, digest(kernel)
-    here = versions().items()
-    found = [
-        one
-        for one in records()
-        if (one.kernel, one.device, one.processors, one.sources) == wanted and here <= dict(one.versions).items()
-    ]
+    alike = [one for one in records() if (one.kernel, one.device, one.processors) == (kernel, gpu, processors)]
+    if not alike:  # to ask for the versions imports the compiler of a GPU's kernels and runs ptxas
+        return None
+    sources, here = digest(kernel), versions().items()
+    found = [one for one in alike if one.sources == sources and here <= dict(one.versions).items()]
     return found[-1] if found else None

@@ -18,7 +18,7 @@ from jaxpar.layout.host_buffers import MEMORY_PERCENT, OWN_PERCENT, with_host_bu
 from jaxpar.layout.joining import GATHERS, SCATTERS
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.layout.merging import MERGED
-from jaxpar.layout.step_options import step_options
+from jaxpar.layout.step_options import CPU_OPTIONS, step_options
 from tests.small_run import small
 
 OFFLOADED = {"remat": {"preset": "full", "layer_input": "offload"}}
@@ -37,14 +37,17 @@ def mesh_on(platform: str) -> Mesh:
     return mesh
 
 
-def test_they_are_for_gpus_and_a_flag_of_the_users_counts_more(monkeypatch: pytest.MonkeyPatch):
+def test_a_flag_of_the_users_counts_more(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
     plan = plan_for(config_of(), parse_cluster("h100:1x8"))[1]
-    assert step_options(plan, mesh_on("cpu")) == {}
+    assert step_options(plan, mesh_on("cpu")) == CPU_OPTIONS
     both = {GATHERS: plan.joined_gathers, SCATTERS: plan.joined_scatters}
     assert step_options(plan, mesh_on("gpu")) == both
     assert step_options(replace(plan, merged_matmuls_mb=0), mesh_on("gpu")) == both | {MERGED: 0}
     monkeypatch.setenv("XLA_FLAGS", f"--xla_foo=1 --{GATHERS}=7")
     assert step_options(plan, mesh_on("gpu")) == {SCATTERS: plan.joined_scatters}
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=3")
+    assert step_options(plan, mesh_on("cpu")) == {}
 
 
 def test_a_run_may_have_several_collectives_in_flight():

@@ -15,7 +15,7 @@ from jaxpar.interop.sources.source import ReadPart
 from jaxpar.layout.state import TrainState, join_weights, weight_states, without_frozen
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout, shardings
-from jaxpar.layout.step_options import step_options
+from jaxpar.layout.step_options import cpu_options, step_options
 from jaxpar.memory.disk_array import copied
 from jaxpar.mesh.layer_order import LAYERS, Ungathered
 from jaxpar.mesh.mapped import mapped
@@ -91,8 +91,9 @@ class OnDevice:
 
     @cached_property
     def _initial(self) -> Any:
-        shardings = self.layout.state_shardings(self.mesh)
-        return jax.jit(self.layout.initial_state, out_shardings=shardings).lower(self.layout.arguments).compile()
+        shardings, options = self.layout.state_shardings(self.mesh), cpu_options(self.mesh)
+        made = jax.jit(self.layout.initial_state, out_shardings=shardings, compiler_options=options)
+        return made.lower(self.layout.arguments).compile()
 
     def adopted(self, state: TrainState) -> TrainState:
         return state
