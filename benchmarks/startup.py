@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> None:
     file, starts = str(options.config or QUICKSTART), {"cold": [], "warm": []}
     for _ in range(options.rounds):
         with tempfile.TemporaryDirectory() as cache:
-            for kind, found in starts.items():
+            for found in starts.values():
                 found.append(start(file, options.overrides, Path(cache)))
     write_json(options.json, starts)
     for kind, found in starts.items():

@@ -25,11 +25,11 @@ FILE = ROOT / "verified.json"
 
 _ATTENTION = (
     "attention/derivative.py", "attention/intervals.py", "attention/kinds.py", "attention/settings.py", "device.py",
-    "masks.py", "varying.py",
+    "pallas.py", "masks.py", "varying.py",
 )  # fmt: skip
 _PERSISTENT = (
     *(f"attention/mosaic/{name}.py" for name in ("bounds", "memory", "registers", "schedule")),
-    "attention/intervals.py", "attention/settings.py", "device.py", "masks.py", "varying.py",
+    "attention/intervals.py", "attention/settings.py", "device.py", "pallas.py", "masks.py", "varying.py",
 )  # fmt: skip
 """What the other kernels for Hopper share with attention's."""
 # fmt: off
@@ -46,15 +46,15 @@ SOURCES = {
     ),
     "grouped_matmul/triton": (
         "grouped_matmul/triton.py", "grouped_matmul/blocks.py", "grouped_matmul/feed_forward.py", "device.py",
-        "ranges.py", "varying.py",
+        "pallas.py", "ranges.py", "varying.py",
     ),
     "tiled_matmul/mosaic": ("tiled_matmul", *_PERSISTENT),
     "grouped_tiled_matmul/mosaic": (
         "grouped_tiled_matmul", "tiled_matmul/mosaic.py", "grouped_matmul/mosaic", "grouped_matmul/blocks.py",
         *_PERSISTENT,
     ),
-    "linear_cross_entropy/triton": ("linear_cross_entropy", "device.py", "ranges.py", "varying.py"),
-    "norm_rotary/triton": ("norm_rotary", "device.py", "ranges.py", "varying.py"),
+    "linear_cross_entropy/triton": ("linear_cross_entropy", "device.py", "pallas.py", "ranges.py", "varying.py"),
+    "norm_rotary/triton": ("norm_rotary", "device.py", "pallas.py", "ranges.py", "varying.py"),
 }
 # fmt: on
 """By kernel, the folders and files that decide what it computes, the kernel's own first. cuDNN needs no record to be

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 
+
 def leave_note(topic: str, text: str) -> None:
     """Leave `text` under `topic` for the other processes; it replaces this process's previous note."""
     from orbax.checkpoint import multihost

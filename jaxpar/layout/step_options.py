@@ -13,7 +13,6 @@ from jaxpar.layout.host_buffers import MEMORY_PERCENT
 from jaxpar.layout.joining import GATHERS, SCATTERS
 from jaxpar.layout.merging import MERGED
 
-
 CPU_OPTIONS = {"xla_backend_optimization_level": 1}
 """Options of a run's programs on CPUs. Under LLVM's level 3, XLA's default, the program of the initial weights compiles
 for five times as long and that of a step for 1.4 times, and both run no faster."""

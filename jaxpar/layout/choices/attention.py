@@ -32,7 +32,6 @@ from jaxpar.memory.remat import recomputed
 from jaxpar.units import size
 from pallas_kernels.attention import SAVED_NAMES
 
-
 CPU_BLOCK = 64
 """Queries and keys of a block of scores on a CPU: of 32 to 512 the fastest, forward and backward, for 256 tokens of 8
 heads of 16 (3.7 times as fast as 512) and 1,024 tokens of 4 heads of 64 (6.8 times)."""

@@ -45,7 +45,7 @@ def test_the_step_and_the_initial_weights_are_compiled_beside_each_other_and_onc
     trainer = Trainer(run_config(tmp_path, 1, memory={"optimizer_offload": offload}), devices=jax.devices()[:1])
     compiled: list[str] = []
 
-    def count(event: str, duration: float, **kwargs: object) -> None:
+    def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
         if "backend_compile" in event:
             compiled.append(event)
 
