@@ -42,7 +42,7 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     batch = placer(rows[0])
     for step in range(warmup + steps):
         start = time.perf_counter()
-        state, metrics = compiled(state, batch)
+        state, metrics = compiled(state, batch, trainer.functions.arguments)
         batch = placer(rows[(step + 1) % len(rows)])
         dispatched = time.perf_counter()
         jax.block_until_ready(metrics)

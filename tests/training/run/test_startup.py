@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxpar.training.run.trainer import Trainer
+from jaxpar.training.run.run import Run
 from tests.training.runs import ROOT, run_config
 
 HEAVY = (
@@ -42,7 +42,7 @@ def test_until_its_plan_is_printed_a_run_imports_nothing_heavy_that_it_may_not_n
 
 @pytest.mark.parametrize("offload", ["none", "host"])
 def test_the_step_and_the_initial_weights_are_compiled_beside_each_other_and_once(tmp_path: Path, offload: str):
-    trainer = Trainer(run_config(tmp_path, 1, memory={"optimizer_offload": offload}), devices=jax.devices()[:1])
+    trainer = Run(run_config(tmp_path, 1, memory={"optimizer_offload": offload}), devices=jax.devices()[:1])
     compiled: list[str] = []
 
     def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
