@@ -54,12 +54,12 @@ def test_groups_that_the_user_names_may_span_nodes() -> None:
 
 
 def test_plain_attention_has_blocks_for_the_cache_of_a_cpu_and_larger_ones_on_gpus() -> None:
-    on = lambda attention, cluster: plan_for(small(attention=attention, parallel={"fsdp": 8}), parse_cluster(cluster))[1]
+    on = lambda attention: plan_for(small(attention=attention, parallel={"fsdp": 8}), parse_cluster("h100:1x8"))[1]
     blocks = lambda plan: (plan.query_block, plan.kv_block)
     assert blocks(plan_of(small())) == (64, 64)
-    assert blocks(on({"backend": "xla"}, "h100:1x8")) == (512, 512)
+    assert blocks(on({"backend": "xla"})) == (512, 512)
     assert blocks(plan_of(small(attention={"kv_block": 512}))) == (64, 512)
-    assert blocks(on({"backend": "xla", "query_block": 64}, "h100:1x8")) == (64, 512)
+    assert blocks(on({"backend": "xla", "query_block": 64})) == (64, 512)
 
 
 def test_block_sizes_that_no_layer_uses_are_named() -> None:
