@@ -24,7 +24,7 @@ from jaxpar.config.bounds import (
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
-PLAN_VERSION = 10
+PLAN_VERSION = 11
 """The version of `plan.json`. A new field of `Plan` raises it; one of a record inside with the former behaviour as its
 default does not."""
 
