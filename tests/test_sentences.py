@@ -20,7 +20,7 @@ def test_a_message_with_all_parts_passes_in_any_order_and_is_handed_back():
     [
         UserError("heads: got 7"),
         UserError("model.heads: got 8"),
-        UserError("model.heads: got 7\nand more"),
+        UserError("model.heads: got 7", "and more"),
     ],
     ids=["no key", "no value", "two lines"],
 )
