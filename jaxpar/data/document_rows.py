@@ -83,9 +83,10 @@ class DocumentRows:
                 f"data.sequence_length={self.sequence_length} is shorter than every {self.noun} of {self.name}; "
                 f"expected at least {least}{other}"
             )
+        other = f", or data.long_conversations: {TRUNCATE_START}" if self._long == TRUNCATE_END else ""
         return (
             f"no {self.noun} of {self.name} has a token that the loss counts within "
-            f"data.sequence_length={self.sequence_length}; expected a longer one"
+            f"data.sequence_length={self.sequence_length}; expected a longer one{other}"
         )
 
     @property

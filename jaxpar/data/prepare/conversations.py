@@ -52,7 +52,11 @@ def lengths_text(folder: Path, index: Index) -> str:
     sizes = (np.concatenate(lengths) - 1).reshape(-1, 2 if index.paired else 1).sum(1)
     longest = int(sizes.max())
     longer = {power: int((sizes > power).sum()) for power in (2**exponent for exponent in range(longest.bit_length()))}
-    shown = [f"more than {power:,}: {count:,}" for power, count in longer.items() if 0 < count < len(sizes)]
+    some = {power: count for power, count in longer.items() if 0 < count < len(sizes)}
+    every = [power for power, count in longer.items() if count == len(sizes)]
+    shown = [
+        f"more than {power:,}: {count:,}" for power, count in (some or dict.fromkeys(every[-1:], len(sizes))).items()
+    ]
     counts = f" ({', '.join(shown[-_SHOWN_LENGTHS:])})" if shown else ""
     truncates = "" if index.paired else ", or truncates them (data.long_conversations)"
     return (

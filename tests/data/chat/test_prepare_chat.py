@@ -187,3 +187,7 @@ def test_the_lengths_of_conversations_are_counted(tmp_path):
     text = console.file.getvalue()
     assert f"longest conversation takes {sizes.max()} tokens of a row (more than 64: 2, more than 128: 1)" in text
     assert "data.long_conversations" in text
+    console = quiet()
+    source = write_chat(tmp_path / "b.jsonl", [{"messages": turns("a" * 90, "b")}] * 2)
+    prepare(options(tmp_path / "alike", source, **given), console)
+    assert "(more than 64: 2)" in console.file.getvalue(), "also where all are"
