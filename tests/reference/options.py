@@ -68,9 +68,9 @@ def spelled_out(options: Options) -> dict[str, Any]:
     """Options, and those of kinds, with `rope_base`, ... in place of the mapping `rope`."""
     flat = {key: value for key, value in options.items() if key != "rope"}
     flat |= {f"rope_{key}": value for key, value in options.get("rope", {}).items()}
-    return flat | (
-        {"kinds": {kind: spelled_out(own) for kind, own in flat["kinds"].items()}} if "kinds" in flat else {}
-    )
+    if "kinds" in flat:
+        flat["kinds"] = {kind: spelled_out(own) for kind, own in flat["kinds"].items()}
+    return flat
 
 
 def kinds_of_layers(options: Options) -> list[str]:

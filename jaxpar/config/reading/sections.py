@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, replace
 from functools import reduce
 from typing import Any
 
@@ -46,8 +46,8 @@ def joined(section: str, before: Mapping[str, Any], after: Mapping[str, Any]) ->
 
 def with_values[T](record: T, values: Mapping[str, Any]) -> T:
     """A section with what was written of it in place of its values."""
-    parts = {key: getattr(record, key) for key, value in values.items() if isinstance(value, Mapping)}
-    nested = {key: replace(part, **values[key]) for key, part in parts.items() if is_dataclass(part)}
+    parts: dict[str, Any] = {key: getattr(record, key) for key in values}
+    nested = {key: replace(part, **values[key]) for key, part in parts.items() if type(part) in NESTED.values()}
     return replace(record, **{**values, **nested})  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 

@@ -81,6 +81,11 @@ def test_any_configuration_survives_json_and_yaml(config, tmp_path_factory):
     assert load_config(path) == config
 
 
+def test_a_difference_names_the_keys_of_a_section_within_a_section():
+    other = load_config(None, ["model.rope.base=5"])
+    assert config_difference(Config(), other) == ["model.rope.base: 10000.0 -> 5.0"]
+
+
 def test_what_is_absent_takes_the_preset_or_the_default():
     assert config_from_dict({"model": {"preset": "gpt2-124m"}}).model == PRESETS["gpt2-124m"]
     assert config_from_dict({}) == Config()
