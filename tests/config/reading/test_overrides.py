@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxpar.config import Config, UserError, config_from_dict, load_config, with_overrides
+from jaxpar.checkpoint.facts import saved_config
+from jaxpar.config import Config, UserError, load_config, with_overrides
 from jaxpar.config.kinds import kind_model
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.validate import validate
@@ -100,6 +101,6 @@ def test_a_mistake_inside_or_a_name_of_before_is_one_sentence(override: str, par
         validate(load_config(None, [override, "model.pattern={unit: [a]}"] if "kinds" in override else [override]))
 
 
-def test_a_configuration_of_before_is_refused_with_the_new_name():
-    with refused("model.rope_base:", "did you mean model.rope.base?"):
-        config_from_dict({"model": {"rope_base": 1e4, "layers": 2}})
+def test_a_checkpoint_of_before_is_refused_with_the_new_name():
+    with refused("run/00000004: model.rope_base:", "did you mean model.rope.base?"):
+        saved_config({"config": {"model": {"rope_base": 1e4, "layers": 2}}}, Path("run/00000004"))
