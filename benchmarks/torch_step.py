@@ -100,7 +100,7 @@ def llama_config(model: Mapping[str, Any], sequence: int) -> transformers.LlamaC
         num_key_value_heads=model.get("kv_heads") or heads,
         head_dim=model.get("head_dim") or model["embed"] // heads,
         rms_norm_eps=model.get("norm_epsilon", 1e-5),
-        rope_theta=model.get("rope_base", 10000.0),
+        rope_theta=model.get("rope", {}).get("base", 10000.0),
         attention_bias=model.get("attention_bias", False),
         mlp_bias=model.get("mlp_bias", False),
         tie_word_embeddings=model.get("tied", False),

@@ -69,7 +69,8 @@ def _written(model: Any) -> dict[str, Any]:
 
     plain, usual = asdict(model), asdict(ModelConfig())
     sizes = ("layers", "embed", "heads", "mlp", "vocab")
-    return {key: value for key, value in plain.items() if key in sizes or value != usual[key]}
+    plain["rope"] = {key: value for key, value in plain["rope"].items() if value != usual["rope"][key]}
+    return {key: value for key, value in plain.items() if key in sizes or value not in (usual[key], {})}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxpar.config.schema.model import Pattern
+from jaxpar.config.schema.rope import RopeConfig
 from tests.given_weights import state_with
 from tests.short_documents import into_documents
 from tests.small_run import SmallRun
@@ -23,9 +24,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mlp_bias": True,
         "max_positions": 64,
     },
-    "qwen3": {"qk_norm": True, "rope_base": 1e6, "head_dim": 8},
+    "qwen3": {"qk_norm": True, "rope": RopeConfig(base=1e6), "head_dim": 8},
     "mistral": {"window": 11, "activation": "relu2", "logit_softcap": 5.0, "attention_softcap": 3.0},
-    "qwen2": {"attention_bias": "qkv", "rope_base": 1e6, "partial_rotary_factor": 0.5},
+    "qwen2": {"attention_bias": "qkv", "rope": RopeConfig(base=1e6, partial=0.5)},
     "olmo2": {"norm_placement": "post", "qk_norm": "projection"},
     "gemma": {
         "norm": "zero_centered_rmsnorm",
@@ -39,7 +40,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 
-LOCAL_AND_GLOBAL = {"local": {"window": 7, "rope_base": 100.0}, "global": {"attention_softcap": None}}
+LOCAL_AND_GLOBAL = {"local": {"window": 7, "rope": {"base": 100.0}}, "global": {"attention_softcap": None}}
 """The kinds of layers that the family `gemma` has in the matrices."""
 
 

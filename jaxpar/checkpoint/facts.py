@@ -8,7 +8,11 @@ from typing import Any
 
 from jaxpar.checkpoint import manifest
 from jaxpar.checkpoint.errors import CheckpointError, Damage
+from jaxpar.config.errors import UserError
+from jaxpar.config.reading.sections import config_from_dict
 from jaxpar.config.reading.text_file import read_file
+from jaxpar.config.schema import Config
+from jaxpar.config.spelling import named
 
 FACTS = "facts.json"
 CAME_FROM = "came_from"
@@ -36,6 +40,14 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
     if not isinstance(facts, dict):
         raise CheckpointError(f"checkpoint {checkpoint} cannot be used, because its {FACTS} is no JSON object")
     return facts
+
+
+def saved_config(facts: dict[str, Any], checkpoint: Path) -> Config:
+    """The configuration in the facts of a checkpoint. Raises `UserError` where a key or a value is not of today's."""
+    try:
+        return config_from_dict(facts["config"])
+    except UserError as error:
+        raise UserError(f"{named(checkpoint)}: {error}") from None
 
 
 def skipped_in_row(facts: dict[str, Any]) -> int:

@@ -30,7 +30,7 @@ def rotary_dim(model: ModelConfig) -> int:
     """Width of the part of a query and of a key that rotary embeddings rotate."""
     if model.latent_attention is not None:
         return model.latent_attention.rope_dim
-    return int(head_dim(model) * model.partial_rotary_factor)
+    return int(head_dim(model) * model.rope.partial)
 
 
 def attention_scale(model: ModelConfig) -> float:
@@ -39,8 +39,8 @@ def attention_scale(model: ModelConfig) -> float:
     if model.attention_scale is not None:
         return model.attention_scale
     enlarged = 1.0
-    if model.latent_attention is not None and model.rope_scaling == "yarn" and model.rope_mscale_all_dim:
-        enlarged = yarn_magnitude(model.rope_factor, model.rope_mscale_all_dim)
+    if model.latent_attention is not None and model.rope.scaling == "yarn" and model.rope.mscale_all_dim:
+        enlarged = yarn_magnitude(model.rope.factor, model.rope.mscale_all_dim)
     return head_dim(model) ** -0.5 * enlarged**2
 
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.reading.typed import checked, field_types
+from jaxpar.config.reading.aliases import known_elsewhere
+from jaxpar.config.reading.sections import NESTED, with_values, written_value
+from jaxpar.config.reading.typed import field_types
 from jaxpar.config.schema.model import ModelConfig, Pattern
 from jaxpar.config.spelling import cut, did_you_mean, quoted
 
 OWN = (
-    "norm_placement", "position", "rope_base", "partial_rotary_factor", "rope_scaling", "rope_factor",
-    "rope_original_length", "rope_low_frequency", "rope_high_frequency", "rope_beta_fast", "rope_beta_slow",
-    "rope_truncate", "rope_attention_factor", "rope_mscale", "rope_mscale_all_dim", "qk_norm", "attention_bias",
-    "attention_scale", "attention_softcap", "latent_attention", "window", "activation", "mlp", "mlp_bias", "experts",
+    "norm_placement", "position", "rope", "qk_norm", "attention_bias", "attention_scale", "attention_softcap",
+    "latent_attention", "window", "activation", "mlp", "mlp_bias", "experts",
 )  # fmt: skip
 """Keys of `model` that a kind may set."""
 
@@ -39,8 +40,8 @@ def kind_model(model: ModelConfig, kind: str) -> ModelConfig:
     """`model` with the keys of `kind`: all its layers are of that kind."""
     if kind == ALIKE:
         return model
-    overrides = {key: checked(f"model.kinds.{kind}.{key}", v, _types()[key]) for key, v in model.kinds[kind].items()}
-    return replace(model, kinds={}, pattern=None, **overrides)
+    overrides = {key: _checked(f"model.kinds.{kind}.{key}", key, value) for key, value in model.kinds[kind].items()}
+    return with_values(replace(model, kinds={}, pattern=None), overrides)
 
 
 def kind_models(model: ModelConfig) -> dict[str, ModelConfig]:
@@ -67,8 +68,8 @@ def check_kinds(model: ModelConfig) -> None:
         for key, value in overrides.items():
             if key not in OWN:
                 why = "is of the whole model" if key in _types() else "is no key of model"
-                raise UserError(f"{where}.{cut(key, 80)}: {key} {why}{did_you_mean(key, OWN) or _may_set()}")
-            checked(f"{where}.{key}", value, _types()[key])
+                raise UserError(f"{where}.{cut(key, 80)}: {key} {why}{_meant(key)}")
+            _checked(f"{where}.{key}", key, value)
     pattern = model.pattern
     if pattern is None:
         if model.kinds:
@@ -106,5 +107,13 @@ def _types() -> dict[str, object]:
     return field_types(ModelConfig)
 
 
-def _may_set() -> str:
-    return f"; a kind may set {', '.join(OWN)}"
+def _checked(place: str, key: str, value: object) -> Any:
+    return written_value(place, value, _types()[key], f"model.{key}" in NESTED)
+
+
+def _meant(key: str) -> str:
+    """A clause with the key that a wrong name probably means."""
+    section, _, known = (known_elsewhere(key) or "").partition(".")
+    if section == "model" and known.partition(".")[0] in OWN:
+        return f"; did you mean {known}?"
+    return did_you_mean(key, OWN) or f"; a kind may set {', '.join(OWN)}"

@@ -7,36 +7,46 @@ from dataclasses import replace
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema.model import ModelConfig, Pattern
+from jaxpar.config.schema.rope import RopeConfig
 
 _GPT = ModelConfig(
     norm="layernorm", position="learned", attention_bias=True, mlp_bias=True, activation="gelu", tied=True, vocab=50257
 )
 _LLAMA3 = ModelConfig(
-    norm="rmsnorm", position="rope", rope_base=500000.0, rope_scaling="llama3", rope_original_length=8192,
-    rope_low_frequency=1.0, rope_high_frequency=4.0, activation="swiglu", kv_heads=8, vocab=128256,
+    norm="rmsnorm", position="rope", activation="swiglu", kv_heads=8, vocab=128256,
+    rope=RopeConfig(
+        base=500000.0, scaling="llama3", factor=8.0, original_length=8192, low_frequency=1.0, high_frequency=4.0
+    ),
 )  # fmt: skip
 _QWEN3 = ModelConfig(
-    norm="rmsnorm", norm_epsilon=1e-6, position="rope", rope_base=1000000.0, qk_norm=True, activation="swiglu",
-    kv_heads=8, head_dim=128, vocab=151936,
+    norm="rmsnorm", norm_epsilon=1e-6, position="rope", rope=RopeConfig(base=1000000.0), qk_norm=True,
+    activation="swiglu", kv_heads=8, head_dim=128, vocab=151936,
 )  # fmt: skip
 _LLAMA = ModelConfig(norm="rmsnorm", norm_epsilon=1e-5, position="rope", activation="swiglu")
 _QWEN2 = ModelConfig(
-    norm="rmsnorm", norm_epsilon=1e-6, position="rope", rope_base=1000000.0, attention_bias="qkv", activation="swiglu"
+    norm="rmsnorm",
+    norm_epsilon=1e-6,
+    position="rope",
+    rope=RopeConfig(base=1000000.0),
+    attention_bias="qkv",
+    activation="swiglu",
 )
 _GEMMA = ModelConfig(
     norm="zero_centered_rmsnorm", norm_placement="sandwich", norm_epsilon=1e-6, position="rope", head_dim=256,
     attention_scale=256**-0.5, activation="geglu", tied=True, embedding_scale=True,
 )  # fmt: skip
-_GEMMA3 = replace(_GEMMA, rope_base=1000000.0, qk_norm=True)
+_GEMMA3 = replace(_GEMMA, rope=RopeConfig(base=1000000.0), qk_norm=True)
 _DEEPSEEK = ModelConfig(
-    norm="rmsnorm", norm_epsilon=1e-6, position="rope", rope_base=10000.0, rope_scaling="yarn", rope_factor=40.0,
-    rope_original_length=4096, activation="swiglu", kinds={"dense": {"experts": None}, "routed": {}},
+    norm="rmsnorm", norm_epsilon=1e-6, position="rope", activation="swiglu",
+    rope=RopeConfig(base=10000.0, scaling="yarn", factor=40.0, original_length=4096),
+    kinds={"dense": {"experts": None}, "routed": {}},
 )  # fmt: skip
 _FIVE_TO_ONE = (*["local"] * 5, "global")
 
 _GPT_OSS = ModelConfig(
-    norm="rmsnorm", norm_epsilon=1e-5, position="rope", rope_base=150000.0, rope_scaling="yarn", rope_factor=32.0,
-    rope_original_length=4096, rope_truncate=False, attention_bias=True, attention_sinks=True, mlp_bias=True,
+    norm="rmsnorm", norm_epsilon=1e-5, position="rope",
+    rope=RopeConfig(base=150000.0, scaling="yarn", factor=32.0, original_length=4096, truncate=False),
+    attention_bias=True, attention_sinks=True, mlp_bias=True,
     activation="clamped_swiglu", embed=2880, heads=64, kv_heads=8, head_dim=64, mlp=2880, vocab=201088,
     kinds={"local": {"window": 128}, "global": {}}, pattern=Pattern(("local", "global")),
 )  # fmt: skip
@@ -48,20 +58,22 @@ PRESETS: dict[str, ModelConfig] = {
     ),
     # meta-llama/Llama-3.2-1B
     "llama3-1b": replace(
-        _LLAMA3, preset="llama3-1b", layers=16, embed=2048, heads=32, head_dim=64, mlp=8192, tied=True, rope_factor=32.0
+        _LLAMA3,
+        preset="llama3-1b",
+        layers=16,
+        embed=2048,
+        heads=32,
+        head_dim=64,
+        mlp=8192,
+        tied=True,
+        rope=replace(_LLAMA3.rope, factor=32.0),
     ),
     # meta-llama/Llama-3.1-8B
-    "llama3-8b": replace(
-        _LLAMA3, preset="llama3-8b", layers=32, embed=4096, heads=32, head_dim=128, mlp=14336, rope_factor=8.0
-    ),
+    "llama3-8b": replace(_LLAMA3, preset="llama3-8b", layers=32, embed=4096, heads=32, head_dim=128, mlp=14336),
     # meta-llama/Llama-3.1-70B
-    "llama3-70b": replace(
-        _LLAMA3, preset="llama3-70b", layers=80, embed=8192, heads=64, head_dim=128, mlp=28672, rope_factor=8.0
-    ),
+    "llama3-70b": replace(_LLAMA3, preset="llama3-70b", layers=80, embed=8192, heads=64, head_dim=128, mlp=28672),
     # meta-llama/Llama-3.1-405B
-    "llama3-405b": replace(
-        _LLAMA3, preset="llama3-405b", layers=126, embed=16384, heads=128, head_dim=128, mlp=53248, rope_factor=8.0
-    ),
+    "llama3-405b": replace(_LLAMA3, preset="llama3-405b", layers=126, embed=16384, heads=128, head_dim=128, mlp=53248),
     # Qwen/Qwen3-0.6B-Base
     "qwen3-0.6b": replace(_QWEN3, preset="qwen3-0.6b", layers=28, embed=1024, heads=16, mlp=3072, tied=True),
     # Qwen/Qwen3-8B-Base
@@ -99,7 +111,7 @@ PRESETS: dict[str, ModelConfig] = {
         head_dim=128,
         mlp=1024,
         vocab=50304,
-        rope_base=10000.0,
+        rope=RopeConfig(base=10000.0),
         qk_norm="projection",
         experts=ExpertsConfig(count=64, per_token=8, router="softmax_top_k"),
     ),
@@ -120,7 +132,7 @@ PRESETS: dict[str, ModelConfig] = {
         norm="rmsnorm",
         norm_epsilon=1e-5,
         position="rope",
-        rope_base=10000.0,
+        rope=RopeConfig(base=10000.0),
         activation="swiglu",
         window=4096,
     ),
@@ -135,7 +147,7 @@ PRESETS: dict[str, ModelConfig] = {
         head_dim=128,
         mlp=14336,
         vocab=32000,
-        rope_base=1000000.0,
+        rope=RopeConfig(base=1000000.0),
         experts=ExpertsConfig(count=8, per_token=2),
     ),
     # deepseek-ai/DeepSeek-V2-Lite
@@ -147,8 +159,7 @@ PRESETS: dict[str, ModelConfig] = {
         heads=16,
         mlp=10944,
         vocab=102400,
-        rope_mscale=0.707,
-        rope_mscale_all_dim=0.707,
+        rope=replace(_DEEPSEEK.rope, mscale=0.707, mscale_all_dim=0.707),
         latent_attention=LatentAttentionConfig(kv_rank=512),
         experts=ExpertsConfig(count=64, per_token=6, width=1408, shared=2, router="softmax_top_k"),
         pattern=Pattern(("routed",), prefix=("dense",)),
@@ -162,8 +173,7 @@ PRESETS: dict[str, ModelConfig] = {
         heads=128,
         mlp=18432,
         vocab=129280,
-        rope_mscale=1.0,
-        rope_mscale_all_dim=1.0,
+        rope=replace(_DEEPSEEK.rope, mscale=1.0, mscale_all_dim=1.0),
         latent_attention=LatentAttentionConfig(kv_rank=512, query_rank=1536),
         experts=ExpertsConfig(
             count=256, per_token=8, width=2048, shared=1, router="sigmoid", groups=8, groups_per_token=4, scale=2.5
@@ -200,7 +210,7 @@ PRESETS: dict[str, ModelConfig] = {
         vocab=100352,
         norm_placement="post",
         norm_epsilon=1e-6,
-        rope_base=500000.0,
+        rope=RopeConfig(base=500000.0),
         qk_norm="projection",
     ),
     # meta-llama/Llama-2-7b-hf
@@ -214,7 +224,7 @@ PRESETS: dict[str, ModelConfig] = {
         head_dim=128,
         mlp=11008,
         vocab=32000,
-        rope_base=10000.0,
+        rope=RopeConfig(base=10000.0),
     ),
     # HuggingFaceTB/SmolLM2-135M
     "smollm2-135m": replace(
@@ -227,7 +237,7 @@ PRESETS: dict[str, ModelConfig] = {
         head_dim=64,
         mlp=1536,
         vocab=49152,
-        rope_base=100000.0,
+        rope=RopeConfig(base=100000.0),
         tied=True,
     ),
     # google/gemma-2-2b
@@ -240,7 +250,7 @@ PRESETS: dict[str, ModelConfig] = {
         kv_heads=4,
         mlp=9216,
         vocab=256000,
-        rope_base=10000.0,
+        rope=RopeConfig(base=10000.0),
         attention_softcap=50.0,
         logit_softcap=30.0,
         kinds={"local": {"window": 4096}, "global": {}},
@@ -256,7 +266,7 @@ PRESETS: dict[str, ModelConfig] = {
         kv_heads=1,
         mlp=6912,
         vocab=262144,
-        kinds={"local": {"window": 512, "rope_base": 10000.0}, "global": {}},
+        kinds={"local": {"window": 512, "rope": {"base": 10000.0}}, "global": {}},
         pattern=Pattern(_FIVE_TO_ONE, suffix=("local",) * 2),
     ),
     # google/gemma-3-4b-pt, the text model
@@ -270,8 +280,8 @@ PRESETS: dict[str, ModelConfig] = {
         mlp=10240,
         vocab=262208,
         kinds={
-            "local": {"window": 1024, "rope_base": 10000.0},
-            "global": {"rope_scaling": "linear", "rope_factor": 8.0},
+            "local": {"window": 1024, "rope": {"base": 10000.0}},
+            "global": {"rope": {"scaling": "linear", "factor": 8.0}},
         },
         pattern=Pattern(_FIVE_TO_ONE, suffix=("local",) * 4),
     ),

@@ -8,9 +8,11 @@ from typing import Any
 
 from jaxpar.config.counting import attention_scale, head_dim, kv_heads
 from jaxpar.config.errors import UserError
+from jaxpar.config.reading.sections import with_values
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.rope import RopeConfig
 from jaxpar.config.spelling import quoted
 from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.mapping.expert_keys import SAME
@@ -97,7 +99,7 @@ def model_of(given: Given) -> tuple[Family, ModelConfig]:
     for key, value in given.values.items():
         if key not in _known(family) and value is not None:
             raise UserError(f"{given.file}: the key {key} is not supported for {family.model_type}")
-    return family, ModelConfig(**{**ours, **packed(each)})
+    return family, with_values(ModelConfig(), {**ours, **packed(each)})
 
 
 def quantization_of(given: Given) -> str | None:
@@ -248,9 +250,12 @@ def _function(model: ModelConfig) -> dict[str, Any]:
         values["max_positions"] = None
     if model.experts is not None:
         values["experts"], values["mlp"] = _experts(model, model.experts), None
-    rope = {"partial_rotary_factor", *(key for key in values if key.startswith("rope_"))}
-    pairs = (*SCALINGS.get(model.rope_scaling, ()), *OPTIONAL.get(model.rope_scaling, ()))
-    used = {"rope_base", "rope_scaling", "partial_rotary_factor", *(ours for _, ours in pairs)}
-    for key in rope - (used if model.position == "rope" else set()):
-        values[key] = None
+    values["rope"] = _rotary(model.rope) if model.position == "rope" else None
     return values
+
+
+def _rotary(rope: RopeConfig) -> RopeConfig:
+    """The keys that its scaling uses; the others at their defaults."""
+    pairs = (*SCALINGS.get(rope.scaling, ()), *OPTIONAL.get(rope.scaling, ()))
+    used = ("base", "scaling", "partial", *(ours for _, ours in pairs))
+    return RopeConfig(**{key: getattr(rope, key) for key in used})

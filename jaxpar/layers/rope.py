@@ -10,53 +10,56 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.config.counting import yarn_magnitude
 from jaxpar.config.schema import ModelConfig
+from jaxpar.config.schema.rope import RopeConfig
 
 
 def frequencies(model: ModelConfig, rotary_dim: int) -> np.ndarray:
     """Rotation per position of each pair of dims that rotate, [rotary_dim / 2], float64.
 
     `linear` divides every frequency by the factor (arXiv:2306.15595). `llama3` divides those whose wavelength is longer
-    than `rope_original_length / rope_low_frequency`, keeps those shorter than `... / rope_high_frequency`, and
+    than `original_length / low_frequency`, keeps those shorter than `... / high_frequency`, and
     interpolates between (Llama 3.1, as published with its weights). `yarn`: see `_yarn`.
     """
-    base = model.rope_base ** -(np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
-    if model.rope_scaling == "linear":
-        return base / model.rope_factor
-    if model.rope_scaling == "llama3":
+    rope = model.rope
+    base = rope.base ** -(np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
+    if rope.scaling == "linear":
+        return base / rope.factor
+    if rope.scaling == "llama3":
         wavelength = 2 * math.pi / base
-        low, high = model.rope_low_frequency, model.rope_high_frequency
-        smooth = np.clip((model.rope_original_length / wavelength - low) / (high - low), 0.0, 1.0)
-        return base * (smooth + (1 - smooth) / model.rope_factor)
-    return _yarn(model, base) if model.rope_scaling == "yarn" else base
+        low, high = rope.low_frequency, rope.high_frequency
+        smooth = np.clip((rope.original_length / wavelength - low) / (high - low), 0.0, 1.0)
+        return base * (smooth + (1 - smooth) / rope.factor)
+    return _yarn(rope, base) if rope.scaling == "yarn" else base
 
 
-def _yarn(model: ModelConfig, base: np.ndarray) -> np.ndarray:
-    """YaRN (arXiv:2309.00071, section 3.2): pairs that turn more than `rope_beta_fast` times within the original length
-    are kept, those that turn less than `rope_beta_slow` times are divided by the factor; linear in the number of the
-    pair between them, from and to a whole number if `rope_truncate`."""
+def _yarn(rope: RopeConfig, base: np.ndarray) -> np.ndarray:
+    """YaRN (arXiv:2309.00071, section 3.2): pairs that turn more than `beta_fast` times within the original length
+    are kept, those that turn less than `beta_slow` times are divided by the factor; linear in the number of the
+    pair between them, from and to a whole number if `truncate`."""
     pairs = len(base)
 
     def pair_of(turns: float) -> float:
-        return pairs * math.log(model.rope_original_length / (turns * 2 * math.pi)) / math.log(model.rope_base)
+        return pairs * math.log(rope.original_length / (turns * 2 * math.pi)) / math.log(rope.base)
 
-    first, last = pair_of(model.rope_beta_fast), pair_of(model.rope_beta_slow)
-    if model.rope_truncate:
+    first, last = pair_of(rope.beta_fast), pair_of(rope.beta_slow)
+    if rope.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, 2 * pairs - 1)
     stretched = np.clip((np.arange(pairs) - first) / (last - first if last != first else 1e-3), 0.0, 1.0)
-    return base * (1 - stretched + stretched / model.rope_factor)
+    return base * (1 - stretched + stretched / rope.factor)
 
 
 def rotary_magnitude(model: ModelConfig) -> float:
     """What cosines and sines are multiplied with."""
-    if model.rope_scaling != "yarn":
+    rope = model.rope
+    if rope.scaling != "yarn":
         return 1.0
-    if model.rope_attention_factor is not None:
-        return model.rope_attention_factor
-    if model.rope_mscale and model.rope_mscale_all_dim:
-        above, below = model.rope_mscale, model.rope_mscale_all_dim
-        return yarn_magnitude(model.rope_factor, above) / yarn_magnitude(model.rope_factor, below)
-    return yarn_magnitude(model.rope_factor)
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        above, below = rope.mscale, rope.mscale_all_dim
+        return yarn_magnitude(rope.factor, above) / yarn_magnitude(rope.factor, below)
+    return yarn_magnitude(rope.factor)
 
 
 def rotary_tables(

@@ -121,8 +121,8 @@ def test_gemma_has_so_many_local_layers_before_each_global_one(name: str):
     wanted = ["local" if (layer + 1) % (before + 1) else "global" for layer in range(model.layers)]
     assert list(layer_kinds(model)) == wanted
     assert kind_model(model, "local").window and kind_model(model, "global").window is None
-    assert kind_model(model, "global").rope_base == (1e4 if name == "gemma2-2b" else 1e6)
-    assert kind_model(model, "local").rope_base == 1e4
+    assert kind_model(model, "global").rope.base == (1e4 if name == "gemma2-2b" else 1e6)
+    assert kind_model(model, "local").rope.base == 1e4
 
 
 def test_without_a_vocabulary_there_is_no_count():

@@ -9,8 +9,7 @@ import pytest
 
 from jaxpar.config import Config, load_config
 from jaxpar.config.bounds import BOUNDS
-from jaxpar.config.reading.sections import SECTIONS
-from jaxpar.config.reading.typed import field_types
+from jaxpar.config.reading.sections import SECTIONS, keys_of
 from jaxpar.layers.checks import validate
 from tests.sentences import refused
 
@@ -18,8 +17,8 @@ from tests.sentences import refused
 def test_every_numeric_key_has_a_range_and_every_range_a_key():
     numeric = {
         f"{section}.{key}"
-        for section, record in SECTIONS.items()
-        for key, annotation in field_types(record).items()
+        for section in SECTIONS
+        for key, annotation in keys_of(section).items()
         if annotation in (int, float, int | None, float | None, int | Literal["auto"])
     }
     assert set(BOUNDS) == numeric

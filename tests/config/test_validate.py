@@ -71,23 +71,23 @@ def test_the_defaults_are_valid():
         (["lora.alpha=8"], ("lora.alpha: 8.0", "lora.rank is null", "default, 16.0")),
         (["model.head_dim=31"], ("model.head_dim:", "even width", "got 31")),
         (
-            ["model.head_dim=30", "model.partial_rotary_factor=0.5"],
-            ("model.partial_rotary_factor: 0.5 of 30 dims", "is 15", "even"),
+            ["model.head_dim=30", "model.rope.partial=0.5"],
+            ("model.rope.partial: 0.5 of 30 dims", "is 15", "even"),
         ),
-        (["model.partial_rotary_factor=1.5"], ("model.partial_rotary_factor", "above 0 and at most 1", "1.5")),
+        (["model.rope.partial=1.5"], ("model.rope.partial", "above 0 and at most 1", "1.5")),
         (
-            ["model.latent_attention={kv_rank: 8}", "model.partial_rotary_factor=0.5"],
-            ("model.partial_rotary_factor:", "model.latent_attention", "rope_dim", "expected 1"),
-        ),
-        (
-            ["model.rope_scaling=llama3", "model.rope_low_frequency=4"],
-            ("model.rope_low_frequency:", "less than model.rope_high_frequency (4.0)", "got 4.0"),
+            ["model.latent_attention={kv_rank: 8}", "model.rope.partial=0.5"],
+            ("model.rope.partial:", "model.latent_attention", "rope_dim", "expected 1"),
         ),
         (
-            ["model.rope_scaling=yarn", "model.rope_beta_slow=32"],
-            ("model.rope_beta_slow:", "less than model.rope_beta_fast (32.0)", "got 32.0"),
+            ["model.rope.scaling=llama3", "model.rope.low_frequency=4"],
+            ("model.rope.low_frequency:", "less than model.rope.high_frequency (4.0)", "got 4.0"),
         ),
-        (["model.rope_scaling=yarn", "model.rope_base=1"], ("model.rope_base:", "yarn", "more than 1", "got 1.0")),
+        (
+            ["model.rope.scaling=yarn", "model.rope.beta_slow=32"],
+            ("model.rope.beta_slow:", "less than model.rope.beta_fast (32.0)", "got 32.0"),
+        ),
+        (["model.rope.scaling=yarn", "model.rope.base=1"], ("model.rope.base:", "yarn", "more than 1", "got 1.0")),
         (
             ["model.position=learned", "model.max_positions=512"],
             ("data.sequence_length: 1024", "learned positions, model.max_positions (512)"),

@@ -12,6 +12,7 @@ import numpy as np
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, own_specs
 from jaxpar.interop.sources.hf_folder import HFFolder
+from tests.reference.options import spelled_out
 from tests.reference.tree import Tree, unflatten
 
 FOLDER = Path(__file__).parent
@@ -50,12 +51,12 @@ def options_of(model: ModelConfig) -> dict[str, Any]:
     """The `model` section as a dict, without what has its default."""
     plain, usual = asdict(model), asdict(ModelConfig())
     options = {key: value for key, value in plain.items() if value != usual[key] or key in ("layers", "heads")}
-    return options | {key: plain[key] for key in ("embed", "mlp", "rope_base")}
+    return options | {key: plain[key] for key in ("embed", "mlp", "rope")}
 
 
 def section_of(model: ModelConfig) -> dict[str, Any]:
     """`options_of` as keys of a `ModelConfig`, whose mappings are dataclasses."""
-    mappings = {name: getattr(model, name) for name in ("pattern", "experts", "latent_attention")}
+    mappings = {name: getattr(model, name) for name in ("pattern", "experts", "latent_attention", "rope")}
     return {"kv_heads": None, "vocab_multiple": 16} | options_of(model) | mappings
 
 
@@ -64,13 +65,13 @@ def load(name: str, vocab_multiple: int = 1) -> tuple[Tree, dict[str, Any], np.n
 
     Returns:
         weights: float32 tree, the vocabulary padded with zeros to a multiple of `vocab_multiple`;
-        options: the `model` section of the configuration, `vocab` being the true size;
+        options: those of the reference, `vocab` being the true size;
         tokens: int32 [batch, seq], whole rows of one document each;
         logits: float64 [batch, seq, vocab], not padded.
     """
     source = HFFolder(FOLDER / name)
     weights = pad_vocabulary(weights_of(source), vocab_multiple)
-    return weights, options_of(source.model), *tokens_and_logits(name)
+    return weights, spelled_out(options_of(source.model)), *tokens_and_logits(name)
 
 
 def tokens_and_logits(name: str) -> tuple[np.ndarray, np.ndarray]:

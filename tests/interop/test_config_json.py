@@ -14,6 +14,7 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models, layer_kinds
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema.model import ModelConfig, Pattern
+from jaxpar.config.schema.rope import RopeConfig
 from jaxpar.interop.config_json import config_of, differences, family_for, model_of
 from jaxpar.interop.mapping.keys import Given
 from jaxpar.interop.mapping.layer_packing import pattern_of
@@ -338,7 +339,7 @@ def test_the_pattern_of_thousands_of_layers_in_no_order_is_found_at_once():
     [
         ("mixtral", "rms_norm_eps", "norm_epsilon", 1e-5), ("qwen3", "rms_norm_eps", "norm_epsilon", 1e-6),
         ("gpt_oss", "sliding_window", "window", 128), ("smollm3", "tie_word_embeddings", "tied", True),
-        ("phi3", "tie_word_embeddings", "tied", False), ("mixtral", "rope_parameters", "rope_base", 1e6),
+        ("phi3", "tie_word_embeddings", "tied", False), ("mixtral", "rope_parameters", "rope", RopeConfig(base=1e6)),
     ],
 )  # fmt: skip
 def test_what_is_absent_is_what_transformers_takes(name: str, key: str, ours: str, wanted: object):

@@ -24,40 +24,40 @@ BY_TYPE = {"full_attention": DEFAULT, "sliding_attention": DEFAULT}
 READ: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "a base beside rope_parameters": (
         "llama", {"rope_theta": 5e5, "rope_parameters": LLAMA3 | LENGTH},
-        {"rope_base": 5e5, "rope_scaling": "llama3", "rope_original_length": 32},
+        {"base": 5e5, "scaling": "llama3", "original_length": 32},
     ),
-    "the same base twice": ("qwen3", {"rope_theta": 1e3}, {"rope_base": 1e3, "rope_scaling": "none"}),
+    "the same base twice": ("qwen3", {"rope_theta": 1e3}, {"base": 1e3, "scaling": "none"}),
     "a scaling beside rope_parameters": (
         "llama", {"rope_scaling": LLAMA3 | LENGTH, "rope_parameters": DEFAULT | {"rope_theta": 1e4}},
-        {"rope_base": 1e4, "rope_scaling": "llama3", "rope_factor": 4.0},
+        {"base": 1e4, "scaling": "llama3", "factor": 4.0},
     ),
     "the same scaling twice": (
         "llama", {"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": LINEAR, "rope_theta": 7e3},
-        {"rope_base": 7e3, "rope_scaling": "linear", "rope_factor": 2.0},
+        {"base": 7e3, "scaling": "linear", "factor": 2.0},
     ),
-    "an empty scaling": ("qwen3", {"rope_scaling": {}}, {"rope_base": 1e3, "rope_scaling": "none"}),
+    "an empty scaling": ("qwen3", {"rope_scaling": {}}, {"base": 1e3, "scaling": "none"}),
     "yarn without its length": (
         "qwen2", {"rope_parameters": None, "rope_scaling": YARN, "rope_theta": 1e3, "max_position_embeddings": 99},
-        {"rope_scaling": "yarn", "rope_original_length": 99},
+        {"scaling": "yarn", "original_length": 99},
     ),
-    "llama3 without its length": ("llama", {"rope_parameters": LLAMA3}, {"rope_original_length": 128}),
+    "llama3 without its length": ("llama", {"rope_parameters": LLAMA3}, {"original_length": 128}),
     "yarn that was fine-tuned": (
         "llama", {"rope_parameters": None, "rope_scaling": YARN | LENGTH | {"finetuned": True}},
-        {"rope_base": 1e4, "rope_scaling": "yarn", "rope_original_length": 32},
+        {"base": 1e4, "scaling": "yarn", "original_length": 32},
     ),
     "a family that has yarn by itself": (
         "gpt_oss", {"rope_parameters": None},
-        {"rope_base": 150000.0, "rope_scaling": "yarn", "rope_factor": 32.0, "rope_original_length": 4096,
-         "rope_truncate": False},
+        {"base": 150000.0, "scaling": "yarn", "factor": 32.0, "original_length": 4096,
+         "truncate": False},
     ),
-    "that family without": ("gpt_oss", {"rope_parameters": {}}, {"rope_base": 150000.0, "rope_scaling": "none"}),
+    "that family without": ("gpt_oss", {"rope_parameters": {}}, {"base": 150000.0, "scaling": "none"}),
     "a part of each head": (
         "phi4_mini", {"rope_parameters": None, "rope_theta": 2e4, "partial_rotary_factor": 0.5},
-        {"rope_base": 2e4, "partial_rotary_factor": 0.5},
+        {"base": 2e4, "partial": 0.5},
     ),
     "a part beside rope_parameters": (
         "phi3", {"partial_rotary_factor": 0.5, "rope_parameters": DEFAULT | {"rope_theta": 3e3}},
-        {"rope_base": 3e3, "partial_rotary_factor": 0.5},
+        {"base": 3e3, "partial": 0.5},
     ),
 }  # fmt: skip
 
@@ -67,7 +67,7 @@ def test_what_is_stated_twice_or_elsewhere_is_read_as_transformers_reads_it(case
     name, keys, wanted = READ[case]
     family, model = model_of(golden(name, **keys))
     for own in kind_models(model).values():
-        assert {key: getattr(own, key) for key in wanted} == wanted
+        assert {key: getattr(own.rope, key) for key in wanted} == wanted
     assert differences(model, model_of(Given("config.json", config_of(family, model, {}, length=128)))[1]) == []
 
 
@@ -82,7 +82,7 @@ def test_what_is_stated_twice_or_elsewhere_is_read_as_transformers_reads_it(case
 )
 def test_bases_of_types_of_layers_beside_rope_parameters(keys: dict[str, Any], full: tuple, local: tuple):
     kinds = kind_models(model_of(golden("gemma3", **keys))[1])
-    read = {kind: (own.rope_base, own.rope_scaling) for kind, own in kinds.items()}
+    read = {kind: (own.rope.base, own.rope.scaling) for kind, own in kinds.items()}
     assert read == {"global": full, "local": local}
 
 
@@ -139,7 +139,7 @@ def test_two_that_differ_and_nonsense_are_refused(case: str):
 def test_a_model_whose_heads_rotate_in_part_goes_to_a_family_that_has_them():
     family, model = model_of(golden("phi4_mini"))
     written = config_of(family, model, {}, length=128)
-    assert written["partial_rotary_factor"] == model.partial_rotary_factor == 0.75
+    assert written["partial_rotary_factor"] == model.rope.partial == 0.75
     llama = model_of(golden("llama"))[0]
-    with pytest.raises(UserError, match=r"model\.partial_rotary_factor \(0\.75, not 1\.0\)"):
+    with pytest.raises(UserError, match=r"model\.rope\.partial \(0\.75, not 1\.0\)"):
         config_of(llama, model, {}, length=128)

@@ -8,12 +8,14 @@ import pytest
 
 from jaxpar.config import ModelConfig
 from jaxpar.config.counting import rotary_dim
+from jaxpar.config.schema.rope import RopeConfig
 from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables, rotate
 
 LLAMA3 = ModelConfig(
-    rope_base=500000.0, rope_scaling="llama3", rope_factor=8.0, rope_original_length=8192,
-    rope_low_frequency=1.0, rope_high_frequency=4.0,
-)  # fmt: skip
+    rope=RopeConfig(
+        base=500000.0, scaling="llama3", factor=8.0, original_length=8192, low_frequency=1.0, high_frequency=4.0
+    )
+)
 
 
 def published(width: int) -> np.ndarray:
@@ -40,29 +42,29 @@ def test_llama3_scaling_is_that_of_llama():
 
 
 def test_linear_scaling_divides_every_frequency():
-    plain = frequencies(ModelConfig(rope_base=100.0), 8)
+    plain = frequencies(ModelConfig(rope=RopeConfig(base=100.0)), 8)
     np.testing.assert_allclose(plain, [1, 100**-0.25, 0.1, 100**-0.75], rtol=1e-12)
-    stretched = frequencies(ModelConfig(rope_base=100.0, rope_scaling="linear", rope_factor=4.0), 8)
+    stretched = frequencies(ModelConfig(rope=RopeConfig(base=100.0, scaling="linear", factor=4.0)), 8)
     np.testing.assert_allclose(stretched, plain / 4, rtol=1e-12)
 
 
 YARN = {
     "gpt-oss": (
-        {"rope_base": 150000.0, "rope_factor": 32.0, "rope_original_length": 4096, "rope_truncate": False}, 64,
+        {"base": 150000.0, "factor": 32.0, "original_length": 4096, "truncate": False}, 64,
         1.3465735902799727, {0: 1.0, 8: 0.05081327, 9: 0.0317057, 14: 0.002093793, 17: 1.293187e-4, 18: 3.830881e-05},
     ),
     "DeepSeek": (
-        {"rope_factor": 40.0, "rope_original_length": 4096, "rope_mscale": 0.707, "rope_mscale_all_dim": 1.0}, 64,
+        {"factor": 40.0, "original_length": 4096, "mscale": 0.707, "mscale_all_dim": 1.0}, 64,
         0.9210423553163399, {10: 0.05623413, 11: 0.03900693, 16: 0.0055, 22: 1.778279e-4, 23: 3.333803e-05},
     ),
     "factor and betas": (
         {
-            "rope_factor": 4.0, "rope_original_length": 32, "rope_attention_factor": 1.5, "rope_beta_fast": 3.0,
-            "rope_beta_slow": 0.5,
+            "factor": 4.0, "original_length": 32, "attention_factor": 1.5, "beta_fast": 3.0,
+            "beta_slow": 0.5,
         }, 16, 1.5, {0: 1.0, 1: 0.2371708, 2: 0.05, 3: 0.007905695, 7: 7.905695e-05},
     ),
     "ends below 0": (
-        {"rope_base": 100.0, "rope_factor": 4.0, "rope_original_length": 32}, 16, 1.138629436111989,
+        {"base": 100.0, "factor": 4.0, "original_length": 32}, 16, 1.138629436111989,
         {0: 1.0, 1: 0.421756, 2: 0.1581139, 3: 0.04445698, 7: 0.004445699},
     ),
 }  # fmt: skip
@@ -73,7 +75,7 @@ and some frequencies by the number of their pair."""
 @pytest.mark.parametrize("name", YARN)
 def test_yarn_scaling_is_that_of_transformers(name: str):
     options, width, magnitude, wanted = YARN[name]
-    model = ModelConfig(rope_scaling="yarn", **options)
+    model = ModelConfig(rope=RopeConfig(scaling="yarn", **options))
     found = frequencies(model, width)
     np.testing.assert_allclose(found[list(wanted)], list(wanted.values()), rtol=1e-6)
     assert rotary_magnitude(model) == pytest.approx(magnitude, rel=1e-12)
@@ -83,7 +85,9 @@ def test_yarn_scaling_is_that_of_transformers(name: str):
 
 def rotated(x: np.ndarray, positions: list[int]) -> np.ndarray:
     """`x` [seq, width] at `positions`."""
-    cos, sin = rotary_tables(jnp.asarray([positions]), frequencies(ModelConfig(rope_base=100.0), x.shape[-1]))
+    cos, sin = rotary_tables(
+        jnp.asarray([positions]), frequencies(ModelConfig(rope=RopeConfig(base=100.0)), x.shape[-1])
+    )
     return np.asarray(rotate(jnp.asarray(x, jnp.float32)[None, :, None], cos, sin)[0, :, 0])
 
 
@@ -99,7 +103,7 @@ def test_a_rotation_turns_the_pairs_i_and_i_plus_half():
 def test_of_a_part_of_each_head_the_first_dims_rotate_and_the_others_stay():
     """As Phi-3 in transformers: the angles are those of a head as wide as the part."""
     x = np.random.default_rng(2).standard_normal((3, 8)).astype(np.float32)
-    model = ModelConfig(rope_base=100.0, head_dim=8, partial_rotary_factor=0.75)
+    model = ModelConfig(rope=RopeConfig(base=100.0, partial=0.75), head_dim=8)
     assert rotary_dim(model) == 6
     cos, sin = rotary_tables(jnp.asarray([[0, 7, 1000]]), frequencies(model, rotary_dim(model)))
     found = np.asarray(rotate(jnp.asarray(x)[None, :, None], cos, sin)[0, :, 0])

@@ -78,7 +78,7 @@ def rotary_frequencies(options: Options) -> np.ndarray:
     pair d that turns `beta` times within the original length solves `original * base^(-2 d / D) = 2 pi beta` (Peng et
     al. 2023, sec. 3.2); pairs before that of the fast one are kept, those behind that of the slow one are stretched.
     """
-    half = int(options["head_dim"] * options["partial_rotary_factor"]) // 2
+    half = int(options["head_dim"] * options["rope_partial"]) // 2
     plain = [options["rope_base"] ** (-i / half) for i in range(half)]
     if options["rope_scaling"] == "linear":
         return np.array([frequency / options["rope_factor"] for frequency in plain])

@@ -1,4 +1,7 @@
-"""Model options of the reference: a plain dict with the names of the configuration's `model` section."""
+"""Model options of the reference: a plain dict with the names of the configuration's `model` section.
+
+Those of `rope` are spelled out as `rope_base`, ...
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ DEFAULTS: Options = {
     "norm_epsilon": 1e-5,
     "position": "rope",
     "rope_base": 10000.0,
-    "partial_rotary_factor": 1.0,
+    "rope_partial": 1.0,
     "rope_scaling": "none",
     "rope_factor": 8.0,
     "rope_original_length": 8192,
@@ -48,6 +51,7 @@ def complete(options: Options) -> dict[str, Any]:
 
     Raises KeyError if one of `REQUIRED` is missing.
     """
+    options = spelled_out(options)
     full = {name: options[name] for name in REQUIRED}
     full |= {name: options.get(name, default) for name, default in DEFAULTS.items()}
     full["kv_heads"] = full["kv_heads"] or full["heads"]
@@ -58,6 +62,15 @@ def complete(options: Options) -> dict[str, Any]:
         tuple(sorted((options["kinds"][kind] if kind else {}).items())) for kind in kinds_of_layers(options)
     )
     return full
+
+
+def spelled_out(options: Options) -> dict[str, Any]:
+    """Options, and those of kinds, with `rope_base`, ... in place of the mapping `rope`."""
+    flat = {key: value for key, value in options.items() if key != "rope"}
+    flat |= {f"rope_{key}": value for key, value in options.get("rope", {}).items()}
+    if "kinds" in flat:
+        flat["kinds"] = {kind: spelled_out(own) for kind, own in flat["kinds"].items()}
+    return flat
 
 
 def kinds_of_layers(options: Options) -> list[str]:

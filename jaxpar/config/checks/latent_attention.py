@@ -32,8 +32,8 @@ def check_latent_attention(config: Config) -> None:
         raise UserError(
             f"model.head_dim: {model.head_dim} would not be used, because {_KEY} has widths of its own; expected null"
         )
-    if any(models[kind].partial_rotary_factor != 1 for kind in latent):
-        raise UserError(f"model.partial_rotary_factor: beside {_KEY}, whose rope_dim rotates alone, expected 1")
+    if any(models[kind].rope.partial != 1 for kind in latent):
+        raise UserError(f"model.rope.partial: beside {_KEY}, whose rope_dim rotates alone, expected 1")
     if config.lora.rank is not None:
         raise UserError(f"lora.rank: {config.lora.rank} adapts no latent attention yet ({_KEY}); expected null")
     for name in ("query", "output"):

@@ -9,6 +9,7 @@ from jaxpar.config.checks.sizes import divides, key_of
 from jaxpar.config.counting import head_dim, kv_heads, padded_vocab, rotary_dim
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import check_kinds, kind_models
+from jaxpar.config.reading.sections import by_key
 from jaxpar.config.schema import Config, ModelConfig
 
 
@@ -29,18 +30,18 @@ def check_model(config: Config) -> None:
                 f"{key_of(kind, 'position')}: {own.position}, and model.position is {model.position}; learned "
                 "positions are of the whole model, so expected the same"
             )
-        if own.rope_scaling == "llama3" and own.rope_low_frequency >= own.rope_high_frequency:
+        if own.rope.scaling == "llama3" and own.rope.low_frequency >= own.rope.high_frequency:
             raise UserError(
-                f"{key_of(kind, 'rope_low_frequency')}: expected less than model.rope_high_frequency "
-                f"({own.rope_high_frequency}), got {own.rope_low_frequency}"
+                f"{key_of(kind, 'rope.low_frequency')}: expected less than model.rope.high_frequency "
+                f"({own.rope.high_frequency}), got {own.rope.low_frequency}"
             )
-        if own.rope_scaling == "yarn" and own.rope_beta_slow >= own.rope_beta_fast:
+        if own.rope.scaling == "yarn" and own.rope.beta_slow >= own.rope.beta_fast:
             raise UserError(
-                f"{key_of(kind, 'rope_beta_slow')}: expected less than model.rope_beta_fast ({own.rope_beta_fast}), "
-                f"got {own.rope_beta_slow}"
+                f"{key_of(kind, 'rope.beta_slow')}: expected less than model.rope.beta_fast ({own.rope.beta_fast}), "
+                f"got {own.rope.beta_slow}"
             )
-        if own.rope_scaling == "yarn" and own.rope_base <= 1:
-            raise UserError(f"{key_of(kind, 'rope_base')}: yarn scaling needs more than 1, got {own.rope_base}")
+        if own.rope.scaling == "yarn" and own.rope.base <= 1:
+            raise UserError(f"{key_of(kind, 'rope.base')}: yarn scaling needs more than 1, got {own.rope.base}")
     if model.position == "learned" and config.data.sequence_length > model.max_positions:
         raise UserError(
             f"data.sequence_length: {config.data.sequence_length} is more than the learned positions, "
@@ -51,7 +52,7 @@ def check_model(config: Config) -> None:
 def check_overrides(config: Config) -> None:
     """The range of what each kind of layer sets, under its own name."""
     for kind, overrides in config.model.kinds.items():
-        for key, value in overrides.items():
+        for key, value in by_key("model", overrides).items():
             bound = BOUNDS.get(f"model.{key}")
             refusal = bound.refusal(value) if bound is not None and isinstance(value, int | float) else None
             if refusal is not None:
@@ -59,11 +60,11 @@ def check_overrides(config: Config) -> None:
 
 
 def _check_rotary_width(kind: str, model: ModelConfig) -> None:
-    if model.partial_rotary_factor == 1 and head_dim(model) % 2:
+    if model.rope.partial == 1 and head_dim(model) % 2:
         raise UserError(f"model.head_dim: rotary embeddings need an even width, got {head_dim(model)}")
     if (width := rotary_dim(model)) % 2 or not width:
         raise UserError(
-            f"{key_of(kind, 'partial_rotary_factor')}: {model.partial_rotary_factor} of {head_dim(model)} dims "
+            f"{key_of(kind, 'rope.partial')}: {model.rope.partial} of {head_dim(model)} dims "
             f"(model.head_dim) is {width}; rotary embeddings need an even number, at least 2"
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxpar.config.bounds import BOUNDS
 from jaxpar.config.errors import UserError
-from jaxpar.config.reading.sections import check_value, config_to_dict
+from jaxpar.config.reading.sections import by_key, check_value, config_to_dict
 from jaxpar.config.reading.unused import unused_settings
 from jaxpar.config.schema import Config
 
@@ -14,6 +14,7 @@ def check_values(config: Config) -> None:
     for section, values in config_to_dict(config).items():
         for key, value in values.items():
             check_value(section, key, value)
+        for key, value in by_key(section, values).items():
             bound = BOUNDS.get(f"{section}.{key}")
             refusal = None if bound is None or value is None or isinstance(value, str) else bound.refusal(value)
             if refusal is not None:

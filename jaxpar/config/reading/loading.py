@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.overrides import parse_overrides
-from jaxpar.config.reading.sections import Written, assemble, check_section, check_value, config_to_dict
+from jaxpar.config.reading.sections import Written, assemble, check_section, check_value, config_to_dict, joined
 from jaxpar.config.reading.typed import field_types, shown
 from jaxpar.config.reading.unused import without_unused
 from jaxpar.config.reading.yaml_file import read_document
@@ -44,7 +44,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
             f"model.preset={preset} would change nothing: {named(path)} sets every other key of model itself"
         )
     for section, values in given.items():
-        written.setdefault(section, {}).update(values)
+        written[section] = joined(section, written.get(section, {}), values)
     return without_unused(assemble(written), given)
 
 

@@ -7,7 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.reading.sections import Written, check_key, check_section, check_value, preset_model
+from jaxpar.config.reading.sections import (
+    NESTED,
+    Written,
+    check_key,
+    check_section,
+    check_value,
+    joined,
+    preset_model,
+    with_values,
+)
 from jaxpar.config.reading.unused import without_unused
 from jaxpar.config.reading.yaml_text import parse_value
 from jaxpar.config.schema import Config
@@ -29,7 +38,7 @@ def parse_overrides(overrides: Sequence[str]) -> Written:
     written: Written = {}
     for override in overrides:
         section, key, value = _parse(override)
-        written.setdefault(section, {})[key] = value
+        written[section] = joined(section, written.get(section, {}), {key: value})
     return written
 
 
@@ -52,7 +61,7 @@ def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
     given = parse_overrides(overrides)
     for section, values in given.items():
         base = preset_model(values["preset"]) if "preset" in values else getattr(config, section)
-        changed[section] = replace(base, **values)
+        changed[section] = with_values(base, values)
     return without_unused(replace(config, **changed), given)
 
 
@@ -64,8 +73,11 @@ def _parse(override: str) -> tuple[str, str, Any]:
     if not dot:
         check_section(section)
         raise UserError(f"{quoted(override)}: an override is written section.key=value, and {section} is a section")
-    annotation = check_key(section, key)
     value = parse_value(text)
+    outer, _, inner = key.partition(".")
+    if inner and f"{section}.{outer}" in NESTED:
+        return section, outer, check_value(section, outer, {inner: value})
+    annotation = check_key(section, key)
     if annotation in (str, str | None) and isinstance(value, (bool, int, float)):
         value = text.strip()
     return section, key, check_value(section, key, value)

@@ -14,8 +14,8 @@ from pathlib import Path
 from jaxpar.config import schema
 from jaxpar.config.bounds import BOUNDS
 from jaxpar.config.presets import PRESETS
-from jaxpar.config.reading.sections import SECTIONS, config_to_dict
-from jaxpar.config.reading.typed import field_types, spell, type_names
+from jaxpar.config.reading.sections import NESTED, SECTIONS, by_key, config_to_dict, keys_of
+from jaxpar.config.reading.typed import spell, type_names
 from jaxpar.config.spelling import one_of
 
 _INTRODUCTION = """\
@@ -68,16 +68,20 @@ def entries() -> dict[str, list[Entry]]:
     defaults = config_to_dict(schema.Config())
     return {
         section: [
-            Entry(
-                f"{section}.{name}",
-                _kind(f"{section}.{name}", annotation),
-                spell(defaults[section][name]),
-                meanings[record.__name__, name],
+            Entry(key, _kind(key, annotation), spell(default), meanings[_record(key).__name__, key.rpartition(".")[2]])
+            for (name, annotation), default in zip(
+                keys_of(section).items(), by_key(section, defaults[section]).values(), strict=True
             )
-            for name, annotation in field_types(record).items()
+            for key in [f"{section}.{name}"]
         ]
-        for section, record in SECTIONS.items()
+        for section in SECTIONS
     }
+
+
+def _record(key: str) -> type:
+    """The dataclass that has the field of a key."""
+    section = key.rpartition(".")[0]
+    return NESTED.get(section) or SECTIONS[section]
 
 
 def markdown(parameters: Mapping[str, int]) -> str:

@@ -12,13 +12,49 @@ from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.aliases import known_elsewhere
 from jaxpar.config.reading.typed import checked, field_types, shown, spell, type_names
 from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.schema.rope import RopeConfig
 from jaxpar.config.spelling import cut, did_you_mean, quoted
 
 SECTIONS: dict[str, type] = field_types(Config)
 """Section name to its dataclass, in the order of the schema."""
 
+NESTED: dict[str, type] = {"model.rope": RopeConfig}
+"""Sections within sections, whose keys are set one by one, to their dataclasses."""
+
 type Written = dict[str, dict[str, Any]]
-"""What was written: section to key to checked value. Keys that were not written are absent."""
+"""What was written: section to key to checked value. Keys that were not written are absent, in a nested section too."""
+
+
+def keys_of(section: str) -> dict[str, Any]:
+    """The annotation of each key of a section; keys of a nested one are named as in `rope.base`."""
+    keys = {name: {"": annotation} for name, annotation in field_types(SECTIONS[section]).items()}
+    keys |= {name: field_types(NESTED[key]) for name in keys if (key := f"{section}.{name}") in NESTED}
+    return {f"{name}.{part}" if part else name: kind for name, parts in keys.items() for part, kind in parts.items()}
+
+
+def by_key(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a section under the names that `keys_of` has."""
+    parts = {key: value if f"{section}.{key}" in NESTED else {"": value} for key, value in values.items()}
+    return {f"{key}.{part}" if part else key: one for key, inner in parts.items() for part, one in inner.items()}
+
+
+def joined(section: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """What was written of a section, with what was written later."""
+    parts = {key: {**before.get(key, {}), **value} for key, value in after.items() if f"{section}.{key}" in NESTED}
+    return {**before, **after, **parts}
+
+
+def with_values[T](record: T, values: Mapping[str, Any]) -> T:
+    """A section with what was written of it in place of its values."""
+    parts: dict[str, Any] = {key: getattr(record, key) for key in values}
+    nested = {key: replace(part, **values[key]) for key, part in parts.items() if type(part) in NESTED.values()}
+    return replace(record, **{**values, **nested})  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def written_value(key: str, value: object, annotation: Any, nested: bool) -> Any:
+    """A checked value; of a nested section the keys that were written alone."""
+    made = checked(key, value, annotation)
+    return {name: getattr(made, name) for name in value} if nested else made  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def check_section(section: str) -> None:
@@ -64,7 +100,8 @@ def check_value(section: str, key: str, value: object) -> Any:
     Raises:
         UserError: the name is unknown, the value is of the wrong type, or there is no such preset.
     """
-    value = checked(f"{section}.{key}", value, check_key(section, key))
+    name = f"{section}.{key}"
+    value = written_value(name, value, check_key(section, key), name in NESTED)
     if (section, key) == ("model", "preset") and value is not None and value not in PRESETS:
         near = did_you_mean(value, PRESETS) or f"; there are {', '.join(PRESETS)}"
         raise UserError(f"model.preset: no preset is called {quoted(value)}{near}")
@@ -77,7 +114,7 @@ def assemble(written: Written) -> Config:
     for section, record in SECTIONS.items():
         values = written.get(section, {})
         base = preset_model(values.get("preset")) if record is ModelConfig else record()
-        made[section] = replace(base, **values)
+        made[section] = with_values(base, values)
     return Config(**made)
 
 
@@ -113,8 +150,10 @@ def config_difference(old: Config, new: Config) -> list[str]:
     """`section.key: old -> new` for each value that differs, in the order of the schema."""
     before, after = config_to_dict(old), config_to_dict(new)
     return [
-        f"{section}.{key}: {spell(value)} -> {spell(after[section][key])}"
+        f"{section}.{key}: {spell(value)} -> {spell(now)}"
         for section, values in before.items()
-        for key, value in values.items()
-        if value != after[section][key]
+        for (key, value), now in zip(
+            by_key(section, values).items(), by_key(section, after[section]).values(), strict=True
+        )
+        if value != now
     ]

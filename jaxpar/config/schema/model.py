@@ -8,6 +8,9 @@ from typing import Annotated, Literal
 from jaxpar.config.parts import FEED_FORWARDS
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.latent_attention import LatentAttentionConfig
+from jaxpar.config.schema.rope import RopeConfig
+
+_Value = int | float | bool | str | None
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class ModelConfig:
     """Name of a published model to start from (`llama3-8b`, `gpt2-124m`, ...)."""
     layers: int = 4
     """Number of decoder layers."""
-    kinds: dict[str, dict[str, int | float | bool | str | None]] = field(default_factory=dict, hash=False)
+    kinds: dict[str, dict[str, _Value | dict[str, _Value]]] = field(default_factory=dict, hash=False)
     """Kinds of layers by name, each with the keys of `model` in which it differs: `{local: {window: 512}, global: {}}`.
     Empty means that all layers are alike."""
     pattern: Pattern | None = None
@@ -63,34 +66,8 @@ class ModelConfig:
     the causal mask (`none`: every fourth layer of SmolLM3)."""
     max_positions: int = 1024
     """Rows of the learned position table; rotary embeddings do not use it."""
-    rope_base: float = 10000.0
-    """Base of the rotary frequencies."""
-    partial_rotary_factor: float = 1.0
-    """Share of the dims of each query and key that rotate, the first ones (Phi-4-mini); the others stay as they are."""
-    rope_scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
-    """How rotary frequencies are stretched for contexts longer than the model was first trained on."""
-    rope_factor: float = 8.0
-    """Stretch factor of `linear`, `llama3` and `yarn` scaling."""
-    rope_original_length: int = 8192
-    """Context length before stretching (`llama3` and `yarn` scaling)."""
-    rope_low_frequency: float = 1.0
-    """Wavelengths longer than `rope_original_length / rope_low_frequency` are stretched in full (`llama3`)."""
-    rope_high_frequency: float = 4.0
-    """Wavelengths shorter than `rope_original_length / rope_high_frequency` are kept (`llama3`)."""
-    rope_beta_fast: float = 32.0
-    """Pairs of dims that turn more often than this within `rope_original_length` are kept (`yarn`)."""
-    rope_beta_slow: float = 1.0
-    """Pairs of dims that turn less often than this within `rope_original_length` are stretched in full (`yarn`)."""
-    rope_truncate: bool = True
-    """Round the first and last pair of dims that are stretched in part to whole numbers (`yarn`)."""
-    rope_attention_factor: float | None = None
-    """Factor of rotated queries and of rotated keys (`yarn`); null means `0.1 ln(rope_factor) + 1`, or what the next
-    two keys make of it."""
-    rope_mscale: float | None = None
-    """With `rope_mscale_all_dim`, that factor is `0.1 rope_mscale ln(rope_factor) + 1`, divided by the same of
-    `rope_mscale_all_dim` (`yarn`: DeepSeek)."""
-    rope_mscale_all_dim: float | None = None
-    """See `rope_mscale`."""
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    """Rotary embeddings."""
     qk_norm: bool | Literal["projection"] = False
     """Normalise queries and keys before the rotation: per head (true: Qwen3, Gemma 3), or over all heads at once
     (`projection`: OLMo 2)."""
@@ -98,7 +75,7 @@ class ModelConfig:
     """Biases on the four projections of attention, or on those of queries, keys and values alone (`qkv`: Qwen 2.5)."""
     attention_scale: float | None = None
     """Factor of the attention scores; null means one over the root of the width of queries and keys, with latent
-    attention times the square of what `rope_mscale_all_dim` makes of `rope_factor` (`yarn`)."""
+    attention times the square of what `rope.mscale_all_dim` makes of `rope.factor` (`yarn`)."""
     latent_attention: LatentAttentionConfig | None = None
     """Multi-head latent attention in place of `kv_heads` and `head_dim` (`docs/models.md`)."""
     attention_sinks: bool = False

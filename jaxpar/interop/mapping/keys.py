@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from jaxpar.config.bounds import BOUNDS, COUNT
 from jaxpar.config.errors import UserError
-from jaxpar.config.reading.typed import checked, field_types
+from jaxpar.config.reading.sections import keys_of
+from jaxpar.config.reading.typed import checked
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import one_of, quoted
 
@@ -42,7 +43,7 @@ class Given:
 
     def in_range(self, key: str, value: Any, ours: str) -> Any:
         """A value of `key`, checked to be of the type and in the range of our key `model.<ours>`."""
-        value = checked(f"{self.file}: {key}", value, field_types(ModelConfig)[ours])
+        value = checked(f"{self.file}: {key}", value, keys_of("model")[ours])
         bound = BOUNDS.get(f"model.{ours}")
         if bound is not None and value is not None and (refusal := bound.refusal(value)):
             raise UserError(f"{self.file}: {key} {refusal}, got {value}")

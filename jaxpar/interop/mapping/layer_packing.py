@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,16 @@ def packed(layers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     names = _names(distinct)
     whole = next((place for place, own in enumerate(distinct) if own.get("experts") is not None), 0)
     base = distinct[names.index("global") if "global" in names else whole]
-    kinds = {
-        name: {key: value for key, value in own.items() if key not in base or value != base[key]}
-        for name, own in zip(names, distinct, strict=True)
-    }
+    kinds = {name: _differing(own, base) for name, own in zip(names, distinct, strict=True)}
     of_layers = [names[distinct.index(own)] for own in layers]
     return {**base, "kinds": kinds, "pattern": pattern_of(of_layers)}
+
+
+def _differing(own: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that `base` has not, or with another value; of mappings that both have, those inside."""
+    differing = {key: value for key, value in own.items() if key not in base or value != base[key]}
+    nested = [key for key, value in differing.items() if isinstance(value, dict) and isinstance(base.get(key), dict)]
+    return differing | {key: _differing(own[key], base[key]) for key in nested}
 
 
 def layer_models(model: ModelConfig) -> list[ModelConfig]:

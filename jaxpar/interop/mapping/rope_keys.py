@@ -18,24 +18,24 @@ from jaxpar.interop.mapping.layer_keys import GLOBAL, LOCAL, Types, layer_types
 _LENGTH = "original_max_position_embeddings"
 SCALINGS = {
     "default": (),
-    "linear": (("factor", "rope_factor"),),
+    "linear": (("factor", "factor"),),
     "llama3": (
-        ("factor", "rope_factor"),
-        (_LENGTH, "rope_original_length"),
-        ("low_freq_factor", "rope_low_frequency"),
-        ("high_freq_factor", "rope_high_frequency"),
+        ("factor", "factor"),
+        (_LENGTH, "original_length"),
+        ("low_freq_factor", "low_frequency"),
+        ("high_freq_factor", "high_frequency"),
     ),
-    "yarn": (("factor", "rope_factor"), (_LENGTH, "rope_original_length")),
+    "yarn": (("factor", "factor"), (_LENGTH, "original_length")),
 }
 """The types of rotary scaling that our model has, and their keys with ours."""
 OPTIONAL = {
     "yarn": (
-        ("beta_fast", "rope_beta_fast"),
-        ("beta_slow", "rope_beta_slow"),
-        ("truncate", "rope_truncate"),
-        ("attention_factor", "rope_attention_factor"),
-        ("mscale", "rope_mscale"),
-        ("mscale_all_dim", "rope_mscale_all_dim"),
+        ("beta_fast", "beta_fast"),
+        ("beta_slow", "beta_slow"),
+        ("truncate", "truncate"),
+        ("attention_factor", "attention_factor"),
+        ("mscale", "mscale"),
+        ("mscale_all_dim", "mscale_all_dim"),
     ),
 }
 """Keys that may be absent or null, with the same default in both."""
@@ -71,8 +71,8 @@ class Rope:
         scaling = _written_scaling(model)
         if scaling is None and self.absent:
             scaling = {"rope_type": "default"}
-        partial = {_PARTIAL: model.partial_rotary_factor} if self.partial else {}
-        return {"rope_theta": model.rope_base, "rope_scaling": scaling, **partial}
+        partial = {_PARTIAL: model.rope.partial} if self.partial else {}
+        return {"rope_theta": model.rope.base, "rope_scaling": scaling, **partial}
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class RopeByType:
         of_type = {LOCAL: models[0], GLOBAL: models[0]} | {
             LOCAL if model.window is not None else GLOBAL: model for model in models
         }
-        written = {"rope_theta": of_type[GLOBAL].rope_base, "rope_scaling": _written_scaling(of_type[GLOBAL])}
-        return written | {"rope_local_base_freq": of_type[LOCAL].rope_base}
+        written = {"rope_theta": of_type[GLOBAL].rope.base, "rope_scaling": _written_scaling(of_type[GLOBAL])}
+        return written | {"rope_local_base_freq": of_type[LOCAL].rope.base}
 
 
 def _stated(given: Given, values: Mapping[str, object]) -> dict[str, Mapping[str, Any]]:
@@ -132,13 +132,13 @@ def _rotary(
     """Our keys of layers, from the key of their base and the mappings that state something about them."""
     stated_base = _agreed(given, theta, "rope_theta", mappings)
     share = _agreed(given, _PARTIAL, _PARTIAL, mappings)
-    ours = {"rope_base": given.in_range(*stated_base, "rope_base") if stated_base else base}
+    ours = {"base": given.in_range(*stated_base, "rope.base") if stated_base else base}
     ours |= _scaling_of(given, mappings, scalings)
     if partial:
-        ours[_PARTIAL] = given.in_range(*share, _PARTIAL) if share else 1.0
+        ours["partial"] = given.in_range(*share, "rope.partial") if share else 1.0
     elif share and share[1] not in (1, 1.0):
         raise given.refusal(*share, "1: all of each head rotates")
-    return ours
+    return {"rope": ours}
 
 
 def _agreed(given: Given, key: str, name: str, mappings: Mapping[str, Mapping[str, Any]]) -> tuple[str, Any] | None:
@@ -165,10 +165,10 @@ def _scaling_of(given: Given, mappings: Mapping[str, Mapping[str, Any]], scaling
     """Our keys of the scaling that mappings state, that of the first if the others have none."""
     read = {key: _scaled(given, key, mapping, scalings) for key, mapping in mappings.items()}
     if not read:
-        return {"rope_scaling": "none"}
+        return {"scaling": "none"}
     (first, scaling), *others = read.items()
     for key, other in others:
-        if other["rope_scaling"] != "none" and other != scaling:
+        if other["scaling"] != "none" and other != scaling:
             raise UserError(f"{given.file}: {first} and {key} state two scalings that differ; expected one of them")
     return scaling
 
@@ -184,22 +184,23 @@ def _scaled(given: Given, key: str, scaling: Mapping[str, Any], scalings: tuple[
     known = {*_NEUTRAL, *_UNUSED.get(kind, ()), *(theirs for theirs, _ in SCALINGS[kind]), *optional}
     for name in scaling.keys() - known:
         raise UserError(f"{given.file}: {key}.{name} is not supported with {spelling.removeprefix(f'{key}.')} {kind}")
-    ours: dict[str, Any] = {"rope_scaling": "none" if kind == "default" else kind}
+    ours: dict[str, Any] = {"scaling": "none" if kind == "default" else kind}
     # transformers takes the model's length where the scaling has no original one.
     lacks_length = scaling.get(_LENGTH) is None and given.get("max_position_embeddings") is not None
     for theirs, mine in SCALINGS[kind]:
         if theirs == _LENGTH and lacks_length:
-            ours[mine] = given.typed("max_position_embeddings", mine)
+            ours[mine] = given.typed("max_position_embeddings", f"rope.{mine}")
         else:
-            ours[mine] = inside.typed(f"{key}.{theirs}", mine, REQUIRED)
+            ours[mine] = inside.typed(f"{key}.{theirs}", f"rope.{mine}", REQUIRED)
     present = {theirs: mine for theirs, mine in optional.items() if scaling.get(theirs) is not None}
-    return ours | {mine: inside.typed(f"{key}.{theirs}", mine) for theirs, mine in present.items()}
+    return ours | {mine: inside.typed(f"{key}.{theirs}", f"rope.{mine}") for theirs, mine in present.items()}
 
 
 def _written_scaling(model: ModelConfig) -> dict[str, Any] | None:
     """`rope_scaling` of our keys."""
-    if model.rope_scaling == "none":
+    rope = model.rope
+    if rope.scaling == "none":
         return None
-    pairs = (*SCALINGS[model.rope_scaling], *OPTIONAL.get(model.rope_scaling, ()))
-    values = {theirs: value for theirs, ours in pairs if (value := getattr(model, ours)) is not None}
-    return {"rope_type": model.rope_scaling, **values}
+    pairs = (*SCALINGS[rope.scaling], *OPTIONAL.get(rope.scaling, ()))
+    values = {theirs: value for theirs, ours in pairs if (value := getattr(rope, ours)) is not None}
+    return {"rope_type": rope.scaling, **values}

@@ -14,14 +14,13 @@ import numpy as np
 from jaxpar.checkpoint import Checkpointer, CheckpointError, manifest, processes
 from jaxpar.checkpoint.checkpointer import STATE
 from jaxpar.checkpoint.errors import reason
-from jaxpar.checkpoint.facts import CAME_FROM, read_facts
+from jaxpar.checkpoint.facts import CAME_FROM, read_facts, saved_config
 from jaxpar.checkpoint.folders import CHECKPOINTS, step_folder
 from jaxpar.checkpoint.pieces import open_saved
 from jaxpar.checkpoint.sealing import damage
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import ALIKE, layer_kinds
 from jaxpar.config.paths import RUN_CONFIG
-from jaxpar.config.reading.sections import config_from_dict
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import named, quoted
 from jaxpar.interop.families.registry import FAMILIES
@@ -49,7 +48,7 @@ class SavedWeights:
         self.path = path
         self._checkpoint = (_whole(path) if (path / manifest.MANIFEST).exists() else _newest(path)).absolute()
         self.facts = facts = processes.from_first(lambda: read_facts(self._checkpoint))
-        self.config = config_from_dict(facts["config"])
+        self.config = saved_config(facts, self._checkpoint)
         self._hf: dict[str, Any] | None = facts.get(HF_FACTS)
         if self._hf is not None and self._hf["family"] not in FAMILIES:
             raise CheckpointError(

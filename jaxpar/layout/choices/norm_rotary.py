@@ -67,7 +67,7 @@ def _partly(config: Config) -> str | None:
     """Why a kernel cannot run in all layers with both, in a clause: heads of some rotate in part."""
     for model in normed_and_rotated(config):
         if (width := rotary_dim(model)) < head_dim(model):
-            return f"rotates whole heads, not {width} of {head_dim(model)} dims (model.partial_rotary_factor)"
+            return f"rotates whole heads, not {width} of {head_dim(model)} dims (model.rope.partial)"
     return None
 
 

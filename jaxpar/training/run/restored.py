@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.checkpoint import Checkpointer
-from jaxpar.checkpoint.facts import read_facts
+from jaxpar.checkpoint.facts import read_facts, saved_config
 from jaxpar.checkpoint.folders import CHECKPOINTS, listed_steps, step_folder, step_name
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config, UserError
 from jaxpar.config.paths import user_path
 from jaxpar.config.reading.overrides import with_overrides
-from jaxpar.config.reading.sections import config_from_dict
 from jaxpar.config.spelling import named
 from jaxpar.training.run.run import Run
 from jaxpar.training.run_folder.same_run import forbidden_changes
@@ -57,7 +56,7 @@ def config_of_checkpoint(checkpoints: Path, step: int, overrides: Sequence[str])
             f"path: {named(checkpoint)} has the weights of a model, and not the state of a run; expected a run's, or "
             "a new run that begins with them (run.init_from)"
         )
-    saved = config_from_dict(facts["config"])
+    saved = saved_config(facts, checkpoint)
     config = with_overrides(saved, overrides)
     if changes := forbidden_changes(saved, config):
         raise UserError(

@@ -9,11 +9,10 @@ import pytest
 
 from jaxpar.config import UserError, load_config
 from jaxpar.config.reading.aliases import ALIASES, known_elsewhere
-from jaxpar.config.reading.sections import SECTIONS
-from jaxpar.config.reading.typed import field_types
+from jaxpar.config.reading.sections import SECTIONS, keys_of
 from tests.sentences import refused
 
-OURS = {f"{section}.{key}" for section, record in SECTIONS.items() for key in field_types(record)}
+OURS = {f"{section}.{key}" for section in SECTIONS for key in keys_of(section)}
 
 
 def test_every_name_leads_to_one_key_that_there_is_and_is_no_key_of_its_own_section():
@@ -34,7 +33,9 @@ def test_every_name_leads_to_one_key_that_there_is_and_is_no_key_of_its_own_sect
         ("model.num_attention_heads", "model.heads"),
         ("model.intermediate_size", "model.mlp"),
         ("model.tie_word_embeddings", "model.tied"),
-        ("model.rope_theta", "model.rope_base"),
+        ("model.rope_theta", "model.rope.base"),
+        ("model.rope_base", "model.rope.base"),
+        ("model.partial_rotary_factor", "model.rope.partial"),
         ("parallel.tp", "parallel.tensor"),
         ("parallel.pp", "parallel.pipe"),
         ("run.save_every", "checkpoint.every"),

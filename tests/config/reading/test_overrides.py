@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from jaxpar.checkpoint.facts import saved_config
 from jaxpar.config import Config, UserError, load_config, with_overrides
+from jaxpar.config.kinds import kind_model
 from jaxpar.config.presets import PRESETS
+from jaxpar.config.validate import validate
+from tests.sentences import refused
 
 
 def test_a_value_is_read_as_yaml():
@@ -64,3 +69,38 @@ def test_a_preset_over_a_configuration_replaces_the_model():
     changed = with_overrides(config, ["model.window=8", "model.preset=gpt2-124m"])
     assert changed.model == replace(PRESETS["gpt2-124m"], window=8)
     assert with_overrides(config, ["model.preset=null"]).model == Config().model
+
+
+def test_keys_of_a_section_within_a_section_are_set_one_by_one(tmp_path: Path):
+    file = tmp_path / "run.yaml"
+    file.write_text("model: {preset: llama3-1b, rope: {base: 1e6}}")
+    rope = replace(PRESETS["llama3-1b"].rope, base=1e6)
+    assert load_config(file).model.rope == rope
+    overrides = ["model.rope.factor=4", "model.rope={low_frequency: 2}", "model.rope.factor=16"]
+    wanted = replace(rope, low_frequency=2.0, factor=16.0)
+    assert load_config(file, overrides).model.rope == with_overrides(load_config(file), overrides).model.rope == wanted
+    kinds = ["model.kinds={local: {rope: {factor: 2}}, global: {}}", "model.pattern={unit: [local, global]}"]
+    model = load_config(file, kinds).model
+    assert kind_model(model, "local").rope == replace(rope, factor=2.0) and kind_model(model, "global").rope == rope
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("model.rope.bas=1", ("model.rope:", "'bas'", "did you mean base?")),
+        ("model.rope.base=x", ("model.rope.base:", "a number", "'x'")),
+        ("model.rope=1", ("model.rope:", "a mapping")),
+        ("model.rope_scaling=yarn", ("model.rope_scaling:", "did you mean model.rope.scaling?")),
+        ("model.kinds={a: {rope_base: 1}}", ("model.kinds.a.rope_base:", "did you mean rope.base?")),
+        ("model.kinds={a: {rope: {base: 0}}}", ("model.kinds.a.rope.base:", "above 0", "got 0")),
+        ("model.kinds={a: {rope: 1}}", ("model.kinds.a.rope:", "a mapping")),
+    ],
+)
+def test_a_mistake_inside_or_a_name_of_before_is_one_sentence(override: str, parts: tuple[str, ...]):
+    with refused(*parts):
+        validate(load_config(None, [override, "model.pattern={unit: [a]}"] if "kinds" in override else [override]))
+
+
+def test_a_checkpoint_of_before_is_refused_with_the_new_name():
+    with refused("run/00000004: model.rope_base:", "did you mean model.rope.base?"):
+        saved_config({"config": {"model": {"rope_base": 1e4, "layers": 2}}}, Path("run/00000004"))

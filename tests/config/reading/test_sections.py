@@ -24,6 +24,7 @@ from jaxpar.config.reading.typed import field_types
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.config.schema.rope import RopeConfig
 
 _PLAIN: dict[Any, st.SearchStrategy] = {
     int: st.integers(-(10**12), 10**12),
@@ -53,6 +54,8 @@ def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
         return st.dictionaries(st.text(max_size=8), _PLAIN[int], max_size=3)
     if (section, key) == ("precision", "matmul_except"):
         return _records("matmul_except", MatmulExcept)
+    if (section, key) == ("model", "rope"):
+        return _records("rope", RopeConfig)
     if (section, key) == ("model", "latent_attention"):
         return st.none() | _records("latent_attention", LatentAttentionConfig)
     if (section, key) == ("model", "experts"):
@@ -78,12 +81,19 @@ def test_any_configuration_survives_json_and_yaml(config, tmp_path_factory):
     assert load_config(path) == config
 
 
+def test_a_difference_names_the_keys_of_a_section_within_a_section():
+    other = load_config(None, ["model.rope.base=5"])
+    assert config_difference(Config(), other) == ["model.rope.base: 10000.0 -> 5.0"]
+
+
 def test_what_is_absent_takes_the_preset_or_the_default():
     assert config_from_dict({"model": {"preset": "gpt2-124m"}}).model == PRESETS["gpt2-124m"]
     assert config_from_dict({}) == Config()
 
 
-@pytest.mark.parametrize("plain", [{"run": {"stepz": 1}}, {"runn": {}}, {"run": 3}, {"run": {"steps": "1"}}])
+@pytest.mark.parametrize(
+    "plain", [{"run": {"stepz": 1}}, {"runn": {}}, {"run": 3}, {"run": {"steps": "1"}}, {"model": {"rope_base": 1e4}}]
+)
 def test_plain_values_are_checked(plain):
     with pytest.raises(UserError):
         config_from_dict(plain)

@@ -12,6 +12,7 @@ import pytest
 from jaxpar.config import Config
 from jaxpar.config.plan import Choice
 from jaxpar.config.schema.model import Pattern
+from jaxpar.config.schema.rope import RopeConfig
 from jaxpar.hardware.catalogue import GPUS
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers import attention
@@ -80,15 +81,15 @@ def test_layers_without_both_have_no_use_for_it(model: dict[str, Any]):
 
 @pytest.mark.usefixtures("recorded")
 def test_a_part_of_each_head_is_rotated_by_xla():
-    config = run(partial_rotary_factor=0.5)
+    config = run(rope=RopeConfig(partial=0.5))
     chosen = choose_norm_rotary(config, H100)
     assert chosen.name == "xla" and "32 of 64 dims" in chosen.reason
     (gpu,) = (one for one in GPUS if H100.device_kind in one.device_kinds)
     assert (norm_rotary_on(run(), gpu), norm_rotary_on(config, gpu)) == ("triton", "xla")
-    with refused("attention.norm_rotary: triton", "model.partial_rotary_factor", "expected auto"):
-        choose_norm_rotary(run("triton", partial_rotary_factor=0.5), H100)
+    with refused("attention.norm_rotary: triton", "model.rope.partial", "expected auto"):
+        choose_norm_rotary(run("triton", rope=RopeConfig(partial=0.5)), H100)
     plan: Any = SimpleNamespace(norm_rotary=Choice("triton", ""))
-    with refused("plan.norm_rotary: triton", "model.partial_rotary_factor", "expected xla"):
+    with refused("plan.norm_rotary: triton", "model.rope.partial", "expected xla"):
         check_norm_rotary(plan, config, H100)
 
 

@@ -29,7 +29,7 @@ from tests.training.runs import fit, folder_of, losses, run_config
 MODEL: dict[str, Any] = {
     "layers": 8,
     "kinds": {
-        "local": {"window": 5, "rope_base": 100.0, "norm_placement": "sandwich"},
+        "local": {"window": 5, "rope": {"base": 100.0}, "norm_placement": "sandwich"},
         "wide": {"mlp": 64, "activation": "relu2", "qk_norm": True},
     },
     "pattern": Pattern(prefix=("wide",), unit=("local", "local", "wide"), suffix=("local",)),

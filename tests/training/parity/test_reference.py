@@ -14,8 +14,10 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpar.config.schema.rope import RopeConfig
 from tests.given_weights import state_with
 from tests.reference import decoder64, trainer64
+from tests.reference.options import DEFAULTS, spelled_out
 from tests.reference.small import random_weights
 from tests.short_documents import into_documents
 from tests.small_run import SmallRun, small, worst_difference
@@ -72,12 +74,12 @@ def test_twenty_steps_equal_the_float64_trainer(name: str):
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "window_biases": {
-        "window": 3, "attention_softcap": 1.5, "rope_scaling": "linear", "rope_factor": 3.0, "attention_bias": True,
+        "window": 3, "attention_softcap": 1.5, "rope": RopeConfig(scaling="linear", factor=3.0), "attention_bias": True,
         "mlp_bias": True, "kv_heads": 4,
     },
     "llama3_scaling": {
-        "rope_scaling": "llama3", "rope_factor": 4.0, "rope_original_length": 12, "rope_base": 20.0, "qk_norm": True,
-        "head_dim": 8, "partial_rotary_factor": 0.5,
+        "rope": RopeConfig(base=20.0, partial=0.5, scaling="llama3", factor=4.0, original_length=12), "qk_norm": True,
+        "head_dim": 8,
     },
     "capped_logits": {"logit_softcap": 2.0, "z_loss": 1e-2, "activation": "relu2", "norm_epsilon": 0.1, "tied": True},
     "gpt2": GPT2,
@@ -85,8 +87,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     # Scores grow with the square of the last factor: with 1.5, half an ulp of the weights moves the exact gradients, in
     # float64, by 1e-5.
     "qwen2": {
-        "attention_bias": "qkv", "rope_scaling": "yarn", "rope_factor": 4.0, "rope_original_length": 40,
-        "rope_beta_fast": 3.0, "rope_base": 100.0, "head_dim": 8, "rope_truncate": False, "rope_attention_factor": 1.1,
+        "attention_bias": "qkv", "head_dim": 8, "rope": RopeConfig(
+            100.0, scaling="yarn", factor=4.0, original_length=40, beta_fast=3.0, truncate=False, attention_factor=1.1
+        ),
     },
     "gemma": {
         "norm_placement": "sandwich", "norm": "zero_centered_rmsnorm", "activation": "geglu", "embedding_scale": True,
@@ -97,7 +100,7 @@ NEUTRAL = {
     "window": None, "attention_softcap": None, "logit_softcap": None, "rope_scaling": "none", "qk_norm": False,
     "z_loss": 0.0, "norm_epsilon": 1e-5, "attention_bias": False, "mlp_bias": False,
     "embedding_scale": False, "attention_scale": None, "norm": "rmsnorm", "rope_base": 1e4, "rope_factor": 2.0,
-    "partial_rotary_factor": 1.0,
+    "rope_partial": 1.0,
 }  # fmt: skip
 
 
@@ -132,6 +135,8 @@ def test_each_of_these_options_changes_the_loss_by_far_more_than_the_tolerance(n
     _, options, weights, rows = option_case(name)
     loss = decoder64.loss(weights, options, rows)
     others = NEUTRAL | {"activation": "gelu" if options["activation"] == "relu2" else "relu2"}
-    for option in OPTIONS[name].keys() & others.keys():
+    options = spelled_out(options)
+    rotary = {key for key, usual in DEFAULTS.items() if key.startswith("rope_") and options[key] != usual}
+    for option in (OPTIONS[name].keys() | rotary) & others.keys():
         without = decoder64.loss(weights, options | {option: others[option]}, rows)
         assert abs(without - loss) > 100 * TOLERANCE * loss, option

@@ -13,6 +13,7 @@ import pytest
 
 from jaxpar.config import Config
 from jaxpar.config.kinds import layer_kinds
+from jaxpar.config.schema.rope import RopeConfig
 from jaxpar.convert import main
 from jaxpar.interop.config_json import differences
 from jaxpar.interop.mapping.form import Region
@@ -136,7 +137,7 @@ def test_a_second_stage_goes_from_a_run_to_a_run_and_out_again(tmp_path: Path, c
     (model / "tokenizer.json").write_text("{}")
     first = config_from(model, tmp_path, 1, run={"name": "first"})
     fit(first)
-    options = model_of(model, rope_base=2000.0, vocab_multiple=32)
+    options = model_of(model, rope=RopeConfig(base=2000.0), vocab_multiple=32)
     data = {"sequence_length": 16, "batch_size": 4}
     second = run_config(
         tmp_path, 1, model=options, data=data, run={"name": "second", "init_from": str(folder_of(first))}
@@ -145,11 +146,11 @@ def test_a_second_stage_goes_from_a_run_to_a_run_and_out_again(tmp_path: Path, c
     stages = [f"{folder_of(first)} (step 1)", str(model)]
     assert open_source(folder_of(second), "MODEL").lineage == (f"{folder_of(second)} (step 1)", *stages)
     assert read_runs([folder_of(second)])[0].came_from == stages
-    assert any("model.rope_base (1000.0, not 2000.0)" in message for message in recorded.messages)
+    assert any("model.rope.base (1000.0, not 2000.0)" in message for message in recorded.messages)
     assert main(["jaxpar-to-hf", str(folder_of(second)), str(tmp_path / "out")]) == 0
     assert "qwen3" in capfd.readouterr().out
     out = HFFolder(tmp_path / "out")
-    assert (tmp_path / "out/tokenizer.json").exists() and out.model.rope_base == 2000.0
+    assert (tmp_path / "out/tokenizer.json").exists() and out.model.rope.base == 2000.0
     shutil.rmtree(model)
     assert main(["jaxpar-to-hf", str(folder_of(second)), str(tmp_path / "anew")]) == 0
     assert "cannot be used for its config.json" in capfd.readouterr().out
