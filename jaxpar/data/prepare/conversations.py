@@ -54,9 +54,8 @@ def lengths_text(folder: Path, index: Index) -> str:
     longer = {power: int((sizes > power).sum()) for power in (2**exponent for exponent in range(longest.bit_length()))}
     some = {power: count for power, count in longer.items() if 0 < count < len(sizes)}
     every = [power for power, count in longer.items() if count == len(sizes)]
-    shown = [
-        f"more than {power:,}: {count:,}" for power, count in (some or dict.fromkeys(every[-1:], len(sizes))).items()
-    ]
+    told = some or dict.fromkeys(every[-1:], len(sizes))
+    shown = [f"more than {power:,}: {count:,}" for power, count in told.items()]
     counts = f" ({', '.join(shown[-_SHOWN_LENGTHS:])})" if shown else ""
     truncates = "" if index.paired else ", or truncates them (data.long_conversations)"
     return (
