@@ -4,8 +4,8 @@ Python's matcher backtracks: `(a+)+$` takes hours on forty letters, and nothing 
 file is run as a script and imports nothing from jaxpar, which would take longer than its work.
 
 It reads a JSON object with `pattern`, `texts` and `seconds`. It writes a line of JSON for the pattern (an object, with
-`refused` where it cannot be used) and one for each text: what is matched, or null. It ends by SIGPROF where one of them
-takes longer.
+`refused` where it cannot be used) and one for each text: what is matched, or null. An object with `refused` is the last
+line where a text takes too much memory. It ends by SIGPROF where one of them takes longer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import signal
 import sys
 
 MEMORY_BYTES = 2**30
+TOO_LARGE = json.dumps({"refused": f"it takes more than {MEMORY_BYTES >> 30} GiB"})
 
 
 def main() -> None:
@@ -30,16 +31,23 @@ def main() -> None:
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         pattern = re.compile(request["pattern"])
-    except (re.error, OverflowError, RecursionError, MemoryError) as error:
+    except MemoryError:
+        print(TOO_LARGE)
+        return
+    except (re.error, OverflowError, RecursionError) as error:
         print(json.dumps({"refused": str(error) or type(error).__name__}))
         return
     signal.setitimer(signal.ITIMER_PROF, 0)
     print("{}", flush=True)
     for text in request["texts"]:
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        found = first_match(pattern, text)
+        try:
+            line = json.dumps(first_match(pattern, text))
+        except MemoryError:
+            print(TOO_LARGE)
+            return
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(found), flush=True)
+        print(line, flush=True)
 
 
 def first_match(pattern: re.Pattern[str], text: str) -> str | None:

@@ -27,17 +27,25 @@ def first_matches(pattern: str, texts: Sequence[str]) -> list[str | None]:
     """What the pattern matches first in each text: its first group, or all of the match; None where it matches nothing.
 
     Raises:
-        UserError: it is no regular expression, or takes longer than `SECONDS` for one text.
+        UserError: it is no regular expression, or takes longer than `SECONDS` or too much memory for one text.
     """
     request = json_text({"pattern": pattern, "texts": list(texts), "seconds": SECONDS})
     # With -P its folder is not searched for modules: our files have names that others may have.
     ended = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", str(PROGRAM)], input=request.encode(), stdout=subprocess.PIPE
+        [sys.executable, "-P", "-W", "ignore", str(PROGRAM)],
+        input=request.encode(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     lines = ended.stdout.splitlines()
     compiled, *found = map(json.loads, lines) if lines else ({},)
     if "refused" in compiled:
         raise UserError(f"pattern: {quoted(pattern)} is no regular expression ({cut(compiled['refused'], 200)})")
+    if found and isinstance(found[-1], dict):
+        raise UserError(
+            f"pattern: {quoted(pattern)} cannot be used for text {len(found)} of {len(texts)}, because "
+            f"{found[-1]['refused']}; expected one without a repetition of what is repeated, such as (a+)+"
+        )
     if lines and len(found) == len(texts):
         return found
     if ended.returncode == -signal.SIGPROF:

@@ -57,6 +57,12 @@ def test_what_of_a_text_is_compared(settings: dict[str, Any], text: str, wanted:
     assert compared([text, text], Generation("x", **settings)) == [wanted] * 2
 
 
+def test_a_pattern_that_fills_the_memory_ends_with_a_sentence(capfd: pytest.CaptureFixture[str]):
+    with refused("pattern", "(a|b)*?c", "1 GiB", "text 2 of 3"):
+        matching.first_matches("(a|b)*?c", ["abc", "ab" * 20_000_000, "abc"])
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_pattern_that_takes_hours_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(matching, "SECONDS", 0.2)
     settings = Generation("x", pattern="(a+)+$")
