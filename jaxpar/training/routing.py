@@ -20,8 +20,9 @@ from jaxtyping import Array, Int, UInt
 from jaxpar.checkpoint.errors import reason
 from jaxpar.config import Config, ModelConfig, UserError
 from jaxpar.config.kinds import kind_models
-from jaxpar.config.reading.text_file import check_regular
+from jaxpar.config.reading.text_file import LONGEST_POINTER, check_pointer, check_regular
 from jaxpar.config.spelling import named
+from jaxpar.data.tokens.token_file import HEADER_ERRORS
 from jaxpar.layers.context import UPDATES
 from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layers.dropout import SEED
@@ -126,10 +127,12 @@ class RoutingFolder:
         shape = (size, config.data.sequence_length, *replayed_shape(config.model))
         try:
             check_regular(file, f"data.routing: {named(file)}")
-            found = np.load(file, mmap_mode="r", allow_pickle=False)
+            with file.open("rb") as opened:
+                check_pointer(opened.read(LONGEST_POINTER), file, f"data.routing: {named(file)}")
+            found = np.lib.format.open_memmap(file, mode="r")  # np.load would open archives too.
         except UserError:
             raise
-        except (OSError, ValueError) as error:
+        except (OSError, *HEADER_ERRORS) as error:
             raise UserError(f"data.routing: cannot read {named(file)}: {reason(error)}") from None
         if found.shape != shape or found.dtype.kind != "i":
             raise UserError(

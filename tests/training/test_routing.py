@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,12 @@ def test_files_that_do_not_fit_are_one_sentence(tmp_path: Path):
     folder.write(1, np.full((8, 32, 2, 2), 4, np.int16))
     with refused("data.routing", "00000001.npy", "4", "3"):
         folder.read(examples, config)
+    zipped = io.BytesIO()
+    np.savez(zipped, a=np.zeros(3))
+    for damaged in (b"", b"\x93NUMPY\x01\x00\x3c\x00" + bytes(60), zipped.getvalue(), b"PK\x03\x04"):
+        (tmp_path / "00000001.npy").write_bytes(damaged)
+        with refused("data.routing", "00000001.npy", "cannot read"):
+            folder.read(examples, config)
 
 
 def test_files_of_batches_beyond_two_to_the_31_examples_are_found(tmp_path: Path):

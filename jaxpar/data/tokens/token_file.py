@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import tokenize
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,10 @@ from jaxpar.config.spelling import quoted
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.file_array import FileArray
 
+HEADER_ERRORS = (
+    ValueError, TypeError, OverflowError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError, EOFError,
+)  # fmt: skip
+"""The errors that NumPy raises for damaged headers of `.npy` files, which it reads as Python."""
 _CHUNK = 1 << 24
 _EXPECTED = "expected a .npy file with one dimension of unsigned integers"
 
@@ -59,7 +64,7 @@ def _open(path: Path, label: str) -> FileArray:
         raise UserError(f"{label} is empty (0 bytes); {_EXPECTED}")
     try:
         shape, dtype, offset = _header(path)
-    except (ValueError, EOFError) as error:
+    except HEADER_ERRORS as error:
         raise UserError(f"{label} has no readable .npy header; {_EXPECTED}") from error
     if dtype.kind != "u":
         raise UserError(f"{label} holds {dtype}; {_EXPECTED} (save it with tokens.astype(numpy.uint32))")
@@ -86,4 +91,6 @@ def _header(path: Path) -> tuple[tuple[int, ...], np.dtype, int]:
             shape, _, dtype = np.lib.format.read_array_header_2_0(file)
         else:
             raise ValueError(f"format version {version}, which plain integers never need")
+        if min(shape, default=0) < 0:
+            raise ValueError(f"shape {shape}")
         return shape, dtype, file.tell()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 
 import numpy as np
 import pytest
@@ -97,6 +98,25 @@ def test_a_truncated_file_is_a_users_error(path, kept):
     save(path, range(100))
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(UserError, match="is truncated: its header says 100 tokens" if kept >= 128 else "no readable"):
+        read(path)
+
+
+HEADERS = [
+    b"\0" * 60,
+    b"{",
+    b"(" * 5000,
+    b"-" * 9000 + b"1",
+    b"{[]: 1}",
+    b"{1: 2, 'a': 3}",
+    b"{'descr': '<u2', 'fortran_order': False, 'shape': (-5,)}",
+]
+"""Headers that NumPy refuses with errors of several kinds, or reads."""
+
+
+@pytest.mark.parametrize("header", HEADERS, ids=range(len(HEADERS)))
+def test_a_damaged_header_is_a_users_error(path, header):
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(64))
+    with refused("data.path=", "tokens.npy", "header"):
         read(path)
 
 
