@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,13 @@ from jaxpar.checkpoint.errors import CheckpointError, Damage
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.sections import config_from_dict
 from jaxpar.config.reading.text_file import read_file
+from jaxpar.config.reading.typed import checked
 from jaxpar.config.schema import Config
 from jaxpar.config.spelling import named
 
 FACTS = "facts.json"
+CONFIG = "config"
+"""Fact of a checkpoint: the configuration of its model or run."""
 CAME_FROM = "came_from"
 """Fact of a checkpoint: the models from which its run came, the nearest first; absent where weights were drawn."""
 CARRIED = "carried"
@@ -25,10 +30,62 @@ with any is not healthy."""
 
 MONITOR = "anomaly_monitor"
 """Fact of a checkpoint: what the anomaly monitor knows of the losses so far, and its rollbacks."""
+HF_FACTS = "hugging_face"
+"""Fact of a checkpoint that was converted: the family, and the dtype of each tensor."""
+BASE = "base"
+"""Fact of a checkpoint with factors alone: where the model is that they adapt, and the digest of its weights."""
+REFERENCE = "reference"
+"""Fact of a checkpoint of a run with a reference: where that is, and the digest of its weights."""
+
+
+@dataclass(frozen=True)
+class HuggingFaceFact:
+    """The form of `HF_FACTS`."""
+
+    family: str
+    dtypes: dict[str, str]
+
+
+@dataclass(frozen=True)
+class SourceFact:
+    """The form of `BASE` and `REFERENCE`."""
+
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class MonitorFact:
+    """The form of `MONITOR`."""
+
+    losses: tuple[float, ...]
+    rollbacks: int
+
+
+@dataclass(frozen=True)
+class MixtureFact:
+    """The form of `mixture`, the phase of a mixture."""
+
+    first: int
+    weights: dict[str, float]
+    used: dict[str, int]
+
+
+_RUN_TYPES: dict[str, Any] = {
+    CONFIG: dict[str, object], "data": str, "shuffle": int | None, "mixture": MixtureFact | None,
+    "left_out": tuple[int, ...], "tokens": int, "skipped": int, "empty": int, "loss": float | None,
+    "eval_step": int | None, "eval_loss": float | None, SKIPPED_IN_ROW: int, CARRIED: dict[str, str],
+}  # fmt: skip
+"""The facts that every checkpoint of a run has, with their types."""
+_TYPES: dict[str, Any] = _RUN_TYPES | {
+    CAME_FROM: tuple[str, ...], HF_FACTS: HuggingFaceFact, BASE: SourceFact, REFERENCE: SourceFact,
+    MONITOR: MonitorFact,
+}  # fmt: skip
+"""The type of each fact that is read again."""
 
 
 def read_facts(checkpoint: Path) -> dict[str, Any]:
-    """The facts in a checkpoint's folder. Raises `CheckpointError` when they are damaged."""
+    """The facts in a checkpoint's folder. Raises `CheckpointError` when they are damaged, or one has another type."""
     try:
         manifest.verify(checkpoint, only=[FACTS])
     except Damage as damage:
@@ -39,15 +96,34 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint {checkpoint} cannot be used, because its {FACTS} is no JSON") from error
     if not isinstance(facts, dict):
         raise CheckpointError(f"checkpoint {checkpoint} cannot be used, because its {FACTS} is no JSON object")
+    try:
+        for name, kind in _TYPES.items():
+            if name in facts:
+                checked(name, facts[name], kind)
+    except UserError as error:
+        raise CheckpointError(f"checkpoint {checkpoint} cannot be used, because of its {FACTS}: {error}") from error
     return facts
 
 
 def saved_config(facts: dict[str, Any], checkpoint: Path) -> Config:
     """The configuration in the facts of a checkpoint. Raises `UserError` where a key or a value is not of today's."""
+    require(checkpoint, facts, [CONFIG])
     try:
-        return config_from_dict(facts["config"])
+        return config_from_dict(facts[CONFIG])
     except UserError as error:
         raise UserError(f"{named(checkpoint)}: {error}") from None
+
+
+def require(checkpoint: Path, facts: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise `CheckpointError` if a checkpoint lacks one of these facts."""
+    for name in names:
+        if name not in facts:
+            raise CheckpointError(f"checkpoint {checkpoint} cannot be used, because its {FACTS} has no {name!r}")
+
+
+def check_run_facts(checkpoint: Path, facts: Mapping[str, Any]) -> None:
+    """Raise `CheckpointError` if facts lack what the checkpoint of a run has."""
+    require(checkpoint, facts, _RUN_TYPES)
 
 
 def skipped_in_row(facts: dict[str, Any]) -> int:

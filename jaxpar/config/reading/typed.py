@@ -1,7 +1,7 @@
 """Values checked against dataclass annotations, without coercion; used to read both configurations and plans.
 
 Annotations may be `int`, `float`, `bool`, `str`, `Literal[...]`, `Annotated[str, registry]` (a name in a mapping), `X |
-None`, `dict[str, X]`, `tuple[X, ...]` (written as a list) or another dataclass.
+None`, `dict[str, X]`, `tuple[X, ...]` (written as a list), another dataclass, or `object` for anything.
 """
 
 from __future__ import annotations
@@ -123,6 +123,8 @@ def _choices(annotation: Any) -> list[Any]:
 def _fits(value: object, annotation: Any) -> bool:
     if get_origin(annotation) in (Literal, Annotated):  # 1 == True, so equality alone would let booleans through
         return any(type(value) is type(choice) and value == choice for choice in _choices(annotation))
+    if annotation is object:
+        return True
     if annotation is float:
         return type(value) in (int, float) and math.isfinite(value)  # pyright: ignore[reportArgumentType]
     if get_origin(annotation) is dict or is_dataclass(annotation):

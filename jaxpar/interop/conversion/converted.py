@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpar.checkpoint import Checkpointer
+from jaxpar.checkpoint.facts import HF_FACTS
 from jaxpar.checkpoint.folders import CHECKPOINTS
 from jaxpar.checkpoint.pieces import Pieces, Region
 from jaxpar.config.kinds import layer_kinds
@@ -23,7 +24,7 @@ from jaxpar.interop.conversion.export import GENERATION
 from jaxpar.interop.conversion.new_folder import copy_beside
 from jaxpar.interop.conversion.tokenizer_files import copy_tokenizer
 from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder
-from jaxpar.interop.sources.saved_weights import HF_FACTS, HF_FILES
+from jaxpar.interop.sources.saved_weights import HF_FILES
 from jaxpar.interop.sources.source import Origin, ReadPart, WeightSource, read_part
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import ParamSpec

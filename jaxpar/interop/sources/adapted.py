@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpar.checkpoint.facts import BASE
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.schema import Config, ModelConfig
@@ -20,9 +21,6 @@ from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.interop.sources.source import Origin, WeightSource
 from jaxpar.layers.lora import FACTORS
 from jaxpar.mesh.parameters import ParamSpec
-
-BASE = "base"
-"""Fact of a checkpoint with factors alone: where the model is that they adapt, and the digest of its weights."""
 
 
 def base_facts(source: WeightSource) -> dict[str, Any]:
@@ -41,6 +39,8 @@ def check_base(source: WeightSource, facts: Mapping[str, Any], what: str) -> Non
     Raises:
         UserError: its weights are others.
     """
+    if BASE not in facts:
+        raise UserError(f"{what} has factors, and no {BASE!r} in its facts: the model that they adapt is unknown")
     if source.digest != facts[BASE]["digest"]:
         raise UserError(
             f"{what} has factors for the weights that {facts[BASE]['path']} had, and {named(source.place)} has others; "

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from jaxpar.checkpoint.facts import BASE, require
 from jaxpar.checkpoint.folders import CHECKPOINTS
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config.errors import UserError
 from jaxpar.config.paths import user_path
 from jaxpar.config.spelling import quoted
-from jaxpar.interop.sources.adapted import BASE, AdaptedWeights
+from jaxpar.interop.sources.adapted import AdaptedWeights
 from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder
 from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.interop.sources.source import Origin
@@ -59,6 +60,7 @@ def _with_base(saved: SavedWeights) -> SavedWeights | AdaptedWeights:
     """What a checkpoint has, merged with the model that it adapts if it has factors alone."""
     if saved.config.lora.rank is None:
         return saved
+    require(saved.place, saved.facts, [BASE])
     return AdaptedWeights(saved, open_source(saved.facts[BASE]["path"], f"{saved.place}: the model that it adapts"))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxpar.checkpoint import Checkpointer, CheckpointError, manifest, processes
 from jaxpar.checkpoint.checkpointer import STATE
 from jaxpar.checkpoint.errors import reason
-from jaxpar.checkpoint.facts import CAME_FROM, read_facts, saved_config
+from jaxpar.checkpoint.facts import CAME_FROM, HF_FACTS, read_facts, saved_config
 from jaxpar.checkpoint.folders import CHECKPOINTS, step_folder
 from jaxpar.checkpoint.pieces import open_saved
 from jaxpar.checkpoint.sealing import damage
@@ -30,8 +30,6 @@ from jaxpar.interop.sources.source import Origin
 
 HF_FILES = "hf"
 """Folder of the files of Hugging Face's format in a converted model's."""
-HF_FACTS = "hugging_face"
-"""Fact of a checkpoint that was converted: the family, and the dtype of each tensor."""
 
 
 class SavedWeights:
@@ -53,7 +51,7 @@ class SavedWeights:
         if self._hf is not None and self._hf["family"] not in FAMILIES:
             raise CheckpointError(
                 f"checkpoint {self._checkpoint} came from a family that this release does not know "
-                f"({quoted(str(self._hf['family']), 40)})"
+                f"({quoted(self._hf['family'], 40)})"
             )
         self._stores: dict[str, Any] = {}
         # Files that the manifest does not list are not seen, for as long as this object lives.

@@ -14,6 +14,7 @@ from jax.experimental import multihost_utils
 from jaxtyping import Float32, Int
 
 from jaxpar.checkpoint.errors import reason
+from jaxpar.checkpoint.facts import REFERENCE
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import Config, UserError
 from jaxpar.config.spelling import named, quoted
@@ -28,8 +29,6 @@ from jaxpar.observe.events import Listener
 from jaxpar.observe.files import write_atomically
 from jaxpar.units import plural
 
-REFERENCE = "reference"
-"""Fact of a checkpoint: where the reference is, and the digest of its weights."""
 KEY = "loss.reference"
 _REPORTS = 10
 """How often the progress of a split is reported, and stored."""
@@ -57,6 +56,8 @@ def reference_facts(source: Model) -> dict[str, Any]:
 
 def check_reference(source: Model, facts: Mapping[str, Any]) -> None:
     """Raise `UserError` if the reference is not the one of the facts of a checkpoint."""
+    if REFERENCE not in facts:
+        raise UserError(f"the run compares its model with another, and its facts have no {REFERENCE!r}")
     if source.digest != facts[REFERENCE]["digest"]:
         raise UserError(
             f"the run compares its model with the weights that {facts[REFERENCE]['path']} had, and "

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.checkpoint import Checkpointer
-from jaxpar.checkpoint.facts import read_facts, saved_config
+from jaxpar.checkpoint.facts import check_run_facts, read_facts, saved_config
 from jaxpar.checkpoint.folders import CHECKPOINTS, listed_steps, step_folder, step_name
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config, UserError
@@ -56,6 +56,7 @@ def config_of_checkpoint(checkpoints: Path, step: int, overrides: Sequence[str])
             f"path: {named(checkpoint)} has the weights of a model, and not the state of a run; expected a run's, or "
             "a new run that begins with them (run.init_from)"
         )
+    check_run_facts(checkpoint, facts)
     saved = saved_config(facts, checkpoint)
     config = with_overrides(saved, overrides)
     if changes := forbidden_changes(saved, config):

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxpar.checkpoint import Checkpointer, CheckpointError
-from jaxpar.checkpoint.facts import CARRIED, skipped_in_row
+from jaxpar.checkpoint.facts import CARRIED, check_run_facts, skipped_in_row
 from jaxpar.checkpoint.folders import step_folder
 from jaxpar.config import CheckpointConfig
 from jaxpar.layout.state import TrainState
@@ -57,7 +57,7 @@ class Saves:
         newest = self._checkpointer.latest()
         if newest is None:
             return None
-        check(self._checkpointer.facts(newest))
+        check(_run_facts(self._checkpointer, newest))
         state, facts = read_state(self._checkpointer, newest, like, carried, self._listeners.message)
         self._newest, self._skipped[newest] = newest, skipped_in_row(facts)
         self._healthy = newest
@@ -162,8 +162,8 @@ def read_state(
     something else. A moving average of the weights may be turned on, and begins with the weights, or off. Raises
     `CheckpointError` when the state cannot be read, or does not fit `like`.
     """
-    facts = checkpointer.facts(step)
-    described = facts.get(CARRIED, {})
+    facts = _run_facts(checkpointer, step)
+    described = facts[CARRIED]
     wanted = {name: own for name, own in like.carried.items() if described.get(name) == carried[name].saved_as}
     optional = [AVERAGE, *(f"carried/{name}" for name in {**described, **wanted})]
     state = checkpointer.restore(step, like._replace(carried=wanted), optional=optional)
@@ -178,6 +178,12 @@ def read_state(
             restored[name] = _initial(carried[name], own)
             report(f"The {carried[name].title} begins anew: step {step} was saved without it, or with another one.")
     return state._replace(optimizer=state.optimizer._replace(average=average), carried=restored), facts
+
+
+def _run_facts(checkpointer: Checkpointer, step: int) -> dict[str, Any]:
+    facts = checkpointer.facts(step)
+    check_run_facts(step_folder(checkpointer.folder, step), facts)
+    return facts
 
 
 def _initial(kind: Carried[Any], like: Any) -> Any:
