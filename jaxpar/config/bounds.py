@@ -63,8 +63,8 @@ TOKENS = 2**36
 UNLIMITED = float("inf")
 
 
-def _at_least(low: int, most: float = COUNT) -> Bound:
-    return Bound(f"at least {low}", lambda value: value >= low, most)
+def _at_least(low: float, most: float = COUNT) -> Bound:
+    return Bound(f"at least {low:g}", lambda value: value >= low, most)
 
 
 _POSITIVE = Bound("above 0", lambda value: value > 0)
@@ -109,6 +109,31 @@ BOUNDS: dict[str, Bound] = {
     "model.dropout": _BELOW_ONE,
     "model.init_scale": _POSITIVE,
     "model.z_loss": _at_least(0, 1e30),
+    "model.latent_attention.kv_rank": _at_least(1, WIDTH),
+    "model.latent_attention.query_rank": _at_least(1, WIDTH),
+    "model.latent_attention.rope_dim": _at_least(1, WIDTH),
+    "model.latent_attention.nope_dim": _at_least(1, WIDTH),
+    "model.latent_attention.value_dim": _at_least(1, WIDTH),
+    "model.experts.count": _at_least(1),
+    "model.experts.per_token": _at_least(1),
+    "model.experts.width": _at_least(1, WIDTH),
+    "model.experts.shared": _at_least(0),
+    "model.experts.groups": _at_least(1),
+    "model.experts.groups_per_token": _at_least(1),
+    "model.experts.projection": _at_least(1, WIDTH),
+    "model.experts.temperature": _at_least(1e-6, 1e30),
+    "model.experts.last_temperature": _at_least(1e-6, 1e30),
+    "model.experts.anneal_steps": _at_least(1),
+    "model.experts.threshold": _SHARE,
+    "model.experts.scale": _at_least(0, 1e30),
+    "model.experts.balance_loss": _at_least(0, 1e30),
+    "model.experts.sequence_loss": _at_least(0, 1e30),
+    "model.experts.capacity_factor": _at_least(1e-3, 1e30),
+    "model.experts.compression": _at_least(1e-3, 1),
+    "model.experts.hashes": _at_least(1, 64),
+    "model.experts.residual": _SHARE,
+    "model.experts.z_loss": _at_least(0, 1e30),
+    "model.experts.bias_rate": _at_least(0, 1e30),
     "lora.rank": _at_least(1, WIDTH),
     "lora.alpha": _POSITIVE,
     "parallel.pipe": _AXIS,
@@ -127,6 +152,8 @@ BOUNDS: dict[str, Bound] = {
     "parallel.ulysses": _at_least(1, RANKS),
     "parallel.tensor_chunks": _at_least(1, CHUNKS),
     "parallel.virtual_stages": _at_least(1, LAYERS),
+    "precision.matmul_except.first_layers": _at_least(0, LAYERS),
+    "precision.matmul_except.last_layers": _at_least(0, LAYERS),
     "precision.matmul_history": _at_least(1, 1024),
     "precision.matmul_margin": Bound("from 0 to 7", lambda value: 0 <= value <= 7, UNLIMITED),
     "precision.loss_scale": _POSITIVE,
@@ -189,4 +216,4 @@ BOUNDS: dict[str, Bound] = {
     "distributed.step_timeout_s": _at_least(1, SECONDS),
     "distributed.pause_timeout_s": _at_least(1, SECONDS),
 }
-"""`section.key` to the range its value must lie in, unless it is null."""
+"""`section.key`, or `section.mapping.key`, to the range its value must lie in, unless it is null."""

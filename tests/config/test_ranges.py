@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Literal
+from dataclasses import is_dataclass, replace
+from typing import Literal, get_args
 
 import pytest
 
 from jaxpar.config import Config, load_config
 from jaxpar.config.bounds import BOUNDS
-from jaxpar.config.reading.sections import SECTIONS, keys_of
+from jaxpar.config.reading.sections import SECTIONS
+from jaxpar.config.reading.typed import field_types
 from jaxpar.layers.checks import validate
 from tests.sentences import refused
 
 
+def numeric_keys(record: type, prefix: str) -> set[str]:
+    """The keys of a section, and of the mappings in it, whose values are numbers."""
+    keys: set[str] = set()
+    for key, annotation in field_types(record).items():
+        if annotation in (int, float, int | None, float | None, int | Literal["auto"]):
+            keys.add(f"{prefix}.{key}")
+        for inner in get_args(annotation) or (annotation,):
+            if is_dataclass(inner) and isinstance(inner, type):
+                keys |= numeric_keys(inner, f"{prefix}.{key}")
+    return keys
+
+
 def test_every_numeric_key_has_a_range_and_every_range_a_key():
-    numeric = {
-        f"{section}.{key}"
-        for section in SECTIONS
-        for key, annotation in keys_of(section).items()
-        if annotation in (int, float, int | None, float | None, int | Literal["auto"])
-    }
-    assert set(BOUNDS) == numeric
+    assert set(BOUNDS) == {key for section, record in SECTIONS.items() for key in numeric_keys(record, section)}
 
 
 @pytest.mark.parametrize(

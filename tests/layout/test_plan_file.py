@@ -123,6 +123,27 @@ def test_every_number_of_a_plan_has_a_range(file: Path, value: int):
             read(file)
 
 
+@pytest.mark.parametrize("value", [-5, 10**12])
+@pytest.mark.parametrize(
+    ("section", "mapping"),
+    [
+        ("precision", {"matmul_except": {"first_layers": ...}}),
+        ("precision", {"matmul_except": {"last_layers": ...}}),
+        ("model", {"kinds": {"local": {"window": ...}}, "pattern": {"unit": ["local"]}}),
+        ("model", {"experts": {"count": ...}}),
+        ("model", {"latent_attention": {"kv_rank": ...}}),
+    ],
+)
+def test_numbers_of_mappings_in_the_configuration_have_their_ranges(
+    file: Path, section: str, mapping: dict[str, Any], value: int
+):
+    config = json.loads(file.read_text())["config"]
+    config[section] |= json.loads(json.dumps(mapping, default=lambda _: value))
+    edit(file, config=config)
+    with refused(str(file), f"{section}.{next(iter(mapping))}", "must be at", str(value)):
+        read(file)
+
+
 @pytest.mark.parametrize(("section", "key", "value"), [("run", "steps", -5), ("parallel", "collectives_at_once", 0)])
 def test_numbers_of_the_configuration_in_a_plan_have_their_ranges(file: Path, section: str, key: str, value: int):
     config = json.loads(file.read_text())["config"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from math import inf
 
-from jaxpar.config.bounds import COUNT, WIDTH, spell_limit
 from jaxpar.config.checks.sizes import divides, key_of, known
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
@@ -13,14 +11,6 @@ from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 
-_RANGES: dict[str, tuple[float, float]] = {
-    "count": (1, COUNT), "per_token": (1, COUNT), "width": (1, WIDTH), "shared": (0, COUNT), "groups": (1, COUNT),
-    "groups_per_token": (1, COUNT), "scale": (0, inf), "balance_loss": (0, inf), "z_loss": (0, inf),
-    "bias_rate": (0, inf), "projection": (1, WIDTH), "temperature": (1e-6, inf), "last_temperature": (1e-6, inf),
-    "anneal_steps": (1, inf), "threshold": (0, 1),
-    "sequence_loss": (0, inf), "capacity_factor": (1e-3, inf), "compression": (1e-3, 1), "hashes": (1, 64),
-    "residual": (0, 1),
-}  # fmt: skip
 _PER_TOKEN = {"switch": 1, "gshard": 2, "base": 1}
 """Routers that choose a fixed number of experts."""
 _IN_GROUPS = ("softmax_top_k", "top_k_softmax", "sigmoid", "sam")
@@ -105,11 +95,6 @@ def routers_without_gradient(model: ModelConfig) -> list[str]:
 def _check(key: str, experts: ExpertsConfig) -> None:
     for field in fields(experts):
         value = getattr(experts, field.name)
-        if field.name in _RANGES and value is not None:
-            low, most = _RANGES[field.name]
-            if not low <= value <= most:
-                limit = f" and at most {spell_limit(most)}" if value > most else ""
-                raise UserError(f"{key}.{field.name}: must be at least {low:g}{limit}, got {value}")
         if field.name in _ONLY and value != field.default and experts.router not in _ONLY[field.name]:
             raise UserError(
                 f"{key}.{field.name}: {spell(value)} would not be used, because {key}.router is {experts.router}; "

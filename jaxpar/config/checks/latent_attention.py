@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
-from jaxpar.config.bounds import WIDTH, spell_limit
 from jaxpar.config.checks.sizes import key_of
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
@@ -48,11 +45,6 @@ _KEY = "model.latent_attention"
 
 
 def _check_widths(key: str, latent: LatentAttentionConfig) -> None:
-    for field in fields(latent):
-        value = getattr(latent, field.name)
-        if value is not None and not 1 <= value <= WIDTH:
-            limit = f" and at most {spell_limit(WIDTH)}" if value > WIDTH else ""
-            raise UserError(f"{key}.{field.name}: must be at least 1{limit}, got {value}")
     if latent.rope_dim % 2:
         raise UserError(f"{key}.rope_dim: rotary embeddings need an even width, got {latent.rope_dim}")
 

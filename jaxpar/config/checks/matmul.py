@@ -13,9 +13,6 @@ def check_matmul(config: Config) -> None:
     """Refuse what a recipe cannot be combined with, and exceptions that leave nothing."""
     precision, layers = config.precision, config.model.layers
     recipe, excepted = precision.matmul, precision.matmul_except
-    for key in ("first_layers", "last_layers"):
-        if getattr(excepted, key) < 0:
-            raise UserError(f"precision.matmul_except.{key}: must be at least 0, got {getattr(excepted, key)}")
     if recipe is None:
         return
     if precision.compute == "float16":

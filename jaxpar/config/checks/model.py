@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxpar.config.bounds import BOUNDS, COUNT, spell_limit
+from jaxpar.config.bounds import COUNT, spell_limit
 from jaxpar.config.checks.sizes import divides, key_of
 from jaxpar.config.counting import head_dim, kv_heads, padded_vocab, rotary_dim
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import check_kinds, kind_models
-from jaxpar.config.reading.sections import by_key
 from jaxpar.config.schema import Config, ModelConfig
 
 
@@ -17,7 +16,6 @@ def check_model(config: Config) -> None:
     """Refuse sizes that do not fit each other, and settings that a kind of layers cannot have."""
     model = config.model
     check_kinds(model)
-    check_overrides(config)
     divides("model.heads", model.heads, "model.kv_heads", kv_heads(model))
     own_width = any(own.latent_attention is None for own in kind_models(model).values())
     if model.head_dim is None and own_width:
@@ -47,16 +45,6 @@ def check_model(config: Config) -> None:
             f"data.sequence_length: {config.data.sequence_length} is more than the learned positions, "
             f"model.max_positions ({model.max_positions})"
         )
-
-
-def check_overrides(config: Config) -> None:
-    """The range of what each kind of layer sets, under its own name."""
-    for kind, overrides in config.model.kinds.items():
-        for key, value in by_key("model", overrides).items():
-            bound = BOUNDS.get(f"model.{key}")
-            refusal = bound.refusal(value) if bound is not None and isinstance(value, int | float) else None
-            if refusal is not None:
-                raise UserError(f"model.kinds.{kind}.{key}: {refusal}, got {value}")
 
 
 def _check_rotary_width(kind: str, model: ModelConfig) -> None:
