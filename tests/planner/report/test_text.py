@@ -41,4 +41,4 @@ def test_words_of_a_table_that_are_not_of_every_day_are_explained_below_it():
     assert line.startswith("remat full: ")
     assert (words.schedule(mixed), words.host(mixed)) == ("interleaved, 4 chunks", "85% of activations")
     explained = {line.partition(":")[0] for line in words.meanings([planned(mixed)])}
-    assert {"chunks", "host", "but N"} <= explained and "remat full" not in explained
+    assert {"chunks", "host", "except N"} <= explained and "remat full" not in explained
