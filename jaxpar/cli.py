@@ -32,6 +32,9 @@ FORMER_OUTPUTS = {
 }  # fmt: skip
 """Flags of earlier releases, and what stands in their place."""
 
+FILES = ("FILE", "PATTERN", "MODEL")
+"""Metavars of options that a user might take for arguments without a name."""
+
 
 class Parser(argparse.ArgumentParser):
     """A parser that reports a mistake as a `UserError` of one sentence, with the nearest right spelling.
@@ -119,7 +122,16 @@ class Parser(argparse.ArgumentParser):
         word = text.split()[0].split("=")[0]
         if word in self._former:
             raise UserError(f"there is no argument {word}; expected {self._former[word]}")
-        raise UserError(f"there is no argument {word}{did_you_mean(word, (*self._flags(), *self._words))}")
+        near = did_you_mean(word, (*self._flags(), *self._words))
+        raise UserError(f"there is no argument {word}{near or self._option_of(word)}")
+
+    def _option_of(self, word: str) -> str:
+        """A clause for a value without an option: the first option that takes a file. Nothing for an option."""
+        files = (action for action in self._actions if action.option_strings and action.metavar in FILES)
+        first = None if word.startswith("-") else next(files, None)
+        if first is None:
+            return ""
+        return f"; expected an option before it, such as {first.option_strings[0]} {first.metavar}"
 
 
 def by_ending(files: Sequence[Path], endings: Iterable[str]) -> dict[str, Path]:

@@ -14,6 +14,7 @@ from jaxpar.cli import Parser, command, positive, report, without_gpus
 from jaxpar.config import UserError
 from jaxpar.config.spelling import named, one_of, quoted
 from jaxpar.config.strict_json import json_text, strict_json
+from jaxpar.units import plural
 
 if TYPE_CHECKING:
     from jaxpar.evaluation.language_model import LanguageModel
@@ -119,7 +120,7 @@ def _overlaps(options: argparse.Namespace, tasks: Sequence[Task]) -> list[list[O
         without_gpus()
     found = overlaps_with(options.contamination, tasks, options.ngram)
     if short := sum(not one.ngrams for own in found for one in own):
-        report(f"{short} of the texts have fewer than {options.ngram} tokens, and so no n-gram.")
+        report(f"{plural(short, 'text has', 'texts have')} fewer than {options.ngram} tokens, and so no n-gram.")
     return found
 
 

@@ -92,6 +92,8 @@ def _generate(options: argparse.Namespace) -> None:
         return
     text = text_of(source, options.tokenizer, report, special_tokens=options.special_tokens)
     given = [text.encode_start(prompt) for prompt in prompts]
+    assert config.model.vocab is not None, "the vocabulary is known once the model is"
+    text.check_tokens(given, config.model.vocab)
     generator = _generator(config, source, sampling, options.seed)
     screen = None if options.json or len(given) > 1 else Screen(prompts[0])
     stops = [Stop(text.decode, options.stop) for _ in given]
@@ -114,7 +116,7 @@ def _generate(options: argparse.Namespace) -> None:
     speed = generator.speed
     print(
         f"prompt: {plural(speed.prompt_tokens, 'token')} in {speed.prompt_seconds:.2f} s, compilation included; "
-        f"{speed.new_tokens} new tokens in {speed.new_seconds:.2f} s",
+        f"{plural(speed.new_tokens, 'new token')} in {speed.new_seconds:.2f} s",
         file=sys.stderr,
     )
 

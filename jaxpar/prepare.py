@@ -108,7 +108,7 @@ def _prepare(options: argparse.Namespace) -> None:
     from jaxpar.data.tokens.tokenizer_file import tokenizer_path
 
     # Without a terminal rich assumes 80 columns, too few for the table of counts.
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console = Console(markup=False) if sys.stdout.isatty() else Console(width=120, markup=False)
     if options.inspect is not None:
         inspect_folder(user_path(options.inspect, "--inspect"), console, options.documents)
     elif options.verify is not None:

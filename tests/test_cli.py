@@ -47,6 +47,7 @@ def test_config_and_settings_are_the_same_everywhere():
         ("--conf a.yaml", ("--conf", "did you mean --config?")),  # no abbreviations: a new flag could change them
         ("--config a.yaml explian", ("explian", "did you mean explain?")),
         ("--config a.yaml -x", ("there is no argument -x",)),
+        ("--config a.yaml b.csv", ("there is no argument b.csv", "an option before it", "--config FILE")),
         ("--json", ("--config", "required")),
         ("--config", ("--config", "expected one argument")),
         ("@ --format texts", ("--format/--kind", "expected text or lines", "'texts'", "did you mean text?")),

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from jaxpar.generate import main
 from jaxpar.training.run.trainer import Trainer
@@ -99,6 +101,15 @@ def test_a_prompt_has_the_tokens_that_transformers_gives_it(tmp_path: Path, capf
     assert main(["--model", str(model), *asked[:2], *asked[4:], "--tokens", "8", "--json"]) == 0
     plain, spelled = (json.loads(line)["tokens"] for line in capfd.readouterr().out.splitlines())
     assert plain == rows[0]["tokens"] != spelled, "the name of the token is text like any other"
+
+
+def test_a_tokenizer_of_another_model_is_named_before_anything_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tokenizer.json"
+    Tokenizer(WordLevel({"zebra": 300, "<unk>": 0}, unk_token="<unk>")).save(str(file))
+    status = main(["--model", str(FOLDER / "llama"), "--tokenizer", str(file), "--prompt", "zebra", "--tokens", "2"])
+    refused_by_command(status, *capfd.readouterr(), "--tokenizer", "token 300", "61")
 
 
 def test_weights_that_are_not_finite_are_one_sentence_and_no_json(

@@ -1,4 +1,4 @@
-"""Nothing that is read can run code: no pickle, no YAML that makes objects, no evaluated text, no shell."""
+"""Nothing that is read can run code, or is markup: no pickle, no YAML of objects, no evaluated text, no shell."""
 
 from __future__ import annotations
 
@@ -76,3 +76,15 @@ def test_yaml_is_made_of_plain_values_only():
     from jaxpar.config.reading.yaml_text import _Loader
 
     assert issubclass(_Loader, yaml.SafeLoader) and not issubclass(_Loader, yaml.UnsafeLoader)
+
+
+def test_no_text_on_a_screen_is_markup():
+    """Names and paths come from users and files: `[/x]` in one would end a command in a traceback."""
+    found = [
+        f"{file}:{node.lineno}"
+        for file in (ROOT / "jaxpar").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Console", "TextColumn")
+        if not any(keyword.arg == "markup" and ast.unparse(keyword.value) == "False" for keyword in node.keywords)
+    ]
+    assert not found

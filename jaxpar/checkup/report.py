@@ -27,7 +27,7 @@ def as_json(findings: Sequence[Finding]) -> str:
 def show(findings: Sequence[Finding], took: float, console: Console | None = None) -> None:
     """Print a line per finding, then how to fix the problems."""
     if console is None:
-        console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+        console = Console(markup=False) if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, markup=False)
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column("check", no_wrap=True)

@@ -112,8 +112,8 @@ class ChunkInspection:
         if self.as_json:
             print(json_text(asdict(plan), indent=2))
             return
-        console = Console()
-        print_chunk_plan(plan, console if console.is_terminal else Console(width=PLAIN_WIDTH))
+        console = Console(markup=False)
+        print_chunk_plan(plan, console if console.is_terminal else Console(width=PLAIN_WIDTH, markup=False))
 
 
 def print_chunk_plan(plan: ChunkPlan, console: Console) -> None:

@@ -61,8 +61,8 @@ class Inspection:
         if self.as_json:
             print(json_text({**report.to_dict(), **({"other": other.to_dict()} if other else {})}, indent=2))
             return
-        console = Console()
-        console = console if console.is_terminal else Console(width=PLAIN_WIDTH)
+        console = Console(markup=False)
+        console = console if console.is_terminal else Console(width=PLAIN_WIDTH, markup=False)
         if other is not None:
             print_difference(report, other, console)
         else:
@@ -84,8 +84,8 @@ class Inspection:
 
     def _report(self, file: Path, cluster: Cluster) -> tuple[Analysis, Report]:
         config = load_config(file, self.overrides)
-        screen = Console(stderr=True)
-        columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+        screen = Console(stderr=True, markup=False)
+        columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
         with Progress(
             *columns, console=screen, transient=True, refresh_per_second=4, disable=not screen.is_terminal
         ) as progress:

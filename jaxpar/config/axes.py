@@ -7,6 +7,7 @@ from math import prod
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ParallelConfig
+from jaxpar.units import plural
 
 AXES = ("pipe", "replica", "fsdp", "expert", "context", "tensor")
 """The mesh axes, slowest links first."""
@@ -38,19 +39,19 @@ def resolve_axes(parallel: ParallelConfig, devices: int, allow_fewer: bool = Fal
     there_are = f"there {'is' if devices == 1 else 'are'} {devices}"
     if fixed > devices:
         raise UserError(
-            f"parallel: the mesh ({layout}) takes {fixed} devices and {there_are}; set the axes to what there is, for "
-            "example parallel.fsdp to -1 and the others to 1"
+            f"parallel: the mesh ({layout}) takes {plural(fixed, 'device')} and {there_are}; set the axes to what "
+            "there is, for example parallel.fsdp to -1 and the others to 1"
         )
     if free is not None:
         if devices % fixed:
             raise UserError(
-                f"parallel.{free}: -1 cannot be filled, the other axes ({layout}) take {fixed} devices, which does not "
-                f"divide the {devices} there are"
+                f"parallel.{free}: -1 cannot be filled, the other axes ({layout}) take {plural(fixed, 'device')}, "
+                f"which does not divide the {devices} there are"
             )
         return replace(parallel, **{free: devices // fixed})
     if fixed < devices and not allow_fewer:
         raise UserError(
-            f"parallel: the mesh ({layout}) takes {fixed} of {devices} devices; "
+            f"parallel: the mesh ({layout}) takes {fixed} of {plural(devices, 'device')}; "
             "set one axis, for example parallel.fsdp, to -1 to take all of them"
         )
     return parallel

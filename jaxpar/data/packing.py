@@ -14,6 +14,7 @@ from jaxtyping import Int, UInt
 from jaxpar.config.errors import UserError
 from jaxpar.data.shuffle import ORDERS, SHUFFLE
 from jaxpar.data.stream import TokenStream
+from jaxpar.units import plural
 
 type Row = dict[str, np.ndarray]
 """`tokens`, `labels`, `segments`, `positions`, `indices` (int32) and `mask` (float32), each [sequence_length]."""
@@ -82,8 +83,8 @@ class PackedRows:
         assert stream.counted is None, "the loss counts all of a text"
         if len(stream) < sequence_length:
             raise NoRow(
-                f"data.sequence_length={sequence_length} is longer than {name}, which has {len(stream)} tokens; "
-                f"expected at most {len(stream)}, or more data"
+                f"data.sequence_length={sequence_length} is longer than {name}, which has "
+                f"{plural(len(stream), 'token')}; expected at most {len(stream)}, or more data"
             )
         self.name = name
         self.stream = stream

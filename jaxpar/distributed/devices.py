@@ -29,6 +29,7 @@ from jaxpar.hardware.host import raise_pinned_limit
 from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
 from jaxpar.hardware.virtual_devices import COLLECTIVE_TIMEOUTS, THREADS_VARIABLE, threads_for
 from jaxpar.hardware.xla_flags import check_flags, merged, options, xla_flags
+from jaxpar.units import plural
 
 type Device = Any
 """A `jax.Device`, which type checkers take for a variable."""
@@ -190,25 +191,29 @@ def check_devices(job: Job, needed: int | None, devices: Sequence[Device]) -> No
     applies = devices[0].platform != "cpu" or job.expected_by.startswith("distributed.")
     if applies and job.devices_expected not in (None, own):
         raise UserError(
-            f"{job.expected_by}: {me} should have {job.devices_expected} devices and sees {own}; look at "
+            f"{job.expected_by}: {me} should have {plural(job.devices_expected, 'device')} and sees {own}; look at "
             "CUDA_VISIBLE_DEVICES, and at how the launcher binds GPUs to processes (docs/clusters.md)"
         )
     if len(counts) != job.processes:
-        raise UserError(f"distributed.processes: {job.processes} joined, and devices are seen of {len(counts)} only")
+        raise UserError(
+            f"distributed.processes: {plural(job.processes, 'process')} joined, and devices are seen of "
+            f"{len(counts)} only"
+        )
     usual = counts.most_common(1)[0][0]
     odd = sorted(process for process, count in counts.items() if count != counts[usual])
     if odd:
         raise UserError(
-            f"distributed.processes: process {odd[0]} sees {counts[odd[0]]} devices and process {usual} sees "
+            f"distributed.processes: process {odd[0]} sees {plural(counts[odd[0]], 'device')} and process {usual} sees "
             f"{counts[usual]}; all must have the same number (docs/clusters.md)"
         )
     if needed is not None and needed != len(devices):
-        share = f"{needed // job.processes} in each of {job.processes} processes"
+        share = f"{needed // job.processes} in each of {plural(job.processes, 'process')}"
         if needed % job.processes:
             share = f"which do not divide among {job.processes} processes"
         raise UserError(
-            f"parallel: the layout takes {needed} devices, {share}, and {me} sees {own}, which makes {len(devices)}; "
-            "start another number of processes, or set one axis, for example parallel.fsdp, to -1 to take what there is"
+            f"parallel: the layout takes {plural(needed, 'device')}, {share}, and {me} sees {own}, which makes "
+            f"{len(devices)}; start another number of processes, or set one axis, for example parallel.fsdp, to -1 to "
+            "take what there is"
         )
 
 

@@ -18,6 +18,7 @@ from jaxpar.generation.sampling import NotFinite, Sampling
 from jaxpar.generation.scorer import Scorer
 from jaxpar.generation.text import Stop
 from jaxpar.interop.sources.model_text import ModelText
+from jaxpar.units import plural
 
 LIKELIEST = Sampling()
 ROWS = 32
@@ -93,8 +94,8 @@ class LanguageModel:
         for (_, continuation), (_, scored) in zip(pairs, encoded, strict=True):
             if not 0 < len(scored) <= self.length:
                 raise UserError(
-                    f"the continuation {quoted(continuation, 60)} has {len(scored)} tokens; expected from 1 to "
-                    f"{self.length}"
+                    f"the continuation {quoted(continuation, 60)} has {plural(len(scored), 'token')}; expected from "
+                    f"1 to {self.length}"
                 )
         scores = self.scored(encoded)
         return [Likelihood(float(own.sum(dtype=np.float64)), bool(first.all())) for own, first in scores]
@@ -136,7 +137,10 @@ class LanguageModel:
         """
         room = self.length - tokens
         if room < 1:
-            raise UserError(f"{tokens} new tokens leave no room for a prompt; the model reads {self.length}")
+            raise UserError(
+                f"{plural(tokens, 'new token leaves', 'new tokens leave')} no room for a prompt; the model reads "
+                f"{self.length}"
+            )
         given = [self.text.encode_start(prompt)[-room:] for prompt in prompts]
         order = sorted(range(len(prompts)), key=lambda number: -len(given[number]))
         found = [""] * len(prompts)

@@ -21,6 +21,7 @@ from jaxpar.generation.unstacked import is_unstacked, unstacked
 from jaxpar.layout.step_layout import shardings
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.parameters import Weights
+from jaxpar.units import plural
 
 
 @dataclass(frozen=True)
@@ -208,9 +209,11 @@ class Generator:
                 raise UserError(f"prompt {row}: expected at least one token, got none")
             wrong = next((token for token in prompt if not 0 <= token < model.vocab), None)
             if wrong is not None:
-                raise UserError(f"prompt {row}: token {wrong} is not of a vocabulary of {model.vocab}")
+                raise UserError(
+                    f"prompt {row}: token {wrong} is not of a vocabulary of {model.vocab}; expected the model's tokens"
+                )
             if model.position == "learned" and len(prompt) + tokens > model.max_positions:
                 raise UserError(
-                    f"prompt {row}: {len(prompt)} tokens and {tokens} new ones are more than the learned positions, "
-                    f"model.max_positions ({model.max_positions})"
+                    f"prompt {row}: {plural(len(prompt), 'token')} and {tokens} new are more than the learned "
+                    f"positions, model.max_positions ({model.max_positions})"
                 )

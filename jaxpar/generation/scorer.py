@@ -26,6 +26,7 @@ from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
+from jaxpar.units import plural
 
 BATCH_TOKENS = 8192
 """Most tokens of a batch on the devices that share a row, unless one row has more."""
@@ -130,11 +131,13 @@ class Scorer:
                 raise UserError(f"row {number}: expected at least two tokens, got {len(row)}")
             wrong = next((token for token in row if not 0 <= token < model.vocab), None)
             if wrong is not None:
-                raise UserError(f"row {number}: token {wrong} is not of a vocabulary of {model.vocab}")
+                raise UserError(
+                    f"row {number}: token {wrong} is not of a vocabulary of {model.vocab}; expected the model's tokens"
+                )
             if model.position == "learned" and len(row) - 1 > model.max_positions:
                 raise UserError(
-                    f"row {number}: {len(row) - 1} tokens are more than the learned positions, model.max_positions "
-                    f"({model.max_positions})"
+                    f"row {number}: {plural(len(row) - 1, 'token is', 'tokens are')} more than the learned positions, "
+                    f"model.max_positions ({model.max_positions})"
                 )
 
 

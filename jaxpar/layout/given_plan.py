@@ -27,6 +27,7 @@ from jaxpar.layout.layer_unroll import check_layer_unroll
 from jaxpar.layout.loss_logits import check_logits
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.layout.weight_prefetch import check_weight_prefetch
+from jaxpar.units import plural
 
 PLANNED = (
     "model.", "lora.", "parallel.", "precision.", "attention.", "memory.",
@@ -54,7 +55,7 @@ def check_plan_devices(plan: Plan, devices: Sequence[Device]) -> None:
     if plan.axes.devices != len(devices):
         mesh = " x ".join(f"{axis} {size}" for axis, size in dict(plan.axes).items() if size > 1) or "all axes 1"
         raise UserError(
-            f"plan.axes: the plan ({mesh}) is for {plan.axes.devices} devices, and there "
+            f"plan.axes: the plan ({mesh}) is for {plural(plan.axes.devices, 'device')}, and there "
             f"{'is' if len(devices) == 1 else 'are'} {len(devices)}; {OTHERWISE}"
         )
 

@@ -13,6 +13,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.plan import AxisSizes
 from jaxpar.distributed.devices import Device
 from jaxpar.mesh.axes import AXES
+from jaxpar.units import plural
 
 
 def build_mesh(sizes: AxisSizes, devices: Sequence[Device] | None = None) -> Mesh:
@@ -31,7 +32,7 @@ def build_mesh(sizes: AxisSizes, devices: Sequence[Device] | None = None) -> Mes
             " x ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True) if size > 1) or "one device"
         )
         raise UserError(
-            f"parallel: the layout {layout} needs {needed} devices, but this job has {len(everything)}; "
+            f"parallel: the layout {layout} needs {plural(needed, 'device')}, but this job has {len(everything)}; "
             "set one axis to -1 to take all that remain"
         )
     everything.sort(key=lambda device: (device.process_index, device.id))

@@ -224,8 +224,8 @@ def print_model(model: HardwareModel, console: Console, note: str | None = None)
 
 def screen() -> Console:
     """The terminal, or plain text of a fixed width."""
-    console = Console()
-    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
+    console = Console(markup=False)
+    return console if console.is_terminal else Console(width=PLAIN_WIDTH, markup=False)
 
 
 def gpu_numbers(text: str) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.bounds import COUNT
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.training.run.run import Run
+from jaxpar.units import plural
 
 FEWEST_STEPS = 20
 FIRST = 5
@@ -95,8 +96,8 @@ def sweep_rates(config: Config, *, low: float, high: float, steps: int, progress
             break
     if not losses:
         raise UserError(
-            f"data.sequence_length={config.data.sequence_length}: no row of {steps} batches has a token that the loss "
-            "counts; expected longer rows, or other data"
+            f"data.sequence_length={config.data.sequence_length}: no row of {plural(steps, 'batch')} has a token "
+            "that the loss counts; expected longer rows, or other data"
         )
     return judge(rates, losses, ended, config)
 
@@ -111,7 +112,7 @@ def judge(rates: Sequence[float], losses: Sequence[float], ended: str, config: C
     finite = int(np.isfinite(losses).sum())
     rates, losses = list(rates[:finite]), list(losses[:finite])
     if finite < 2 * FIRST:
-        return Sweep(rates, losses, losses, f"{ended}, after {finite} steps: lower --low", None)
+        return Sweep(rates, losses, losses, f"{ended}, after {plural(finite, 'step')}: lower --low", None)
     smooth = _smooth(np.array(losses), max(1.0, finite * SMOOTHING))
     lowest = int(smooth.argmin())
     if smooth[0] - smooth[lowest] < FELL * abs(smooth[0]):

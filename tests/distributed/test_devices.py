@@ -215,7 +215,7 @@ def test_one_gpu_where_the_launcher_gave_eight_is_one_sentence():
 
 def test_processes_with_unequal_devices_are_one_sentence():
     message = refusal(Job("a:1", 3, 0), None, [device(0), device(0), device(1), device(2), device(2)])
-    assert message.startswith("distributed.processes: process 1 sees 1 devices and process 0 sees 2; ")
+    assert message.startswith("distributed.processes: process 1 sees 1 device and process 0 sees 2; ")
 
 
 def test_jax_listens_where_the_meeting_did():

@@ -61,7 +61,7 @@ def test_an_inner_axis_wider_than_a_process_crosses_as_few_as_can_be():
     [
         (AxisSizes(fsdp=4, tensor=4), ("fsdp 4 x tensor 4", "16 devices", "has 8")),
         (AxisSizes(context=2), ("context 2", "2 devices", "has 8")),
-        (AxisSizes(), ("one device", "1 devices", "has 8")),
+        (AxisSizes(), ("one device", "1 device,", "has 8")),
     ],
 )
 def test_a_layout_for_another_number_of_devices_is_refused_in_a_sentence(sizes: AxisSizes, parts: tuple[str, ...]):

@@ -54,8 +54,8 @@ class FrontierInspection:
         if self.as_json:
             print(json_text(frontier.to_dict(), indent=2))
             return
-        console = Console()
-        console = console if console.is_terminal else Console(width=PLAIN_WIDTH)
+        console = Console(markup=False)
+        console = console if console.is_terminal else Console(width=PLAIN_WIDTH, markup=False)
         print_frontier(frontier, console)
         for picture in self.pictures:
             console.print(f"Picture: {picture}", soft_wrap=True, highlight=False)

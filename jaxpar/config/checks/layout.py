@@ -10,6 +10,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import Config, ParallelConfig
 from jaxpar.config.schema.layout import kept_by_planner
+from jaxpar.units import plural
 
 
 def check_mesh_axes(config: Config) -> None:
@@ -58,13 +59,13 @@ def check_pipeline(config: Config) -> None:
             raise UserError(f"parallel.stage_layers: every chunk needs a layer, got {list(parallel.stage_layers)}")
         if sum(parallel.stage_layers) != layers:
             raise UserError(
-                f"parallel.stage_layers: {list(parallel.stage_layers)} are {sum(parallel.stage_layers)} layers, and "
-                f"model.layers is {layers}"
+                f"parallel.stage_layers: {list(parallel.stage_layers)} makes "
+                f"{plural(sum(parallel.stage_layers), 'layer')}, and model.layers is {layers}"
             )
     elif parallel.pipe * (parallel.virtual_stages or 1) > layers:
         raise UserError(
             f"parallel.pipe x virtual_stages: {parallel.pipe} x {parallel.virtual_stages or 1} chunks are more than "
-            f"the {layers} layers of the model (model.layers)"
+            f"the {plural(layers, 'layer')} of the model (model.layers)"
         )
 
 

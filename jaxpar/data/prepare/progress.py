@@ -53,6 +53,6 @@ def metering(console: Console, what: str, total: int, done: int = 0) -> Iterator
         yield Meter(console, what, total, done, None)
         return
     columns = BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    texts = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+    texts = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[note]}", markup=False)
     with Progress(texts[0], *columns, texts[1], console=console, transient=True) as bar:
         yield Meter(console, what, total, done, bar)

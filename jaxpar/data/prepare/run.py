@@ -270,10 +270,14 @@ class _Preparation:
                 "evaluate; a larger one for another --out leaves some to evaluate on.",
             )
         if index.skipped["empty"]:
-            _print(self.console, f"{index.skipped['empty']:,} empty documents were left out")
+            _print(
+                self.console,
+                plural(index.skipped["empty"], "empty document was left out", "empty documents were left out"),
+            )
         if index.skipped["broken"]:
             where = self._first_broken(dict(enumerate(records)))
-            _print(self.console, f"{index.skipped['broken']:,} broken documents were left out: {where}")
+            broken = plural(index.skipped["broken"], "broken document was left out", "broken documents were left out")
+            _print(self.console, f"{broken}: {where}")
         took = time.monotonic() - self.began
         text = sum(index.text_bytes_in(split) for split in SPLITS)
         _print(self.console, f"{size(text)} of text in {seconds(took)}, {rate(text / took)}")

@@ -20,6 +20,7 @@ from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.config.spelling import quoted
 from jaxpar.data.tokens.digests import DIGEST_BYTES, SUM_BYTES, blocks_in, digest
+from jaxpar.units import plural
 
 INDEX = "index.json"
 FORMAT = "jaxpar-tokens"
@@ -237,11 +238,13 @@ def _check_shard(shard: Shard, index: Index, label: str) -> None:
     _check_file(shard.starts, label)
     if not 1 <= shard.document_count <= shard.token_count or shard.text_bytes < 0:
         raise UserError(
-            f"{label}: {shard.document_count} documents of {shard.token_count} tokens; expected at least one document, "
-            "and at least one token in each"
+            f"{label}: {plural(shard.document_count, 'document')} of {plural(shard.token_count, 'token')}; expected "
+            "at least one document, and at least one token in each"
         )
     if index.paired and shard.document_count % 2:
-        raise UserError(f"{label}: {shard.document_count} documents; expected an even number, since they are pairs")
+        raise UserError(
+            f"{label}: {plural(shard.document_count, 'document')}; expected an even number, since they are pairs"
+        )
     width = 2 if index.dtype == "uint16" else 4
     files = [(shard.tokens, width * shard.token_count), (shard.starts, 8 * shard.document_count)]
     if shard.counted is not None:

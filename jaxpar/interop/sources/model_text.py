@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,8 +26,8 @@ class ModelText(Text):
     """The tokenizer of a model."""
 
     begin: int | None
-    """The token before a text of which nothing else comes before: the last of those that the tokenizer puts before a
-    text; where it puts none, the beginning, or else the end, of a document."""
+    """The token before a text without a context: the last of those that the tokenizer puts before a text; where
+    it puts none, the beginning, or else the end, of a document."""
     encode: Callable[[str], list[int]]
     """The tokens of a text that follows another one: none is added."""
     encode_start: Callable[[str], list[int]]
@@ -36,6 +36,15 @@ class ModelText(Text):
     """Special tokens by their names."""
     name: str
     """Of its file, or of the data of the model's run."""
+
+    def check_tokens(self, rows: Iterable[Iterable[int]], vocab: int) -> None:
+        """Refuse tokens that a model with a vocabulary of `vocab` does not have: the tokenizer is another model's."""
+        wrong = next((token for row in rows for token in row if token >= vocab), None)
+        if wrong is not None:
+            raise UserError(
+                f"--tokenizer: {self.name} makes token {wrong} of a text, and the model's vocabulary has {vocab}; "
+                "expected the tokenizer of the model"
+            )
 
 
 def read_model_text(file: Path, model: Path | None, *, special_tokens: bool = False) -> ModelText:

@@ -23,6 +23,7 @@ from jaxpar.pipeline.execution.program import PipelineProgram, make_program
 from jaxpar.pipeline.lockstep import lockstep_ticks
 from jaxpar.pipeline.schedules import Action, Kind, Order, Schedule, make_schedule, schedule_name
 from jaxpar.pipeline.tables import parse_schedule
+from jaxpar.units import plural
 
 
 def choose_schedule(config: Config) -> Schedule:
@@ -66,16 +67,17 @@ def chunk_layers(config: Config, chunks: int) -> tuple[int, ...]:
     if written is None:
         if layers < chunks:
             raise UserError(
-                f"parallel.pipe x virtual_stages: {chunks} chunks are more than the {layers} layers of the model "
-                "(model.layers)"
+                f"parallel.pipe x virtual_stages: {chunks} chunks are more than the {plural(layers, 'layer')} of the "
+                "model (model.layers)"
             )
         equal, more = divmod(layers, chunks)
         first = (chunks - more) // 2
         return tuple(equal + (first <= chunk < first + more) for chunk in range(chunks))
     if len(written) != chunks:
         raise UserError(
-            f"parallel.stage_layers: {list(written)} has {len(written)} entries, and there are {chunks} chunks "
-            f"(parallel.pipe {config.parallel.pipe} x {chunks // config.parallel.pipe} virtual stages)"
+            f"parallel.stage_layers: {list(written)} has {plural(len(written), 'entry')}; expected one for each of "
+            f"{plural(chunks, 'chunk')} (parallel.pipe {config.parallel.pipe} x "
+            f"{plural(chunks // config.parallel.pipe, 'virtual stage')})"
         )
     return written
 
@@ -124,8 +126,7 @@ def _table(file: str, text: str, ranks: int, microbatches: int, virtual_stages: 
         if (after - before) % ranks not in (0, 1, ranks - 1):
             raise ScheduleError(
                 f"the table {quoted(file)} has chunk {chunk} on rank {before} and chunk {chunk + 1} on rank "
-                f"{after}; the "
-                "executor sends between neighbouring ranks alone"
+                f"{after}; the executor sends between neighbouring ranks alone"
             )
     return replace(schedule, name=file)
 

@@ -11,7 +11,7 @@ from jaxpar.layout.memory.device import host_limit, limit_words
 from jaxpar.layout.memory.estimate import offloaded_bytes
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.remat import offloaded
-from jaxpar.units import size
+from jaxpar.units import plural, size
 
 
 def check_offload(layout: StepLayout, mesh: Mesh, limit: int | None = None) -> None:
@@ -31,6 +31,6 @@ def check_offload(layout: StepLayout, mesh: Mesh, limit: int | None = None) -> N
     if each * len(local) > limit:
         raise UserError(
             f"memory.remat: offload of {', '.join(names)} takes {size(each, 2)} of host memory for each of "
-            f"{len(local)} devices, {size(each * len(local), 2)} in all, and {limit_words(layout.config)} "
+            f"{plural(len(local), 'device')}, {size(each * len(local), 2)} in all, and {limit_words(layout.config)} "
             f"{size(limit, 2)}; expected fewer names, raise parallel.microbatches, or shard over more machines"
         )

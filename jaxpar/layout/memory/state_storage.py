@@ -19,7 +19,7 @@ from jaxpar.layout.memory.state_bytes import bytes_of, offloaded_state_bytes, st
 from jaxpar.layout.stages import coded_matrices
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.disk_array import offload_folder
-from jaxpar.units import seconds, size
+from jaxpar.units import plural, seconds, size
 
 
 def streamed_bytes(layout: StepLayout) -> tuple[int, int]:
@@ -77,7 +77,8 @@ def check_offloaded_state(layout: StepLayout, mesh: Mesh, limit: int | None = No
         free = shutil.disk_usage(_existing(folder)).free if limit is None else limit
         if needed > free:
             raise UserError(
-                f"memory.optimizer_offload: file takes {size(needed, 2)} on disk for {len(local)} devices, and "
+                f"memory.optimizer_offload: file takes {size(needed, 2)} on disk for {plural(len(local), 'device')}, "
+                "and "
                 f"{folder} has {size(free, 2)} free; expected memory.offload_dir on a larger disk, or a smaller model"
             )
         return
@@ -85,8 +86,8 @@ def check_offloaded_state(layout: StepLayout, mesh: Mesh, limit: int | None = No
     limit = host_limit(layout.config, len(local)) if limit is None else limit
     activations = offloaded_bytes(layout.config, layout.plan) * len(local)
     if needed + activations > limit:
-        devices = f"{len(local)} devices"
-        beside = f" with gradients of {layout.plan.host_layers} layers" if layout.plan.host_layers else ""
+        devices = plural(len(local), "device")
+        beside = f" with gradients of {plural(layout.plan.host_layers, 'layer')}" if layout.plan.host_layers else ""
         beside += f", and offloaded activations {size(activations, 2)}" if activations else ""
         raise UserError(
             f"memory.optimizer_offload: host takes {size(needed, 2)} of host memory for {devices}{beside}, and "

@@ -52,7 +52,7 @@ class ConsoleView(Listener):
     ) -> None:
         if console is None:
             # Without a terminal rich assumes 80 columns, too few for the plan's reasons.
-            console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+            console = Console(markup=False) if sys.stdout.isatty() else Console(width=PLAIN_WIDTH, markup=False)
         self._console, self._now, self._verbose = console, now, verbose
         self._steps: int | None = None
         self._folder = Path()
@@ -75,7 +75,7 @@ class ConsoleView(Listener):
             self._start_progress("compiling", info.steps, info.first_step - 1)
 
     def _start_progress(self, description: str, total: int, completed: int) -> None:
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         self._progress = Progress(*columns, console=self._console, refresh_per_second=2, transient=True)
         self._progress.add_task(description, total=total, completed=completed)
         self._progress.start()

@@ -78,7 +78,10 @@ def draw(curves: Curves) -> bytes:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     if curves.train:
-        axes.plot(*zip(*curves.train, strict=True), color="#4c78a8", linewidth=1.3, label="train")
+        marker = "o" if len(curves.train) == 1 else None  # a line of one point would not be visible
+        axes.plot(
+            *zip(*curves.train, strict=True), color="#4c78a8", linewidth=1.3, marker=marker, markersize=4, label="train"
+        )
     if curves.held_out:
         step, loss = curves.held_out[-1]
         label = f"held-out, {loss:.4f} after step {step}"
@@ -88,7 +91,9 @@ def draw(curves: Curves) -> bytes:
             curves.baseline, color="#555555", linewidth=1, linestyle="--", label=f"bigram, {curves.baseline:.4f}"
         )
     axes.set(xlabel="step", ylabel="loss (nats per token)", title=curves.title)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if len(steps := {step for step, _ in (*curves.train, *curves.held_out)}) == 1:
+        axes.set_xlim(min(steps) - 1, max(steps) + 1)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:

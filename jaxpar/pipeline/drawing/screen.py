@@ -32,8 +32,8 @@ NOTES = (
 
 def console() -> Console:
     """Standard output: as wide as the terminal, or `PLAIN_WIDTH` where there is none."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(width=PLAIN_WIDTH, highlight=False)
+    found = Console(highlight=False, markup=False)
+    return found if found.is_terminal else Console(width=PLAIN_WIDTH, markup=False, highlight=False)
 
 
 def print_summary(summary: Summary, mode: Mode, console: Console) -> None:

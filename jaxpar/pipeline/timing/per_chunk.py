@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.table import Schedule
+from jaxpar.units import plural
 
 type Number = float | Fraction
 """Whole numbers and fractions stay exact."""
@@ -29,6 +30,8 @@ def check_per_chunk(name: str, value: PerChunk, schedule: Schedule) -> None:
     """Raises ScheduleError where `value` has not one entry for each chunk of `schedule`, or a negative one."""
     values = value if isinstance(value, Sequence) else [value]
     if isinstance(value, Sequence) and len(value) != schedule.chunks:
-        raise ScheduleError(f"{name} has {len(value)} entries for {schedule.chunks} chunks ({schedule.name})")
+        raise ScheduleError(
+            f"{name} has {plural(len(value), 'entry')} for {plural(schedule.chunks, 'chunk')} ({schedule.name})"
+        )
     if min(values) < 0:
         raise ScheduleError(f"{name} must not be negative, got {min(values)}")

@@ -10,6 +10,7 @@ from jaxpar.pipeline.table import Schedule
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.in_flight import ChunkBytes
 from jaxpar.pipeline.timing.per_chunk import Number, PerChunk
+from jaxpar.units import plural
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Workload:
             return tuple(factors[rank] for rank in schedule.rank_of)
         chunks = f", or {schedule.chunks}, one for each chunk" if schedule.chunks != schedule.ranks else ""
         raise ScheduleError(
-            f"stage times: {len(factors)} entries; {schedule.name} needs {schedule.ranks}, one for each rank{chunks}"
+            f"stage times: {plural(len(factors), 'entry')}; {schedule.name} needs {schedule.ranks}, one for each "
+            f"rank{chunks}"
         )
 
 

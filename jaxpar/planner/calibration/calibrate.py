@@ -34,7 +34,7 @@ from jaxpar.planner.planning import planned_config
 from jaxpar.planner.profile import Profile, Sent, check_writable, write_profile
 from jaxpar.units import KIB, MIB, operations, rate, seconds
 
-CONSOLE = Console(width=120, highlight=False, soft_wrap=True)
+CONSOLE = Console(width=120, markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class ClusterJobs:
         written = read_jobs(self.jobs)
         configs = {name: self._config(name, job, cluster) for name, job in written.items()}
         console = screen()
-        jobs = self._jobs(written, configs, cluster, Console(quiet=True) if self.as_json else console)
+        jobs = self._jobs(written, configs, cluster, Console(quiet=True, markup=False) if self.as_json else console)
         found = expected(outcomes(jobs, cluster.devices), cluster.devices)
         if self.as_json:
             print(json_text(as_json(found, cluster), indent=2))

@@ -89,7 +89,7 @@ def print_comparison(first: Path, second: Path, console: Console) -> None:
     for line in config_difference(a.config, b.config) or ["no difference"]:
         _print(console, f"  {line}")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for name in ("", str(first), str(second), "difference"):
+    for name in ("", printable(str(first)), printable(str(second)), "difference"):
         table.add_column(name, justify="left" if not name else "right")
 
     def row(name: str, one: float, other: float, show: object) -> None:

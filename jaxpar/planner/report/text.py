@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from jaxpar.config.spelling import spaced
+from jaxpar.config.spelling import printable, spaced
 from jaxpar.hardware.cluster import HOST_MEMORY
 from jaxpar.layout.choices.pipeline import schedule_of
 from jaxpar.pipeline.timing.in_flight import lockstep_peaks
@@ -23,7 +23,7 @@ def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> N
     best = plans[0]
     data = best.config.data
     console.print(
-        f"{best.config.run.name} on {best.cluster.name}: {plural(data.batch_size, 'row')} of "
+        f"{printable(best.config.run.name)} on {printable(best.cluster.name)}: {plural(data.batch_size, 'row')} of "
         f"{plural(data.sequence_length, 'token')}",
         style="bold", highlight=False, soft_wrap=True,
     )  # fmt: skip
@@ -115,9 +115,11 @@ def print_parts(breakdown: Mapping[str, float], step: float, console: Console) -
     """Print the seconds of the parts of a step, the longest first; a millionth of it is what sums round to."""
     for name, spent in sorted(breakdown.items(), key=lambda item: -item[1]):
         if spent > 1e-6 * step:
-            meaning = words.MEANINGS.get(name, name)
+            meaning = words.MEANINGS.get(name, printable(name))
             console.print(
-                f"  {name:<14}{seconds(spent):>9} {percent(spent, step):>6}  {meaning}", highlight=False, soft_wrap=True
+                f"  {printable(name):<14}{seconds(spent):>9} {percent(spent, step):>6}  {meaning}",
+                highlight=False,
+                soft_wrap=True,
             )
 
 

@@ -140,7 +140,7 @@ def whole(layout: Layout) -> str:
 
 
 def remat(layout: Layout) -> str:
-    """A preset, or the number of layers of each, wherever they are."""
+    """A preset, or the number of layers of each, wherever they are: `none except 1 (2 layers)`, `full (30 layers)`."""
     if isinstance(layout.remat, str):
         return layout.remat
     names, counts = [], Counter[tuple[tuple[str, str], ...]]()
@@ -148,8 +148,8 @@ def remat(layout: Layout) -> str:
         counts[treatments] += layers
     for treatments, layers in counts.items():
         preset, changed = nearest_preset(dict(treatments))
-        but = f" but {len(changed)}" if changed else ""
-        names.append(f"{preset}{but} in {plural(layers, 'layer')}")
+        but = f" except {len(changed)}" if changed else ""
+        names.append(f"{preset}{but} ({plural(layers, 'layer')})")
     return ", ".join(names)
 
 
@@ -158,8 +158,8 @@ def meanings(plans: Sequence[Planned]) -> list[str]:
     layouts = [one.candidate.layout for one in plans]
     text = " ".join(f"{remat(layout)} {schedule(layout)}" for layout in layouts)
     found = [f"remat {preset}: {what}" for preset, what in REMAT.items() if re.search(rf"\b{preset}\b", text)]
-    if " but " in text:
-        found.append("but N: but for N activations, which plan.json names")
+    if " except " in text:
+        found.append("except N: all activations except N, which plan.json names")
     if "chunks" in text:
         found.append("chunks: parts of the layers that each pipe rank has, which it takes in turn")
     if "shared ends" in text:

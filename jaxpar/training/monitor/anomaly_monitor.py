@@ -31,7 +31,7 @@ from jaxpar.training.errors import TrainingError
 from jaxpar.training.monitor.codes import CodeMonitor
 from jaxpar.training.monitor.diagnosis import broken_gradients, broken_weights, describe
 from jaxpar.training.step.forward_backward import StepMetrics
-from jaxpar.units import percent, plain, seconds
+from jaxpar.units import percent, plain, plural, seconds
 
 PACE = "pace"
 """Topic of the notes in which the processes of a job report their pace."""
@@ -135,11 +135,13 @@ class AnomalyMonitor:
         in_row = int(metrics.skipped_in_row)
         if in_row >= self._config.run.max_skipped_steps:
             where = "only the gradient is not" if math.isfinite(loss) else "the loss itself is not finite"
+            first = number - in_row + 1
+            steps = f"steps {first} to {number}" if in_row > 1 else f"step {number}"
             raise TrainingError(
-                f"{in_row} steps in a row had a non-finite loss or gradient ({where}; learning rate "
+                f"{plural(in_row, 'step')} in a row had a non-finite loss or gradient ({where}; learning rate "
                 f"{float(metrics.learning_rate):.3g}{scale}): stopped at step {number} with the weights of step "
                 f"{number - in_row} unchanged ({newest()}); lower optimizer.learning_rate, or look at the "
-                f"data of steps {number - in_row + 1} to {number}"
+                f"data of {steps}"
             )
 
     def empty(self, number: int) -> None:

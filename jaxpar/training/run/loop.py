@@ -39,7 +39,7 @@ from jaxpar.training.run.termination import Termination, termination
 from jaxpar.training.run_folder.folder import RunFolder
 from jaxpar.training.run_folder.saves import Saves
 from jaxpar.training.step.forward_backward import StepMetrics
-from jaxpar.units import seconds, size
+from jaxpar.units import plural, seconds, size
 
 
 def fit(trainer: Run, listeners: Iterable[Listener], progress: Progress | None = None) -> Summary:
@@ -110,7 +110,7 @@ class _Loop:
         if done >= self.config.run.steps and (earlier := from_first(self._summary)) is not None:
             self.folder.check_nothing_else_asked(done, changes)
             self.listeners.message(
-                f"{self.folder.path} already has its {done} steps, and nothing was changed; "
+                f"{self.folder.path} already has its {plural(done, 'step')}, and nothing was changed; "
                 "raise run.steps to go on, or choose another run.name."
             )
             return Summary(**earlier)
@@ -163,6 +163,7 @@ class _Loop:
 
     def _restore(self) -> bool:
         """Continue from the newest checkpoint; False where there is none."""
+        done = self.trainer.steps_done
         restored = self.saves.restore(self.trainer.saved.abstract, self.trainer.layout.carried, self._check_saved)
         if restored is None:
             from_first(self.folder.check_nothing_saved)
@@ -171,6 +172,11 @@ class _Loop:
         notice = self.trainer.continue_from(state, facts)
         liveness.restarted()
         self.progress.restore(facts)
+        if done > (newest := self.trainer.steps_done):
+            self.listeners.message(
+                f"Continuing from the checkpoint of step {newest}, without the "
+                f"{plural(done - newest, 'later step')} not saved."
+            )
         if (monitored := facts.get(MONITOR)) is not None:
             self.monitor.restore(monitored)
         if notice is not None:
@@ -237,7 +243,8 @@ class _Loop:
                     f"The learning rate now ends its schedule at step {steps}; optimizer.decay_steps would keep it."
                 )
         if first > config.run.steps:
-            self.listeners.message(f"All {first - 1} steps are done; only the end of the run was left undone.")
+            done = "The only step is" if first == 2 else f"All {first - 1:,} steps are"
+            self.listeners.message(f"{done} done; only the end of the run was left undone.")
             return
         if (warmup := config.optimizer.warmup_steps) >= config.run.steps:
             self.listeners.message(

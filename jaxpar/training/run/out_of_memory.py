@@ -23,7 +23,7 @@ from jaxpar.layout.memory.resident import host_gradient_bytes
 from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, residual_bytes, state_bytes
 from jaxpar.layout.memory.state_storage import check_offloaded_state, less_on_the_host
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.units import size
+from jaxpar.units import plural, size
 
 EXHAUSTED = "RESOURCE_EXHAUSTED"
 """How XLA's out-of-memory message begins."""
@@ -140,10 +140,12 @@ def _host_explanation(layout: StepLayout, mesh: Mesh, found: str) -> str:
     devices = sum(device.process_index == jax.process_index() for device in mesh.devices.flat)
     state = 0 if layout.plan.optimizer_offload == "file" else offloaded_state_bytes(layout)
     activations, gradients = offloaded_bytes(layout.config, layout.plan), host_gradient_bytes(layout)
-    of_layers = f", {size(gradients, 2)} of gradients of {layout.plan.host_layers} layers" if gradients else ""
+    of_layers = (
+        f", {size(gradients, 2)} of gradients of {plural(layout.plan.host_layers, 'layer')}" if gradients else ""
+    )
     return (
-        f"memory: XLA found no room {found} in the host's pinned memory; for each of {devices} devices the step keeps "
-        f"there {size(state, 2)} of master weights and moments{of_layers} and {size(activations, 2)} of "
+        f"memory: XLA found no room {found} in the host's pinned memory; for each of {plural(devices, 'device')} the "
+        f"step keeps there {size(state, 2)} of master weights and moments{of_layers} and {size(activations, 2)} of "
         f"activations, {size((state + gradients + activations) * devices, 2)} in all, and "
         f"{limit_words(layout.config)} {size(host_limit(layout.config, devices), 2)}; expected a larger "
         f"{PINNED_VARIABLE} where the machine has more, {less_on_the_host(layout)}, fewer offloaded activations, or "

@@ -167,6 +167,9 @@ class Trainer:
     def fit(self, listeners: Iterable[Listener] | None = None) -> Summary:
         """Train to `run.steps`, evaluating and saving on the way; continues a run that its folder holds.
 
+        Where the folder has a checkpoint, the newest one is restored: later steps taken with `step` and not saved are
+        discarded, which a message says.
+
         Args:
             listeners: what is notified of the run; by default the screen and the files of the run's folder.
 

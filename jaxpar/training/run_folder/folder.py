@@ -20,6 +20,7 @@ from jaxpar.observe.writers.summary import SUMMARY_FILE, read_summary
 from jaxpar.training.run_folder.lock import RunLock
 from jaxpar.training.run_folder.own_checkpoints import check_checkpoints
 from jaxpar.training.run_folder.same_run import forbidden_changes
+from jaxpar.units import plural
 
 PLAN = "plan.json"
 
@@ -91,8 +92,8 @@ class RunFolder:
         except UserError as error:
             raise UserError(
                 f"run.name is {quoted(self.config.run.name)}: the record of what was run is damaged ({error}); put "
-                "a copy of "
-                f"{RUN_CONFIG} back (facts.json of a checkpoint has its values), or move {self.path} away to start over"
+                f"a copy of {RUN_CONFIG} back (facts.json of a checkpoint has its values), or move {self.path} away "
+                "to start over"
             ) from None
 
     def _check_new(self) -> None:
@@ -117,8 +118,8 @@ class RunFolder:
         if complete:
             raise UserError(
                 f"run.name is {quoted(self.config.run.name)}: {self.checkpoints} has no checkpoint that can be "
-                "used, and "
-                f"that of step {complete[-1]} was complete once; repair it, or move {self.path} away to start over"
+                f"used, and that of step {complete[-1]} was complete once; repair it, or move {self.path} away to "
+                "start over"
             )
 
     def check_nothing_else_asked(self, done: int, changes: Sequence[str]) -> None:
@@ -126,9 +127,9 @@ class RunFolder:
         asked = [line for line in changes if not line.startswith(NO_MATTER)]
         if asked:
             raise UserError(
-                f"run.name is {quoted(self.config.run.name)}: {self.path} has all its {done} steps, so nothing would "
-                f"be done with what is asked for now ({'; '.join(asked)}); choose another run.name to train with it "
-                f"(--set run.name=...), or raise run.steps beyond {done} to go on with it"
+                f"run.name is {quoted(self.config.run.name)}: {self.path} already has its {plural(done, 'step')}, so "
+                f"nothing would be done with what is asked for now ({'; '.join(asked)}); choose another run.name to "
+                f"train with it (--set run.name=...), or raise run.steps beyond {done} to go on with it"
             )
 
     def summary(self, report: Callable[[str], None]) -> dict[str, Any] | None:
@@ -152,9 +153,16 @@ class RunFolder:
         Raises `UserError` where it is damaged before that.
         """
         file = self.path / METRICS_FILE
-        steps = [values["step"] for values in read_metrics(file, before=step + 1)] if file.exists() else []
+        if not file.exists():
+            if step:
+                report(
+                    f"{file} does not exist, and the checkpoint is of step {step}: steps taken by Trainer.step write "
+                    "no records, and records that were there are lost."
+                )
+            return
+        steps = [values["step"] for values in read_metrics(file, before=step + 1)]
         if step and (not steps or steps[-1] != step):
-            ends = f"ends with step {steps[-1]}" if steps else "is empty or missing"
+            ends = f"ends with step {steps[-1]}" if steps else "is empty"
             report(f"{file} {ends}, and the checkpoint is of step {step}: what lies between is lost to the record.")
 
     def ran_otherwise(self, plan: Plan) -> bool:

@@ -112,7 +112,7 @@ def test_an_index_of_pairs_with_an_odd_number_of_documents_is_refused(tmp_path: 
 
     plain["digest"] = digest(json.dumps(plain, sort_keys=True).encode())
     (folder / INDEX).write_text(json.dumps(plain, indent=1, sort_keys=True) + "\n")
-    with refused("1 documents", "even number"):
+    with refused("1 document;", "even number"):
         open_token_folder(folder, key="data.path")
 
 

@@ -44,6 +44,15 @@ def test_a_short_run_has_whole_steps_on_its_axis(monkeypatch: pytest.MonkeyPatch
     assert len(ticks) > 1 and all(tick == round(tick) for tick in ticks)
 
 
+def test_a_run_of_one_step_has_a_point_at_a_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **more: (drawn.append(self), save(self, *args, **more)))
+    image = pixels(draw(Curves("run", train=[(1, 3.0)])))
+    assert list(drawn[0].axes[0].get_xticks()) == [0, 1, 2]
+    assert count(image[:600, 200:], (0x4C, 0x78, 0xA8)) > 30
+
+
 def test_it_is_drawn_with_an_evaluation_and_at_the_end(tmp_path: Path) -> None:
     plot = LossPlot()
     plot.start(run_info(tmp_path))

@@ -176,7 +176,7 @@ def test_durations_that_do_not_fit_are_refused(durations: Durations, parts: tupl
 
 def test_sizes_and_modes_that_do_not_fit_are_refused():
     schedule = make_schedule("1f1b", ranks=2, microbatches=2)
-    with refused("stash", "1 entries", "2 chunks", error=ScheduleError):
+    with refused("stash", "1 entry for", "2 chunks", error=ScheduleError):
         simulate(schedule, sizes=ChunkBytes(stash=[1]))
     with refused("'sync'", "async, lockstep, branching", error=ScheduleError):
         simulate(schedule, mode="sync")  # pyright: ignore

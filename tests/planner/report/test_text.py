@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from jaxpar.memory.remat import PRESETS
 from jaxpar.planner.layout import Layout
+from jaxpar.planner.planning import screen
 from jaxpar.planner.report import words
 from jaxpar.planner.report.text import print_parts
 
@@ -19,6 +21,12 @@ def test_parts_of_a_step_are_printed_without_those_that_sums_round_to():
     lines = console.export_text().splitlines()
     assert [line.split()[0] for line in lines] == ["matmuls", "attention"]
     assert lines[0].split()[1:4] == ["16.4", "s", "30.0%"]
+
+
+def test_names_of_a_file_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]):
+    print_parts({"[/x]": 2.0, "[red]a\x1b[2J": 1.0}, 3.0, screen())
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.split()[0] == "[/x]" and second.split()[0] == r"[red]a\x1b[2J"
 
 
 def test_words_of_a_table_that_are_not_of_every_day_are_explained_below_it():
@@ -33,4 +41,4 @@ def test_words_of_a_table_that_are_not_of_every_day_are_explained_below_it():
     assert line.startswith("remat full: ")
     assert (words.schedule(mixed), words.host(mixed)) == ("interleaved, 4 chunks", "85% of activations")
     explained = {line.partition(":")[0] for line in words.meanings([planned(mixed)])}
-    assert {"chunks", "host", "but N"} <= explained and "remat full" not in explained
+    assert {"chunks", "host", "except N"} <= explained and "remat full" not in explained

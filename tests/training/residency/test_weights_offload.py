@@ -137,7 +137,7 @@ def test_a_machine_without_room_for_the_gradients_is_one_sentence():
     needed = offloaded_state_bytes(step.layout) + host_gradient_bytes(step.layout)
     check_offloaded_state(step.layout, step.mesh, limit=needed)
     with refused(
-        "of host memory for 1 devices",
+        "of host memory for 1 device with",
         "gradients of 4 layers",
         "expected",
         "memory.weights_resident",

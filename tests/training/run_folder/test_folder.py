@@ -103,7 +103,9 @@ def test_a_finished_run_asked_for_something_else_states_how_to_get_it_and_change
     before = contents(folder_of(finished))
     parallel = replace(finished.parallel, fsdp=1, context=1, tensor=1)
     another = replace(finished, parallel=parallel, checkpoint=replace(finished.checkpoint, keep_last=1))
-    with refused("run.name is 'run'", "all its 4 steps", "parallel.", "another run.name", "raise run.steps") as error:
+    with refused(
+        "run.name is 'run'", "already has its 4 steps", "parallel.", "another run.name", "raise run.steps"
+    ) as error:
         fit(another)
     assert "keep_last" not in str(error.value), "how many are kept asks nothing of a run that is done"
     assert contents(folder_of(finished)) == before
