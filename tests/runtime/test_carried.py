@@ -60,7 +60,9 @@ def test_registered_state_moves_with_the_step_and_is_saved(monkeypatch: pytest.M
     assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), state.master, plain.master)))
 
     saves = Checkpointer(tmp_path, keep_last=1, keep_every=None, report=print)
-    saves.save(2, state, {"carried": {"applied_steps": ""}, "config": {}})
+    facts = {"data": "", "shuffle": None, "mixture": None, "left_out": [], "tokens": 2, "skipped": 0, "empty": 0}
+    facts |= {"loss": 1.0, "eval_step": None, "eval_loss": None, "skipped_in_row": 0, "config": {}}
+    saves.save(2, state, facts | {"carried": {"applied_steps": ""}})
     like = run.step.layout.abstract_state(run.step.mesh)
     for described, wanted in (("", 2), ("something else", 0)):
         messages: list[str] = []
