@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from jaxpar.layers.dropout import SEED
 from jaxpar.layers.linear import recording, tapping, untapped
 from jaxpar.layout.stages import stages_of
 from jaxpar.mesh.axes import AXES, vary
@@ -72,7 +73,7 @@ def halves(run: SmallRun, *, split: bool, backward: bool = True, weights: bool =
     def function(master: Any, batch: Any) -> Any:
         loop = replace(stages_of(step.layout, train=True), split_backward=split).loop
         stages, storage = stages_of(step.layout, train=True), to_storage(master, step.layout.placements)
-        data = jax.tree.map(lambda a: a[0], batch)
+        data = jax.tree.map(lambda a: a[0], batch) | {SEED: jnp.uint32(0)}
         x, tokens = stages.embed(storage, data), stages.token_context(data)
         chunk = Chunk(storage["layers"], 0, 0)
         accumulators = {part: zero_accumulators(w, step.layout.placements, part=part) for part, w in storage.items()}

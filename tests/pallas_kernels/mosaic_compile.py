@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
+import jax.experimental.pallas.mosaic_gpu
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from tests.gpu_compile import QUICKLY
