@@ -44,7 +44,7 @@ def check_template(encoder: ChatEncoder, chosen: bool, report: Callable[[str], N
 def lengths_text(folder: Path, index: Index) -> str:
     """A sentence about how many conversations, or pairs, are longer than a row of some lengths."""
     lengths = [
-        np.diff(np.load(folder / shard.starts.name), append=shard.token_count)
+        np.diff(np.load(folder / shard.starts.name, allow_pickle=False), append=shard.token_count)
         for split in SPLITS
         for shard in index.shards(split)
     ]
