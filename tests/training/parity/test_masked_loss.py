@@ -74,7 +74,8 @@ def mask_by_the_text(rows: DocumentRows) -> np.ndarray:
 @pytest.mark.matrix(quick=("split",), ci=4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_loss_and_gradients_of_conversations_equal_float64(rows: DocumentRows, layout: str):
-    run = SmallRun(small(model={"layers": 2, "vocab": VOCAB, "kv_heads": 4}, **LAYOUTS[layout]))
+    data = {"sequence_length": LENGTH, "batch_size": ROWS}
+    run = SmallRun(small(model={"layers": 2, "vocab": VOCAB, "kv_heads": 4}, data=data, **LAYOUTS[layout]))
     options = asdict(run.config.model)
     weights = random_weights(options, padded_vocab=64)
     batch, mask = batch_rows(rows, 0, ROWS, range(ROWS)), mask_by_the_text(rows)
