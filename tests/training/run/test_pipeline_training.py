@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpar.generation.programs import NEEDED
 from jaxpar.training.run.sampling import next_token_logits
 from tests.short_documents import into_documents
 from tests.small_run import SmallRun, small, worst_difference
@@ -70,7 +71,11 @@ def evaluated(layout: str | None) -> tuple[float, float, np.ndarray]:
     master, batch = run.step.residency.initial_state().master, rows_of(run, 0)
     total, tokens = run.step.evaluate(master, batch)
     window = {name: array[:1] for name, array in batch.items()}
-    return float(total["loss"]), float(tokens), np.asarray(next_token_logits(run.step)(master, window, 5))
+    return (
+        float(total["loss"]),
+        float(tokens),
+        np.asarray(next_token_logits(run.step)(master, {name: window[name] for name in NEEDED}, 5)),
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
