@@ -151,7 +151,7 @@ def _forward(
 ) -> tuple[Sums, tuple[jax.Array, jax.Array | None]]:
     trained = head.trained
 
-    def step(carry: tuple[Sums, jax.Array | None], tile: Any) -> tuple[tuple[Sums, jax.Array | None], jax.Array]:
+    def step(carry: tuple[Sums, Any], tile: Any) -> tuple[tuple[Sums, Any], jax.Array]:
         (sums, d_table), (part, labels, mask) = carry, tile
         joined = gather_sequence(part[None])
         of_logits = lambda logits: _sums(logits, labels, mask, head)
@@ -159,14 +159,12 @@ def _forward(
         (d_logits,) = pullback(vary(jnp.ones_like(objective), varying_axes(objective)))
         dx, new = project_gradients(joined, table, d_logits, head.model)
         with jax.named_scope("gradients"):
-            d_table = None if not trained else new if d_table is None else d_table + new
+            d_table = d_table + new if trained else None
         return (_add(sums, (objective, nll)), d_table), scatter_sequence(dx)[0]
 
-    # The first tile is no part of the loop: its gradient is what the others are added to, and no zeros are.
-    tiles = _tiles(x, labels, mask, head.tiles)
-    carry, first = step((_nothing(head.axes), None), jax.tree.map(lambda own: own[0], tiles))
-    (sums, d_table), others = scan_tiles(step, carry, jax.tree.map(lambda own: own[1:], tiles))
-    dx = jnp.concatenate([first[None], others])
+    with jax.named_scope("gradients"):
+        zeros = vary(jnp.zeros(table.shape, jnp.float32)) if trained else None
+    (sums, d_table), dx = scan_tiles(step, (_nothing(head.axes), zeros), _tiles(x, labels, mask, head.tiles))
     return sums, (from_tiles(dx, x.shape[0] * x.shape[1]).reshape(x.shape), d_table)
 
 
