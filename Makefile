@@ -22,7 +22,7 @@ help:
 	@echo "make test [ARGS=tests/mesh]        the tests, without the long ones: some minutes"
 	@echo "make test-ci                       the long ones, and rows of matrices drawn by the commit"
 	@echo "make test-all                      every test: an hour, before a release"
-	@echo "make test-faults                   every seeded fault, and records which turned their tests red"
+	@echo "make test-faults                   every seeded fault turns its tests red: hours"
 	@echo "make lint format types imports     ruff, ruff format, pyright, the import layers"
 	@echo "make audit                         known vulnerabilities of the versions in constraints.txt; asks pypi.org"
 	@echo "make setup setup-test              make .venv and .venv-test only"
@@ -46,7 +46,7 @@ test-all: setup-test
 	@$(PYTEST) --level all $(ARGS)
 
 test-faults: setup-test
-	@$(PYTEST) --level all --record-faults tests/faults $(ARGS)
+	@$(PYTEST) --level all tests/faults $(ARGS)
 
 lint: setup-test
 	@$(TEST_BIN)/ruff check .

@@ -56,7 +56,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--record-seconds", action="store_true", help="note in tests/seconds.json what long and slow tests took"
     )
-    group.addoption("--record-faults", action="store_true", help="note in tests/faults/red.json which faults were red")
 
 
 @pytest.hookimpl(tryfirst=True)

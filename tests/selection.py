@@ -7,7 +7,7 @@
 - `all` (`make test-all`): everything, the `release` ones too.
 
 A test whose cases are rows of a matrix says `@pytest.mark.matrix(quick=2, ci=4)`, or names the quick ones:
-`quick=("ring",)`. Of the files with `long` tests, CI takes one after another in the order of the draw, as long as what
+`quick=("ring",)`; with `always=True` it has its turn with every commit. Of the files with `long` tests, CI takes one after another in the order of the draw, as long as what
 they take (`tests/seconds.json`) fits in `--budget` seconds of processor time: so CI takes as long whatever is added.
 The draw is a function of a seed, the commit's hash by default, so that each commit tries others and anyone can repeat
 it: `--draw SEED`. These run in every draw: long tests marked `long(always=True)`, those without a recorded time, rows
@@ -174,7 +174,7 @@ class Selection:
 
     def _rows(self, rows: list[pytest.Item], recorded: Mapping[str, float]) -> list[pytest.Item]:
         marker = rows[0].get_closest_marker("matrix")
-        assert marker is not None and set(marker.kwargs) <= {"quick", "ci"} and not marker.args
+        assert marker is not None and set(marker.kwargs) <= {"quick", "ci", "always"} and not marker.args
         named, asked = {case_of(row): row for row in rows}, marker.kwargs.get("quick", 0)
         quick = drawn(list(named), asked, QUICK_SEED) if isinstance(asked, int) else asked
         assert self.filtered or set(quick) <= named.keys(), f"{rows[0].nodeid}: no case is named {quick}"
@@ -184,7 +184,8 @@ class Selection:
         others = [name for name in named if name not in quick]
         marked = lambda row: any(mark.name == "long" for mark in row.own_markers)  # not by its file
         always = {name for name in others if named[name].nodeid in fixed_rows() or marked(named[name])}
-        number = marker.kwargs.get("ci", 0) if self.filtered or has_its_turn(list(named), self.seed) else 0
+        turn = self.filtered or marker.kwargs.get("always") or has_its_turn(list(named), self.seed)
+        number = marker.kwargs.get("ci", 0) if turn else 0
         chosen = always | set(drawn([n for n in others if n not in always], number, self.seed))
         return [named[name] for name in named if name in chosen | slow]
 

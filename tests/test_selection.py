@@ -28,6 +28,10 @@ def test_rows(row): pass
 @pytest.mark.parametrize("row", ["a", "b", pytest.param("c", marks=pytest.mark.long), "d"])
 def test_named(row): pass
 
+@pytest.mark.matrix(ci=1, always=True)
+@pytest.mark.parametrize("row", range(9))
+def test_each_time(row): pass
+
 @pytest.mark.matrix(quick=("x",), ci=0)
 @pytest.mark.parametrize("case", ["x", "y"])
 def test_heavy(case): pass
@@ -100,7 +104,7 @@ def test_ci_runs_what_make_test_leaves_out_and_draws_rows_by_the_seed(tmp_path: 
     assert {name for name in quick if "rows" not in name} == {"test_plain", "test_named[b]", "test_fast"}
     assert len(quick) == 5
     assert "level quick: all but long tests" in printed
-    assert "not run: 1 that take minutes each, 15 that are long, 32 rows of matrices; `make test-ci` draws" in printed
+    assert "not run: 1 that take minutes each, 15 that are long, 41 rows of matrices; `make test-ci` draws" in printed
 
     first, printed = chosen(tmp_path, "--level", "ci", "--budget", "70", "--draw", "moon")
     again, _ = chosen(tmp_path, "--level", "ci", "--budget", "70", "--draw", "moon")
@@ -110,6 +114,8 @@ def test_ci_runs_what_make_test_leaves_out_and_draws_rows_by_the_seed(tmp_path: 
     assert "drawn by moon (to repeat them: --draw 'moon')" in printed
     assert first == again != other
     assert {"test_named[c]"} == {name for name in none if "rows" in name or "named" in name or "sliced" in name}
+    for names in (first, other, none):
+        assert len([name for name in names if "each_time" in name]) == 1
     for names in (first, other):
         assert not names & quick
         assert {"test_heavy[x]"} == {name for name in names if "heavy" in name}, "a fixed row that is slow"
@@ -136,7 +142,7 @@ def test_what_failed_runs_again_whatever_is_drawn(tmp_path: Path):
 @pytest.mark.long
 def test_everything_runs_where_it_is_asked_for(tmp_path: Path):
     whole, printed = chosen(tmp_path, "--level", "all")
-    assert len(whole) == 53 and "not run" not in printed and "slowest tests" in printed
+    assert len(whole) == 62 and "not run" not in printed and "slowest tests" in printed
     by_id, _ = chosen(tmp_path, "test_suite.py::test_named[a]", "test_suite.py::test_release")
     assert by_id == {"test_named[a]", "test_release"}
     by_word, _ = chosen(tmp_path, "--level", "ci", "-k", "named and not b")
