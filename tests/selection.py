@@ -7,12 +7,13 @@
 - `all` (`make test-all`): everything, the `release` ones too.
 
 A test whose cases are rows of a matrix says `@pytest.mark.matrix(quick=2, ci=4)`, or names the quick ones:
-`quick=("ring",)`; with `always=True` it has its turn with every commit. Of the files with `long` tests, CI takes one after another in the order of the draw, as long as what
-they take (`tests/seconds.json`) fits in `--budget` seconds of processor time: so CI takes as long whatever is added.
-The draw is a function of a seed, the commit's hash by default, so that each commit tries others and anyone can repeat
-it: `--draw SEED`. These run in every draw: long tests marked `long(always=True)`, those without a recorded time, rows
-of a matrix that are `long`, and what `tests/fixed_rows.txt` names (tests that failed, until they are mended). Tests
-asked for by their ids run, and with `--last-failed` those that failed.
+`quick=("ring",)`; with `always=True` it has its turn with every commit. Of the files with `long` tests, CI takes one
+after another in the order of the draw, as long as what they take (`tests/seconds.json`) fits in `--budget` seconds of
+processor time: so CI takes as long whatever is added. The draw is a function of a seed, the commit's hash by default,
+so that each commit tries others and anyone can repeat it: `--draw SEED`. These run in every draw: long tests marked
+`long(always=True)`, those without a recorded time, rows of a matrix that are `long`, and what `tests/fixed_rows.txt`
+names (tests that failed, until they are mended). Tests asked for by their ids run, and with `--last-failed` those
+that failed.
 """
 
 from __future__ import annotations

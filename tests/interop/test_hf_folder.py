@@ -179,6 +179,13 @@ def test_a_head_that_differs_from_the_embedding_is_not_tied(name: str, embedding
     np.testing.assert_array_equal(export.values(written), head)
 
 
+def test_a_head_that_repeats_an_embedding_with_nan_is_tied(tmp_path: Path):
+    folder = copy_of("qwen3", tmp_path / "model", tie_word_embeddings=True)
+    table = tensors(folder)["model.embed_tokens.weight"].copy()
+    table[0, 0] = np.nan
+    assert HFFolder(rewrite(folder, {"model.embed_tokens.weight": table, "lm_head.weight": table})).model.tied
+
+
 @pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "config.json"])
 def test_a_pointer_of_git_lfs_is_called_that(llama: Path, name: str):
     in_shards(llama)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from jaxpar.data.chat.sandbox import turn_of
 from jaxpar.data.chat.template import ChatTemplate
 
 _PROBE = "zebra"
+TOOLS = ("tool", "observation")
+"""Roles of what tools answer, as published templates name them."""
 _MARKER = re.compile(r"<([|\uff5c])[^<>|\uff5c\s]+\1>|<(?:start|end)_of_turn>|</?s>")
 """Markers of turns in published templates. Others, such as `[INST]`, are text by design in some tokenizers."""
 
@@ -64,7 +67,7 @@ class ChatEncoder:
         self.check(conversation.messages)
         self._check_plain(conversation.tools, "`tools`")
         found = self._renderer.rendered(conversation)
-        if self._next_turn_token:
+        if self._next_turn_tokens:
             found = found._replace(ranges=[self._with_next_token(found.text, *each) for each in found.ranges])
         trained = conversation.trained(prompt)
         if not all(trained):
@@ -93,22 +96,31 @@ class ChatEncoder:
         return first, (last if next_token is None or first == last else next_token.end())
 
     @cached_property
-    def _next_turn(self) -> str | None:
-        """The text between an answer and the next message, where the template ends an answer by nothing else."""
+    def _next_turns(self) -> list[str]:
+        """The texts between an answer and the message of each role, where the template ends an answer by nothing else.
+
+        Roles that the template refuses are left out; conversations that it does not refuse will show.
+        """
         try:
             answered = _example(USER, ASSISTANT)
             found = self._renderer.rendered(answered)
-            if not found.ranges or not self.is_open(answered, found):
-                return None
-            return self._renderer.rendered(_example(USER, ASSISTANT, USER)).text.split(_PROBE)[-2]
         except Unusable:
-            return None  # Conversations that the template does not refuse will show.
+            return []
+        if not found.ranges or not self.is_open(answered, found):
+            return []
+        texts = []
+        for role in (USER, *TOOLS):
+            with suppress(Unusable):
+                texts.append(self._renderer.rendered(_example(USER, ASSISTANT, role)).text.split(_PROBE)[-2])
+        return texts
 
     @cached_property
-    def _next_turn_token(self) -> str:
-        """The token that begins the next turn and so ends an answer, as in GLM's templates; empty where none does."""
-        found = self._added and self._next_turn is not None and self._added.match(self._next_turn.lstrip())
-        return found[0] if found else ""
+    def _next_turn_tokens(self) -> list[str]:
+        """The tokens that begin the next turn and so end an answer, as in GLM's templates."""
+        if self._added is None:
+            return []
+        found = [self._added.match(text.lstrip()) for text in self._next_turns]
+        return [one[0] for one in found if one]
 
     def check(self, messages: Sequence[Message], first: int = 1) -> None:
         """Raises `Unusable` for a message that spells a special token; `first` is the number of the first."""
@@ -137,8 +149,8 @@ class ChatEncoder:
         end = turn_of(self._renderer.rendered(_example(USER, ASSISTANT)).text.rpartition(_PROBE)[2], "")
         ids = self._tokenizer.encode(end.strip(), add_special_tokens=False).ids
         eos = self._tokenizer.token_to_id(self.template.variables.get("eos_token", ""))
-        next_turn = self._tokenizer.token_to_id(self._next_turn_token)
-        tokens = frozenset(one for one in (eos, next_turn) if one is not None)
+        next_turns = [self._tokenizer.token_to_id(one) for one in self._next_turn_tokens]
+        tokens = frozenset(one for one in (eos, *next_turns) if one is not None)
         if ids and ids[0] in self._tokenizer.get_added_tokens_decoder():
             return EndOfTurn(tokens | {ids[0]}, ())
         return EndOfTurn(tokens, (end,) if end else ())
@@ -154,7 +166,7 @@ class ChatEncoder:
                 "The chat template's {% generation %} blocks leave out what ends the assistant's turn, so a model that "
                 "is trained on this does not learn to end it; they may enclose it."
             )
-        if self._next_turn is not None and not self._next_turn_token:
+        if self._next_turns and not self._next_turn_tokens:
             return (
                 "The chat template writes no special token between what the assistant says and the next message, so "
                 "the end of its turn is counted only at the end of a conversation, by the end-of-document token."

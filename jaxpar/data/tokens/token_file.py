@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.reading.text_file import LONGEST_POINTER, check_pointer
 from jaxpar.config.spelling import quoted
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.file_array import FileArray
@@ -62,6 +63,8 @@ def _open(path: Path, label: str) -> FileArray:
     size = path.stat().st_size
     if size == 0:
         raise UserError(f"{label} is empty (0 bytes); {_EXPECTED}")
+    with path.open("rb") as file:
+        check_pointer(file.read(LONGEST_POINTER), path, label)
     try:
         shape, dtype, offset = _header(path)
     except HEADER_ERRORS as error:

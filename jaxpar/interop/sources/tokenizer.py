@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.parts import DATA_SOURCES
 from jaxpar.config.paths import user_path
 from jaxpar.config.spelling import named
 from jaxpar.data.chat.encoding import ChatEncoder
@@ -45,7 +46,8 @@ def text_of(source: Model, tokenizer: Path | None, report: Report, *, special_to
             if (folder / TOKENIZER).exists():
                 return read_model_text(folder / TOKENIZER, None, special_tokens=special_tokens)
         run = source.config
-        data = None if run.data.source == "tokens" else open_data(run.data, vocab=run.model.vocab, seed=run.run.seed)
+        reads_folders = "path" in DATA_SOURCES[run.data.source].keys
+        data = None if reads_folders else open_data(run.data, vocab=run.model.vocab, seed=run.run.seed)
         if data is not None and data.encode_start is not None and data.decode is not None:
             ends = [] if data.separator is None else [data.separator]
             encode = partial(data.encode_start, special_tokens=special_tokens)

@@ -248,8 +248,8 @@ class _Loop:
             return
         if (warmup := config.optimizer.warmup_steps) >= config.run.steps:
             self.listeners.message(
-                f"The run ends within its warm-up: run.steps is {config.run.steps}, and the learning rate reaches its "
-                f"peak at step {warmup} (optimizer.warmup_steps)."
+                f"The whole run is warm-up: run.steps is {config.run.steps}, and the learning rate reaches its peak at "
+                f"step {warmup} (optimizer.warmup_steps)."
             )
         if "compiled" not in vars(trainer):
             self._compiling("the training step")

@@ -52,7 +52,7 @@ MARKED_GLM = GLM.replace(
     "{{ '<|' + m.role + '|>\n' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
     "{% else %}{{ m.content }}{% endif %}",
 )
-ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_token_of_the_next_role_is_counted_where_it_ends_the_turn(tmp_path, 
     newline = "Ċ" if "'\n' }}" in source else ""
     assert counted == f"lima.{newline}<|user|>nairobi.{newline}{END}"
     encoder = ChatEncoder(ChatTemplate(source, {"eos_token": END}, "a"), load_tokenizer(tokenizer, "a"))
-    wanted = {load_tokenizer(tokenizer, "a").token_to_id(one) for one in (END, "<|user|>")}
+    wanted = {load_tokenizer(tokenizer, "a").token_to_id(one) for one in (END, "<|user|>", "<|observation|>")}
     assert encoder.end_of_turn() == (wanted, ())
     encoder.close()
 

@@ -136,6 +136,12 @@ def test_another_format_is_a_users_error(path):
         read(path)
 
 
+def test_a_pointer_of_git_lfs_is_called_that(path):
+    path.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 4976698672\n")
+    with refused("data.path=", "tokens.npy", "Git LFS pointer"):
+        read(path)
+
+
 def test_a_missing_file_is_a_users_error_that_names_a_near_miss(path):
     save(path, [1, 2])
     with refused("token.npy' does not exist", "did you mean", "/tokens.npy'"):
