@@ -67,7 +67,8 @@ REPOSITORY = Repository(frozenset(files()), cache(lambda path: (ROOT / path).rea
 PAGES = sorted(
     path
     for path in REPOSITORY.files
-    if path in ("README.md", "CONTRIBUTING.md", "tests/README.md") or re.fullmatch(r"docs/.*\.(md|ipynb)", path)
+    if path in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "ROADMAP.md", "tests/README.md")
+    or re.fullmatch(r"docs/.*\.(md|ipynb)", path)
 )
 
 
