@@ -238,8 +238,8 @@ def main(arguments: Sequence[str]) -> None:
             programs[number - 1] = compiled(programs[number - 1])
             write_rows(programs)  # after each, since one takes minutes
     spread = f"Beside the others of its class, a program is off by {of_one_program(programs):.3f} (`ONE_PROGRAM`)."
-    lines = [*shares_table(programs), "", spread, "", *table(programs)]
-    print("\n".join(lines))
+    lines = [*shares_table(programs), "", spread]
+    print("\n".join([*lines, "", *table(programs)]))
     if options.write:
         PAGE.write_text(with_table(PAGE.read_text(), lines, MARKS))
 

@@ -1,19 +1,19 @@
-"""The parts of docs/planner.md that state how good predictions are, and their picture."""
+"""How good predictions are: the parts of docs/planner.md, their picture, and tables that are only printed."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks.planner.memory import PAGE, with_table
 from benchmarks.validation.cases import published_cases
 from benchmarks.validation.collectives import read_collectives
-from benchmarks.validation.fit import CURRENT, REFITTED, alone, behind, refit, slopes
+from benchmarks.validation.fit import CURRENT, REFITTED, Behind, alone, behind, refit, slopes
 from benchmarks.validation.judged import Judged
 from benchmarks.validation.leave_out import LeftOut, generations_left_out, left_out, sources_left_out
 from benchmarks.validation.plot import bars_of, scatter
 from benchmarks.validation.published import HELD_OUT, PUBLISHED, read_runs
-from benchmarks.validation.report import report
+from benchmarks.validation.report import Report, report
 from benchmarks.validation.residuals import residuals_text
 from benchmarks.validation.tables import (
     behind_table,
@@ -38,7 +38,7 @@ FIRST, TABLES, CASES = "benchmarks.validation.leave_out", "benchmarks.validation
 
 
 def validation(*, cases: bool = False, write: bool = False) -> str:
-    """The parts of the page.
+    """The parts of the page, and the tables that are only printed.
 
     Args:
         cases: plan the papers' models too.
@@ -65,18 +65,6 @@ def validation(*, cases: bool = False, write: bool = False) -> str:
         "### What a GPU reaches", "", *parameters_table(CURRENT), "",
         f"Refitted, the median over sources is {percent(again)}. No run was at hand on some GPUs, whose shares are "
         f"those of a neighbour: {neighbours()}.", "",
-        "The table counts the rows whose prediction moves by 0.1% or more when a parameter moves by a tenth, and their "
-        "sources. A parameter that one source alone decides begins at what others measured of the kernels alone, and "
-        "stays there when that source is left out:", "",
-        *behind_table(behind(known), CURRENT), "",
-        "### Errors of tokens/s/GPU", "", *errors_table(reports), "",
-        "No priors: those parameters begin, and stay, in the middle of their ranges instead, for the sources that "
-        f"alone decide one ({', '.join(deciding)}).", "",
-        "In sample, with one run measured (anchored), the choice among measured layouts, and memory "
-        "(`python -m benchmarks.validation --data CSV`):", "",
-        "```", *report([*fitted, *CURRENT.judge(memory)]).table(), "```", "",
-        "Memory here is Megatron's closed form (`memory/closed_forms.py`). The planner's own memory model is compared "
-        "with XLA's numbers in the table under *Memory* above.", "",
         "### Collectives", "", *_collectives(), "",
     ]  # fmt: skip
     if cases:
@@ -90,7 +78,8 @@ def validation(*, cases: bool = False, write: bool = False) -> str:
             marks = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
             page = with_table(page, text.strip().splitlines(), marks)
         PAGE.write_text(page)
-    return "\n\n".join(texts.values())
+    printed = _printed(unseen, behind(known), reports, deciding, [*fitted, *CURRENT.judge(memory)])
+    return "\n\n".join([*texts.values(), "\n".join(wrapped(printed))])
 
 
 def _first(found: LeftOut) -> list[str]:
@@ -99,26 +88,43 @@ def _first(found: LeftOut) -> list[str]:
         *left_out_table(found), "",
         f"![Errors of predictions by measured speed]({PICTURE.relative_to(PAGE.parent)})", "",
         *spread_table(found), "",
+    ]  # fmt: skip
+
+
+def _printed(
+    unseen: LeftOut, rows: Behind, reports: Mapping[str, Report], deciding: Sequence[str], in_sample: Sequence[Judged]
+) -> list[str]:
+    """Tables that the page leaves out."""
+    return [
         "Runs of each source inside their interval, and pairs of its layouts more than 5% apart that are predicted in "
         "the order that was measured (-: no such pair):", "",
-        *order_table(found), "",
+        *order_table(unseen), "",
         "By number of GPUs, and of the runs whose tensor ranks are on several hosts (each row counts the same here; "
         "*over sources* is the mean of their biases):", "",
-        *sizes_table(found), "",
+        *sizes_table(unseen), "",
+        "Rows whose prediction moves by 0.1% or more when a parameter moves by a tenth, and their sources. A parameter "
+        "that one source alone decides begins at what others measured of the kernels alone, and stays there when that "
+        "source is left out:", "",
+        *behind_table(rows, CURRENT), "",
+        *errors_table(reports), "",
+        "No priors: those parameters begin, and stay, in the middle of their ranges instead, for the sources that "
+        f"alone decide one ({', '.join(deciding)}).", "",
+        "In sample, with one run measured (anchored), the choice among measured layouts, and memory by Megatron's "
+        "closed form (`memory/closed_forms.py`):", "",
+        "```", *report(in_sample).table(), "```", "",
+        "Single numbers that reports of nccl-tests state, of 8 GiB where they name no size (issues of NVIDIA/nccl and "
+        "NVIDIA/nccl-tests; none whose maintainers found a fault). Where cards are not stated, 8 of 400 Gb/s are "
+        "assumed:", "",
+        *cited_table(read_collectives()),
     ]  # fmt: skip
 
 
 def _collectives() -> list[str]:
-    """Collectives that were measured alone, beside the model's."""
-    rows = read_collectives()
+    """All-reduces that were measured alone, beside the model's."""
     return [
-        "All-reduces in one host (VIA-Research/vTrain; `benchmarks/validation/data/collectives.csv`); "
-        "errors of seconds, above 0 where the model is too slow:", "",
-        *collectives_table(rows), "",
-        "Single numbers that reports of nccl-tests state, of 8 GiB where they name no size (issues of NVIDIA/nccl and "
-        "NVIDIA/nccl-tests; none whose maintainers found a fault). Where cards are not stated, 8 of 400 Gb/s are "
-        "assumed:", "",
-        *cited_table(rows),
+        "All-reduces in one host (VIA-Research/vTrain; `benchmarks/validation/data/collectives.csv`, which has single "
+        "numbers of nccl-tests too); errors of seconds, above 0 where the model is too slow:", "",
+        *collectives_table(read_collectives()),
     ]  # fmt: skip
 
 

@@ -106,8 +106,8 @@ ONE_PROGRAM_ROW = (
 SOURCES = {
     "launch_seconds": "usual; no run in the data is limited by it",
     "node_share": "all-reduces measured alone (below)",
-    "network_share": "nccl-tests between two and three hosts: 75 to 96% (below)",
-    "network_decline": "nccl-tests of reduce-scatters on 4 to 128 hosts: 90 to 65% (below)",
+    "network_share": "nccl-tests between two and three hosts: 75 to 96%",
+    "network_decline": "nccl-tests of reduce-scatters on 4 to 128 hosts: 90 to 65%",
     "message_seconds": "all-reduces measured alone (below)",
     "attention_native_share": "NVIDIA's table for cuDNN 9",
     "multiprocessors": "datasheet",
