@@ -1,14 +1,12 @@
 """The planner's first choice for each shipped cluster, compiled: it fits, and takes what was predicted, by class of
 time.
 
-Shipped clusters are those of the table of docs/overlap.md. First choices of the small models of one machine, whose
-files name a command too, are compiled before a release.
+First choices of the small models of one machine, whose files name a command too, are compiled before a release.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,12 +29,16 @@ OF_EXPERTS = ("parallel.expert_backend=mosaic",)
 """What the planner's times of experts are of; `auto` takes it where it was verified."""
 CUT = {"qwen3_30b_a3b": 4, "deepseek_v3": 7}
 """Layers of the programs of models whose whole programs take many minutes to compile."""
-OVERLAP = Path(__file__).parents[3] / "docs" / "overlap.md"
 SECONDS = Path(__file__).parents[2] / "seconds.json"
 CLUSTERS = {
-    *re.findall(r"^\| `(\w+)`, `([\w-]+:\d+x\d+)`[^|]*\| [\d.]+ s \|", OVERLAP.read_text(), re.MULTILINE),
+    ("llama3_8b", "h100:1x8"),
+    ("llama3_70b", "h100:32x8"),
+    ("llama3_405b", "h100:128x8"),
+    ("gpt3_175b_32k", "h800:32x8"),
+    ("qwen3_30b_a3b", "h100:2x8"),
+    ("deepseek_v3", "h100:16x8"),
 }
-"""Configurations and clusters of the table."""
+"""Configurations of clusters of several hosts, and 8B on one, each with its cluster."""
 
 
 def level(one: Shipped) -> pytest.MarkDecorator:
