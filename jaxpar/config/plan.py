@@ -151,10 +151,6 @@ class ExpertLayout:
     """Devices of a node, where the exchange is cut at its border."""
     wire: Literal["float8_e4m3fn"] | None = None
     """Format of tokens on their way to other ranks; None is the compute dtype."""
-    fused: bool = False
-    """Whether one kernel multiplies up and gate and makes the hidden activation."""
-    fused_reason: str = ""
-    """Why, or why not."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.capacity <= CAPACITY:
@@ -214,8 +210,6 @@ class Plan:
     """Rows of queries in a block of scores, where XLA computes attention."""
     kv_block: int = 512
     """Rows of keys in such a block."""
-    norm_rotary: Choice = field(default_factory=lambda: Choice("xla", "by default"))
-    """What norms queries and keys of each head and rotates them, in layers that do both."""
     context_order: Literal["contiguous", "zigzag", "striped"] = "contiguous"
     """Which tokens of a row a context rank holds."""
     context_order_reason: str = ""

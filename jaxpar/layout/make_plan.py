@@ -19,10 +19,9 @@ from jaxpar.layers.declared import activation_names, hidden_names
 from jaxpar.layout.auto_remat import auto_runs, lost_seconds
 from jaxpar.layout.choices.attention import attention_plan
 from jaxpar.layout.choices.embedding import embedding_messages
-from jaxpar.layout.choices.experts import expert_layouts, with_fused
+from jaxpar.layout.choices.experts import expert_layouts
 from jaxpar.layout.choices.head_loss import choose_loss
 from jaxpar.layout.choices.matmul import check_matmul_units, routed_choice, tiled_choice
-from jaxpar.layout.choices.norm_rotary import choose_norm_rotary
 from jaxpar.layout.choices.overlap import tensor_overlap
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
 from jaxpar.layout.choices.replica_sums import replica_sums, state_over_replicas
@@ -116,7 +115,7 @@ def make_plan(
             **attention._asdict(),
         )
         routed_choice(config, device, plan)
-        plan = with_room(with_joined_messages(config, with_residency(config, with_fused(config, plan))))
+        plan = with_room(with_joined_messages(config, with_residency(config, plan)))
         return with_host_buffers(config, with_merged_matmuls(config, plan, device), device, device_bytes)
 
     names = activation_names(config.model)
@@ -159,7 +158,6 @@ def _settled(
         microbatch_rows=rows,
         remat=remat_name(memory.remat),
         experts=expert_layouts(config, axes, device, cluster, rows, node_devices),
-        norm_rotary=choose_norm_rotary(config, device),
         loss=loss,
         loss_logits=logits,
         loss_logits_reason=why_logits,

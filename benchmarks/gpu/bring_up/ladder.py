@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.gpu import attention, cross_entropy, grouped, grouped_tiled, norm_rotary, tiled
+from benchmarks.gpu import attention, cross_entropy, grouped, grouped_tiled, tiled
 from benchmarks.gpu.attention_cases import CHECKED, Case
 from benchmarks.gpu.journal import Journal
 from pallas_kernels.attention.registry import REGISTRY
@@ -122,12 +122,10 @@ def _grouped_cases(processors: int, dry: bool) -> Mapping[str, Sequence[grouped.
         "one tile": [
             grouped.Case("one tile", (128,), 64, 128),
             grouped.Case("some of a tile", (77,), 128, 128),
-            grouped.Case("one tile of a feed-forward", (77,), 64, 128, gated=True),
         ],
         "one wave": [grouped.Case("one wave", (wave // 2, wave // 2), 256, 512)],
         "three tiles a processor": [
             grouped.Case("three waves", (wave, 0, 2 * wave - 100, 300), 512, 512, room=50),
-            grouped.Case("three waves of a feed-forward", (wave // 2, 0, wave), 256, 512, gated=True),
         ],
         "the grid": grouped.CHECKED,
     }
@@ -136,11 +134,11 @@ def _grouped_cases(processors: int, dry: bool) -> Mapping[str, Sequence[grouped.
 def _grouped(name: str) -> Kernel:
     def repeat(case: grouped.Case, dry: bool) -> Run:
         run, arrays = grouped.program(case, name, dry), case.arrays()
-        return (lambda: run(*arrays)), case.results
+        return (lambda: run(*arrays)), grouped.RESULTS
 
     check = _each(lambda journal, case: grouped.check_case(journal, case, name))
-    label, sort = lambda case: case.name, lambda case: case.gated
-    return Kernel(f"grouped_matmul/{name}", ("grouped_matmul_",), _grouped_cases, label, check, repeat, sort=sort)
+    label = lambda case: case.name
+    return Kernel(f"grouped_matmul/{name}", ("grouped_matmul_",), _grouped_cases, label, check, repeat)
 
 
 def _tiled_cases(processors: int, dry: bool) -> Mapping[str, Sequence[tiled.Case]]:
@@ -192,23 +190,6 @@ def _repeat_tiled(case: tiled.Case, dry: bool) -> Run:
     return (lambda: run(*arrays)), tiled.RESULTS
 
 
-def _norm_rotary_cases(processors: int, dry: bool) -> Mapping[str, Sequence[norm_rotary.Case]]:
-    if dry:
-        return {RUNGS[0]: norm_rotary.DRY}
-    wave = 16 * processors  # 16 tokens and 8 heads a program
-    return {
-        "one tile": [norm_rotary.Case("one program", 16, 8, 128)],
-        "one wave": [norm_rotary.Case("one wave", wave, 8, 128)],
-        "three tiles a processor": [norm_rotary.Case("three waves", wave + 5, 20, 128)],
-        "the grid": norm_rotary.CHECKED,
-    }
-
-
-def _repeat_norm_rotary(case: norm_rotary.Case, dry: bool) -> Run:
-    run, arrays = norm_rotary.program(case, "triton", dry)
-    return (lambda: run(*arrays)), norm_rotary.RESULTS
-
-
 KERNELS = (
     _attention("mosaic", "attention_key_gradients"),
     _attention("mosaic_deterministic", "attention_key_gradients", "attention_query_gradients"),
@@ -233,14 +214,6 @@ KERNELS = (
         _each(grouped_tiled.check_case),
         _repeat_grouped_tiled,
         sort=lambda case: case.of,
-    ),
-    Kernel(
-        norm_rotary.KERNEL,
-        ("norm_rotary_",),
-        _norm_rotary_cases,
-        lambda case: case.name,
-        _each(norm_rotary.check_case),
-        _repeat_norm_rotary,
     ),
 )
 

@@ -15,7 +15,6 @@ from jaxpar.config.plan import Plan
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.layers.counting import factor_parameters, matmul_parameters, parameter_count
 from jaxpar.layout.choices.matmul import matmul_rows, routed_choice, tiled_choice
-from jaxpar.layout.choices.norm_rotary import normed_and_rotated
 from jaxpar.layout.choices.reasons import why
 from jaxpar.layout.choices.replica_sums import why_gathered_before
 from jaxpar.layout.memory.estimate import chunk_bytes, offloaded_bytes
@@ -85,7 +84,6 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         *([("logits", plan.loss_logits, plan.loss_logits_reason)] if plan.loss_logits else []),
         _tiles_row(plan),
         *_attention_rows(plan),
-        *_norm_rotary_row(layout),
         *_context_rows(layout),
         *_tensor_rows(plan),
         *_preferences_row(layout),
@@ -200,13 +198,6 @@ def _attention_rows(plan: Plan) -> list[tuple[str, str, str]]:
     ]
 
 
-def _norm_rotary_row(layout: StepLayout) -> list[tuple[str, str, str]]:
-    """What norms queries and keys of each head and rotates them; empty where no layer does both."""
-    choice = layout.plan.norm_rotary
-    row = ("norms, rotation", choice.name, why(choice.reason, choice.rejected))
-    return [row] if normed_and_rotated(layout.config) else []
-
-
 def _tiles_row(plan: Plan) -> tuple[str, str, str]:
     """Parts of a microbatch that go through head and feed-forward in turn."""
     reasons = f"loss: {plan.loss_tiles_reason}; MLP: {plan.mlp_tiles_reason}"
@@ -315,7 +306,6 @@ def _expert_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
         chosen = layout.plan.experts[kind]
         products = chosen.products
         rows.append((f"products{of_kind}", products.name, why(products.reason, products.rejected)))
-        rows.append((f"hidden{of_kind}", "in the kernel" if chosen.fused else "by XLA", chosen.fused_reason))
         if axes.expert > 1:
             room = f"room for {chosen.capacity:g} times an even share, and further rounds where it is exceeded"
             rows.append((f"exchange{of_kind}", chosen.exchange, f"{chosen.reason}; {room}"))

@@ -54,21 +54,10 @@ _OURS = re.compile(r"__gpu\$xla\.gpu\.triton|mosaic_gpu\w*")
 """Custom calls of Pallas kernels, through Triton and by Mosaic GPU."""
 _HEAD_LOSS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
 """Names of the kernels of `pallas_kernels.linear_cross_entropy` that multiply, forward and backward."""
-_ELEMENTWISE = {
-    "linear_cross_entropy_kept_gradients": 1,
-    "norm_rotary_forward": 7,
-    "norm_rotary_backward": 15,
-}
-"""Names of our kernels that multiply no matrices, and operations for each number of their (first) result."""
-_GROUPED = {
-    "grouped_matmul_of_rows": 1,
-    "grouped_matmul_of_weights": 1,
-    "grouped_matmul_gated": 2,
-    "grouped_matmul_of_tiles": 1,
-    "grouped_matmul_of_weight_tiles": 1,
-}
-"""Names of the kernels of `pallas_kernels.grouped_matmul` and `grouped_tiled_matmul`, and how many products each
-makes."""
+_ELEMENTWISE = "linear_cross_entropy_kept_gradients"
+"""Name of the kernel that multiplies no matrices: an operation for each number of its result."""
+_GROUPED = "grouped_matmul_of_"
+"""Prefix of the names of the kernels of `pallas_kernels.grouped_matmul` and `grouped_tiled_matmul`."""
 
 _BLOCK_SCALED = "__cudnn$blockScaledDot"
 """XLA's call for codes with a scale for each 32."""
@@ -119,7 +108,7 @@ def _product_of(op: Op, one_backward: bool) -> Product | None:
         return _attention_kernel(op, work, one_backward)
     if _OURS.fullmatch(op.target) and any(name in op.op_name for name in _HEAD_LOSS):
         return _head_loss(op)
-    if _OURS.fullmatch(op.target) and any(name in op.op_name for name in _GROUPED):
+    if _OURS.fullmatch(op.target) and _GROUPED in op.op_name:
         return _grouped(op)
     if _OURS.fullmatch(op.target) and _TILED in op.op_name:
         return _tiled(op)
@@ -128,10 +117,9 @@ def _product_of(op: Op, one_backward: bool) -> Product | None:
 
 def elementwise_operations(op: Op) -> float:
     """Operations of a kernel of ours that works element by element; 0 of anything else."""
-    if op.opcode != "custom-call" or not _OURS.fullmatch(op.target):
+    if op.opcode != "custom-call" or not _OURS.fullmatch(op.target) or _ELEMENTWISE not in op.op_name:
         return 0.0
-    each = next((each for name, each in _ELEMENTWISE.items() if name in op.op_name), 0)
-    return float(each * next(leaves(op.shape)).elements)
+    return float(next(leaves(op.shape)).elements)
 
 
 def _dot(op: Op) -> Product:
@@ -200,9 +188,7 @@ def _grouped(op: Op) -> Product:
     stated = (expected_rows(innermost(name)) for name in segments(op.op_name))
     rows = next((rows for rows in stated if rows is not None), left.dims[0])
     inputs = out.dims[1] if len(out.dims) == 3 else left.dims[1]
-    each = 2.0 * rows * inputs * out.dims[-1]
-    number = next(number for name, number in _GROUPED.items() if name in op.op_name)
-    return _product(op, number * each, arithmetic(op, left, right, "", []))
+    return _product(op, 2.0 * rows * inputs * out.dims[-1], arithmetic(op, left, right, "", []))
 
 
 def _tiled(op: Op) -> Product:
