@@ -13,7 +13,7 @@ from jaxpar.attention.decode import tree_attention
 from jaxpar.config.counting import attention_scale
 from jaxpar.config.schema import ModelConfig
 from jaxpar.generation.cache import KeyValues, LatentKeys, LayerCache, fill, indices_at, own_places, store
-from jaxpar.layers.attention import Attend
+from jaxpar.layers.block import Attend
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.latent_attention import LatentAttend, LatentHeads
 from jaxpar.mesh.axes import vary

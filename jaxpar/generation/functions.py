@@ -22,7 +22,7 @@ from jaxpar.config.kinds import kind_model
 from jaxpar.generation.attending import Attending, Decoding, Prefilling
 from jaxpar.generation.cache import Cache, capacities
 from jaxpar.generation.sampling import Drawn, Sampling, draw
-from jaxpar.layers.attention import Attend
+from jaxpar.layers.block import Attend
 from jaxpar.layers.context import sequence_part
 from jaxpar.layers.linear import untapped
 from jaxpar.layout.stages import stages_of

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
-from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float
 
 from jaxpar.config import counting
-from jaxpar.config.plan import TensorOverlap
-from jaxpar.config.schema import LoraConfig, ModelConfig
+from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.block import Attend, Block, Context
 from jaxpar.layers.context import TokenContext
-from jaxpar.layers.declaration.activations import Activation, name_activation
+from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.part import Core, Elementwise, Matmuls, Part, Traffic, Weights, matrix, vector
-from jaxpar.layers.declaration.weights import declare_weights
-from jaxpar.layers.lora import OFF, adapted
 from jaxpar.layers.low_rank import factored
 from jaxpar.layers.norm import NORMS, rms_normalize, rms_normalize_heads
-from jaxpar.layers.projections import Matrix, matrix_of, project_in, project_out
+from jaxpar.layers.ops import Matrix, Ops, matrix_of
+from jaxpar.layers.report import Output
 from jaxpar.layers.rope import rotate
-from jaxpar.precision.matmul import GroupScaling
-
-type Attend = Callable[..., jax.Array]
-"""Attention of this rank's queries over the whole sequence: (query, key, value, tokens) -> output like query. A fifth
-argument, if heads have them, is their sinks."""
-
-type Multiply = Callable[[str, jax.Array], Any]
-"""The layer's matmuls by the name of their group: (name, input) -> outputs."""
 
 QUERY, KEY = ("heads", "head_dim"), ("kv_heads", "head_dim")
 """Dims of a query, and of a key."""
@@ -39,14 +26,13 @@ VALUE, OUTPUT = ("kv_heads", "value_dim"), ("heads", "value_dim")
 """Dims of a value, and of attention's output."""
 
 
-class Attention(nnx.Module):
+class Attention(Block):
     """Multi-head attention with grouped queries (arXiv:2305.13245)."""
 
-    def __init__(self, model: ModelConfig, lora: LoraConfig = OFF):
-        self.part, self.lora = adapted(self.declare(model), lora), lora
+    def __init__(self, model: ModelConfig, part: Part | None = None):
+        super().__init__(part or self.declare(model))
         self.kv_heads, self.epsilon = counting.kv_heads(model), model.norm_epsilon
         self.normed, self.factors = model.qk_norm, NORMS[model.norm].factors
-        declare_weights(self, self.part.weights)
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:
@@ -79,74 +65,43 @@ class Attention(nnx.Module):
             ),
         )
 
-    def __call__(
-        self, x: Float[Array, "batch part embed"], tokens: TokenContext, attend: Attend, multiply: Multiply
-    ) -> Float[Array, "batch part embed"]:
-        """Projections, attention and the output, with the output's bias."""
-        q, k, v = multiply("attention_in", x)
-        h = multiply("attention_out", self.mix(q, k, v, tokens, attend))
-        return self.add_bias(h)
+    def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
+        """Projections, attention and the output, with the output's bias, which is added once the partial sums of the
+        tensor ranks are summed."""
+        q, k, v = ops.run(self, "attention_in", x)
+        y = ops.run(self, "attention_out", self.mix(q, k, v, context.tokens, context.attend))
+        return (y + self.weight("output_bias") if "output_bias" in self.part.weights else y), {}
 
-    def project_in(
-        self, x: Float[Array, "batch part embed"], overlap: TensorOverlap, scaling: GroupScaling | None = None
-    ) -> tuple[jax.Array, ...]:
-        """Matmuls of the joined sequence with this rank's heads: query, key and value, without biases."""
-        scaling = None if scaling is None else self._of_own_heads(scaling)
-        return project_in(x, [self._matrix(name) for name in ("query", "key", "value")], overlap, scaling)
-
-    def project_out(
-        self,
-        x: Float[Array, "batch seq heads head_dim"],
-        overlap: TensorOverlap,
-        scaling: GroupScaling | None = None,
-    ) -> Float[Array, "batch part embed"]:
-        """Sums over the tensor ranks; the output bias is added by `add_bias`."""
-        return project_out(x, self._matrix("output"), overlap, scaling)
-
-    def _matrix(self, name: str) -> Matrix:
-        """A matrix or its factors, with those of `lora` if it has any; of key heads, those of this rank's queries."""
+    def matrix(self, name: str) -> Matrix:
+        """A matrix or its factors; of key heads, those of this rank's queries."""
 
         def weight(name: str) -> jax.Array:
-            w = self._vector(name)
+            w = self.weight(name)
             return self._own_heads(w, 1) if "kv_heads" in self.part.weights[name].axes else w
 
-        return matrix_of(self.part, name, weight, self.lora)
-
-    def _of_own_heads(self, scaling: GroupScaling) -> GroupScaling:
-        """`scaling` with scales of squares, if there are any, of what `_matrix` has of the matrices."""
-        if not isinstance(scaling.of_codes, tuple) or self.kv_heads % lax.axis_size("tensor") == 0:
-            return scaling
-
-        def own(name: str, scales: jax.Array) -> jax.Array:
-            if name == "query":
-                return scales
-            return self._own_heads(scales.reshape(len(scales), self.kv_heads, -1), 1).reshape(len(scales), -1)
-
-        names = (name for name in ("query", "key", "value") if not self.part.is_factored(name))
-        return scaling._replace(of_codes=tuple(map(own, names, scaling.of_codes)))
+        matrix = matrix_of(self.part, name, weight)
+        if name not in ("key", "value") or self.kv_heads % lax.axis_size("tensor") == 0:
+            return matrix
+        return matrix._replace(heads=(self.kv_heads, self._own_heads))
 
     def mix(
         self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, attend: Attend
     ) -> Float[Array, "batch seq heads head_dim"]:
-        """From the output of `project_in` to the input of `project_out`: biases, norms, rotation and attention."""
+        """From the outputs of the matmuls in to the input of the one out: biases, norms, rotation and attention."""
         if "query_bias" in self.part.weights:
-            q = q + self._vector("query_bias")
-            k = k + self._own_heads(self._vector("key_bias"), 0)
-            v = v + self._own_heads(self._vector("value_bias"), 0)
+            q = q + self.weight("query_bias")
+            k = k + self._own_heads(self.weight("key_bias"), 0)
+            v = v + self._own_heads(self.weight("value_bias"), 0)
         if self.normed:
             # The norm's derivative needs its input: if that is kept, only elementwise work is recomputed.
-            q, k = self._named(q, "query"), self._named(k, "key")
+            q, k = self.named(q, "query"), self.named(k, "key")
         q, k = self._norm_and_rotate(q, k, tokens)
         if not self.normed:
-            q, k = self._named(q, "query"), self._named(k, "key")
-        v = self._named(v, "value")
+            q, k = self.named(q, "query"), self.named(k, "key")
+        v = self.named(v, "value")
         if "sinks" not in self.part.weights:
             return attend(q, k, v, tokens)
-        return self._named(attend(q, k, v, tokens, self._vector("sinks")), SCALED)
-
-    def add_bias(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:
-        """Add the output bias, after the partial sums of the tensor ranks are summed: once, not once per rank."""
-        return x + self._vector("output_bias") if "output_bias" in self.part.weights else x
+        return self.named(attend(q, k, v, tokens, self.weight("sinks")), SCALED)
 
     def _norm_and_rotate(self, q: jax.Array, k: jax.Array, tokens: TokenContext) -> tuple[jax.Array, jax.Array]:
         """Queries and keys after their norms and the rotary embedding, of those that the model has."""
@@ -159,18 +114,11 @@ class Attention(nnx.Module):
 
     def _normalize(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Queries and keys after their norms, of each head or of the whole projection."""
-        of_query, of_key = self.factors(self._vector("query_norm")), self.factors(self._vector("key_norm"))
+        of_query, of_key = self.factors(self.weight("query_norm")), self.factors(self.weight("key_norm"))
         if self.normed == "projection":
             q, k = rms_normalize_heads((q, k), (of_query, self._own_heads(of_key, 0)), self.epsilon)
             return q, k
         return rms_normalize(q, of_query, self.epsilon), rms_normalize(k, of_key, self.epsilon)
-
-    def _vector(self, name: str) -> jax.Array:
-        """A weight, which perhaps only some models have."""
-        return getattr(self, name)[...]
-
-    def _named(self, x: jax.Array, name: str) -> jax.Array:
-        return name_activation(x, name, self.part.activations)
 
     def _own_heads(self, w: jax.Array, axis: int) -> jax.Array:
         """Key or value heads that this rank's query heads use.

@@ -9,15 +9,18 @@ from itertools import product
 
 from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.parts import FEED_FORWARDS
-from jaxpar.config.schema import ModelConfig
+from jaxpar.config.plan import ExpertLayout
+from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.layers.attention import Attention
 from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
 from jaxpar.layers.declaration.part import RESIDUAL, Elementwise, Layer, Matmuls, Norm, Operation, Part, Traffic
 from jaxpar.layers.experts.declaration import declare as declare_experts
+from jaxpar.layers.experts.feed_forward import Experts
 from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.layers.latent_attention import LatentAttention
+from jaxpar.layers.lora import OFF, adapted
 from jaxpar.layers.norm import NORMS
 
 PLACEMENTS = {"pre": (True, False), "post": (False, True), "sandwich": (True, True)}
@@ -38,6 +41,24 @@ def feed_forward_class(model: ModelConfig) -> type[FeedForward]:
 def attention_class(model: ModelConfig) -> type[Attention] | type[LatentAttention]:
     """The attention of a model whose layers are all alike."""
     return Attention if model.latent_attention is None else LatentAttention
+
+
+def blocks_of(
+    model: ModelConfig, lora: LoraConfig = OFF, experts: ExpertLayout | None = None, mlp_tiles: int = 1
+) -> tuple[Attention | LatentAttention, FeedForward | Experts]:
+    """The blocks of a layer of a model whose layers are all alike.
+
+    Args:
+        model: its configuration.
+        lora: the factors that are trained, if any.
+        experts: how the experts get their tokens.
+        mlp_tiles: tiles of tokens in a dense feed-forward.
+    """
+    attention, feed_forward = attention_class(model), feed_forward_class(model)
+    part = adapted(declare_feed_forward(model), lora)
+    dense = model.experts is None
+    mlp = feed_forward(model, part, mlp_tiles) if dense else Experts(model, feed_forward, part, experts)
+    return attention(model, adapted(attention.declare(model), lora)), mlp
 
 
 def declare_feed_forward(model: ModelConfig) -> Part:

@@ -8,25 +8,21 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxpar.config import counting
-from jaxpar.config.plan import TensorOverlap
-from jaxpar.config.schema import LoraConfig, ModelConfig
+from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.latent_attention import LatentAttentionConfig
-from jaxpar.layers.attention import OUTPUT, QUERY, Attend, Multiply
+from jaxpar.layers.attention import OUTPUT, QUERY
+from jaxpar.layers.block import Block, Context
 from jaxpar.layers.context import TokenContext
-from jaxpar.layers.declaration.activations import Activation, name_activation
+from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.part import Core, Matmuls, Part, Weights, matrix, vector
-from jaxpar.layers.declaration.weights import declare_weights
-from jaxpar.layers.lora import OFF
 from jaxpar.layers.norm import NORMS, rms_normalize
-from jaxpar.layers.projections import Matrix, project_in, project_out
+from jaxpar.layers.ops import Ops
+from jaxpar.layers.report import Output
 from jaxpar.layers.rope import rotate
-from jaxpar.mesh.collective_matmul import product
 from jaxpar.mesh.collectives import gather_sequence
-from jaxpar.precision.matmul import GroupScaling, products
 
 DOWN, QUERIES, UP, OUT = "attention_down", "attention_in", "attention_up", "attention_out"
 """The groups of matmuls, in order."""
@@ -78,7 +74,7 @@ class LatentAttend(ABC):
         """Attention's output."""
 
 
-class LatentAttention(nnx.Module):
+class LatentAttention(Block):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
     A token's latent vector is projected from the residual stream and normalised; from it come the keys and values of
@@ -87,11 +83,11 @@ class LatentAttention(nnx.Module):
     vectors are gathered, which are much narrower than the residual stream.
     """
 
-    def __init__(self, model: ModelConfig, lora: LoraConfig = OFF):
-        assert lora.rank is None, "latent attention has no LoRA factors"
-        self.part, self.shape, self.epsilon = self.declare(model), shape_of(model), model.norm_epsilon
+    def __init__(self, model: ModelConfig, part: Part | None = None):
+        super().__init__(part or self.declare(model))
+        self.shape, self.epsilon = shape_of(model), model.norm_epsilon
         self.factors = NORMS[model.norm].factors
-        declare_weights(self, self.part.weights)
+        assert not self.part.terms, "latent attention has no adapters"
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:
@@ -131,56 +127,33 @@ class LatentAttention(nnx.Module):
             ),
         )  # fmt: skip
 
-    def project_in(
-        self, x: Float[Array, "batch part embed"], overlap: TensorOverlap, scaling: GroupScaling | None = None
-    ) -> tuple[jax.Array, ...]:
-        """Latent vectors of this tensor rank's part of the sequence, that of keys with the rotary key behind it."""
-        del overlap  # nothing is exchanged
-        weights = [self._weight(name) for name in self.part.groups[0].weights]
-        if scaling is not None:
-            return products(x, weights, scaling, gathers=False)
-        return tuple(product(x, weight) for weight in weights)
-
-    def project_inside(
-        self, name: str, x: Float[Array, "batch part inputs"], overlap: TensorOverlap, scaling: GroupScaling | None
-    ) -> tuple:
-        """The other matmuls inward: the joined sequence with this rank's heads."""
-        (group,) = (group for group in self.part.groups if group.name == name)
-        return project_in(x, [Matrix(self._weight(name)) for name in group.weights], overlap, scaling)
-
-    def project_out(
-        self,
-        x: Float[Array, "batch seq heads value_dim"],
-        overlap: TensorOverlap,
-        scaling: GroupScaling | None = None,
-    ) -> Float[Array, "batch part embed"]:
-        """Sums over the tensor ranks."""
-        return project_out(x, Matrix(self._weight("output")), overlap, scaling)
-
-    def __call__(
-        self, x: Float[Array, "batch part embed"], tokens: TokenContext, attend: Attend, multiply: Multiply
-    ) -> Float[Array, "batch part embed"]:
-        """Latent vectors, queries, attention over what is expanded, and the output."""
+    def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
+        """Latent vectors of this tensor rank's part of the sequence, that of keys with the rotary key behind it;
+        queries, attention over what is expanded, and the output."""
+        tokens, attend = context.tokens, context.attend
+        multiply = lambda group, x: ops.run(self, group, x)
         made = dict(zip(self.part.groups[0].outputs, multiply(DOWN, x), strict=True))
-        made = {name: self._named(one, name) for name, one in made.items()}
+        made = {name: self.named(one, name) for name, one in made.items()}
         latent, rotary_key = jnp.split(made["kv_latent"], [self.shape.kv_rank], axis=-1)
         latent, compressed = self._normalized(latent, "kv_norm"), "query_latent" in made
         source = self._normalized(made["query_latent"], "query_norm") if compressed else x
         (query,) = multiply(QUERIES, source)
         query = self._rotated(query, tokens)
-        query = self._named(query, "expanded_query" if compressed else "query")
+        query = self.named(query, "expanded_query" if compressed else "query")
         rotary_key = self._rotated(gather_sequence(rotary_key)[:, :, None], tokens)
 
         def expand() -> tuple[jax.Array, jax.Array]:
             key, value = multiply(UP, latent)
             shared = jnp.broadcast_to(rotary_key, (*key.shape[:-1], rotary_key.shape[-1]))
             key = jnp.concatenate([key, shared], axis=-1)
-            return self._named(key, "expanded_key"), self._named(value, "expanded_value")
+            return self.named(key, "expanded_key"), self.named(value, "expanded_value")
 
         if isinstance(attend, LatentAttend):
-            up = self._weight("key_up"), self._weight("value_up")
-            return multiply(OUT, attend.of_latents(LatentHeads(query, latent, rotary_key, expand, *up), tokens))
-        return multiply(OUT, attend(query, *expand(), tokens))
+            up = self.weight("key_up"), self.weight("value_up")
+            h = attend.of_latents(LatentHeads(query, latent, rotary_key, expand, *up), tokens)
+        else:
+            h = attend(query, *expand(), tokens)
+        return multiply(OUT, h), {}
 
     def _rotated(self, x: Float[Array, "batch seq heads width"], tokens: TokenContext) -> jax.Array:
         """`x` with its last `rope_dim` dims rotated."""
@@ -190,13 +163,7 @@ class LatentAttention(nnx.Module):
         return jnp.concatenate([still, rotate(turning, tokens.cos, tokens.sin)], axis=-1)
 
     def _normalized(self, x: Float[Array, "batch part rank"], norm: str) -> Float[Array, "batch part rank"]:
-        return rms_normalize(x, self.factors(self._weight(norm)), self.epsilon)
-
-    def _weight(self, name: str) -> jax.Array:
-        return getattr(self, name)[...]
-
-    def _named(self, x: jax.Array, name: str) -> jax.Array:
-        return name_activation(x, name, self.part.activations)
+        return rms_normalize(x, self.factors(self.weight(norm)), self.epsilon)
 
 
 def _weights(model: ModelConfig, latent: LatentAttentionConfig) -> Weights:

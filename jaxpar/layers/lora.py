@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import prod
 
 from jaxpar.config.schema import LoraConfig
-from jaxpar.layers.declaration.part import Part, Weights, matrix
+from jaxpar.layers.declaration.part import Part, Term, Weights, matrix
 from jaxpar.mesh.parameters import Nested, ParamSpec
 
 OFF = LoraConfig()
@@ -20,13 +20,16 @@ FACTORS = ("lora_a", "lora_b")
 
 
 def adapted(part: Part, lora: LoraConfig) -> Part:
-    """`part` with factors beside the matrices that `lora` targets; itself if it is off."""
+    """`part` with factors beside the matrices that `lora` targets, which alone are trained; itself if it is off."""
     if lora.rank is None:
         return part
-    weights = dict(part.weights)
-    for name in targets_of(part, lora):
+    weights = {name: replace(spec, trained=False) for name, spec in part.weights.items()}
+    targets, scale = targets_of(part, lora), lora.alpha / lora.rank
+    for name in targets:
         weights |= _factors(name, part.weights[name], lora.rank)
-    return replace(part, weights=Weights(weights))
+    first, second = FACTORS
+    terms = tuple(Term(name, f"{name}_{first}", f"{name}_{second}", scale) for name in targets)
+    return replace(part, weights=Weights(weights), terms=terms)
 
 
 def targets_of(part: Part, lora: LoraConfig) -> list[str]:

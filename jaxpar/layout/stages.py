@@ -15,7 +15,7 @@ from jaxpar.config import Config, ModelConfig
 from jaxpar.config.counting import attention_scale
 from jaxpar.config.kinds import ALIKE, kind_models
 from jaxpar.config.plan import Plan
-from jaxpar.layers.attention import Attend
+from jaxpar.layers.block import Attend
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.matmul_formats import dense_groups, first_columns, is_exact, quantised, routed_groups
 from jaxpar.layout.step_layout import StepLayout

@@ -16,17 +16,18 @@ from jaxpar.config.counting import rotary_dim
 from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import ExpertLayout, TensorOverlap
 from jaxpar.config.schema import Config, ModelConfig
-from jaxpar.layers.attention import Attend
+from jaxpar.layers.block import Attend
 from jaxpar.layers.context import UPDATES, TokenContext, sequence_part
 from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.dropout import SEED, dropout
 from jaxpar.layers.experts.replay import EXPERTS
 from jaxpar.layers.experts.routers import ROUTERS
-from jaxpar.layers.layer import DecoderLayer
+from jaxpar.layers.layer import PLAIN_OPS, DecoderLayer
 from jaxpar.layers.linear import Tap
 from jaxpar.layers.lora import with_frozen
 from jaxpar.layers.matmul_formats import multiplied, quantised_groups, tensor_names
 from jaxpar.layers.norm import NORMS
+from jaxpar.layers.ops import LayerOps, PlainOps
 from jaxpar.layers.report import Output
 from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
@@ -52,6 +53,7 @@ from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.preference_loss import PAIRS, REFERENCE, REWARDS, preference_loss
 from jaxpar.model.tiled_loss import HeadLoss, head_loss, label_log_probabilities, tiled_scores
 from jaxpar.precision.matmul import SCALES
+from jaxpar.precision.ops import quantised_ops
 from jaxpar.precision.recipe import TILES, QuantisedGroups
 from jaxpar.precision.seen import Seen, nothing_seen
 from jaxpar.precision.weight_codes import WEIGHT_SCALES
@@ -91,13 +93,12 @@ def layer_of_kind(
     config: Config,
     kind: str,
     mlp_tiles: int = 1,
-    overlap: Mapping[str, TensorOverlap] | None = None,
     experts: ExpertLayout | None = None,
-    fp8: QuantisedGroups | None = None,
+    ops: LayerOps = PLAIN_OPS,
 ) -> DecoderLayer:
     """The prototype of the layers of a kind."""
     own = replace(config, model=kind_model(config.model, kind))
-    return DecoderLayer(own, mlp_tiles, overlap, experts, fp8)
+    return DecoderLayer(own, mlp_tiles, experts, ops)
 
 
 def layer_specs(layer: DecoderLayer, config: Config) -> Nested[ParamSpec]:
@@ -107,7 +108,7 @@ def layer_specs(layer: DecoderLayer, config: Config) -> Nested[ParamSpec]:
 
 def _computed_apart(layer: DecoderLayer, specs: Nested[ParamSpec]) -> Nested[bool]:
     """Which weights of a layer get their gradients from an action of their own where a backward is split."""
-    whole = {part.part.name for part in (layer.attention, layer.mlp) if not part.part.splits}
+    whole = {block.part.name for block in layer.blocks if not block.part.splits}
     return {
         name: map_specs(lambda spec, name=name: spec.matrix and name not in whole, own) for name, own in specs.items()
     }
@@ -245,7 +246,10 @@ class DecoderStages:
 
     def prototype(self, kind: str, fp8: QuantisedGroups | None = None) -> DecoderLayer:
         """A layer of a kind, as the plan has it run, with `fp8` in place of some of its matmuls."""
-        return layer_of_kind(self.config, kind, self.mlp_tiles, self.tensor_overlap, self.experts.get(kind), fp8)
+        ops: LayerOps = PlainOps(self.tensor_overlap)
+        if fp8 is not None:
+            ops = quantised_ops(fp8, self.tensor_overlap, kind_model(self.model, kind))
+        return layer_of_kind(self.config, kind, self.mlp_tiles, self.experts.get(kind), ops)
 
     def _kind(self, kind: str) -> LayerKind:
         """Layers whose matmuls are exact, and below it those of which some or all are quantised."""
@@ -268,7 +272,7 @@ class DecoderStages:
             return layer(x, number, tokens, attend, self.train, tap, unseen)
 
         def linear(w: Arrays, name: str, x: jax.Array, number: jax.Array, tokens: TokenContext) -> Any:
-            return with_weights(prototype, w).linear(name, x, number, tokens.scales, tokens.weight_scales)
+            return with_weights(prototype, w).linear(name, x, number, tokens)
 
         specs = layer_specs(prototype, self.config)
         matrices = _computed_apart(prototype, specs) if self.split_backward else None

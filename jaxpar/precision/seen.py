@@ -11,7 +11,7 @@ quantised with each use, is counted as often, and so are its numbers: shares are
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -64,31 +64,6 @@ class Seen(NamedTuple):
 def nothing_seen(*shape: int, counts: bool) -> Seen:
     """Zeros [*shape], the last of which are the tensors of a layer."""
     return Seen(jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, len(COUNTS)), jnp.float32) if counts else None)
-
-
-# ---- zeros, whose cotangents are what is seen
-
-
-def for_each_use(unseen: Seen, uses: int) -> tuple[Seen, ...]:
-    """`unseen` once for each use; of their cotangents the largest magnitudes count, and the sums of counts."""
-    return _copies(uses, unseen)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _copies(uses: int, unseen: Seen) -> tuple[Seen, ...]:
-    return (unseen,) * uses
-
-
-def _forward(uses: int, unseen: Seen) -> tuple[tuple[Seen, ...], None]:
-    return _copies(uses, unseen), None
-
-
-def _backward(uses: int, kept: None, seen: tuple[Seen, ...]) -> tuple[Seen]:
-    del uses, kept
-    return (reduce(Seen.joined_to, seen),)
-
-
-_copies.defvjp(_forward, _backward)
 
 
 # ---- counts

@@ -56,8 +56,9 @@ def in_tiles(model: ModelConfig, mesh: str, tiles: int, *, train: bool = True) -
 
     def program(weights: Any, x: jax.Array, dy: jax.Array) -> Any:
         def function(weights: Any, x: jax.Array) -> jax.Array:
-            mlp = with_weights(feed_forward_class(model)(model), vary(weights))
-            return mlp.add_bias(mlp.in_tiles(vary(x), tiles))
+            mlp: Any = with_weights(feed_forward_class(model)(model, tiles=tiles), vary(weights))
+            y, _ = mlp(vary(x), None, PlainOps())
+            return y
 
         if not train:
             return alike(function(weights, x))

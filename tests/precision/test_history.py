@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from jaxpar.config.schema.layout import MatmulExcept
-from jaxpar.layers.feed_forward import gated
-from jaxpar.layers.layer import DecoderLayer
 from jaxpar.layers.matmul_formats import tensor_names
+from jaxpar.model import decoder
+from jaxpar.precision import ops
 from jaxpar.precision.history import DelayedScales, is_gradient, scales_of
 from jaxpar.precision.recipe import E5M2, Recipe, recipe_of
 from jaxpar.precision.seen import Seen, seeing_gradients
@@ -121,11 +121,12 @@ def test_a_derivative_that_finds_magnitudes_itself_changes_no_step(compute: str,
         calls.append(1)
         return seeing_gradients(*given)
 
-    monkeypatch.setattr(gated, "seeing_gradients", counted)
+    monkeypatch.setattr(ops, "seeing_gradients", counted)
     history, losses, weights = two_steps()
     assert calls and (history[:, 1] > 0).all()
     calls.clear()
-    monkeypatch.setattr(DecoderLayer, "_fuses", False)
+    apart = lambda groups, overlap, model: ops.QuantisedOps(groups, overlap)
+    monkeypatch.setattr(decoder, "quantised_ops", apart)
     plain, plain_losses, plain_weights = two_steps()
     assert not calls
     np.testing.assert_allclose(history, plain, rtol=2.0**-7 if compute == "bfloat16" else 1e-6)

@@ -22,7 +22,8 @@ from jaxpar.precision.matmul import GroupScaling, products
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe, Tiles
 from jaxpar.precision.ring import ring_in, ring_out
 from jaxpar.precision.scale import quantise
-from jaxpar.precision.seen import COUNTS, Seen, counts_of, for_each_use, nothing_seen, seeing_gradients
+from jaxpar.precision.seen import COUNTS, Seen, counts_of, nothing_seen, seeing_gradients
+from jaxpar.runtime.observed import for_each_use
 from jaxpar.training.run.matmul_metrics import matmul_metrics
 from tests.gpu_compile import in_child
 from tests.precision.test_matmul import reference_scale

@@ -127,6 +127,16 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class Term:
+    """A product of two weights, times a factor, that is added to a matrix."""
+
+    matrix: str
+    first: str
+    second: str
+    scale: float
+
+
+@dataclass(frozen=True)
 class Part:
     """Attention or a feed-forward: from the residual stream, or its norm, to what is added to it."""
 
@@ -136,6 +146,7 @@ class Part:
     activations: tuple[Activation, ...]
     operations: tuple[Operation, ...]
     """In order; a group of matmuls inward is the first, one outward the last."""
+    terms: tuple[Term, ...] = ()
 
     def __post_init__(self) -> None:
         first, *_, last = self.groups
@@ -169,6 +180,10 @@ class Part:
     def is_factored(self, matrix: str) -> bool:
         """Whether a matrix of its groups is the product of two weights."""
         return matrix not in self.weights
+
+    def term(self, matrix: str) -> Term | None:
+        """The term that is added to a matrix of its groups, if there is one."""
+        return next((term for term in self.terms if term.matrix == matrix), None)
 
     def factors_of(self, *matrices: str) -> list[str]:
         """The weights that matrices of its groups are: each its own, or its two factors."""

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxpar.config.plan import ExpertLayout
-from jaxpar.config.schema import Config
+from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.layers.block import Block, Context
 from jaxpar.layers.context import TokenContext, sequence_part
-from jaxpar.layers.declaration.activations import name_activation
-from jaxpar.layers.declaration.weights import declare_weights
+from jaxpar.layers.declaration.part import Part
 from jaxpar.layers.dropout import draws
 from jaxpar.layers.experts.assignment import within_capacity
 from jaxpar.layers.experts.biases import expert_of_row, rows_of_experts
@@ -52,24 +51,12 @@ from jaxpar.layers.experts.routers import ROUTERS, entropy
 from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums
 from jaxpar.layers.experts.token_order import TOKEN_AXES, TokenOrder
 from jaxpar.layers.feed_forward.base import FeedForward
-from jaxpar.layers.feed_forward.gated import Gated
-from jaxpar.layers.lora import FACTORS, adapted
-from jaxpar.layers.projections import matrix_of, project_in, project_out
-from jaxpar.layers.report import AUXILIARY_LOSS, Report
-from jaxpar.mesh.axes import vary
-from jaxpar.mesh.collective_matmul import PLAIN
+from jaxpar.layers.ops import Grouped, Ops
+from jaxpar.layers.report import AUXILIARY_LOSS, Output, Report
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Arrays
-from jaxpar.precision.grouped import grouped_products
-from jaxpar.precision.grouped_by_tensor import GroupedScaling, scales_of_experts
-from jaxpar.precision.matmul import SCALES, GroupScaling
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.varying import vary_alike
-
-type Scaling = Callable[[str], GroupScaling | None]
-
-EXACT = "exact"
-"""Beside the weights that the exchange's loops are given: 1 in a layer whose products are not quantised."""
 
 NOISE_SITE = 1 << 20
 """What the noise of a router is drawn for, above all sites of dropout."""
@@ -77,34 +64,29 @@ FIRST_TEMPERATURE = 0.07
 """By which cosines are divided before training (X-MoE); its factor is learned."""
 
 
-class Experts(nnx.Module):
+class Experts(Block):
     """`sum_i w_i expert_i(x) + shared(x)` over the experts i that the router chooses for a token."""
 
     records = False
     """Whether the report has the experts of each token too, as `EXPERTS`: see `jaxpar.training.routing`."""
 
-    def __init__(self, config: Config, feed_forward: type[FeedForward], layout: ExpertLayout | None = None):
-        model = config.model
+    def __init__(
+        self,
+        model: ModelConfig,
+        feed_forward: type[FeedForward],
+        part: Part | None = None,
+        layout: ExpertLayout | None = None,
+    ):
         assert model.experts is not None, "a model with experts"
-        self.part, self.experts = adapted(declare(model, feed_forward), config.lora), model.experts
-        self.lora, self.layout = config.lora, layout or ExpertLayout()
+        super().__init__(part or declare(model, feed_forward))
+        self.experts, self.layout = model.experts, layout or ExpertLayout()
         self.reports = reports_of(model.layers, clusters=model.experts.compression is not None)
         self.feed_forward, self.router_kind = feed_forward, ROUTERS[model.experts.router]
         self.layers = model.layers
-        declare_weights(self, self.part.weights)
 
-    def __call__(
-        self,
-        x: Float[Array, "batch part embed"],
-        number: Int[Array, ""],
-        tokens: TokenContext,
-        train: bool,
-        scaling: Scaling = lambda group: None,
-    ) -> tuple[Float[Array, "batch part embed"], Report]:
-        """The sum, and the report. Tokens that pad rows are sent to no expert and count in no statistic.
-
-        `scaling` gives how the products of a group are scaled, by its name; None for those that are not quantised.
-        """
+    def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
+        """The sum, and the report. Tokens that pad rows are sent to no expert and count in no statistic."""
+        number, tokens, train = context.index, context.tokens, context.train
         flat = x.reshape(-1, x.shape[-1])
         counts = sequence_part(tokens.segments).ravel() > 0
         logits = self._router_logits(flat)
@@ -112,11 +94,10 @@ class Experts(nnx.Module):
         routing = self.router_kind.route(logits, state, self.experts)
         report = self._report(logits, routing, counts.astype(jnp.float32).reshape(x.shape[:2]))
         kept = self._without_dropped(routing, counts, tokens, train)
-        every = lambda flat: self._shared(flat.reshape(x.shape), scaling).reshape(flat.shape)
+        every = lambda flat: self._shared(flat.reshape(x.shape), ops).reshape(flat.shape)
         shared = every if self.experts.shared else None
-        scalings = {group: own for group in (IN, OUT) if (own := scaling(group)) is not None}
         routed = self._routed if self.experts.compression is None or not train else partial(self._clustered, number)
-        y, handled, rounds, sent_clusters = routed(scalings, flat, kept, counts, shared)
+        y, handled, rounds, sent_clusters = routed(ops, flat, kept, counts, shared)
         chosen = jnp.sum(counts[:, None] & (routing.indices != NO_EXPERT)).astype(jnp.float32)
         of_layers = {layer_report(one): jnp.where(number == one, report[LOAD], 0.0) for one in range(self.layers)}
         overflows = report[TOKENS] * (rounds > 1)
@@ -129,11 +110,11 @@ class Experts(nnx.Module):
 
     def _logits(self, x: Float[Array, "tokens embed"], name: str) -> Float[Array, "tokens experts"]:
         """In float32: a rounded logit would choose another expert."""
-        x, w = x.astype(jnp.float32), self._weight(name).astype(jnp.float32)
+        x, w = x.astype(jnp.float32), self.weight(name).astype(jnp.float32)
         logits = jnp.matmul(x, w, precision="highest")
         if f"{name}_bias" in self.part.weights:
-            logits = logits + self._weight(f"{name}_bias").astype(jnp.float32)
-        return self._named(logits, f"{name}_logits")
+            logits = logits + self.weight(f"{name}_bias").astype(jnp.float32)
+        return self.named(logits, f"{name}_logits")
 
     def _router_logits(self, x: Float[Array, "tokens embed"]) -> Float[Array, "tokens experts"]:
         """The logits; of a router that learns nothing, a scalar."""
@@ -142,18 +123,18 @@ class Experts(nnx.Module):
         if not self.router_kind.cosine:
             return self._logits(x, "router")
         projected = jnp.matmul(
-            x.astype(jnp.float32), self._weight("projection").astype(jnp.float32), precision="highest"
+            x.astype(jnp.float32), self.weight("projection").astype(jnp.float32), precision="highest"
         )
         unit = lambda a, axis: a * lax.rsqrt(jnp.sum(jnp.square(a), axis, keepdims=True) + 1e-12)
-        tokens = unit(self._named(projected, "router_projected"), 1)
-        experts = unit(self._weight("router").astype(jnp.float32), 0)
-        temperature = FIRST_TEMPERATURE * jnp.exp(self._weight("temperature").astype(jnp.float32))
-        return self._named(jnp.matmul(tokens, experts, precision="highest") / temperature, "router_logits")
+        tokens = unit(self.named(projected, "router_projected"), 1)
+        experts = unit(self.weight("router").astype(jnp.float32), 0)
+        temperature = FIRST_TEMPERATURE * jnp.exp(self.weight("temperature").astype(jnp.float32))
+        return self.named(jnp.matmul(tokens, experts, precision="highest") / temperature, "router_logits")
 
     def _state(self, x: jax.Array, number: jax.Array, tokens: TokenContext, train: bool) -> RouterState:
         kind, state = self.router_kind, RouterState()
         if kind.bias:
-            state = state._replace(bias=lax.stop_gradient(self._weight("bias").astype(jnp.float32)))
+            state = state._replace(bias=lax.stop_gradient(self.weight("bias").astype(jnp.float32)))
         if kind.noise:
             state = state._replace(noise=self._logits(x, "noise"))
         if kind.draw is not None and train:
@@ -209,7 +190,7 @@ class Experts(nnx.Module):
             total += self.experts.sequence_loss * sequence_loss(rows(routing.indices), probabilities, of_rows)
         if self.router_kind.bias:
             # Zero, with the counts as its derivative: they are summed over ranks and microbatches like any gradient.
-            bias = self._weight("bias").astype(jnp.float32)
+            bias = self.weight("bias").astype(jnp.float32)
             total += jnp.sum((bias - lax.stop_gradient(bias)) * own.counts)
         fullest = lambda counts: counts.max() / jnp.maximum(counts.mean(), 1e-20)
         of_rank = whole.counts.reshape(lax.axis_size("expert"), -1).sum(axis=1)
@@ -225,7 +206,7 @@ class Experts(nnx.Module):
 
     def _routed(
         self,
-        scalings: Mapping[str, GroupScaling],
+        ops: Ops,
         x: Float[Array, "tokens embed"],
         routing: Routing,
         counts: jax.Array,
@@ -233,7 +214,7 @@ class Experts(nnx.Module):
     ) -> tuple[Float[Array, "tokens embed"], Float[Array, ""], Int[Array, ""], Report]:
         """(the sums over each token's experts, `shared` included, assignments that this rank has handled, rounds of the
         exchange, what is reported of clusters)."""
-        found = self._exchanged(self.experts, scalings, x, routing, counts, shared)
+        found = self._exchanged(self.experts, ops, x, routing, counts, shared)
         if self.experts.compression is None:
             return *found, {}
         return *found, {CLUSTERS: found[1], MERGED: 0 * found[1]}
@@ -241,7 +222,7 @@ class Experts(nnx.Module):
     def _clustered(
         self,
         number: Int[Array, ""],
-        scalings: Mapping[str, GroupScaling],
+        ops: Ops,
         x: Float[Array, "tokens embed"],
         routing: Routing,
         counts: jax.Array,
@@ -256,7 +237,7 @@ class Experts(nnx.Module):
         of_one = Routing(indices, jnp.ones(indices.shape, jnp.float32), {})
         centroids = centroids_of(clusters, x)
         results, handled, rounds = self._exchanged(
-            of_clusters(experts), scalings, interleaved(centroids, slices), of_one, indices[:, 0] != NO_EXPERT, None
+            of_clusters(experts), ops, interleaved(centroids, slices), of_one, indices[:, 0] != NO_EXPERT, None
         )
         y = restored(clusters, x, routing.weights, centroids, joined(results, slices), experts.residual)
         number_of = lambda there: jnp.sum(there).astype(jnp.float32)
@@ -268,7 +249,7 @@ class Experts(nnx.Module):
     def _exchanged(
         self,
         experts: ExpertsConfig,
-        scalings: Mapping[str, GroupScaling],
+        ops: Ops,
         x: Float[Array, "tokens embed"],
         routing: Routing,
         counts: jax.Array,
@@ -279,18 +260,12 @@ class Experts(nnx.Module):
         layout = self.layout
         exchange = EXCHANGES[layout.exchange](experts, len(x) // layout.slices, layout)
         lists = lists_of(exchange, layout.slices, routing.indices, counts)
-        weights = {name: self._weight(name) for name, spec in self.part.weights.items() if "experts" in spec.axes}
-        unseen = {group: own.unseen for group, own in scalings.items()}
-        for group, own in scalings.items():
-            scales = scales_of_experts([weights[name] for name in self._matrices[group]], own)
-            if scales is not None:
-                weights[f"{group}.{SCALES}"] = vary(scales)
-            if own.exact is not None:  # a number, because the loops make gradients of all that they are given
-                weights[EXACT] = vary(own.exact.astype(jnp.float32))
+        weights = {name: self.weight(name) for name, spec in self.part.weights.items() if "experts" in spec.axes}
+        grouped = ops.grouped({group: [weights[name] for name in names] for group, names in self._matrices.items()})
+        weights |= grouped.constants
         x, gates = vary_alike((x, routing.weights))  # those of a hash are constants
-        known = {group: GroupedScaling(own.recipe, own.of_codes is not None) for group, own in scalings.items()}
-        products = partial(self._products, known)
-        operands = Operands(weights, unseen)
+        products = partial(self._products, grouped)
+        operands = Operands(weights, grouped.observed)
         y, handled, rounds = exchanged(exchange, products, operands, x, gates, lists, shared)
         # After an all-gather, each tensor rank handles the rows of all of them.
         return y, handled / lax.axis_size("tensor") if layout.exchange == "all_gather" else handled, rounds
@@ -302,30 +277,25 @@ class Experts(nnx.Module):
 
     def _products(
         self,
-        scalings: Mapping[str, GroupedScaling],
+        grouped: Grouped,
         operands: Operands,
         rows: jax.Array,
         gates: jax.Array,
         sizes: jax.Array,
     ) -> jax.Array:
         """The experts of this rank for the rows of each, times the routers' weights."""
-        w, unseen = operands
+        w, observed = operands
         biased = "down_bias" in w
         even = 1 / min(self.layout.capacity, lax.axis_size("expert"))  # the share of the room that is used
         options = {"implementation": self.layout.products.name, "expected": round(len(rows) * even)}
-        product = partial(grouped_matmul, group_sizes=sizes, **options)
+        # Kernels are for wider matrices than factors.
+        narrow = partial(grouped_matmul, group_sizes=sizes, **(options | {"implementation": "xla"}))
 
         def times(group: str, x: jax.Array) -> list[jax.Array]:
             names = self._matrices[group]
-            if (own := scalings.get(group)) is None:
-                found = [product(x, w[name]) for name in names]
-            else:
-                exact, scales = w[EXACT] > 0 if EXACT in w else None, w.get(f"{group}.{SCALES}")
-                own = own._replace(exact=exact, scales=scales, unseen=unseen[group])
-                matrices = [w[name] for name in names]
-                found = grouped_products(x, matrices, sizes, own, inward=group == IN, **options)
-            narrow = partial(product, implementation="xla")  # kernels are for wider matrices than factors
-            return [self._adapted(narrow, x, name, w, y) for name, y in zip(names, found, strict=True)]
+            matrices = [w[name] for name in names]
+            ys = grouped.products(group, x, matrices, sizes, w, observed, inward=group == IN, **options)
+            return [self._with_term(narrow, x, name, w, y) for name, y in zip(names, ys, strict=True)]
 
         made = dict(zip(self._matrices[IN], times(IN, rows), strict=True))
         of_row = expert_of_row(sizes, len(rows)) if biased else None
@@ -341,35 +311,27 @@ class Experts(nnx.Module):
         of_one = jnp.where(lax.axis_index("tensor") == 0, of_row * gates[:, None], 0)
         return y + rows_of_experts(of_one, w["down_bias"])
 
-    def _shared(self, x: Float[Array, "batch part embed"], scaling: Scaling) -> Float[Array, "batch part embed"]:
-        names = ("up", "gate") if issubclass(self.feed_forward, Gated) else ("up",)
-        matrix = lambda name: matrix_of(self.part, f"shared_{name}", self._weight, self.lora)
-        bias = lambda y, name: y + self._weight(f"shared_{name}_bias") if "shared_down_bias" in self.part.weights else y
-        made = project_in(x, [matrix(name) for name in names], PLAIN, scaling("shared_in"))
+    def _shared(self, x: Float[Array, "batch part embed"], ops: Ops) -> Float[Array, "batch part embed"]:
+        inward, outward = "shared_in", "shared_out"
+        names = ("up", "gate") if "shared_gate" in self.part.weights else ("up",)
+        matrix = lambda name: self.matrix(f"shared_{name}")
+        bias = lambda y, name: y + self.weight(f"shared_{name}_bias") if "shared_down_bias" in self.part.weights else y
+        made = ops.matmul(inward).gather(x, [matrix(name) for name in names])
         hidden = self._activated("shared", {name: bias(y, name) for name, y in zip(names, made, strict=True)})
-        y = project_out(hidden, matrix("down"), PLAIN, scaling("shared_out"))
+        y = ops.matmul(outward).scatter(hidden, matrix("down"))
         return bias(y, "down")  # once, and not on each tensor rank
 
-    def _adapted(self, narrow: Any, x: jax.Array, name: str, w: Arrays, y: jax.Array) -> jax.Array:
-        """`y`, which is `x` times a matrix, and `x` times the matrix's two factors (`lora`) if it has any."""
-        a, b = (f"{name}_{factor}" for factor in FACTORS)
-        if a not in w:
-            return y
-        assert self.lora.rank is not None, "there are factors"
-        return y + narrow(narrow(x, w[a]) * (self.lora.alpha / self.lora.rank), w[b])
+    def _with_term(self, narrow: Any, x: jax.Array, name: str, w: Arrays, y: jax.Array) -> jax.Array:
+        """`y`, which is `x` times a matrix, and `x` times the term that is added to the matrix, if there is one."""
+        term = self.part.term(name)
+        return y if term is None else y + narrow(narrow(x, w[term.first]) * term.scale, w[term.second])
 
     def _activated(self, of: str, made: dict[str, jax.Array]) -> jax.Array:
         """The hidden activation, of the feed-forward's non-linearity."""
-        named: dict[str, Any] = {name: self._named(value, f"{of}_{name}") for name, value in made.items()}
+        named: dict[str, Any] = {name: self.named(value, f"{of}_{name}") for name, value in made.items()}
         feed_forward: Any = self.feed_forward
         non_linear = feed_forward.non_linear
         if "gate" not in named:
-            return self._named(non_linear(named["up"]), f"{of}_hidden")
-        activated = self._named(non_linear(named["gate"]), f"{of}_activated")
-        return self._named(activated * feed_forward.factor(named["up"]), f"{of}_hidden")
-
-    def _weight(self, name: str) -> jax.Array:
-        return getattr(self, name)[...]
-
-    def _named(self, x: jax.Array, name: str) -> jax.Array:
-        return name_activation(x, name, self.part.activations)
+            return self.named(non_linear(named["up"]), f"{of}_hidden")
+        activated = self.named(non_linear(named["gate"]), f"{of}_activated")
+        return self.named(activated * feed_forward.factor(named["up"]), f"{of}_hidden")

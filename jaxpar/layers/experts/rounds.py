@@ -28,7 +28,7 @@ from jaxpar.layers.experts.token_order import TOKEN_AXES
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import reduce_max
 from jaxpar.mesh.parameters import Arrays
-from jaxpar.precision.seen import Seen, for_each_use
+from jaxpar.runtime.observed import Observed, for_each_use
 
 INPUT = "expert_input"
 """The activation that rows are as they arrive. Copies in the order of experts are more rows, and recomputed from it."""
@@ -39,9 +39,9 @@ class Operands(NamedTuple):
 
     weights: Arrays
     """With what else the products need to know of the layer, as numbers."""
-    unseen: Mapping[str, Seen]
-    """By group of matmuls, zeros whose cotangents are what is seen of its tensors, where it is asked for: over slices
-    and rounds the largest magnitude, and the sum of counts."""
+    observed: Mapping[str, Observed]
+    """By group of matmuls, zeros whose cotangents are statistics of its tensors over slices and rounds, where they are
+    asked for."""
 
 
 type Products = Callable[[Operands, jax.Array, jax.Array, jax.Array], jax.Array]
@@ -136,8 +136,8 @@ def _multiplied(products: Products, w: Operands, places: Places, rows: jax.Array
 
 def _for_each_use(w: Operands, uses: int) -> list[Operands]:
     """`w` for each slice, and for the rounds after the first."""
-    each = {group: for_each_use(own, uses) for group, own in w.unseen.items()}
-    return [w._replace(unseen={group: own[number] for group, own in each.items()}) for number in range(uses)]
+    each = {group: for_each_use(own, uses) for group, own in w.observed.items()}
+    return [w._replace(observed={group: own[number] for group, own in each.items()}) for number in range(uses)]
 
 
 def _first_rounds(
@@ -306,11 +306,11 @@ def _summed_backward(exchange: Exchange, products: Products, kept: tuple[Any, ..
         _, pullback = jax.vjp(jax.checkpoint(own, prevent_cse=False), w, turn.of(x_of), turn.of(gates_of))
         dw, dx, dgates = pullback(turn.of(later.y))
         sums = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total[0].weights, dw.weights)
-        seen = {group: own.joined_to(dw.unseen[group]) for group, own in total[0].unseen.items()}
+        seen = {group: own.joined_to(dw.observed[group]) for group, own in total[0].observed.items()}
         return Operands(sums, seen), turn.add(total[1], dx), turn.add(total[2], dgates)
 
     sums: Any = jax.tree.map(lambda a: a.astype(jnp.float32), dw)
-    first = Operands(sums, jax.tree.map(jnp.zeros_like, w.unseen)), _sliced(slices, dx), _sliced(slices, dgates)
+    first = Operands(sums, jax.tree.map(jnp.zeros_like, w.observed)), _sliced(slices, dx), _sliced(slices, dgates)
     total, dx, dgates = _turns(slices, later.rounds.astype(jnp.int32), step, first)
     dw = jax.tree.map(lambda a, like: a.astype(like.dtype), total, w)
     return dw, dx.reshape(x.shape), dgates.reshape(gates.shape), None

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from abc import abstractmethod
 from typing import Any
 
 import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxpar.config.plan import TensorOverlap
-from jaxpar.config.schema import LoraConfig, ModelConfig
-from jaxpar.layers.declaration.activations import name_activation
+from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.block import Block, Context
 from jaxpar.layers.declaration.part import Matmuls, Part, Weights, matrix, vector
-from jaxpar.layers.declaration.weights import declare_weights
-from jaxpar.layers.lora import OFF, adapted, is_trained
 from jaxpar.layers.low_rank import factored
-from jaxpar.layers.projections import Matrix, matrix_of, project_in, project_out
+from jaxpar.layers.ops import Matmul, Ops, PlainOps
+from jaxpar.layers.report import Output
 from jaxpar.layers.tiles import over_tiles
-from jaxpar.mesh.collective_matmul import PLAIN
 from jaxpar.mesh.parameters import Arrays, select
-from jaxpar.precision.matmul import GroupScaling
-
-NO_OVERLAP: Mapping[str, TensorOverlap] = {}
 
 _over_tiles: Any = over_tiles  # which type checkers do not see through `custom_vjp` of a partial
 
@@ -44,12 +37,13 @@ def hidden_weights(model: ModelConfig, *inward: str) -> Weights:
     return factored(weights, model.low_rank)
 
 
-class FeedForward(nnx.Module, ABC):
+class FeedForward(Block):
     """`down(activate(x @ W for each inward W))`. A feed-forward declares its part and defines `activate`."""
 
-    def __init__(self, model: ModelConfig, lora: LoraConfig = OFF):
-        self.part, self.lora = adapted(self.declare(model), lora), lora
-        declare_weights(self, self.part.weights)
+    def __init__(self, model: ModelConfig, part: Part | None = None, tiles: int = 1):
+        super().__init__(part or self.declare(model))
+        self.tiles = tiles
+        """Tiles of tokens, of which one at a time has hidden activations."""
 
     @staticmethod
     @abstractmethod
@@ -57,54 +51,44 @@ class FeedForward(nnx.Module, ABC):
         """The part, with weights as `hidden_weights` makes them."""
 
     @abstractmethod
-    def activate(self, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
-        """From the output of `project_in` to the input of `project_out`: biases and the non-linearity, named."""
+    def activate(self, matmul: Matmul, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
+        """From the outputs of the matmuls in to the input of the one out: biases and the non-linearity, named.
 
-    def named(self, x: jax.Array, name: str) -> jax.Array:
-        """`x` as an activation of the part."""
-        return name_activation(x, name, self.part.activations)
+        `matmul` runs what is elementwise.
+        """
 
-    def biased(self, x: Float[Array, "batch seq mlp"], weight: str) -> Float[Array, "batch seq mlp"]:
+    def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
+        """Both matmuls, and the bias of the second, which is added once the partial sums of the tensor ranks are
+        summed."""
+        del context
+        y = self._multiplied(x, ops) if self.tiles == 1 else self._in_tiles(x, ops)
+        return self.biased(y, "down"), {}
+
+    def biased(self, x: Float[Array, "batch seq width"], weight: str) -> Float[Array, "batch seq width"]:
         """The output of the matrix `weight`, with its bias if it has one."""
-        return x + getattr(self, f"{weight}_bias")[...] if f"{weight}_bias" in self.part.weights else x
+        return x + self.weight(f"{weight}_bias") if f"{weight}_bias" in self.part.weights else x
 
-    def project_in(
-        self, x: Float[Array, "batch part embed"], overlap: TensorOverlap, scaling: GroupScaling | None = None
-    ) -> tuple[jax.Array, ...]:
-        """Matmuls of the joined sequence with this rank's hidden columns, in the order of the part; no biases."""
-        return project_in(x, [self._matrix(name) for name in self.part.groups[0].weights], overlap, scaling)
+    def _multiplied(self, x: jax.Array, ops: Ops) -> jax.Array:
+        inward, outward = self.part.groups
+        hidden = self.activate(ops.matmul(inward.name), *ops.run(self, inward.name, x))
+        return ops.run(self, outward.name, hidden)
 
-    def project_out(
-        self, x: Float[Array, "batch seq mlp"], overlap: TensorOverlap, scaling: GroupScaling | None = None
-    ) -> Float[Array, "batch part embed"]:
-        """Sums over the tensor ranks; the bias of `down` is added by `add_bias`."""
-        return project_out(x, self._matrix("down"), overlap, scaling)
-
-    def _matrix(self, name: str) -> Matrix:
-        """A matrix or its two factors, with those of `lora` if it has any."""
-        return matrix_of(self.part, name, lambda name: getattr(self, name)[...], self.lora)
-
-    def in_tiles(
-        self, x: Float[Array, "batch part embed"], tiles: int, overlap: Mapping[str, TensorOverlap] = NO_OVERLAP
-    ) -> Float[Array, "batch part embed"]:
+    def _in_tiles(self, x: Float[Array, "batch part embed"], ops: Ops) -> Float[Array, "batch part embed"]:
         """All but the output bias, collectives included, for `ceil(batch * part / tiles)` tokens of a rank at a time.
 
         Each tile runs the collectives for its own tokens, so that neither the joined sequence nor the partial sums,
-        `tensor` times as large as `x`, exist whole. Sends what one tile would: forward `gather_sequence` and
-        `scatter_sequence`;
-        backward two of the former (the input again, the gradient of the output) and one of the latter.
+        `tensor` times as large as `x`, exist as a whole. Sends what one tile would: forward `gather_sequence` and
+        `scatter_sequence`; backward two of the former (the input again, the gradient of the output) and one of the
+        latter.
         """
+        # A tile would have scales of its own, and a split backward keeps hidden activations of all tokens.
+        assert isinstance(ops, PlainOps), "tiles multiply plain arrays in one backward"
         graph, state = nnx.split(self)
-        into, out = (overlap.get(group.name, PLAIN) for group in self.part.groups)
 
         def block(weights: Arrays, frozen: Arrays, x: jax.Array) -> jax.Array:
             mlp: FeedForward = nnx.merge(graph, weights | frozen)
-            return mlp.project_out(mlp.activate(*mlp.project_in(x, into)), out)
+            return mlp._multiplied(x, ops)
 
-        trains = {name: is_trained(name, self.lora) for name in self.part.weights}
+        trains = {name: spec.trained for name, spec in self.part.weights.items()}
         halves = (select(nnx.to_pure_dict(state), trains, wanted) for wanted in (True, False))
-        return _over_tiles(block, *halves, x, tiles)
-
-    def add_bias(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:
-        """Add the output bias, after the partial sums of the tensor ranks are summed: once, not once per rank."""
-        return self.biased(x, "down")
+        return _over_tiles(block, *halves, x, self.tiles)

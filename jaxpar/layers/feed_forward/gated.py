@@ -12,7 +12,7 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Part, Traffic
 from jaxpar.layers.feed_forward.base import HIDDEN, OUT, FeedForward, hidden_weights
-from jaxpar.precision.seen import seeing_gradients
+from jaxpar.layers.ops import Matmul
 
 ALPHA, LIMIT = 1.702, 7.0
 """Of `ClampedSwiGLU`."""
@@ -20,6 +20,8 @@ ALPHA, LIMIT = 1.702, 7.0
 
 class Gated(FeedForward):
     """`non_linear` of the gate, times `factor` of up."""
+
+    elementwise = {"mlp_in": "gradients", "mlp_out": "input"}  # noqa: RUF012
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:
@@ -53,14 +55,12 @@ class Gated(FeedForward):
         """What f(gate) is multiplied by."""
         return up
 
-    def activate(
-        self, *hidden: jax.Array, unseen: Float[Array, "hidden"] | None = None
-    ) -> Float[Array, "batch seq mlp"]:
-        """f(gate) * factor(up), with their biases. `unseen` is that of `seeing_gradients`, of up and of gate."""
+    def activate(self, matmul: Matmul, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
+        """f(gate) * factor(up), with their biases."""
         up, gate = hidden
         up = self.named(self.biased(up, "up"), "mlp_up")
         gate = self.named(self.biased(gate, "gate"), "mlp_gate")
-        return self._product(up, gate) if unseen is None else seeing_gradients(self._product, unseen, up, gate)
+        return matmul.elementwise(self._product, up, gate)
 
     def _product(self, up: jax.Array, gate: jax.Array) -> jax.Array:
         activated = self.named(self.non_linear(gate), "mlp_activated")

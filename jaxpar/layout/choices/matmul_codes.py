@@ -10,8 +10,6 @@ from jaxpar.cost.matmul_codes import DECODED_SQUARES, EACH_USE, OF_TILES, STORED
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers.declared import feed_forward_class
-from jaxpar.layers.feed_forward.gated import Gated
-from jaxpar.layers.layer import ELEMENTWISE
 from jaxpar.layers.matmul_formats import coded_rows, dense_groups, exact_layers, quantised, why_each_use
 from jaxpar.layout.choices.matmul import tiled_choice
 from jaxpar.precision.recipe import Recipe, recipe_of
@@ -74,9 +72,9 @@ def _by_derivative(config: Config) -> tuple[str, ...]:
     """The groups whose outputs' gradients are made as codes, but for rings, split backwards and rows of a pipeline with
     an exception, which are not looked at."""
     pairs = [(own, group) for own in kind_models(config.model).values() for _, group in dense_groups(own)]
-    gated = [(own, group) for own, group in pairs if issubclass(feed_forward_class(own), Gated)]
-    found = [group.name for own, group in gated if quantised(config, own).get(group.name) == group.weights]
-    return tuple(name for name in dict.fromkeys(found) if ELEMENTWISE.get(name) == "gradients")
+    made = [(own, group) for own, group in pairs if feed_forward_class(own).elementwise.get(group.name) == "gradients"]
+    found = [group.name for own, group in made if quantised(config, own).get(group.name) == group.weights]
+    return tuple(dict.fromkeys(found))
 
 
 def _multiplies_codes(config: Config, gpu: GPU) -> bool:

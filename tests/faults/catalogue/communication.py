@@ -181,10 +181,9 @@ COMMUNICATION = (
     Fault(
         name="output_bias_on_every_rank",
         description="The MLP's output bias counts twice.",
-        file="jaxpar/layers/layer.py",
-        old="return part.project_out(x, self.overlap.get(name, PLAIN), scaling)",
-        new="y = part.project_out(x, self.overlap.get(name, PLAIN), scaling); "
-        "return part.add_bias(y) if part is self.mlp else y",
+        file="jaxpar/layers/feed_forward/base.py",
+        old="return ops.run(self, outward.name, hidden)",
+        new='return self.biased(ops.run(self, outward.name, hidden), "down")',
         caught_by=(parity(tensor=2, family="gpt2"),),
     ),
     Fault(

@@ -162,9 +162,9 @@ PRECISION = (
     Fault(
         name="fp8_magnitudes_of_gradients_among_those_of_inputs",
         description="What a derivative finds of the gradients of up and gate enters the history of others.",
-        file="jaxpar/layers/layer.py",
-        old="scaling.observed[-len(hidden) :]",
-        new="scaling.observed[: len(hidden)]",
+        file="jaxpar/precision/ops.py",
+        old="self.scaling.observed[-len(outputs) :]",
+        new="self.scaling.observed[: len(outputs)]",
         caught_by=(f"{HISTORY}::test_a_derivative_that_finds_magnitudes_itself_changes_no_step[float32]",),
     ),
 )
