@@ -18,19 +18,17 @@ from jaxpar.layers.declared import PLACEMENTS, blocks_of, declare_layer
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.linear import Tap, untapped
 from jaxpar.layers.norm import NORMS
-from jaxpar.layers.ops import LayerOps, PlainOps, Tapped
+from jaxpar.layers.ops import Ops, Tapped
 from jaxpar.layers.report import Output
 from jaxpar.runtime.observed import Observed
 
-PLAIN_OPS = PlainOps()
+PLAIN_OPS = Ops()
 
 
 class DecoderLayer(nnx.Module):
     """Attention and feed-forward. Between them a rank holds its part of the sequence; inside, of heads and hidden."""
 
-    def __init__(
-        self, config: Config, mlp_tiles: int = 1, experts: ExpertLayout | None = None, ops: LayerOps = PLAIN_OPS
-    ):
+    def __init__(self, config: Config, mlp_tiles: int = 1, experts: ExpertLayout | None = None, ops: Ops = PLAIN_OPS):
         model = config.model
         self.activations = declare_layer(model).activations
         self.norms_before, self.norms_behind = PLACEMENTS[model.norm_placement]
@@ -72,7 +70,7 @@ class DecoderLayer(nnx.Module):
         split = tap is not untapped
         ops = self.ops.of_layer(index, tokens, observed, split=split)
         if split:
-            ops = Tapped(ops, tap)
+            ops = Tapped(ops=ops, tap=tap)
         context = Context(index, tokens, attend, train)
         h = self._named(self.attention_norm(x), "attention_input") if self.norms_before else x
         h, report = self.attention(h, context, ops)

@@ -1,8 +1,8 @@
 """How a layer multiplies: blocks call the groups of matmuls that they declare by name, whatever multiplies them.
 
 `Ops` runs a group of a block; `Matmul` has the products of one group, with the exchange of the sequence between tensor
-ranks around them. `PlainOps` multiplies arrays in their dtype; `jaxpar.precision.ops` has those that quantise. `Tapped`
-splits a backward: the input's gradient now, the weights' gradient later. A layer's ops are made where the plan is read.
+ranks around them. Both are the plain ones here, of arrays in their dtype; `jaxpar.precision.ops` has those that
+quantise. `Tapped` splits a backward (`jaxpar.layers.linear`). A layer's ops are made where the plan is read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -41,53 +41,53 @@ class Matrix(NamedTuple):
         return x * self.scale if self.scale != 1.0 else x
 
 
-class Matmul(Protocol):
-    """The products of one group of a layer's matmuls."""
+@dataclass(frozen=True)
+class Matmul:
+    """The products of one group of a layer's matmuls, in the dtype of the arrays."""
+
+    overlap: TensorOverlap = PLAIN
+    """How tensor ranks exchange the sequence."""
 
     def gather(
         self, x: Float[Array, "batch part inputs"], matrices: Sequence[Matrix]
     ) -> tuple[Float[Array, "batch seq ..."], ...]:
-        """The sequence that `x` is joined to times each matrix: columns of this rank."""
-        ...
+        """The sequence that `x` is joined to, in one exchange, times each matrix: columns of this rank."""
+        terms = [w for one in matrices for w in (one.full, one.factors and one.factors[0]) if w is not None]
+        return with_factors(iter(gather_matmul(x, terms, self.overlap)), matrices)
 
     def local(
         self, x: Float[Array, "batch part inputs"], matrices: Sequence[Matrix]
     ) -> tuple[Float[Array, "batch part ..."], ...]:
         """This rank's part of the sequence times each matrix, of which every rank has all columns."""
-        ...
+        return tuple(product(x, full_of(matrix)) for matrix in matrices)
 
     def scatter(self, x: Float[Array, "batch seq ..."], matrix: Matrix) -> Float[Array, "batch part embed"]:
         """This rank's part of the sequence of `x` times the matrix, of which it has some rows: summed over ranks."""
-        ...
+        pairs = [] if matrix.full is None else [(x, matrix.full)]
+        if matrix.factors is not None:
+            pairs.append((matrix.inside(product(x, matrix.factors[0])), matrix.factors[1]))
+        return matmul_scatter([x for x, _ in pairs], [w for _, w in pairs], self.overlap)
 
     def elementwise(self, function: Callable[..., jax.Array], *outputs: jax.Array) -> jax.Array:
         """An elementwise function of the group's outputs, which another group of the block multiplies."""
-        ...
+        return function(*outputs)
 
 
-class Grouped(Protocol):
+@dataclass(frozen=True)
+class Grouped:
     """The products of rows, sorted by expert, with the matrices of their experts."""
 
-    @property
-    def constants(self) -> Arrays:
-        """Numbers that all products of a layer take, besides the matrices."""
-        ...
-
-    @property
-    def observed(self) -> Mapping[str, Observed]:
-        """By group, zeros whose cotangents are statistics of its tensors."""
-        ...
+    constants: Arrays = field(default_factory=dict)
+    """Numbers that all products of a layer take, besides the matrices."""
+    observed: Mapping[str, Observed] = field(default_factory=dict)
+    """By group, zeros whose cotangents are statistics of its tensors."""
 
     def products(
         self,
         group: str,
         x: Float[Array, "rows inputs"],
-        matrices: Sequence[Float[Array, "experts inputs outputs"]],
-        sizes: Int[Array, " experts"],
-        constants: Arrays,
-        observed: Mapping[str, Observed],
-        *,
-        inward: bool,
+        weights: Sequence[Float[Array, "experts inputs outputs"]],
+        given: Any,
         **options: Any,
     ) -> Sequence[Float[Array, "rows outputs"]]:
         """`x` times each stack of matrices.
@@ -95,14 +95,13 @@ class Grouped(Protocol):
         Args:
             group: of matmuls.
             x: rows in the order of the experts.
-            matrices: those of the group.
-            sizes: rows of each expert.
-            constants: as above.
-            observed: as above, for this use.
-            inward: whether tensor ranks split the outputs of the matrices; else their inputs.
-            options: of `pallas_kernels.grouped_matmul.grouped_matmul`.
-        """  # fmt: skip
-        ...
+            weights: the matrices of the group.
+            given: `constants` and `observed`, as the exchange passes them for this use.
+            options: of `pallas_kernels.grouped_matmul.grouped_matmul`, and `inward`: whether tensor ranks split the
+                outputs of the matrices, not their inputs.
+        """
+        del group, given, options["inward"]
+        return [grouped_matmul(x, w, **options) for w in weights]
 
 
 class Projects(Protocol):
@@ -113,28 +112,14 @@ class Projects(Protocol):
         ...
 
 
-class Ops(Protocol):
-    """The matmuls of one layer."""
+@dataclass(frozen=True)
+class Ops:
+    """The matmuls of layers, in the dtype of the arrays."""
 
-    def matmul(self, group: str) -> Matmul:
-        """The products of a group."""
-        ...
+    overlap: Mapping[str, TensorOverlap] = field(default_factory=dict)
+    """By group, how tensor ranks exchange the sequence; others take `PLAIN`."""
 
-    def grouped(self, matrices: Mapping[str, Sequence[jax.Array]]) -> Grouped:
-        """The products of routed experts, given by group the matrices that a layer gathered."""
-        ...
-
-    def run(self, block: Projects, group: str, x: jax.Array) -> Any:
-        """The outputs of a group of a block."""
-        ...
-
-
-class LayerOps(Protocol):
-    """Makes the ops of the layers of a kind."""
-
-    def of_layer(
-        self, index: Int[Array, ""], tokens: TokenContext, observed: Observed | None, *, split: bool = False
-    ) -> Ops:
+    def of_layer(self, index: Int[Array, ""], tokens: TokenContext, observed: Any, *, split: bool = False) -> Self:
         """The ops of one layer.
 
         Args:
@@ -143,111 +128,40 @@ class LayerOps(Protocol):
             observed: zeros, whose cotangents are what the ops observe; None where nothing is.
             split: whether weights' gradients are computed by a later action.
         """
-        ...
-
-
-@dataclass(frozen=True)
-class PlainMatmul:
-    """Products in the dtype of the arrays."""
-
-    overlap: TensorOverlap = PLAIN
-
-    def gather(self, x: jax.Array, matrices: Sequence[Matrix]) -> tuple[jax.Array, ...]:
-        """As in `Matmul`. Full matrices and first factors share one exchange."""
-        terms = [w for own in matrices for w in (own.full, own.factors and own.factors[0]) if w is not None]
-        return with_factors(iter(gather_matmul(x, terms, self.overlap)), matrices)
-
-    def local(self, x: jax.Array, matrices: Sequence[Matrix]) -> tuple[jax.Array, ...]:
-        """As in `Matmul`."""
-        return tuple(product(x, _full(matrix)) for matrix in matrices)
-
-    def scatter(self, x: jax.Array, matrix: Matrix) -> jax.Array:
-        """As in `Matmul`. The full matrix and the factors share one message."""
-        pairs = [] if matrix.full is None else [(x, matrix.full)]
-        if matrix.factors is not None:
-            pairs.append((matrix.inside(product(x, matrix.factors[0])), matrix.factors[1]))
-        return matmul_scatter([x for x, _ in pairs], [w for _, w in pairs], self.overlap)
-
-    def elementwise(self, function: Callable[..., jax.Array], *outputs: jax.Array) -> jax.Array:
-        """As in `Matmul`."""
-        return function(*outputs)
-
-
-class PlainGrouped:
-    """Products of experts in the dtype of the arrays."""
-
-    @property
-    def constants(self) -> Arrays:
-        """None."""
-        return {}
-
-    @property
-    def observed(self) -> Mapping[str, Observed]:
-        """None."""
-        return {}
-
-    def products(
-        self,
-        group: str,
-        x: jax.Array,
-        matrices: Sequence[jax.Array],
-        sizes: jax.Array,
-        constants: Arrays,
-        observed: Mapping[str, Observed],
-        *,
-        inward: bool,
-        **options: Any,
-    ) -> list[jax.Array]:
-        """As in `Grouped`."""  # fmt: skip
-        del group, constants, observed, inward
-        return [grouped_matmul(x, w, sizes, **options) for w in matrices]
-
-
-@dataclass(frozen=True)
-class PlainOps:
-    """Ops of all layers alike."""
-
-    overlap: Mapping[str, TensorOverlap] = field(default_factory=dict)
-    """By group, how tensor ranks exchange the sequence; others take `PLAIN`."""
-
-    def of_layer(
-        self, index: jax.Array, tokens: TokenContext, observed: Observed | None, *, split: bool = False
-    ) -> Ops:
-        """As in `LayerOps`."""
         del index, tokens, observed, split
         return self
 
     def matmul(self, group: str) -> Matmul:
-        """As in `Ops`."""
-        return PlainMatmul(self.overlap.get(group, PLAIN))
+        """The products of a group."""
+        return Matmul(self.overlap.get(group, PLAIN))
 
     def grouped(self, matrices: Mapping[str, Sequence[jax.Array]]) -> Grouped:
-        """As in `Ops`."""
+        """The products of routed experts, given by group the matrices that a layer gathered."""
         del matrices
-        return PlainGrouped()
+        return Grouped()
 
     def run(self, block: Projects, group: str, x: jax.Array) -> Any:
-        """As in `Ops`."""
+        """The outputs of a group of a block."""
         return block.project(group, x, self.matmul(group))
 
 
 @dataclass(frozen=True)
-class Tapped:
-    """Ops whose groups are called through a tap (`jaxpar.layers.linear`)."""
+class Tapped(Ops):
+    """The ops of a layer, whose groups are called through a tap."""
 
-    ops: Ops
-    tap: Tap
+    ops: Ops = field(kw_only=True)
+    tap: Tap = field(kw_only=True)
 
     def matmul(self, group: str) -> Matmul:
-        """As in `Ops`."""
+        """Those of `ops`."""
         return self.ops.matmul(group)
 
     def grouped(self, matrices: Mapping[str, Sequence[jax.Array]]) -> Grouped:
-        """As in `Ops`."""
+        """Those of `ops`."""
         return self.ops.grouped(matrices)
 
     def run(self, block: Projects, group: str, x: jax.Array) -> Any:
-        """As in `Ops`."""
+        """Through the tap."""
         return self.tap(group, lambda name, x: self.ops.run(block, name, x), x)
 
 
@@ -279,6 +193,7 @@ def with_factors(products: Any, matrices: Sequence[Matrix], full: Any = None) ->
     return tuple(outputs)
 
 
-def _full(matrix: Matrix) -> jax.Array:
-    assert matrix.full is not None, "products of two factors are not multiplied locally"
+def full_of(matrix: Matrix) -> jax.Array:
+    """The array of a matrix that is not the product of two."""
+    assert matrix.full is not None, "a product of two factors has no array"
     return matrix.full

@@ -27,7 +27,7 @@ from jaxpar.layers.linear import Tap
 from jaxpar.layers.lora import with_frozen
 from jaxpar.layers.matmul_formats import multiplied, quantised_groups, tensor_names
 from jaxpar.layers.norm import NORMS
-from jaxpar.layers.ops import LayerOps, PlainOps
+from jaxpar.layers.ops import Ops
 from jaxpar.layers.report import Output
 from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
@@ -94,7 +94,7 @@ def layer_of_kind(
     kind: str,
     mlp_tiles: int = 1,
     experts: ExpertLayout | None = None,
-    ops: LayerOps = PLAIN_OPS,
+    ops: Ops = PLAIN_OPS,
 ) -> DecoderLayer:
     """The prototype of the layers of a kind."""
     own = replace(config, model=kind_model(config.model, kind))
@@ -246,7 +246,7 @@ class DecoderStages:
 
     def prototype(self, kind: str, fp8: QuantisedGroups | None = None) -> DecoderLayer:
         """A layer of a kind, as the plan has it run, with `fp8` in place of some of its matmuls."""
-        ops: LayerOps = PlainOps(self.tensor_overlap)
+        ops: Ops = Ops(self.tensor_overlap)
         if fp8 is not None:
             ops = quantised_ops(fp8, self.tensor_overlap, kind_model(self.model, kind))
         return layer_of_kind(self.config, kind, self.mlp_tiles, self.experts.get(kind), ops)

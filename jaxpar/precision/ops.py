@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import jax
@@ -14,7 +14,7 @@ from jaxpar.config.plan import TensorOverlap
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declared import declare_feed_forward, feed_forward_class
-from jaxpar.layers.ops import Grouped, Matmul, Matrix, Ops, PlainGrouped, PlainMatmul, Projects, with_factors
+from jaxpar.layers.ops import Grouped, Matmul, Matrix, Ops, full_of, with_factors
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collective_matmul import PLAIN, gather_matmul, product
 from jaxpar.mesh.collectives import scatter_sequence
@@ -24,35 +24,38 @@ from jaxpar.precision.grouped_by_tensor import GroupedScaling, scales_of_experts
 from jaxpar.precision.matmul import SCALES, GroupScaling, products, scaling_of
 from jaxpar.precision.recipe import QuantisedGroups
 from jaxpar.precision.ring import ring_in, ring_out
-from jaxpar.precision.seen import Seen, seeing_gradients
+from jaxpar.precision.seen import seeing_gradients
 
 EXACT = "exact"
-"""Beside the weights that the exchange's loops are given: 1 in a layer whose products are not quantised."""
+"""Among the constants of experts' products: 1 in a layer whose products are not quantised."""
 
 
 @dataclass(frozen=True)
-class QuantisedMatmul:
-    """Full matrices multiply in FP8, products of factors in their own dtype."""
+class QuantisedMatmul(Matmul):
+    """Full matrices multiply in FP8, factors in their dtype."""
 
-    scaling: GroupScaling
-    overlap: TensorOverlap
+    scaling: GroupScaling = field(kw_only=True)
 
     def gather(self, x: jax.Array, matrices: Sequence[Matrix]) -> tuple[jax.Array, ...]:
-        """As in `jaxpar.layers.ops.Matmul`."""
+        """As of `Matmul`; codes are exchanged apart from the input of factors."""
         firsts = [matrix.factors[0] for matrix in matrices if matrix.factors is not None]
         made = iter(gather_matmul(x, firsts, self.overlap) if firsts else ())
-        full, scaling = [matrix.full for matrix in matrices if matrix.full is not None], self._of(matrices)
+        full, scaling = [matrix for matrix in matrices if matrix.full is not None], self.scaling
+        if isinstance(scaling.of_codes, tuple):
+            pairs = zip(full, scaling.of_codes, strict=True)
+            scaling = scaling._replace(of_codes=tuple(_of_heads(matrix, scales) for matrix, scales in pairs))
+        weights = list(map(full_of, full))
         if self._rings:
-            return with_factors(made, matrices, iter(ring_in(x, full, scaling, self.overlap.chunks)))
-        return with_factors(made, matrices, iter(products(x, full, scaling, gathers=True)))
+            return with_factors(made, matrices, iter(ring_in(x, weights, scaling, self.overlap.chunks)))
+        return with_factors(made, matrices, iter(products(x, weights, scaling, gathers=True)))
 
     def local(self, x: jax.Array, matrices: Sequence[Matrix]) -> tuple[jax.Array, ...]:
-        """As in `jaxpar.layers.ops.Matmul`."""
-        return products(x, [_full(matrix) for matrix in matrices], self.scaling, gathers=False)
+        """As of `Matmul`."""
+        return products(x, list(map(full_of, matrices)), self.scaling, gathers=False)
 
     def scatter(self, x: jax.Array, matrix: Matrix) -> jax.Array:
-        """As in `jaxpar.layers.ops.Matmul`."""
-        full = _full(matrix)
+        """As of `Matmul`."""
+        full = full_of(matrix)
         if matrix.factors is not None:  # the sum of both is one message
             (y,) = products(x, [full], self.scaling, gathers=False)
             return scatter_sequence(y + product(matrix.inside(product(x, matrix.factors[0])), matrix.factors[1]))
@@ -61,8 +64,7 @@ class QuantisedMatmul:
         return products(x, [full], self.scaling, gathers=False, scatters=True)[0]
 
     def elementwise(self, function: Callable[..., jax.Array], *outputs: jax.Array) -> jax.Array:
-        """As in `jaxpar.layers.ops.Matmul`; where the function's derivative makes the gradients of the outputs, it
-        observes them."""
+        """As of `Matmul`; where its derivative makes the gradients of the outputs, it observes them."""
         if self.scaling.elementwise is None or self.scaling.observed is None:
             return function(*outputs)
         return seeing_gradients(function, self.scaling.observed[-len(outputs) :], *outputs)
@@ -73,81 +75,51 @@ class QuantisedMatmul:
         different branches would meet in each other's permutes."""
         return self.overlap.algorithm == "ring" and self.scaling.exact is None
 
-    def _of(self, matrices: Sequence[Matrix]) -> GroupScaling:
-        """The scaling with scales of squares, if there are any, of the heads that this rank takes."""
-        if not isinstance(self.scaling.of_codes, tuple):
-            return self.scaling
-        full = [matrix for matrix in matrices if matrix.full is not None]
-        pairs = zip(full, self.scaling.of_codes, strict=True)
-        return self.scaling._replace(of_codes=tuple(_of_heads(matrix, scales) for matrix, scales in pairs))
-
 
 @dataclass(frozen=True)
-class QuantisedGrouped:
-    """The quantised products of routed experts."""
+class QuantisedGrouped(Grouped):
+    """The products of routed experts, quantised where a group has a scaling."""
 
-    scalings: Mapping[str, GroupScaling]
-    constants: Arrays
-
-    @property
-    def observed(self) -> Mapping[str, Any]:
-        """As in `jaxpar.layers.ops.Grouped`."""
-        return {group: scaling.unseen for group, scaling in self.scalings.items()}
+    scalings: Mapping[str, GroupScaling] = field(kw_only=True)
 
     def products(
-        self,
-        group: str,
-        x: jax.Array,
-        matrices: Sequence[jax.Array],
-        sizes: jax.Array,
-        constants: Arrays,
-        observed: Mapping[str, Any],
-        *,
-        inward: bool,
-        **options: Any,
+        self, group: str, x: jax.Array, weights: Sequence[jax.Array], given: Any, **options: Any
     ) -> Sequence[jax.Array]:
-        """As in `jaxpar.layers.ops.Grouped`."""  # fmt: skip
-        scaling = self.scalings.get(group)
+        """As of `Grouped`."""
+        scaling, (constants, observed) = self.scalings.get(group), given
         if scaling is None:
-            return PlainGrouped().products(group, x, matrices, sizes, constants, observed, inward=inward, **options)
+            return super().products(group, x, weights, given, **options)
         exact = constants[EXACT] > 0 if EXACT in constants else None
-        scales = constants.get(f"{group}.{SCALES}")
-        grouped = GroupedScaling(scaling.recipe, scaling.of_codes is not None, exact, scales, observed[group])
-        return grouped_products(x, matrices, sizes, grouped, inward=inward, **options)
+        coded, scales = scaling.of_codes is not None, constants.get(f"{group}.{SCALES}")
+        grouped = GroupedScaling(scaling.recipe, coded, exact, scales, observed[group])
+        return grouped_products(x, weights, options.pop("group_sizes"), grouped, **options)
 
 
 @dataclass(frozen=True)
-class QuantisedOps:
-    """Ops of the layers of a kind, some groups of which are quantised."""
+class QuantisedOps(Ops):
+    """The ops of the layers of a kind, and those of one of them."""
 
-    groups: QuantisedGroups
-    overlap: Mapping[str, TensorOverlap] = field(default_factory=dict)
-    """By group, how tensor ranks exchange the sequence; others take `PLAIN`."""
+    groups: QuantisedGroups = field(kw_only=True)
     elementwise: Mapping[str, Literal["input", "gradients"]] = field(default_factory=dict)
-    """The groups around a block's elementwise work, with the operand that this work or its derivative makes; those in a
-    ring, or not quantised with all their matrices, are left out with the others of the block."""
+    """The groups around a block's elementwise work, with the operand that this work or its derivative makes, where both
+    are quantised with all their matrices and not in a ring."""
+    layer: tuple[Int[Array, ""], TokenContext, Any] | None = None
+    """The layer's number, its tokens, and zeros for what is observed."""
+    split: bool = False
+    """Whether weights' gradients are computed by a later action."""
 
     def of_layer(self, index: Int[Array, ""], tokens: TokenContext, observed: Any, *, split: bool = False) -> Ops:
-        """As in `jaxpar.layers.ops.LayerOps`."""
-        return _LayerOps(self, index, tokens, observed, split)
-
-
-@dataclass(frozen=True)
-class _LayerOps:
-    """The ops of one layer."""
-
-    kind: QuantisedOps
-    index: Int[Array, ""]
-    tokens: TokenContext
-    observed: Seen | None
-    split: bool
+        """As of `Ops`."""
+        return replace(self, layer=(index, tokens, observed), split=split)
 
     def matmul(self, group: str) -> Matmul:
-        scaling, overlap = self._scaling(group), self.kind.overlap.get(group, PLAIN)
-        return PlainMatmul(overlap) if scaling is None else QuantisedMatmul(scaling, overlap)
+        """As of `Ops`."""
+        scaling, overlap = self._scaling(group), self.overlap.get(group, PLAIN)
+        return Matmul(overlap) if scaling is None else QuantisedMatmul(overlap, scaling=scaling)
 
     def grouped(self, matrices: Mapping[str, Sequence[jax.Array]]) -> Grouped:
-        scalings = {group: own for group in matrices if (own := self._scaling(group)) is not None}
+        """As of `Ops`."""
+        scalings = {group: one for group in matrices if (one := self._scaling(group)) is not None}
         constants: Arrays = {}
         for group, scaling in scalings.items():
             scales = scales_of_experts(matrices[group], scaling)
@@ -155,20 +127,19 @@ class _LayerOps:
                 constants[f"{group}.{SCALES}"] = vary(scales)
             if scaling.exact is not None:  # a number, because the loops make gradients of all that they are given
                 constants[EXACT] = vary(scaling.exact.astype(jnp.float32))
-        return QuantisedGrouped(scalings, constants)
-
-    def run(self, block: Projects, group: str, x: jax.Array) -> Any:
-        return block.project(group, x, self.matmul(group))
+        observed: Any = {group: scaling.unseen for group, scaling in scalings.items()}
+        return QuantisedGrouped(constants, observed, scalings=scalings)
 
     def _scaling(self, group: str) -> GroupScaling | None:
-        tokens = self.tokens
-        scaling = scaling_of(self.kind.groups, group, self.index, tokens.scales, tokens.weight_scales, self.observed)
+        assert self.layer is not None, "scales are those of a layer"
+        index, tokens, observed = self.layer
+        scaling = scaling_of(self.groups, group, index, tokens.scales, tokens.weight_scales, observed)
         if scaling is None or self.split:
             return scaling
         # Scales that are computed from gradients need these in memory; branches and counts read them there.
         if scaling.scales is None or scaling.exact is not None or scaling.counted is not None:
             return scaling
-        return scaling._replace(elementwise=self.kind.elementwise.get(group))
+        return scaling._replace(elementwise=self.elementwise.get(group))
 
 
 def quantised_ops(groups: QuantisedGroups, overlap: Mapping[str, TensorOverlap], model: ModelConfig) -> QuantisedOps:
@@ -183,16 +154,12 @@ def quantised_ops(groups: QuantisedGroups, overlap: Mapping[str, TensorOverlap],
     inward = declare_feed_forward(model).groups[0]
     plain = all(overlap.get(name, PLAIN).algorithm == "plain" for name in elementwise)
     fused = plain and groups.groups.get(inward.name) == inward.weights
-    return QuantisedOps(groups, overlap, elementwise if fused else {})
+    return QuantisedOps(overlap, groups=groups, elementwise=elementwise if fused else {})
 
 
 def _of_heads(matrix: Matrix, scales: jax.Array) -> jax.Array:
+    """Scales of squares of the heads that this rank takes."""
     if matrix.heads is None:
         return scales
     count, take = matrix.heads
     return take(scales.reshape(len(scales), count, -1), 1).reshape(len(scales), -1)
-
-
-def _full(matrix: Matrix) -> jax.Array:
-    assert matrix.full is not None, "products of two are not quantised"
-    return matrix.full

@@ -125,7 +125,7 @@ def test_a_derivative_that_finds_magnitudes_itself_changes_no_step(compute: str,
     history, losses, weights = two_steps()
     assert calls and (history[:, 1] > 0).all()
     calls.clear()
-    apart = lambda groups, overlap, model: ops.QuantisedOps(groups, overlap)
+    apart = lambda groups, overlap, model: ops.QuantisedOps(overlap, groups=groups)
     monkeypatch.setattr(decoder, "quantised_ops", apart)
     plain, plain_losses, plain_weights = two_steps()
     assert not calls

@@ -284,17 +284,17 @@ class Experts(Block):
         sizes: jax.Array,
     ) -> jax.Array:
         """The experts of this rank for the rows of each, times the routers' weights."""
-        w, observed = operands
+        w = operands.weights
         biased = "down_bias" in w
         even = 1 / min(self.layout.capacity, lax.axis_size("expert"))  # the share of the room that is used
         options = {"implementation": self.layout.products.name, "expected": round(len(rows) * even)}
         # Kernels are for wider matrices than factors.
-        narrow = partial(grouped_matmul, group_sizes=sizes, **(options | {"implementation": "xla"}))
+        of_rows = options | {"group_sizes": sizes}
+        narrow = partial(grouped_matmul, **(of_rows | {"implementation": "xla"}))
 
         def times(group: str, x: jax.Array) -> list[jax.Array]:
             names = self._matrices[group]
-            matrices = [w[name] for name in names]
-            ys = grouped.products(group, x, matrices, sizes, w, observed, inward=group == IN, **options)
+            ys = grouped.products(group, x, [w[name] for name in names], operands, inward=group == IN, **of_rows)
             return [self._with_term(narrow, x, name, w, y) for name, y in zip(names, ys, strict=True)]
 
         made = dict(zip(self._matrices[IN], times(IN, rows), strict=True))
