@@ -126,9 +126,8 @@ def test_tiles_send_what_the_whole_sends():
     """Forward a gather and a sum; backward the gather again, its dual and that of the sum."""
     model = model_of("swiglu")
     x = 4 * ROWS // 2 * SEQUENCE // 4 * EMBED
-    for tiles in (2, 5):
-        sent = sent_bytes(*in_tiles(model, "tensor 4", tiles), *numbers(model))
-        assert sent["all_gather"] == 3 * 3 * x and sent["reduce_scatter"] == 2 * 3 * x
+    sent = sent_bytes(*in_tiles(model, "tensor 4", 5), *numbers(model))
+    assert sent["all_gather"] == 3 * 3 * x and sent["reduce_scatter"] == 2 * 3 * x
 
 
 def run_of(**memory: Any) -> SmallRun:
