@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.config.schema import LossConfig
 from jaxpar.mesh.collectives import reduce_sum
+from jaxpar.runtime.batch import LABELS, MASK, Field
 
 PAIRS, REFERENCE = "pairs", "reference"
 """Arrays of a batch: the pairs of each row [row], and the reference's log-probability of each document, at the
@@ -29,6 +30,12 @@ document's first token, and 0 at others [row, token]."""
 REWARDS = ("reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy")
 """Metrics beside the loss. A document's reward is beta (log p - log r); the accuracy is the share of pairs whose chosen
 document has the greater one."""
+
+
+def loss_fields(config: LossConfig) -> tuple[Field, ...]:
+    """The fields that a loss reads."""
+    of_pairs = (Field(REFERENCE, "float32"), Field(PAIRS, per="row")) if config.name == "dpo" else ()
+    return (LABELS, MASK, *of_pairs)
 
 
 class PreferenceLoss(NamedTuple):

@@ -36,7 +36,7 @@ def heldout_metrics(
     """
     totals, count = Counter[str](), 0.0
     for rows in heldout_batches(config, data, placer.rows):
-        sums, counted = functions.evaluate(weights, placer(rows))
+        sums, counted = functions.evaluate(weights, placer(rows, functions.layout.evaluated))
         totals.update({name: float(total) for name, total in sums.items()})
         count += float(counted)
     if not count:

@@ -84,7 +84,7 @@ LAYERS = (
         description="Rows are permuted for the context ranks, but the labels stay where they were.",
         file="jaxpar/training/step/batches.py",
         old="return mine if per_row else mine[:, :, self.order[index[2]]]",
-        new='return mine if per_row else mine[..., index[2] if name == "labels" else self.order[index[2]]]',
+        new='return mine if per_row else mine[..., index[2] if field.name == "labels" else self.order[index[2]]]',
         caught_by=(parity(context=2, context_strategy="ring", context_order="striped"),),
     ),
     Fault(
