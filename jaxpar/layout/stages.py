@@ -139,4 +139,5 @@ def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
         plan.layer_unroll,
         gathered_before(plan),
         plan.norm_rotary.name,
+        layout.objective,
     )

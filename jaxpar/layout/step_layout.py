@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxpar.config import Config
 from jaxpar.config.counting import kv_heads
+from jaxpar.config.parts import OBJECTIVES, implementation
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.host import PINNED
 from jaxpar.layers.experts.replay import replay_fields
@@ -24,7 +25,6 @@ from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import Nested, Partitions, Specs, initial_weights, map_specs, only, select
 from jaxpar.mesh.placements import Placements, place
 from jaxpar.model.decoder import decoder_specs
-from jaxpar.model.preference_loss import loss_fields
 from jaxpar.optim.moments import check_blocks
 from jaxpar.optim.norm import squares_layout
 from jaxpar.optim.optimizer import Optimizer, make_optimizer
@@ -32,6 +32,7 @@ from jaxpar.pipeline.execution.program import PipelineProgram
 from jaxpar.pipeline.schedules import Schedule as PipelineSchedule
 from jaxpar.runtime.batch import FORWARD, BatchLayout, union
 from jaxpar.runtime.carried import Carried
+from jaxpar.runtime.objective import Objective
 
 type AnyMesh = Mesh | AbstractMesh
 
@@ -129,6 +130,11 @@ class StepLayout:
         return pipeline_program(self.plan)
 
     @cached_property
+    def objective(self) -> Objective:
+        """What a step minimizes."""
+        return implementation(OBJECTIVES[self.config.loss.name].made_by)(self.config)
+
+    @cached_property
     def batch(self) -> BatchLayout:
         """The batch of a training step."""
         return replace(self.evaluated, fields=union(self.evaluated.fields, replay_fields(self.config)))
@@ -138,7 +144,7 @@ class StepLayout:
         """The batch of an evaluation."""
         data, microbatches = self.config.data, self.plan.microbatches
         shape = microbatches, data.batch_size // microbatches, data.sequence_length
-        return BatchLayout(union(FORWARD, loss_fields(self.config.loss)), shape)
+        return BatchLayout(union(FORWARD, self.objective.fields), shape)
 
     @cached_property
     def mesh(self) -> AbstractMesh:

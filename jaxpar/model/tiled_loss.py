@@ -56,6 +56,23 @@ class HeadLoss(NamedTuple):
     """Whether the kernel keeps what its backward needs of the logits."""
 
 
+class TokenLosses(NamedTuple):
+    """The head over a microbatch: the `Head` of `jaxpar.runtime.objective`."""
+
+    x: Parts
+    table: Table
+    head: HeadLoss
+
+    def cross_entropy(self, labels: Labels, weights: Mask) -> Sums:
+        """The weighted sums over tokens: with z-loss and a derivative, and without."""
+        weights = vary(weights, set(AXES) - set(self.head.axes))
+        return head_loss(self.x, self.table, labels, weights, self.head)
+
+    def log_probabilities(self, labels: Labels) -> Float[Array, "batch seq"]:
+        """The log-probability of each label, without a derivative."""
+        return label_log_probabilities(self.x, self.table, labels, self.head)
+
+
 def head_loss(x: Parts, table: Table, labels: Labels, mask: Mask, head: HeadLoss) -> Sums:
     """`tiled_cross_entropy`, or the same sums by the kernel of `head.backend`."""
     if head.backend == "xla":

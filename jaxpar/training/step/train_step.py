@@ -62,7 +62,7 @@ class TrainStep:
 
     @cached_property
     def evaluate(self) -> Any:
-        """Compiled (all weights of a state, batch) -> (sums of what the loss reports, unmasked tokens or pairs).
+        """Compiled (all weights of a state, batch) -> (sums of what the loss reports, the objective's count).
 
         Messages are exact, since the loss is to be that of the weights that are saved.
         """

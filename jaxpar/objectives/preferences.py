@@ -13,29 +13,47 @@ segment 3 the second chosen one, and so on. The rest of the row is padding, segm
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxpar.config.schema import LossConfig
+from jaxpar.config.schema import Config, LossConfig
 from jaxpar.mesh.collectives import reduce_sum
-from jaxpar.runtime.batch import LABELS, MASK, Field
+from jaxpar.runtime.batch import Field
+from jaxpar.runtime.objective import Head, Objective
 
-PAIRS, REFERENCE = "pairs", "reference"
-"""Arrays of a batch: the pairs of each row [row], and the reference's log-probability of each document, at the
-document's first token, and 0 at others [row, token]."""
 REWARDS = ("reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy")
 """Metrics beside the loss. A document's reward is beta (log p - log r); the accuracy is the share of pairs whose chosen
 document has the greater one."""
 
 
-def loss_fields(config: LossConfig) -> tuple[Field, ...]:
-    """The fields that a loss reads."""
-    of_pairs = (Field(REFERENCE, "float32"), Field(PAIRS, per="row")) if config.name == "dpo" else ()
-    return (LABELS, MASK, *of_pairs)
+class DirectPreference(Objective):
+    """The mean loss of pairs. Fields: the pairs of each row, and the reference's log-probability of each document, at
+    the document's first token, and 0 at others."""
+
+    fields = (*Objective.fields, Field("reference", "float32"), Field("pairs", per="row"))
+    reports = REWARDS
+
+    def __init__(self, config: Config):
+        loss = self._config = config.loss
+        smoothing = f", label_smoothing {loss.label_smoothing:g}" if loss.label_smoothing else ""
+        reference = loss.reference or config.run.init_from
+        self.description = f"beta {loss.beta:g}{smoothing}; the reference is {reference}"
+
+    def count(self, batch: dict[str, Any]) -> Float[Array, ""]:
+        """The pairs of this rank's rows; on the first context rank, and 0 on others."""
+        return jnp.where(lax.axis_index("context") == 0, batch["pairs"].sum(), 0).astype(jnp.float32)
+
+    def loss(self, head: Head, batch: dict[str, Any]) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+        """The tokens weighted by the derivative of the loss; the sums of the loss and of `REWARDS` over pairs."""
+        likely = head.log_probabilities(batch["labels"])
+        found = preference_loss(
+            likely, batch["mask"], batch["reference"], batch["segments"], batch["pairs"], self._config
+        )
+        return head.cross_entropy(batch["labels"], found.derivative)[0], found.sums
 
 
 class PreferenceLoss(NamedTuple):
