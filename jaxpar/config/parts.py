@@ -41,6 +41,9 @@ class LossEntry:
     """Whether it is of pairs of answers, with log-probabilities of a reference model."""
 
 
+CHAT_FORMAT, PAIRS_FORMAT = "chat", "preference"
+"""Formats of files of conversations, and of pairs of them, as `python -m jaxpar.prepare --format` takes them."""
+
 OBJECTIVES: dict[str, LossEntry] = {
     "cross_entropy": LossEntry("jaxpar.objectives.tokens:CrossEntropy", likelihood=True),
     "dpo": LossEntry(
@@ -48,6 +51,11 @@ OBJECTIVES: dict[str, LossEntry] = {
     ),
 }
 """What `loss.name` can be."""
+
+
+def objectives_of_pairs() -> list[str]:
+    """Values of `loss.name` that train on pairs of answers."""
+    return [name for name, entry in OBJECTIVES.items() if entry.pairs]
 
 
 @dataclass(frozen=True)

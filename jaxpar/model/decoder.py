@@ -165,6 +165,7 @@ class DecoderStages:
     norm_rotary: str = "xla"
     """What norms and rotates queries and keys: see `jaxpar.layers.attention.Attention.norm_rotary`."""
     objective: Objective = Objective(Config())  # noqa: RUF009
+    """The loss."""
 
     @property
     def model(self) -> ModelConfig:

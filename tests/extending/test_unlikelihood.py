@@ -67,6 +67,7 @@ def expected(weights: Any, options: dict[str, Any], batch: dict[str, np.ndarray]
     return loss, unlikely, total
 
 
+@pytest.mark.matrix(quick=("context and tensor",), ci=1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_loss_and_gradients_equal_float64(layout: str):
     run = run_of(**LAYOUTS[layout])
@@ -82,6 +83,7 @@ def test_loss_and_gradients_equal_float64(layout: str):
     assert float(sums["unlikelihood"]) / float(count) == pytest.approx(unlikely, rel=TOLERANCE)
 
 
+@pytest.mark.long
 def test_steps_on_every_layout_are_those_of_one_device():
     losses = {}
     for layout, sections in LAYOUTS.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES
+from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, PAIRS_FORMAT
 from jaxpar.config.schema import Config
 from jaxpar.config.spelling import one_of
 
@@ -29,7 +29,7 @@ def check_loss(config: Config) -> None:
         sources = one_of(name for name, source in DATA_SOURCES.items() if source.pairs)
         raise UserError(
             f"loss.name: {name} trains on pairs of answers, and data.source is {config.data.source}; expected "
-            f"data.source: {sources}, with a token folder that python -m jaxpar.prepare --format preference made"
+            f"data.source: {sources}, with a token folder that python -m jaxpar.prepare --format {PAIRS_FORMAT} made"
         )
     if not config.data.packed:
         raise UserError(

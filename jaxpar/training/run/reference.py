@@ -17,7 +17,7 @@ from jaxpar.checkpoint.errors import reason
 from jaxpar.checkpoint.facts import REFERENCE
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import Config, UserError
-from jaxpar.config.parts import OBJECTIVES
+from jaxpar.config.parts import OBJECTIVES, PAIRS_FORMAT, objectives_of_pairs
 from jaxpar.config.spelling import named, one_of, quoted
 from jaxpar.data import Data
 from jaxpar.data.opened import PairedSplit
@@ -42,13 +42,12 @@ def check_pairs(config: Config, data: Data) -> None:
     if pairs and not data.paired:
         raise UserError(
             f"loss.name: {name} trains on pairs of answers, and {where} has none; expected a token folder that python "
-            "-m jaxpar.prepare --format preference made"
+            f"-m jaxpar.prepare --format {PAIRS_FORMAT} made"
         )
     if data.paired and not pairs:
-        others = one_of(other for other, entry in OBJECTIVES.items() if entry.pairs)
         raise UserError(
             f"loss.name: {name} would train on the rejected answers too, which {where} has; expected "
-            f"loss.name: {others}, or a folder of another format"
+            f"loss.name: {one_of(objectives_of_pairs())}, or a folder of another format"
         )
 
 
