@@ -13,14 +13,14 @@ segment 3 the second chosen one, and so on. The rest of the row is padding, segm
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from jaxpar.config.schema import Config, LossConfig
+from jaxpar.config.schema import Config
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.runtime.batch import Field
 from jaxpar.runtime.objective import Head, Objective
@@ -48,54 +48,32 @@ class DirectPreference(Objective):
         return jnp.where(lax.axis_index("context") == 0, batch["pairs"].sum(), 0).astype(jnp.float32)
 
     def loss(self, head: Head, batch: dict[str, Any]) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-        """The tokens weighted by the derivative of the loss; the sums of the loss and of `REWARDS` over pairs."""
-        likely = head.log_probabilities(batch["labels"])
-        found = preference_loss(
-            likely, batch["mask"], batch["reference"], batch["segments"], batch["pairs"], self._config
-        )
-        return head.cross_entropy(batch["labels"], found.derivative)[0], found.sums
+        """The tokens weighted by the derivative of the loss; the sums of the loss and of `REWARDS` over pairs, on the
+        first context rank, and 0 on others.
 
+        Sends over context two floats for each pair that a row has room for.
+        """
+        mask, segments = batch["mask"], batch["segments"]
+        rows, length = mask.shape
+        room = lax.axis_size("context") * length // 4
+        # Padding goes to a document that there is no room for: an index of -1 would be that of the last one.
+        row, document = jnp.arange(rows)[:, None], jnp.where(segments > 0, segments - 1, 2 * room)
+        ratios = jnp.zeros((rows, 2 * room), jnp.float32)
+        ratio = mask * head.log_probabilities(batch["labels"]) - batch["reference"]
+        ratios = ratios.at[row, document].add(ratio, mode="drop")
+        ratios = reduce_sum(ratios, ("context",)).reshape(rows, room, 2)
 
-class PreferenceLoss(NamedTuple):
-    """The loss of the pairs of some rows."""
+        beta, smoothing = self._config.beta, self._config.label_smoothing
+        counts = jnp.arange(room) < batch["pairs"][:, None]
+        margin = beta * (ratios[..., 0] - ratios[..., 1])
+        loss = -(1 - smoothing) * jax.nn.log_sigmoid(margin) - smoothing * jax.nn.log_sigmoid(-margin)
+        slope = beta * ((1 - smoothing) * jax.nn.sigmoid(-margin) - smoothing * jax.nn.sigmoid(margin))
 
-    sums: dict[str, Float[Array, ""]]
-    """`loss` and `REWARDS`, summed over pairs; on the first context rank, and 0 on others."""
-    derivative: Float[Array, "row token"]
-    """Of the loss with respect to each token's negative log-likelihood."""
+        values = loss, beta * ratios[..., 0], beta * ratios[..., 1], margin, margin > 0
+        once = counts & (lax.axis_index("context") == 0)
+        sums = {name: jnp.where(once, own, 0.0).sum() for name, own in zip(("loss", *REWARDS), values, strict=True)}
 
-
-def preference_loss(
-    log_probabilities: Float[Array, "row token"],
-    mask: Float[Array, "row token"],
-    reference: Float[Array, "row token"],
-    segments: Int[Array, "row token"],
-    pairs: Int[Array, " row"],
-    config: LossConfig,
-) -> PreferenceLoss:
-    """The loss and its derivative, from this context rank's part of whole rows.
-
-    Sends over context two floats for each pair that a row has room for.
-    """
-    rows, length = mask.shape
-    room = lax.axis_size("context") * length // 4
-    # Padding goes to a document that there is no room for: an index of -1 would be that of the last one.
-    row, document = jnp.arange(rows)[:, None], jnp.where(segments > 0, segments - 1, 2 * room)
-    ratios = jnp.zeros((rows, 2 * room), jnp.float32)
-    ratios = ratios.at[row, document].add(mask * log_probabilities - reference, mode="drop")
-    ratios = reduce_sum(ratios, ("context",)).reshape(rows, room, 2)
-
-    beta, smoothing = config.beta, config.label_smoothing
-    counts = jnp.arange(room) < pairs[:, None]
-    margin = beta * (ratios[..., 0] - ratios[..., 1])
-    loss = -(1 - smoothing) * jax.nn.log_sigmoid(margin) - smoothing * jax.nn.log_sigmoid(-margin)
-    slope = beta * ((1 - smoothing) * jax.nn.sigmoid(-margin) - smoothing * jax.nn.sigmoid(margin))
-
-    values = loss, beta * ratios[..., 0], beta * ratios[..., 1], margin, margin > 0
-    once = counts & (lax.axis_index("context") == 0)
-    sums = {name: jnp.where(once, own, 0.0).sum() for name, own in zip(("loss", *REWARDS), values, strict=True)}
-
-    of_pair = jnp.where(counts, slope, 0.0)
-    of_document = jnp.stack([of_pair, -of_pair], axis=-1).reshape(rows, 2 * room)
-    of_token = jnp.take_along_axis(of_document, document, axis=1, mode="fill", fill_value=0.0)
-    return PreferenceLoss(sums, mask * of_token)
+        of_pair = jnp.where(counts, slope, 0.0)
+        of_document = jnp.stack([of_pair, -of_pair], axis=-1).reshape(rows, 2 * room)
+        of_token = jnp.take_along_axis(of_document, document, axis=1, mode="fill", fill_value=0.0)
+        return head.cross_entropy(batch["labels"], mask * of_token)[0], sums

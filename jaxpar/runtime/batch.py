@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any, Literal
 
 import jax
@@ -97,14 +98,47 @@ class BatchLayout:
             for field in self.fields
         }
 
-    def place(self, mesh: Mesh, arrays: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """The arrays of a microbatch, which every process has, on the mesh."""
-        placed = {}
-        for field in self.fields:
-            array = field.checked(arrays, *self.shape[-2:]).reshape(self.array_shape(field))
+    def local_rows(self, mesh: Mesh) -> Int[np.ndarray, " rows"]:
+        """Numbers of the rows, within a batch, that this process has on its devices; ascending."""
+        sharding = NamedSharding(mesh, PartitionSpec(*(None,) * (len(self.shape) - 2), DATA_AXES))
+        parts = sharding.addressable_devices_indices_map(self.shape[:-1])
+        return np.unique(np.concatenate([self._rows[index].ravel() for index in parts.values() if index is not None]))
+
+    def place(
+        self,
+        mesh: Mesh,
+        arrays: Mapping[str, np.ndarray],
+        rows: Int[np.ndarray, " rows"] | None = None,
+        order: Int[np.ndarray, " token"] | None = None,
+    ) -> dict[str, jax.Array]:
+        """Place the arrays of all fields on the mesh. Raises `UserError` where one is missing or wrong.
+
+        Args:
+            mesh: of the devices.
+            arrays: [row, ...], of the local rows at least.
+            rows: the number of each row of `arrays`, ascending; None where they are all.
+            order: the token at each place of a row; None leaves tokens as they are.
+        """
+        rows = self._rows.ravel() if rows is None else rows
+        order = np.arange(self.shape[-1]) if order is None else order
+        token = len(self.shape) - 1
+
+        def placed(field: Field) -> jax.Array:
+            local = field.checked(arrays, len(rows), len(order))
+
+            def part(index: Any) -> np.ndarray:
+                mine = local[np.searchsorted(rows, self._rows[index[:token]])]
+                return mine if field.per == "row" else mine.take(order[index[token]], axis=token)
+
             sharding = NamedSharding(mesh, self.partitions[field.name])
-            placed[field.name] = jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
-        return placed
+            return jax.make_array_from_callback(self.array_shape(field), sharding, part)
+
+        return {field.name: placed(field) for field in self.fields}
+
+    @cached_property
+    def _rows(self) -> Int[np.ndarray, "..."]:
+        """The number of each row."""
+        return np.arange(prod(self.shape[:-1])).reshape(self.shape[:-1])
 
 
 def one_document_rows(tokens: Int[np.ndarray, "row token"]) -> dict[str, np.ndarray]:

@@ -102,9 +102,8 @@ def _by_windows(trainer: Run, start: np.ndarray, tokens: int, temperature: float
         window = text[-length:]
         ids = np.zeros((rows, length), np.int32)
         ids[:, : len(window)] = window
-        arrays = one_document_rows(ids)
-        ordered = {name: array[:, order] if array.ndim > 1 else array for name, array in arrays.items()}
-        logits = logits_after(weights, batch.place(step.mesh, ordered), len(window) - 1)
+        placed = batch.place(step.mesh, one_document_rows(ids), order=order)
+        logits = logits_after(weights, placed, len(window) - 1)
         logits = multihost_utils.process_allgather(logits, tiled=True)
         if not np.isfinite(logits).all():
             raise NotFinite
