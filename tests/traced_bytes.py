@@ -59,7 +59,9 @@ def traced_bytes(config: Config, plan: Plan) -> TracedBytes:
         found["sent"] = _size(x)
         return jnp.zeros(())
 
-    function = mapped(measure, layout.mesh, plan.dtypes.compute, (layout.batch, layout.master), PartitionSpec())
+    function = mapped(
+        measure, layout.mesh, plan.dtypes.compute, (layout.batch.partitions, layout.master), PartitionSpec()
+    )
     # On the device, wherever they rest: what is measured does not depend on it.
     put = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     master = jax.tree.map(put, layout.abstract_state().master, shardings(layout.mesh, layout.master))

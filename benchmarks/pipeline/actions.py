@@ -144,7 +144,7 @@ def _program(step: TrainStep, body: Callable[[_Rank, jax.Array, Any], Any]) -> C
         rank = _Rank(stages, weights, batch, stages.embed(weights, data), stages.token_context(data))
         return jax.tree.map(lambda a: vary(a).reshape(a.shape or (1,)), body(rank, count, given))
 
-    layouts = PartitionSpec(), step.layout.master, step.layout.batch, shards
+    layouts = PartitionSpec(), step.layout.master, step.layout.batch.partitions, shards
     return step.compiled(program, layouts, shards)
 
 

@@ -1,12 +1,14 @@
-"""Registry of the layer parts and data sources that the configuration can name, and of what implements them.
+"""Registries of the layer parts, objectives and data sources that the configuration can name.
 
-An implementation is named as `module:name`. `jaxpar.layers.declared` imports it when a layer is described or built, and
-`jaxpar.data.sources` when data is opened: nothing here imports it.
+An implementation is named as `module:name`, and imported when it is first used.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
 
 FEED_FORWARDS: dict[str, str] = {
     "swiglu": "jaxpar.layers.feed_forward.gated:SwiGLU",
@@ -25,6 +27,38 @@ ROUTERS = (
 
 
 @dataclass(frozen=True)
+class LossEntry:
+    """An objective."""
+
+    made_by: str
+    """`module:name` of a subclass of `jaxpar.runtime.objective.Objective`."""
+    keys: tuple[str, ...] = ()
+    """Keys of `loss` that it reads."""
+    likelihood: bool = False
+    """Whether it is the negative log-likelihood of tokens: `model.z_loss` is a term of it, and a bigram model has one
+    to compare it with."""
+    pairs: bool = False
+    """Whether it is of pairs of answers, with log-probabilities of a reference model."""
+
+
+CHAT_FORMAT, PAIRS_FORMAT = "chat", "preference"
+"""Formats of files of conversations, and of pairs of them, as `python -m jaxpar.prepare --format` takes them."""
+
+OBJECTIVES: dict[str, LossEntry] = {
+    "cross_entropy": LossEntry("jaxpar.objectives.tokens:CrossEntropy", likelihood=True),
+    "dpo": LossEntry(
+        "jaxpar.objectives.preferences:DirectPreference", ("beta", "label_smoothing", "reference"), pairs=True
+    ),
+}
+"""What `loss.name` can be."""
+
+
+def objectives_of_pairs() -> list[str]:
+    """Values of `loss.name` that train on pairs of answers."""
+    return [name for name, entry in OBJECTIVES.items() if entry.pairs]
+
+
+@dataclass(frozen=True)
 class DataSource:
     """A source of data."""
 
@@ -33,7 +67,7 @@ class DataSource:
     keys: tuple[str, ...] = ()
     """Keys of `data` that this source reads and some others do not."""
     pairs: bool = False
-    """Whether its documents can be pairs of answers, for `loss.name: dpo`."""
+    """Whether its documents can be pairs of answers."""
 
 
 DATA_SOURCES: dict[str, DataSource] = {
@@ -46,3 +80,10 @@ DATA_SOURCES: dict[str, DataSource] = {
     "synthetic": DataSource("jaxpar.data.synthetic:open_synthetic"),
 }
 """What `data.source` can be."""
+
+
+@cache
+def implementation(place: str) -> Any:
+    """The class or function at `module:name`."""
+    module, name = place.split(":")
+    return getattr(import_module(module), name)

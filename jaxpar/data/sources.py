@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
-from jaxpar.config.parts import DATA_SOURCES
+from jaxpar.config.parts import DATA_SOURCES, implementation
 from jaxpar.config.schema import DataConfig
 from jaxpar.data.opened import Data
 
@@ -20,5 +18,4 @@ def open_data(config: DataConfig, *, vocab: int | None, seed: int) -> Data:
     Raises:
         UserError: the data is missing, broken, too short for a row, or has tokens that `vocab` does not.
     """
-    module, name = DATA_SOURCES[config.source].opener.split(":")
-    return getattr(import_module(module), name)(config, vocab, seed)
+    return implementation(DATA_SOURCES[config.source].opener)(config, vocab, seed)

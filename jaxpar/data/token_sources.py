@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.parts import PAIRS_FORMAT
 from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import quoted
 from jaxpar.data.document_rows import DROP, DocumentRows
@@ -107,7 +108,7 @@ def _open_pairs(config: DataConfig, folders: dict[str, TokenFolder], key: str, v
     if others:
         raise UserError(
             f"{key}: a folder of pairs is not mixed with others; expected data.path with one folder: python -m "
-            "jaxpar.prepare --format preference takes several files"
+            f"jaxpar.prepare --format {PAIRS_FORMAT} takes several files"
         )
     length, index = config.sequence_length, folder.index
     train = PairedSplit(folder, TRAIN, PairRows(folder.train, sequence_length=length, seed=seed, name=path))

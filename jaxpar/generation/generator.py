@@ -19,8 +19,8 @@ from jaxpar.generation.programs import Programs
 from jaxpar.generation.sampling import Drawn, NotFinite, Sampling
 from jaxpar.generation.unstacked import is_unstacked, unstacked
 from jaxpar.layout.step_layout import shardings
-from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.parameters import Weights
+from jaxpar.runtime.batch import FORWARD, BatchLayout, one_document_rows
 from jaxpar.units import plural
 
 
@@ -185,18 +185,11 @@ class Generator:
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = prompt
             lengths[row] = len(prompt)
-        indices = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
-        arrays = {"tokens": tokens, "positions": indices, "indices": indices, "segments": np.ones_like(tokens)}
-        arrays |= {"examples": np.arange(rows, dtype=np.int32)}
         place = lambda array, spec: jax.make_array_from_callback(
             array.shape, shardings(self.mesh, spec), lambda index: array[index]
         )
-        batch = {
-            name: place(array, PartitionSpec(DATA_AXES, "context") if array.ndim == 2 else BY_ROW)
-            for name, array in arrays.items()
-        }
         return (
-            batch,
+            BatchLayout(FORWARD, tokens.shape).place(self.mesh, one_document_rows(tokens)),
             place(lengths, BY_ROW),
             place(np.arange(first_number, first_number + rows, dtype=np.int32), BY_ROW),
         )

@@ -16,11 +16,10 @@ from jaxpar.generation.layout import BY_ROW, generation_layout
 from jaxpar.generation.sampling import Drawn, Sampling
 from jaxpar.generation.unstacked import unstacked_layout
 from jaxpar.mesh.mapped import mapped
+from jaxpar.runtime.batch import FORWARD, BatchLayout
 
 COMPILER_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}
 """XLA would join the matrices of products that have the same input, at every token."""
-NEEDED = ("tokens", "positions", "indices", "segments", "examples")
-"""Arrays of a batch that a forward reads."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,8 @@ class Programs:
         """Compiled on first use: (weights, batch, lengths, numbers, seed) -> (rows, drawn)."""
         if (rows, prompt, capacity) not in self._compiled:
             functions, weights, state, drawn = self.parts(rows, prompt, capacity)
-            given = functions.layout.batch
-            batch = {name: PartitionSpec(*spec[1:]) for name, spec in given.items() if name in NEEDED}
-            layouts = weights, batch, BY_ROW, BY_ROW, PartitionSpec()
+            batch = BatchLayout(FORWARD, (rows, prompt))
+            layouts = weights, batch.partitions, BY_ROW, BY_ROW, PartitionSpec()
             prefill = mapped(functions.prefill, self.mesh, functions.dtype, layouts, (state, drawn))
             self._compiled[rows, prompt, capacity] = jax.jit(prefill)
         return self._compiled[rows, prompt, capacity]

@@ -16,16 +16,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config import UserError
 from jaxpar.config.counting import padded_vocab
-from jaxpar.generation.layout import BY_ROW, bucket, generation_layout
+from jaxpar.generation.layout import bucket, generation_layout
 from jaxpar.generation.placed_model import PlacedModel
 from jaxpar.layout.stages import stages_of
-from jaxpar.layout.step_layout import StepLayout, shardings
+from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import DATA_AXES, vary
 from jaxpar.mesh.collectives import reduce_max
 from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
+from jaxpar.runtime.batch import FORWARD, LABELS, BatchLayout, one_document_rows
 from jaxpar.units import plural
 
 BATCH_TOKENS = 8192
@@ -33,6 +34,8 @@ BATCH_TOKENS = 8192
 TILE_BYTES = 2**28
 """Most bytes of float32 logits that exist at a time on a device."""
 BY_TOKEN = PartitionSpec(DATA_AXES, "context")
+SCORED = (*FORWARD, LABELS)
+"""The fields of rows that are scored."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +94,8 @@ class Scorer:
         for number, row in enumerate(rows):
             tokens[number, : len(row) - 1] = row[:-1]
             labels[number, : len(row) - 1] = row[1:]
-        indices = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
-        arrays = {"tokens": tokens, "labels": labels, "positions": indices, "indices": indices}
-        arrays |= {"segments": np.ones_like(tokens), "examples": np.arange(size, dtype=np.int32)}
-        batch = {name: self._placed(array, BY_TOKEN if array.ndim == 2 else BY_ROW) for name, array in arrays.items()}
+        arrays = one_document_rows(tokens) | {"labels": labels}
+        batch = BatchLayout(SCORED, tokens.shape).place(self.model.mesh, arrays)
         found = self._program(size, length)(self.model.weights, batch)
         log_probabilities, likeliest = map(self._read, found)
         ends = [len(row) - 1 for row in rows]
@@ -107,16 +108,11 @@ class Scorer:
         """Compiled on first use: (weights, batch) -> (log-probabilities, likeliest) [row, token]."""
         if (rows, length) not in self._compiled:
             layout = generation_layout(self.model.config, self.model.mesh, rows=rows, tokens=length)
-            batch = {name: PartitionSpec(*spec[1:]) for name, spec in layout.batch.items() if name != "mask"}
-            layouts = layout.placements.storage.layout, batch
+            layouts = layout.placements.storage.layout, BatchLayout(SCORED, (rows, length)).partitions
             function, dtype = partial(token_scores, layout), layout.plan.dtypes.compute
             scored = mapped(function, self.model.mesh, dtype, layouts, (BY_TOKEN, BY_TOKEN))
             self._compiled[rows, length] = jax.jit(scored)
         return self._compiled[rows, length]
-
-    def _placed(self, array: np.ndarray, spec: PartitionSpec) -> jax.Array:
-        where = shardings(self.model.mesh, spec)
-        return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
 
     def _read(self, array: jax.Array) -> np.ndarray:
         """The whole array, on every process."""

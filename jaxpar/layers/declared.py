@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, lru_cache
-from importlib import import_module
+from functools import lru_cache
 from itertools import product
 
 from jaxpar.config.kinds import kind_counts, kind_model
-from jaxpar.config.parts import FEED_FORWARDS
+from jaxpar.config.parts import FEED_FORWARDS, implementation
 from jaxpar.config.plan import ExpertLayout
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
@@ -27,15 +26,9 @@ PLACEMENTS = {"pre": (True, False), "post": (False, True), "sandwich": (True, Tr
 """By `model.norm_placement`: whether a part has a norm before it, and one after it."""
 
 
-@cache
-def _found(place: str) -> type[FeedForward]:
-    module, name = place.split(":")
-    return getattr(import_module(module), name)
-
-
 def feed_forward_class(model: ModelConfig) -> type[FeedForward]:
     """The feed-forward of a model whose layers are all alike, or that of each of its experts."""
-    return _found(FEED_FORWARDS[model.activation])
+    return implementation(FEED_FORWARDS[model.activation])
 
 
 def attention_class(model: ModelConfig) -> type[Attention] | type[LatentAttention]:

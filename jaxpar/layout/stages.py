@@ -138,4 +138,5 @@ def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
         plan.experts,
         plan.layer_unroll,
         gathered_before(plan),
+        layout.objective,
     )

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxpar.config import Config
 from jaxpar.config.counting import kv_heads
+from jaxpar.config.parts import OBJECTIVES, implementation
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.host import PINNED
-from jaxpar.layers.experts.replay import EXPERTS, replayed_shape
+from jaxpar.layers.experts.replay import replay_fields
 from jaxpar.layout.carried import CarriedRequest, carried_of
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
 from jaxpar.layout.choices.wire import wire_of
 from jaxpar.layout.state import TrainState, initial_state, join_weights, state_layout, weight_states
 from jaxpar.layout.step_arguments import StepArguments, step_arguments
-from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.build import abstract_mesh
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import Nested, Partitions, Specs, initial_weights, map_specs, only, select
 from jaxpar.mesh.placements import Placements, place
 from jaxpar.model.decoder import decoder_specs
-from jaxpar.model.preference_loss import PAIRS, REFERENCE
 from jaxpar.optim.moments import check_blocks
 from jaxpar.optim.norm import squares_layout
 from jaxpar.optim.optimizer import Optimizer, make_optimizer
 from jaxpar.pipeline.execution.program import PipelineProgram
 from jaxpar.pipeline.schedules import Schedule as PipelineSchedule
+from jaxpar.runtime.batch import FORWARD, BatchLayout, union
 from jaxpar.runtime.carried import Carried
+from jaxpar.runtime.objective import Objective
 
 type AnyMesh = Mesh | AbstractMesh
 
@@ -130,25 +130,21 @@ class StepLayout:
         return pipeline_program(self.plan)
 
     @cached_property
-    def batch(self) -> dict[str, PartitionSpec]:
-        """Partition of each array of a batch, [microbatch, row, ...]."""
-        tokens = PartitionSpec(None, DATA_AXES, "context")
-        names = ("tokens", "labels", "mask", "segments", "positions", "indices")
-        rows = PartitionSpec(None, DATA_AXES)
-        of_pairs = {REFERENCE: tokens, PAIRS: rows} if self.config.loss.name == "dpo" else {}
-        replayed = {EXPERTS: tokens} if self.config.data.routing is not None else {}
-        return {**dict.fromkeys(names, tokens), "examples": rows, **of_pairs, **replayed}
+    def objective(self) -> Objective:
+        """What a step minimizes."""
+        return implementation(OBJECTIVES[self.config.loss.name].made_by)(self.config)
 
-    def array_shape(self, name: str) -> tuple[int, ...]:
-        """Global shape of an array of a batch."""
-        shape = self.batch_shape[: len(self.batch[name])]
-        return shape if name != EXPERTS else (*shape, *replayed_shape(self.config.model))
+    @cached_property
+    def batch(self) -> BatchLayout:
+        """The batch of a training step."""
+        return replace(self.evaluated, fields=union(self.evaluated.fields, replay_fields(self.config)))
 
-    @property
-    def batch_shape(self) -> tuple[int, int, int]:
-        """[microbatch, row, token] of a global batch."""
+    @cached_property
+    def evaluated(self) -> BatchLayout:
+        """The batch of an evaluation."""
         data, microbatches = self.config.data, self.plan.microbatches
-        return microbatches, data.batch_size // microbatches, data.sequence_length
+        shape = microbatches, data.batch_size // microbatches, data.sequence_length
+        return BatchLayout(union(FORWARD, self.objective.fields), shape)
 
     @cached_property
     def mesh(self) -> AbstractMesh:
@@ -200,15 +196,8 @@ class StepLayout:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((), leaf.dtype, sharding=everywhere), self.arguments)
 
     def abstract_batch(self, mesh: AnyMesh | None = None) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and shardings of a placed batch, for compiling before there is one."""
-        return {
-            name: jax.ShapeDtypeStruct(
-                self.array_shape(name),
-                jnp.float32 if name in ("mask", REFERENCE) else jnp.int32,
-                sharding=sharding,
-            )
-            for name, sharding in shardings(self.mesh if mesh is None else mesh, self.batch).items()
-        }
+        """Shapes and shardings of a placed batch of a training step."""
+        return self.batch.abstract(self.mesh if mesh is None else mesh)
 
 
 def shardings(mesh: AnyMesh, layout: Any) -> Any:

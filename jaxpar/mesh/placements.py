@@ -43,7 +43,7 @@ from jaxpar.mesh.rules import Rules, axes_of_dim, compute_rules, mesh_axes_of, p
 from jaxpar.mesh.wire.wire import EXACT, Wire, secondary_ranks
 
 SHARD_ORDER = ("embed", "mlp", "vocab", "positions", "latent", "heads", "kv_heads", "head_dim")
-"""Logical axes that fsdp may split, in order of preference."""
+"""Logical axes that fsdp may split; it takes the first that it can."""
 
 TABLES = ("vocab", "positions")
 """Logical axes of the rows that tokens look up."""

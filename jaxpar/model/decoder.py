@@ -50,19 +50,18 @@ from jaxpar.model.embedding import (
 from jaxpar.model.loop.held_chunks import hold, no_chunks, over_held_chunks, release
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
-from jaxpar.model.preference_loss import PAIRS, REFERENCE, REWARDS, preference_loss
-from jaxpar.model.tiled_loss import HeadLoss, head_loss, label_log_probabilities, tiled_scores
+from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_scores
 from jaxpar.precision.matmul import SCALES
 from jaxpar.precision.ops import quantised_ops
 from jaxpar.precision.recipe import TILES, QuantisedGroups
 from jaxpar.precision.seen import Seen, nothing_seen
 from jaxpar.precision.weight_codes import WEIGHT_SCALES
+from jaxpar.runtime.objective import Objective
 
 type Batch = dict[str, Any]
-"""One rank's part of a microbatch: tokens, labels, mask, segments, positions, indices `[batch, seq]`, and examples
-`[batch]`; in training also `SEED` of `jaxpar.layers.dropout`, a scalar. Under a loss of preferences also `PAIRS` and
-`REFERENCE` of `jaxpar.model.preference_loss`. Under delayed scaling also `SCALES` of `jaxpar.precision.matmul`,
-[layers, tensors], the same in all microbatches; where matrices are codes also `WEIGHT_SCALES` of
+"""One rank's part of a microbatch: its fields (`jaxpar.runtime.batch`), and in training also `SEED` of
+`jaxpar.layers.dropout`, a scalar. Under delayed scaling also `SCALES` of `jaxpar.precision.matmul`, [layers, tensors],
+the same in all microbatches; where matrices are codes also `WEIGHT_SCALES` of
 `jaxpar.precision.weight_codes`."""
 
 
@@ -163,6 +162,8 @@ class DecoderStages:
     gathers_before: str = ""
     """The part of a layer (attention, mlp) before whose products the next attention's weights must have arrived; none
     where it is empty."""
+    objective: Objective = Objective(Config())  # noqa: RUF009
+    """The loss."""
 
     @property
     def model(self) -> ModelConfig:
@@ -321,39 +322,25 @@ class DecoderStages:
     def loss(
         self, weights: Weights, accumulators: Weights, x: jax.Array, batch: Batch
     ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-        """This rank's sums over the unmasked tokens, or over pairs: the objective and `loss_reports`, in nats.
+        """This rank's sums over a microbatch: the one that is differentiated, and `loss_reports`.
 
-        They are the same on all ranks of `vocab_axes` and differ on all others; the caller divides by the global number
-        of tokens, or of pairs. The gradient of the objective goes to `accumulators`; the others have none.
-
-        The objective of tokens is their negative log-likelihood, with z-loss. The objective of pairs is that of tokens
-        too, each weighted by the loss's derivative with respect to it: its value means nothing, and its gradient is the
-        loss's. So the head's logits are computed once more, and never exist whole.
+        They are the same on all ranks of `vocab_axes` and differ on all others; the caller divides by the global count
+        of the objective. The gradient goes to `accumulators`.
         """
         x, table = self._before_head(weights, accumulators, x)
         head = HeadLoss(
             self.model, self.vocab_axes, self.loss_tiles, self.loss_backend, self._head in accumulators,
             self.keeps_logits,
         )  # fmt: skip
-        counts, reported = batch["mask"], None
-        if self.of_pairs:
-            likely = label_log_probabilities(x, table, batch["labels"], head)
-            reference, segments, pairs = batch[REFERENCE], batch["segments"], batch[PAIRS]
-            found = preference_loss(likely, counts, reference, segments, pairs, self.config.loss)
-            reported, counts = vary((found.sums, found.derivative), set(AXES) - set(self.vocab_axes))
-        objective, total = head_loss(x, table, batch["labels"], counts, head)
-        assert_varies_over(objective, [axis for axis in AXES if axis not in self.vocab_axes], "the loss")
-        return objective, {"loss": total} if reported is None else reported
-
-    @property
-    def of_pairs(self) -> bool:
-        """Whether the loss is one of pairs of documents."""
-        return self.config.loss.name == "dpo"
+        total, reported = self.objective.loss(TokenLosses(x, table, head), batch)
+        others = [axis for axis in AXES if axis not in self.vocab_axes]
+        assert_varies_over(total, others, "the loss")
+        return total, vary(reported, others)
 
     @property
     def loss_reports(self) -> tuple[str, ...]:
         """Names of what `loss` reports: `loss` and its metrics."""
-        return ("loss", *REWARDS) if self.of_pairs else ("loss",)
+        return ("loss", *self.objective.reports)
 
     def scores(
         self, weights: Weights, accumulators: Weights, x: jax.Array, labels: Int[Array, "batch seq"], *, tiles: int

@@ -56,6 +56,27 @@ class HeadLoss(NamedTuple):
     """Whether the kernel keeps what its backward needs of the logits."""
 
 
+class TokenLosses(NamedTuple):
+    """The head over a microbatch: the `Head` of `jaxpar.runtime.objective`."""
+
+    x: Parts
+    table: Table
+    head: HeadLoss
+
+    def cross_entropy(self, labels: Labels, weights: Mask) -> Sums:
+        """The weighted sums over tokens: with z-loss and a derivative, and without."""
+        weights = vary(weights, set(AXES) - set(self.head.axes))
+        return head_loss(self.x, self.table, labels, weights, self.head)
+
+    def log_probabilities(self, labels: Labels) -> Float[Array, "batch seq"]:
+        """The log-probability of each label, without a derivative."""
+        x, table = lax.stop_gradient((self.x, self.table))
+        head = self.head
+        if head.backend != "xla":
+            return -_fused(x, table, labels, head, FUSED[head.backend]).loss.reshape(labels.shape)
+        return _by_token(lambda logits, own: -_cross_entropy(logits, own, head.axes)[0][0], x, table, labels, head)
+
+
 def head_loss(x: Parts, table: Table, labels: Labels, mask: Mask, head: HeadLoss) -> Sums:
     """`tiled_cross_entropy`, or the same sums by the kernel of `head.backend`."""
     if head.backend == "xla":
@@ -121,14 +142,6 @@ def tiled_scores(
         return -nll[0], (likeliest(logits, head.axes) == labels)[0].astype(jnp.int32)
 
     return _by_token(score, x, table, labels, head)
-
-
-def label_log_probabilities(x: Parts, table: Table, labels: Labels, head: HeadLoss) -> Float[Array, "batch seq"]:
-    """The log-probability of each label in nats, as `head_loss` has it, without a derivative."""
-    x, table = lax.stop_gradient((x, table))
-    if head.backend != "xla":
-        return -_fused(x, table, labels, head, FUSED[head.backend]).loss.reshape(labels.shape)
-    return _by_token(lambda logits, own: -_cross_entropy(logits, own, head.axes)[0][0], x, table, labels, head)
 
 
 def _by_token(

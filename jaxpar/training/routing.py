@@ -100,7 +100,7 @@ def _routing_function(step: TrainStep) -> Any:
         return jnp.stack([of_microbatch(weights, part | {UPDATES: updates, SEED: seed}) for part in parts])
 
     out: Any = PartitionSpec(None, DATA_AXES, ("context", "tensor"))
-    return step.compiled(function, (layout.weights, layout.batch, PartitionSpec(), PartitionSpec()), out)
+    return step.compiled(function, (layout.weights, layout.batch.partitions, PartitionSpec(), PartitionSpec()), out)
 
 
 class RoutingFolder:

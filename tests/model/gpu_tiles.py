@@ -79,7 +79,7 @@ def gradients(step: TrainStep, part: Any) -> Any:
         found, dx = part(stages_of(step.layout, train=True), weights, accumulators, vary(x), data, number)
         return jax.tree.map(lambda g, where: reduce_sum(g, unreduced_axes(where)), found, layout), dx
 
-    layouts = step.layout.placements.storage.layout, ACTIVATIONS, step.layout.batch, PartitionSpec()
+    layouts = step.layout.placements.storage.layout, ACTIVATIONS, step.layout.batch.partitions, PartitionSpec()
     return mapped(program, step.mesh, step.layout.plan.dtypes.compute, layouts, (layout, ACTIVATIONS))
 
 

@@ -61,7 +61,7 @@ def kept(layout: dict[str, int], *, train: bool) -> np.ndarray:
         activations,
         run.step.mesh,
         run.config.precision.compute,
-        (run.step.layout.master, run.step.layout.batch),
+        (run.step.layout.master, run.step.layout.batch.partitions),
         sequence,
     )
     placed = np.asarray(jax.jit(function)(place(run.step, weights_that_count(run.step)), run.batch(0)))

@@ -28,7 +28,7 @@ def embedding_gradient(run: SmallRun, batch):
         found = stages.embed_gradients(weights, row, vary(jnp.full(x.shape, COTANGENT, x.dtype)), accumulators)
         return to_optimizer(found, step.layout.placements)
 
-    function = step.compiled(gradient, (step.layout.master, step.layout.batch), step.layout.master)
+    function = step.compiled(gradient, (step.layout.master, step.layout.batch.partitions), step.layout.master)
     return jax.device_get(function(step.residency.initial_state().master, batch)["embedding"])
 
 

@@ -39,7 +39,7 @@ def logits(step: TrainStep) -> Any:
         x = stages.loop.run(chunk, stages.embed(weights, microbatch), stages.token_context(microbatch))
         return reduce_sum(vary(stages.logits(weights, accumulators, x)), ("pipe",))
 
-    layouts = step.layout.weights, step.layout.batch
+    layouts = step.layout.weights, step.layout.batch.partitions
     return step.compiled(function, layouts, PartitionSpec(DATA_AXES, "context", "tensor"))
 
 

@@ -90,7 +90,9 @@ def halves(run: SmallRun, *, split: bool, backward: bool = True, weights: bool =
         return to_optimizer(accumulators | {"layers": gradients}, step.layout.placements), total
 
     layout = (step.layout.master, PartitionSpec()) if backward else PartitionSpec()
-    return mapped(function, step.mesh, step.layout.plan.dtypes.compute, (step.layout.master, step.layout.batch), layout)
+    return mapped(
+        function, step.mesh, step.layout.plan.dtypes.compute, (step.layout.master, step.layout.batch.partitions), layout
+    )
 
 
 @pytest.mark.matrix(ci=1)

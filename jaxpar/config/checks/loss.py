@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.parts import DATA_SOURCES
+from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, PAIRS_FORMAT
 from jaxpar.config.schema import Config
 from jaxpar.config.spelling import one_of
 
@@ -12,30 +12,31 @@ SHORTEST_PAIR = 4
 
 
 def check_loss(config: Config) -> None:
-    """Refuse what a loss of preferences cannot be combined with, and one without a reference."""
-    if config.loss.name != "dpo":
+    """Refuse what the loss cannot be combined with, and a loss of pairs without a reference."""
+    name = config.loss.name
+    if config.model.z_loss > 0 and not OBJECTIVES[name].likelihood:
+        raise UserError(
+            f"model.z_loss: {config.model.z_loss:g} is a term of the cross-entropy; expected 0 with loss.name: {name}"
+        )
+    if not OBJECTIVES[name].pairs:
         return
     if config.loss.reference is None and config.run.init_from is None:
         raise UserError(
-            "loss.name: dpo compares the model with a reference, and loss.reference and run.init_from are null; "
+            f"loss.name: {name} compares the model with a reference, and loss.reference and run.init_from are null; "
             "expected the model to begin with in run.init_from, or another reference in loss.reference"
         )
     if not DATA_SOURCES[config.data.source].pairs:
         sources = one_of(name for name, source in DATA_SOURCES.items() if source.pairs)
         raise UserError(
-            f"loss.name: dpo trains on pairs of answers, and data.source is {config.data.source}; expected "
-            f"data.source: {sources}, with a token folder that python -m jaxpar.prepare --format preference made"
+            f"loss.name: {name} trains on pairs of answers, and data.source is {config.data.source}; expected "
+            f"data.source: {sources}, with a token folder that python -m jaxpar.prepare --format {PAIRS_FORMAT} made"
         )
     if not config.data.packed:
         raise UserError(
-            "data.packed: false lets the answers of a row see each other; expected true with loss.name: dpo"
+            f"data.packed: false lets the answers of a row see each other; expected true with loss.name: {name}"
         )
     if config.data.sequence_length < SHORTEST_PAIR:
         raise UserError(
-            f"data.sequence_length: {config.data.sequence_length} has no room for a pair of answers (loss.name: dpo); "
-            f"expected at least {SHORTEST_PAIR}"
-        )
-    if config.model.z_loss > 0:
-        raise UserError(
-            f"model.z_loss: {config.model.z_loss:g} is a term of the cross-entropy; expected 0 with loss.name: dpo"
+            f"data.sequence_length: {config.data.sequence_length} has no room for a pair of answers "
+            f"(loss.name: {name}); expected at least {SHORTEST_PAIR}"
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from jaxpar.config.parts import OBJECTIVES
 from jaxpar.config.reading.sections import SECTIONS, Written
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config
@@ -61,7 +62,11 @@ _OWNERS = (
         "fp8_current, fp8_delayed, fp8_block or mxfp8",
     ),
     _Owner("evaluation", "sample_tokens", ("sample_temperature",), lambda tokens: tokens > 0, "above 0"),
-    _Owner("loss", "name", ("beta", "label_smoothing", "reference"), lambda name: name == "dpo", "dpo"),
+    *(
+        _Owner("loss", "name", (key,), lambda name, key=key: key in OBJECTIVES[name].keys, objective)
+        for objective, entry in OBJECTIVES.items()
+        for key in entry.keys
+    ),
     _Owner("lora", "rank", ("alpha", "targets"), lambda rank: rank is not None, "a number"),
     _Owner("watch", "on_spike", ("skip_batches", "max_rollbacks"), lambda what: what == "rollback", "rollback"),
 )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from jaxpar.config.parts import DATA_SOURCES
+from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES
 
 
 @dataclass(frozen=True)
 class LossConfig:
     """What a step minimizes."""
 
-    name: Literal["cross_entropy", "dpo"] = "cross_entropy"
+    name: Annotated[str, OBJECTIVES] = "cross_entropy"
     """`cross_entropy` of each token that counts, or direct preference optimization (`dpo`, arXiv:2305.18290) of pairs
     of answers, of which one was chosen and the other rejected: `python -m jaxpar.prepare --format preference`."""
     beta: float = 0.1

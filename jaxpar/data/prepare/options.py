@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.parts import CHAT_FORMAT, PAIRS_FORMAT
 from jaxpar.data.tokens.tokenizer_file import END_NAMES
 
-CHAT_FORMAT, PREFERENCE_FORMAT = CHAT_FORMATS = "chat", "preference"
-"""Formats of conversations, and of pairs of them."""
+CHAT_FORMATS = CHAT_FORMAT, PAIRS_FORMAT
 TEXT_KEY = "text"
 SMALLEST_BPE = 257
 """Vocabulary of a byte-level BPE without merges: the bytes and the end-of-document token."""
@@ -74,7 +74,7 @@ class Options:
             )
         if self.format not in CHAT_FORMATS and self.chat_template is not None:
             raise UserError(
-                f"--chat-template is for conversations: expected --format {CHAT_FORMAT} or {PREFERENCE_FORMAT} with it"
+                f"--chat-template is for conversations: expected --format {CHAT_FORMAT} or {PAIRS_FORMAT} with it"
             )
         least = SMALLEST_BPE + len(set(self.special_tokens) - {self.separator or END_NAMES[0]})
         if self.train_bpe is not None and not least <= self.train_bpe <= 2**24:

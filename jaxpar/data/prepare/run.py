@@ -10,6 +10,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.parts import PAIRS_FORMAT, objectives_of_pairs
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import printable, quoted
 from jaxpar.data.chat.encoding import ChatEncoder
@@ -19,7 +20,7 @@ from jaxpar.data.prepare.input.documents import check_text_key
 from jaxpar.data.prepare.input.files import find_inputs
 from jaxpar.data.prepare.input.units import plan_units
 from jaxpar.data.prepare.job import WORK, Job
-from jaxpar.data.prepare.options import CHAT_FORMATS, PREFERENCE_FORMAT, Options
+from jaxpar.data.prepare.options import CHAT_FORMATS, Options
 from jaxpar.data.prepare.output.atomic_files import TEMPORARY, alone_in, flush_folder, write_file
 from jaxpar.data.prepare.output.shards import ShardPlan, plan_shards, read_shard, remove_units, shard_maker
 from jaxpar.data.prepare.output.tokenize import UnitRecord, broken_places, is_whole, read_record, unit_maker
@@ -104,7 +105,7 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
                     vocab=0,
                     separator=0,
                     chat=chat,
-                    paired=options.format == PREFERENCE_FORMAT,
+                    paired=options.format == PAIRS_FORMAT,
                 )
                 _Preparation(options, job, console).run(tokenizer)
         finally:
@@ -285,7 +286,7 @@ class _Preparation:
             self.console,
             f"Train on it: python -m jaxpar.train --config FILE --set data.source=tokens --set data.path={self.job.out}"
             + ("" if self.job.chat is None else " --set run.init_from=MODEL")
-            + (" --set loss.name=dpo" if self.job.paired else ""),
+            + (f" --set loss.name={objectives_of_pairs()[0]}" if self.job.paired else ""),
         )
 
 

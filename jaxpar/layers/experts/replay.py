@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from jaxpar.config.kinds import kind_models
-from jaxpar.config.schema import ModelConfig
+from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts.routers import ROUTERS
+from jaxpar.runtime.batch import Field
 
 EXPERTS = "experts"
 """The array of a batch with the experts of each token in each layer of the model, [..., token, layer, choice], and
@@ -21,3 +22,8 @@ def replayed_shape(model: ModelConfig) -> tuple[int, int]:
     """(layers, choices) of `EXPERTS`: as many choices as the kind of layers with most has."""
     kinds = [own.experts for own in kind_models(model).values() if own.experts is not None]
     return model.layers, max(choices_of(experts) for experts in kinds)
+
+
+def replay_fields(config: Config) -> tuple[Field, ...]:
+    """The field of `EXPERTS`, where a run replays them."""
+    return () if config.data.routing is None else (Field(EXPERTS, dims=replayed_shape(config.model)),)

@@ -33,7 +33,7 @@ FILES = (
 """What a run's folder may hold, with a description."""
 
 ACCURACY, MARGIN = "reward_accuracy", "reward_margin"
-"""Metrics of a loss of preferences that have a column."""
+"""Metrics of a loss of pairs that have a column."""
 
 HEADER_EVERY = 25
 PLAIN_WIDTH = 120

@@ -126,7 +126,7 @@ class OnDevice:
             new = self.updated(state, found.gradients, found.facts)
             return found.following._replace(master=new.master, optimizer=new.optimizer), found.metrics
 
-        inputs = layout.state, layout.batch, PartitionSpec()
+        inputs = layout.state, layout.batch.partitions, PartitionSpec()
         step = mapped(_train, self.mesh, layout.plan.dtypes.compute, inputs, (layout.state, metrics))
         placed = layout.state_shardings(self.mesh), shardings(self.mesh, metrics)
         options = step_options(layout.plan, self.mesh)

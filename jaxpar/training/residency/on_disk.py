@@ -148,7 +148,7 @@ class OnDisk(OnDevice):
         def _train(state: TrainState, batch: Batch, arguments: StepArguments) -> Any:
             return tuple(measure(state, batch, arguments))
 
-        step = self._mapped(_train, (reads, layout.batch, whole), results)
+        step = self._mapped(_train, (reads, layout.batch.partitions, whole), results)
         options = step_options(layout.plan, self.mesh)
         return jax.jit(wraps(_train)(step), out_shardings=shardings(self.mesh, results), compiler_options=options)
 

@@ -29,6 +29,7 @@ from jaxpar.mesh.layer_order import LAYERS, own_layers
 from jaxpar.mesh.materialize import to_storage
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, layer_of_kind
+from jaxpar.runtime.batch import one_document_rows
 from jaxpar.training.residency.saved_state import SavedState
 from jaxpar.training.run.run import Run
 from jaxpar.training.step.train_step import TrainStep
@@ -60,7 +61,7 @@ def attention_weights(trainer: Run, tokens: np.ndarray, layer: int) -> Float[np.
     ordered = SavedState(trainer.layout.abstract_state(trainer.mesh), trainer.layout.order)
     whole = jax.device_get(all_weights(ordered.in_order(in_memory(trainer.state))))
     weights = jax.device_put(whole, shardings(step.mesh, step.layout.weights))
-    return np.asarray(_weights_function(step, layer)(weights, _row(np.asarray(tokens))))
+    return np.asarray(_weights_function(step, layer)(weights, one_document_rows(np.asarray(tokens)[None])))
 
 
 def _on_one_device(trainer: Run) -> TrainStep:
@@ -69,18 +70,6 @@ def _on_one_device(trainer: Run) -> TrainStep:
     device = trainer.mesh.devices.flat[0]
     plan = make_plan(config, device)
     return TrainStep(StepLayout(config, plan), build_mesh(plan.axes, [device]))
-
-
-def _row(tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """A batch [1, seq] of one document."""
-    places = np.arange(len(tokens), dtype=np.int32)
-    arrays = {
-        "tokens": tokens.astype(np.int32),
-        "indices": places,
-        "positions": places,
-        "segments": np.ones_like(places),
-    }
-    return {name: array[None] for name, array in arrays.items()} | {"examples": np.zeros(1, np.int32)}
 
 
 def _weights_function(step: TrainStep, layer: int):

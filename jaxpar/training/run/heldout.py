@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jaxpar.config import Config, UserError
+from jaxpar.config.parts import OBJECTIVES
 from jaxpar.data import Data, batch_rows, bigram_loss
 from jaxpar.data.baseline import NOTHING_COUNTED
 from jaxpar.mesh.parameters import Weights
@@ -36,7 +37,7 @@ def heldout_metrics(
     """
     totals, count = Counter[str](), 0.0
     for rows in heldout_batches(config, data, placer.rows):
-        sums, counted = functions.evaluate(weights, placer(rows))
+        sums, counted = functions.evaluate(weights, placer(rows, functions.layout.evaluated))
         totals.update({name: float(total) for name, total in sums.items()})
         count += float(counted)
     if not count:
@@ -45,8 +46,8 @@ def heldout_metrics(
 
 
 def baseline(config: Config, data: Data) -> float | None:
-    """Loss of a bigram model on the held-out batches, in nats per token; None where there are none, or pairs."""
-    if not evaluates(config, data) or data.paired:
+    """Loss of a bigram model on the held-out batches, in nats per token; None where nothing compares with it."""
+    if not evaluates(config, data) or not OBJECTIVES[config.loss.name].likelihood:
         return None
     rows = range(config.data.batch_size)
     return bigram_loss(data.train.stream, heldout_batches(config, data, rows), data.vocab)

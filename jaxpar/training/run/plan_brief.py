@@ -13,7 +13,7 @@ from jaxpar.units import count, plural, size
 
 UNUSUAL = (
     "LoRA", "experts", "matmuls", "wire", "collectives at once", "pipeline", "bubble", "offload", "optimizer offload",
-    "weights offload", "preferences",
+    "weights offload", "objective",
 )  # fmt: skip
 """Rows of the plan's table that only some runs have and that change what a run is."""
 

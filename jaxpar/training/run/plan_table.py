@@ -86,7 +86,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         *_attention_rows(plan),
         *_context_rows(layout),
         *_tensor_rows(plan),
-        *_preferences_row(layout),
+        *_objective_row(layout),
         ("optimizer", config.optimizer.name, _optimizer_words(layout)),
         ("data", config.data.source, data_description),
     ]
@@ -170,14 +170,10 @@ def _factors_row(layout: StepLayout) -> list[tuple[str, str, str]]:
     return [("LoRA", trained, f"in factors of rank {config.lora.rank}; the other weights are frozen")]
 
 
-def _preferences_row(layout: StepLayout) -> list[tuple[str, str, str]]:
-    """The loss of pairs and its reference; empty under the loss of tokens."""
-    loss = layout.config.loss
-    if loss.name != "dpo":
-        return []
-    smoothing = f", label_smoothing {loss.label_smoothing:g}" if loss.label_smoothing else ""
-    reference = loss.reference or layout.config.run.init_from
-    return [("preferences", loss.name, f"beta {loss.beta:g}{smoothing}; the reference is {reference}")]
+def _objective_row(layout: StepLayout) -> list[tuple[str, str, str]]:
+    """The objective, where it has settings."""
+    description = layout.objective.description
+    return [("objective", layout.config.loss.name, description)] if description else []
 
 
 def _kept_words(plan: Plan) -> str:

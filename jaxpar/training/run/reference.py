@@ -1,4 +1,4 @@
-"""The reference of a loss of preferences: its log-probabilities of all pairs, computed once, and stored beside them.
+"""The reference of a loss of pairs: its log-probabilities of all pairs, computed once, and stored beside them.
 
 Each process has the values that process 0 read, or those that all of them computed together.
 """
@@ -17,7 +17,8 @@ from jaxpar.checkpoint.errors import reason
 from jaxpar.checkpoint.facts import REFERENCE
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import Config, UserError
-from jaxpar.config.spelling import named, quoted
+from jaxpar.config.parts import OBJECTIVES, PAIRS_FORMAT, objectives_of_pairs
+from jaxpar.config.spelling import named, one_of, quoted
 from jaxpar.data import Data
 from jaxpar.data.opened import PairedSplit
 from jaxpar.data.tokens.reference_file import ReferenceFile
@@ -36,16 +37,17 @@ _REPORTS = 10
 
 def check_pairs(config: Config, data: Data) -> None:
     """Raise `UserError` for pairs under a loss of tokens, or a loss of pairs without them."""
-    where = f"data.path={quoted(str(config.data.path))}"
-    if config.loss.name == "dpo" and not data.paired:
+    where, name = f"data.path={quoted(str(config.data.path))}", config.loss.name
+    pairs = OBJECTIVES[name].pairs
+    if pairs and not data.paired:
         raise UserError(
-            f"loss.name: dpo trains on pairs of answers, and {where} has none; expected a token folder that python -m "
-            "jaxpar.prepare --format preference made"
+            f"loss.name: {name} trains on pairs of answers, and {where} has none; expected a token folder that python "
+            f"-m jaxpar.prepare --format {PAIRS_FORMAT} made"
         )
-    if data.paired and config.loss.name != "dpo":
+    if data.paired and not pairs:
         raise UserError(
-            f"loss.name: {config.loss.name} would train on the rejected answers too, which {where} has; expected "
-            "loss.name: dpo, or a folder of another format"
+            f"loss.name: {name} would train on the rejected answers too, which {where} has; expected "
+            f"loss.name: {one_of(objectives_of_pairs())}, or a folder of another format"
         )
 
 

@@ -13,17 +13,17 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.data import prompt
 from jaxpar.generation.generator import Generator
-from jaxpar.generation.programs import NEEDED
 from jaxpar.generation.sampling import NotFinite, Sampling
 from jaxpar.layout.choices.pipeline import forward_program
 from jaxpar.layout.stages import stages_of
-from jaxpar.layout.step_layout import StepLayout, shardings
+from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import DATA_AXES, vary
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.model.embedding import vocab_axes
 from jaxpar.pipeline.execution.executor import evaluate
+from jaxpar.runtime.batch import FORWARD, BatchLayout, one_document_rows
 from jaxpar.training.run.run import Run
 from jaxpar.training.step.batches import row_order
 from jaxpar.training.step.train_step import TrainStep
@@ -52,14 +52,14 @@ def next_token_logits(step: TrainStep) -> Any:
         return reduce_sum(vary(picked), (*DATA_AXES, "context", *pipe))
 
     pipe = () if "pipe" in vocab_axes(step.layout.placements) else ("pipe",)
-    layouts = step.layout.weights, _needed(step.layout), PartitionSpec()
+    layouts = step.layout.weights, _windows(step.layout).partitions, PartitionSpec()
     vocabulary = PartitionSpec("tensor" if pipe else ("pipe", "tensor"))
     return step.compiled(function, layouts, vocabulary)
 
 
-def _needed(layout: StepLayout) -> dict[str, PartitionSpec]:
-    """The partitions of what a forward reads of a batch."""
-    return {name: layout.batch[name] for name in NEEDED}
+def _windows(layout: StepLayout) -> BatchLayout:
+    """The batch of a forward: a row for each part of the mesh that has rows of its own."""
+    return BatchLayout(FORWARD, (1, layout.plan.axes.data, layout.config.data.sequence_length))
 
 
 def _holds_first_row() -> jax.Array:
@@ -94,23 +94,17 @@ def continue_tokens(trainer: Run, start: np.ndarray, tokens: int, temperature: f
 def _by_windows(trainer: Run, start: np.ndarray, tokens: int, temperature: float) -> np.ndarray:
     """`continue_tokens` by the forward of a pipeline, which has no cache."""
     step, length = trainer.functions, trainer.config.data.sequence_length
-    logits_after, put = next_token_logits(step), shardings(step.mesh, _needed(step.layout))
-    rows, order = trainer.plan.axes.data, row_order(trainer.plan, length)
+    logits_after, batch = next_token_logits(step), _windows(step.layout)
+    rows, order = batch.shape[1], row_order(trainer.plan, length)
     draw = np.random.default_rng(trainer.config.run.seed)
     text, weights = [int(token) for token in start], trainer.evaluated_weights()
     for _ in range(tokens):
         window = text[-length:]
-        row = np.zeros(length, np.int32)
-        row[: len(window)] = window
-        indices = np.arange(length, dtype=np.int32)
-        arrays = {"tokens": row, "segments": np.ones_like(row), **dict.fromkeys(("positions", "indices"), indices)}
-        batch = {name: np.broadcast_to(array[order], (1, rows, length)) for name, array in arrays.items()}
-        batch["examples"] = np.zeros((1, rows), np.int32)
-        placed = {
-            name: jax.make_array_from_callback(batch[name].shape, put[name], lambda index, a=batch[name]: a[index])
-            for name in put
-        }
-        logits = multihost_utils.process_allgather(logits_after(weights, placed, len(window) - 1), tiled=True)
+        ids = np.zeros((rows, length), np.int32)
+        ids[:, : len(window)] = window
+        placed = batch.place(step.mesh, one_document_rows(ids), order=order)
+        logits = logits_after(weights, placed, len(window) - 1)
+        logits = multihost_utils.process_allgather(logits, tiled=True)
         if not np.isfinite(logits).all():
             raise NotFinite
         token = _draw(np.asarray(logits, np.float64), temperature, draw)

@@ -8,6 +8,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from jaxpar.config.parts import OBJECTIVES
 from jaxpar.interop.config_json import Difference
 from jaxpar.interop.sources.adapted import base_facts, check_base
 from jaxpar.interop.sources.open_source import Model, open_source
@@ -49,11 +50,11 @@ class SourceModels:
 
     @cached_property
     def reference(self) -> Model | None:
-        """The model that the trained one is compared with under a loss of preferences: `loss.reference`, or `first`.
+        """The model that the trained one is compared with under a loss of pairs: `loss.reference`, or `first`.
 
         Raises `UserError` where there is no such model.
         """
-        if self._config.loss.name != "dpo":
+        if not OBJECTIVES[self._config.loss.name].pairs:
             return None
         named = self._config.loss.reference
         return self.first if named is None else open_source(named, KEY)

@@ -20,12 +20,11 @@ from jaxpar.layout.state import TrainState, all_weights
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.streaming import of_rows
-from jaxpar.mesh.axes import AXES, DATA_AXES
+from jaxpar.mesh.axes import AXES, DATA_AXES, assert_varies_over
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.model.embedding import vocab_axes
-from jaxpar.model.preference_loss import PAIRS
 from jaxpar.optim.norm import global_norm
 from jaxpar.pipeline.execution.carry import Seeds
 from jaxpar.pipeline.execution.executor import evaluate, execute
@@ -45,8 +44,7 @@ class StepMetrics(NamedTuple):
     """The metrics of one step, the same on every device."""
 
     loss: Float[Array, ""]
-    """Mean over the global batch: of unmasked tokens' negative log-likelihood in nats, or of the pairs' loss. NaN where
-    there is no unmasked token."""
+    """The objective's sum over the global batch divided by its count. NaN where there is no unmasked token."""
     grad_norm: Float[Array, ""]
     """Global norm of the gradient before clipping."""
     learning_rate: Float[Array, ""]
@@ -62,7 +60,7 @@ class StepMetrics(NamedTuple):
     """Sum of the squares of each weight's gradient before clipping: [rows] of a stacked weight, else a scalar."""
     report: dict[str, Float[Array, ""]]
     """The layers' own metrics, summed over layers and tokens, per token that does not pad a row, masked or not; and the
-    loss's, per pair, NaN like `loss`."""
+    objective's, divided by its count, NaN like `loss`."""
     carried: dict[str, Any]
     """The metrics of features with carried state, by name."""
 
@@ -99,8 +97,9 @@ class StepFunctions:
         weights = self.residency.compute_weights(weights, layers_later=later)
         accumulators = self.residency.accumulators(weights)
         unpadded = (batch["segments"] > 0).sum().astype(jnp.float32)
-        tokens, unpadded = reduce_sum(jnp.stack([batch["mask"].sum(), unpadded]), TOKEN_AXES)
-        count = self._pairs(batch) if PAIRS in batch else tokens
+        counted = self.layout.objective.count(batch)
+        assert_varies_over(counted, TOKEN_AXES, "the count of the objective")
+        tokens, unpadded, count = reduce_sum(jnp.stack([batch["mask"].sum(), unpadded, counted]), TOKEN_AXES)
         scale = self._loss_scale(state)
         loss_seed = scale / jnp.maximum(count, 1.0)
         seeds = Seeds(loss_seed, scale / jnp.maximum(unpadded, 1.0))
@@ -189,7 +188,7 @@ class StepFunctions:
         return Measured(gradients, UpdateFacts(norm, applies, state.applied, optimizer), following, metrics)
 
     def evaluate(self, weights: Weights, batch: Batch) -> tuple[dict[str, Float[Array, ""]], Float[Array, ""]]:
-        """The sums of what the loss reports, in nats, and how many unmasked tokens or pairs there are."""
+        """The sums of what the loss reports, and the objective's count of the batch."""
         stages = stages_of(self.layout, train=False)
         weights, shared, _ = self._with_codes(weights, {})
         weights = self.residency.compute_weights(weights)
@@ -198,13 +197,8 @@ class StepFunctions:
         program = forward_program(self.layout.plan, self.layout.plan.microbatches)
         loss = lambda x, microbatch: stages.loss(weights, accumulators, x, microbatch)[1]
         totals = evaluate(program, stages, weights, batch, loss, shared)
-        count = self._pairs(batch) if PAIRS in batch else reduce_sum(batch["mask"].sum(), TOKEN_AXES)
+        count = reduce_sum(self.layout.objective.count(batch), TOKEN_AXES)
         return {name: self._sum(total) for name, total in totals.items()}, count
-
-    @staticmethod
-    def _pairs(batch: Batch) -> Float[Array, ""]:
-        """The pairs of documents of the global batch, whose mean the loss is."""
-        return reduce_sum(batch[PAIRS].sum(), DATA_AXES).astype(jnp.float32)
 
     def _sum(self, own: Float[Array, ""]) -> Float[Array, ""]:
         """The sum over tokens and pipeline stages of all ranks; ranks that split the vocabulary hold equal values."""

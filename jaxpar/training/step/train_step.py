@@ -12,7 +12,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxpar.layers.experts.replay import EXPERTS
 from jaxpar.layout.choices.wire import with_exact_messages
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.state import TrainState
@@ -63,15 +62,14 @@ class TrainStep:
 
     @cached_property
     def evaluate(self) -> Any:
-        """Compiled (all weights of a state, batch) -> (sums of what the loss reports, unmasked tokens or pairs).
+        """Compiled (all weights of a state, batch) -> (sums of what the loss reports, the objective's count).
 
         Messages are exact, since the loss is to be that of the weights that are saved.
         """
         exact = replace(self.layout, plan=with_exact_messages(self.layout.plan))
         functions = StepFunctions(exact, residency_of(exact, self.mesh))
         results = dict.fromkeys(self._stages.loss_reports, WHOLE), WHOLE
-        batch = {name: own for name, own in self.layout.batch.items() if name != EXPERTS}
-        return self.compiled(functions.evaluate, (exact.weights, batch), results)
+        return self.compiled(functions.evaluate, (exact.weights, exact.evaluated.partitions), results)
 
     @property
     def _stages(self) -> DecoderStages:
@@ -85,7 +83,7 @@ class TrainStep:
             found = self._functions.gradients(state, batch, jnp.uint32(self.layout.arguments.seed))
             return found.loss, self.residency.whole(found.gradients)
 
-        return self.compiled(function, (self.layout.state, self.layout.batch), (WHOLE, self.layout.master))
+        return self.compiled(function, (self.layout.state, self.layout.batch.partitions), (WHOLE, self.layout.master))
 
     def compiled(self, function: Any, in_layouts: Any, out_layouts: Any) -> Any:
         """`function` of each device's parts, jitted on this mesh."""

@@ -130,7 +130,7 @@ def test_no_matmul_but_attentions_own_runs_twice(model: str):
 def test_the_whole_step_multiplies_what_the_model_asks_for():
     """Under 2% more was promised; it is nothing."""
     layout, (_, report) = layout_of("llama3-8b", "gemm_last"), compiled("llama3-8b")
-    rows, part, length = layout.batch_shape
+    rows, part, length = layout.batch.shape
     tokens = rows * part * length / layout.plan.axes.devices
     asked = 6 * matmul_parameters(layout.config.model, padded_vocab(layout.config.model)) * tokens
     assert report.flops_by_kind["matmul"] == pytest.approx(asked, rel=1e-4)

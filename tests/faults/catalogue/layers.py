@@ -82,9 +82,9 @@ LAYERS = (
     Fault(
         name="tokens_not_in_the_ranks_order",
         description="Rows are permuted for the context ranks, but the labels stay where they were.",
-        file="jaxpar/training/step/batches.py",
-        old="return mine if per_row else mine[:, :, self.order[index[2]]]",
-        new='return mine if per_row else mine[..., index[2] if name == "labels" else self.order[index[2]]]',
+        file="jaxpar/runtime/batch.py",
+        old="mine.take(order[index[token]], axis=token)",
+        new='mine.take((np.arange(len(order)) if field.name == "labels" else order)[index[token]], axis=token)',
         caught_by=(parity(context=2, context_strategy="ring", context_order="striped"),),
     ),
     Fault(

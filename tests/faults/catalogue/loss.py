@@ -13,9 +13,9 @@ LOSS = (
     Fault(
         name="labels_shifted_after_the_split",
         description="Labels are made from a rank's own tokens, so the last one of each part is wrong.",
-        file="jaxpar/model/decoder.py",
-        old='x, table, batch["labels"], counts, head',
-        new='x, table, jnp.roll(batch["tokens"], -1, axis=1), counts, head',
+        file="jaxpar/objectives/tokens.py",
+        old='head.cross_entropy(batch["labels"], ',
+        new='head.cross_entropy(__import__("jax").numpy.roll(batch["tokens"], -1, axis=1), ',
         caught_by=(parity(context=2, packed=True),),
     ),
     Fault(
@@ -61,7 +61,7 @@ LOSS = (
     Fault(
         name="rejected_answers_made_likelier",
         description="The gradient of a loss of pairs has the sign of chosen answers for rejected ones too.",
-        file="jaxpar/model/preference_loss.py",
+        file="jaxpar/objectives/preferences.py",
         old="jnp.stack([of_pair, -of_pair], axis=-1)",
         new="jnp.stack([of_pair, of_pair], axis=-1)",
         caught_by=("tests/training/parity/test_dpo.py::test_loss_rewards_and_gradients_equal_float64[split]",),

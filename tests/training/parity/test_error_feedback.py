@@ -56,7 +56,9 @@ def test_gradients_of_steps_and_the_residual_add_up_to_those_of_one_device(name:
         results = functions.gradients(state, batch, jnp.uint32(0))
         return results.gradients, results.carried["residual"]
 
-    compiled = run.step.compiled(step, (layout.state, layout.batch), (layout.master, layout.state.carried["residual"]))
+    compiled = run.step.compiled(
+        step, (layout.state, layout.batch.partitions), (layout.master, layout.state.carried["residual"])
+    )
     state, exact = run.step.residency.initial_state(), one.step.residency.initial_state()
     found, wanted, residual = {}, {}, {}
     for number in range(STEPS):

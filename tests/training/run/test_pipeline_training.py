@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpar.generation.programs import NEEDED
+from jaxpar.runtime.batch import FORWARD
 from jaxpar.training.run.sampling import next_token_logits
 from tests.short_documents import into_documents
 from tests.small_run import SmallRun, small, worst_difference
@@ -74,7 +74,7 @@ def evaluated(layout: str | None) -> tuple[float, float, np.ndarray]:
     return (
         float(total["loss"]),
         float(tokens),
-        np.asarray(next_token_logits(run.step)(master, {name: window[name] for name in NEEDED}, 5)),
+        np.asarray(next_token_logits(run.step)(master, {field.name: window[field.name] for field in FORWARD}, 5)),
     )
 
 

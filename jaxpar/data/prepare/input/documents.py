@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
+from jaxpar.config.parts import CHAT_FORMAT, PAIRS_FORMAT
 from jaxpar.config.spelling import quoted
 from jaxpar.data.chat.messages import key_names
 from jaxpar.data.chat.record_forms import form_of
@@ -110,7 +111,7 @@ def _line_documents(file: Input, first: int, last: int, key: str, unpacked: Unpa
         if file.format == "lines":
             yield Document(place, text)
         elif text and not text.isspace():
-            yield Document(place, text) if file.format in ("chat", "preference") else _from_json(place, text, key)
+            yield Document(place, text) if file.format in (CHAT_FORMAT, PAIRS_FORMAT) else _from_json(place, text, key)
 
 
 class NoObject(ValueError):
@@ -146,7 +147,7 @@ def check_text_key(inputs: Sequence[Input], key: str) -> None:
         return  # It is reported as broken, with its line.
     if key not in record:
         assert file is not None
-        chat = "preference" if "chosen" in record else "chat" if form_of(record) else None
+        chat = PAIRS_FORMAT if "chosen" in record else CHAT_FORMAT if form_of(record) else None
         other = "" if chat is None else f", or --format {chat}"
         raise UserError(
             f"--text-key {quoted(key)}: the first record of {file.path} has no such key; its keys are "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.parts import CHAT_FORMAT, PAIRS_FORMAT
 from jaxpar.config.paths import is_name, user_path
 from jaxpar.config.reading.text_file import LONGEST_POINTER, check_pointer, check_regular
 from jaxpar.config.spelling import did_you_mean, named, quoted
@@ -18,8 +19,8 @@ FORMATS = {
     "lines": "a line is a document",
     "jsonl": "a line is a JSON object with a document",
     "parquet": "a row of a column is a document",
-    "chat": "a line is a JSON object with a conversation",
-    "preference": "a line is a JSON object with two answers, one chosen and one rejected",
+    CHAT_FORMAT: "a line is a JSON object with a conversation",
+    PAIRS_FORMAT: "a line is a JSON object with two answers, one chosen and one rejected",
 }
 _BY_SUFFIX = {
     **dict.fromkeys((".txt", ".text", ".md", ".rst", ".tex", ".html", ".py"), "text"),
@@ -45,7 +46,7 @@ class Input:
     @property
     def divisible(self) -> bool:
         """Whether units may begin within the file."""
-        return self.compression is None and self.format in ("lines", "jsonl", "chat", "preference")
+        return self.compression is None and self.format in ("lines", "jsonl", CHAT_FORMAT, PAIRS_FORMAT)
 
 
 def find_inputs(patterns: Iterable[str], format: str | None, out: Path) -> list[Input]:

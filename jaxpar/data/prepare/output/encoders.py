@@ -118,7 +118,7 @@ class Chat:
         return np.append(ids, self._job.separator), np.append(counted, is_open)
 
 
-class Preferences(Chat):
+class Pairs(Chat):
     """Pairs of conversations that begin alike, one pair in a line of JSON; what follows the common prompt counts."""
 
     def text(self, document: str) -> Text:

@@ -23,7 +23,7 @@ from jaxpar.data.prepare.input.compression import Progress
 from jaxpar.data.prepare.input.documents import Document, documents, place_of
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.atomic_files import new_file, write_file
-from jaxpar.data.prepare.output.encoders import BATCH_LETTERS, Chat, Encoded, NotEncodable, PlainText, Preferences, Text
+from jaxpar.data.prepare.output.encoders import BATCH_LETTERS, Chat, Encoded, NotEncodable, Pairs, PlainText, Text
 from jaxpar.data.prepare.workers import Report
 from jaxpar.data.tokens.digests import DIGEST_BYTES, digest
 from jaxpar.data.tokens.token_index import HELDOUT, TRAIN
@@ -108,7 +108,7 @@ def unit_maker(job: Job, report: Report) -> Callable[[int], tuple[int, UnitRecor
 def _encoder(job: Job, tokenizer: Any) -> PlainText | Chat:
     if job.chat is None:
         return PlainText(job, tokenizer)
-    return (Preferences if job.paired else Chat)(job, job.chat, tokenizer)
+    return (Pairs if job.paired else Chat)(job, job.chat, tokenizer)
 
 
 def unit_documents(job: Job, number: int, progress: Progress) -> Iterator[tuple[int, Document]]:

@@ -1,0 +1,1 @@
+"""What a step minimizes: a file for each objective."""

@@ -1,0 +1,18 @@
+"""Cross-entropy of the next token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxtyping import Array, Float
+
+from jaxpar.runtime.objective import Head, Objective
+
+
+class CrossEntropy(Objective):
+    """The negative log-likelihood of each token that the mask counts, with z-loss."""
+
+    def loss(self, head: Head, batch: dict[str, Any]) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+        """The sums over tokens: with z-loss, and without."""
+        total, likelihood = head.cross_entropy(batch["labels"], batch["mask"])
+        return total, {"loss": likelihood}

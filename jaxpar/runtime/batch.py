@@ -1,0 +1,152 @@
+"""The arrays of a batch: declared as fields, and the one place that shapes, splits, checks and places them.
+
+The decoder, the objective and the blocks of layers each declare the fields that they read; a batch has their union.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Int
+
+from jaxpar.config.errors import UserError
+from jaxpar.mesh.axes import DATA_AXES
+
+
+@dataclass(frozen=True)
+class Field:
+    """An array of a batch: [row, token, *dims], or [row, *dims] of a field per row."""
+
+    name: str
+    dtype: str = "int32"
+    per: Literal["token", "row"] = "token"
+    dims: tuple[int, ...] = ()
+    wraps: bool = False
+    """Whether numbers of 2^31 and more wrap around on devices."""
+
+    def shape(self, rows: int, tokens: int) -> tuple[int, ...]:
+        """Shape of the array of a microbatch."""
+        return (rows, tokens, *self.dims) if self.per == "token" else (rows, *self.dims)
+
+    def checked(self, arrays: Mapping[str, Any], rows: int, tokens: int) -> np.ndarray:
+        """The array of this field, in its dtype.
+
+        Raises `UserError` where it is missing, has another shape, or has numbers that the dtype does not have.
+        """
+        shape, array = self.shape(rows, tokens), arrays.get(self.name)
+        expected = f"expected {self.dtype} {list(shape)}, by {'row and token' if self.per == 'token' else 'row'}"
+        if array is None:
+            raise UserError(f"the batch has no field {self.name}; {expected}")
+        if array.shape != shape or not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise UserError(f"the batch's field {self.name} is {array.dtype} {list(array.shape)}; {expected}")
+        return (array.astype(np.int64) % 2**31 if self.wraps else array).astype(self.dtype, copy=False)
+
+
+FORWARD = (
+    Field("tokens"),
+    Field("positions"),
+    Field("indices"),
+    Field("segments"),
+    Field("examples", per="row", wraps=True),
+)
+"""The fields that a forward reads: ids; index of a token in its document, which positional embeddings use, and in its
+row; number of its document in the row, from 1, and 0 for padding; global index of the row's example."""
+LABELS, MASK = Field("labels"), Field("mask", "float32")
+"""The token after each token, and 1 where the loss counts it, else 0."""
+
+
+def union(*declared: Iterable[Field]) -> tuple[Field, ...]:
+    """All fields, each once."""
+    by_name: dict[str, Field] = {}
+    for field in (field for fields in declared for field in fields):
+        assert by_name.setdefault(field.name, field) == field, f"two declarations of the field {field.name}"
+    return tuple(by_name.values())
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """The shapes and partitions of the arrays of a batch."""
+
+    fields: tuple[Field, ...]
+    shape: tuple[int, ...]
+    """[microbatch, row, token] of a batch, or [row, token] of a microbatch."""
+
+    @cached_property
+    def partitions(self) -> dict[str, PartitionSpec]:
+        """The partition of each array: rows over the data axes, tokens over context."""
+        before = (None,) * (len(self.shape) - 2)
+        axes = {"token": (DATA_AXES, "context"), "row": (DATA_AXES,)}
+        return {field.name: PartitionSpec(*before, *axes[field.per]) for field in self.fields}
+
+    def array_shape(self, field: Field) -> tuple[int, ...]:
+        """The global shape of the array of a field."""
+        return (*self.shape[:-2], *field.shape(*self.shape[-2:]))
+
+    def abstract(self, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes, dtypes and shardings of a placed batch, for compiling before there is one."""
+        return {
+            field.name: jax.ShapeDtypeStruct(
+                self.array_shape(field), field.dtype, sharding=NamedSharding(mesh, self.partitions[field.name])
+            )
+            for field in self.fields
+        }
+
+    def local_rows(self, mesh: Mesh) -> Int[np.ndarray, " rows"]:
+        """Numbers of the rows, within a batch, that this process has on its devices; ascending."""
+        sharding = NamedSharding(mesh, PartitionSpec(*(None,) * (len(self.shape) - 2), DATA_AXES))
+        parts = sharding.addressable_devices_indices_map(self.shape[:-1])
+        return np.unique(np.concatenate([self._rows[index].ravel() for index in parts.values() if index is not None]))
+
+    def place(
+        self,
+        mesh: Mesh,
+        arrays: Mapping[str, np.ndarray],
+        rows: Int[np.ndarray, " rows"] | None = None,
+        order: Int[np.ndarray, " token"] | None = None,
+    ) -> dict[str, jax.Array]:
+        """Place the arrays of all fields on the mesh. Raises `UserError` where one is missing or wrong.
+
+        Args:
+            mesh: of the devices.
+            arrays: [row, ...], of the local rows at least.
+            rows: the number of each row of `arrays`, ascending; None where they are all.
+            order: the token at each place of a row; None leaves tokens as they are.
+        """
+        rows = self._rows.ravel() if rows is None else rows
+        order = np.arange(self.shape[-1]) if order is None else order
+        token = len(self.shape) - 1
+
+        def placed(field: Field) -> jax.Array:
+            local = field.checked(arrays, len(rows), len(order))
+
+            def part(index: Any) -> np.ndarray:
+                mine = local[np.searchsorted(rows, self._rows[index[:token]])]
+                return mine if field.per == "row" else mine.take(order[index[token]], axis=token)
+
+            sharding = NamedSharding(mesh, self.partitions[field.name])
+            return jax.make_array_from_callback(self.array_shape(field), sharding, part)
+
+        return {field.name: placed(field) for field in self.fields}
+
+    @cached_property
+    def _rows(self) -> Int[np.ndarray, "..."]:
+        """The number of each row."""
+        return np.arange(prod(self.shape[:-1])).reshape(self.shape[:-1])
+
+
+def one_document_rows(tokens: Int[np.ndarray, "row token"]) -> dict[str, np.ndarray]:
+    """The fields of `FORWARD` of rows that are one document each."""
+    tokens = tokens.astype(np.int32)
+    indices = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
+    examples = np.arange(len(tokens), dtype=np.int32)
+    return {
+        "tokens": tokens, "positions": indices, "indices": indices, "segments": np.ones_like(tokens),
+        "examples": examples,
+    }  # fmt: skip

@@ -1,0 +1,61 @@
+"""What a step minimizes: the fields of a batch that the loss reads, what it is divided by, and its sum."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from jaxtyping import Array, Float, Int
+
+from jaxpar.config.schema import Config
+from jaxpar.runtime.batch import LABELS, MASK, Field
+
+
+class Head(Protocol):
+    """The output head over the residual stream of a microbatch. Logits exist for a tile of tokens at a time.
+
+    Arrays are of this context rank's tokens. Results are the same on all ranks that split the vocabulary.
+    """
+
+    def cross_entropy(
+        self, labels: Int[Array, "row token"], weights: Float[Array, "row token"]
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Sums over tokens, each times its weight, in nats: of the negative log-likelihood with z-loss, which has a
+        derivative, and of the negative log-likelihood, which has none. Weights have no derivative; any sign will do."""
+        ...
+
+    def log_probabilities(self, labels: Int[Array, "row token"]) -> Float[Array, "row token"]:
+        """The log-probability of each label in nats, without a derivative. Computes the logits once more."""
+        ...
+
+
+class Objective:
+    """A loss, made from the configuration of a run; listed in `jaxpar.config.parts.OBJECTIVES`.
+
+    All functions are traced inside the step's map, on the arrays of one device.
+    """
+
+    fields: tuple[Field, ...] = (LABELS, MASK)
+    """Fields of a batch that the loss reads, beside those of the forward."""
+    reports: tuple[str, ...] = ()
+    """Names of the metrics beside the loss."""
+    description: str = ""
+    """Its settings in words, for the table of the plan."""
+
+    def __init__(self, config: Config):
+        del config
+
+    def count(self, batch: dict[str, Any]) -> Float[Array, ""]:
+        """This rank's share of the number by which the sums of the batch are divided: its tokens that the mask counts.
+
+        The step adds up the shares of all ranks with other rows or tokens.
+        """
+        return batch["mask"].sum()
+
+    def loss(self, head: Head, batch: dict[str, Any]) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+        """This rank's sums over a microbatch: one with the loss's gradient, and `loss` and the `reports` by name.
+
+        A loss that is not a sum over tokens with fixed weights takes `head.log_probabilities`, and weights the
+        cross-entropy of each token by the derivative of the loss with respect to its negative log-likelihood. The value
+        of that sum means nothing, and its gradient is the loss's.
+        """
+        raise NotImplementedError
