@@ -1,7 +1,7 @@
-"""Registry of the layer parts and data sources that the configuration can name, and of what implements them.
+"""Registry of what the configuration can name (layer parts, optimizers, data sources), and of what implements it.
 
-An implementation is named as `module:name`. `jaxpar.layers.declared` imports it when a layer is described or built, and
-`jaxpar.data.sources` when data is opened: nothing here imports it.
+An implementation is named as `module:name`. `jaxpar.layers.declared` imports it when a layer is described or built,
+`jaxpar.optim.optimizer` when a rule is made, and `jaxpar.data.sources` when data is opened: nothing here imports it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,36 @@ ROUTERS = (
     "dense_to_sparse", "base", "expert_choice",
 )  # fmt: skip
 """What `model.experts.router` can be: the keys of `jaxpar.layers.experts.routers.ROUTERS`."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An update rule."""
+
+    rule: str
+    """`module:function` from a `jaxpar.optim.rule.RuleRequest` to the `Rule` of that weight."""
+    keys: tuple[str, ...] = ()
+    """Keys of `optimizer` that this one reads and some others do not."""
+    rounds: bool = True
+    """Whether state is stored as `precision.moments` says; else that must be float32."""
+    by_layers: bool = True
+    """Whether updates of some layers at a time have the same bits as those of all layers at once."""
+
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "adamw": Optimizer("jaxpar.optim.adamw:adamw", keys=("beta1", "beta2", "epsilon")),
+    "muon": Optimizer(
+        "jaxpar.optim.muon:muon",
+        keys=(
+            "beta1", "beta2", "epsilon", "matrix_learning_rate", "matrix_dtype", "muon_momentum", "muon_iterations",
+        ),
+    ),
+    "lion": Optimizer("jaxpar.optim.lion:lion", keys=("lion_beta1", "lion_beta2")),
+    "adafactor": Optimizer(
+        "jaxpar.optim.adafactor:adafactor", keys=("adafactor_relative",), rounds=False, by_layers=False
+    ),
+}  # fmt: skip
+"""What `optimizer.name` can be."""
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class StepLayout:
         """The rules of all weights."""
         dtypes, specs = self.plan.dtypes, self.trained
         return make_optimizer(
-            self.config.optimizer, moments=dtypes.moments, muon_dtype=dtypes.muon, specs=specs, layout=self.master
+            self.config.optimizer, moments=dtypes.moments, matrix_dtype=dtypes.matrix, specs=specs, layout=self.master
         )
 
     @cached_property

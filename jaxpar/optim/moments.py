@@ -113,6 +113,11 @@ def layout_of(form: Form, layout: PartitionSpec) -> Any:
     return Blocked(layout, layout) if isinstance(form, Blocks) else layout
 
 
+def bytes_per_element(form: Form) -> float:
+    """Stored bytes of an element, with its share of the scales."""
+    return 1 + 4 / form.size if isinstance(form, Blocks) else jnp.dtype(form).itemsize
+
+
 def zeros(form: Form, like: Float[Array, "*shard"], *, signed: bool) -> Any:
     """A stored moment of zeros for a weight, whole or one device's part."""
     if not isinstance(form, Blocks):
