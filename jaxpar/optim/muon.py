@@ -70,5 +70,9 @@ def muon(request: RuleRequest) -> Rule:
         direction=direction,
         granularity="matrix",
         rate=lambda arguments: arguments.matrix_learning_rate,
-        matmuls=tuple((iterations, *sizes) for sizes in ((small, small, large), (small,) * 3, (small, large, small))),
+        matmuls=(
+            (iterations, small, small, large),
+            (iterations, small, small, small),
+            (iterations, small, large, small),
+        ),
     )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from math import prod
 from typing import Any
 
 import jax
@@ -17,9 +18,12 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PyTree
 
+from jaxpar.config.errors import UserError
 from jaxpar.config.parts import OPTIMIZERS
+from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.mesh.rules import axes_of_dim
 from jaxpar.optim.arguments import OptimizerArguments
 from jaxpar.optim.average import next_average
 from jaxpar.optim.balance import balance
@@ -95,6 +99,21 @@ class Optimizer:
         """PartitionSpecs of the master weights to PartitionSpecs of the state."""
         each = zip(self.weights, self.structure.flatten_up_to(layout), strict=True)
         return by_name([optimizer.state_layout(spec) for optimizer, spec in each], self.structure)
+
+    def check_layout(self, layout: PyTree, sizes: AxisSizes) -> None:
+        """Raises `UserError` if a dim of the state does not divide by the ranks that share it."""
+        described = jax.tree_util.tree_leaves_with_path(self.structure.unflatten(self.weights))
+        for (path, one), where in zip(described, self.structure.flatten_up_to(layout), strict=True):
+            for name, array in one.rule.state.items():
+                for size, dims in zip(array.shape, array.dims, strict=True):
+                    axes = [axis for dim in dims for axis in axes_of_dim(where, dim)]
+                    if size % prod(sizes[axis] for axis in axes):
+                        weight = jax.tree_util.keystr(path, simple=True, separator=".")
+                        ranks = " x ".join(f"{axis} {sizes[axis]}" for axis in axes)
+                        raise UserError(
+                            f"optimizer.name: the state {name} of {weight} has a dim of {size}, which does not divide "
+                            f"by {ranks}; expected a mesh by which it divides, or another optimizer"
+                        )
 
 
 def by_name(states: Sequence[dict[str, Any]], structure: Any) -> OptimizerState:

@@ -65,11 +65,15 @@ class ArraySpec:
     """Storage between updates. Blocks of 8 bits are for arrays with the shape of the weight."""
     signed: bool = True
 
-    def layout(self, weight: PartitionSpec) -> Any:
-        """The partition of the stored array, from that of the weight."""
+    def partition(self, weight: PartitionSpec) -> PartitionSpec:
+        """The partition of the array, from that of the weight."""
         split = [number for number, dims in enumerate(self.dims, 1) if dims and min(dims) < len(weight)]
         entries = [_entry(weight, dims) for dims in self.dims[: max(split, default=0)]]
-        return moments.layout_of(self.form, PartitionSpec(*entries))
+        return PartitionSpec(*entries)
+
+    def layout(self, weight: PartitionSpec) -> Any:
+        """The partition of the array as it is stored."""
+        return moments.layout_of(self.form, self.partition(weight))
 
     def local_shape(self, weight: ParamSpec, local: Sequence[int]) -> tuple[int, ...]:
         """The shape of a part, from the sizes of the weight's dims in that part."""

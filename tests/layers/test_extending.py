@@ -41,7 +41,7 @@ CLUSTER = parse_cluster("h100:1x8")
 @pytest.fixture(scope="module")
 def name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The new value of `model.activation`, with the file and the entry as they stand on the page."""
-    file, entry = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    file, entry, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     found = re.fullmatch(r'"(\w+)": "jaxpar\.layers\.feed_forward\.(\w+:\w+)",\n', entry)
     assert found is not None, entry
     folder = tmp_path_factory.mktemp("layers")
