@@ -46,7 +46,7 @@ class StepLayout:
 
     def __post_init__(self) -> None:
         check_blocks(self.plan.dtypes.moments, self.trained, self.master, self.plan.axes)
-        self.optimizer.check_layout(self.master, self.plan.axes)
+        self.optimizer.check_layout(self.config.optimizer.name, self.master, self.plan.axes)
 
     @cached_property
     def order(self) -> LayerOrder:

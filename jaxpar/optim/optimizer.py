@@ -100,19 +100,19 @@ class Optimizer:
         each = zip(self.weights, self.structure.flatten_up_to(layout), strict=True)
         return by_name([optimizer.state_layout(spec) for optimizer, spec in each], self.structure)
 
-    def check_layout(self, layout: PyTree, sizes: AxisSizes) -> None:
-        """Raises `UserError` if a dim of the state does not divide by the ranks that share it."""
+    def check_layout(self, name: str, layout: PyTree, sizes: AxisSizes) -> None:
+        """Raises `UserError` if a dim of the state of optimizer `name` does not divide by the ranks that share it."""
         described = jax.tree_util.tree_leaves_with_path(self.structure.unflatten(self.weights))
         for (path, one), where in zip(described, self.structure.flatten_up_to(layout), strict=True):
-            for name, array in one.rule.state.items():
+            for key, array in one.rule.state.items():
                 for size, dims in zip(array.shape, array.dims, strict=True):
                     axes = [axis for dim in dims for axis in axes_of_dim(where, dim)]
                     if size % prod(sizes[axis] for axis in axes):
                         weight = jax.tree_util.keystr(path, simple=True, separator=".")
                         ranks = " x ".join(f"{axis} {sizes[axis]}" for axis in axes)
                         raise UserError(
-                            f"optimizer.name: the state {name} of {weight} has a dim of {size}, which does not divide "
-                            f"by {ranks}; expected a mesh by which it divides, or another optimizer"
+                            f"optimizer.name: {name} keeps {key} of {weight} with a dim of {size}, which does not divide by "
+                            f"{ranks}; expected a mesh by which it divides, or another optimizer"
                         )
 
 

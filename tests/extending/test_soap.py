@@ -125,5 +125,5 @@ def test_its_settings_are_checked():
 
 def test_a_mesh_that_does_not_divide_its_matrices_is_one_sentence():
     config = small(model={"layers": 2, "mlp": 36}, optimizer=SOAP, parallel={"fsdp": 4, "tensor": 2})
-    with refused("optimizer.name", "right_gram", "layers.mlp.", "36", "fsdp 4 x tensor 2"):
+    with refused("optimizer.name: soap", "left_gram of layers.mlp.down", "36", "tensor 2 x fsdp 4"):
         StepLayout(config, make_plan(resolve_config(config, layout_of(config.parallel)), jax.devices()[0]))
