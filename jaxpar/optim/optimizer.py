@@ -104,16 +104,17 @@ class Optimizer:
         """Raises `UserError` if a dim of the state of optimizer `name` does not divide by the ranks that share it."""
         described = jax.tree_util.tree_leaves_with_path(self.structure.unflatten(self.weights))
         for (path, one), where in zip(described, self.structure.flatten_up_to(layout), strict=True):
-            for key, array in one.rule.state.items():
-                for size, dims in zip(array.shape, array.dims, strict=True):
-                    axes = [axis for dim in dims for axis in axes_of_dim(where, dim)]
-                    if size % prod(sizes[axis] for axis in axes):
-                        weight = jax.tree_util.keystr(path, simple=True, separator=".")
-                        ranks = " x ".join(f"{axis} {sizes[axis]}" for axis in axes)
-                        raise UserError(
-                            f"optimizer.name: {name} keeps {key} of {weight} with a dim of {size}, which does not divide by "
-                            f"{ranks}; expected a mesh by which it divides, or another optimizer"
-                        )
+            for key, size, dims in (
+                (k, *dim) for k, a in one.rule.state.items() for dim in zip(a.shape, a.dims, strict=True)
+            ):
+                axes = [axis for dim in dims for axis in axes_of_dim(where, dim)]
+                if size % prod(sizes[axis] for axis in axes):
+                    weight = jax.tree_util.keystr(path, simple=True, separator=".")
+                    ranks = " x ".join(f"{axis} {sizes[axis]}" for axis in axes)
+                    raise UserError(
+                        f"optimizer.name: {name} keeps {key} of {weight} with a dim of {size}, which does not divide "
+                        f"by {ranks}; expected a mesh by which it divides, or another optimizer"
+                    )
 
 
 def by_name(states: Sequence[dict[str, Any]], structure: Any) -> OptimizerState:
