@@ -27,7 +27,6 @@ from jaxpar.mesh.parameters import Nested, Partitions, Specs, initial_weights, m
 from jaxpar.mesh.placements import Placements, place
 from jaxpar.model.decoder import decoder_specs
 from jaxpar.model.preference_loss import PAIRS, REFERENCE
-from jaxpar.optim.moments import check_blocks
 from jaxpar.optim.norm import squares_layout
 from jaxpar.optim.optimizer import Optimizer, make_optimizer
 from jaxpar.pipeline.execution.program import PipelineProgram
@@ -45,7 +44,6 @@ class StepLayout:
     plan: Plan
 
     def __post_init__(self) -> None:
-        check_blocks(self.plan.dtypes.moments, self.trained, self.master, self.plan.axes)
         self.optimizer.check_layout(self.config.optimizer.name, self.master, self.plan.axes)
 
     @cached_property

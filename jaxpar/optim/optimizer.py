@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from importlib import import_module
 from math import prod
 from typing import Any
@@ -104,17 +104,19 @@ class Optimizer:
         """Raises `UserError` if a dim of the state of optimizer `name` does not divide by the ranks that share it."""
         described = jax.tree_util.tree_leaves_with_path(self.structure.unflatten(self.weights))
         for (path, one), where in zip(described, self.structure.flatten_up_to(layout), strict=True):
-            for key, size, dims in (
-                (k, *dim) for k, a in one.rule.state.items() for dim in zip(a.shape, a.dims, strict=True)
-            ):
-                axes = [axis for dim in dims for axis in axes_of_dim(where, dim)]
-                if size % prod(sizes[axis] for axis in axes):
-                    weight = jax.tree_util.keystr(path, simple=True, separator=".")
-                    ranks = " x ".join(f"{axis} {sizes[axis]}" for axis in axes)
-                    raise UserError(
-                        f"optimizer.name: {name} keeps {key} of {weight} with a dim of {size}, which does not divide "
-                        f"by {ranks}; expected a mesh by which it divides, or another optimizer"
-                    )
+            for key, array in one.rule.state.items():
+                for size, unit, dims in zip(array.shape, array.units, array.dims, strict=True):
+                    axes = [axis for dim in dims for axis in axes_of_dim(where, dim)]
+                    if size % (unit * prod(sizes[axis] for axis in axes)):
+                        weight = jax.tree_util.keystr(path, simple=True, separator=".")
+                        stored, other = f"a dim of {size}", "optimizer"
+                        if unit > 1:
+                            stored, other = f"{stored} in blocks of {unit} elements", "precision.moments than int8"
+                        ranks = " x ".join(f"{axis} {sizes[axis]}" for axis in axes)
+                        raise UserError(
+                            f"optimizer.name: {name} keeps {key} of {weight} with {stored}, which does not divide by "
+                            f"{ranks}; expected a mesh by which it divides, or another {other}"
+                        )
 
 
 def by_name(states: Sequence[dict[str, Any]], structure: Any) -> OptimizerState:
@@ -146,14 +148,10 @@ def make_optimizer(
     return Optimizer(tuple(weights), structure)
 
 
+@lru_cache(maxsize=10_000)
 def rule_of(request: RuleRequest) -> Rule:
     """The rule of a weight: that of `optimizer.name`; biases that count tokens have their own."""
     if request.spec.balance_rate is not None:
         return balance(request.spec.balance_rate)
-    return _imported(OPTIMIZERS[request.config.name].rule)(request)
-
-
-@cache
-def _imported(place: str) -> Any:
-    module, name = place.split(":")
-    return getattr(import_module(module), name)
+    module, name = OPTIMIZERS[request.config.name].rule.split(":")
+    return getattr(import_module(module), name)(request)

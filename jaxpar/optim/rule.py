@@ -65,6 +65,12 @@ class ArraySpec:
     """Storage between updates. Blocks of 8 bits are for arrays with the shape of the weight."""
     signed: bool = True
 
+    @property
+    def units(self) -> tuple[int, ...]:
+        """Elements along each dim that are stored together, and so are not split."""
+        blocks = self.form if isinstance(self.form, moments.Blocks) else None
+        return tuple(blocks.size if blocks and blocks.dim == dim else 1 for dim in range(len(self.shape)))
+
     def partition(self, weight: PartitionSpec) -> PartitionSpec:
         """The partition of the array, from that of the weight."""
         split = [number for number, dims in enumerate(self.dims, 1) if dims and min(dims) < len(weight)]

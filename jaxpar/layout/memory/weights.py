@@ -153,10 +153,6 @@ class Weights:
         return tuple(kind_counts(self.config.model))
 
     @cached_property
-    def _rules(self) -> dict[ParamSpec, Rule]:
-        return {}
-
-    @cached_property
     def _parts(self) -> dict[tuple[int, int, int, int, int], Parts]:
         return {}
 
@@ -225,6 +221,4 @@ class Weights:
 
     def _rule(self, spec: ParamSpec) -> Rule:
         """The rule of a weight."""
-        if spec not in self._rules:
-            self._rules[spec] = rule_of(RuleRequest(self.config.optimizer, spec, self.config.precision.moments))
-        return self._rules[spec]
+        return rule_of(RuleRequest(self.config.optimizer, spec, self.config.precision.moments))
