@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, UInt
 
 from jaxpar.mesh.parameters import ParamSpec
@@ -83,16 +82,6 @@ def blocks_of(spec: ParamSpec) -> Blocks:
     parts = 1 if name in ("head_dim", "latent") else TENSOR_RANKS
     whole = spec.shape[dim] // parts if spec.shape[dim] % parts == 0 else spec.shape[dim]
     return Blocks(dim, gcd(whole, LONGEST_BLOCK))
-
-
-def layout_of(form: Form, layout: PartitionSpec) -> Any:
-    """The layout of a stored moment whose weight has `layout`: scales are split like what they scale."""
-    return Blocked(layout, layout) if isinstance(form, Blocks) else layout
-
-
-def bytes_per_element(form: Form) -> float:
-    """Stored bytes of an element, with its share of the scales."""
-    return 1 + 4 / form.size if isinstance(form, Blocks) else jnp.dtype(form).itemsize
 
 
 def zeros(form: Form, like: Float[Array, "*shard"], *, signed: bool) -> Any:

@@ -79,7 +79,8 @@ class ArraySpec:
 
     def layout(self, weight: PartitionSpec) -> Any:
         """The partition of the array as it is stored."""
-        return moments.layout_of(self.form, self.partition(weight))
+        partition = self.partition(weight)
+        return moments.Blocked(partition, partition) if isinstance(self.form, moments.Blocks) else partition
 
     def local_shape(self, weight: ParamSpec, local: Sequence[int]) -> tuple[int, ...]:
         """The shape of a part, from the sizes of the weight's dims in that part."""
@@ -87,8 +88,10 @@ class ArraySpec:
         return tuple(size // ranks for size, ranks in zip(self.shape, parts, strict=True))
 
     def local_bytes(self, weight: ParamSpec, local: Sequence[int]) -> float:
-        """Stored bytes of a part, from the sizes of the weight's dims in that part."""
-        return moments.bytes_per_element(self.form) * prod(self.local_shape(weight, local))
+        """Stored bytes of a part, with its scales, from the sizes of the weight's dims in that part."""
+        form = self.form
+        each = 1 + 4 / form.size if isinstance(form, moments.Blocks) else jnp.dtype(form).itemsize
+        return each * prod(self.local_shape(weight, local))
 
     def zeros(self, weight: ParamSpec, master: Shard) -> Any:
         """The stored array before the first update, for the part `master` of the weight."""
