@@ -21,6 +21,8 @@ from jaxpar.layout.memory.fixed import state_of
 from jaxpar.layout.memory.weights import Weights
 from jaxpar.layout.state import weight_states
 from jaxpar.layout.step_layout import StepLayout
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.optim.rule import RuleRequest
 from jaxpar.planner.step_time.update import ADAMW, update_of
 from tests.extending import soap
 from tests.reference import trainer64
@@ -32,6 +34,7 @@ from tests.training.runs import fit, losses, run_config, saved_state
 STEPS = 6
 SOAP: dict[str, Any] = {"name": "soap", "options": {"every": 2, "gram_decay": 0.9}}
 SPLIT = {"fsdp": 2, "tensor": 2}
+MATRIX = ParamSpec((2, 8, 4), ("layers", "embed", "mlp"), matrix=True)
 ENTRY = OPTIMIZERS.pop("soap")
 """The entry that importing the file registers; other tests see jaxpar's optimizers alone."""
 
@@ -138,7 +141,7 @@ def test_gram_matrices_are_split_over_all_ranks_and_counted_by_planner_and_estim
 def test_its_settings_are_checked():
     config = load_config(None, ["optimizer.name=soap", "optimizer.options={every: 3}"])
     validate(config)
-    assert soap.Options(**config.optimizer.options) == soap.Options(every=3)
+    assert RuleRequest(config.optimizer, MATRIX).options(soap.Options) == soap.Options(every=3)
     with refused("optimizer.options", "evry", "every?"):
         SmallRun(small(optimizer={"name": "soap", "options": {"evry": 3}}))
     with refused("optimizer.options", "optimizer.name is adamw", "soap"):
