@@ -35,7 +35,7 @@ class Optimizer:
     rounds: bool = True
     """Whether state is stored as `precision.moments` says; else that must be float32."""
     by_layers: bool = True
-    """Whether updates of some layers at a time have the same bits as those of all layers at once."""
+    """Whether some layers may be updated without the others, with the same bits: not if it reduces stacked matrices."""
 
 
 OPTIMIZERS: dict[str, Optimizer] = {

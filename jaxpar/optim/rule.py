@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +25,7 @@ type State = dict[str, Shard]
 """The arrays that a rule keeps of one weight, in float32, by name."""
 
 type Granularity = Literal["element", "row", "matrix"]
+"""Parts of a weight; a row has all elements with the same index of the first dim, as a layer's vector."""
 
 
 class RuleRequest(NamedTuple):
@@ -115,12 +116,11 @@ class Rule:
     """`(gradient, weight, state, step, arguments) -> (direction, new state)`, all float32 and local shards, inside
     `shard_map`; `step` counts the updates applied before this one."""
     granularity: Granularity = "element"
-    """The largest part of the weight that the rule reads to update an element: the element itself, a row (all elements
-    with the same index of the first dim, as a layer's vector), or a matrix. Weights larger than that are updated in
-    pieces where their state is not on the device."""
+    """The largest part of the weight that the rule reads to update an element: the element itself, its row or
+    its matrix. Larger weights are updated in pieces where their state is not on the device."""
     rate: Callable[[OptimizerArguments], Float[Array, ""]] = lambda arguments: arguments.learning_rate
     """The learning rate of a step, from its arguments."""
-    matmuls: tuple[tuple[float, int, int, int], ...] = field(default=())
+    matmuls: tuple[tuple[float, int, int, int], ...] = ()
     """The matmuls of one matrix in a step, for the planner: times, rows, columns, and the dim that is summed."""
 
     def cuts(self, spec: ParamSpec) -> bool:

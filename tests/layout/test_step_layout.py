@@ -66,7 +66,7 @@ def test_a_plan_with_another_dtype_of_muon_than_is_asked_for_is_refused():
     config = resolve_config(small(optimizer={"name": "muon", "matrix_dtype": "bfloat16"}), 1)
     device = jax.devices()[0]
     plan = make_plan(config, device, 1)
-    other = replace(plan, dtypes=replace(plan.dtypes, muon="float32"))
+    other = replace(plan, dtypes=replace(plan.dtypes, matrix="float32"))
     check_plan(plan, config, device, 1)
     check_plan(other, replace(config, optimizer=replace(config.optimizer, matrix_dtype="auto")), device, 1)
     with refused("plan.dtypes.matrix", "float32", "optimizer.matrix_dtype is 'bfloat16'"):

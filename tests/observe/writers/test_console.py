@@ -118,7 +118,7 @@ def test_under_muon_a_line_has_both_learning_rates() -> None:
     shown.step(record(1))
     assert "matrix lr" not in text(screen)
     shown.step(record(2, matrix_learning_rate=2e-2))
-    assert re.search(r" lr matrix lr +s/step .*\n.* 3\.00e-04 2\.0e-02 ", text(screen))
+    assert re.search(r" lr matrix lr +s/step .*\n.* 3\.00e-04 +2\.0e-02 ", text(screen))
 
 
 def test_a_line_has_the_time_of_day_the_share_done_and_the_seconds_of_a_step(tmp_path: Path) -> None:
