@@ -35,7 +35,7 @@ class Optimizer:
     rounds: bool = True
     """Whether state is stored as `precision.moments` says; else that must be float32."""
     by_layers: bool = True
-    """Whether some layers may be updated without the others, with the same bits: not if it reduces stacked matrices."""
+    """Whether an update of some layers has the same bits as that of all of them."""
 
 
 OPTIMIZERS: dict[str, Optimizer] = {

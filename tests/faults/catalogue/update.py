@@ -106,6 +106,17 @@ UPDATE = (
         caught_by=("tests/optim/test_adafactor.py::test_four_steps_equal_optax_layer_by_layer[absolute-both]",),
     ),
     Fault(
+        name="gram_matrices_on_every_rank",
+        description="A dim of state that is split over several dims of the weight lies on every rank.",
+        file="jaxpar/optim/rule.py",
+        old="return sum((axes_of_dim(weight, dim) for dim in dims), ()) or None",
+        new="return None",
+        caught_by=(
+            "tests/extending/test_soap.py::"
+            "test_gram_matrices_are_split_over_all_ranks_and_counted_by_planner_and_estimate",
+        ),
+    ),
+    Fault(
         name="own_sleep_blamed_on_others",
         description="A process that was stopped itself reports the others as silent.",
         file="jaxpar/distributed/watch.py",
