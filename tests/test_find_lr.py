@@ -37,11 +37,11 @@ def test_the_rate_is_suggested_at_which_the_loss_falls_fastest(noise: float):
 
 
 def test_muons_own_rate_keeps_its_proportion():
-    config = Config(optimizer=OptimizerConfig(name="muon", learning_rate=1e-3, muon_learning_rate=2e-2))
+    config = Config(optimizer=OptimizerConfig(name="muon", learning_rate=1e-3, matrix_learning_rate=2e-2))
     sweep = judge(RATES, curve(1e-3, 1e-1), "it took all steps", config)
     assert sweep.suggestion is not None
     rates = sweep.suggestion.settings
-    assert rates["optimizer.muon_learning_rate"] == pytest.approx(20 * rates["optimizer.learning_rate"], rel=0.05)
+    assert rates["optimizer.matrix_learning_rate"] == pytest.approx(20 * rates["optimizer.learning_rate"], rel=0.05)
 
 
 def test_a_jump_after_the_lowest_point_is_not_mistaken_for_the_fall():

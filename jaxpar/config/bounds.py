@@ -179,7 +179,7 @@ BOUNDS: dict[str, Bound] = {
     "optimizer.decay_steps": _at_least(1),
     "optimizer.decay_fraction": _SHARE,
     "optimizer.final_fraction": _SHARE,
-    "optimizer.muon_learning_rate": _at_least(0, 1e30),
+    "optimizer.matrix_learning_rate": _at_least(0, 1e30),
     "optimizer.muon_momentum": _BELOW_ONE,
     "optimizer.muon_iterations": _at_least(1, 100),
     "optimizer.lion_beta1": _BELOW_ONE,

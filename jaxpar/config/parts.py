@@ -1,4 +1,4 @@
-"""Registries of the layer parts, objectives and data sources that the configuration can name.
+"""Registries of what the configuration can name: layer parts, objectives, optimizers and data sources.
 
 An implementation is named as `module:name`, and imported when it is first used.
 """
@@ -56,6 +56,36 @@ OBJECTIVES: dict[str, LossEntry] = {
 def objectives_of_pairs() -> list[str]:
     """Values of `loss.name` that train on pairs of answers."""
     return [name for name, entry in OBJECTIVES.items() if entry.pairs]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An update rule."""
+
+    rule: str
+    """`module:function` from a `jaxpar.optim.rule.RuleRequest` to the `Rule` of that weight."""
+    keys: tuple[str, ...] = ()
+    """Keys of `optimizer` that this one reads and some others do not."""
+    rounds: bool = True
+    """Whether state is stored as `precision.moments` says; else that must be float32."""
+    by_layers: bool = True
+    """Whether an update of some layers has the same bits as that of all of them."""
+
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "adamw": Optimizer("jaxpar.optim.adamw:adamw", keys=("beta1", "beta2", "epsilon")),
+    "muon": Optimizer(
+        "jaxpar.optim.muon:muon",
+        keys=(
+            "beta1", "beta2", "epsilon", "matrix_learning_rate", "matrix_dtype", "muon_momentum", "muon_iterations",
+        ),
+    ),
+    "lion": Optimizer("jaxpar.optim.lion:lion", keys=("lion_beta1", "lion_beta2")),
+    "adafactor": Optimizer(
+        "jaxpar.optim.adafactor:adafactor", keys=("adafactor_relative",), rounds=False, by_layers=False
+    ),
+}  # fmt: skip
+"""What `optimizer.name` can be."""
 
 
 @dataclass(frozen=True)

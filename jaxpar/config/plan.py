@@ -95,8 +95,8 @@ class Dtypes:
     """Gradients of matrices while they are exchanged; null for that of `gradient`."""
     matmul: str | None = None
     """The FP8 recipe of the layers' matmuls; null for `compute`."""
-    muon: Literal["float32", "bfloat16"] = "float32"
-    """Newton-Schulz iterations of Muon, and the messages that exchange matrices for them."""
+    matrix: Literal["float32", "bfloat16"] = "float32"
+    """Matmuls of updates of matrices, and the messages that exchange matrices for them."""
 
 
 @dataclass(frozen=True)

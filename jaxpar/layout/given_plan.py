@@ -116,12 +116,12 @@ def _check_residency(plan: Plan, config: Config) -> None:
 
 def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
     """(key of the plan, its value, the value expected, where that comes from)."""
-    parallel, precision, memory, muon = config.parallel, config.precision, config.memory, config.optimizer.muon_dtype
+    parallel, precision, memory = config.parallel, config.precision, config.memory
     rows = plan.microbatches * plan.microbatch_rows * plan.axes.data
     schedule = schedule_of(plan)
     slots = layer_order(plan, config.model).layers_per_chunk if len(plan.stage_layers) == schedule.chunks else 0
     same = ("zero", "microbatches", "pipe_ends", "pipe_ticks", "collectives", "collectives_at_once")
-    kept = ("optimizer_offload", "weights_offload")
+    kept, matrix = ("optimizer_offload", "weights_offload"), config.optimizer.matrix_dtype
     return [
         ("axes", dict(plan.axes), axis_sizes(parallel), "the mesh of the configuration"),
         *((key, getattr(plan, key), getattr(parallel, key), f"parallel.{key}") for key in same),
@@ -143,7 +143,7 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
         *_named(plan, parallel),
         ("secondary_shard", plan.secondary_shard, parallel.secondary_shard or 1, "parallel.secondary_shard"),
         ("dtypes.storage", plan.dtypes.storage, precision.storage or precision.compute, "precision.storage"),
-        *([("dtypes.muon", plan.dtypes.muon, muon, "optimizer.muon_dtype")] if muon != "auto" else []),
+        *([("dtypes.matrix", plan.dtypes.matrix, matrix, "optimizer.matrix_dtype")] if matrix != "auto" else []),
         *((key, getattr(plan, key), getattr(memory, key), f"memory.{key}") for key in kept),
     ]
 

@@ -181,9 +181,9 @@ def _settled(
 
 
 def _dtypes(config: Config, device: Device) -> Dtypes:
-    precision, muon = config.precision, config.optimizer.muon_dtype
-    if muon == "auto":
-        muon = "float32" if device.platform == "cpu" else "bfloat16"
+    precision, matrix = config.precision, config.optimizer.matrix_dtype
+    if matrix == "auto":
+        matrix = "float32" if device.platform == "cpu" else "bfloat16"
     return Dtypes(
         compute=precision.compute,
         storage=precision.storage or precision.compute,
@@ -193,7 +193,7 @@ def _dtypes(config: Config, device: Device) -> Dtypes:
         weight_wire=precision.weight_wire,
         gradient_wire=precision.gradient_wire,
         matmul=precision.matmul,
-        muon=muon,
+        matrix=matrix,
     )
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxpar.mesh.parameters import Partitions, Weights, merge
-from jaxpar.optim.optimizer import Optimizer, OptimizerState
+from jaxpar.optim.optimizer import Optimizer, OptimizerState, by_name, by_weight
 from jaxpar.runtime.carried import REPLICATED, Carried
 
 
@@ -22,7 +22,7 @@ class TrainState(NamedTuple):
     frozen: Weights
     """Frozen weights in storage placement and dtype. A checkpoint has none: they are those of another model."""
     optimizer: OptimizerState
-    """Moments, sharded like the master weights."""
+    """Moments and other state of the update rules, by name, in optimizer placement; and the weights' average."""
     step: Int[Array, ""]
     """Batches consumed: the next batch is a function of it."""
     applied: Int[Array, ""]
@@ -65,22 +65,18 @@ class WeightState(NamedTuple):
     """A weight and the state that its rule keeps."""
 
     master: Float[Array, "*shard"]
-    optimizer: OptimizerState
-    """The optimizer state of this weight alone."""
+    optimizer: dict[str, Any]
+    """The optimizer state of this weight alone, by name."""
 
 
 def weight_states(master: Weights, optimizer: OptimizerState) -> list[WeightState]:
     """The state of each weight, in the order of the leaves of `master`."""
     weights, structure = jax.tree.flatten(master)
-    nothing = [None] * len(weights)
-    parts = [nothing if part is None else structure.flatten_up_to(part) for part in optimizer]
-    return [WeightState(leaf, OptimizerState(*state)) for leaf, *state in zip(weights, *parts, strict=True)]
+    return [WeightState(*one) for one in zip(weights, by_weight(optimizer, structure), strict=True)]
 
 
 def join_weights(states: list[WeightState], like: TrainState) -> TrainState:
     """The inverse of `weight_states`: `like` with other master weights and another optimizer state."""
     structure = jax.tree.structure(like.master)
     master = structure.unflatten([state.master for state in states])
-    mu, nu, mean = (structure.unflatten([state.optimizer[part] for state in states]) for part in range(3))
-    average = None if like.optimizer.average is None else mean
-    return like._replace(master=master, optimizer=OptimizerState(mu, nu, average))
+    return like._replace(master=master, optimizer=by_name([state.optimizer for state in states], structure))

@@ -25,7 +25,6 @@ from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import Nested, Partitions, Specs, initial_weights, map_specs, only, select
 from jaxpar.mesh.placements import Placements, place
 from jaxpar.model.decoder import decoder_specs
-from jaxpar.optim.moments import check_blocks
 from jaxpar.optim.norm import squares_layout
 from jaxpar.optim.optimizer import Optimizer, make_optimizer
 from jaxpar.pipeline.execution.program import PipelineProgram
@@ -45,7 +44,7 @@ class StepLayout:
     plan: Plan
 
     def __post_init__(self) -> None:
-        check_blocks(self.plan.dtypes.moments, self.trained, self.master, self.plan.axes)
+        self.optimizer.check_layout(self.config.optimizer.name, self.master, self.plan.axes)
 
     @cached_property
     def order(self) -> LayerOrder:
@@ -100,7 +99,7 @@ class StepLayout:
         """The rules of all weights."""
         dtypes, specs = self.plan.dtypes, self.trained
         return make_optimizer(
-            self.config.optimizer, moments=dtypes.moments, muon_dtype=dtypes.muon, specs=specs, layout=self.master
+            self.config.optimizer, moments=dtypes.moments, matrix_dtype=dtypes.matrix, specs=specs, layout=self.master
         )
 
     @cached_property

@@ -68,5 +68,24 @@ def scatter_matrices(
         return x.reshape(-1, *shard)[:layers]
 
 
+def gather_stack(x: Float[Array, "*shard"], layout: PartitionSpec, stack: int) -> Float[Array, "share *whole"]:
+    """`gather_matrices` of a shard whose first `stack` dims (layers, and experts) number matrices."""
+    return gather_matrices(x.reshape(-1, *x.shape[stack:]), _flat(layout, stack))
+
+
+def scatter_stack(
+    matrices: Float[Array, "share *whole"], layout: PartitionSpec, stack: tuple[int, ...]
+) -> Float[Array, "*shard"]:
+    """The inverse of `gather_stack`; `stack` are the sizes of the first dims of the shard."""
+    shards = scatter_matrices(matrices, _flat(layout, len(stack)), prod(stack))
+    return shards.reshape(*stack, *shards.shape[1:])
+
+
+def _flat(layout: PartitionSpec, stack: int) -> PartitionSpec:
+    """`layout` with its first dims as one, of which the ranks of the axes that split them have their own part."""
+    own = tuple(axis for dim in range(stack) for axis in axes_of_dim(layout, dim))
+    return PartitionSpec(own or None, *layout[stack:])
+
+
 def _size(axes: tuple[str, ...]) -> int:
     return prod(lax.axis_size(axis) for axis in axes)

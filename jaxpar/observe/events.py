@@ -89,8 +89,8 @@ class StepRecord:
     """Steps so far without a token that the loss counts: they changed nothing."""
     loss_scale: float | None = None
     """Loss scale under float16."""
-    muon_learning_rate: float | None = None
-    """Learning rate of Muon's matrices; None under another optimizer."""
+    matrix_learning_rate: float | None = None
+    """Learning rate of the layers' matrices; None where it is `learning_rate`."""
     eval_loss: float | None = None
     """Held-out loss, where this step was evaluated."""
     memory_kind: MemoryKind = "device"

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from math import prod
 
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.collectives import reduce_sum
-from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.rules import axes_of_dim
-from jaxpar.optim.rule import Rule, all_dims
+from jaxpar.optim.rule import Rule, RuleRequest
 
 DECAY_POWER = 0.8
 """The second moment after update t (from 1) decays by `1 - t^-0.8`, so that it needs no bias correction."""
@@ -23,8 +20,8 @@ SMALLEST_SQUARE, SMALLEST_WEIGHT = 1e-30, 1e-3
 """The paper's epsilon 1, added to squares, and epsilon 2, the least root mean square of a weight in relative steps."""
 
 
-def adafactor(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec) -> Rule:
-    """Algorithms 4 and 5 without momentum, for one weight sharded as `layout`; each layer of a stack by itself, and
+def adafactor(request: RuleRequest) -> Rule:
+    """Algorithms 4 and 5 without momentum, for one weight; each layer of a stack by itself, and
     each expert.
 
     A matrix (or table) `[inputs..., outputs...]` keeps R, the means of squared gradients over its outputs, and C, those
@@ -32,8 +29,8 @@ def adafactor(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec) -
     the whole weight, so each is a `reduce_sum` over the axes that split its dims: of R, of C, and of a scalar a layer
     for the mean of R, for the length of the direction and, with `adafactor_relative`, for that of the weight.
     """
-    stack = spec.stack
-    every = all_dims(spec)[stack:]
+    spec, layout, stack = request.spec, request.layout, request.spec.stack
+    every = tuple(range(stack, len(spec.shape)))
     inputs, outputs = every[: spec.inputs], every[spec.inputs :]
     matrix = spec.decay
 
@@ -46,22 +43,22 @@ def adafactor(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec) -
     def root_mean_square(x: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.sqrt(mean(jnp.square(x), every))
 
-    def direction(gradient, weight, mu, nu, step, arguments):
+    def direction(gradient, weight, state, step, arguments):
         decay = 1.0 - (step.astype(jnp.float32) + 1.0) ** -DECAY_POWER
         square = jnp.square(gradient) + SMALLEST_SQUARE
         if matrix:
-            rows = decay * jnp.expand_dims(nu["rows"], outputs) + (1 - decay) * mean(square, outputs)
-            columns = decay * jnp.expand_dims(nu["columns"], inputs) + (1 - decay) * mean(square, inputs)
+            rows = decay * jnp.expand_dims(state["rows"], outputs) + (1 - decay) * mean(square, outputs)
+            columns = decay * jnp.expand_dims(state["columns"], inputs) + (1 - decay) * mean(square, inputs)
             update = gradient * (rows / mean(rows, inputs)) ** -0.5 * columns**-0.5
-            nu = {"rows": rows.squeeze(outputs), "columns": columns.squeeze(inputs)}
+            state = {"rows": rows.squeeze(outputs), "columns": columns.squeeze(inputs)}
         else:
-            nu = decay * nu + (1 - decay) * square
-            update = gradient * nu**-0.5
+            nu = decay * state["nu"] + (1 - decay) * square
+            update, state = gradient * nu**-0.5, {"nu": nu}
         update /= jnp.maximum(1.0, root_mean_square(update) / LARGEST_UPDATE)
-        if config.adafactor_relative:
+        if request.config.adafactor_relative:
             update *= jnp.maximum(SMALLEST_WEIGHT, root_mean_square(weight))
-        return update, None, nu
+        return update, state
 
     layers = tuple(range(stack))
-    factors = {"rows": layers + inputs, "columns": layers + outputs}
-    return Rule(mu=False, nu=factors if matrix else all_dims(spec), direction=direction)
+    kept = {"rows": layers + inputs, "columns": layers + outputs} if matrix else {"nu": layers + every}
+    return Rule({name: request.of_dims(dims) for name, dims in kept.items()}, direction, "matrix")

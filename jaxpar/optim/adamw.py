@@ -6,18 +6,18 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.optim.arguments import OptimizerArguments
-from jaxpar.optim.rule import Rule, all_dims
+from jaxpar.optim.rule import Rule, RuleRequest
 
 
-def adamw(spec: ParamSpec) -> Rule:
+def adamw(request: RuleRequest) -> Rule:
     """Adam's direction with bias correction; decay is decoupled, so the optimizer adds it."""
 
-    def direction(gradient, weight, mu, nu, step, arguments: OptimizerArguments) -> tuple[Any, Any, Any]:
+    def direction(gradient, weight, state, step, arguments: OptimizerArguments) -> tuple[Any, Any]:
         beta1, beta2, updates = arguments.beta1, arguments.beta2, step + 1
-        mu, nu = beta1.mean(mu, gradient), beta2.mean(nu, jnp.square(gradient))
+        mu, nu = beta1.mean(state["mu"], gradient), beta2.mean(state["nu"], jnp.square(gradient))
         corrected_mu, corrected_nu = mu / (1 - beta1.old**updates), nu / (1 - beta2.old**updates)
-        return corrected_mu / (jnp.sqrt(corrected_nu) + arguments.epsilon), mu, nu
+        return corrected_mu / (jnp.sqrt(corrected_nu) + arguments.epsilon), {"mu": mu, "nu": nu}
 
-    return Rule(mu=True, nu=all_dims(spec), direction=direction)
+    state = {"mu": request.like_weight(signed=True), "nu": request.like_weight(signed=False)}
+    return Rule(state, direction)

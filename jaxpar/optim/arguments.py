@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Int
 
@@ -30,8 +30,8 @@ class OptimizerArguments(NamedTuple):
     schedule: ScheduleArguments | None
     """None where the learning rates are those of one step."""
     learning_rate: Float[Array, ""]
-    """Of every rule but Muon's: the peak, or that of a step."""
-    muon_learning_rate: Float[Array, ""]
+    """The peak, or that of a step."""
+    matrix_learning_rate: Float[Array, ""]
     beta1: Shares
     beta2: Shares
     epsilon: Float[Array, ""]
@@ -47,9 +47,12 @@ class OptimizerArguments(NamedTuple):
     def at(self, step: Int[Array, ""] | int) -> OptimizerArguments:
         """The arguments of update `step` (from 0): learning rates are those of the schedule there."""
         assert self.schedule is not None, "the arguments are those of a step already"
-        share = schedule_at(self.schedule, step)
-        rates = self.learning_rate * share, self.muon_learning_rate * share
-        return self._replace(schedule=None, learning_rate=rates[0], muon_learning_rate=rates[1])
+        return self.scaled(schedule_at(self.schedule, step))._replace(schedule=None)
+
+    def scaled(self, share: Any) -> OptimizerArguments:
+        """The arguments with a `share` of each learning rate."""
+        rates = self.learning_rate * share, self.matrix_learning_rate * share
+        return self._replace(learning_rate=rates[0], matrix_learning_rate=rates[1])
 
 
 def optimizer_arguments(config: OptimizerConfig, steps: int) -> OptimizerArguments:
@@ -58,7 +61,7 @@ def optimizer_arguments(config: OptimizerConfig, steps: int) -> OptimizerArgumen
     return OptimizerArguments(
         schedule=schedule_arguments(config, steps),
         learning_rate=float32(config.learning_rate),
-        muon_learning_rate=float32(config.muon_learning_rate),
+        matrix_learning_rate=float32(config.matrix_learning_rate),
         beta1=shares(config.beta1),
         beta2=shares(config.beta2),
         epsilon=float32(config.epsilon),

@@ -17,9 +17,9 @@ def balance(rate: float) -> Rule:
     What comes as the gradient are the tokens of each expert in the batch, [layers, experts], in any unit.
     """
 
-    def direction(gradient, weight, mu, nu, step, arguments):
+    def direction(gradient, weight, state, step, arguments):
         mean = gradient.mean(axis=-1, keepdims=True)
         excess = gradient - mean
-        return jnp.where(jnp.abs(excess) > ROUNDING * mean, jnp.sign(excess), 0.0), None, None
+        return jnp.where(jnp.abs(excess) > ROUNDING * mean, jnp.sign(excess), 0.0), {}
 
-    return Rule(mu=False, nu=None, direction=direction, rate=lambda arguments: jnp.float32(rate))
+    return Rule({}, direction, "row", rate=lambda arguments: jnp.float32(rate))

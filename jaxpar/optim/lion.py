@@ -7,16 +7,17 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxpar.optim.arguments import OptimizerArguments
-from jaxpar.optim.rule import Rule
+from jaxpar.optim.rule import Rule, RuleRequest
 
 
-def lion() -> Rule:
+def lion(request: RuleRequest) -> Rule:
     """The sign of `beta1 m + (1 - beta1) g`; then the momentum m becomes `beta2 m + (1 - beta2) g`.
 
     Every element changes by the learning rate, so the rate should be smaller than AdamW's, and decay larger.
     """
 
-    def direction(gradient, weight, mu, nu, step, arguments: OptimizerArguments) -> tuple[Any, Any, Any]:
-        return jnp.sign(arguments.lion_beta1.mean(mu, gradient)), arguments.lion_beta2.mean(mu, gradient), None
+    def direction(gradient, weight, state, step, arguments: OptimizerArguments) -> tuple[Any, Any]:
+        mu = state["mu"]
+        return jnp.sign(arguments.lion_beta1.mean(mu, gradient)), {"mu": arguments.lion_beta2.mean(mu, gradient)}
 
-    return Rule(mu=True, nu=None, direction=direction)
+    return Rule({"mu": request.like_weight(signed=True)}, direction)

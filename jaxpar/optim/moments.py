@@ -23,18 +23,13 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int, PyTree, UInt
+from jaxtyping import Array, Float, Int, UInt
 
-from jaxpar.config.errors import UserError
-from jaxpar.config.plan import AxisSizes
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import SHARD_ORDER
-from jaxpar.mesh.rules import axes_of_dim
 
 LONGEST_BLOCK, SHORTEST_BLOCK = 128, 16
 """Elements that share a scale: at 128 it adds 0.03 bytes an element. Below 16 bfloat16 is hardly larger."""
@@ -87,30 +82,6 @@ def blocks_of(spec: ParamSpec) -> Blocks:
     parts = 1 if name in ("head_dim", "latent") else TENSOR_RANKS
     whole = spec.shape[dim] // parts if spec.shape[dim] % parts == 0 else spec.shape[dim]
     return Blocks(dim, gcd(whole, LONGEST_BLOCK))
-
-
-def check_blocks(moments: str, specs: PyTree, layout: PyTree, sizes: AxisSizes) -> None:
-    """Raises `UserError` if a device's part of a weight would end inside a block."""
-    described, structure = jax.tree.flatten_with_path(specs, is_leaf=lambda x: isinstance(x, ParamSpec))
-    for (path, spec), partition in zip(described, structure.flatten_up_to(layout), strict=True):
-        form = form_of(moments, spec)
-        if not isinstance(form, Blocks):
-            continue
-        axes = axes_of_dim(partition, form.dim)
-        part = spec.shape[form.dim] // int(np.prod([sizes[axis] for axis in axes]))
-        if part % form.size:
-            ranks = " x ".join(f"{axis} {sizes[axis]}" for axis in axes)
-            name = ".".join(str(getattr(key, "key", key)) for key in path)
-            raise UserError(
-                f"precision.moments: int8 has a scale for every {form.size} elements of {name} along "
-                f"{spec.axes[form.dim]}, and {ranks} leaves {part} of {spec.shape[form.dim]} on a device; expected a "
-                "layout that leaves whole blocks, or bfloat16"
-            )
-
-
-def layout_of(form: Form, layout: PartitionSpec) -> Any:
-    """The layout of a stored moment whose weight has `layout`: scales are split like what they scale."""
-    return Blocked(layout, layout) if isinstance(form, Blocks) else layout
 
 
 def zeros(form: Form, like: Float[Array, "*shard"], *, signed: bool) -> Any:

@@ -6,15 +6,12 @@ from math import prod
 
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxpar.config.schema import OptimizerConfig
-from jaxpar.mesh.matrices import gather_matrices, scatter_matrices
-from jaxpar.mesh.parameters import ParamSpec
-from jaxpar.mesh.rules import axes_of_dim
-from jaxpar.optim.rule import Rule
+from jaxpar.mesh.matrices import gather_stack, scatter_stack
+from jaxpar.optim.adamw import adamw
+from jaxpar.optim.rule import Rule, RuleRequest
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """Coefficients of Jordan's quintic: steep at 0, so that five iterations bring singular values to about 0.7 to 1.2."""
@@ -42,30 +39,40 @@ def newton_schulz(
     return (x.mT if tall else x).astype(jnp.float32)
 
 
-def muon(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec, dtype: DTypeLike) -> Rule:
-    """Muon for one stacked weight `[layers, inputs..., outputs...]` sharded as `layout`; experts are stacked too.
+def muon(request: RuleRequest) -> Rule:
+    """Muon for one stacked weight `[layers, inputs..., outputs...]`; experts are stacked too. Other weights, which are
+    no matrices of a layer, have AdamW.
 
     Nesterov momentum M = mu M + g, u = g + mu M, is elementwise on the shard. Newton-Schulz needs whole matrices
-    `[prod(inputs), prod(outputs)]`: the ranks that share the weight exchange layers for dims (in `dtype`), each works
-    on its share of the layers, and the results go back. Ranks that hold copies of the weight repeat the same work. The
-    direction is scaled by sqrt(max(1, outputs / inputs)).
+    `[prod(inputs), prod(outputs)]`: the ranks that share the weight exchange layers for dims (in `request.dtype`), each
+    works on its share of the layers, and the results go back. Ranks that hold copies of the weight repeat the same
+    work. The direction is scaled by sqrt(max(1, outputs / inputs)).
     """
-    assert spec.matrix and spec.axes[0] == "layers", f"Muon is for matrices stacked over layers, not {spec}"
+    spec, layout, dtype, iterations = request.spec, request.layout, request.dtype, request.config.muon_iterations
+    if not spec.matrix:
+        return adamw(request)
     shape = spec.shape[spec.stack :]
     inputs, outputs = prod(shape[: spec.inputs]), prod(shape[spec.inputs :])
-    # Layers and experts are one dim, of which the ranks of the axes that split it have their own.
-    own = tuple(axis for dim in range(spec.stack) for axis in axes_of_dim(layout, dim))
-    together = PartitionSpec(own or None, *layout[spec.stack :])
     scale = max(1.0, outputs / inputs) ** 0.5
 
-    def direction(gradient, weight, mu, nu, step, arguments):
-        momentum = arguments.muon_momentum * mu + gradient
+    def direction(gradient, weight, state, step, arguments):
+        momentum = arguments.muon_momentum * state["mu"] + gradient
         update = gradient + arguments.muon_momentum * momentum
-        flat = update.reshape(-1, *update.shape[spec.stack :])
-        whole = gather_matrices(flat.astype(dtype), together)
+        whole = gather_stack(update.astype(dtype), layout, spec.stack)
         assert whole.shape[1:] == shape, f"matrices of {whole.shape[1:]} where {spec} was declared"
-        matrices = newton_schulz(whole.reshape(-1, inputs, outputs), config.muon_iterations, dtype)
-        back = scatter_matrices(matrices.reshape(whole.shape).astype(dtype), together, flat.shape[0])
-        return scale * back.reshape(update.shape).astype(jnp.float32), momentum, nu
+        matrices = newton_schulz(whole.reshape(-1, inputs, outputs), iterations, dtype)
+        back = scatter_stack(matrices.reshape(whole.shape).astype(dtype), layout, update.shape[: spec.stack])
+        return scale * back.astype(jnp.float32), {"mu": momentum}
 
-    return Rule(mu=True, nu=None, direction=direction, rate=lambda arguments: arguments.muon_learning_rate)
+    small, large = sorted((inputs, outputs))
+    return Rule(
+        state={"mu": request.like_weight(signed=True)},
+        direction=direction,
+        granularity="matrix",
+        rate=lambda arguments: arguments.matrix_learning_rate,
+        matmuls=(
+            (iterations, small, small, large),
+            (iterations, small, small, small),
+            (iterations, small, large, small),
+        ),
+    )

@@ -1,42 +1,41 @@
 """The optimizer: a rule for each weight, which is updated by itself.
 
-To add an optimizer, write its rule in a file of its own (`rule.py` states what a rule is) and choose it in `_rule_of`.
+To add an optimizer, write its rule in a file of its own (`rule.py` states what a rule is) and register it in
+`jaxpar.config.parts.OPTIMIZERS`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import lru_cache
+from importlib import import_module
+from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree
 
+from jaxpar.config.errors import UserError
+from jaxpar.config.parts import OPTIMIZERS
+from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
-from jaxpar.optim.adafactor import adafactor
-from jaxpar.optim.adamw import adamw
+from jaxpar.mesh.rules import axes_of_dim
 from jaxpar.optim.arguments import OptimizerArguments
 from jaxpar.optim.average import next_average
 from jaxpar.optim.balance import balance
-from jaxpar.optim.lion import lion
-from jaxpar.optim.moments import Form, decode, encode, form_of, layout_of, zeros
-from jaxpar.optim.muon import muon
-from jaxpar.optim.rule import Rule, all_dims, moments_of, only_dims
+from jaxpar.optim.moments import decode, encode
+from jaxpar.optim.rule import Rule, RuleRequest
 
+type OptimizerState = dict[str, PyTree]
+"""The arrays that the rules keep, by name: a tree like that of the weights, with None in place of a weight whose rule
+keeps none, in the stored form of `moments.py`. The training step keeps the number of updates."""
 
-class OptimizerState(NamedTuple):
-    """What the rules keep, placed like the master weights. The training step keeps the number of updates."""
-
-    mu: PyTree
-    """Adam's first moment, or the momentum of Muon or Lion, in the stored form of `moments.py`; None in place of a
-    weight whose rule keeps none."""
-    nu: PyTree
-    """Adam's second moment likewise, or Adafactor's row and column means in float32; None if a rule keeps none."""
-    average: PyTree
-    """Moving average of the weights in float32; None without `optimizer.ema`."""
+AVERAGE = "average"
+"""The name in `OptimizerState` of the moving average of the weights in float32; absent without `optimizer.ema`."""
 
 
 @dataclass(frozen=True)
@@ -44,51 +43,42 @@ class WeightOptimizer:
     """The optimizer of one weight. It reads nothing of other weights."""
 
     rule: Rule
-    form: Form
-    """How moments are stored between updates."""
-    coded: bool
-    """Whether the second moment is shaped like the weight, and so stored as `form` too."""
-    decays: bool
-    """Whether the weight has weight decay."""
+    spec: ParamSpec
     averages: bool
     """Whether a moving average of the weight is kept."""
 
-    def init(self, master: Float[Array, "*shard"]) -> OptimizerState:
+    def init(self, master: Float[Array, "*shard"]) -> dict[str, Any]:
         """The state before the first update: of a global array under `jit`, or of a shard; no communication."""
-        means = lambda dims: jnp.zeros([master.shape[dim] for dim in dims], jnp.float32)
-        mu = zeros(self.form, master, signed=True) if self.rule.mu else None
-        nu = zeros(self.form, master, signed=False) if self.coded else moments_of(self.rule, means)
-        return OptimizerState(mu, nu, master.astype(jnp.float32) if self.averages else None)
+        state = {name: array.zeros(self.spec, master) for name, array in self.rule.state.items()}
+        return state | ({AVERAGE: master.astype(jnp.float32)} if self.averages else {})
 
     def update(
         self,
         gradient: Float[Array, "*shard"],
-        state: OptimizerState,
+        state: dict[str, Any],
         master: Float[Array, "*shard"],
         step: Int[Array, ""],
         arguments: OptimizerArguments,
-    ) -> tuple[Float[Array, "*shard"], OptimizerState]:
+    ) -> tuple[Float[Array, "*shard"], dict[str, Any]]:
         """(new master weight, new state), inside `shard_map`, on shards in optimizer placement.
 
         `step` is the number of updates applied so far, and `arguments` are those of this step. The update is computed
-        in float32; moments are rounded once, at the end.
+        in float32; the state is rounded once, at the end. Weights without `decay` in their spec get no weight decay.
         """
-        rate = self.rule.rate(arguments)
-        decay = arguments.weight_decay if self.decays else 0.0
-        mu = decode(self.form, state.mu) if self.rule.mu else None
-        nu = decode(self.form, state.nu) if self.coded else state.nu
-        direction, mu, nu = self.rule.direction(gradient.astype(jnp.float32), master, mu, nu, step, arguments)
-        mu = None if mu is None else encode(self.form, mu, step, signed=True)
-        nu = encode(self.form, nu, step, signed=False) if self.coded else nu
+        arrays, rate = self.rule.state, self.rule.rate(arguments)
+        decay = arguments.weight_decay if self.spec.decay else 0.0
+        before = {name: decode(array.form, state[name]) for name, array in arrays.items()}
+        direction, after = self.rule.direction(gradient.astype(jnp.float32), master, before, step, arguments)
+        new = {name: encode(one.form, after[name], step, signed=one.signed) for name, one in arrays.items()}
         weight = master - rate * (direction + decay * master)
-        average = next_average(state.average, weight, step, arguments.ema) if self.averages else None
-        return weight, OptimizerState(mu, nu, average)
+        if self.averages:
+            new[AVERAGE] = next_average(state[AVERAGE], weight, step, arguments.ema)
+        return weight, new
 
-    def state_layout(self, layout: PartitionSpec) -> OptimizerState:
+    def state_layout(self, layout: PartitionSpec) -> dict[str, Any]:
         """The partition of the master weight to those of the state."""
-        mu = layout_of(self.form, layout) if self.rule.mu else None
-        nu = layout_of(self.form, layout) if self.coded else moments_of(self.rule, lambda dims: only_dims(layout, dims))
-        return OptimizerState(mu, nu, layout if self.averages else None)
+        state = {name: array.layout(layout) for name, array in self.rule.state.items()}
+        return state | ({AVERAGE: layout} if self.averages else {})
 
 
 @dataclass(frozen=True)
@@ -103,47 +93,65 @@ class Optimizer:
     def init(self, master: PyTree) -> OptimizerState:
         """Master weights to the state before the first update: global arrays under `jit`, or shards."""
         each = zip(self.weights, self.structure.flatten_up_to(master), strict=True)
-        return self._joined([optimizer.init(weight) for optimizer, weight in each])
+        return by_name([optimizer.init(weight) for optimizer, weight in each], self.structure)
 
     def state_layout(self, layout: PyTree) -> OptimizerState:
         """PartitionSpecs of the master weights to PartitionSpecs of the state."""
         each = zip(self.weights, self.structure.flatten_up_to(layout), strict=True)
-        return self._joined([optimizer.state_layout(spec) for optimizer, spec in each])
+        return by_name([optimizer.state_layout(spec) for optimizer, spec in each], self.structure)
 
-    def _joined(self, states: list[OptimizerState]) -> OptimizerState:
-        mu, nu, average = (self.structure.unflatten(part) for part in zip(*states, strict=True))
-        return OptimizerState(mu, nu, None if all(state.average is None for state in states) else average)
+    def check_layout(self, name: str, layout: PyTree, sizes: AxisSizes) -> None:
+        """Raises `UserError` if a dim of the state of optimizer `name` does not divide by the ranks that share it."""
+        described = jax.tree_util.tree_leaves_with_path(self.structure.unflatten(self.weights))
+        for (path, one), where in zip(described, self.structure.flatten_up_to(layout), strict=True):
+            for key, array in one.rule.state.items():
+                for size, unit, dims in zip(array.shape, array.units, array.dims, strict=True):
+                    axes = [axis for dim in dims for axis in axes_of_dim(where, dim)]
+                    if size % (unit * prod(sizes[axis] for axis in axes)):
+                        weight = jax.tree_util.keystr(path, simple=True, separator=".")
+                        stored, other = f"a dim of {size}", "optimizer"
+                        if unit > 1:
+                            stored, other = f"{stored} in blocks of {unit} elements", "precision.moments than int8"
+                        ranks = " x ".join(f"{axis} {sizes[axis]}" for axis in axes)
+                        raise UserError(
+                            f"optimizer.name: {name} keeps {key} of {weight} with {stored}, which does not divide by "
+                            f"{ranks}; expected a mesh by which it divides, or another {other}"
+                        )
+
+
+def by_name(states: Sequence[dict[str, Any]], structure: Any) -> OptimizerState:
+    """The trees, by name, of the states of single weights."""
+    names = sorted({name for state in states for name in state})
+    return {name: structure.unflatten([state.get(name) for state in states]) for name in names}
+
+
+def by_weight(state: OptimizerState, structure: Any) -> list[dict[str, Any]]:
+    """The inverse of `by_name`."""
+    trees = {name: structure.flatten_up_to(tree) for name, tree in state.items()}
+    each = ({name: tree[index] for name, tree in trees.items()} for index in range(structure.num_leaves))
+    return [{name: array for name, array in one.items() if array is not None} for one in each]
 
 
 def make_optimizer(
-    config: OptimizerConfig, *, moments: str, muon_dtype: DTypeLike = "float32", specs: PyTree, layout: PyTree
+    config: OptimizerConfig, *, moments: str, matrix_dtype: str = "float32", specs: PyTree, layout: PyTree
 ) -> Optimizer:
     """The optimizer that `config` asks for. The numbers of `config` are arguments of its updates.
 
     `specs` has a ParamSpec and `layout` a PartitionSpec (optimizer placement) for each weight; `moments` is how
-    moments are stored (`precision.moments`), and `muon_dtype` is that of Muon's Newton-Schulz iterations. Weights
-    without `decay` in their spec get no weight decay.
+    moments are stored (`precision.moments`), and `matrix_dtype` is that of the matmuls of rules that see matrices.
     """
     described, structure = jax.tree.flatten(specs)
-
-    def one(spec: ParamSpec, layout: PartitionSpec) -> WeightOptimizer:
-        rule = _rule_of(config, spec, layout, muon_dtype)
-        coded, averages = rule.nu == all_dims(spec), config.ema is not None
-        return WeightOptimizer(rule, form_of(moments, spec), coded, spec.decay, averages)
-
     each = zip(described, structure.flatten_up_to(layout), strict=True)
-    return Optimizer(tuple(one(*leaf) for leaf in each), structure)
+    rules = [rule_of(RuleRequest(config, spec, moments, layout, matrix_dtype)) for spec, layout in each]
+    averages = config.ema is not None
+    weights = (WeightOptimizer(rule, spec, averages) for rule, spec in zip(rules, described, strict=True))
+    return Optimizer(tuple(weights), structure)
 
 
-def _rule_of(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec, muon_dtype: DTypeLike) -> Rule:
-    """The rule of a weight: that of `optimizer.name`; under Muon, AdamW for all that is not a layer's matrix. Biases
-    that count tokens have their own."""
-    if spec.balance_rate is not None:
-        return balance(spec.balance_rate)
-    if config.name == "lion":
-        return lion()
-    if config.name == "adafactor":
-        return adafactor(config, spec, layout)
-    if config.name == "muon" and spec.matrix:
-        return muon(config, spec, layout, muon_dtype)
-    return adamw(spec)
+@lru_cache(maxsize=10_000)
+def rule_of(request: RuleRequest) -> Rule:
+    """The rule of a weight: that of `optimizer.name`; biases that count tokens have their own."""
+    if request.spec.balance_rate is not None:
+        return balance(request.spec.balance_rate)
+    module, name = OPTIMIZERS[request.config.name].rule.split(":")
+    return getattr(import_module(module), name)(request)

@@ -12,6 +12,8 @@ import numpy as np
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.bounds import COUNT
+from jaxpar.config.parts import OPTIMIZERS
+from jaxpar.config.schema import OptimizerConfig
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.training.run.run import Run
 from jaxpar.units import plural
@@ -48,7 +50,7 @@ class Sweep:
     """What a sweep measured."""
 
     rates: list[float]
-    """`optimizer.learning_rate` of each step; under Muon `muon_learning_rate` keeps its proportion to it."""
+    """`optimizer.learning_rate` of each step; `matrix_learning_rate`, where used, keeps its proportion to it."""
     losses: list[float]
     """Loss of each step in nats per token, before its update."""
     smooth: list[float]
@@ -131,35 +133,38 @@ def judge(rates: Sequence[float], losses: Sequence[float], ended: str, config: C
             "larger --high may find a higher rate"
         )
     settings = {"optimizer.learning_rate": rate}
-    if config.optimizer.name == "muon":
-        muon = config.optimizer.muon_learning_rate / config.optimizer.learning_rate * rate
-        settings["optimizer.muon_learning_rate"] = float(f"{muon:.1e}")
+    if _has_matrix_rate(config.optimizer):
+        matrix_rate = config.optimizer.matrix_learning_rate / config.optimizer.learning_rate * rate
+        settings["optimizer.matrix_learning_rate"] = float(f"{matrix_rate:.1e}")
     return Sweep(rates, losses, smooth.tolist(), ended, Suggestion(rate, rates[lowest], settings, reason))
 
 
 def _swept(config: Config, high: float) -> Config:
     """`config` with `high` as its peak, without what a sweep does not use."""
     optimizer = config.optimizer
-    if optimizer.name == "muon" and optimizer.learning_rate == 0:
-        raise UserError("optimizer.learning_rate: expected more than 0: muon_learning_rate keeps its proportion to it")
-    muon = optimizer.muon_learning_rate
-    if optimizer.name == "muon":
-        muon *= high / optimizer.learning_rate
+    matrix_rate = optimizer.matrix_learning_rate
+    if _has_matrix_rate(optimizer):
+        if optimizer.learning_rate == 0:
+            raise UserError(
+                "optimizer.learning_rate: expected more than 0: matrix_learning_rate keeps its proportion to it"
+            )
+        matrix_rate *= high / optimizer.learning_rate
+    rates = {"learning_rate": high, "matrix_learning_rate": matrix_rate}
     return replace(
         config,
-        optimizer=replace(
-            optimizer, learning_rate=high, muon_learning_rate=muon, schedule="constant", warmup_steps=0, ema=None
-        ),
+        optimizer=replace(optimizer, schedule="constant", warmup_steps=0, ema=None, **rates),
         evaluation=replace(config.evaluation, ema=False),
     )
 
 
 def _scaled(arguments: StepArguments, share: float) -> StepArguments:
     """`arguments` with a `share` of their learning rates."""
-    optimizer = arguments.optimizer
-    rates = np.float32(share * optimizer.learning_rate), np.float32(share * optimizer.muon_learning_rate)
-    optimizer = optimizer._replace(learning_rate=rates[0], muon_learning_rate=rates[1])
-    return arguments._replace(optimizer=optimizer)
+    return arguments._replace(optimizer=arguments.optimizer.scaled(share))
+
+
+def _has_matrix_rate(optimizer: OptimizerConfig) -> bool:
+    """Whether the layers' matrices have a learning rate of their own."""
+    return "matrix_learning_rate" in OPTIMIZERS[optimizer.name].keys
 
 
 def _smooth(losses: np.ndarray, width: float) -> np.ndarray:

@@ -102,7 +102,7 @@ def test_factors_of_orthogonalized_updates_are_the_matrices():
 
 
 def _orthogonal(steps: Any) -> float:
-    return steps.layers.orthogonal(steps.where.device, steps.where.update)
+    return steps.layers.matrix_seconds(steps.where.device, steps.where.update)
 
 
 @dataclass(frozen=True)

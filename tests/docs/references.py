@@ -29,7 +29,7 @@ EXCEPTIONS = (
     "jaxpar/layers/feed_forward/gated_relu2.py",  # the example of docs/extending.md
 )  # fmt: skip
 """Files, and folders with everything in them, that look like parts of the repository but are not."""
-EXAMPLES = ("model.activation=gated_relu2",)
+EXAMPLES = ("model.activation=gated_relu2", "optimizer.name=soap")
 """Overrides with a value that a page adds as an example."""
 OTHER_PROGRAMS = ("--gpus-per-node", "--gpus-per-task", "--requeue", "--signal", "--hostfile")
 """Flags of other programs (Slurm, Open MPI) that pages name without the program."""

@@ -51,11 +51,11 @@ def test_a_layout_is_frozen_and_knows_no_devices():
     [("auto", "float32", "bfloat16"), ("float32", "float32", "float32"), ("bfloat16", "bfloat16", "bfloat16")],
 )
 def test_muon_computes_in_the_dtype_that_is_asked_for_or_in_that_of_the_platform(asked: str, here: str, on_gpus: str):
-    config = resolve_config(small(optimizer={"name": "muon", "muon_dtype": asked}), 1)
+    config = resolve_config(small(optimizer={"name": "muon", "matrix_dtype": asked}), 1)
     cluster = parse_cluster("h100:1x1")
-    assert make_plan(config, DescribedGPU.of(cluster.gpu), 1, cluster, 2**30).dtypes.muon == on_gpus
+    assert make_plan(config, DescribedGPU.of(cluster.gpu), 1, cluster, 2**30).dtypes.matrix == on_gpus
     plan = make_plan(config, jax.devices()[0], 1)
-    assert plan.dtypes.muon == here
+    assert plan.dtypes.matrix == here
     step = TrainStep(StepLayout(with_vocab(config, 64), plan), build_mesh(plan.axes, jax.devices()[:1]))
     inputs = step.residency.abstract_input(), step.layout.abstract_batch(step.mesh)
     lowered = step.train.lower(*inputs, step.layout.abstract_arguments(step.mesh))
@@ -63,11 +63,11 @@ def test_muon_computes_in_the_dtype_that_is_asked_for_or_in_that_of_the_platform
 
 
 def test_a_plan_with_another_dtype_of_muon_than_is_asked_for_is_refused():
-    config = resolve_config(small(optimizer={"name": "muon", "muon_dtype": "bfloat16"}), 1)
+    config = resolve_config(small(optimizer={"name": "muon", "matrix_dtype": "bfloat16"}), 1)
     device = jax.devices()[0]
     plan = make_plan(config, device, 1)
-    other = replace(plan, dtypes=replace(plan.dtypes, muon="float32"))
+    other = replace(plan, dtypes=replace(plan.dtypes, matrix="float32"))
     check_plan(plan, config, device, 1)
-    check_plan(other, replace(config, optimizer=replace(config.optimizer, muon_dtype="auto")), device, 1)
-    with refused("plan.dtypes.muon", "float32", "optimizer.muon_dtype is 'bfloat16'"):
+    check_plan(other, replace(config, optimizer=replace(config.optimizer, matrix_dtype="auto")), device, 1)
+    with refused("plan.dtypes.matrix", "float32", "optimizer.matrix_dtype is 'bfloat16'"):
         check_plan(other, config, device, 1)

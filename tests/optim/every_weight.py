@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from jaxpar.layout.state import weight_states
 from jaxpar.optim import Optimizer, OptimizerArguments, OptimizerState
+from jaxpar.optim.optimizer import by_name, by_weight
 
 
 def update_every_weight(
@@ -21,9 +21,8 @@ def update_every_weight(
     """(new master weights, new state) of trees, each weight updated by its own `WeightOptimizer`."""
     arguments = arguments.at(step)
     leaves, structure = jax.tree.flatten(master)
-    states = [own.optimizer for own in weight_states(master, state)]
+    states = by_weight(state, structure)
     each = zip(optimizer.weights, structure.flatten_up_to(gradients), states, leaves, strict=True)
     updated = [weight.update(gradient, own, leaf, step, arguments) for weight, gradient, own, leaf in each]
     weights, states = zip(*updated, strict=True)
-    mu, nu, average = (structure.unflatten(part) for part in zip(*states, strict=True))
-    return structure.unflatten(weights), OptimizerState(mu, nu, None if state.average is None else average)
+    return structure.unflatten(weights), by_name(states, structure)

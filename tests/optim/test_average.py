@@ -27,8 +27,8 @@ def test_the_average_follows_the_weights_after_each_update_wherever_they_lie(
     for t, (weights, state) in enumerate(runs):
         decay = min(0.15, (1 + t) / (10 + t))
         average = decay * average + (1 - decay) * weights["w"]
-        np.testing.assert_allclose(state.average["w"], average, rtol=1e-5, atol=1e-6)
-        assert state.average["w"].dtype == np.float32
+        np.testing.assert_allclose(state["average"]["w"], average, rtol=1e-5, atol=1e-6)
+        assert state["average"]["w"].dtype == np.float32
 
 
 def test_the_first_weights_are_soon_forgotten_and_later_ones_decay_as_asked():
@@ -46,8 +46,8 @@ def test_the_first_weights_are_soon_forgotten_and_later_ones_decay_as_asked():
 def test_without_a_decay_nothing_is_kept():
     config = OptimizerConfig(**{**vars(CONFIG), "ema": None})
     optimizer = make_optimizer(config, moments="float32", specs=SPEC, layout={"w": P()})
-    assert optimizer.init({"w": jnp.ones((4, 8))}).average is None
-    assert optimizer.state_layout({"w": P()}).average is None
+    assert "average" not in optimizer.init({"w": jnp.ones((4, 8))})
+    assert "average" not in optimizer.state_layout({"w": P()})
 
 
 def test_it_starts_as_the_weights_in_float32_and_lies_where_they_lie():
@@ -55,6 +55,6 @@ def test_it_starts_as_the_weights_in_float32_and_lies_where_they_lie():
     optimizer = make_optimizer(CONFIG, moments="bfloat16", specs=SPEC, layout=layout)
     master = {"w": jnp.arange(32.0).reshape(4, 8)}
     state = jax.jit(optimizer.init)(master)
-    assert state.average["w"].dtype == jnp.float32
-    np.testing.assert_array_equal(state.average["w"], master["w"])
-    assert optimizer.state_layout(layout).average == layout
+    assert state["average"]["w"].dtype == jnp.float32
+    np.testing.assert_array_equal(state["average"]["w"], master["w"])
+    assert optimizer.state_layout(layout)["average"] == layout

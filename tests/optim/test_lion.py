@@ -50,7 +50,7 @@ def test_five_steps_equal_lion_in_float64(name, trees, sharded):
     master, gradients = trees
     weight, momentum = lion64([g[name] for g in gradients], master[name], 0.5 if SPECS[name].decay else 0.0)
     np.testing.assert_allclose(sharded[0][name], weight, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(sharded[1].mu[name], momentum, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sharded[1]["mu"][name], momentum, rtol=1e-5, atol=1e-6)
 
 
 def test_a_sharded_run_is_the_whole_one_bit_for_bit(trees, sharded, run_optimizer):

@@ -21,7 +21,6 @@ from jaxpar.optim.moments import (
     Blocked,
     Blocks,
     blocks_of,
-    check_blocks,
     decode,
     encode,
     form_of,
@@ -198,7 +197,7 @@ def test_five_updates_stay_near_those_in_float32(name: str, moments: str, bound:
     found, state = run_optimizer(RULES[name], SPECS, WHOLE, gradients, master, moments=moments)
     wanted, _ = run_optimizer(RULES[name], SPECS, WHOLE, gradients, master)
     assert 0 < distance(found, wanted) < bound * distance(wanted, master)
-    assert isinstance(state.mu["layers"]["down"], Blocked) == (moments == "int8")
+    assert isinstance(state["mu"]["layers"]["down"], Blocked) == (moments == "int8")
 
 
 @pytest.mark.parametrize("moments", ["bfloat16", "int8"])
@@ -227,8 +226,9 @@ def test_a_slice_of_the_layers_is_updated_as_in_the_whole(moments: str, trees):
 
 
 def test_a_part_that_ends_inside_a_block_is_one_sentence():
-    layout = {"tokens": P(), "layers": LAYOUT["layers"]}
-    check_blocks("int8", SPECS, layout, AxisSizes(tensor=8))
-    check_blocks("bfloat16", SPECS, layout, AxisSizes(tensor=16))
-    with refused("32 elements", "layers.down", "mlp", "tensor 16", "16 of 256"):
-        check_blocks("int8", SPECS, layout, AxisSizes(tensor=16))
+    specs, layout = ({"layers": {"down": tree["layers"]["down"]}} for tree in (SPECS, LAYOUT))
+    of = lambda moments: make_optimizer(CONFIG, moments=moments, specs=specs, layout=layout)
+    of("int8").check_layout("adamw", layout, AxisSizes(tensor=8))
+    of("bfloat16").check_layout("adamw", layout, AxisSizes(tensor=16))
+    with refused("adamw keeps mu of layers.down", "256 in blocks of 32 elements", "tensor 16", "than int8"):
+        of("int8").check_layout("adamw", layout, AxisSizes(tensor=16))

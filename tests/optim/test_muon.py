@@ -10,10 +10,11 @@ from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.optim.arguments import optimizer_arguments
 from jaxpar.optim.muon import muon, newton_schulz
+from jaxpar.optim.rule import RuleRequest
 from tests.optim.specs import experts, matrix
 
 CONFIG = OptimizerConfig(
-    name="muon", learning_rate=0.01, muon_learning_rate=0.05, schedule="constant", warmup_steps=0, weight_decay=0.2
+    name="muon", learning_rate=0.01, matrix_learning_rate=0.05, schedule="constant", warmup_steps=0, weight_decay=0.2
 )
 
 
@@ -86,7 +87,7 @@ def distance(value, reference):
 @pytest.mark.parametrize("name", SPECS)
 def test_a_sharded_weight_moves_as_a_whole_one(name, sharded, whole):
     assert distance(sharded[0][name], whole[0][name]) <= 1e-6
-    assert distance(sharded[1].mu[name], whole[1].mu[name]) <= 1e-6
+    assert distance(sharded[1]["mu"][name], whole[1]["mu"][name]) <= 1e-6
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -97,7 +98,7 @@ def test_three_steps_equal_muon_in_float64(name, trees, sharded):
     of_each = muon64([stacked(g) for g in gradients], stacked(master), spec.inputs)
     weight, momentum = (x.reshape(spec.shape) for x in of_each)
     assert distance(sharded[0][name], weight) <= 1e-5
-    assert distance(sharded[1].mu[name], momentum) <= 1e-6
+    assert distance(sharded[1]["mu"][name], momentum) <= 1e-6
 
 
 def test_weights_that_are_no_matrix_get_adamw(trees, sharded, run_optimizer):
@@ -130,10 +131,10 @@ def test_in_bfloat16_products_and_messages_are_rounded_and_momentum_is_not(trees
     gradient = gradients[0]["both"]
 
     def step(gradient):
-        rule, arguments = muon(CONFIG, spec, layout, jnp.bfloat16), optimizer_arguments(CONFIG, steps=1)
-        zeros = jnp.zeros_like(gradient)
-        direction, momentum, _ = rule.direction(gradient, gradient, zeros, None, jnp.int32(0), arguments)
-        return direction, momentum
+        rule = muon(RuleRequest(CONFIG, spec, layout=layout, dtype="bfloat16"))
+        arguments, state = optimizer_arguments(CONFIG, steps=1), {"mu": jnp.zeros_like(gradient)}
+        direction, state = rule.direction(gradient, gradient, state, jnp.int32(0), arguments)
+        return direction, state["mu"]
 
     mesh = make_mesh(pipe=2, fsdp=2, tensor=2)
     run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=layout, out_specs=layout))

@@ -56,9 +56,10 @@ def test_wsd_without_a_fall_drops_at_the_end():
 
 
 def test_muons_matrices_have_the_same_schedule_with_a_peak_of_their_own():
-    config = OptimizerConfig(name="muon", learning_rate=2.0, muon_learning_rate=5.0, schedule="linear", warmup_steps=10)
+    rates = {"learning_rate": 2.0, "matrix_learning_rate": 5.0}
+    config = OptimizerConfig(name="muon", schedule="linear", warmup_steps=10, **rates)
     arguments = optimizer_arguments(config, 50)
     for step in (0, 9, 19):
         now = arguments.at(step)
-        assert float(now.muon_learning_rate) == pytest.approx(2.5 * float(now.learning_rate), rel=1e-6)
+        assert float(now.matrix_learning_rate) == pytest.approx(2.5 * float(now.learning_rate), rel=1e-6)
     assert float(now.learning_rate) == pytest.approx(2.0 * (1 - 0.9 * 9 / 40), rel=1e-6)

@@ -14,7 +14,7 @@ from tests.reference.tree import flatten
 OPTIMIZER = {
     "name": "adamw", "learning_rate": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1,
     "clip_norm": 1.0, "schedule": "constant", "warmup_steps": 0, "decay_steps": 10, "decay_fraction": 0.2,
-    "final_fraction": 0.1, "muon_learning_rate": 0.02, "muon_momentum": 0.95, "muon_iterations": 5,
+    "final_fraction": 0.1, "matrix_learning_rate": 0.02, "muon_momentum": 0.95, "muon_iterations": 5,
 }  # fmt: skip
 OPTIONS = {"layers": 2, "embed": 8, "heads": 4, "kv_heads": 2, "mlp": 12, "vocab": 11}
 SCALE, HEAD = ("final_norm", "scale"), ("head", "weight")
@@ -108,7 +108,7 @@ def test_training_on_one_batch_lowers_its_loss_and_leaves_the_given_weights_alon
 
 def test_muon_moves_exactly_the_matrices_of_the_layers_at_its_own_rate() -> None:
     weights, batch = random_weights(OPTIONS, padded_vocab=16), packed_batch(11)
-    still = OPTIMIZER | {"name": "muon", "muon_learning_rate": 0.0}
+    still = OPTIMIZER | {"name": "muon", "matrix_learning_rate": 0.0}
     trained, _, _ = trainer64.train(weights, OPTIONS, still, [batch])
     before, after = flatten(weights), flatten(trained)
     unmoved = {path for path in before if np.array_equal(before[path], after[path])}

@@ -22,7 +22,7 @@ matrix with `in` input and `out` output dims (query/key/value [E, H D]; output [
 with M = 0 at the start:
   M <- mu M + g;  U = g + mu M (Nesterov);  X = U / (|U| + 1e-7), Frobenius norm
   `muon_iterations` times: A = X X^T;  X <- 3.4445 X + (-4.7750 A + 2.0315 A A) X
-  w <- w - lr * (sqrt(max(1, out / in)) X + wd * w), lr = muon_learning_rate * s(t).
+  w <- w - lr * (sqrt(max(1, out / in)) X + wd * w), lr = matrix_learning_rate * s(t).
 
 Shares no code with jaxpar.
 """
@@ -136,7 +136,7 @@ def apply(
     for path, weight in weights.items():
         leaf_state = state.setdefault(path, {})
         if optimizer_options["name"] == "muon" and path in MATRICES:
-            rate = optimizer_options["muon_learning_rate"] * shape
+            rate = optimizer_options["matrix_learning_rate"] * shape
             direction = muon_direction(gradients[path], leaf_state, MATRICES[path], optimizer_options)
         else:
             rate = optimizer_options["learning_rate"] * shape

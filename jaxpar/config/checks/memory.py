@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from jaxpar.config.checks.sizes import known
 from jaxpar.config.errors import UserError
+from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.config.schema import Config
-from jaxpar.config.spelling import quoted
+from jaxpar.config.spelling import one_of, quoted
 
 
 def check_offload(config: Config) -> None:
@@ -64,10 +65,11 @@ def check_weights_offload(config: Config) -> None:
             f"{choice} reads each layer from its master weights, and under parallel.zero: {parallel.zero} these are "
             "sharded differently from the weights; expected 0 or 3"
         )
-    if config.optimizer.name == "adafactor":
+    if not OPTIMIZERS[config.optimizer.name].by_layers:
+        others = one_of(name for name, one in OPTIMIZERS.items() if one.by_layers)
         raise UserError(
-            f"{choice} updates weights some layers at a time, and optimizer.name: adafactor takes the matrices of all "
-            "layers at once; expected adamw, muon or lion"
+            f"{choice} updates weights some layers at a time, and optimizer.name: {config.optimizer.name} takes the "
+            f"matrices of all layers at once; expected {others}"
         )
 
 

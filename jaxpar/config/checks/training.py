@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxpar.config.bounds import TOKENS, spell_limit
 from jaxpar.config.errors import UserError
-from jaxpar.config.parts import DATA_SOURCES
+from jaxpar.config.parts import DATA_SOURCES, OPTIMIZERS
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, DataConfig
 from jaxpar.config.spelling import one_of, quoted
@@ -22,10 +22,10 @@ def check_optimizer(config: Config) -> None:
             "evaluation.ema: true needs a moving average of the weights, and optimizer.ema is null; expected "
             "optimizer.ema with it (for example 0.999), or evaluation.ema: false"
         )
-    if optimizer.name == "adafactor" and config.precision.moments != "float32":
+    if not OPTIMIZERS[optimizer.name].rounds and config.precision.moments != "float32":
         raise UserError(
-            f"precision.moments: expected float32 with optimizer.name: adafactor, whose means of rows and columns are "
-            f"small already, got {config.precision.moments}"
+            f"precision.moments: expected float32 with optimizer.name: {optimizer.name}, which stores no moments in "
+            f"another form, got {config.precision.moments}"
         )
     if end is None and warmup >= steps:
         return

@@ -97,6 +97,8 @@ ALIASES: dict[str, str] = {
         "attn_implementation attn_type attention_backend attention_impl use_flash_attn flash_attention",
     # The optimizer.
     "optimizer.learning_rate": "lr max_lr peak_lr base_lr",
+    "optimizer.matrix_learning_rate": "muon_learning_rate muon_lr",
+    "optimizer.matrix_dtype": "muon_dtype",
     "optimizer.name": "optimizer optim opt_type optimizer_name",
     "optimizer.beta1": "adam_b1 adam_beta1 b1",
     "optimizer.beta2": "adam_b2 adam_beta2 b2",

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from jaxpar.config.parts import OBJECTIVES
+from jaxpar.config.parts import OBJECTIVES, OPTIMIZERS
 from jaxpar.config.reading.sections import SECTIONS, Written
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config
+from jaxpar.config.spelling import one_of
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,6 @@ def _multiplies_codes_of_experts(config: Config) -> bool:
 
 
 _OWNERS = (
-    _Owner("optimizer", "name", ("beta", "epsilon"), lambda name: name in ("adamw", "muon"), "adamw or muon"),
-    _Owner("optimizer", "name", ("muon_",), lambda name: name == "muon", "muon"),
-    _Owner("optimizer", "name", ("lion_",), lambda name: name == "lion", "lion"),
-    _Owner("optimizer", "name", ("adafactor_",), lambda name: name == "adafactor", "adafactor"),
     _Owner("optimizer", "schedule", ("decay_fraction",), lambda shape: shape == "wsd", "wsd"),
     _Owner(
         "optimizer", "schedule", ("final_fraction",), lambda schedule: schedule != "constant", "cosine, linear or wsd"
@@ -72,6 +69,14 @@ _OWNERS = (
 )
 
 
+def _optimizer_keys() -> Iterator[_Owner]:
+    """The keys that only some optimizers read; `options` is none of those of `OptimizerConfig` that all read."""
+    for key in dict.fromkeys(("options", *(key for one in OPTIMIZERS.values() for key in one.keys))):
+        readers = [name for name, one in OPTIMIZERS.items() if key in one.keys]
+        needed = one_of(readers) if readers else "one that has options"
+        yield _Owner("optimizer", "name", (key,), readers.__contains__, needed)
+
+
 @dataclass(frozen=True)
 class Unused:
     """A key that differs from its default and is not used."""
@@ -96,7 +101,7 @@ class Unused:
 
 def unused_settings(config: Config) -> Iterator[Unused]:
     """All keys that differ from their defaults and are not used."""
-    for owner in _OWNERS:
+    for owner in (*_optimizer_keys(), *_OWNERS):
         section, usual = getattr(config, owner.section), SECTIONS[owner.section]()
         chosen = getattr(section, owner.key)
         if owner.used(chosen) or owner.also(config):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES
+from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, OPTIMIZERS
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,14 @@ class LossConfig:
 class OptimizerConfig:
     """The update rule and its schedule."""
 
-    name: Literal["adamw", "muon", "lion", "adafactor"] = "adamw"
+    name: Annotated[str, OPTIMIZERS] = "adamw"
     """`adamw`; `muon` for the layers' matrices, with AdamW for embeddings, head, norms and biases; `lion`, which keeps
     one moment instead of two; or `adafactor`, which keeps means of rows and columns instead of moments."""
+    options: dict[str, object] = field(default_factory=dict, hash=False)
+    """Settings of an optimizer that is registered from outside (docs/extending.md), which checks them."""
     learning_rate: float = 3e-4
-    """Peak learning rate of every rule but Muon's. Lion needs one 3 to 10 times smaller than AdamW's, and a weight
-    decay that is larger by the same factor."""
+    """Peak learning rate, under Muon of all but the layers' matrices. Lion needs one 3 to 10 times smaller than
+    AdamW's, and a weight decay that is larger by the same factor."""
     beta1: float = 0.9
     """Decay of AdamW's first moment mu."""
     beta2: float = 0.95
@@ -55,15 +57,16 @@ class OptimizerConfig:
     """Share of the schedule over which `wsd` falls."""
     final_fraction: float = 0.1
     """Learning rate at the end of the schedule, as a fraction of the peak."""
-    muon_learning_rate: float = 0.02
-    """Peak learning rate of Muon's matrices; it follows the same schedule."""
+    matrix_learning_rate: float = 0.02
+    """Peak learning rate of the layers' matrices under Muon; it follows the same schedule."""
     muon_momentum: float = 0.95
     """Momentum of Muon (Nesterov)."""
     muon_iterations: int = 5
     """Newton-Schulz iterations of Muon."""
-    muon_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Dtype of Muon's Newton-Schulz iterations, and of the messages that exchange matrices for them; momentum and
-    weights stay in float32. `auto` is bfloat16 on GPUs, as published, and float32 on CPUs."""
+    matrix_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Dtype of matmuls in updates of matrices (Muon's Newton-Schulz iterations), and of the messages that exchange
+    matrices for them; momentum and weights stay in float32. `auto` is bfloat16 on GPUs, as published, and float32 on
+    CPUs."""
     lion_beta1: float = 0.9
     """Weight of the momentum in the average of momentum and gradient whose sign is Lion's update."""
     lion_beta2: float = 0.99

@@ -164,7 +164,7 @@ def plan_slots(plan: Plan) -> Slots:
 def _as_planned(config: Config, plan: Plan) -> Config:
     """`config` with the dtypes of a plan."""
     dtypes = asdict(plan.dtypes)
-    optimizer = replace(config.optimizer, muon_dtype=dtypes.pop("muon"))
+    optimizer = replace(config.optimizer, matrix_dtype=dtypes.pop("matrix"))
     return replace(config, optimizer=optimizer, precision=replace(config.precision, **dtypes))
 
 

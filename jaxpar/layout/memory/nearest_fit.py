@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from jaxpar.config import Config, UserError
+from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.layout.memory.estimate import estimated_bytes
 from jaxpar.layout.step_layout import StepLayout
@@ -141,6 +142,6 @@ def changes(config: Config, *, host: bool = True) -> Iterator[str]:
             yield f"memory.optimizer_offload={tier}"
     if host and memory.optimizer_offload == "host" and memory.weights_offload == "none":
         yield "memory.weights_offload=host"
-    if config.optimizer.name != "adafactor":
+    if OPTIMIZERS[config.optimizer.name].rounds:
         for moments in {"float32": ("bfloat16", "int8"), "bfloat16": ("int8",)}.get(config.precision.moments, ()):
             yield f"precision.moments={moments}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxpar.config import Config
+from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.layout.memory.weights import Parts, Weight
 from jaxpar.memory.streaming import PIECE_BYTES, PIECES, piece_rows
 from jaxpar.mesh.layer_order import LAYERS
@@ -57,10 +58,7 @@ class StateBytes:
 
     def passing_piece(self, resident: Collection[str]) -> int:
         """Bytes of a piece of state that passes through the device: a row may be larger than a piece should be."""
-        if resident or self.config.optimizer.name in ("adafactor", "muon"):
-            return max(PIECE_BYTES, self._largest_piece(resident))
-        name = "largest" if self.sharded else "whole_largest"
-        return max(PIECE_BYTES, *(int(getattr(own, name)) for own in self.parts.layers.values()))
+        return max(PIECE_BYTES, self._largest_piece(resident))
 
     def by_weight(self) -> dict[str, int]:
         """Bytes of each weight's state on a device, in the order of the update."""
@@ -92,12 +90,11 @@ class StateBytes:
         return max((self._piece(one) for one in self._weights if one.weight.name not in resident), default=0)
 
     def _piece(self, state: StackState) -> int:
-        """As many rows as `residency.weight_update` takes: Adafactor all, Muon at least a layer for each rank."""
-        name, weight = self.config.optimizer.name, state.weight
-        if name == "adafactor":
+        """As many rows as `residency.weight_update` takes: of matrices at least a layer for each rank."""
+        weight, layered = state.weight, state.weight.name.startswith(LAYERS)
+        if not OPTIMIZERS[self.config.optimizer.name].by_layers or (weight.matrices and not layered):
             return int(state.bytes)
-        if not weight.name.startswith(LAYERS):
+        if not layered:
             return min(int(state.bytes), PIECE_BYTES)
-        own = weight.updated if self.sharded else weight.compute
-        least = weight.elements // own if name == "muon" and weight.matrix else 1
+        least = weight.elements // (weight.updated if self.sharded else weight.compute) if weight.matrices else 1
         return int(state.row * piece_rows(state.rows, int(state.row), least))

@@ -19,7 +19,8 @@ from jaxpar.mesh.parameters import Nested, ParamSpec, Specs
 from jaxpar.mesh.placements import SHARD_ORDER, may_be_quantised
 from jaxpar.mesh.rules import compute_rules
 from jaxpar.model.decoder import decoder_specs
-from jaxpar.optim.moments import Blocks, form_of
+from jaxpar.optim.optimizer import rule_of
+from jaxpar.optim.rule import Rule, RuleRequest
 
 HALVES = ("attention", "mlp")
 """The parts of a layer that have its large weights."""
@@ -42,8 +43,8 @@ class Weight(NamedTuple):
     """Bytes of master weight, moments and average, split like `updated`."""
     whole_state: float
     """Those split like `compute`."""
-    matrix: bool
-    """Whether Muon orthogonalises it."""
+    matrices: bool
+    """Whether its rule sees matrices."""
     trained: bool
     """Whether it has gradients, moments and a master copy."""
     of_experts: bool
@@ -91,10 +92,6 @@ class Part(NamedTuple):
     """Bytes of master weights and moments if those are split like `updated`."""
     whole_state: float
     """The same if they are split like `compute`."""
-    largest: float
-    """Of one weight alone, split like `updated`."""
-    whole_largest: float
-    """The same, split like `compute`."""
 
     def of_half(self, half: str) -> list[Weight]:
         """The weights of a layer in one of `HALVES`."""
@@ -113,8 +110,6 @@ class Part(NamedTuple):
             sum(one.updated for one in weights if one.trained),
             sum(one.state for one in weights),
             sum(one.whole_state for one in weights),
-            max(one.state for one in weights),
-            max(one.whole_state for one in weights),
         )
 
 
@@ -209,7 +204,7 @@ class Weights:
             prod(updated.values()),
             state,
             whole,
-            spec.matrix,
+            spec.trained and self._rule(spec).granularity == "matrix",
             spec.trained,
             "experts" in spec.axes,
             may_be_quantised(spec),
@@ -220,18 +215,10 @@ class Weights:
         """Bytes of master weight, moments and average on a device that has `local` of each dim."""
         if not spec.trained:
             return 0.0
-        optimizer, moments = self.config.optimizer, self.config.precision.moments
-        each, elements = FLOAT32_BYTES * (2 if optimizer.ema is not None else 1), prod(local.values())
-        if optimizer.name == "adafactor":
-            sizes = list(local.values())
-            experts = local.get("experts", 1)
-            sizes = sizes["experts" in local :]
-            factors = experts * (prod(sizes[: spec.inputs]) + prod(sizes[spec.inputs :]))
-            return each * elements + FLOAT32_BYTES * (factors if len(sizes) > 1 else elements)
-        form = form_of(moments, spec)
-        if isinstance(form, Blocks):
-            width = 1 + FLOAT32_BYTES / form.size
-        else:
-            width = 2 if form == "bfloat16" else FLOAT32_BYTES
-        single = optimizer.name == "lion" or (optimizer.name == "muon" and spec.matrix)
-        return (each + width * (1 if single else 2)) * elements
+        sizes = [local.get(axis, 1) for axis in spec.axes]  # one layer
+        kept = sum(array.local_bytes(spec, sizes) for array in self._rule(spec).state.values())
+        return kept + FLOAT32_BYTES * (2 if self.config.optimizer.ema is not None else 1) * prod(sizes)
+
+    def _rule(self, spec: ParamSpec) -> Rule:
+        """The rule of a weight."""
+        return rule_of(RuleRequest(self.config.optimizer, spec, self.config.precision.moments))

@@ -32,7 +32,7 @@ CHARTS = (
     Chart("Loss, nats per token", "nats", ("loss", "eval_loss")),
     Chart("Gradient norm", "plain", ("grad_norm",)),
     Chart("Learning rate", "plain", ("learning_rate",), smooth=False),
-    Chart("Learning rate of Muon's matrices", "plain", ("muon_learning_rate",), smooth=False),
+    Chart("Learning rate of the layers' matrices", "plain", ("matrix_learning_rate",), smooth=False),
     Chart("Tokens per second", "rate", ("tokens_per_second",)),
     Chart("Time of a step", "seconds", ("step_time_s",)),
     Chart("Devices waiting for data, share of the time", "share", ("data_wait",), unless_zero=True),

@@ -189,8 +189,8 @@ def _columns(record: StepRecord, time: str, steps: int | None) -> list[tuple[str
         ("grad norm", 10, _norm(record.grad_norm)),
         ("lr", 9, f"{record.learning_rate:.2e}"),
     ]
-    if record.muon_learning_rate is not None:
-        columns.append(("muon lr", 8, f"{record.muon_learning_rate:.1e}"))
+    if record.matrix_learning_rate is not None:
+        columns.append(("matrix lr", 10, f"{record.matrix_learning_rate:.1e}"))
     of_pairs = record.metrics is not None and ACCURACY in record.metrics
     if record.metrics is not None and of_pairs:
         columns += [("accuracy", 9, percent(record.metrics[ACCURACY])), ("margin", 7, f"{record.metrics[MARGIN]:.2f}")]

@@ -10,7 +10,7 @@ _TAGS = {
     "loss": "train/loss",
     "grad_norm": "train/grad_norm",
     "learning_rate": "train/learning_rate",
-    "muon_learning_rate": "train/muon_learning_rate",
+    "matrix_learning_rate": "train/matrix_learning_rate",
     "loss_scale": "train/loss_scale",
     "skipped_steps": "train/skipped_steps",
     "empty_steps": "train/empty_steps",

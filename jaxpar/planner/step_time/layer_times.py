@@ -23,7 +23,7 @@ from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.settings import of_all_names
 from jaxpar.planner.step_time.chunks import Kinds
 from jaxpar.planner.step_time.kept import copied_bytes
-from jaxpar.planner.step_time.update import Update, orthogonal_seconds
+from jaxpar.planner.step_time.update import Update, matrix_seconds
 
 
 class Passed(NamedTuple):
@@ -144,9 +144,10 @@ class Layers:
         by_sort = self.by_sort(remat, slots)
         return {sort: copied_bytes(self.cases[sort], own, fraction) for sort, own in by_sort.items()}
 
-    def orthogonal(self, device: Device, update: Update) -> float:
-        """Seconds of orthogonalizing the trained matrices of an average layer."""
-        seconds = lambda case: orthogonal_seconds(case, device, update.iterations, update.iteration_bytes)
+    def matrix_seconds(self, device: Device, update: Update) -> float:
+        """Seconds of the matmuls in the update of the trained matrices of an average layer."""
+        assert update.matrices is not None, "a rule that multiplies matrices"
+        seconds = lambda case: matrix_seconds(case, device, update.matrices, update.matrix_bytes)
         return self.average({sort: seconds(case) for sort, case in self.cases.items()})
 
     def _made(self, time: LayerTime, remat: Remat) -> Work:

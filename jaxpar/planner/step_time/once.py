@@ -98,8 +98,8 @@ class Once:
         if self.layout.optimizer_offload:
             ends = self.trained * self.table / (self.sharded * self.replicas)
             update = max(update, self.update.link_seconds(held - ends, ends, self.where.host_bandwidth, coded))
-        if self.update.iterations:
-            update += self._orthogonal()
+        if self.update.matrices is not None:
+            update += self._of_matrices()
         return update
 
     def own_layers(self) -> tuple[float, float]:
@@ -174,15 +174,16 @@ class Once:
         """What is left of a sum over ranks beside the last microbatch's backward, where jaxpar runs it there."""
         return self.where.exposed(self.layout).sums * reduce if sums_beside(self.layout) else reduce
 
-    def _orthogonal(self) -> float:
-        """Muon: ranks that share weights exchange layers for dims, work on whole matrices, and send them back."""
+    def _of_matrices(self) -> float:
+        """Rules that see matrices: ranks that share weights exchange layers for dims, work on whole matrices, and send
+        them back."""
         layers = self.model.layers / self.layout.pipe
         sharded = self.sharded * self.replicas
         ring = self.where.ring(sharded * self.layout.tensor, 1)
         own = layers * (self.layers.trained + self.layers.experts) / sharded
-        exchanged = ring.exchange(self.update.iteration_bytes * own)
+        exchanged = ring.exchange(self.update.matrix_bytes * own)
         share = ceil(layers / ring.ranks)  # whole layers: some ranks may have none
-        return 2 * exchanged + share * self.layers.orthogonal(self.where.device, self.update)
+        return 2 * exchanged + share * self.layers.matrix_seconds(self.where.device, self.update)
 
     def _left(self, message: float, backward: bool) -> float:
         """What is left of a message under the last microbatch's backward, or the first one's forward: the first or last

@@ -1,49 +1,50 @@
-"""Seconds of the update of the weights: what it reads and writes, and the matmuls of Muon."""
+"""Seconds of the update of the weights: what it reads and writes, and the matmuls of rules that see matrices."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from jaxpar.config.schema import Config, LoraConfig
+from jaxpar.config.kinds import kind_models
+from jaxpar.config.schema import Config, LoraConfig, OptimizerConfig
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.operations import Device
+from jaxpar.layers.declaration.part import Layer
+from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.lora import OFF, factors_of
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.optim.optimizer import rule_of
+from jaxpar.optim.rule import RuleRequest
 
 ALWAYS = 20.0
 """Bytes per parameter of every rule: gradient and weight read in float32 (8), the weight written (4), the gradient read
 once more for its norm (4), the weight written in 16 bits and read for it (4)."""
-MOMENTS = {"adamw": 2, "muon": 1, "lion": 1, "adafactor": 0}
-"""Arrays as large as the weight that a rule keeps; Muon's are those of its matrices. Adafactor's means of rows and
-columns are small."""
-MOMENT_BYTES = {"float32": 8.0, "bfloat16": 4.0, "int8": 2.0}
-"""Of a moment's element, read and written."""
+MOMENTS = 8.0
+"""Of AdamW's two moments in float32."""
 EMA = 8.0
 """Of a moving average of the weights."""
 MASTER = 4.0
 """Bytes of a float32 master weight."""
-ENDS = {"int8": "bfloat16"}
-"""How embedding and head store moments, where that is another form than that of the layers' matrices
-(`optim.moments.form_of`)."""
 
 
 @dataclass(frozen=True)
 class Update:
     """The rule by which weights are updated, as far as its time depends on it."""
 
-    moved: float = ALWAYS + 2 * MOMENT_BYTES["float32"]
+    moved: float = ALWAYS + 2 * MOMENTS
     """Bytes per parameter through the memory of the device that holds it."""
-    iterations: int = 0
-    """Newton-Schulz iterations of a layer's matrices."""
-    iteration_bytes: int = 2
-    """Bytes of a number in these, and in the messages of matrices for them."""
+    matrices: OptimizerConfig | None = None
+    """The optimizer, if its rule multiplies the layers' matrices."""
+    matrix_bytes: int = 2
+    """Bytes of a number in these matmuls, and in the messages of matrices for them."""
     lora: LoraConfig = OFF
     """The low-rank factors, if these alone are updated."""
-    state: float = MASTER + MOMENT_BYTES["float32"]
+    state: float = MASTER + MOMENTS
     """Bytes per parameter of a layer's master weight, moments and average: on the host, what an update fetches and
     writes back."""
-    ends_state: float = MASTER + MOMENT_BYTES["float32"]
+    ends_state: float = MASTER + MOMENTS
     """The same of embedding and head."""
     resident: int = 0
     """Bytes of state that stay on a device whose other state is on the host: `memory.optimizer_resident`."""
@@ -65,34 +66,40 @@ ADAMW = Update()
 
 def update_of(config: Config) -> Update:
     """The rule of a configuration."""
-    rule = config.optimizer
-    moments, averaged = config.precision.moments, rule.ema is not None
-    moved = ALWAYS + MOMENTS[rule.name] * MOMENT_BYTES[moments] + EMA * averaged
-    stored = lambda form, arrays: MASTER + arrays * MOMENT_BYTES[form] / 2 + EMA / 2 * averaged
-    of_ends = MOMENTS["adamw"] if rule.name == "muon" else MOMENTS[rule.name]  # Muon's ends have AdamW's moments
+    optimizer, model = config.optimizer, config.model
+    layers = [declare_layer(one) for one in kind_models(model).values()]
+    matrices = [spec for layer in layers for spec in _trained(layer, config.lora)]
+    table = ParamSpec((model.embed, model.embed), ("vocab", "embed"), decay=True)
+    kept, kept_of_ends = _state_bytes(config, matrices), _state_bytes(config, [table])
+    averaged = EMA / 2 * (optimizer.ema is not None)
+    multiplies = any(rule_of(RuleRequest(optimizer, spec)).matmuls for spec in matrices)
     return Update(
-        moved, rule.muon_iterations if rule.name == "muon" else 0, 4 if rule.muon_dtype == "float32" else 2,
-        config.lora, stored(moments, MOMENTS[rule.name]), stored(ENDS.get(moments, moments), of_ends),
-        config.memory.optimizer_resident,
+        ALWAYS + 2 * (kept + averaged), optimizer if multiplies else None,
+        4 if optimizer.matrix_dtype == "float32" else 2, config.lora, MASTER + kept + averaged,
+        MASTER + kept_of_ends + averaged, config.memory.optimizer_resident,
     )  # fmt: skip
 
 
-@lru_cache(maxsize=10_000)
-def orthogonal_seconds(case: LayerCase, device: Device, iterations: int, item: int) -> float:
-    """Seconds of making the matrices of a layer orthogonal on one device, in numbers of `item` bytes.
+def _trained(layer: Layer, lora: LoraConfig) -> list[ParamSpec]:
+    """The trained matrices of a layer, stacked."""
+    own = layer.matrices if lora.rank is None else [spec for part in layer.parts for spec in factors_of(part, lora)]
+    return [spec.stacked(1) for spec in own]
 
-    An iteration of a matrix, with s its smaller dim and l the larger: [s, l] x [l, s], [s, s] x [s, s] and
-    [s, s] x [s, l].
-    """
+
+def _state_bytes(config: Config, specs: Sequence[ParamSpec]) -> float:
+    """Bytes of the state of weights per parameter."""
+    request = RuleRequest(config.optimizer, specs[0], config.precision.moments)
+    rules = [(spec, rule_of(request._replace(spec=spec))) for spec in specs]
+    kept = sum(array.local_bytes(spec, spec.shape) for spec, rule in rules for array in rule.state.values())
+    return kept / sum(spec.size for spec in specs)
+
+
+@lru_cache(maxsize=10_000)
+def matrix_seconds(case: LayerCase, device: Device, optimizer: OptimizerConfig, item: int) -> float:
+    """Seconds of the matmuls in the update of a layer's matrices on one device, in numbers of `item` bytes."""
     seconds = 0.0
-    layer, lora = case.shape.layer, case.shape.lora
-    matrices = [spec for part in layer.parts for spec in factors_of(part, lora)] if case.frozen else layer.matrices
-    for spec in matrices:
-        shape = spec.shape[spec.stack :]
-        small, large = sorted((prod(shape[: spec.inputs]), prod(shape[spec.inputs :])))
-        seconds += (prod(spec.shape[: spec.stack]) // (case.shape.expert if spec.stack else 1)) * (
-            device.matmul(small, small, large, 1, item, item)
-            + device.matmul(small, small, small, 1, item, item)
-            + device.matmul(small, large, small, 1, item, item)
-        )
-    return iterations * seconds
+    for spec in _trained(case.shape.layer, case.shape.lora if case.frozen else OFF):
+        number = prod(spec.shape[: spec.stack]) // (case.shape.expert if spec.stack > 1 else 1)
+        for times, rows, columns, summed in rule_of(RuleRequest(optimizer, spec)).matmuls:
+            seconds += number * times * device.matmul(rows, columns, summed, 1, item, item)
+    return seconds

@@ -23,6 +23,7 @@ from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import Weights, only
 from jaxpar.model.decoder import Batch
 from jaxpar.optim.norm import squares
+from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.training.residency.protocol import Measure
 from jaxpar.training.residency.saved_state import SavedState
 from jaxpar.training.residency.weight_update import UpdateFacts, WeightUpdate, weight_updates
@@ -110,12 +111,12 @@ class OnDevice:
 
             return jax.make_array_from_callback(shape, where, part)
 
-        average = state.optimizer.average
+        average = state.optimizer.get(AVERAGE)
         for leaf in jax.tree.leaves(average):
             leaf.delete()
         master = jax.tree.map(replaced, state.master, weights)
         if average is not None:
-            state = state._replace(optimizer=state.optimizer._replace(average=jax.tree.map(copied, master)))
+            state = state._replace(optimizer={**state.optimizer, AVERAGE: jax.tree.map(copied, master)})
         return state._replace(master=master)
 
     def train(self, measure: Measure, metrics: Any) -> Any:
@@ -149,8 +150,8 @@ class OnDevice:
         return {
             "master weights": state.master,
             "frozen weights": state.frozen,
-            "moments": state.optimizer._replace(average=None),
-            "average of the weights": state.optimizer.average,
+            "moments": {name: tree for name, tree in state.optimizer.items() if name != AVERAGE},
+            "average of the weights": state.optimizer.get(AVERAGE),
             **{kind.title: state.carried[name] for name, kind in self.layout.carried.items()},
         }
 

@@ -29,6 +29,7 @@ from jaxpar.memory.streaming import rows_of_piece
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
+from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.training.residency.initial import makers
 from jaxpar.training.residency.on_device import OnDevice
 from jaxpar.training.residency.protocol import Measure
@@ -102,10 +103,9 @@ class OnDisk(OnDevice):
             array.on_device = self.fetched(array)
 
         jax.tree.map(replace, state.master, weights)
-        if state.optimizer.average is None:
+        if AVERAGE not in state.optimizer:
             return state
-        average = jax.tree.map(copied, state.master)
-        return state._replace(optimizer=state.optimizer._replace(average=average))
+        return state._replace(optimizer={**state.optimizer, AVERAGE: jax.tree.map(copied, state.master)})
 
     def _to_file(self, like: jax.ShapeDtypeStruct, leaf: Any) -> DiskArray:
         if isinstance(leaf, DiskArray):

@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.layout.state import WeightState
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.streaming import rows_of_piece
@@ -64,15 +65,15 @@ class WeightUpdate:
 
 def weight_updates(layout: StepLayout) -> list[WeightUpdate]:
     """One for each leaf of the specs of trained weights."""
-    config = layout.config.optimizer
+    by_layers = OPTIMIZERS[layout.config.optimizer.name].by_layers
     described, structure = jax.tree.flatten(layout.trained)
 
     def one(optimizer: WeightOptimizer, spec: ParamSpec, where: PartitionSpec) -> WeightUpdate:
         sharding = [axis for dim in range(1, len(spec.shape)) for axis in axes_of_dim(where, dim)]
-        # Adafactor's means are over a whole matrix, and of a part of the layers XLA would add them in another order.
-        # Muon's ranks each take a share of the layers.
-        least = prod(layout.plan.axes[axis] for axis in sharding) if config.name == "muon" and spec.matrix else 1
-        return WeightUpdate(optimizer, config.name != "adafactor", least)
+        # The ranks that share matrices each take a share of the layers.
+        matrices = optimizer.rule.granularity == "matrix"
+        least = prod(layout.plan.axes[axis] for axis in sharding) if matrices else 1
+        return WeightUpdate(optimizer, by_layers and optimizer.rule.cuts(spec), least)
 
     each = zip(layout.optimizer.weights, described, structure.flatten_up_to(layout.master), strict=True)
     return [one(*leaf) for leaf in each]

@@ -93,10 +93,11 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
 
 
 def _optimizer_words(layout: StepLayout) -> str:
-    """Its schedule, and the dtype of what Muon computes."""
+    """Its schedule, and the dtype in which matrices are multiplied."""
     config = layout.config
     words = f"{config.optimizer.schedule} schedule, {plural(config.run.steps, 'step')}"
-    return f"{words}; Newton-Schulz in {layout.plan.dtypes.muon}" if config.optimizer.name == "muon" else words
+    multiplies = any(one.rule.matmuls for one in layout.optimizer.weights)
+    return f"{words}; matmuls of updates in {layout.plan.dtypes.matrix}" if multiplies else words
 
 
 def mesh_words(plan: Plan) -> str:

@@ -85,13 +85,13 @@ class Progress:
         self._pairs.clear()
         loss = float(metrics.loss) if float(metrics.tokens) else None
         self.loss = self.loss if loss is None else loss
-        muon_rate = metrics.muon_learning_rate
+        matrix_rate = metrics.matrix_learning_rate
         return StepRecord(
             step=number,
             loss=loss,
             grad_norm=float(metrics.grad_norm),
             learning_rate=float(metrics.learning_rate),
-            muon_learning_rate=None if muon_rate is None else float(muon_rate),
+            matrix_learning_rate=None if matrix_rate is None else float(matrix_rate),
             tokens_per_second=tokens / seconds,
             tokens_per_second_per_device=tokens / seconds / devices,
             step_time_s=seconds,

@@ -33,6 +33,7 @@ from jaxpar.model.flops import Pairs, flops_per_step
 from jaxpar.observe.events import Listener
 from jaxpar.observe.holdings import name_arrays
 from jaxpar.observe.timer import StepTimer
+from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.training.residency.given_weights import begun_from
 from jaxpar.training.residency.saved_state import SavedState
 from jaxpar.training.routing import Recorder, RoutingFolder
@@ -253,7 +254,7 @@ class Run:
         An average on disk is read with each call: once for a whole evaluation or sample.
         """
         average = self.config.evaluation.ema
-        trained = self.functions.residency.readable(self.state.optimizer.average if average else self.state.master)
+        trained = self.functions.residency.readable(self.state.optimizer[AVERAGE] if average else self.state.master)
         return merge(self.state.frozen, trained)
 
     def baseline(self) -> float | None:

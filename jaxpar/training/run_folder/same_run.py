@@ -18,7 +18,7 @@ MAY_CHANGE_KEYS = (
     "data.prefetch",
     "data.sources",
     "optimizer.learning_rate",
-    "optimizer.muon_learning_rate",
+    "optimizer.matrix_learning_rate",
     "optimizer.clip_norm",
     "optimizer.ema",
     "precision.matmul",

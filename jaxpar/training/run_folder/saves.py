@@ -15,11 +15,9 @@ from jaxpar.config import CheckpointConfig
 from jaxpar.layout.state import TrainState
 from jaxpar.memory.disk_array import copied
 from jaxpar.observe.events import Listener
+from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.runtime.carried import Carried
 from jaxpar.units import plural
-
-AVERAGE = "optimizer/average"
-"""The part of a saved state that is a moving average of the weights."""
 
 
 class Saves:
@@ -165,11 +163,10 @@ def read_state(
     facts = _run_facts(checkpointer, step)
     described = facts[CARRIED]
     wanted = {name: own for name, own in like.carried.items() if described.get(name) == carried[name].saved_as}
-    optional = [AVERAGE, *(f"carried/{name}" for name in {**described, **wanted})]
+    optional = [f"optimizer/{AVERAGE}", *(f"carried/{name}" for name in {**described, **wanted})]
     state = checkpointer.restore(step, like._replace(carried=wanted), optional=optional)
-    average = state.optimizer.average
-    if like.optimizer.average is not None and not jax.tree.leaves(average):
-        average = jax.tree.map(copied, state.master)
+    if AVERAGE in like.optimizer and not jax.tree.leaves(state.optimizer[AVERAGE]):
+        state = state._replace(optimizer={**state.optimizer, AVERAGE: jax.tree.map(copied, state.master)})
         report(f"The moving average of the weights begins with those of step {step}.")
     restored = {}
     for name, own in like.carried.items():
@@ -177,7 +174,7 @@ def read_state(
         if jax.tree.leaves(own) and not jax.tree.leaves(restored[name]):
             restored[name] = _initial(carried[name], own)
             report(f"The {carried[name].title} begins anew: step {step} was saved without it, or with another one.")
-    return state._replace(optimizer=state.optimizer._replace(average=average), carried=restored), facts
+    return state._replace(carried=restored), facts
 
 
 def _run_facts(checkpointer: Checkpointer, step: int) -> dict[str, Any]:

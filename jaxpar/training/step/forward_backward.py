@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
+from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.layers.context import UPDATES
 from jaxpar.layers.dropout import SEED
 from jaxpar.layers.matmul_formats import exact_layers, tensor_names
@@ -48,8 +49,8 @@ class StepMetrics(NamedTuple):
     grad_norm: Float[Array, ""]
     """Global norm of the gradient before clipping."""
     learning_rate: Float[Array, ""]
-    muon_learning_rate: Float[Array, ""] | None
-    """Of Muon's matrices; None under another optimizer."""
+    matrix_learning_rate: Float[Array, ""] | None
+    """Of the layers' matrices; None where it is `learning_rate`."""
     tokens: Float[Array, ""]
     """Unmasked tokens in the global batch. Without any, nothing but the step's number changes."""
     finite: Bool[Array, ""]
@@ -175,14 +176,15 @@ class StepFunctions:
             carried=carried,
         )
         optimizer = arguments.optimizer.at(state.applied)
-        muon_rate = optimizer.muon_learning_rate if self.layout.config.optimizer.name == "muon" else None
+        apart = "matrix_learning_rate" in OPTIMIZERS[self.layout.config.optimizer.name].keys
+        matrix_rate = optimizer.matrix_learning_rate if apart else None
         of_features = {
             name: kind.metrics(state.carried[name], outcome)
             for name, kind in self.layout.carried.items()
             if kind.reports
         }
         metrics = StepMetrics(
-            loss, norm, optimizer.learning_rate, muon_rate, tokens, finite, following.skipped_in_row,
+            loss, norm, optimizer.learning_rate, matrix_rate, tokens, finite, following.skipped_in_row,
             self._loss_scale(state), sums, report, of_features,
         )  # fmt: skip
         return Measured(gradients, UpdateFacts(norm, applies, state.applied, optimizer), following, metrics)

@@ -85,7 +85,7 @@ UPDATE = (
         name="weight_decay_on_norms",
         description="Norms and biases are pulled towards zero like matrices.",
         file="jaxpar/optim/optimizer.py",
-        old="decay = arguments.weight_decay if self.decays else 0.0",
+        old="decay = arguments.weight_decay if self.spec.decay else 0.0",
         new="decay = arguments.weight_decay",
         caught_by=("tests/optim/test_optimizer.py::test_decay_moves_only_the_weights_that_ask_for_it",),
     ),
@@ -104,6 +104,17 @@ UPDATE = (
         old="return total / prod(spec.unpadded_shape[dim] for dim in dims)",
         new="return total / prod(x.shape[dim] for dim in dims)",
         caught_by=("tests/optim/test_adafactor.py::test_four_steps_equal_optax_layer_by_layer[absolute-both]",),
+    ),
+    Fault(
+        name="gram_matrices_on_every_rank",
+        description="A dim of state that is split over several dims of the weight lies on every rank.",
+        file="jaxpar/optim/rule.py",
+        old="return sum((axes_of_dim(weight, dim) for dim in dims), ()) or None",
+        new="return None",
+        caught_by=(
+            "tests/extending/test_soap.py::"
+            "test_gram_matrices_are_split_over_all_ranks_and_counted_by_planner_and_estimate",
+        ),
     ),
     Fault(
         name="own_sleep_blamed_on_others",
@@ -167,7 +178,7 @@ UPDATE = (
         name="average_not_evaluated",
         description="The weights are evaluated where the moving average of them is asked for.",
         file="jaxpar/training/run/run.py",
-        old="self.state.optimizer.average if average else self.state.master",
+        old="self.state.optimizer[AVERAGE] if average else self.state.master",
         new="self.state.master",
         caught_by=("tests/training/run/test_average.py::test_evaluation_uses_the_average_where_it_is_asked_to",),
     ),

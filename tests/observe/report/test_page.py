@@ -134,9 +134,9 @@ def test_what_was_noticed_is_reported_and_marked(tmp_path: Path) -> None:
 
 
 def test_the_learning_rate_of_muons_matrices_is_a_chart_of_its_own(tmp_path: Path) -> None:
-    title = "Learning rate of Muon\\u0027s matrices"
+    title = "Learning rate of the layers\\u0027 matrices"
     assert title not in page_of(write_run(tmp_path / "adamw"))
-    assert title in page_of(write_run(tmp_path / "muon", optimizer="muon", muon_learning_rate=2e-2))
+    assert title in page_of(write_run(tmp_path / "muon", optimizer="muon", matrix_learning_rate=2e-2))
 
 
 def test_many_events_are_cut_in_the_middle(tmp_path: Path) -> None:

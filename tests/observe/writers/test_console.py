@@ -68,14 +68,14 @@ def test_the_whole_run_is_reported(tmp_path: Path) -> None:
         assert part in printed, part
 
 
-@pytest.mark.parametrize("muon_learning_rate", [None, 2e-2])
+@pytest.mark.parametrize("matrix_learning_rate", [None, 2e-2])
 @pytest.mark.parametrize("terminal", [False, True])
-def test_lines_fit_120_columns(tmp_path: Path, terminal: bool, muon_learning_rate: float | None) -> None:
+def test_lines_fit_120_columns(tmp_path: Path, terminal: bool, matrix_learning_rate: float | None) -> None:
     shown, screen = view(terminal)
     shown.start(run_info(tmp_path, steps=1_000_000))
     memory = dict.fromkeys(("memory_bytes", "memory_peak_bytes", "memory_limit_bytes"), 100 * 2**30 - 2**28)
     shown.step(record(1_000_000, loss=12.3456, mfu=0.5, step_time_s=1234.5, **memory, eta_s=9 * 86400.0, grad_norm=1e-9,
-                      muon_learning_rate=muon_learning_rate))  # fmt: skip
+                      matrix_learning_rate=matrix_learning_rate))  # fmt: skip
     shown.evaluation(1_000_000, 12.5, 12.75)
     shown.close()
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text(screen)).replace("\r", "\n").splitlines()
@@ -116,9 +116,9 @@ def test_what_is_not_known_has_no_column(tmp_path: Path) -> None:
 def test_under_muon_a_line_has_both_learning_rates() -> None:
     shown, screen = view()
     shown.step(record(1))
-    assert "muon lr" not in text(screen)
-    shown.step(record(2, muon_learning_rate=2e-2))
-    assert re.search(r" lr muon lr +s/step .*\n.* 3\.00e-04 2\.0e-02 ", text(screen))
+    assert "matrix lr" not in text(screen)
+    shown.step(record(2, matrix_learning_rate=2e-2))
+    assert re.search(r" lr matrix lr +s/step .*\n.* 3\.00e-04 +2\.0e-02 ", text(screen))
 
 
 def test_a_line_has_the_time_of_day_the_share_done_and_the_seconds_of_a_step(tmp_path: Path) -> None:

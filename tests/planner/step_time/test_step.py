@@ -338,7 +338,8 @@ def test_an_update_takes_as_long_as_what_its_rule_reads_and_writes():
 
 def test_muon_pays_for_its_matmuls():
     """4 l s^2 + 2 s^3 FLOPs a matrix and iteration, a layer on each of 32 ranks; in float32 at float32's speed."""
-    muon = Update(moved=ADAMW.moved, iterations=5, iteration_bytes=4)
+    of = lambda dtype: update_of(Config(model=MODEL, optimizer=OptimizerConfig(name="muon", matrix_dtype=dtype)))
+    muon = replace(of("float32"), moved=ADAMW.moved)
     embed, kv, mlp = MODEL.embed, 1024, MODEL.mlp
     flops = sum(
         4 * max(a, b) * min(a, b) ** 2 + 2 * min(a, b) ** 3
@@ -350,10 +351,9 @@ def test_muon_pays_for_its_matmuls():
     assert matmuls > 5 * flops / reached
     assert matmuls == pytest.approx(5 * flops / reached, rel=0.35)
     assert _optimizer(Layout(replica=32), muon) > 20 * matmuls, "copies repeat each other's work"
-    of = lambda dtype: update_of(Config(model=MODEL, optimizer=OptimizerConfig(name="muon", muon_dtype=dtype)))
-    assert of("float32").iteration_bytes == 4
-    assert of("auto") == of("bfloat16")
-    half = _optimizer(layout, replace(muon, iteration_bytes=2)) - _optimizer(layout, ADAMW)
+    assert muon.matrix_bytes == 4
+    assert of("auto").matrix_bytes == of("bfloat16").matrix_bytes == 2
+    half = _optimizer(layout, replace(muon, matrix_bytes=2)) - _optimizer(layout, ADAMW)
     assert half < 0.25 * matmuls
 
 

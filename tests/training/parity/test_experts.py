@@ -276,7 +276,7 @@ def test_a_loss_of_sequences_is_the_same_for_any_number_of_microbatches():
 def test_a_run_goes_on_with_experts_on_fewer_ranks(tmp_path: Path):
     """Muon, the norm that clips, biases, and a checkpoint on another size of the expert axis."""
     model = {"layers": 2, "experts": ExpertsConfig(count=4, shared=1, router="sigmoid", width=WIDTH)}
-    optimizer = {"name": "muon", "muon_learning_rate": 0.01, "clip_norm": 0.1}
+    optimizer = {"name": "muon", "matrix_learning_rate": 0.01, "clip_norm": 0.1}
 
     def config(name: str, steps: int, **parallel: int) -> Config:
         sections = {"run": {"name": name}, "checkpoint": {"every": 2, "keep_last": 9}, "optimizer": optimizer}

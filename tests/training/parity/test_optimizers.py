@@ -42,7 +42,7 @@ def train(optimizer: str, model: str, split: str, zero: int) -> tuple[list[float
         state, metrics = run.step.train(state, run.batch(step), run.step.arguments)
         losses.append(float(metrics.loss))
         report = {name: float(value) for name, value in metrics.report.items() if name not in OF_LAYOUTS}
-    return losses, (run.by_layer(state.master), run.by_layer(state.optimizer.average)), report
+    return losses, (run.by_layer(state.master), run.by_layer(state.optimizer["average"])), report
 
 
 @cache

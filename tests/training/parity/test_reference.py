@@ -38,7 +38,7 @@ TRAINED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama_tied_adamw": ({"tied": True, "qk_norm": True}, {"schedule": "wsd"}),
     # Without rotation the gradient of a key bias is zero but for rounding, which Adam would blow up to full steps.
     "gpt2_adamw": (GPT2 | {"kv_heads": 2}, {"epsilon": 1e-4}),
-    "llama_muon": ({}, {"name": "muon", "muon_learning_rate": 0.01}),
+    "llama_muon": ({}, {"name": "muon", "matrix_learning_rate": 0.01}),
 }
 """Model and optimizer options that differ from `SHAPE` and `OPTIMIZER`."""
 

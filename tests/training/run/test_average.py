@@ -47,7 +47,7 @@ def test_a_continued_run_has_the_average_of_the_uninterrupted_one_bit_for_bit(tm
     assert losses(config) == losses(whole)
     found, wanted = saved_state(config, 6), saved_state(whole, 6)
     assert_same_bits(found, wanted)
-    assert np.abs(found.optimizer.average["head"]["weight"] - found.master["head"]["weight"]).max() > 1e-3
+    assert np.abs(found.optimizer["average"]["head"]["weight"] - found.master["head"]["weight"]).max() > 1e-3
 
 
 @pytest.mark.long
@@ -67,7 +67,7 @@ def test_evaluation_uses_the_average_where_it_is_asked_to(tmp_path: Path):
     saved = jax.tree.map(lambda leaf, like: jax.device_put(leaf, like.sharding), saved_state(config, 3), state)
     trainer.state = saved
     of_weights = trainer.evaluate()
-    trainer.state = saved._replace(master=saved.optimizer.average)
+    trainer.state = saved._replace(master=saved.optimizer["average"])
     assert summary.eval_loss == trainer.evaluate() != of_weights
 
 
@@ -77,7 +77,7 @@ def test_an_average_on_disk_is_read_once_for_an_evaluation_and_once_for_a_sample
 ):
     sections = {"memory": {"optimizer_offload": "file"}, "evaluation": {"batches": 3, "ema": True}}
     trainer = make_run(averaged(tmp_path, 3, **sections, parallel={}))
-    arrays = jax.tree.leaves(trainer.state.optimizer.average)
+    arrays = jax.tree.leaves(trainer.state.optimizer["average"])
     assert all(isinstance(array, DiskArray) for array in arrays)
     rows: Counter[int] = Counter()
 
@@ -107,7 +107,7 @@ def test_an_average_that_is_turned_on_later_begins_with_the_weights_of_that_step
     after = saved_state(config, 4)
     decay = (1 + 3) / (10 + 3)
     wanted = decay * before.master["head"]["weight"] + (1 - decay) * after.master["head"]["weight"]
-    np.testing.assert_allclose(after.optimizer.average["head"]["weight"], wanted, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(after.optimizer["average"]["head"]["weight"], wanted, rtol=1e-5, atol=1e-7)
 
 
 def test_an_average_that_is_turned_off_is_dropped(tmp_path: Path, whole: Config):
@@ -116,7 +116,7 @@ def test_an_average_that_is_turned_off_is_dropped(tmp_path: Path, whole: Config)
     _, recorded = fit(config)
     assert "optimizer.ema: 0.9 -> null" in recorded.messages[0]
     assert losses(config) == losses(whole)
-    assert saved_state(config, 6).optimizer.average is None
+    assert saved_state(config, 6).optimizer.get("average") is None
 
 
 def test_evaluating_an_average_that_is_not_kept_is_refused(tmp_path: Path):

@@ -68,7 +68,7 @@ def test_every_layout_has_the_weights_of_the_files(layout: str, tmp_path: Path):
     run = SmallRun(small(model=model_of(FOLDER / name), optimizer={"ema": 0.9}, **sections))
     residency = run.step.residency
     state = begun_from(source, residency.initial_state(), residency)
-    for weights in (state.master, state.optimizer.average):
+    for weights in (state.master, state.optimizer["average"]):
         found, vocab = run.by_layer(in_memory(weights)), source.model.vocab
         assert not found["embedding"]["tokens"][vocab:].any(), "what pads the vocabulary is zero"
         found["embedding"]["tokens"] = found["embedding"]["tokens"][:vocab]

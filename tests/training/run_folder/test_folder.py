@@ -67,7 +67,7 @@ def test_metrics_and_summary_have_the_promised_keys(finished: Config):
 
 @pytest.mark.long
 def test_a_muon_run_logs_both_learning_rates(tmp_path: Path):
-    rates = {"learning_rate": 1e-2, "muon_learning_rate": 4e-2}
+    rates = {"learning_rate": 1e-2, "matrix_learning_rate": 4e-2}
     config = run_config(tmp_path, 3, optimizer={"name": "muon", "warmup_steps": 3, **rates})
     fit(config)
     records = read_metrics(folder_of(config) / "metrics.jsonl")
@@ -77,7 +77,7 @@ def test_a_muon_run_logs_both_learning_rates(tmp_path: Path):
 
 def test_without_muon_there_is_one_learning_rate(finished: Config):
     records = read_metrics(folder_of(finished) / "metrics.jsonl")
-    assert not any("muon_learning_rate" in record for record in records)
+    assert not any("matrix_learning_rate" in record for record in records)
 
 
 def test_the_plan_and_the_configuration_in_the_folder_are_those_of_the_trainer(finished: Config):

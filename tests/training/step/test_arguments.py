@@ -15,16 +15,16 @@ from jaxpar.config import Config, OptimizerConfig
 from jaxpar.training.run.trainer import Trainer
 from tests.small_run import SmallRun, small
 
-STRUCTURE = {"name", "muon_dtype", "muon_iterations", "adafactor_relative"}
+STRUCTURE = {"name", "options", "matrix_dtype", "muon_iterations", "adafactor_relative"}
 """Keys of `optimizer` that choose a program."""
 CHANGED: dict[str, Any] = {
     "learning_rate": 3e-3, "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-6, "weight_decay": 0.0, "clip_norm": None,
     "schedule": "wsd", "warmup_steps": 0, "decay_steps": 7, "decay_fraction": 0.5, "final_fraction": 0.2,
-    "muon_learning_rate": 0.1, "muon_momentum": 0.9, "lion_beta1": 0.8, "lion_beta2": 0.9, "ema": 0.9,
+    "matrix_learning_rate": 0.1, "muon_momentum": 0.9, "lion_beta1": 0.8, "lion_beta2": 0.9, "ema": 0.9,
 }  # fmt: skip
 """All others, with another value than they have by default."""
 ONLY = {
-    ("adamw", "muon"): ("beta1", "beta2", "epsilon"), ("muon",): ("muon_learning_rate", "muon_momentum"),
+    ("adamw", "muon"): ("beta1", "beta2", "epsilon"), ("muon",): ("matrix_learning_rate", "muon_momentum"),
     ("lion",): ("lion_beta1", "lion_beta2"),
 }  # fmt: skip
 """Keys that only some optimizers have."""
