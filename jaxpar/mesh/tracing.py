@@ -67,3 +67,8 @@ def equations(program: Jaxpr) -> Iterator[JaxprEqn]:
         yield equation
         for inner in jaxprs_in_params(equation.params):
             yield from equations(inner)
+
+
+def permutes(program: Jaxpr) -> bool:
+    """Whether a program has a collective permute, which XLA matches with an unrelated one if some ranks skip it."""
+    return any(equation.primitive.name == "ppermute" for equation in equations(program))

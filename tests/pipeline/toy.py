@@ -26,8 +26,8 @@ from jaxpar.mesh.placements import place
 from jaxpar.model.decoder import DecoderStages
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
-from jaxpar.pipeline.execution.carry import Seeds
 from jaxpar.pipeline.execution.executor import execute
+from jaxpar.pipeline.execution.inputs import Seeds
 from jaxpar.pipeline.execution.program import PipelineProgram, make_program
 from jaxpar.pipeline.schedules import Schedule
 from tests.traced import mesh_of
@@ -158,7 +158,7 @@ class ToyRun:
         def function(master: Any, x: jax.Array) -> tuple[jax.Array, Any]:
             weights = to_storage(master, self.placements)
             accumulators = {part: zero_accumulators(w, self.placements, part=part) for part, w in weights.items()}
-            seeds = Seeds(jnp.float32(self.seed), jnp.float32(0))
+            seeds = Seeds(jnp.float32(self.seed), {})
             gradients, reported, *_ = execute(self.program, self.stages, weights, accumulators, {"x": x}, seeds)
             total = reduce_sum(reported["loss"], [axis for axis in AXES if axis != "tensor"])
             return total, to_optimizer(gradients, self.placements)

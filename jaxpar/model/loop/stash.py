@@ -6,7 +6,7 @@ of the arrays that are put into it. Between the two memories XLA copies asynchro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +26,10 @@ class Stash(NamedTuple):
     inputs: Float[Array, "slots layers batch part embed"]
     residuals: Any
     """What the remat policy saves, and what it offloads."""
+
+
+type Stashes = Mapping[str, tuple[Stash, ...]]
+"""By kind, a `Stash` for each run of rows that keep the same."""
 
 
 def stacked(lead: tuple[int, ...], function: Callable[..., Any], *arguments: Any, written: bool = False) -> Any:

@@ -17,6 +17,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
+type Tie = Callable[[Any, Any], tuple[Any, Any]]
+"""`(what is fetched for the next slot, what was fetched for this one) -> both`, with an order between them."""
+
 
 class Site(NamedTuple):
     """What slots that run the same program have in common."""
@@ -27,8 +30,7 @@ class Site(NamedTuple):
     """`(what was fetched, row, carry) -> carry`."""
     fetch: Callable[[jax.Array], Any]
     """`row -> arrays` that the step needs and that take time to fetch; may be empty."""
-    tie: Callable[[Any, Any], tuple[Any, Any]] | None = None
-    """`(what is fetched for the next slot, what was fetched for this one) -> both`, with an order between them."""
+    tie: Tie | None = None
 
 
 class Run(NamedTuple):

@@ -1,22 +1,70 @@
-"""What a rank reads in a tick: its row of the program, microbatches, and buffers with what neighbours sent."""
+"""What a rank reads in a tick, and what the tick hands on to the next one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import shift_stage, sum_over_stages
-from jaxpar.mesh.parameters import Weights
-from jaxpar.pipeline.execution.carry import Given, Row
+from jaxpar.mesh.layer_order import LAYERS
+from jaxpar.mesh.parameters import Arrays, Weights
 from jaxpar.pipeline.execution.program import EMBEDDING, NOTHING, STASHED, PipelineProgram, Run
 from jaxpar.pipeline.execution.stages import Batch, Stages
+from jaxpar.runtime.passes import Saved
+
+type Row = dict[str, jax.Array]
+"""One tick of this rank: a scalar for each of `jaxpar.pipeline.execution.program.FIELDS`."""
+
+
+class Carry(NamedTuple):
+    """The carry between ticks: the buffers of `program.BUFFERS`, gradients, and what is reported."""
+
+    stash: Any
+    arrivals: jax.Array
+    cotangents: jax.Array
+    outputs: jax.Array
+    gradients: Weights
+    chunk_gradients: Arrays | None
+    """Gradients of the chunks that are held, in schedules that hold some."""
+    reported: dict[str, Float[Array, ""]]
+    """What the loss reports, summed."""
+    side: Any
+    """What passes through the layers leave besides (`LayerLoop.side`)."""
+
+    def with_layers(self, gradients: Arrays) -> Carry:
+        """The carry with other gradients of the layers."""
+        return self._replace(gradients=self.gradients | {LAYERS: gradients})
+
+
+class Seeds(NamedTuple):
+    """Where a backward starts from."""
+
+    objective: Float[Array, ""]
+    """Cotangent of the objective."""
+    reports: dict[str, Float[Array, ""]]
+    """Cotangents of what layers report, by name: sums over the tokens that do not pad a row."""
+
+
+class Given(NamedTuple):
+    """The inputs of every tick."""
+
+    weights: Weights
+    """In storage placement."""
+    layers: Arrays
+    """The layers' weights: all of them in storage placement, or the chunks that are held."""
+    microbatches: Batch
+    """Arrays [microbatch, ...]."""
+    seeds: Seeds | None
+    """None where nothing goes backward."""
+    shared: Batch
+    """What each microbatch has besides, the same in all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +92,7 @@ class Inputs:
         if self.program.slots["arrivals"]:
             x = jnp.where(row["f_source"] == EMBEDDING, x, at(arrivals, row["f_arrival"]))
         if stash is not None and (self.program.rows["f_source"] == STASHED).any():
-            stashed = self.stages.loop.input_of(stash, row["f_slot"], row["f_chunk"])
+            stashed = self.stages.loop.input_of(Saved(stash, row["f_slot"]), row["f_chunk"])
             x = jnp.where(row["f_source"] == STASHED, stashed, x)
         return x
 
