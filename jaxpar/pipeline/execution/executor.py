@@ -9,7 +9,7 @@ result of F is sent while B computes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -21,11 +21,10 @@ from jaxtyping import Array, Float
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.parameters import Arrays, Weights
-from jaxpar.mesh.tracing import TracedOnce, traced
+from jaxpar.mesh.tracing import TracedOnce, refuse_permutes, traced
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.execution.inputs import Carry, Given, Inputs, Row, Seeds, at, buffers, put
-from jaxpar.pipeline.execution.permutes import refuse_permutes
-from jaxpar.pipeline.execution.program import Loop, PipelineProgram, Run
+from jaxpar.pipeline.execution.program import PipelineProgram, Run
 from jaxpar.pipeline.execution.stages import Batch, Stages
 from jaxpar.runtime.passes import Accumulator, Cotangents, Saved
 
@@ -59,7 +58,32 @@ def execute(
     has besides; `gradients` are the zeros in gradient placement that gradients accumulate in.
     """
     given = Given(weights, weights[LAYERS], microbatches, seeds, shared or {})
-    return _Executor(program, stages).train(gradients, given)
+    executor, loop, slots = _Executor(program, stages), stages.loop, program.slots
+    x, tokens = executor.shapes(given)
+    nothing = {name: jnp.float32(0) for name in stages.loss_reports}
+    carry = Carry(
+        stash=loop.stash(given.layers, x, tokens, slots["stash"]),
+        side=loop.side(given.layers, x, tokens, slots["kept"]),
+        gradients=gradients,
+        reported=vary(nothing, set(AXES) - set(stages.vocab_axes)),
+        chunk_gradients=None,
+        **buffers(slots, x),
+    )
+    gathered = None
+    if program.holds:
+        gathered = stages.chunks.zeros(given.layers, slots["weights"])
+        totals = stages.chunks.zeros(given.layers, slots["gradients"], gradients=True)
+        carry = carry._replace(chunk_gradients=totals)
+    for part in program.loops:
+        gathered, carry = executor.between(part.first, gathered, carry, given)
+        if part.runs[0].begins:
+            carry, given = executor.begin(part.runs[0], carry, given)
+            continue
+        now = given._replace(layers=gathered) if program.holds else given
+        tick = lambda run, row, carry, now=now: executor.tick(run, row, carry, now)
+        carry = executor.loop_over(part, tick, carry)
+    _, carry = executor.between(program.ticks, gathered, carry, given)
+    return Gradients(carry.gradients, carry.reported, carry.side)
 
 
 def evaluate[Result](
@@ -75,62 +99,43 @@ def evaluate[Result](
     The result is a tree of arrays. It is counted on the last chunk's rank and zero on the others, or counted on all
     where they share the vocabulary.
     """
-    given = Given(weights, weights[LAYERS], microbatches, None, shared or {})
-    return _Executor(program, stages).evaluate(result, given)
+    given, inputs = Given(weights, weights[LAYERS], microbatches, None, shared or {}), Inputs(program, stages)
+    x, _ = inputs.shapes(given)
+    first = lambda: inputs.microbatch(given, jnp.int32(0))
+    like = jax.eval_shape(lambda: result(vary(jnp.zeros(x.shape, x.dtype)), first()))
+    nothing = lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype), leaf.manual_axis_type.varying)
+    carry = buffers(program.slots, x)["arrivals"], jax.tree.map(nothing, like)
+
+    def tick(run: Run, row: Row, carry: tuple[jax.Array, Result]) -> tuple[jax.Array, Result]:
+        arrivals, total = carry
+        data = inputs.microbatch(given, row["f_microbatch"])
+        x = inputs.input(row, given, arrivals, None)
+        chunk = Chunk(given.layers, row["f_chunk"], row["f_chunk"])
+        y = stages.loop.run(chunk, x, stages.token_context(data))
+        if run.head:
+            last = (row["f_counts"] & row["f_last"]) == 1
+            new = result(inputs.shared(y, last), inputs.last(row, given, "f"))
+            mine = True if inputs.shares_ends else last
+            total = jax.tree.map(lambda so_far, own: so_far + _where(mine, own), total, new)
+        return inputs.arrived(run, "y", row, y, arrivals), total
+
+    for part in program.loops:
+        carry = inputs.loop_over(part, tick, carry)
+    return carry[1]
 
 
-@dataclass(frozen=True, eq=False)
-class _Executor:
-    program: PipelineProgram
-    stages: Stages
+class _Executor(Inputs):
+    """The actions of training."""
 
-    def __post_init__(self) -> None:
-        ranks, size = self.program.schedule.ranks, lax.axis_size("pipe")
-        assert ranks == size, f"a program for {ranks} ranks on a pipe axis of {size}"
-
-    @cached_property
-    def _inputs(self) -> Inputs:
-        return Inputs(self.program, self.stages)
-
-    # ---- the whole table
-
-    def train(self, gradients: Weights, given: Given) -> Gradients:
-        loop, slots, holds = self.stages.loop, self.program.slots, self.program.holds
-        x, tokens = self._inputs.shapes(given)
-        nothing = {name: jnp.float32(0) for name in self.stages.loss_reports}
-        carry = Carry(
-            stash=loop.stash(given.layers, x, tokens, slots["stash"]),
-            side=loop.side(given.layers, x, tokens, slots["kept"]),
-            gradients=gradients,
-            reported=vary(nothing, set(AXES) - set(self.stages.vocab_axes)),
-            chunk_gradients=None,
-            **buffers(slots, x),
-        )
-        gathered = None
-        if holds:
-            gathered = self.stages.chunks.zeros(given.layers, slots["weights"])
-            totals = self.stages.chunks.zeros(given.layers, slots["gradients"], gradients=True)
-            carry = carry._replace(chunk_gradients=totals)
-        for part in self.program.loops:
-            gathered, carry = self._between(part.first, gathered, carry, given)
-            if part.runs[0].begins:
-                carry, given = self._begin(part.runs[0], carry, given)
-                continue
-            now = given._replace(layers=gathered) if holds else given
-            tick = lambda run, row, carry, now=now: self._tick(run, row, carry, now)
-            carry = self._loop_over(part, tick, carry)
-        _, carry = self._between(self.program.ticks, gathered, carry, given)
-        return Gradients(carry.gradients, carry.reported, carry.side)
-
-    def _begin(self, run: Run, carry: Carry, given: Given) -> tuple[Carry, Given]:
+    def begin(self, run: Run, carry: Carry, given: Given) -> tuple[Carry, Given]:
         """The first tick, and what is given with the layers that its forward gathered."""
         assert run.ticks == 1 and Kind.FORWARD in run.kinds and not run.arrivals, "a forward of all layers"
-        row = self._inputs.own({name: jnp.asarray(table[run.first]) for name, table in self.program.rows.items()})
+        row = self.own({name: jnp.asarray(table[run.first]) for name, table in self.program.rows.items()})
         _, carry, layers = self._forwarded(row, carry, given)
         given = given._replace(weights=given.weights | {LAYERS: layers}, layers=layers)
-        return self._tick(replace(run, kinds=run.kinds - {Kind.FORWARD}), row, carry, given), given
+        return self.tick(replace(run, kinds=run.kinds - {Kind.FORWARD}), row, carry, given), given
 
-    def _between(self, tick: int, gathered: Arrays | None, carry: Carry, given: Given) -> tuple[Arrays | None, Carry]:
+    def between(self, tick: int, gathered: Arrays | None, carry: Carry, given: Given) -> tuple[Arrays | None, Carry]:
         """Gather and scatter the chunks that are held before `tick`: (their weights, carry)."""
         for window in self.program.releases.get(tick, []):
             layers = carry.gradients[LAYERS]
@@ -141,51 +146,9 @@ class _Executor:
             gathered = self.stages.chunks.load(gathered, window.slot, layers, window.chunk, carry.arrivals)
         return gathered, carry
 
-    def evaluate[Result](self, result: Callable[[jax.Array, Batch], Result], given: Given) -> Result:
-        x, _ = self._inputs.shapes(given)
-        first = lambda: self._inputs.microbatch(given, jnp.int32(0))
-        like = jax.eval_shape(lambda: result(vary(jnp.zeros(x.shape, x.dtype)), first()))
-        nothing = lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype), leaf.manual_axis_type.varying)
-        carry = buffers(self.program.slots, x)["arrivals"], jax.tree.map(nothing, like)
-
-        def tick(run: Run, row: Row, carry: tuple[jax.Array, Result]) -> tuple[jax.Array, Result]:
-            arrivals, total = carry
-            data = self._inputs.microbatch(given, row["f_microbatch"])
-            x = self._inputs.input(row, given, arrivals, None)
-            chunk = Chunk(given.layers, row["f_chunk"], row["f_chunk"])
-            y = self.stages.loop.run(chunk, x, self.stages.token_context(data))
-            if run.head:
-                last = (row["f_counts"] & row["f_last"]) == 1
-                found = result(self._inputs.shared(y, last), self._inputs.last(row, given, "f"))
-                counts = True if self._inputs.shares_ends else last
-                total = jax.tree.map(lambda so_far, own: so_far + _where(counts, own), total, found)
-            return self._inputs.arrived(run, "y", row, y, arrivals), total
-
-        for part in self.program.loops:
-            carry = self._loop_over(part, tick, carry)
-        return carry[1]
-
-    def _loop_over[C](self, part: Loop, tick: Callable[[Run, Row, C], C], carry: C) -> C:
-        """`tick(run, row, carry)` for each tick of a loop of the program."""
-
-        def once(carry: C, rows: dict[str, jax.Array]) -> tuple[C, None]:
-            for run in part.runs:
-                first = run.first - part.first
-                own = {name: column[first : first + run.ticks] for name, column in rows.items()}
-                body = lambda carry, rows, run=run: (tick(run, self._inputs.own(rows), carry), None)
-                carry, _ = lax.scan(body, carry, own)
-            return carry, None
-
-        ticks = slice(part.first, part.first + part.repeats * part.ticks)
-        tables = {name: table[ticks] for name, table in self.program.rows.items()}
-        if part.repeats == 1:
-            return once(carry, {name: jnp.asarray(table) for name, table in tables.items()})[0]
-        shaped = {name: jnp.asarray(t.reshape(part.repeats, part.ticks, -1)) for name, t in tables.items()}
-        return lax.scan(once, carry, shaped)[0]
-
     # ---- one tick
 
-    def _tick(self, run: Run, row: Row, carry: Carry, given: Given) -> Carry:
+    def tick(self, run: Run, row: Row, carry: Carry, given: Given) -> Carry:
         y = g = None
         if Kind.FORWARD in run.kinds:
             y, carry = self._act(row["f_counts"], "forward", row, carry, given)
@@ -204,9 +167,9 @@ class _Executor:
             side, layers = lax.optimization_barrier((carry.side, carry.gradients[LAYERS]))
             carry = carry.with_layers(layers)._replace(side=side)
         if y is not None:
-            carry = carry._replace(arrivals=self._inputs.arrived(run, "y", row, y, carry.arrivals))
+            carry = carry._replace(arrivals=self.arrived(run, "y", row, y, carry.arrivals))
         if g is not None:
-            carry = carry._replace(cotangents=self._inputs.arrived(run, "g", row, g, carry.cotangents))
+            carry = carry._replace(cotangents=self.arrived(run, "g", row, g, carry.cotangents))
         return carry
 
     @cached_property
@@ -246,8 +209,8 @@ class _Executor:
 
     def _forwarded(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry, Arrays]:
         """The output of a chunk, the carry, and the layers that are given, in storage placement."""
-        data = self._inputs.microbatch(given, row["f_microbatch"])
-        x = self._inputs.input(row, given, carry.arrivals, carry.stash)
+        data = self.microbatch(given, row["f_microbatch"])
+        x = self.input(row, given, carry.arrivals, carry.stash)
         chunk, saved = self._chunk(given.layers, row, "f", "weights"), Saved(carry.stash, row["f_slot"])
         tokens, valid = self.stages.token_context(data), row["f_counts"] == 1
         y, stash, side, layers = self._loop.forward(chunk, x, tokens, saved, carry.side, valid)
@@ -257,18 +220,18 @@ class _Executor:
     def _loss(self, row: Row, carry: Carry, given: Given, completes: bool = False) -> tuple[jax.Array, Carry]:
         """Loss of the last chunk's output: its gradients added up, and the cotangent of the output."""
         valid = (row["b_counts"] & row["b_last"]) == 1
-        data = self._inputs.last(row, given, "b")
+        data = self.last(row, given, "b")
         assert given.seeds is not None, "a backward starts from the cotangent of the objective"
 
         def objective(accumulators: Weights, y: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-            return self.stages.loss(given.weights, accumulators, self._inputs.shared(y, valid), data)
+            return self.stages.loss(given.weights, accumulators, self.shared(y, valid), data)
 
         # The accumulators are zeros by contract; the accumulated values stand in for them, and are not read.
         parts = {part: tree for part, tree in carry.gradients.items() if part != LAYERS}
         value, pullback, reports = jax.vjp(objective, parts, at(carry.outputs, row["b_output"]), has_aux=True)
         new, g = pullback(vary(given.seeds.objective.astype(value.dtype), varying_axes(value)))
         with jax.named_scope("gradients"):
-            mine = True if self._inputs.shares_ends else valid
+            mine = True if self.shares_ends else valid
             parts = jax.tree.map(lambda total, a: total + _where(mine, a), parts, new)
         if completes:
             parts = self.stages.completed(parts, embedded=False)
@@ -276,7 +239,7 @@ class _Executor:
         return g, carry._replace(gradients=carry.gradients | parts, reported=reported)
 
     def _backward(self, row: Row, carry: Carry, given: Given, completes: bool = False) -> tuple[jax.Array, Carry]:
-        data = self._inputs.microbatch(given, row["b_microbatch"])
+        data = self.microbatch(given, row["b_microbatch"])
         valid = row["b_counts"] == 1
         assert given.seeds is not None, "a backward starts from the cotangent of the objective"
         totals = carry.chunk_gradients if self.program.holds else carry.gradients[LAYERS]
@@ -297,7 +260,7 @@ class _Executor:
         )
         carry = carry._replace(chunk_gradients=totals) if self.program.holds else carry.with_layers(totals)
         into_embedding = jnp.where(valid & (row["b_first"] == 1), dx, 0)
-        first = self._inputs.first(row, given, "b")
+        first = self.first(row, given, "b")
         gradients = self.stages.embed_gradients(given.weights, first, into_embedding, carry.gradients)
         if completes:
             gradients = self.stages.completed(gradients, embedded=True)
@@ -307,7 +270,7 @@ class _Executor:
         assert not self.program.holds, "a schedule that splits the backward comes back to a chunk after others"
         chunk = self._chunk(carry.gradients[LAYERS], row, "w", "weights")
         into = Accumulator(chunk, row["w_counts"] == 1, taps_slot=row["w_kept"])
-        tokens = self.stages.token_context(self._inputs.microbatch(given, jnp.int32(0)))  # of which it reads no tokens
+        tokens = self.stages.token_context(self.microbatch(given, jnp.int32(0)))  # of which it reads no tokens
         return (), carry.with_layers(self._loop.weight_gradients(given.layers, tokens, into, carry.side))
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import shift_stage, sum_over_stages
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.parameters import Arrays, Weights
-from jaxpar.pipeline.execution.program import EMBEDDING, NOTHING, STASHED, PipelineProgram, Run
+from jaxpar.pipeline.execution.program import EMBEDDING, NOTHING, STASHED, Loop, PipelineProgram, Run
 from jaxpar.pipeline.execution.stages import Batch, Stages
 from jaxpar.runtime.passes import Saved
 
@@ -74,6 +74,10 @@ class Inputs:
     program: PipelineProgram
     stages: Stages
 
+    def __post_init__(self) -> None:
+        ranks, size = self.program.schedule.ranks, lax.axis_size("pipe")
+        assert ranks == size, f"a program for {ranks} ranks on a pipe axis of {size}"
+
     @property
     def shares_ends(self) -> bool:
         """Whether all pipeline ranks take part in the embedding and the loss."""
@@ -131,6 +135,24 @@ class Inputs:
             return self.stages.embed(weights, data), self.stages.token_context(data)
 
         return jax.eval_shape(first, given.weights)
+
+    def loop_over[C](self, part: Loop, tick: Callable[[Run, Row, C], C], carry: C) -> C:
+        """`tick(run, row, carry)` for each tick of a loop of the program."""
+
+        def once(carry: C, rows: dict[str, jax.Array]) -> tuple[C, None]:
+            for run in part.runs:
+                first = run.first - part.first
+                own = {name: column[first : first + run.ticks] for name, column in rows.items()}
+                body = lambda carry, rows, run=run: (tick(run, self.own(rows), carry), None)
+                carry, _ = lax.scan(body, carry, own)
+            return carry, None
+
+        ticks = slice(part.first, part.first + part.repeats * part.ticks)
+        tables = {name: table[ticks] for name, table in self.program.rows.items()}
+        if part.repeats == 1:
+            return once(carry, {name: jnp.asarray(table) for name, table in tables.items()})[0]
+        shaped = {name: jnp.asarray(t.reshape(part.repeats, part.ticks, -1)) for name, t in tables.items()}
+        return lax.scan(once, carry, shaped)[0]
 
 
 def buffers(slots: Mapping[str, int], x: Any) -> dict[str, Shaped[Array, "slots batch seq embed"]]:

@@ -18,7 +18,7 @@ PIPELINE = (
     Fault(
         name="transfer_a_tick_late",
         description="What a rank receives is stored a tick late, when something else has arrived.",
-        file="jaxpar/pipeline/execution/executor.py",
+        file="jaxpar/pipeline/execution/inputs.py",
         old="tables = {name: table[ticks] for name, table in self.program.rows.items()}",
         new='late = lambda name, table: jnp.roll(table, 1, axis=0) if name[:2] in ("y_", "g_") else table; '
         "tables = {name: late(name, table)[ticks] for name, table in self.program.rows.items()}",
@@ -44,7 +44,7 @@ PIPELINE = (
         name="every_rank_counts_its_loss",
         description="Every pipeline rank counts a loss, not the last one alone.",
         file="jaxpar/pipeline/execution/executor.py",
-        old="mine = True if self._inputs.shares_ends else valid",
+        old="mine = True if self.shares_ends else valid",
         new="mine = True",
         caught_by=(pipeline_parity(pipe_ends="last", pipe_ticks="uniform"),),
     ),
