@@ -9,6 +9,8 @@ import jax
 from jaxtyping import Array, Bool, Float
 
 from jaxpar.mesh.layer_order import Chunk, Index
+from jaxpar.mesh.parameters import Arrays
+from jaxpar.runtime.observed import Observed
 
 type Valid = Bool[Array, ""] | bool
 
@@ -16,8 +18,8 @@ type Valid = Bool[Array, ""] | bool
 class Saved(NamedTuple):
     """Where a pass saves what its backward needs."""
 
-    stashes: Mapping[str, tuple[Any, ...]]
-    """By kind of layers, the buffers of rows that keep the same."""
+    stashes: Mapping[tuple[str, int], Any]
+    """Buffers of rows that keep the same, by kind of layers and number."""
     slot: Index
     """In all of them."""
 
@@ -44,3 +46,15 @@ class Accumulator(NamedTuple):
     layer's while the next one goes backward."""
     taps_slot: Index = 0
     """Where a split backward leaves what the gradients of matrices are computed from."""
+
+
+class Side(NamedTuple):
+    """What passes leave besides activations and gradients."""
+
+    metrics: Mapping[str, Float[Array, ""]]
+    """The sums of what layers report."""
+    taps: Arrays | None
+    """What split backwards leave for the gradients of matrices, [slot, row, ...]: inputs and output gradients of
+    matmuls."""
+    observed: Observed | None
+    """Statistics of all layers, where they collect any."""

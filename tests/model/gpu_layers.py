@@ -18,9 +18,9 @@ from jaxpar.mesh.axes import vary, varying_axes
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.materialize import gather, to_accumulators
 from jaxpar.mesh.placements import bytes_per_device
-from jaxpar.model.loop.layer_loop import Side
 from jaxpar.pipeline.execution.executor import Gradients
 from jaxpar.pipeline.execution.inputs import Seeds
+from jaxpar.runtime.passes import Side
 from jaxpar.training.step import forward_backward
 from jaxpar.training.step.train_step import TrainStep
 from tests.gpu_compile import compile_for_gpu, h100s

@@ -41,7 +41,7 @@ def linear(w: Any, name: str, x: jax.Array, *_: Any) -> jax.Array:
     return x @ w[name]
 
 
-def layer(w: Any, x: jax.Array, number: Any, tokens: TokenContext, tap: Tap) -> Output:
+def layer(w: Any, x: jax.Array, number: Any, tokens: TokenContext, tap: Tap, zeros: None) -> Output:
     """A residual layer that depends on its weights, its number in the model and its tokens."""
     group = lambda name, x: linear(w, name, x)
     up = checkpoint_name(tap("up", group, x * w["scale"]), "mlp_up")

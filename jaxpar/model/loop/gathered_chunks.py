@@ -8,7 +8,6 @@ compute placement.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.layer_order import LAYERS, own_layers, with_own_layers
+from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import gather, to_accumulators
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.mesh.placements import Placement
@@ -50,7 +49,7 @@ class GatheredChunks:
             rows = slots * stack.order.rows_per_chunk
             return jax.tree.map(lambda leaf: vary(jnp.zeros((rows, *leaf.shape), dtype)), like)
 
-        return self._by_stack(zeros, layers)
+        return self.source.by_stack(zeros, layers)
 
     def load(self, chunks: Arrays, slot: int, layers: Arrays, chunk: int, after: jax.Array) -> Arrays:
         """`chunks` with a chunk of `layers` gathered into `slot`, not before `after` is computed.
@@ -58,17 +57,17 @@ class GatheredChunks:
         Otherwise the compiler would merge the second gather of a chunk with the first, and keep its result until then.
         Bytes: `gather_weight` of each sharded weight.
         """
-        part = self._by_stack(lambda stack, own: _chunk(stack, own, chunk), layers)
+        part = self.source.by_stack(lambda stack, own: _chunk(stack, own, chunk), layers)
         part, _ = lax.optimization_barrier((part, after))
         new = gather(part, self.source.placements, part=LAYERS)
-        return self._by_stack(lambda stack, own, new: _put(stack, own, new, slot), chunks, new)
+        return self.source.by_stack(lambda stack, own, new: _put(stack, own, new, slot), chunks, new)
 
     def release(self, chunks: Arrays, slot: int, gradients: Arrays, chunk: int) -> tuple[Arrays, Arrays]:
         """Add the gradients of the chunk in `slot` to `gradients` (gradient placement): (chunks emptied, gradients).
 
         Bytes: `scatter_gradient` of each weight that the gradient placement shards.
         """
-        part = self._by_stack(lambda stack, own: _chunk(stack, own, slot), chunks)
+        part = self.source.by_stack(lambda stack, own: _chunk(stack, own, slot), chunks)
         new = to_accumulators(part, self.source.placements, part=LAYERS)
 
         def added(stack: LayerStack, totals: Arrays, new: Arrays) -> Arrays:
@@ -77,16 +76,8 @@ class GatheredChunks:
 
         with jax.named_scope("gradients"):
             nothing = jax.tree.map(jnp.zeros_like, part)
-            emptied = self._by_stack(lambda stack, own, new: _put(stack, own, new, slot), chunks, nothing)
-            return emptied, self._by_stack(added, gradients, new)
-
-    def _by_stack(self, function: Callable[..., Arrays], *layers: Arrays) -> Arrays:
-        """`function(stack, ...)` of the stacks of each kind in `layers`, in the structure of `layers`."""
-        result, loop = layers[0], self.source
-        for kind in loop.kinds:
-            own = function(loop.stack(kind), *(own_layers(tree, kind) for tree in layers))
-            result = with_own_layers(result, kind, own)
-        return result
+            emptied = self.source.by_stack(lambda stack, own, new: _put(stack, own, new, slot), chunks, nothing)
+            return emptied, self.source.by_stack(added, gradients, new)
 
 
 def _chunk(stack: LayerStack, weights: Arrays, place: int) -> Arrays:

@@ -74,11 +74,6 @@ class LayerKind:
         return list(accumulate((keep.layers for keep in self.keeps[:-1]), initial=0))
 
     @property
-    def rows(self) -> int:
-        """Rows of a chunk."""
-        return sum(keep.layers for keep in self.keeps)
-
-    @property
     def host_rows(self) -> int:
         """Number of layers of a chunk, counted from the first, whose weights and gradients are in host memory."""
         return sum(keep.layers for keep in self.keeps if keep.on_host)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,17 +29,27 @@ from jaxtyping import Array, Float
 
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.report import Report
-from jaxpar.memory.streaming import on_host, to_host
+from jaxpar.memory.streaming import to_host
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import PADDING, Chunk, Index, LayerOrder, Parted, Ungathered, own_layers, with_own_layers
 from jaxpar.mesh.parameters import Arrays, merge
 from jaxpar.mesh.placements import Placements
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_stack import LayerStack, Step, tie_to
-from jaxpar.model.loop.stash import Stash, Stashes, at, entry_on_device, fetch, in_order, put, stacked
+from jaxpar.model.loop.stash import (
+    Stash,
+    Stashes,
+    at,
+    entry_on_device,
+    fetch,
+    in_order,
+    put,
+    stacked,
+    with_input,
+    written,
+)
 from jaxpar.model.loop.walk import Site, walk
-from jaxpar.runtime.observed import Observed
-from jaxpar.runtime.passes import Accumulator, Cotangents, Saved, Valid
+from jaxpar.runtime.passes import Accumulator, Cotangents, Saved, Side, Valid
 from pallas_kernels.vjp_parts import residuals_of
 
 type Tokens = Mapping[str, TokenContext]
@@ -47,18 +57,6 @@ type Tokens = Mapping[str, TokenContext]
 
 type Stream = Float[Array, "batch part embed"]
 """The residual stream: a chunk's input or output."""
-
-
-class Side(NamedTuple):
-    """What passes through chunks leave besides activations and gradients."""
-
-    metrics: Report
-    """The sums of what layers report."""
-    taps: Arrays | None
-    """What split backwards leave for the gradients of matrices, [slot, row, ...]: inputs and output gradients of
-    matmuls."""
-    observed: Observed | None
-    """Statistics of all layers, where they collect any."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,12 +75,20 @@ class LayerLoop:
 
     def __post_init__(self) -> None:
         for kind, stack in self.order.stacks.items():
-            kept, rows = self.kinds[kind].rows, stack.rows_per_chunk
-            assert kept == rows, f"what they keep is given for {kept} layers, and a chunk has {rows}"
+            layers, rows = sum(keep.layers for keep in self.kinds[kind].keeps), stack.rows_per_chunk
+            assert layers == rows, f"what they keep is given for {layers} layers, and a chunk has {rows}"
 
     def stack(self, kind: str) -> LayerStack:
         """The operations of a loop on the stack of a kind."""
         return LayerStack(kind, self.kinds[kind], self.order.stacks[kind], self.placements)
+
+    def by_stack(self, function: Callable[..., Arrays], *layers: Arrays) -> Arrays:
+        """`function(stack, ...)` of the part for each kind of `layers`, in their structure."""
+        result = layers[0]
+        for kind in self.kinds:
+            new = function(self.stack(kind), *(own_layers(tree, kind) for tree in layers))
+            result = with_own_layers(result, kind, new)
+        return result
 
     @property
     def reports(self) -> tuple[str, ...]:
@@ -97,34 +103,27 @@ class LayerLoop:
         Without pipeline ranks each pass forward fills a slot. With them, a tick in which a rank has nothing to do reads
         what may not be written, so that buffers are zeros.
         """
-        written = lax.axis_size("pipe") == 1 and not self.order.padded
+        fills = lax.axis_size("pipe") == 1 and not self.order.padded
 
-        def empty(stack: LayerStack, keep: Keep) -> Stash:
+        def empty(kind: str, keep: Keep) -> Stash:
+            stack = self.stack(kind)
+
             def saved(weights: Arrays, x: Stream, tokens: TokenContext) -> Stash:
-                derivative = stack.kind.of(keep).derivative
                 arguments = stack.load_any(weights), x, vary(jnp.int32(0)), tokens
-                _, pullback = derivative.vjp(keep.policy, *arguments)
+                _, pullback = stack.kind.of(keep).derivative.vjp(keep.policy, *arguments)
                 return Stash(to_host(x) if keep.offload_inputs else x, residuals_of(pullback))
 
-            own = own_layers(weights, stack.name), x, tokens[stack.name]
-            return stacked((slots, keep.layers), saved, *own, written=written)
+            return stacked((slots, keep.layers), saved, own_layers(weights, kind), x, tokens[kind], written=fills)
 
         with jax.named_scope("saved_activations"):
-            return {
-                kind: tuple(empty(self.stack(kind), keep) for keep in own.keeps) for kind, own in self.kinds.items()
-            }
+            keeps = ((kind, place, keep) for kind, own in self.kinds.items() for place, keep in enumerate(own.keeps))
+            return {(kind, place): empty(kind, keep) for kind, place, keep in keeps}
 
     def side(self, weights: Arrays, x: Stream, tokens: Tokens, slots: int) -> Side:
         """Zeros, for shapes as in `stash`; `slots` are those of split backwards."""
-        taps = None
-        if slots:
-            with jax.named_scope("kept_for_weights"):
-                taps = {
-                    kind: stacked(
-                        (slots, stack.order.rows_per_chunk), stack.taps, own_layers(weights, kind), x, tokens[kind]
-                    )
-                    for kind, stack in ((kind, self.stack(kind)) for kind in self.kinds)
-                }
+        with jax.named_scope("kept_for_weights"):
+            taps = lambda kind: self.stack(kind).taps(slots, own_layers(weights, kind), x, tokens[kind])
+            taps = {kind: taps(kind) for kind in self.kinds} if slots else None
         programs = [program for kind in self.kinds.values() for program in (kind, *kind.variants.values())]
         makers = [program.zeros_observed for program in programs if program.zeros_observed is not None]
         layers = sum(len(stack.layers) for stack in self.order.stacks.values())
@@ -139,7 +138,7 @@ class LayerLoop:
         def first(place: int) -> Stream:
             kind, row = self.order.slots[place]
             keep = self.kinds[kind].keep_of(row)
-            return entry_on_device(saved.stashes[kind][keep].inputs, saved.slot, row - self.kinds[kind].firsts[keep])
+            return entry_on_device(saved.stashes[kind, keep].inputs, saved.slot, row - self.kinds[kind].firsts[keep])
 
         places = self.order.first_slots
         some, *others = sorted(set(places.ravel().tolist()))
@@ -172,7 +171,10 @@ class LayerLoop:
         What its backward needs is saved; what its layers report is added to `side` where `valid`. The stack is the one
         of `weights`; if that is `Ungathered`, whose chunk has all of it, the rows that were gathered.
         """
-        layers = self._room(weights.stack) if isinstance(weights.stack, Ungathered) else None
+        layers = None
+        if isinstance(weights.stack, Ungathered):
+            with jax.named_scope("stored_weights"):
+                layers = self.by_stack(LayerStack.room, weights.stack.master)
 
         def step_of(stack: LayerStack, keep: Keep, place: int) -> Step:
             first = stack.kind.firsts[place]
@@ -182,13 +184,13 @@ class LayerLoop:
                 if stored is not None:
                     layers = with_own_layers(layers, stack.name, put(own_layers(layers, stack.name), stored, row))
                 number = stack.order.own(weights.chunk)[row]
-                all_own, at_row = stashes[stack.name], (saved.slot, row - first)
-                inputs, x = _input_saved(keep, all_own[place].inputs, x, *at_row)
+                stash, at_row = stashes[stack.name, place], (saved.slot, row - first)
+                inputs, x = with_input(stash.inputs, x, *at_row, offload=keep.offload_inputs)
                 derivative = stack.kind.of(keep).derivative
                 (y, report), pullback = derivative.vjp(keep.policy, w, x, number, tokens[stack.name])
                 with jax.named_scope("saved_activations"):
-                    own = Stash(inputs, put(all_own[place].residuals, in_order(residuals_of(pullback)), *at_row))
-                stashes = {**stashes, stack.name: (*all_own[:place], own, *all_own[place + 1 :])}
+                    stash = Stash(inputs, put(stash.residuals, in_order(residuals_of(pullback)), *at_row))
+                stashes = {**stashes, (stack.name, place): stash}
                 new = {name: reported[name] + stack.unless_padding(number, own, 0) for name, own in report.items()}
                 return stack.unless_padding(number, y, x), stashes, {**reported, **new}, layers
 
@@ -196,20 +198,9 @@ class LayerLoop:
 
         carry = x, saved.stashes, self._no_metrics(), layers
         x, stashes, new, layers = self._walk(weights, step_of, carry)
-        x, stashes = _written(x, stashes)
+        x, stashes = written(x, stashes)
         metrics = {name: total + jnp.where(valid, new[name], 0) for name, total in side.metrics.items()}
         return x, stashes, side._replace(metrics=metrics), weights.stack if layers is None else layers
-
-    def _room(self, weights: Ungathered) -> Any:
-        """Buffers for all rows of `weights` in storage placement; each is written before it is read."""
-        room: Any = {}
-        with jax.named_scope("stored_weights"):
-            for kind in self.kinds:
-                stack = self.stack(kind)
-                row = lambda own, stack=stack: stack.stored(own, 0)
-                own = stacked((stack.order.rows_per_chunk,), row, own_layers(weights, kind), written=True)
-                room = with_own_layers(room, kind, own)
-        return room
 
     def backward(
         self, weights: Chunk, cotangents: Cotangents, tokens: Tokens, saved: Saved, into: Accumulator, side: Side
@@ -226,7 +217,7 @@ class LayerLoop:
             weights = weights._replace(stack=stack._replace(host=host))
 
         def step_of(stack: LayerStack, keep: Keep, place: int) -> Step:
-            stash, first = saved.stashes[stack.name][place], stack.kind.firsts[place]
+            stash, first = saved.stashes[stack.name, place], stack.kind.firsts[place]
             of_report = {name: vary(cotangents.reports.get(name, jnp.float32(0))) for name in stack.kind.reports}
 
             def step(w: Arrays, fetched: Any, row: jax.Array, carry: Any) -> Any:
@@ -251,8 +242,8 @@ class LayerLoop:
 
         carry = vary(dy), into.chunk.stack, side.taps, side.observed
         dx, totals, taps, observed = self._walk(weights, step_of, carry, reverse=True)
-        for kind in self.kinds if into.completes else ():
-            totals = with_own_layers(totals, kind, self.stack(kind).with_first_summed(own_layers(totals, kind)))
+        if into.completes:
+            totals = self.by_stack(LayerStack.with_first_summed, totals)
         return dx, totals, side._replace(taps=taps, observed=observed)
 
     def weight_gradients(self, weights: Arrays, tokens: Tokens, into: Accumulator, side: Side) -> Arrays:
@@ -260,13 +251,13 @@ class LayerLoop:
         saved = side.taps
         assert saved is not None, "a backward was split"
 
-        def site(key: Hashable, stack: LayerStack, place: int, padded: bool) -> Site:
+        def step_of(stack: LayerStack, keep: Keep, place: int) -> Step:
             like = jax.eval_shape(stack.load_any, own_layers(weights, stack.name))
             zeros: Any = jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
-            linear = stack.kind.of(stack.kind.keeps[place]).linear
+            linear = stack.kind.of(keep).linear
             assert linear is not None, "a split backward needs the layer's groups of matmuls"
 
-            def step(_: None, row: jax.Array, totals: Any) -> Any:
+            def step(_: Arrays, nothing: None, row: jax.Array, totals: Arrays) -> Arrays:
                 taps, number = at(saved[stack.name], into.taps_slot, row), stack.order.own(into.chunk.chunk)[row]
 
                 def groups(matrices: Arrays) -> Arrays:
@@ -280,15 +271,10 @@ class LayerLoop:
                 total = stack.accumulate(own_layers(totals, stack.name), dw, row, number, into)
                 return with_own_layers(totals, stack.name, total)
 
-            def left_out(_: None, row: jax.Array, totals: Any) -> Any:
-                act = lambda totals: step(None, row, totals)
-                return stack.left_out_of_padding(into.chunk.chunk, row, act, totals)
+            return Step(step, loads=False)
 
-            return Site(key, left_out if padded else step, lambda row: None)
-
-        return walk(self._slots(site, lambda keep: keep.variant), into.chunk.stack)
-
-    # ---- the walk
+        chunk = into.chunk._replace(stack=weights)
+        return self._walk(chunk, step_of, into.chunk.stack, by=lambda keep: keep.variant)
 
     def _walk[Carry](
         self,
@@ -303,50 +289,17 @@ class LayerLoop:
 
         `step_of(stack, keep, its number)` is what such layers do; what they do depends on `by` of a keep alone.
         """
-        tie = tie_to(self.before, backward=reverse)
-
-        def site(key: Hashable, stack: LayerStack, place: int, padded: bool) -> Site:
-            step = step_of(stack, stack.kind.keeps[place], place)
-            return stack.site(key, weights, stack.kind.firsts[place], padded, step, tie)
-
-        slots = self._slots(site, by)
-        return walk(slots[::-1] if reverse else slots, carry, self.unroll)
-
-    def _slots(
-        self, make: Callable[[Hashable, LayerStack, int, bool], Site], by: Callable[[Keep], Hashable] | None
-    ) -> list[tuple[Site, int]]:
-        """The slots of a chunk, (site, row) each; `make` takes a key, a stack, the number of a keep, and whether rows
-        only pad the stack in some chunks."""
-        sites: dict[Hashable, Site] = {}
+        tie, sites = tie_to(self.before, backward=reverse), {}
 
         def site(kind: str, row: int) -> Site:
             stack = self.stack(kind)
             place, padded = stack.kind.keep_of(row), bool(stack.order.sometimes_padding[row])
-            key = kind, place if by is None else by(stack.kind.keeps[place]), padded
-            return sites[key] if key in sites else sites.setdefault(key, make(key, stack, place, padded))
+            keep = stack.kind.keeps[place]
+            key = kind, place if by is None else by(keep), padded
+            if key not in sites:
+                step = step_of(stack, keep, place)
+                sites[key] = stack.site(key, weights, stack.kind.firsts[place], padded, step, tie)
+            return sites[key]
 
-        return [(site(*slot), slot.row) for slot in self.order.slots]
-
-
-def _input_saved(keep: Keep, inputs: jax.Array, x: Stream, *where: Index) -> tuple[jax.Array, Stream]:
-    """`inputs` with a layer's input `x` at `where`, and `x`.
-
-    On the device it is there before the layer reads `x`: products that add to `x` can then write over it. XLA would
-    copy it for each of them, since it might be kept later.
-    """
-    with jax.named_scope("saved_activations"):
-        if keep.offload_inputs:
-            return put(inputs, to_host(in_order(x)), *where), x
-        return lax.optimization_barrier((put(inputs, in_order(x), *where), x))
-
-
-def _written(x: Stream, stashes: Stashes) -> tuple[jax.Array, Stashes]:
-    """`x` and `stashes`: nothing reads `x` before what is kept on the device is in its place.
-
-    The last layer, which is not in the loop, would write to the stashes after the loss, when XLA has nothing else to
-    do: what it keeps would be there twice until then.
-    """
-    leaves, tree = jax.tree.flatten(stashes)
-    x, device = lax.optimization_barrier((x, [leaf for leaf in leaves if not on_host(leaf)]))
-    left = iter(device)
-    return x, tree.unflatten([leaf if on_host(leaf) else next(left) for leaf in leaves])
+        slots = [(site(*slot), slot.row) for slot in self.order.slots]
+        return walk(slots[::-1] if reverse else slots, carry, self.unroll)

@@ -26,7 +26,7 @@ from jaxpar.mesh.placements import Placement, Placements, added_dim
 from jaxpar.mesh.tracing import permutes, traced
 from jaxpar.mesh.wire.wire import Wire
 from jaxpar.model.loop.layer_kind import LayerKind
-from jaxpar.model.loop.stash import at, entry_on_device, in_order, put
+from jaxpar.model.loop.stash import at, entry_on_device, in_order, put, stacked
 from jaxpar.model.loop.walk import Site, Tie
 from jaxpar.runtime.passes import Accumulator, Valid
 
@@ -41,6 +41,8 @@ class Step(NamedTuple):
     """`(weights, what was fetched, row, carry) -> carry`."""
     fetch: Callable[[jax.Array], Any] = lambda row: None
     """`row -> what is in host memory for it`, moved to the device."""
+    loads: bool = True
+    """Whether it takes weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +74,7 @@ class LayerStack:
         `like` is a row of a chunk that is stored as this one is: in host memory or not, as codes or not.
         """
         if isinstance(weights, Ungathered):
-            return self.gather(self.stored(weights, row))
+            return self.gather(self.stored(weights.master, row))
         if not isinstance(weights, Parted):
             one = lambda leaf: leaf.row(row, leaf.coded[like]) if is_coded_stack(leaf) else at(leaf, row)
             return self.gather(jax.tree.map(one, weights, is_leaf=is_coded_stack))
@@ -83,9 +85,13 @@ class LayerStack:
             stored = jax.tree.map(lambda a: entry_on_device(a, row).astype(dtype), weights.host)
         return self.gather(to_secondary(stored, self.placements, part=self._part))
 
-    def stored(self, weights: Ungathered, row: Index) -> Arrays:
+    def stored(self, master: Arrays, row: Index) -> Arrays:
         """Weights of one row in storage placement, from that of the optimizer."""
-        return row_to_storage(at(weights.master, row), self.placements, part=self._part)
+        return row_to_storage(at(master, row), self.placements, part=self._part)
+
+    def room(self, master: Arrays) -> Arrays:
+        """Buffers for all rows in storage placement; each is written before it is read."""
+        return stacked((self.order.rows_per_chunk,), lambda master: self.stored(master, 0), master, written=True)
 
     def gather(self, stored: Arrays) -> Arrays:
         """Weights of one layer from storage to compute placement."""
@@ -108,9 +114,10 @@ class LayerStack:
         accumulated = jnp.dtype(self.placements.gradient.dtype)
         return jax.tree.map(lambda w, wide: w.astype(accumulated) if wide else w, weights, self.kind.wide)
 
-    def taps(self, weights: Arrays, x: jax.Array, tokens: TokenContext) -> Arrays:
-        """Zeros for what a split backward of a layer keeps."""
-        return self.kind.derivative.zero_taps(self.load_any(weights), x, tokens)
+    def taps(self, slots: int, weights: Arrays, x: jax.Array, tokens: TokenContext) -> Arrays:
+        """Zeros for what split backwards of a chunk leave, [slot, row, ...], given shapes."""
+        taps = lambda weights, x, tokens: self.kind.derivative.zero_taps(self.load_any(weights), x, tokens)
+        return stacked((slots, self.order.rows_per_chunk), taps, weights, x, tokens)
 
     # ---- gradients
 
@@ -211,14 +218,17 @@ class LayerStack:
         def fetch(row: jax.Array) -> tuple[Arrays | None, Any]:
             """Gathered weights, if storage differs from compute placement, and what is fetched from host memory; or the
             weights as they are stored, where they come from elsewhere."""
+            if not step.loads:
+                return None, step.fetch(row)
             if isinstance(own, Ungathered):
-                stored = self.stored(own, self.row(weights, row))
+                stored = self.stored(own.master, self.row(weights, row))
                 return self.gather(stored), stored
             return load(row) if self.prefetches or first < self.kind.host_rows else None, step.fetch(row)
 
         def run(fetched: tuple[Arrays | None, Any], row: jax.Array, carry: Any) -> Any:
             w, activations = fetched
-            act = lambda carry: step.run(self.widened(load(row) if w is None else w), activations, row, carry)
+            loaded = lambda: self.widened(load(row) if w is None else w) if step.loads else {}
+            act = lambda carry: step.run(loaded(), activations, row, carry)
             return self.left_out_of_padding(weights.chunk, row, act, carry) if padded else act(carry)
 
         return Site(key, run, fetch, tie if self.prefetches else None)

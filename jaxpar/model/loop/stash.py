@@ -28,8 +28,8 @@ class Stash(NamedTuple):
     """What the remat policy saves, and what it offloads."""
 
 
-type Stashes = Mapping[str, tuple[Stash, ...]]
-"""By kind, a `Stash` for each run of rows that keep the same."""
+type Stashes = Mapping[tuple[str, int], Stash]
+"""By kind and number of one of its `keeps`."""
 
 
 def stacked(lead: tuple[int, ...], function: Callable[..., Any], *arguments: Any, written: bool = False) -> Any:
@@ -94,6 +94,30 @@ def put(stack: Any, new: Any, *where: Index) -> Any:
         return lax.dynamic_update_slice(a, vary(b).reshape(*[1] * len(where), *b.shape), start)
 
     return jax.tree.map(one, stack, new)
+
+
+def with_input(inputs: jax.Array, x: jax.Array, *where: Index, offload: bool) -> tuple[jax.Array, jax.Array]:
+    """`inputs` with a layer's input `x` at `where`, and `x`.
+
+    On the device it is there before the layer reads `x`: products that add to `x` can then write over it. XLA would
+    copy it for each of them, since it might be kept later.
+    """
+    with jax.named_scope("saved_activations"):
+        if offload:
+            return put(inputs, to_host(in_order(x)), *where), x
+        return lax.optimization_barrier((put(inputs, in_order(x), *where), x))
+
+
+def written(x: jax.Array, stashes: Stashes) -> tuple[jax.Array, Stashes]:
+    """`x` and `stashes`: nothing reads `x` before what is kept on the device is in its place.
+
+    The last layer, which is not in the loop, would write to the stashes after the loss, when XLA has nothing else to
+    do: what it keeps would be there twice until then.
+    """
+    leaves, tree = jax.tree.flatten(stashes)
+    x, device = lax.optimization_barrier((x, [leaf for leaf in leaves if not on_host(leaf)]))
+    left = iter(device)
+    return x, tree.unflatten([leaf if on_host(leaf) else next(left) for leaf in leaves])
 
 
 def _entry(a: jax.Array, where: tuple[Index, ...]) -> jax.Array:

@@ -36,7 +36,7 @@ class Carry(NamedTuple):
     reported: dict[str, Float[Array, ""]]
     """What the loss reports, summed."""
     side: Any
-    """What passes through the layers leave besides (`LayerLoop.side`)."""
+    """What passes through the layers leave besides, opaque here."""
 
     def with_layers(self, gradients: Arrays) -> Carry:
         """The carry with other gradients of the layers."""

@@ -42,7 +42,7 @@ POLICIES = {
 }
 
 
-def layer(w: Any, x: jax.Array, index: Any, tokens: TokenContext, tap: Tap | None = None) -> Output:
+def layer(w: Any, x: jax.Array, index: Any, tokens: TokenContext, *_: Any) -> Output:
     """A small residual layer that depends on its weights, its number and its tokens."""
     up = checkpoint_name((x * w["scale"]) @ w["up"], "mlp_up")
     share = (1 + index) / (2 + tokens.indices[..., None])
@@ -287,7 +287,7 @@ class Rows:
             self._say("matrices")
         return x @ w[name]
 
-    def apply(self, w: Any, x: jax.Array, index: Any, tokens: TokenContext, tap: Tap) -> Output:
+    def apply(self, w: Any, x: jax.Array, index: Any, tokens: TokenContext, tap: Tap, zeros: None) -> Output:
         @jax.custom_vjp
         def recorded(x: jax.Array) -> jax.Array:
             self._say("run")
