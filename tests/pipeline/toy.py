@@ -28,7 +28,8 @@ from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.pipeline.execution.executor import execute
 from jaxpar.pipeline.execution.inputs import Seeds
-from jaxpar.pipeline.execution.program import PipelineProgram, make_program
+from jaxpar.pipeline.execution.make_program import make_program
+from jaxpar.pipeline.execution.program import PipelineProgram
 from jaxpar.pipeline.schedules import Schedule
 from tests.traced import mesh_of
 

@@ -36,18 +36,7 @@ from jaxpar.mesh.parameters import Arrays, merge
 from jaxpar.mesh.placements import Placements
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_stack import LayerStack, Step, tie_to
-from jaxpar.model.loop.stash import (
-    Stash,
-    Stashes,
-    at,
-    entry_on_device,
-    fetch,
-    in_order,
-    put,
-    stacked,
-    with_input,
-    written,
-)
+from jaxpar.model.loop.stash import Stash, Stashes, at, entry_on_device, fetch, in_order, put, put_x, stacked, written
 from jaxpar.model.loop.walk import Site, walk
 from jaxpar.runtime.passes import Accumulator, Cotangents, Saved, Side, Valid
 from pallas_kernels.vjp_parts import residuals_of
@@ -185,7 +174,7 @@ class LayerLoop:
                     layers = with_own_layers(layers, stack.name, put(own_layers(layers, stack.name), stored, row))
                 number = stack.order.own(weights.chunk)[row]
                 stash, at_row = stashes[stack.name, place], (saved.slot, row - first)
-                inputs, x = with_input(stash.inputs, x, *at_row, offload=keep.offload_inputs)
+                inputs, x = put_x(stash.inputs, x, *at_row, offload=keep.offload_inputs)
                 derivative = stack.kind.of(keep).derivative
                 (y, report), pullback = derivative.vjp(keep.policy, w, x, number, tokens[stack.name])
                 with jax.named_scope("saved_activations"):

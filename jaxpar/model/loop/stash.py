@@ -96,7 +96,7 @@ def put(stack: Any, new: Any, *where: Index) -> Any:
     return jax.tree.map(one, stack, new)
 
 
-def with_input(inputs: jax.Array, x: jax.Array, *where: Index, offload: bool) -> tuple[jax.Array, jax.Array]:
+def put_x(inputs: jax.Array, x: jax.Array, *where: Index, offload: bool) -> tuple[jax.Array, jax.Array]:
     """`inputs` with a layer's input `x` at `where`, and `x`.
 
     On the device it is there before the layer reads `x`: products that add to `x` can then write over it. XLA would

@@ -10,7 +10,7 @@ PIPELINE = (
     Fault(
         name="slot_reused_too_early",
         description="A slot of the stash is reused in the tick that reads it last, whose forward comes first.",
-        file="jaxpar/pipeline/execution/slots.py",
+        file="jaxpar/pipeline/execution/make_program.py",
         old="while busy and busy[0][0] < lifetimes[name].first:",
         new="while busy and busy[0][0] <= lifetimes[name].first:",
         caught_by=(f"{EXECUTOR}[interleaved, uneven]",),
@@ -27,7 +27,7 @@ PIPELINE = (
     Fault(
         name="weight_gradient_dropped",
         description="The matrices' gradients of the first microbatch are computed and not added.",
-        file="jaxpar/pipeline/execution/program.py",
+        file="jaxpar/pipeline/execution/make_program.py",
         old='row = {"counts": 1, "chunk": chunk, "kept": slot("kept")}',
         new='row = {"counts": int(action.microbatch > 0), "chunk": chunk, "kept": slot("kept")}',
         caught_by=(f"{EXECUTOR}[zb-h1, recomputing]",),
