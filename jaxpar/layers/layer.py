@@ -28,7 +28,6 @@ from jaxpar.mesh.collective_matmul import PLAIN
 from jaxpar.precision.matmul import GroupScaling, scaling_of
 from jaxpar.precision.recipe import QuantisedGroups
 from jaxpar.precision.seen import Seen
-from jaxpar.precision.squares import SquareScales
 
 ELEMENTWISE: Mapping[str, Literal["input", "gradients"]] = {"mlp_in": "gradients", "mlp_out": "input"}
 """The groups of matmuls around a gated feed-forward's elementwise work, and what of each that work or its derivative
@@ -69,17 +68,16 @@ class DecoderLayer(nnx.Module):
         name: str,
         x: jax.Array,
         index: Int[Array, ""],
-        scales: Float[Array, "layers tensors"] | None = None,
-        weight_scales: Float[Array, "layers tensors"] | SquareScales | None = None,
+        tokens: TokenContext,
         unseen: Seen | None = None,
         whole: bool = False,
     ) -> Any:
         """A group of matmuls with the collectives around it: linear in the layer's matrices, and in `x`.
 
-        `index` and `unseen` are as in `__call__`, `scales` and `weight_scales` as in `TokenContext`, for groups that
-        are quantised. `whole` is whether the elementwise work beside it has its derivative in the same backward.
+        `index` and `unseen` are as in `__call__`; `tokens` have the scales of groups that are quantised. `whole` is
+        whether the elementwise work beside it has its derivative in the same backward.
         """
-        scaling = self._scaling(name, index, scales, weight_scales, unseen, whole)
+        scaling = self._scaling(name, index, tokens, unseen, whole)
         for part in (self.attention, self.mlp):
             if isinstance(part, Experts):
                 continue
@@ -97,14 +95,13 @@ class DecoderLayer(nnx.Module):
         self,
         name: str,
         index: jax.Array,
-        scales: jax.Array | None,
-        weight_scales: jax.Array | SquareScales | None,
+        tokens: TokenContext,
         unseen: Seen | None,
         whole: bool = False,
     ) -> GroupScaling | None:
         if self.fp8 is None:
             return None
-        found = scaling_of(self.fp8, name, index, scales, weight_scales, unseen)
+        found = scaling_of(self.fp8, name, index, tokens.scales, tokens.weight_scales, unseen)
         if found is None or not whole or not self._fuses:
             return found
         # Scales that are found from gradients need these in memory; branches and counts read them there.
@@ -142,7 +139,7 @@ class DecoderLayer(nnx.Module):
 
         `unseen` are zeros, whose cotangent is what is seen of each tensor that a quantised matmul has.
         """
-        given = index, tokens.scales, tokens.weight_scales, unseen
+        given = index, tokens, unseen
         whole = tap is untapped
         linear = lambda name, x: self.linear(name, x, *given, whole)
         h = self._named(self.attention_norm(x), "attention_input") if self.norms_before else x
@@ -156,7 +153,7 @@ class DecoderLayer(nnx.Module):
         h = self._named(self.mlp_norm(x) if self.norms_before else x, "mlp_input")
         report: Report = {}
         if isinstance(self.mlp, Experts):
-            scaling = lambda name: self._scaling(name, index, tokens.scales, tokens.weight_scales, unseen)
+            scaling = lambda name: self._scaling(name, *given)
             h, report = self.mlp(h, index, tokens, train, scaling)
         elif self.mlp_tiles == 1:
             hidden = tap("mlp_in", linear, h)

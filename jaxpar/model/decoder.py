@@ -272,7 +272,7 @@ class DecoderStages:
             return layer(x, number, tokens, attend, self.train, tap, unseen)
 
         def linear(w: Arrays, name: str, x: jax.Array, number: jax.Array, tokens: TokenContext) -> Any:
-            return with_weights(prototype, w).linear(name, x, number, tokens.scales, tokens.weight_scales)
+            return with_weights(prototype, w).linear(name, x, number, tokens)
 
         specs = layer_specs(prototype, self.config)
         matrices = _computed_apart(prototype, specs) if self.split_backward else None

@@ -11,36 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
 
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.parameters import Arrays, Weights
 from jaxpar.mesh.tracing import TracedOnce, refuse_permutes, traced
 from jaxpar.pipeline.actions import Kind
-from jaxpar.pipeline.execution.inputs import Carry, Given, Inputs, Row, Seeds, at, buffers, put
+from jaxpar.pipeline.execution.inputs import Carry, Given, Inputs, Reports, Row, Seeds, at, buffers, put
 from jaxpar.pipeline.execution.program import PipelineProgram, Run
 from jaxpar.pipeline.execution.stages import Batch, Stages
 from jaxpar.runtime.passes import Accumulator, Cotangents, Saved
 
 type Act = Callable[[Row, Carry, Given], tuple[Any, Carry]]
 """One action of a tick: its value, and the carry after it."""
-
-
-class Gradients(NamedTuple):
-    """The results of a batch on this rank, summed over its microbatches."""
-
-    gradients: Weights
-    """Of all weights, in gradient placement."""
-    reported: dict[str, Float[Array, ""]]
-    """What the loss reports."""
-    side: Any
-    """What passes through the layers leave besides (`LayerLoop.side`)."""
 
 
 def execute(
@@ -51,8 +39,8 @@ def execute(
     microbatches: Batch,
     seeds: Seeds,
     shared: Batch | None = None,
-) -> Gradients:
-    """Gradients and the reports of the loss and of the layers of this rank, summed over the microbatches.
+) -> tuple[Weights, Reports, Any]:
+    """(gradients in gradient placement, reports of the loss, `LayerLoop.side`) of this rank, summed over microbatches.
 
     `weights` are in storage placement; `microbatches` are arrays [microbatch, ...], and `shared` is what each of them
     has besides; `gradients` are the zeros in gradient placement that gradients accumulate in.
@@ -83,7 +71,7 @@ def execute(
         tick = lambda run, row, carry, now=now: executor.tick(run, row, carry, now)
         carry = executor.loop_over(part, tick, carry)
     _, carry = executor.between(program.ticks, gathered, carry, given)
-    return Gradients(carry.gradients, carry.reported, carry.side)
+    return carry.gradients, carry.reported, carry.side
 
 
 def evaluate[Result](
@@ -223,7 +211,7 @@ class _Executor(Inputs):
         data = self.last(row, given, "b")
         assert given.seeds is not None, "a backward starts from the cotangent of the objective"
 
-        def objective(accumulators: Weights, y: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        def objective(accumulators: Weights, y: jax.Array) -> tuple[jax.Array, Reports]:
             return self.stages.loss(given.weights, accumulators, self.shared(y, valid), data)
 
         # The accumulators are zeros by contract; the accumulated values stand in for them, and are not read.

@@ -23,6 +23,10 @@ type Row = dict[str, jax.Array]
 """One tick of this rank: a scalar for each of `jaxpar.pipeline.execution.program.FIELDS`."""
 
 
+type Reports = dict[str, Float[Array, ""]]
+"""Scalars by name."""
+
+
 class Carry(NamedTuple):
     """The carry between ticks: the buffers of `program.BUFFERS`, gradients, and what is reported."""
 
@@ -33,7 +37,7 @@ class Carry(NamedTuple):
     gradients: Weights
     chunk_gradients: Arrays | None
     """Gradients of the chunks that are held, in schedules that hold some."""
-    reported: dict[str, Float[Array, ""]]
+    reported: Reports
     """What the loss reports, summed."""
     side: Any
     """What passes through the layers leave besides, opaque here."""
@@ -48,7 +52,7 @@ class Seeds(NamedTuple):
 
     objective: Float[Array, ""]
     """Cotangent of the objective."""
-    reports: dict[str, Float[Array, ""]]
+    reports: Reports
     """Cotangents of what layers report, by name: sums over the tokens that do not pad a row."""
 
 
