@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxpar.mesh.layer_order import Chunk, Index
 from jaxpar.mesh.parameters import Arrays
@@ -18,7 +18,7 @@ type Valid = Bool[Array, ""] | bool
 class Saved(NamedTuple):
     """Where a pass saves what its backward needs."""
 
-    stashes: Mapping[tuple[str, int], Any]
+    stashes: Mapping[tuple[str, int], PyTree]
     """Buffers of rows that keep the same, by kind of layers and number."""
     slot: Index
     """In all of them."""

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.report import Report
@@ -154,7 +154,7 @@ class LayerLoop:
 
     def forward(
         self, weights: Chunk, x: Stream, tokens: Tokens, saved: Saved, side: Side, valid: Valid = True
-    ) -> tuple[Stream, Stashes, Side, Any]:
+    ) -> tuple[Stream, Stashes, Side, PyTree]:
         """Forward through a chunk: (x, stashes, side, the stack of weights in storage placement).
 
         What its backward needs is saved; what its layers report is added to `side` where `valid`. The stack is the one
@@ -168,7 +168,7 @@ class LayerLoop:
         def step_of(stack: LayerStack, keep: Keep, place: int) -> Step:
             first = stack.kind.firsts[place]
 
-            def step(w: Arrays, stored: Arrays | None, row: jax.Array, carry: Any) -> Any:
+            def step(w: Arrays, stored: Arrays | None, row: jax.Array, carry: PyTree) -> PyTree:
                 x, stashes, reported, layers = carry
                 if stored is not None:
                     layers = with_own_layers(layers, stack.name, put(own_layers(layers, stack.name), stored, row))
@@ -209,7 +209,7 @@ class LayerLoop:
             stash, first = saved.stashes[stack.name, place], stack.kind.firsts[place]
             of_report = {name: vary(cotangents.reports.get(name, jnp.float32(0))) for name in stack.kind.reports}
 
-            def step(w: Arrays, fetched: Any, row: jax.Array, carry: Any) -> Any:
+            def step(w: Arrays, fetched: PyTree, row: jax.Array, carry: PyTree) -> PyTree:
                 dx, totals, taps, observed = carry
                 number = stack.order.own(weights.chunk)[row]
                 x, residuals = in_order(at(stash, saved.slot, row - first, instead=fetched))

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
+from jaxtyping import PyTree
 
 from jaxpar.config.kinds import ALIKE
 from jaxpar.layers.context import TokenContext
@@ -37,9 +38,9 @@ type Stack = Any
 class Step(NamedTuple):
     """What a walk does in a row."""
 
-    run: Callable[[Arrays, Any, jax.Array, Any], Any]
+    run: Callable[[Arrays, PyTree, jax.Array, PyTree], PyTree]
     """`(weights, what was fetched, row, carry) -> carry`."""
-    fetch: Callable[[jax.Array], Any] = lambda row: None
+    fetch: Callable[[jax.Array], PyTree] = lambda row: None
     """`row -> what is in host memory for it`, moved to the device."""
     loads: bool = True
     """Whether it takes weights."""
@@ -134,7 +135,7 @@ class LayerStack:
         if like >= host_rows:
             return gradients._replace(device=self._add(gradients.device, dw, place - host_rows, number, into.valid))
 
-        def send(total: jax.Array, new: jax.Array, *layouts: Any) -> jax.Array:
+        def send(total: jax.Array, new: jax.Array, *layouts: PyTree) -> jax.Array:
             new = to_accumulator(new, *layouts, dtype=self.placements.gradient.dtype, unstacked=True)
             with jax.named_scope("gradients"):
                 if into.fresh is not True:
@@ -147,7 +148,7 @@ class LayerStack:
         if self.order.padded:
             valid = valid & (number != PADDING)
 
-        def add(total: Any, new: Any, *layouts: Any) -> Any:
+        def add(total: PyTree, new: PyTree, *layouts: PyTree) -> PyTree:
             if isinstance(new, dict):
                 return total | {name: add(*(tree[name] for tree in (total, new, *layouts))) for name in new}
             new = to_accumulator(new, *layouts, dtype=self.placements.gradient.dtype, unstacked=True)
@@ -215,7 +216,7 @@ class LayerStack:
         own = own_layers(weights.stack, self.name)
         load = lambda row: self.load(own, self.row(weights, row), first)
 
-        def fetch(row: jax.Array) -> tuple[Arrays | None, Any]:
+        def fetch(row: jax.Array) -> tuple[Arrays | None, PyTree]:
             """Gathered weights, if storage differs from compute placement, and what is fetched from host memory; or the
             weights as they are stored, where they come from elsewhere."""
             if not step.loads:
@@ -225,7 +226,7 @@ class LayerStack:
                 return self.gather(stored), stored
             return load(row) if self.prefetches or first < self.kind.host_rows else None, step.fetch(row)
 
-        def run(fetched: tuple[Arrays | None, Any], row: jax.Array, carry: Any) -> Any:
+        def run(fetched: tuple[Arrays | None, PyTree], row: jax.Array, carry: PyTree) -> PyTree:
             w, activations = fetched
             loaded = lambda: self.widened(load(row) if w is None else w) if step.loads else {}
             act = lambda carry: step.run(loaded(), activations, row, carry)
@@ -250,7 +251,7 @@ class LayerStack:
         return own_layers(role.layout[LAYERS], self.name)
 
 
-type _Fetched = tuple[Arrays, Any]
+type _Fetched = tuple[Arrays, PyTree]
 
 
 def tie_to(before: str, *, backward: bool) -> Tie | None:

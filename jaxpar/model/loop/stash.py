@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jaxpar.memory.streaming import DEVICE, HOST, on_host, to_host
 from jaxpar.mesh.axes import vary
@@ -24,7 +24,7 @@ class Stash(NamedTuple):
     """What layers keep between forward and backward, [slot, layer, ...]."""
 
     inputs: Float[Array, "slots layers batch part embed"]
-    residuals: Any
+    residuals: PyTree
     """What the remat policy saves, and what it offloads."""
 
 
@@ -55,7 +55,7 @@ def stacked(lead: tuple[int, ...], function: Callable[..., Any], *arguments: Any
     return tree.unflatten([empty(leaf, host) for leaf, host in both])
 
 
-def in_order(tree: Any) -> Any:
+def in_order(tree: PyTree) -> PyTree:
     """`tree` with its arrays' dims in order in memory.
 
     By default XLA adopts the layout that a collective prefers, a different one in each of a pipeline's loops, and
@@ -64,7 +64,7 @@ def in_order(tree: Any) -> Any:
     return jax.tree.map(lambda a: with_layout_constraint(a, Layout(tuple(range(a.ndim)))), tree)
 
 
-def at(stack: Any, *where: Index, instead: Any = None) -> Any:
+def at(stack: PyTree, *where: Index, instead: PyTree = None) -> PyTree:
     """The entry at `where` of the leading dims of each array, in the memory of the array.
 
     Where `instead`, a tree like `stack`, has an array, that one; all of it is None by default.
@@ -74,7 +74,7 @@ def at(stack: Any, *where: Index, instead: Any = None) -> Any:
     return jax.tree.map(lambda a, there: _entry(a, where) if there is None else there, stack, instead)
 
 
-def fetch(stack: Any, *where: Index) -> Any:
+def fetch(stack: PyTree, *where: Index) -> PyTree:
     """The entry at `where` of each array in host memory, copied to the device; None in place of the others."""
     with jax.named_scope("saved_activations"):
         return jax.tree.map(lambda a: entry_on_device(a, *where) if on_host(a) else None, stack)
@@ -86,7 +86,7 @@ def entry_on_device(a: jax.Array, *where: Index) -> jax.Array:
     return jax.device_put(in_order(entry), DEVICE) if on_host(a) else entry
 
 
-def put(stack: Any, new: Any, *where: Index) -> Any:
+def put(stack: PyTree, new: PyTree, *where: Index) -> PyTree:
     """`stack` with `new` at `where` of its leading dims; both are in the same memory."""
 
     def one(a: jax.Array, b: jax.Array) -> jax.Array:

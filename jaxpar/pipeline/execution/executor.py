@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import PyTree
 
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.layer_order import LAYERS, Chunk
@@ -27,7 +28,7 @@ from jaxpar.pipeline.execution.program import PipelineProgram, Run
 from jaxpar.pipeline.execution.stages import Batch, Stages
 from jaxpar.runtime.passes import Accumulator, Cotangents, Saved
 
-type Act = Callable[[Row, Carry, Given], tuple[Any, Carry]]
+type Act = Callable[[Row, Carry, Given], tuple[PyTree, Carry]]
 """One action of a tick: its value, and the carry after it."""
 
 
@@ -39,7 +40,7 @@ def execute(
     microbatches: Batch,
     seeds: Seeds,
     shared: Batch | None = None,
-) -> tuple[Weights, Reports, Any]:
+) -> tuple[Weights, Reports, PyTree]:
     """(gradients in gradient placement, reports of the loss, `LayerLoop.side`) of this rank, summed over microbatches.
 
     `weights` are in storage placement; `microbatches` are arrays [microbatch, ...], and `shared` is what each of them
@@ -173,7 +174,7 @@ class _Executor(Inputs):
         }
         return {name: TracedOnce(act) for name, act in actions.items()} if len(self.program.runs) > 1 else actions
 
-    def _act(self, valid: jax.Array, name: str, row: Row, carry: Carry, given: Given) -> tuple[Any, Carry]:
+    def _act(self, valid: jax.Array, name: str, row: Row, carry: Carry, given: Given) -> tuple[PyTree, Carry]:
         """(value, carry) of an action.
 
         In a branching program a rank whose action is not `valid` leaves it out, and has zeros for the value.
@@ -182,7 +183,7 @@ class _Executor(Inputs):
         if not self.program.branching:
             return action(row, carry, given)
 
-        def act(carry: Carry) -> tuple[Any, Carry]:
+        def act(carry: Carry) -> tuple[PyTree, Carry]:
             value, after = action(row, carry, given)
             return vary(value), after
 

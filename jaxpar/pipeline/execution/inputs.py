@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import shift_stage, sum_over_stages
@@ -30,7 +30,7 @@ type Reports = dict[str, Float[Array, ""]]
 class Carry(NamedTuple):
     """The carry between ticks: the buffers of `program.BUFFERS`, gradients, and what is reported."""
 
-    stash: Any
+    stash: PyTree
     arrivals: jax.Array
     cotangents: jax.Array
     outputs: jax.Array
@@ -39,7 +39,7 @@ class Carry(NamedTuple):
     """Gradients of the chunks that are held, in schedules that hold some."""
     reported: Reports
     """What the loss reports, summed."""
-    side: Any
+    side: PyTree
     """What passes through the layers leave besides, opaque here."""
 
     def with_layers(self, gradients: Arrays) -> Carry:
@@ -94,7 +94,7 @@ class Inputs:
         others = {f"{kind}_{end}": rows[f"{kind}_microbatch"][r] for kind in "fb" for end, r in ends.items()}
         return {name: column[rank] for name, column in rows.items()} | {f"of_{k}": v for k, v in others.items()}
 
-    def input(self, row: Row, given: Given, arrivals: jax.Array, stash: Any) -> Shaped[Array, "batch seq embed"]:
+    def input(self, row: Row, given: Given, arrivals: jax.Array, stash: PyTree) -> Shaped[Array, "batch seq embed"]:
         """The input of this tick's forward: embeddings, what arrived, or what the stash has."""
         x = self.stages.embed(given.weights, self.first(row, given, "f"))
         if self.program.slots["arrivals"]:
@@ -131,10 +131,10 @@ class Inputs:
         """The microbatch that the last chunk's rank has: the one whose loss is due."""
         return self.microbatch(given, row[f"of_{kind}_last"])
 
-    def shapes(self, given: Given) -> tuple[Any, Any]:
+    def shapes(self, given: Given) -> tuple[PyTree, PyTree]:
         """Shapes of a chunk's input and of a microbatch's tokens."""
 
-        def first(weights: Weights) -> Any:
+        def first(weights: Weights) -> PyTree:
             data = self.microbatch(given, vary(jnp.int32(0)))
             return self.stages.embed(weights, data), self.stages.token_context(data)
 
@@ -159,7 +159,7 @@ class Inputs:
         return lax.scan(once, carry, shaped)[0]
 
 
-def buffers(slots: Mapping[str, int], x: Any) -> dict[str, Shaped[Array, "slots batch seq embed"]]:
+def buffers(slots: Mapping[str, int], x: PyTree) -> dict[str, Shaped[Array, "slots batch seq embed"]]:
     """Zeros for what ranks send each other, each like `x`."""
     with jax.named_scope("saved_activations"):
         return {
