@@ -55,7 +55,7 @@ def traced_bytes(config: Config, plan: Plan) -> TracedBytes:
         found["stash"] = _size([leaf for leaf in stash if not on_host(leaf)])
         found["offloaded"] = _size([leaf for leaf in stash if on_host(leaf)])
         split = layout.schedule.splits_backward
-        found["kept"] = _size(stages.loop.kept(weights["layers"], x, tokens, 1)) if split else 0
+        found["kept"] = _size(stages.loop.side(weights["layers"], x, tokens, int(split)).taps)
         found["sent"] = _size(x)
         return jnp.zeros(())
 

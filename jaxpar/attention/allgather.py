@@ -10,7 +10,7 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxpar.attention.backends import merged
-from jaxpar.attention.row import ContextLayout, RowTokens
+from jaxpar.attention.row import ContextAttention, RowTokens
 from jaxpar.attention.sinks import with_sinks
 from jaxpar.mesh.collectives import gather_context, scatter_context
 from pallas_kernels.attention import Settings, name_results, output_products
@@ -20,9 +20,7 @@ from pallas_kernels.varying import vary_alike
 
 
 def allgather(
-    backend: Implementation,
-    settings: Settings,
-    layout: ContextLayout,
+    how: ContextAttention,
     q: Float[Array, "batch part heads width"],
     k: Float[Array, "batch part kv_heads width"],
     v: Float[Array, "batch part kv_heads width"],
@@ -36,8 +34,8 @@ def allgather(
     them. Nothing gathered is kept: the backward gathers again. With n = context a device sends `(k + v) * (n - 1)`
     bytes of its local k and v in the forward and twice that in the backward.
     """
-    del layout  # every rank sees all keys, in any order
-    static = backend, replace(settings, results="inputs")  # the log-sum-exp is not needed: nothing is merged
+    # Every rank sees all keys, in any order, so the layout does not matter.
+    static = how.backend, replace(how.settings, results="inputs")  # the log-sum-exp is not needed: nothing is merged
     function: Any = _attend  # which type checkers do not see through `custom_vjp` of a partial
     out, lse = function(static, *vary_alike((q, k, v, row)))
     return with_sinks(out, lse, sinks)

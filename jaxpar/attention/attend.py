@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 from jax import lax
 
 from jaxpar.attention.backends import attend_alone
-from jaxpar.attention.context import CONTEXT_STRATEGIES, ContextStrategy
-from jaxpar.attention.row import ContextLayout, RowTokens
+from jaxpar.attention.context import CONTEXT_STRATEGIES
+from jaxpar.attention.row import ContextAttention, ContextLayout, RowTokens
 from pallas_kernels.attention import Settings
-from pallas_kernels.attention.registry import REGISTRY, Implementation
+from pallas_kernels.attention.registry import REGISTRY
 
 
 def attend(backend: str, context_strategy: str, layout: ContextLayout) -> Callable[..., jax.Array]:
@@ -23,20 +22,13 @@ def attend(backend: str, context_strategy: str, layout: ContextLayout) -> Callab
     out. See `jaxpar.attention.allgather.allgather`.
     """
     (strategy,) = (entry for entry in CONTEXT_STRATEGIES if entry.name == context_strategy)
-    return partial(_attend, REGISTRY[backend], strategy, layout)
+    implementation = REGISTRY[backend]
 
+    def function(
+        settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens, sinks: jax.Array | None = None
+    ) -> jax.Array:
+        if lax.axis_size("context") == 1:
+            return attend_alone(implementation, settings, q, k, v, row.seen(settings.mask, None, None), sinks)
+        return strategy.attend(ContextAttention(implementation, settings, layout), q, k, v, row, sinks)
 
-def _attend(
-    backend: Implementation,
-    strategy: ContextStrategy,
-    layout: ContextLayout,
-    settings: Settings,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    row: RowTokens,
-    sinks: jax.Array | None = None,
-) -> jax.Array:
-    if lax.axis_size("context") == 1:
-        return attend_alone(backend, settings, q, k, v, row.seen(settings.mask, None, None), sinks)
-    return strategy.attend(backend, settings, layout, q, k, v, row, sinks)
+    return function

@@ -19,7 +19,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxpar.attention.backends import merged
-from jaxpar.attention.row import ContextLayout, RowTokens
+from jaxpar.attention.row import ContextAttention, RowTokens
 from jaxpar.attention.sinks import with_sinks
 from jaxpar.mesh.collectives import shift_context
 from pallas_kernels.attention import Settings, Tokens, name_results, output_products
@@ -35,9 +35,7 @@ type Partial = tuple[jax.Array, jax.Array]
 
 
 def ring(
-    backend: Implementation,
-    settings: Settings,
-    layout: ContextLayout,
+    how: ContextAttention,
     q: Float[Array, "batch queries heads width"],
     k: Float[Array, "batch queries kv_heads width"],
     v: Float[Array, "batch queries kv_heads width"],
@@ -49,6 +47,7 @@ def ring(
     With K of `ring_steps` a device sends `(k + v) * (K - 1)` bytes of its k and v in the forward, and in the backward
     the same again and the gradients of both in float32, `K - 1` times. Holds two blocks of keys and values.
     """
+    backend, settings, layout = how
     size, part = lax.axis_size("context") // layout.ulysses, q.shape[1]
     steps = ring_steps(settings.mask, layout.order, part, size)
     static = _Ring(backend, settings, layout.ulysses, size, steps, wraps=layout.order != "contiguous")

@@ -9,7 +9,8 @@ import jax
 from jax import lax
 from jaxtyping import Array, Int
 
-from pallas_kernels.attention import Tokens
+from pallas_kernels.attention import Settings, Tokens
+from pallas_kernels.attention.registry import Implementation
 from pallas_kernels.masks import Mask
 
 type Order = Literal["contiguous", "zigzag", "striped"]
@@ -23,6 +24,14 @@ class ContextLayout:
     """Order of the tokens, one of `jaxpar.attention.balance.ORDERS`."""
     ulysses: int = 1
     """Neighbouring ranks that exchange sequence for heads: 1 none, `context` all of them."""
+
+
+class ContextAttention(NamedTuple):
+    """How attention over a row that is split over the context axis is computed; static under jit."""
+
+    backend: Implementation
+    settings: Settings
+    layout: ContextLayout
 
 
 class RowTokens(NamedTuple):

@@ -13,16 +13,12 @@ from jaxtyping import Array, Float
 
 from jaxpar.attention.backends import attend_alone
 from jaxpar.attention.ring import ring
-from jaxpar.attention.row import ContextLayout, RowTokens
+from jaxpar.attention.row import ContextAttention, RowTokens
 from jaxpar.mesh.collectives import exchange_heads, exchange_sequence
-from pallas_kernels.attention import Settings
-from pallas_kernels.attention.registry import Implementation
 
 
 def usp(
-    backend: Implementation,
-    settings: Settings,
-    layout: ContextLayout,
+    how: ContextAttention,
     q: Float[Array, "batch part heads width"],
     k: Float[Array, "batch part kv_heads width"],
     v: Float[Array, "batch part kv_heads width"],
@@ -36,6 +32,7 @@ def usp(
     the backward; the latter again where a layer keeps local activations and not the exchanged ones. The ring of
     n / u ranks also sends what `jaxpar.attention.ring.ring` states, for the exchanged k and v.
     """
+    backend, settings, layout = how
     ranks = layout.ulysses
     if sinks is not None:
         own = len(sinks) // ranks  # the heads that this rank gets for its queries'
@@ -46,7 +43,7 @@ def usp(
         everything = row._replace(indices=row.row_indices, segments=row.row_segments)
         out = attend_alone(backend, settings, q, k, v, everything.seen(settings.mask, None, None), sinks)
     else:
-        out = ring(backend, settings, layout, q, k, v, row, sinks)
+        out = ring(how, q, k, v, row, sinks)
     return exchange_sequence(out, ranks)
 
 

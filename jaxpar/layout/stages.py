@@ -17,7 +17,14 @@ from jaxpar.config.kinds import ALIKE, kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.layers.block import Attend
 from jaxpar.layers.context import TokenContext
-from jaxpar.layers.matmul_formats import dense_groups, first_columns, is_exact, quantised, routed_groups
+from jaxpar.layers.matmul_formats import (
+    dense_groups,
+    first_columns,
+    is_exact,
+    quantised,
+    quantised_groups,
+    routed_groups,
+)
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.layout.weight_prefetch import gathered_before
 from jaxpar.memory.remat import LAYER_INPUT, remat_policy
@@ -25,7 +32,7 @@ from jaxpar.mesh.layer_order import LAYERS, PADDING, StackOrder
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import added_dim, local_shape
 from jaxpar.model.decoder import DecoderStages
-from jaxpar.model.loop.layer_kind import Keep, keeps_by_kind, split_exact, split_keeps
+from jaxpar.model.loop.layer_kind import Keep, keeps_by_kind
 from jaxpar.precision.recipe import recipe_of
 from jaxpar.precision.squares import Squares, squares_of
 from jaxpar.precision.weight_codes import CodedMatrix
@@ -121,12 +128,16 @@ def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
         Keep(run.layers, policy(tuple(run.activations.items())), run.activations[LAYER_INPUT] == "offload")
         for run in plan.runs
     ]
-    by_kind = keeps_by_kind(layout.order.slots, split_keeps(keeps, plan.host_layers))
+    models = kind_models(config.model)
+    variants = {
+        kind: [quantised_groups(config, models[kind], exact) for exact in exact_rows(config, stack)]
+        for kind, stack in layout.order.stacks.items()
+    }
     return DecoderStages(
         config,
         layout.placements,
         make_attend(config, plan),
-        {kind: split_exact(own, exact_rows(config, layout.order.stacks[kind])) for kind, own in by_kind.items()},
+        keeps_by_kind(layout.order.slots, keeps, plan.host_layers, variants),
         train,
         layout.order,
         layout.schedule.splits_backward,

@@ -25,7 +25,7 @@ from jaxpar.layers.experts.routers import ROUTERS
 from jaxpar.layers.layer import PLAIN_OPS, DecoderLayer
 from jaxpar.layers.linear import Tap
 from jaxpar.layers.lora import with_frozen
-from jaxpar.layers.matmul_formats import multiplied, quantised_groups, tensor_names
+from jaxpar.layers.matmul_formats import multiplied, tensor_names
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops import Ops
 from jaxpar.layers.report import Output
@@ -47,7 +47,7 @@ from jaxpar.model.embedding import (
     vocab_axes,
     vocabulary_logits,
 )
-from jaxpar.model.loop.held_chunks import hold, no_chunks, over_held_chunks, release
+from jaxpar.model.loop.gathered_chunks import GatheredChunks
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_scores
@@ -253,14 +253,13 @@ class DecoderStages:
         return layer_of_kind(self.config, kind, self.mlp_tiles, self.experts.get(kind), ops)
 
     def _kind(self, kind: str) -> LayerKind:
-        """Layers whose matmuls are exact, and below it those of which some or all are quantised."""
-        programs: dict[bool | None, LayerKind] = {}
-        for exact in (False, None):
-            if any(keep.exact is exact for keep in self.keeps[kind]):
-                own = quantised_groups(self.config, kind_model(self.model, kind), exact)
-                if own is not None:
-                    programs[exact] = self._program(kind, own)
-        return replace(self._program(kind, None), quantised=programs)
+        """Layers whose matmuls are exact, and below it the programs of those of which some or all are quantised."""
+        programs = {
+            keep.variant: self._program(kind, keep.variant)
+            for keep in self.keeps[kind]
+            if isinstance(keep.variant, QuantisedGroups)
+        }
+        return replace(self._program(kind, None), variants=programs)
 
     def _program(self, kind: str, fp8: QuantisedGroups | None) -> LayerKind:
         prototype = self.prototype(kind, fp8)
@@ -294,23 +293,10 @@ class DecoderStages:
         apart = self.config.precision.matmul in TILES or self.config.lora.rank is not None
         return gradient.itemsize > compute.itemsize and not apart
 
-    def over_held_chunks(self) -> LayerLoop:
-        """`loop`, over chunks that are gathered whole."""
-        return over_held_chunks(self.loop)
-
-    def no_chunks(self, weights: Weights, slots: int, *, gradients: bool = False) -> Arrays:
-        """Zeros for chunks of layers gathered whole, or for their gradients."""
-        role = self.placements.gradient if gradients else self.placements.compute
-        return no_chunks(self.loop, weights[LAYERS], slots, role.dtype, gradients)
-
-    def hold(self, held: Arrays, slot: int, weights: Weights, chunk: int, after: jax.Array) -> Arrays:
-        """`held` with a chunk of the layers gathered into `slot`, not before `after` is computed."""
-        return hold(self.loop, held, slot, weights[LAYERS], chunk, after)
-
-    def release(self, held: Arrays, slot: int, gradients: Weights, chunk: int) -> tuple[Arrays, Weights]:
-        """Add the gradients of the chunk held in `slot` to those of the whole model: (held emptied, gradients)."""
-        held, layers = release(self.loop, held, slot, gradients[LAYERS], chunk)
-        return held, gradients | {LAYERS: layers}
+    @cached_property
+    def chunks(self) -> GatheredChunks:
+        """Chunks of layers that are gathered once for all microbatches."""
+        return GatheredChunks(self.loop)
 
     def logits(self, weights: Weights, accumulators: Weights, x: jax.Array) -> Float[Array, "batch seq local_vocab"]:
         """Float32 logits of this rank's part of the vocabulary, for its context part of the sequence.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from math import prod
 from typing import Any
 
@@ -19,7 +18,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.parts import OPTIMIZERS
+from jaxpar.config.parts import OPTIMIZERS, implementation
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
@@ -153,5 +152,4 @@ def rule_of(request: RuleRequest) -> Rule:
     """The rule of a weight: that of `optimizer.name`; biases that count tokens have their own."""
     if request.spec.balance_rate is not None:
         return balance(request.spec.balance_rate)
-    module, name = OPTIMIZERS[request.config.name].rule.split(":")
-    return getattr(import_module(module), name)(request)
+    return implementation(OPTIMIZERS[request.config.name].rule)(request)

@@ -18,8 +18,8 @@ from jaxpar.mesh.axes import vary, varying_axes
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.materialize import gather, to_accumulators
 from jaxpar.mesh.placements import bytes_per_device
-from jaxpar.pipeline.execution.carry import Seeds
-from jaxpar.pipeline.execution.executor import Gradients
+from jaxpar.pipeline.execution.inputs import Seeds
+from jaxpar.runtime.passes import Side
 from jaxpar.training.step import forward_backward
 from jaxpar.training.step.train_step import TrainStep
 from tests.gpu_compile import compile_for_gpu, h100s
@@ -69,7 +69,7 @@ def facts_of(remat: str) -> dict[str, Any]:
 
 def execute_plainly(
     program: Any, stages: Any, weights: Any, accumulators: Any, microbatches: Any, seeds: Seeds
-) -> Gradients:
+) -> tuple[Any, Any, Side]:
     """What one would write first, with the numbers of `execute`: one microbatch, its layers left to autodiff."""
     data = jax.tree.map(lambda a: a[0], microbatches)
 
@@ -79,7 +79,7 @@ def execute_plainly(
 
     value, pullback, reported = jax.vjp(objective, accumulators, stages.embed(weights, data), has_aux=True)
     gradients, dx = pullback(vary(seeds.objective.astype(value.dtype), varying_axes(value)))
-    return Gradients(stages.embed_gradients(weights, data, dx, gradients), reported, {}, None)
+    return stages.embed_gradients(weights, data, dx, gradients), reported, Side({}, None, None)
 
 
 def scan_layers(loop: Any, weights: Any, accumulators: Any, x: jax.Array, tokens: Any) -> jax.Array:

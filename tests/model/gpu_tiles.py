@@ -20,6 +20,7 @@ from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import zero_accumulators
 from jaxpar.mesh.parameters import map_specs
 from jaxpar.mesh.placements import unreduced_axes
+from jaxpar.runtime.passes import Accumulator, Cotangents, Saved
 from jaxpar.training.step.train_step import TrainStep
 from tests.gpu_compile import compile_for_gpu, h100s
 
@@ -97,7 +98,9 @@ def layer(
 ) -> tuple[Any, jax.Array]:
     """Of `number` times the sum of the squares of the layers' output, halved."""
     loop, tokens, chunk = stages.loop, stages.token_context(batch), Chunk(weights["layers"], 0, 0)
-    y, stash, _ = loop.forward(chunk, x, tokens, loop.stash(chunk.stack, x, tokens, 1), 0)
+    saved, side = Saved(loop.stash(chunk.stack, x, tokens, 1), 0), loop.side(chunk.stack, x, tokens, 0)
+    y, stash, side, _ = loop.forward(chunk, x, tokens, saved, side)
     dy = (number * y).astype(y.dtype)
-    dx, found, *_ = loop.backward(chunk, dy, tokens, stash, 0, Chunk(accumulators["layers"], 0, 0))
+    into = Accumulator(Chunk(accumulators["layers"], 0, 0))
+    dx, found, _ = loop.backward(chunk, Cotangents(dy), tokens, Saved(stash, 0), into, side)
     return {"layers": found}, dx

@@ -21,6 +21,7 @@ from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.layer_order import Chunk
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
+from jaxpar.runtime.passes import Accumulator, Cotangents, Saved
 from tests.nonzero_gradients import FAMILIES
 from tests.small_run import SmallRun, small
 from tests.traced import operations
@@ -77,15 +78,14 @@ def halves(run: SmallRun, *, split: bool, backward: bool = True, weights: bool =
         x, tokens = stages.embed(storage, data), stages.token_context(data)
         chunk = Chunk(storage["layers"], 0, 0)
         accumulators = {part: zero_accumulators(w, step.layout.placements, part=part) for part, w in storage.items()}
-        y, stash, _ = loop.forward(chunk, x, tokens, loop.stash(storage["layers"], x, tokens, 1), 0)
+        saved, side = Saved(loop.stash(chunk.stack, x, tokens, 1), 0), loop.side(chunk.stack, x, tokens, int(split))
+        y, stash, side, _ = loop.forward(chunk, x, tokens, saved, side)
         if not backward:
             return jax.tree.map(lambda a: reduce_sum(vary(jnp.sum(a)), AXES), (y, stash))
-        kept = loop.kept(storage["layers"], x, tokens, 1) if split else None
-        dx, gradients, kept, _ = loop.backward(
-            chunk, 2 * y, tokens, stash, 0, Chunk(accumulators["layers"], 0, 0), kept=kept
-        )
+        into, saved = Accumulator(Chunk(accumulators["layers"], 0, 0)), Saved(stash, 0)
+        dx, gradients, side = loop.backward(chunk, Cotangents(2 * y), tokens, saved, into, side)
         if split and weights:
-            gradients = loop.weight_gradients(chunk.stack, kept, 0, Chunk(gradients, 0, 0), tokens)
+            gradients = loop.weight_gradients(chunk.stack, tokens, Accumulator(Chunk(gradients, 0, 0)), side)
         total = reduce_sum(vary(jnp.sum(dx)), AXES)
         return to_optimizer(accumulators | {"layers": gradients}, step.layout.placements), total
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxpar.pipeline.execution.permutes import refuse_permutes
+from jaxpar.mesh.tracing import refuse_permutes
 from tests.sentences import refused
 from tests.traced import mesh_of
 

@@ -26,9 +26,10 @@ from jaxpar.mesh.placements import place
 from jaxpar.model.decoder import DecoderStages
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
-from jaxpar.pipeline.execution.carry import Seeds
 from jaxpar.pipeline.execution.executor import execute
-from jaxpar.pipeline.execution.program import PipelineProgram, make_program
+from jaxpar.pipeline.execution.inputs import Seeds
+from jaxpar.pipeline.execution.make_program import make_program
+from jaxpar.pipeline.execution.program import PipelineProgram
 from jaxpar.pipeline.schedules import Schedule
 from tests.traced import mesh_of
 
@@ -41,7 +42,7 @@ def linear(w: Any, name: str, x: jax.Array, *_: Any) -> jax.Array:
     return x @ w[name]
 
 
-def layer(w: Any, x: jax.Array, number: Any, tokens: TokenContext, tap: Tap) -> Output:
+def layer(w: Any, x: jax.Array, number: Any, tokens: TokenContext, tap: Tap, zeros: None) -> Output:
     """A residual layer that depends on its weights, its number in the model and its tokens."""
     group = lambda name, x: linear(w, name, x)
     up = checkpoint_name(tap("up", group, x * w["scale"]), "mlp_up")
@@ -158,7 +159,7 @@ class ToyRun:
         def function(master: Any, x: jax.Array) -> tuple[jax.Array, Any]:
             weights = to_storage(master, self.placements)
             accumulators = {part: zero_accumulators(w, self.placements, part=part) for part, w in weights.items()}
-            seeds = Seeds(jnp.float32(self.seed), jnp.float32(0))
+            seeds = Seeds(jnp.float32(self.seed), {})
             gradients, reported, *_ = execute(self.program, self.stages, weights, accumulators, {"x": x}, seeds)
             total = reduce_sum(reported["loss"], [axis for axis in AXES if axis != "tensor"])
             return total, to_optimizer(gradients, self.placements)

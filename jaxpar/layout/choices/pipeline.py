@@ -19,7 +19,8 @@ from jaxpar.layout.choices.replica_sums import gathers_with_first_use
 from jaxpar.mesh.axes import SHARD_AXES
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.pipeline.errors import ScheduleError
-from jaxpar.pipeline.execution.program import PipelineProgram, make_program
+from jaxpar.pipeline.execution.make_program import make_program
+from jaxpar.pipeline.execution.program import PipelineProgram
 from jaxpar.pipeline.lockstep import lockstep_ticks
 from jaxpar.pipeline.schedules import Action, Kind, Order, Schedule, make_schedule, schedule_name
 from jaxpar.pipeline.tables import parse_schedule

@@ -136,6 +136,10 @@ class Ends(NamedTuple):
         return sum(self)
 
 
+type _Ranks = tuple[int, int, int, int, int]
+"""The arguments of `Weights.parts`: tensor, shards, pipe, expert, replicas."""
+
+
 @dataclass(frozen=True)
 class Weights:
     """The weights of one configuration, on any mesh; its `parallel` is not used."""
@@ -153,7 +157,7 @@ class Weights:
         return tuple(kind_counts(self.config.model))
 
     @cached_property
-    def _parts(self) -> dict[tuple[int, int, int, int, int], Parts]:
+    def _parts(self) -> dict[_Ranks, Parts]:
         return {}
 
     def parts(self, tensor: int, shards: int, pipe: int = 1, expert: int = 1, replicas: int = 1) -> Parts:
@@ -168,21 +172,19 @@ class Weights:
         """
         key = tensor, shards, pipe, expert, replicas
         if key not in self._parts:
-            ends = {name: self._part((name,), tree, *key) for name, tree in self._specs.items() if name != LAYERS}
+            ends = {name: self._part((name,), tree, key) for name, tree in self._specs.items() if name != LAYERS}
             paths = {kind: (LAYERS,) if kind == ALIKE else (LAYERS, kind) for kind in self.kinds}
             own = lambda kind: own_layers(self._specs[LAYERS], kind)
-            self._parts[key] = Parts(ends, {kind: self._part(path, own(kind), *key) for kind, path in paths.items()})
+            self._parts[key] = Parts(ends, {kind: self._part(path, own(kind), key) for kind, path in paths.items()})
         return self._parts[key]
 
-    def _part(self, path: tuple[str, ...], tree: Nested[ParamSpec] | ParamSpec, *ranks: int) -> Part:
+    def _part(self, path: tuple[str, ...], tree: Nested[ParamSpec] | ParamSpec, ranks: _Ranks) -> Part:
         """The weights of the tree at `path`."""
         found = jax.tree_util.tree_leaves_with_path(tree)
-        return Part.of(self._weight(path, tuple(key.key for key in below), spec, *ranks) for below, spec in found)
+        return Part.of(self._weight(path, tuple(key.key for key in below), spec, ranks) for below, spec in found)
 
-    def _weight(
-        self, path: tuple[str, ...], below: tuple[str, ...], spec: ParamSpec, tensor: int, shards: int, pipe: int,
-        expert: int, replicas: int,
-    ) -> Weight:  # fmt: skip
+    def _weight(self, path: tuple[str, ...], below: tuple[str, ...], spec: ParamSpec, ranks: _Ranks) -> Weight:
+        tensor, shards, pipe, expert, replicas = ranks
         rules = compute_rules(kv_heads=kv_heads(self.config.model), tensor=tensor, shared_ends=pipe > 1)
         sizes = {"tensor": tensor, "pipe": pipe, "expert": expert}
         shards = shards // expert if "experts" in spec.axes else shards

@@ -7,14 +7,14 @@ loops of a step, forward and backward, share one trace of it and one derivative.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxpar.layers.context import TokenContext
-from jaxpar.layers.linear import Tap, recording, tapping, untapped
+from jaxpar.layers.linear import recording, tapping, untapped
 from jaxpar.layers.report import Output
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.parameters import Arrays, Nested, merge, select
@@ -24,8 +24,8 @@ from pallas_kernels.vjp_parts import set_arguments, set_residuals, vjp_without_a
 type Policy = Callable[..., Any]
 
 type Apply = Callable[..., Output]
-"""One layer: (weights in compute placement, x, layer's number in the model, tokens, tap) -> (x, report); then also
-zeros, whose cotangents are the statistics that it collects, if it collects any."""
+"""One layer: (weights in compute placement, x, layer's number in the model, tokens, tap, zeros) -> (x, report). The
+cotangents of the zeros are the statistics that it collects; None if it collects none."""
 
 
 class LayerDerivative:
@@ -41,12 +41,13 @@ class LayerDerivative:
         assert matrices is None or frozen is None, "a backward is split where all weights have gradients"
         self.apply, self.matrices, self.zeros_observed = apply, matrices, zeros_observed
         self._fixed = matrices if frozen is None else frozen
-        self._functions: dict[Policy | None, Callable[..., Output]] = {}
-        self._vjps: dict[Policy | None, Callable[..., tuple[Output, Any]]] = {}
+        self._function = cache(self._make_function)
+        self._groups = self._find_groups
+        self._vjp = cache(lambda policy: partial(self.vjp, policy))
 
     def run(self, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext) -> Output:
         """The layer's output and report alone."""
-        return self._apply(w, x, number, tokens, untapped, self._zeros())
+        return self.apply(w, x, number, tokens, untapped, self._zeros())
 
     def vjp(
         self, policy: Policy | None, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext
@@ -55,27 +56,17 @@ class LayerDerivative:
 
         `policy` is that of `jax.checkpoint`; None keeps every intermediate of autodiff.
         """
-        diff, fixed = self.halves(w)
-        arguments = diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens, self._zeros()
         differentiated = (True, True, True, False, False, False, True)
+        arguments = self._arguments(w, x, number, tokens)
         return vjp_without_arguments(self._function(policy), *arguments, differentiated=differentiated)
 
     def pullback(
-        self,
-        policy: Policy | None,
-        residuals: Any,
-        w: Arrays,
-        x: jax.Array,
-        number: jax.Array,
-        tokens: TokenContext,
+        self, policy: Policy | None, residuals: Any, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext
     ) -> Any:
         """The pullback of `vjp`, from the `residuals` that its own kept: (gradients of the weights, dx, taps, ...,
         observed statistics)."""
-        if policy not in self._vjps:
-            self._vjps[policy] = partial(self.vjp, policy)
-        _, pullback = jax.eval_shape(self._vjps[policy], w, x, number, tokens)
-        diff, fixed = self.halves(w)
-        set_arguments(pullback, diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens, self._zeros())
+        _, pullback = jax.eval_shape(self._vjp(policy), w, x, number, tokens)
+        set_arguments(pullback, *self._arguments(w, x, number, tokens))
         set_residuals(pullback, residuals)
         return pullback
 
@@ -96,35 +87,22 @@ class LayerDerivative:
         """Zeros, whose cotangents are the layer's statistics; None if it collects none."""
         return None if self.zeros_observed is None else vary(self.zeros_observed())
 
-    def _apply(self, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap, zeros: Any) -> Output:
-        return self.apply(w, x, number, tokens, tap, *(() if zeros is None else (zeros,)))
+    def _arguments(self, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext) -> tuple[Any, ...]:
+        """The arguments of `_function`."""
+        diff, fixed = self.halves(w)
+        return diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens, self._zeros()
 
-    @cached_property
-    def _groups(self) -> Callable[[Arrays, jax.Array, TokenContext], Arrays]:
-        def groups(w: Arrays, x: jax.Array, tokens: TokenContext) -> Arrays:
-            found: dict[str, tuple[Any, Any]] = {}
-            self._apply(w, x, vary(jnp.int32(0)), tokens, recording(found), self._zeros())
-            return found
+    def _find_groups(self, w: Arrays, x: jax.Array, tokens: TokenContext) -> dict[str, tuple[Any, Any]]:
+        """The input and the outputs of each group of matmuls."""
+        found: dict[str, tuple[Any, Any]] = {}
+        self.apply(w, x, vary(jnp.int32(0)), tokens, recording(found), self._zeros())
+        return found
 
-        return groups
-
-    def _function(self, policy: Policy | None) -> Callable[..., Output]:
-        if policy in self._functions:
-            return self._functions[policy]
-
+    def _make_function(self, policy: Policy | None) -> Callable[..., Output]:
         def function(
-            diff: Arrays,
-            x: jax.Array,
-            taps: Any,
-            fixed: Arrays,
-            number: jax.Array,
-            tokens: TokenContext,
-            zeros: Any,
+            diff: Arrays, x: jax.Array, taps: Arrays, fixed: Arrays, number: jax.Array, tokens: TokenContext, zeros: Any
         ) -> Output:
-            return self._apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else untapped, zeros)
+            return self.apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else untapped, zeros)
 
-        if policy is not None:
-            # Forward and recomputation are in different loops, so the compiler cannot merge them.
-            function = jax.checkpoint(function, policy=policy, prevent_cse=False)
-        self._functions[policy] = function
-        return function
+        # Forward and recomputation are in different loops, so the compiler cannot merge them.
+        return function if policy is None else jax.checkpoint(function, policy=policy, prevent_cse=False)

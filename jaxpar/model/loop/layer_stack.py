@@ -1,33 +1,49 @@
-"""The stack of one kind of layers inside the step: reading and writing rows, wherever they are stored."""
+"""The stack of one kind of layers inside the step: reading and writing rows, wherever they are stored.
+
+It is on the device, or the first rows are in the host's memory (`Parted`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Jaxpr
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool
+from jaxtyping import PyTree
 
 from jaxpar.config.kinds import ALIKE
 from jaxpar.layers.context import TokenContext
-from jaxpar.memory.streaming import on_host
+from jaxpar.memory.streaming import on_host, to_host
 from jaxpar.mesh.coded import is_coded_stack
-from jaxpar.mesh.layer_order import LAYERS, PADDING, Chunk, Index, StackOrder, Ungathered, own_layers
+from jaxpar.mesh.layer_order import LAYERS, PADDING, Chunk, Index, Parted, StackOrder, Ungathered, own_layers
 from jaxpar.mesh.materialize import gather, is_code, row_to_storage, summed_early, to_accumulator, to_secondary
 from jaxpar.mesh.parameters import Arrays, Nested, only
 from jaxpar.mesh.placements import Placement, Placements, added_dim
-from jaxpar.mesh.tracing import equations, traced
+from jaxpar.mesh.tracing import permutes, traced
 from jaxpar.mesh.wire.wire import Wire
-from jaxpar.model.loop.layer_kind import Keep, LayerKind
-from jaxpar.model.loop.parted import add_row, stored_row
-from jaxpar.model.loop.stash import at, put
-from jaxpar.model.loop.walk import Site
+from jaxpar.model.loop.layer_kind import LayerKind
+from jaxpar.model.loop.stash import at, entry_on_device, in_order, put, stacked
+from jaxpar.model.loop.walk import Site, Tie
+from jaxpar.runtime.passes import Accumulator, Valid
+
+type Stack = Any
+"""`Nested` arrays [row, ...] on the device, `Parted` or `Ungathered`."""
+
+
+class Step(NamedTuple):
+    """What a walk does in a row."""
+
+    run: Callable[[Arrays, PyTree, jax.Array, PyTree], PyTree]
+    """`(weights, what was fetched, row, carry) -> carry`."""
+    fetch: Callable[[jax.Array], PyTree] = lambda row: None
+    """`row -> what is in host memory for it`, moved to the device."""
+    loads: bool = True
+    """Whether it takes weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,27 +69,38 @@ class LayerStack:
 
     # ---- weights
 
-    def load(self, weights: Arrays | Ungathered, row: Index, on_host: bool = False, coded: bool = False) -> Arrays:
-        """Weights of one row, from the stack in storage placement to compute placement; `coded` is whether its
-        quantised matrices are codes."""
-        if isinstance(weights, Ungathered):
-            return self.gather(self.stored(weights, row))
-        stored = stored_row(weights, row, self.kind.host_rows, on_host, self.placements.storage.dtype, coded)
-        return self.gather(to_secondary(stored, self.placements, part=self._part) if on_host else stored)
+    def load(self, weights: Stack, row: Index, like: int = 0) -> Arrays:
+        """Weights of one row, from the stack in storage placement to compute placement.
 
-    def stored(self, weights: Ungathered, row: Index) -> Arrays:
+        `like` is a row of a chunk that is stored as this one is: in host memory or not, as codes or not.
+        """
+        if isinstance(weights, Ungathered):
+            return self.gather(self.stored(weights.master, row))
+        if not isinstance(weights, Parted):
+            one = lambda leaf: leaf.row(row, leaf.coded[like]) if is_coded_stack(leaf) else at(leaf, row)
+            return self.gather(jax.tree.map(one, weights, is_leaf=is_coded_stack))
+        if like >= self.kind.host_rows:
+            return self.gather(at(weights.device, row - self.kind.host_rows))
+        dtype = self.placements.storage.dtype
+        with jax.named_scope("stored_weights"):
+            stored = jax.tree.map(lambda a: entry_on_device(a, row).astype(dtype), weights.host)
+        return self.gather(to_secondary(stored, self.placements, part=self._part))
+
+    def stored(self, master: Arrays, row: Index) -> Arrays:
         """Weights of one row in storage placement, from that of the optimizer."""
-        return row_to_storage(at(weights.master, row), self.placements, part=self._part)
+        return row_to_storage(at(master, row), self.placements, part=self._part)
+
+    def room(self, master: Arrays) -> Arrays:
+        """Buffers for all rows in storage placement; each is written before it is read."""
+        return stacked((self.order.rows_per_chunk,), lambda master: self.stored(master, 0), master, written=True)
 
     def gather(self, stored: Arrays) -> Arrays:
         """Weights of one layer from storage to compute placement."""
         return gather(stored, self.placements, part=self._part, unstacked=True)
 
-    def load_any(self, weights: Arrays | Ungathered) -> Arrays:
+    def load_any(self, weights: Stack) -> Arrays:
         """`load` of a row, used only for its shapes."""
-        stacks = [leaf for leaf in jax.tree.leaves(weights, is_leaf=is_coded_stack) if is_coded_stack(leaf)]
-        coded = bool(stacks) and stacks[0].coded[0]
-        return self.widened(self.load(weights, 0, on_host=self.kind.host_rows > 0, coded=coded))
+        return self.widened(self.load(weights, 0))
 
     def widened(self, weights: Arrays) -> Arrays:
         """Weights of a layer as it takes them, in the dtype of their gradients: codes in compute dtype, matrices of
@@ -88,45 +115,48 @@ class LayerStack:
         accumulated = jnp.dtype(self.placements.gradient.dtype)
         return jax.tree.map(lambda w, wide: w.astype(accumulated) if wide else w, weights, self.kind.wide)
 
-    def taps(self, weights: Arrays, x: jax.Array, tokens: TokenContext) -> Arrays:
-        """Zeros for what a split backward of a layer keeps."""
-        return self.kind.derivative.zero_taps(self.load_any(weights), x, tokens)
+    def taps(self, slots: int, weights: Arrays, x: jax.Array, tokens: TokenContext) -> Arrays:
+        """Zeros for what split backwards of a chunk leave, [slot, row, ...], given shapes."""
+        taps = lambda weights, x, tokens: self.kind.derivative.zero_taps(self.load_any(weights), x, tokens)
+        return stacked((slots, self.order.rows_per_chunk), taps, weights, x, tokens)
 
     # ---- gradients
 
     def accumulate(
-        self,
-        gradients: Arrays,
-        dw: Arrays,
-        row: Index,
-        number: jax.Array,
-        counts: Any,
-        on_host: bool = False,
-        fresh: Bool[Array, ""] | bool = False,
-    ) -> Arrays:
-        """Add a layer's gradients (compute placement) to its row of `gradients` (gradient placement)."""
-        add = lambda total, row: self._add(total, dw, row, number, counts)
-        layouts = self._layout(self.placements.compute), self._layout(self.placements.gradient), self._wires
-        reduce = partial(to_accumulator, dtype=self.placements.gradient.dtype, unstacked=True)
-        return add_row(gradients, row, self.kind.host_rows, on_host, add, dw, reduce, layouts, fresh)
+        self, gradients: Stack, dw: Arrays, row: jax.Array, number: jax.Array, into: Accumulator, like: int = 0
+    ) -> Stack:
+        """Add a layer's gradients (compute placement) to its row of a chunk in `gradients` (gradient placement).
 
-    def _add(self, gradients: Arrays, dw: Arrays, row: Index, number: jax.Array, counts: Any) -> Arrays:
-        if self.order.padded:
-            counts = counts & (number != PADDING)
-        compute, gradient = self._layout(self.placements.compute), self._layout(self.placements.gradient)
-        dtype = self.placements.gradient.dtype
+        `like` is as in `load`.
+        """
+        place, host_rows = self.row(into.chunk, row), self.kind.host_rows
+        if not isinstance(gradients, Parted):
+            return self._add(gradients, dw, place, number, into.valid)
+        if like >= host_rows:
+            return gradients._replace(device=self._add(gradients.device, dw, place - host_rows, number, into.valid))
 
-        def add(total: Any, new: Any, compute: Any, gradient: Any, wire: Any) -> Any:
-            if isinstance(new, dict):
-                below = lambda name: (tree[name] for tree in (total, new, compute, gradient, wire))
-                return total | {name: add(*below(name)) for name in new}
-            assert isinstance(compute, PartitionSpec), "the layout of a weight"
-            new = to_accumulator(new, compute, gradient, wire, dtype=dtype, unstacked=True)
+        def send(total: jax.Array, new: jax.Array, *layouts: PyTree) -> jax.Array:
+            new = to_accumulator(new, *layouts, dtype=self.placements.gradient.dtype, unstacked=True)
             with jax.named_scope("gradients"):
-                new = new if counts is True else jnp.where(counts, new, 0)
+                if into.fresh is not True:
+                    new = jnp.where(into.fresh, new, entry_on_device(total, place) + new)
+                return put(total, to_host(in_order(new)), place)
+
+        return gradients._replace(host=jax.tree.map(send, gradients.host, dw, *self._gradient_layouts))
+
+    def _add(self, gradients: Arrays, dw: Arrays, row: Index, number: jax.Array, valid: Valid) -> Arrays:
+        if self.order.padded:
+            valid = valid & (number != PADDING)
+
+        def add(total: PyTree, new: PyTree, *layouts: PyTree) -> PyTree:
+            if isinstance(new, dict):
+                return total | {name: add(*(tree[name] for tree in (total, new, *layouts))) for name in new}
+            new = to_accumulator(new, *layouts, dtype=self.placements.gradient.dtype, unstacked=True)
+            with jax.named_scope("gradients"):
+                new = new if valid is True else jnp.where(valid, new, 0)
                 return put(total, at(total, row) + new, row)
 
-        return add(gradients, dw, compute, gradient, self._wires)
+        return add(gradients, dw, *self._gradient_layouts)
 
     def with_next_summed(self, gradients: Arrays, dw: Arrays, row: Index) -> tuple[Arrays, Arrays]:
         """(`gradients` with the sums over ranks of the row after `row`, `dw`).
@@ -166,9 +196,9 @@ class LayerStack:
         """`act(carry)`, or `carry` unchanged in a row that only pads the stack: a branch, so padding takes no time.
 
         Pipeline ranks may branch differently, but members of a group branch alike, so collectives within a group are
-        allowed. Programs with permutes run in every row (see `permutes`), as do those that pass on host memory, which
-        XLA would not move through a branch. On a GPU the host waits for what a branch depends on, so rows that hold a
-        layer in every chunk do not use this.
+        allowed. Programs with permutes run in every row, as do those that pass on host memory, which XLA would not move
+        through a branch. On a GPU the host waits for what a branch depends on, so rows that hold a layer in every chunk
+        do not use this.
         """
         program = traced(act, carry)
         if permutes(program.closed.jaxpr) or any(map(on_host, jax.tree.leaves(carry))):
@@ -181,44 +211,28 @@ class LayerStack:
 
     # ---- a site of a walk
 
-    def site(
-        self,
-        key: Hashable,
-        weights: Chunk,
-        keep: Keep,
-        padded: bool,
-        step: Callable[[Arrays, Any, jax.Array, Any], Any],
-        fetches: Callable[[jax.Array], Any],
-        before: str,
-        *,
-        backward: bool,
-    ) -> Site:
-        """Rows of a chunk that take the same `step` with their weights; see `LayerLoop._walk`.
-
-        `before` is the part of a layer before whose last product the next attention's weights must have arrived.
-        """
+    def site(self, key: Hashable, weights: Chunk, first: int, padded: bool, step: Step, tie: Tie | None) -> Site:
+        """Rows of a chunk, from `first` on, that take the same `step` with their weights; see `LayerLoop._walk`."""
         own = own_layers(weights.stack, self.name)
+        load = lambda row: self.load(own, self.row(weights, row), first)
 
-        def load(row: jax.Array) -> Arrays:
-            return self.load(own, self.row(weights, row), keep.on_host, coded=keep.exact is False)
-
-        def fetch(row: jax.Array) -> tuple[Arrays | None, Any]:
+        def fetch(row: jax.Array) -> tuple[Arrays | None, PyTree]:
             """Gathered weights, if storage differs from compute placement, and what is fetched from host memory; or the
             weights as they are stored, where they come from elsewhere."""
+            if not step.loads:
+                return None, step.fetch(row)
             if isinstance(own, Ungathered):
-                stored = self.stored(own, self.row(weights, row))
+                stored = self.stored(own.master, self.row(weights, row))
                 return self.gather(stored), stored
-            return load(row) if self.prefetches or keep.on_host else None, fetches(row)
+            return load(row) if self.prefetches or first < self.kind.host_rows else None, step.fetch(row)
 
-        def run(fetched: tuple[Arrays | None, Any], row: jax.Array, carry: Any) -> Any:
+        def run(fetched: tuple[Arrays | None, PyTree], row: jax.Array, carry: PyTree) -> PyTree:
             w, activations = fetched
-            act = lambda carry: step(self.widened(load(row) if w is None else w), activations, row, carry)
+            loaded = lambda: self.widened(load(row) if w is None else w) if step.loads else {}
+            act = lambda carry: step.run(loaded(), activations, row, carry)
             return self.left_out_of_padding(weights.chunk, row, act, carry) if padded else act(carry)
 
-        bound = tied_to(before, backward=backward) if self.prefetches else None
-        if bound is None:
-            return Site(key, run, fetch)
-        return Site(key, run, fetch, partial(_tied, *bound, host=backward and before == "attention"))
+        return Site(key, run, fetch, tie if self.prefetches else None)
 
     @property
     def _part(self) -> tuple[str, ...]:
@@ -228,22 +242,26 @@ class LayerStack:
     def _wires(self) -> Nested[Wire]:
         return own_layers(self.placements.wires[LAYERS], self.name)
 
+    @property
+    def _gradient_layouts(self) -> tuple[Nested[PartitionSpec], Nested[PartitionSpec], Nested[Wire]]:
+        """The layouts of weights in compute and in gradient placement, and how their gradients travel."""
+        return self._layout(self.placements.compute), self._layout(self.placements.gradient), self._wires
+
     def _layout(self, role: Placement) -> Nested[PartitionSpec]:
         return own_layers(role.layout[LAYERS], self.name)
 
 
-type _Fetched = tuple[Arrays, Any]
+type _Fetched = tuple[Arrays, PyTree]
 
 
-_LAST = {"attention": "output", "mlp": "down"}
-"""The matrix of each part's last product."""
-
-
-def tied_to(before: str, *, backward: bool) -> tuple[str, str] | None:
-    """The part of a layer that the next attention's weights are tied to, and how names of its weights begin."""
+def tie_to(before: str, *, backward: bool) -> Tie | None:
+    """Ties the next attention's weights to those of a part of a layer (attention, mlp), `before` whose products they
+    must have arrived: to its last matrix alone, or in a forward to all of a feed-forward."""
     if not before:
         return None
-    return before, _LAST[before] if backward or before == "attention" else ""
+    last = {"attention": "output", "mlp": "down"}[before]
+    names = last if backward or before == "attention" else ""
+    return partial(_tied, before, names, host=backward and before == "attention")
 
 
 def _tied(part: str, names: str, coming: _Fetched, own: _Fetched, *, host: bool) -> tuple[_Fetched, _Fetched]:
@@ -256,8 +274,3 @@ def _tied(part: str, names: str, coming: _Fetched, own: _Fetched, *, host: bool)
     arrived, late = lax.optimization_barrier(((after["attention"], others if host else None), late))
     attention, others = arrived[0], arrived[1] if host else others
     return ({**after, "attention": attention}, others), ({**now, part: {**now[part], **late}}, rest)
-
-
-def permutes(program: Jaxpr) -> bool:
-    """Whether a program has a collective permute, which XLA matches with an unrelated one if some ranks skip it."""
-    return any(equation.primitive.name == "ppermute" for equation in equations(program))

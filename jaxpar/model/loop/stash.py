@@ -6,14 +6,14 @@ of the arrays that are put into it. Between the two memories XLA copies asynchro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jaxpar.memory.streaming import DEVICE, HOST, on_host, to_host
 from jaxpar.mesh.axes import vary
@@ -24,8 +24,12 @@ class Stash(NamedTuple):
     """What layers keep between forward and backward, [slot, layer, ...]."""
 
     inputs: Float[Array, "slots layers batch part embed"]
-    residuals: Any
+    residuals: PyTree
     """What the remat policy saves, and what it offloads."""
+
+
+type Stashes = Mapping[tuple[str, int], Stash]
+"""By kind and number of one of its `keeps`."""
 
 
 def stacked(lead: tuple[int, ...], function: Callable[..., Any], *arguments: Any, written: bool = False) -> Any:
@@ -51,7 +55,7 @@ def stacked(lead: tuple[int, ...], function: Callable[..., Any], *arguments: Any
     return tree.unflatten([empty(leaf, host) for leaf, host in both])
 
 
-def in_order(tree: Any) -> Any:
+def in_order(tree: PyTree) -> PyTree:
     """`tree` with its arrays' dims in order in memory.
 
     By default XLA adopts the layout that a collective prefers, a different one in each of a pipeline's loops, and
@@ -60,7 +64,7 @@ def in_order(tree: Any) -> Any:
     return jax.tree.map(lambda a: with_layout_constraint(a, Layout(tuple(range(a.ndim)))), tree)
 
 
-def at(stack: Any, *where: Index, instead: Any = None) -> Any:
+def at(stack: PyTree, *where: Index, instead: PyTree = None) -> PyTree:
     """The entry at `where` of the leading dims of each array, in the memory of the array.
 
     Where `instead`, a tree like `stack`, has an array, that one; all of it is None by default.
@@ -70,7 +74,7 @@ def at(stack: Any, *where: Index, instead: Any = None) -> Any:
     return jax.tree.map(lambda a, there: _entry(a, where) if there is None else there, stack, instead)
 
 
-def fetch(stack: Any, *where: Index) -> Any:
+def fetch(stack: PyTree, *where: Index) -> PyTree:
     """The entry at `where` of each array in host memory, copied to the device; None in place of the others."""
     with jax.named_scope("saved_activations"):
         return jax.tree.map(lambda a: entry_on_device(a, *where) if on_host(a) else None, stack)
@@ -82,7 +86,7 @@ def entry_on_device(a: jax.Array, *where: Index) -> jax.Array:
     return jax.device_put(in_order(entry), DEVICE) if on_host(a) else entry
 
 
-def put(stack: Any, new: Any, *where: Index) -> Any:
+def put(stack: PyTree, new: PyTree, *where: Index) -> PyTree:
     """`stack` with `new` at `where` of its leading dims; both are in the same memory."""
 
     def one(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -90,6 +94,30 @@ def put(stack: Any, new: Any, *where: Index) -> Any:
         return lax.dynamic_update_slice(a, vary(b).reshape(*[1] * len(where), *b.shape), start)
 
     return jax.tree.map(one, stack, new)
+
+
+def put_x(inputs: jax.Array, x: jax.Array, *where: Index, offload: bool) -> tuple[jax.Array, jax.Array]:
+    """`inputs` with a layer's input `x` at `where`, and `x`.
+
+    On the device it is there before the layer reads `x`: products that add to `x` can then write over it. XLA would
+    copy it for each of them, since it might be kept later.
+    """
+    with jax.named_scope("saved_activations"):
+        if offload:
+            return put(inputs, to_host(in_order(x)), *where), x
+        return lax.optimization_barrier((put(inputs, in_order(x), *where), x))
+
+
+def written(x: jax.Array, stashes: Stashes) -> tuple[jax.Array, Stashes]:
+    """`x` and `stashes`: nothing reads `x` before what is kept on the device is in its place.
+
+    The last layer, which is not in the loop, would write to the stashes after the loss, when XLA has nothing else to
+    do: what it keeps would be there twice until then.
+    """
+    leaves, tree = jax.tree.flatten(stashes)
+    x, device = lax.optimization_barrier((x, [leaf for leaf in leaves if not on_host(leaf)]))
+    left = iter(device)
+    return x, tree.unflatten([leaf if on_host(leaf) else next(left) for leaf in leaves])
 
 
 def _entry(a: jax.Array, where: tuple[Index, ...]) -> jax.Array:

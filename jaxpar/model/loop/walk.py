@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, PyTree
+
+type Tie = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
+"""`(what is fetched for the next slot, what was fetched for this one) -> both`, with an order between them."""
 
 
 class Site(NamedTuple):
@@ -23,12 +26,11 @@ class Site(NamedTuple):
 
     key: Hashable
     """Two sites are the same if their keys are equal."""
-    step: Callable[[Any, jax.Array, Any], Any]
+    step: Callable[[PyTree, jax.Array, PyTree], PyTree]
     """`(what was fetched, row, carry) -> carry`."""
-    fetch: Callable[[jax.Array], Any]
+    fetch: Callable[[jax.Array], PyTree]
     """`row -> arrays` that the step needs and that take time to fetch; may be empty."""
-    tie: Callable[[Any, Any], tuple[Any, Any]] | None = None
-    """`(what is fetched for the next slot, what was fetched for this one) -> both`, with an order between them."""
+    tie: Tie | None = None
 
 
 class Run(NamedTuple):
@@ -112,8 +114,8 @@ def _times(likes: Sequence[Hashable], place: int, period: int) -> int:
 
 
 def _repeat[Carry](
-    repeat: Repeat, fetched: Any, after: Callable[[], Any] | None, carry: Carry, unroll: int
-) -> tuple[Any, Carry]:
+    repeat: Repeat, fetched: PyTree, after: Callable[[], PyTree] | None, carry: Carry, unroll: int
+) -> tuple[PyTree, Carry]:
     """(what `after` fetches, carry) after all repetitions of the runs; data of the first slot has been fetched."""
     if repeat.times == 1:
         return _unit(repeat.runs, [rows[0] for rows in repeat.rows], fetched, after, carry, unroll)
@@ -126,7 +128,7 @@ def _repeat[Carry](
 
         return None, lax.scan(once, carry, list(repeat.rows))[0]
 
-    def turn(state: tuple[Any, Carry], now: tuple[list[jax.Array], jax.Array]) -> tuple[tuple[Any, Carry], None]:
+    def turn(state: tuple[PyTree, Carry], now: tuple[list[jax.Array], jax.Array]) -> tuple[tuple[PyTree, Carry], None]:
         fetched, carry = state
         rows, following = now
         return _unit(repeat.runs, rows, fetched, lambda: first.fetch(following), carry, unroll), None
@@ -140,11 +142,11 @@ def _repeat[Carry](
 def _unit[Carry](
     runs: Sequence[Run],
     rows: Sequence[jax.Array],
-    fetched: Any,
-    after: Callable[[], Any] | None,
+    fetched: PyTree,
+    after: Callable[[], PyTree] | None,
     carry: Carry,
     unroll: int,
-) -> tuple[Any, Carry]:
+) -> tuple[PyTree, Carry]:
     """(what `after` fetches, carry) once each of `runs` has run its `rows`, of which the first has `fetched`."""
     for place, (run, own) in enumerate(zip(runs, rows, strict=True)):
         last = place + 1 == len(runs)
@@ -154,14 +156,14 @@ def _unit[Carry](
 
 
 def _run[Carry](
-    site: Site, rows: jax.Array, fetched: Any, after: Callable[[], Any] | None, carry: Carry, unroll: int
-) -> tuple[Any, Carry]:
+    site: Site, rows: jax.Array, fetched: PyTree, after: Callable[[], PyTree] | None, carry: Carry, unroll: int
+) -> tuple[PyTree, Carry]:
     """(what `after` fetches, carry) once the slots of a run have run, of which the first has `fetched`."""
     if not _has_arrays(lambda: site.fetch(rows[0])) and not _has_arrays(after):
         body = lambda carry, row: (site.step(site.fetch(row), row, carry), None)
         return None, lax.scan(body, carry, rows)[0]
 
-    def ahead(state: tuple[Any, Carry], pair: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Carry], None]:
+    def ahead(state: tuple[PyTree, Carry], pair: tuple[jax.Array, jax.Array]) -> tuple[tuple[PyTree, Carry], None]:
         fetched, carry = state
         row, following = pair
         coming = site.fetch(following)
@@ -175,7 +177,7 @@ def _run[Carry](
     return coming, site.step(fetched, rows[-1], carry)
 
 
-def _first_fetch(repeat: Repeat) -> Callable[[], Any]:
+def _first_fetch(repeat: Repeat) -> Callable[[], PyTree]:
     return lambda: repeat.runs[0].site.fetch(repeat.rows[0][0, 0])
 
 
@@ -183,6 +185,6 @@ def _fetches(run: Run) -> bool:
     return _has_arrays(lambda: run.site.fetch(jnp.int32(run.rows[0])))
 
 
-def _has_arrays(function: Callable[[], Any] | None) -> bool:
+def _has_arrays(function: Callable[[], PyTree] | None) -> bool:
     """Whether there is a function and its result has arrays."""
     return function is not None and bool(jax.tree.leaves(jax.eval_shape(function)))

@@ -8,40 +8,28 @@ result of F is sent while B computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import PyTree
 
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.layer_order import LAYERS, Chunk
-from jaxpar.mesh.parameters import Weights
-from jaxpar.mesh.tracing import TracedOnce, traced
+from jaxpar.mesh.parameters import Arrays, Weights
+from jaxpar.mesh.tracing import TracedOnce, refuse_permutes, traced
 from jaxpar.pipeline.actions import Kind
-from jaxpar.pipeline.execution.carry import Act, Carry, Given, Held, Row, Seeds
-from jaxpar.pipeline.execution.inputs import Inputs, at, buffers, put
-from jaxpar.pipeline.execution.permutes import refuse_permutes
-from jaxpar.pipeline.execution.program import Loop, PipelineProgram, Run
+from jaxpar.pipeline.execution.inputs import Carry, Given, Inputs, Reports, Row, Seeds, at, buffers, put
+from jaxpar.pipeline.execution.program import PipelineProgram, Run
 from jaxpar.pipeline.execution.stages import Batch, Stages
-from jaxpar.runtime.observed import Observed
+from jaxpar.runtime.passes import Accumulator, Cotangents, Saved
 
-
-class Gradients(NamedTuple):
-    """The results of a batch on this rank, summed over its microbatches."""
-
-    gradients: Weights
-    """Of all weights, in gradient placement."""
-    reported: dict[str, Float[Array, ""]]
-    """What the loss reports."""
-    report: dict[str, Float[Array, ""]]
-    """The layers' metrics."""
-    observed: Observed | None
-    """Statistics of all layers, where they collect any."""
+type Act = Callable[[Row, Carry, Given], tuple[PyTree, Carry]]
+"""One action of a tick: its value, and the carry after it."""
 
 
 def execute(
@@ -52,14 +40,39 @@ def execute(
     microbatches: Batch,
     seeds: Seeds,
     shared: Batch | None = None,
-) -> Gradients:
-    """Gradients and the reports of the loss and of the layers of this rank, summed over the microbatches.
+) -> tuple[Weights, Reports, PyTree]:
+    """(gradients in gradient placement, reports of the loss, `LayerLoop.side`) of this rank, summed over microbatches.
 
     `weights` are in storage placement; `microbatches` are arrays [microbatch, ...], and `shared` is what each of them
     has besides; `gradients` are the zeros in gradient placement that gradients accumulate in.
     """
     given = Given(weights, weights[LAYERS], microbatches, seeds, shared or {})
-    return _Executor(program, stages).train(gradients, given)
+    executor, loop, slots = _Executor(program, stages), stages.loop, program.slots
+    x, tokens = executor.shapes(given)
+    nothing = {name: jnp.float32(0) for name in stages.loss_reports}
+    carry = Carry(
+        stash=loop.stash(given.layers, x, tokens, slots["stash"]),
+        side=loop.side(given.layers, x, tokens, slots["kept"]),
+        gradients=gradients,
+        reported=vary(nothing, set(AXES) - set(stages.vocab_axes)),
+        chunk_gradients=None,
+        **buffers(slots, x),
+    )
+    gathered = None
+    if program.holds:
+        gathered = stages.chunks.zeros(given.layers, slots["weights"])
+        totals = stages.chunks.zeros(given.layers, slots["gradients"], gradients=True)
+        carry = carry._replace(chunk_gradients=totals)
+    for part in program.loops:
+        gathered, carry = executor.between(part.first, gathered, carry, given)
+        if part.runs[0].begins:
+            carry, given = executor.begin(part.runs[0], carry, given)
+            continue
+        now = given._replace(layers=gathered) if program.holds else given
+        tick = lambda run, row, carry, now=now: executor.tick(run, row, carry, now)
+        carry = executor.loop_over(part, tick, carry)
+    _, carry = executor.between(program.ticks, gathered, carry, given)
+    return carry.gradients, carry.reported, carry.side
 
 
 def evaluate[Result](
@@ -75,143 +88,77 @@ def evaluate[Result](
     The result is a tree of arrays. It is counted on the last chunk's rank and zero on the others, or counted on all
     where they share the vocabulary.
     """
-    given = Given(weights, weights[LAYERS], microbatches, None, shared or {})
-    return _Executor(program, stages).evaluate(result, given)
+    given, inputs = Given(weights, weights[LAYERS], microbatches, None, shared or {}), Inputs(program, stages)
+    x, _ = inputs.shapes(given)
+    first = lambda: inputs.microbatch(given, jnp.int32(0))
+    like = jax.eval_shape(lambda: result(vary(jnp.zeros(x.shape, x.dtype)), first()))
+    nothing = lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype), leaf.manual_axis_type.varying)
+    carry = buffers(program.slots, x)["arrivals"], jax.tree.map(nothing, like)
+
+    def tick(run: Run, row: Row, carry: tuple[jax.Array, Result]) -> tuple[jax.Array, Result]:
+        arrivals, total = carry
+        data = inputs.microbatch(given, row["f_microbatch"])
+        x = inputs.input(row, given, arrivals, None)
+        chunk = Chunk(given.layers, row["f_chunk"], row["f_chunk"])
+        y = stages.loop.run(chunk, x, stages.token_context(data))
+        if run.head:
+            last = (row["f_counts"] & row["f_last"]) == 1
+            new = result(inputs.shared(y, last), inputs.last(row, given, "f"))
+            mine = True if inputs.shares_ends else last
+            total = jax.tree.map(lambda so_far, own: so_far + _where(mine, own), total, new)
+        return inputs.arrived(run, "y", row, y, arrivals), total
+
+    for part in program.loops:
+        carry = inputs.loop_over(part, tick, carry)
+    return carry[1]
 
 
-@dataclass(frozen=True, eq=False)
-class _Executor:
-    program: PipelineProgram
-    stages: Stages
+class _Executor(Inputs):
+    """The actions of training."""
 
-    def __post_init__(self) -> None:
-        ranks, size = self.program.schedule.ranks, lax.axis_size("pipe")
-        assert ranks == size, f"a program for {ranks} ranks on a pipe axis of {size}"
-
-    @cached_property
-    def _inputs(self) -> Inputs:
-        return Inputs(self.program, self.stages)
-
-    # ---- the whole table
-
-    def train(self, gradients: Weights, given: Given) -> Gradients:
-        loop, slots = self.stages.loop, self.program.slots
-        x, tokens = self._inputs.shapes(given)
-        layers = given.layers
-        carry = Carry(
-            stash=loop.stash(layers, x, tokens, slots["stash"]),
-            kept=loop.kept(layers, x, tokens, slots["kept"]) if slots["kept"] else None,
-            gradients=gradients,
-            reported=vary(
-                {name: jnp.float32(0) for name in self.stages.loss_reports}, set(AXES) - set(self.stages.vocab_axes)
-            ),
-            held=None,
-            report={name: vary(jnp.float32(0)) for name in loop.reports},
-            observed=vary(loop.zeros_observed()),
-            **buffers(slots, x),
-        )
-        held, holds = None, self.program.holds
-        if holds:
-            held = self.stages.no_chunks(given.weights, slots["weights"])
-            totals = self.stages.no_chunks(given.weights, slots["gradients"], gradients=True)
-            carry = carry._replace(held=totals)
-        for part in self.program.loops:
-            held, carry = self._between(part.first, held, carry, given)
-            if part.runs[0].begins:
-                carry, given = self._begin(part.runs[0], carry, given)
-                continue
-            now = given._replace(layers=held) if holds else given
-            tick = lambda run, row, carry, now=now: self._tick(run, row, carry, now)
-            carry = self._loop_over(part, tick, carry)
-        _, carry = self._between(self.program.ticks, held, carry, given)
-        return Gradients(carry.gradients, carry.reported, carry.report, carry.observed)
-
-    def _begin(self, run: Run, carry: Carry, given: Given) -> tuple[Carry, Given]:
+    def begin(self, run: Run, carry: Carry, given: Given) -> tuple[Carry, Given]:
         """The first tick, and what is given with the layers that its forward gathered."""
         assert run.ticks == 1 and Kind.FORWARD in run.kinds and not run.arrivals, "a forward of all layers"
-        row = self._inputs.own({name: jnp.asarray(table[run.first]) for name, table in self.program.rows.items()})
+        row = self.own({name: jnp.asarray(table[run.first]) for name, table in self.program.rows.items()})
         _, carry, layers = self._forwarded(row, carry, given)
         given = given._replace(weights=given.weights | {LAYERS: layers}, layers=layers)
-        return self._tick(replace(run, kinds=run.kinds - {Kind.FORWARD}), row, carry, given), given
+        return self.tick(replace(run, kinds=run.kinds - {Kind.FORWARD}), row, carry, given), given
 
-    def _between(self, tick: int, held: Any, carry: Carry, given: Given) -> tuple[Any, Carry]:
+    def between(self, tick: int, gathered: Arrays | None, carry: Carry, given: Given) -> tuple[Arrays | None, Carry]:
         """Gather and scatter the chunks that are held before `tick`: (their weights, carry)."""
         for window in self.program.releases.get(tick, []):
-            totals, gradients = self.stages.release(carry.held, window.slot, carry.gradients, window.chunk)
-            carry = carry._replace(held=totals, gradients=gradients)
+            layers = carry.gradients[LAYERS]
+            totals, layers = self.stages.chunks.release(carry.chunk_gradients, window.slot, layers, window.chunk)
+            carry = carry.with_layers(layers)._replace(chunk_gradients=totals)
         for window in self.program.loads.get(tick, []):
-            held = self.stages.hold(held, window.slot, given.weights, window.chunk, carry.arrivals)
-        return held, carry
-
-    def evaluate[Result](self, result: Callable[[jax.Array, Batch], Result], given: Given) -> Result:
-        x, _ = self._inputs.shapes(given)
-        first = lambda: self._inputs.microbatch(given, jnp.int32(0))
-        like = jax.eval_shape(lambda: result(vary(jnp.zeros(x.shape, x.dtype)), first()))
-        nothing = lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype), leaf.manual_axis_type.varying)
-        carry = buffers(self.program.slots, x)["arrivals"], jax.tree.map(nothing, like)
-
-        def tick(run: Run, row: Row, carry: tuple[jax.Array, Result]) -> tuple[jax.Array, Result]:
-            arrivals, total = carry
-            data = self._inputs.microbatch(given, row["f_microbatch"])
-            x = self._inputs.input(row, given, arrivals, None)
-            chunk = Chunk(given.layers, row["f_chunk"], row["f_chunk"])
-            y = self.stages.loop.run(chunk, x, self.stages.token_context(data))
-            if run.head:
-                last = (row["f_counts"] & row["f_last"]) == 1
-                found = result(self._inputs.shared(y, last), self._inputs.last(row, given, "f"))
-                counts = True if self._inputs.shares_ends else last
-                total = jax.tree.map(lambda so_far, own: so_far + _where(counts, own), total, found)
-            return self._inputs.arrived(run, "y", row, y, arrivals), total
-
-        for part in self.program.loops:
-            carry = self._loop_over(part, tick, carry)
-        return carry[1]
-
-    def _loop_over[C](self, part: Loop, tick: Callable[[Run, Row, C], C], carry: C) -> C:
-        """`tick(run, row, carry)` for each tick of a loop of the program."""
-
-        def once(carry: C, rows: dict[str, jax.Array]) -> tuple[C, None]:
-            for run in part.runs:
-                first = run.first - part.first
-                own = {name: column[first : first + run.ticks] for name, column in rows.items()}
-                body = lambda carry, rows, run=run: (tick(run, self._inputs.own(rows), carry), None)
-                carry, _ = lax.scan(body, carry, own)
-            return carry, None
-
-        ticks = slice(part.first, part.first + part.repeats * part.ticks)
-        tables = {name: table[ticks] for name, table in self.program.rows.items()}
-        if part.repeats == 1:
-            return once(carry, {name: jnp.asarray(table) for name, table in tables.items()})[0]
-        shaped = {name: jnp.asarray(t.reshape(part.repeats, part.ticks, -1)) for name, t in tables.items()}
-        return lax.scan(once, carry, shaped)[0]
+            layers = given.weights[LAYERS]
+            gathered = self.stages.chunks.load(gathered, window.slot, layers, window.chunk, carry.arrivals)
+        return gathered, carry
 
     # ---- one tick
 
-    def _tick(self, run: Run, row: Row, carry: Carry, given: Given) -> Carry:
+    def tick(self, run: Run, row: Row, carry: Carry, given: Given) -> Carry:
         y = g = None
         if Kind.FORWARD in run.kinds:
-            y, carry = self._act(row["f_counts"], ("stash", "outputs", "report"), "forward", row, carry, given)
+            y, carry = self._act(row["f_counts"], "forward", row, carry, given)
         if Kind.BACKWARD in run.kinds:
             dy = at(carry.cotangents, row["b_cotangent"])
+            last = "last " if run.completes else ""
             if run.head:
-                last = row["b_counts"] & row["b_last"]
-                loss = "last loss" if run.completes else "loss"
-                g, carry = self._act(last, ("gradients", "reported"), loss, row, carry, given)
+                g, carry = self._act(row["b_counts"] & row["b_last"], f"{last}loss", row, carry, given)
                 dy = jnp.where(row["b_last"] == 1, g, dy)
-            changed = ("gradients", "held", "kept", "observed")
-            backward = "last backward" if run.completes else "backward"
-            g, carry = self._act(row["b_counts"], changed, backward, row | {"b_dy": dy}, carry, given)
+            g, carry = self._act(row["b_counts"], f"{last}backward", row | {"b_dy": dy}, carry, given)
             # Later operations overwrite what was read here; without this barrier, XLA copies the whole buffer.
             stash, g = lax.optimization_barrier((carry.stash, g))
             carry = carry._replace(stash=stash)
         if Kind.WEIGHT in run.kinds:
-            _, carry = self._act(row["w_counts"], ("gradients",), "weight", row, carry, given)
-            kept, layers = lax.optimization_barrier((carry.kept, carry.gradients[LAYERS]))
-            carry = _with_layers(carry._replace(kept=kept), layers)
+            _, carry = self._act(row["w_counts"], "weight", row, carry, given)
+            side, layers = lax.optimization_barrier((carry.side, carry.gradients[LAYERS]))
+            carry = carry.with_layers(layers)._replace(side=side)
         if y is not None:
-            carry = carry._replace(arrivals=self._inputs.arrived(run, "y", row, y, carry.arrivals))
+            carry = carry._replace(arrivals=self.arrived(run, "y", row, y, carry.arrivals))
         if g is not None:
-            carry = carry._replace(cotangents=self._inputs.arrived(run, "g", row, g, carry.cotangents))
+            carry = carry._replace(cotangents=self.arrived(run, "g", row, g, carry.cotangents))
         return carry
 
     @cached_property
@@ -227,111 +174,104 @@ class _Executor:
         }
         return {name: TracedOnce(act) for name, act in actions.items()} if len(self.program.runs) > 1 else actions
 
-    def _act(
-        self, counts: jax.Array, changed: Sequence[str], name: str, row: Row, carry: Carry, given: Given
-    ) -> tuple[Any, Carry]:
-        """(value, carry) of an action that changes some fields of the carry.
+    def _act(self, valid: jax.Array, name: str, row: Row, carry: Carry, given: Given) -> tuple[PyTree, Carry]:
+        """(value, carry) of an action.
 
-        In a branching program a rank whose action does not count leaves it out, and has zeros for the value.
+        In a branching program a rank whose action is not `valid` leaves it out, and has zeros for the value.
         """
         action = self._actions[name]
         if not self.program.branching:
             return action(row, carry, given)
 
-        def act(state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            value, after = action(row, carry._replace(**state), given)
-            return vary(value), {name: getattr(after, name) for name in changed}
+        def act(carry: Carry) -> tuple[PyTree, Carry]:
+            value, after = action(row, carry, given)
+            return vary(value), after
 
-        state = {name: getattr(carry, name) for name in changed}
-        program = traced(act, state)
+        program = traced(act, carry)
         refuse_permutes(program.closed.jaxpr)
         like, _ = program.like
-        skip = lambda state: (jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like), state)
-        value, state = lax.cond(counts == 1, program, skip, state)
-        return value, carry._replace(**state)
+        skip = lambda carry: (jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like), carry)
+        return lax.cond(valid == 1, program, skip, carry)
 
     def _forward(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
         return self._forwarded(row, carry, given)[:2]
 
-    def _forwarded(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry, Any]:
+    def _forwarded(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry, Arrays]:
         """The output of a chunk, the carry, and the layers that are given, in storage placement."""
-        data = self._inputs.microbatch(given, row["f_microbatch"])
-        x = self._inputs.input(row, given, carry.arrivals, carry.stash)
-        chunk = self._chunk(given.layers, row, "f", "weights")
-        tokens = self.stages.token_context(data)
-        y, stash, new, layers = self._loop.forward_and_layers(chunk, x, tokens, carry.stash, row["f_slot"])
-        last, counts = (row["f_counts"] & row["f_last"]) == 1, row["f_counts"] == 1
-        report = {name: total + jnp.where(counts, new[name], 0) for name, total in carry.report.items()}
-        outputs = put(carry.outputs, y, row["f_output"], last)
-        return y, carry._replace(stash=stash, outputs=outputs, report=report), layers
+        data = self.microbatch(given, row["f_microbatch"])
+        x = self.input(row, given, carry.arrivals, carry.stash)
+        chunk, saved = self._chunk(given.layers, row, "f", "weights"), Saved(carry.stash, row["f_slot"])
+        tokens, valid = self.stages.token_context(data), row["f_counts"] == 1
+        y, stash, side, layers = self._loop.forward(chunk, x, tokens, saved, carry.side, valid)
+        outputs = put(carry.outputs, y, row["f_output"], (row["f_counts"] & row["f_last"]) == 1)
+        return y, carry._replace(stash=stash, outputs=outputs, side=side), layers
 
     def _loss(self, row: Row, carry: Carry, given: Given, completes: bool = False) -> tuple[jax.Array, Carry]:
-        """Loss of the last chunk's output: its gradients counted, and the cotangent of the output."""
-        counts = (row["b_counts"] & row["b_last"]) == 1
-        data = self._inputs.last(row, given, "b")
+        """Loss of the last chunk's output: its gradients added up, and the cotangent of the output."""
+        valid = (row["b_counts"] & row["b_last"]) == 1
+        data = self.last(row, given, "b")
         assert given.seeds is not None, "a backward starts from the cotangent of the objective"
 
-        def objective(accumulators: Weights, y: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-            return self.stages.loss(given.weights, accumulators, self._inputs.shared(y, counts), data)
+        def objective(accumulators: Weights, y: jax.Array) -> tuple[jax.Array, Reports]:
+            return self.stages.loss(given.weights, accumulators, self.shared(y, valid), data)
 
         # The accumulators are zeros by contract; the accumulated values stand in for them, and are not read.
-        ends = {part: tree for part, tree in carry.gradients.items() if part != LAYERS}
-        value, pullback, reports = jax.vjp(objective, ends, at(carry.outputs, row["b_output"]), has_aux=True)
+        parts = {part: tree for part, tree in carry.gradients.items() if part != LAYERS}
+        value, pullback, reports = jax.vjp(objective, parts, at(carry.outputs, row["b_output"]), has_aux=True)
         new, g = pullback(vary(given.seeds.objective.astype(value.dtype), varying_axes(value)))
         with jax.named_scope("gradients"):
-            mine = True if self._inputs.shares_ends else counts
-            ends = jax.tree.map(lambda total, a: total + _where(mine, a), ends, new)
+            mine = True if self.shares_ends else valid
+            parts = jax.tree.map(lambda total, a: total + _where(mine, a), parts, new)
         if completes:
-            ends = self.stages.completed(ends, embedded=False)
+            parts = self.stages.completed(parts, embedded=False)
         reported = {name: total + _where(mine, reports[name]) for name, total in carry.reported.items()}
-        return g, carry._replace(gradients=carry.gradients | ends, reported=reported)
+        return g, carry._replace(gradients=carry.gradients | parts, reported=reported)
 
     def _backward(self, row: Row, carry: Carry, given: Given, completes: bool = False) -> tuple[jax.Array, Carry]:
-        data = self._inputs.microbatch(given, row["b_microbatch"])
-        counts = row["b_counts"] == 1
-        totals = carry.held if self.program.holds else carry.gradients[LAYERS]
-        dx, totals, kept, observed = self._loop.backward(
-            self._chunk(given.layers, row, "b", "weights"), row["b_dy"], self.stages.token_context(data),
-            carry.stash, row["b_slot"], self._chunk(totals, row, "b", "gradients"), counts, carry.kept, row["b_kept"],
-            self._is_first(row, given), None if given.seeds is None else given.seeds.auxiliary,
-            carry.observed, completes,
-        )  # fmt: skip
-        carry = carry._replace(held=totals) if self.program.holds else _with_layers(carry, totals)
-        into_embedding = jnp.where(counts & (row["b_first"] == 1), dx, 0)
-        first = self._inputs.first(row, given, "b")
+        data = self.microbatch(given, row["b_microbatch"])
+        valid = row["b_counts"] == 1
+        assert given.seeds is not None, "a backward starts from the cotangent of the objective"
+        totals = carry.chunk_gradients if self.program.holds else carry.gradients[LAYERS]
+        several = jax.tree.leaves(given.microbatches)[0].shape[0] > 1
+        dx, totals, side = self._loop.backward(
+            self._chunk(given.layers, row, "b", "weights"),
+            Cotangents(row["b_dy"], given.seeds.reports),
+            self.stages.token_context(data),
+            Saved(carry.stash, row["b_slot"]),
+            Accumulator(
+                self._chunk(totals, row, "b", "gradients"),
+                valid,
+                fresh=row["b_microbatch"] == 0 if several else True,
+                taps_slot=row["b_kept"],
+                completes=completes,
+            ),
+            carry.side,
+        )
+        carry = carry._replace(chunk_gradients=totals) if self.program.holds else carry.with_layers(totals)
+        into_embedding = jnp.where(valid & (row["b_first"] == 1), dx, 0)
+        first = self.first(row, given, "b")
         gradients = self.stages.embed_gradients(given.weights, first, into_embedding, carry.gradients)
         if completes:
             gradients = self.stages.completed(gradients, embedded=True)
-        return dx, carry._replace(gradients=gradients, kept=kept, observed=observed)
-
-    def _is_first(self, row: Row, given: Given) -> jax.Array | bool:
-        """Whether a tick's backward is the first of its chunk."""
-        several = jax.tree.leaves(given.microbatches)[0].shape[0] > 1
-        return row["b_microbatch"] == 0 if several else True
+        return dx, carry._replace(gradients=gradients, side=side)
 
     def _weight(self, row: Row, carry: Carry, given: Given) -> tuple[tuple[()], Carry]:
         assert not self.program.holds, "a schedule that splits the backward comes back to a chunk after others"
-        totals = self._chunk(carry.gradients[LAYERS], row, "w", "weights")
-        tokens = self.stages.token_context(self._inputs.microbatch(given, jnp.int32(0)))  # of which it reads no tokens
-        totals = self._loop.weight_gradients(
-            given.layers, carry.kept, row["w_kept"], totals, tokens, row["w_counts"] == 1
-        )
-        return (), _with_layers(carry, totals)
+        chunk = self._chunk(carry.gradients[LAYERS], row, "w", "weights")
+        into = Accumulator(chunk, row["w_counts"] == 1, taps_slot=row["w_kept"])
+        tokens = self.stages.token_context(self.microbatch(given, jnp.int32(0)))  # of which it reads no tokens
+        return (), carry.with_layers(self._loop.weight_gradients(given.layers, tokens, into, carry.side))
 
     @cached_property
     def _loop(self) -> Any:
         """The layers, as training runs them."""
-        return self.stages.over_held_chunks() if self.program.holds else self.stages.loop
+        return self.stages.chunks.loop if self.program.holds else self.stages.loop
 
-    def _chunk(self, stack: Held, row: Row, kind: str, buffer: str) -> Chunk:
+    def _chunk(self, stack: Arrays | None, row: Row, kind: str, buffer: str) -> Chunk:
         """The chunk of this tick's action, in the stack of all chunks or of those that are held."""
         chunk = row[f"{kind}_chunk"]
         return Chunk(stack, chunk, row[f"{kind}_{buffer}"] if self.program.holds else chunk)
 
 
-def _with_layers(carry: Carry, gradients: Weights) -> Carry:
-    return carry._replace(gradients=carry.gradients | {LAYERS: gradients})
-
-
-def _where(counts: jax.Array | bool, value: jax.Array) -> jax.Array:
-    return value if counts is True else jnp.where(counts, value, 0)
+def _where(valid: jax.Array | bool, value: jax.Array) -> jax.Array:
+    return value if valid is True else jnp.where(valid, value, 0)

@@ -1,22 +1,74 @@
-"""What a rank reads in a tick: its row of the program, microbatches, and buffers with what neighbours sent."""
+"""What a rank reads in a tick, and what the tick hands on to the next one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import shift_stage, sum_over_stages
-from jaxpar.mesh.parameters import Weights
-from jaxpar.pipeline.execution.carry import Given, Row
-from jaxpar.pipeline.execution.program import EMBEDDING, NOTHING, STASHED, PipelineProgram, Run
+from jaxpar.mesh.layer_order import LAYERS
+from jaxpar.mesh.parameters import Arrays, Weights
+from jaxpar.pipeline.execution.program import EMBEDDING, NOTHING, STASHED, Loop, PipelineProgram, Run
 from jaxpar.pipeline.execution.stages import Batch, Stages
+from jaxpar.runtime.passes import Saved
+
+type Row = dict[str, jax.Array]
+"""One tick of this rank: a scalar for each of `jaxpar.pipeline.execution.program.FIELDS`."""
+
+
+type Reports = dict[str, Float[Array, ""]]
+"""Scalars by name."""
+
+
+class Carry(NamedTuple):
+    """The carry between ticks: the buffers of `program.BUFFERS`, gradients, and what is reported."""
+
+    stash: PyTree
+    arrivals: jax.Array
+    cotangents: jax.Array
+    outputs: jax.Array
+    gradients: Weights
+    chunk_gradients: Arrays | None
+    """Gradients of the chunks that are held, in schedules that hold some."""
+    reported: Reports
+    """What the loss reports, summed."""
+    side: PyTree
+    """What passes through the layers leave besides, opaque here."""
+
+    def with_layers(self, gradients: Arrays) -> Carry:
+        """The carry with other gradients of the layers."""
+        return self._replace(gradients=self.gradients | {LAYERS: gradients})
+
+
+class Seeds(NamedTuple):
+    """Where a backward starts from."""
+
+    objective: Float[Array, ""]
+    """Cotangent of the objective."""
+    reports: Reports
+    """Cotangents of what layers report, by name: sums over the tokens that do not pad a row."""
+
+
+class Given(NamedTuple):
+    """The inputs of every tick."""
+
+    weights: Weights
+    """In storage placement."""
+    layers: Arrays
+    """The layers' weights: all of them in storage placement, or the chunks that are held."""
+    microbatches: Batch
+    """Arrays [microbatch, ...]."""
+    seeds: Seeds | None
+    """None where nothing goes backward."""
+    shared: Batch
+    """What each microbatch has besides, the same in all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +77,10 @@ class Inputs:
 
     program: PipelineProgram
     stages: Stages
+
+    def __post_init__(self) -> None:
+        ranks, size = self.program.schedule.ranks, lax.axis_size("pipe")
+        assert ranks == size, f"a program for {ranks} ranks on a pipe axis of {size}"
 
     @property
     def shares_ends(self) -> bool:
@@ -38,13 +94,13 @@ class Inputs:
         others = {f"{kind}_{end}": rows[f"{kind}_microbatch"][r] for kind in "fb" for end, r in ends.items()}
         return {name: column[rank] for name, column in rows.items()} | {f"of_{k}": v for k, v in others.items()}
 
-    def input(self, row: Row, given: Given, arrivals: jax.Array, stash: Any) -> Shaped[Array, "batch seq embed"]:
+    def input(self, row: Row, given: Given, arrivals: jax.Array, stash: PyTree) -> Shaped[Array, "batch seq embed"]:
         """The input of this tick's forward: embeddings, what arrived, or what the stash has."""
         x = self.stages.embed(given.weights, self.first(row, given, "f"))
         if self.program.slots["arrivals"]:
             x = jnp.where(row["f_source"] == EMBEDDING, x, at(arrivals, row["f_arrival"]))
         if stash is not None and (self.program.rows["f_source"] == STASHED).any():
-            stashed = self.stages.loop.input_of(stash, row["f_slot"], row["f_chunk"])
+            stashed = self.stages.loop.input_of(Saved(stash, row["f_slot"]), row["f_chunk"])
             x = jnp.where(row["f_source"] == STASHED, stashed, x)
         return x
 
@@ -75,17 +131,35 @@ class Inputs:
         """The microbatch that the last chunk's rank has: the one whose loss is due."""
         return self.microbatch(given, row[f"of_{kind}_last"])
 
-    def shapes(self, given: Given) -> tuple[Any, Any]:
+    def shapes(self, given: Given) -> tuple[PyTree, PyTree]:
         """Shapes of a chunk's input and of a microbatch's tokens."""
 
-        def first(weights: Weights) -> Any:
+        def first(weights: Weights) -> PyTree:
             data = self.microbatch(given, vary(jnp.int32(0)))
             return self.stages.embed(weights, data), self.stages.token_context(data)
 
         return jax.eval_shape(first, given.weights)
 
+    def loop_over[C](self, part: Loop, tick: Callable[[Run, Row, C], C], carry: C) -> C:
+        """`tick(run, row, carry)` for each tick of a loop of the program."""
 
-def buffers(slots: Mapping[str, int], x: Any) -> dict[str, Shaped[Array, "slots batch seq embed"]]:
+        def once(carry: C, rows: dict[str, jax.Array]) -> tuple[C, None]:
+            for run in part.runs:
+                first = run.first - part.first
+                own = {name: column[first : first + run.ticks] for name, column in rows.items()}
+                body = lambda carry, rows, run=run: (tick(run, self.own(rows), carry), None)
+                carry, _ = lax.scan(body, carry, own)
+            return carry, None
+
+        ticks = slice(part.first, part.first + part.repeats * part.ticks)
+        tables = {name: table[ticks] for name, table in self.program.rows.items()}
+        if part.repeats == 1:
+            return once(carry, {name: jnp.asarray(table) for name, table in tables.items()})[0]
+        shaped = {name: jnp.asarray(t.reshape(part.repeats, part.ticks, -1)) for name, t in tables.items()}
+        return lax.scan(once, carry, shaped)[0]
+
+
+def buffers(slots: Mapping[str, int], x: PyTree) -> dict[str, Shaped[Array, "slots batch seq embed"]]:
     """Zeros for what ranks send each other, each like `x`."""
     with jax.named_scope("saved_activations"):
         return {

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import jax
 
-from jaxpar.mesh.parameters import Arrays, Weights
+from jaxpar.mesh.parameters import Weights
 
 type Batch = dict[str, Any]
 """The arrays of a batch, or of a microbatch, by name."""
@@ -25,20 +25,9 @@ class Stages(Protocol):
         """Mesh axes that split the vocabulary."""
         ...
 
-    def over_held_chunks(self) -> Any:
-        """`loop`, over chunks that are gathered whole."""
-        ...
-
-    def no_chunks(self, weights: Weights, slots: int, *, gradients: bool = False) -> Arrays:
-        """Zeros for `slots` chunks of layers gathered whole, or for their gradients."""
-        ...
-
-    def hold(self, held: Any, slot: int, weights: Weights, chunk: int, after: jax.Array) -> Arrays:
-        """`held` with a chunk of the layers gathered into `slot`, not before `after` is computed."""
-        ...
-
-    def release(self, held: Any, slot: int, gradients: Weights, chunk: int) -> tuple[Arrays, Weights]:
-        """Add the gradients of the chunk held in `slot` to those of the whole model: (held emptied, gradients)."""
+    @property
+    def chunks(self) -> Any:
+        """Chunks of layers that are gathered once for all microbatches: `GatheredChunks`."""
         ...
 
     def token_context(self, batch: Batch) -> Any:

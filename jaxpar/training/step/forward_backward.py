@@ -13,6 +13,7 @@ from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.layers.context import UPDATES
 from jaxpar.layers.dropout import SEED
 from jaxpar.layers.matmul_formats import exact_layers, tensor_names
+from jaxpar.layers.report import AUXILIARY_LOSS
 from jaxpar.layout.choices.matmul import codes_once
 from jaxpar.layout.choices.pipeline import forward_program
 from jaxpar.layout.choices.replica_sums import gathers_with_first_use
@@ -27,8 +28,8 @@ from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.model.embedding import vocab_axes
 from jaxpar.optim.norm import global_norm
-from jaxpar.pipeline.execution.carry import Seeds
 from jaxpar.pipeline.execution.executor import evaluate, execute
+from jaxpar.pipeline.execution.inputs import Seeds
 from jaxpar.precision.matmul import SCALES
 from jaxpar.precision.recipe import recipe_of
 from jaxpar.precision.seen import Seen
@@ -103,16 +104,16 @@ class StepFunctions:
         tokens, unpadded, count = reduce_sum(jnp.stack([batch["mask"].sum(), unpadded, counted]), TOKEN_AXES)
         scale = self._loss_scale(state)
         loss_seed = scale / jnp.maximum(count, 1.0)
-        seeds = Seeds(loss_seed, scale / jnp.maximum(unpadded, 1.0))
-        accumulated, reported, report, of_layers = execute(
+        seeds = Seeds(loss_seed, {AUXILIARY_LOSS: scale / jnp.maximum(unpadded, 1.0)})
+        accumulated, reported, side = execute(
             self.layout.program, stages, weights, accumulators, batch, seeds, shared | of_codes
         )
         gradients, changed = self._reduced(accumulated, state, scale)
         count = jnp.where(tokens == 0, jnp.nan, jnp.maximum(count, 1.0))
         means = {name: self._sum(total) / count for name, total in reported.items()}
         loss = means.pop("loss")
-        report = {name: reduce_sum(value, AXES) / jnp.maximum(unpadded, 1.0) for name, value in report.items()}
-        observed = Seen() if of_layers is None else of_layers.over_ranks(of_weights)
+        report = {name: reduce_sum(value, AXES) / jnp.maximum(unpadded, 1.0) for name, value in side.metrics.items()}
+        observed = Seen() if side.observed is None else side.observed.over_ranks(of_weights)
         return StepGradients(loss, gradients, tokens, report | means, observed, changed)
 
     def _shared(self, state: TrainState) -> dict[str, Any]:

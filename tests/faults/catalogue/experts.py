@@ -39,8 +39,8 @@ EXPERTS = (
         name="router_losses_over_unmasked_tokens",
         description="Losses of routers are divided by the tokens that the loss counts.",
         file="jaxpar/training/step/forward_backward.py",
-        old="seeds = Seeds(loss_seed, scale / jnp.maximum(unpadded, 1.0))",
-        new="seeds = Seeds(loss_seed, scale / jnp.maximum(tokens, 1.0))",
+        old="AUXILIARY_LOSS: scale / jnp.maximum(unpadded, 1.0)",
+        new="AUXILIARY_LOSS: scale / jnp.maximum(tokens, 1.0)",
         caught_by=(f"{FLOAT64}[top_k_softmax]",),
     ),
     Fault(

@@ -43,8 +43,8 @@ KINDS = (
     Fault(
         name="padding_reports",
         description="An idle rank counts what the layers of its forward report.",
-        file="jaxpar/pipeline/execution/executor.py",
-        old="total + jnp.where(counts, new[name], 0)",
+        file="jaxpar/model/loop/layer_loop.py",
+        old="total + jnp.where(valid, new[name], 0)",
         new="total + new[name]",
         caught_by=(f"{REPORTS}[pipe-zb-h1]",),
     ),
@@ -52,8 +52,8 @@ KINDS = (
         name="auxiliary_loss_counted_per_rank",
         description="Every tensor rank has the gradient of the auxiliary loss of all of them.",
         file="jaxpar/model/loop/layer_loop.py",
-        old="AUXILIARY_LOSS or seed is None else seed)",
-        new='AUXILIARY_LOSS or seed is None else seed * lax.axis_size("tensor"))',
+        old="vary(cotangents.reports.get(name, jnp.float32(0)))",
+        new='vary(cotangents.reports.get(name, jnp.float32(0)) * lax.axis_size("tensor"))',
         caught_by=(f"{REPORTS}[fsdp-context-tensor]",),
     ),
 )

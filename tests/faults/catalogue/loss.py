@@ -113,7 +113,7 @@ LOSS = (
     Fault(
         name="microbatch_counted_twice",
         description="The first of several microbatches runs in the place of the second.",
-        file="jaxpar/pipeline/execution/program.py",
+        file="jaxpar/pipeline/execution/make_program.py",
         old='row = {"counts": 1, "microbatch": action.microbatch, "chunk": chunk}',
         new='row = {"counts": 1, "microbatch": max(0, action.microbatch - 1), "chunk": chunk}',
         caught_by=(

@@ -10,7 +10,7 @@ PIPELINE = (
     Fault(
         name="slot_reused_too_early",
         description="A slot of the stash is reused in the tick that reads it last, whose forward comes first.",
-        file="jaxpar/pipeline/execution/slots.py",
+        file="jaxpar/pipeline/execution/make_program.py",
         old="while busy and busy[0][0] < lifetimes[name].first:",
         new="while busy and busy[0][0] <= lifetimes[name].first:",
         caught_by=(f"{EXECUTOR}[interleaved, uneven]",),
@@ -18,7 +18,7 @@ PIPELINE = (
     Fault(
         name="transfer_a_tick_late",
         description="What a rank receives is stored a tick late, when something else has arrived.",
-        file="jaxpar/pipeline/execution/executor.py",
+        file="jaxpar/pipeline/execution/inputs.py",
         old="tables = {name: table[ticks] for name, table in self.program.rows.items()}",
         new='late = lambda name, table: jnp.roll(table, 1, axis=0) if name[:2] in ("y_", "g_") else table; '
         "tables = {name: late(name, table)[ticks] for name, table in self.program.rows.items()}",
@@ -27,7 +27,7 @@ PIPELINE = (
     Fault(
         name="weight_gradient_dropped",
         description="The matrices' gradients of the first microbatch are computed and not added.",
-        file="jaxpar/pipeline/execution/program.py",
+        file="jaxpar/pipeline/execution/make_program.py",
         old='row = {"counts": 1, "chunk": chunk, "kept": slot("kept")}',
         new='row = {"counts": int(action.microbatch > 0), "chunk": chunk, "kept": slot("kept")}',
         caught_by=(f"{EXECUTOR}[zb-h1, recomputing]",),
@@ -36,15 +36,15 @@ PIPELINE = (
         name="every_rank_feeds_the_embedding",
         description="Every pipeline rank sends the gradient of a chunk's input to the embedding.",
         file="jaxpar/pipeline/execution/executor.py",
-        old='into_embedding = jnp.where(counts & (row["b_first"] == 1), dx, 0)',
-        new="into_embedding = jnp.where(counts, dx, 0)",
+        old='into_embedding = jnp.where(valid & (row["b_first"] == 1), dx, 0)',
+        new="into_embedding = jnp.where(valid, dx, 0)",
         caught_by=(f"{EXECUTOR}[gpipe]",),
     ),
     Fault(
         name="every_rank_counts_its_loss",
         description="Every pipeline rank counts a loss, not the last one alone.",
         file="jaxpar/pipeline/execution/executor.py",
-        old="mine = True if self._inputs.shares_ends else counts",
+        old="mine = True if self.shares_ends else valid",
         new="mine = True",
         caught_by=(pipeline_parity(pipe_ends="last", pipe_ticks="uniform"),),
     ),

@@ -37,7 +37,7 @@ from jaxpar.memory.streaming import PIECE_BYTES, PIECES
 from jaxpar.mesh.parameters import only
 from jaxpar.mesh.placements import bytes_per_device
 from jaxpar.pipeline.errors import ScheduleError
-from jaxpar.pipeline.execution.program import make_program
+from jaxpar.pipeline.execution.make_program import make_program
 from jaxpar.pipeline.schedules import SCHEDULES, make_schedule
 from jaxpar.pipeline.tables import format_schedule
 from tests.compiler.inspected import assert_planned, inspected, wide

@@ -26,6 +26,7 @@ from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, place
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
+from jaxpar.runtime.passes import Accumulator, Cotangents, Saved
 from tests.gpu_compile import in_child
 from tests.traced import mesh_of, operations
 
@@ -41,7 +42,7 @@ POLICIES = {
 }
 
 
-def layer(w: Any, x: jax.Array, index: Any, tokens: TokenContext, tap: Tap | None = None) -> Output:
+def layer(w: Any, x: jax.Array, index: Any, tokens: TokenContext, *_: Any) -> Output:
     """A small residual layer that depends on its weights, its number and its tokens."""
     up = checkpoint_name((x * w["scale"]) @ w["up"], "mlp_up")
     share = (1 + index) / (2 + tokens.indices[..., None])
@@ -83,11 +84,11 @@ def sharded(placements: Placements, *keeps: Keep) -> Any:
     def program(master: Any, x: jax.Array, dy: jax.Array) -> Any:
         weights = to_storage(master, placements)["layers"]
         loop, tokens = loop_of(placements, *keeps), {ALIKE: vary(tokens_of(1))}
-        stash = loop.stash(weights, vary(x), tokens, 1)
+        saved, side = Saved(loop.stash(weights, vary(x), tokens, 1), 0), loop.side(weights, vary(x), tokens, 0)
         chunk = Chunk(weights, 0, 0)
-        y, stash, _ = loop.forward(chunk, vary(x), tokens, stash, 0)
-        accumulators = Chunk(zero_accumulators(weights, placements, part="layers"), 0, 0)
-        dx, gradients, *_ = loop.backward(chunk, vary(dy), tokens, stash, 0, accumulators)
+        y, stash, side, _ = loop.forward(chunk, vary(x), tokens, saved, side)
+        into = Accumulator(Chunk(zero_accumulators(weights, placements, part="layers"), 0, 0))
+        dx, gradients, _ = loop.backward(chunk, Cotangents(vary(dy)), tokens, Saved(stash, 0), into, side)
         alone = loop.run(chunk, vary(x), tokens)
         return alike(y), alike(alone), alike(dx), to_optimizer({"layers": gradients}, placements)
 
@@ -180,12 +181,14 @@ def test_chunks_of_unlike_length_in_slots_of_their_own_equal_a_plain_loop(zero: 
             zero_accumulators(weights, placements, part="layers"),
         )
         first, second = Chunk(weights, 0, 0), Chunk(weights, 1, 1)
-        stash, no, yes = loop.stash(weights, vary(x), tokens, 3), jnp.bool(False), jnp.bool(True)
-        h, stash, _ = loop.forward(first, vary(x), tokens, stash, 2)
-        y, stash, _ = loop.forward(second, h, tokens, stash, 0)
-        _, gradients, *_ = loop.backward(second, vary(dy), tokens, stash, 2, Chunk(gradients, 1, 1), no)
-        dh, gradients, *_ = loop.backward(second, vary(dy), tokens, stash, 0, Chunk(gradients, 1, 1), yes)
-        dx, gradients, *_ = loop.backward(first, dh, tokens, stash, 2, Chunk(gradients, 0, 0), yes)
+        stash, side = loop.stash(weights, vary(x), tokens, 3), loop.side(weights, vary(x), tokens, 0)
+        h, stash, side, _ = loop.forward(first, vary(x), tokens, Saved(stash, 2), side)
+        y, stash, side, _ = loop.forward(second, h, tokens, Saved(stash, 0), side)
+        into = lambda chunk, valid: Accumulator(Chunk(gradients, chunk, chunk), jnp.bool(valid))
+        seed = Cotangents(vary(dy))
+        _, gradients, _ = loop.backward(second, seed, tokens, Saved(stash, 2), into(1, False), side)
+        dh, gradients, _ = loop.backward(second, seed, tokens, Saved(stash, 0), into(1, True), side)
+        dx, gradients, _ = loop.backward(first, Cotangents(dh), tokens, Saved(stash, 2), into(0, True), side)
         return alike(y), alike(dx), to_optimizer({"layers": gradients}, placements)
 
     layout = placements.optimizer.layout
@@ -284,7 +287,7 @@ class Rows:
             self._say("matrices")
         return x @ w[name]
 
-    def apply(self, w: Any, x: jax.Array, index: Any, tokens: TokenContext, tap: Tap) -> Output:
+    def apply(self, w: Any, x: jax.Array, index: Any, tokens: TokenContext, tap: Tap, zeros: None) -> Output:
         @jax.custom_vjp
         def recorded(x: jax.Array) -> jax.Array:
             self._say("run")
@@ -318,12 +321,12 @@ def walks(rows: Rows, keep: Keep) -> tuple[Any, Any]:
         loop = LayerLoop({ALIKE: LayerKind(rows.apply, (keep,), rows.linear, matrices)}, placements, PADDED)
         weights, tokens, x = to_storage(master, placements)["layers"], {ALIKE: vary(tokens_of(8))}, vary(x)
         chunk = Chunk(weights, 0, 0)
-        stash, kept = loop.stash(weights, x, tokens, 1), loop.kept(weights, x, tokens, 1)
+        stash, side = loop.stash(weights, x, tokens, 1), loop.side(weights, x, tokens, 1)
         alone = loop.run(chunk, x, tokens)
-        y, stash, _ = loop.forward(chunk, x, tokens, stash, 0)
-        accumulators = zero_accumulators(weights, placements, part="layers")
-        dx, accumulators, kept, _ = loop.backward(chunk, y, tokens, stash, 0, Chunk(accumulators, 0, 0), kept=kept)
-        accumulators = loop.weight_gradients(weights, kept, 0, Chunk(accumulators, 0, 0), tokens)
+        y, stash, side, _ = loop.forward(chunk, x, tokens, Saved(stash, 0), side)
+        into = Accumulator(Chunk(zero_accumulators(weights, placements, part="layers"), 0, 0))
+        dx, accumulators, side = loop.backward(chunk, Cotangents(y), tokens, Saved(stash, 0), into, side)
+        accumulators = loop.weight_gradients(weights, tokens, Accumulator(Chunk(accumulators, 0, 0)), side)
         return jax.lax.pmax((alone, dx), tuple(dict(sizes))), to_optimizer({"layers": accumulators}, placements)
 
     layout, whole = placements.optimizer.layout, PartitionSpec()

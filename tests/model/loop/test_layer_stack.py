@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxpar.model.loop.layer_stack import _tied, tied_to
+from jaxpar.model.loop.layer_stack import _tied, tie_to
 
 
 def weights_of(first: float) -> dict[str, dict[str, Any]]:
@@ -43,16 +43,23 @@ def test_attention_of_the_next_layer_is_tied_to_what_a_part_uses(part: str, name
 
 
 @pytest.mark.parametrize(
-    ("before", "backward", "bound"),
+    ("before", "backward", "part", "names", "host"),
     [
-        ("mlp", False, ("mlp", "")),
-        ("mlp", True, ("mlp", "down")),
-        ("attention", False, ("attention", "output")),
-        ("attention", True, ("attention", "output")),
-        ("", True, None),
+        ("mlp", False, "mlp", "", False),
+        ("mlp", True, "mlp", "down", False),
+        ("attention", False, "attention", "output", False),
+        ("attention", True, "attention", "output", True),
     ],
 )
 def test_a_backward_which_begins_with_the_feed_forward_ties_only_its_last_matrix(
-    before: str, backward: bool, bound: tuple[str, str] | None
+    before: str, backward: bool, part: str, names: str, host: bool
 ):
-    assert tied_to(before, backward=backward) == bound
+    coming, own = (weights_of(0.0), jnp.float32(50)), (weights_of(100.0), jnp.float32(60))
+    tie = tie_to(before, backward=backward)
+    assert tie is not None
+    programs = [jax.make_jaxpr(each)(coming, own) for each in (tie, partial(_tied, part, names, host=host))]
+    assert str(programs[0]) == str(programs[1])
+
+
+def test_nothing_is_tied_without_a_part():
+    assert tie_to("", backward=True) is None

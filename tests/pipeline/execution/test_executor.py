@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxpar.mesh.collectives import shift_stage
-from jaxpar.pipeline.execution.permutes import refuse_permutes
+from jaxpar.mesh.tracing import refuse_permutes
 from jaxpar.pipeline.schedules import SCHEDULES, Kind, make_schedule
 from tests.pipeline import toy
 from tests.pipeline.toy import ToyRun, plain

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpar.pipeline.actions import Action, Kind
-from jaxpar.pipeline.execution.program import NOTHING, PipelineProgram, make_program
+from jaxpar.pipeline.execution.make_program import make_program
+from jaxpar.pipeline.execution.program import NOTHING, PipelineProgram
 from jaxpar.pipeline.lockstep import lockstep_ticks
 from jaxpar.pipeline.schedules import SCHEDULES, Schedule, make_schedule
 from jaxpar.pipeline.timing.in_flight import lockstep_peaks, published_peaks

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpar.pipeline.execution.slots import Lifetime, assign_slots, free_slot, slot_count
+from jaxpar.pipeline.execution.make_program import Lifetime, assign_slots, free_slot, slot_count
 
 lifetimes = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)), max_size=24).map(
     lambda lives: {name: Lifetime(first, first + more) for name, (first, more) in enumerate(lives)}

@@ -1,0 +1,92 @@
+"""Chunks of layers that are gathered whole, once for all microbatches, and whose gradients are reduced once.
+
+Breadth-first pipelines (arXiv:2211.05953) run all microbatches through a chunk before the next. Under ZeRO-3 a chunk's
+weights are then gathered once forward and once backward per batch (the last chunk's once for both), not once per
+microbatch, and its gradients are reduced once. The price is memory: the chunks in use, and their gradients, are in
+compute placement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpar.mesh.axes import vary
+from jaxpar.mesh.layer_order import LAYERS
+from jaxpar.mesh.materialize import gather, to_accumulators
+from jaxpar.mesh.parameters import Arrays
+from jaxpar.mesh.placements import Placement
+from jaxpar.model.loop.layer_loop import LayerLoop
+from jaxpar.model.loop.layer_stack import LayerStack
+
+
+@dataclass(frozen=True, eq=False)
+class GatheredChunks:
+    """Slots of chunks in compute placement, for the layers of `source`."""
+
+    source: LayerLoop
+
+    @cached_property
+    def loop(self) -> LayerLoop:
+        """The layers over weights that are already in compute placement, and gradients that stay in it."""
+        roles = self.source.placements
+        gathered = Placement(roles.compute.layout, roles.compute.dtype)
+        gradient = Placement(roles.compute.layout, roles.gradient.dtype)
+        return replace(self.source, placements=replace(roles, storage=gathered, gradient=gradient))
+
+    def zeros(self, layers: Arrays, slots: int, *, gradients: bool = False) -> Arrays:
+        """Zeros for `slots` chunks of `layers` (storage placement), or for their `gradients`."""
+        roles = self.source.placements
+        dtype = (roles.gradient if gradients else roles.compute).dtype
+
+        def zeros(stack: LayerStack, weights: Arrays) -> Arrays:
+            like = jax.eval_shape(lambda weights: stack.load(weights, 0), weights)
+            like = stack.kind.derivative.halves(like)[0] if gradients else like
+            rows = slots * stack.order.rows_per_chunk
+            return jax.tree.map(lambda leaf: vary(jnp.zeros((rows, *leaf.shape), dtype)), like)
+
+        return self.source.by_stack(zeros, layers)
+
+    def load(self, chunks: Arrays, slot: int, layers: Arrays, chunk: int, after: jax.Array) -> Arrays:
+        """`chunks` with a chunk of `layers` gathered into `slot`, not before `after` is computed.
+
+        Otherwise the compiler would merge the second gather of a chunk with the first, and keep its result until then.
+        Bytes: `gather_weight` of each sharded weight.
+        """
+        part = self.source.by_stack(lambda stack, own: _chunk(stack, own, chunk), layers)
+        part, _ = lax.optimization_barrier((part, after))
+        new = gather(part, self.source.placements, part=LAYERS)
+        return self.source.by_stack(lambda stack, own, new: _put(stack, own, new, slot), chunks, new)
+
+    def release(self, chunks: Arrays, slot: int, gradients: Arrays, chunk: int) -> tuple[Arrays, Arrays]:
+        """Add the gradients of the chunk in `slot` to `gradients` (gradient placement): (chunks emptied, gradients).
+
+        Bytes: `scatter_gradient` of each weight that the gradient placement shards.
+        """
+        part = self.source.by_stack(lambda stack, own: _chunk(stack, own, slot), chunks)
+        new = to_accumulators(part, self.source.placements, part=LAYERS)
+
+        def added(stack: LayerStack, totals: Arrays, new: Arrays) -> Arrays:
+            rows = stack.order.rows_per_chunk
+            return jax.tree.map(lambda a, b: a.at[chunk * rows : (chunk + 1) * rows].add(b), totals, new)
+
+        with jax.named_scope("gradients"):
+            nothing = jax.tree.map(jnp.zeros_like, part)
+            emptied = self.source.by_stack(lambda stack, own, new: _put(stack, own, new, slot), chunks, nothing)
+            return emptied, self.source.by_stack(added, gradients, new)
+
+
+def _chunk(stack: LayerStack, weights: Arrays, place: int) -> Arrays:
+    """The rows of a chunk."""
+    rows = stack.order.rows_per_chunk
+    return jax.tree.map(lambda a: lax.slice_in_dim(a, place * rows, (place + 1) * rows), weights)
+
+
+def _put(stack: LayerStack, weights: Arrays, new: Arrays, place: int) -> Arrays:
+    """`weights` with the rows of a chunk replaced."""
+    first = place * stack.order.rows_per_chunk
+    return jax.tree.map(lambda a, b: lax.dynamic_update_slice_in_dim(a, b, first, 0), weights, new)

@@ -1,0 +1,275 @@
+"""From a schedule's ticks to the executor's program, with values of one action for a later one in few slots."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+
+from jaxpar.pipeline.actions import Action, Kind
+from jaxpar.pipeline.execution.program import (
+    ARRIVAL,
+    ARRIVALS,
+    BUFFERS,
+    EMBEDDING,
+    FIELDS,
+    NOTHING,
+    STASHED,
+    Loop,
+    PipelineProgram,
+    Run,
+    Window,
+)
+from jaxpar.pipeline.lockstep import branching_ticks
+from jaxpar.pipeline.table import Schedule, Tick
+
+
+def make_program(
+    schedule: Schedule,
+    ticks: Sequence[Tick] | None = None,
+    *,
+    hold: bool = False,
+    branching: bool = False,
+    completes: bool = False,
+    begins: bool = False,
+) -> PipelineProgram:
+    """The program of `schedule`, or of other ticks of its actions (a schedule of forwards alone is fine).
+
+    With `hold`, the weights of a chunk are gathered once for all its forwards and once for all its backwards, and kept
+    meanwhile: right for a schedule that finishes with a chunk before it begins the next. With `branching` each rank
+    takes one action a tick, in its published order. With `completes` the last tick is a run of its own, in which
+    gradients are complete: right for one rank, whose last tick has the backward of all layers. With `begins` the first
+    one is, whose forward has all layers.
+    """
+    if ticks is None:
+        ticks = branching_ticks(schedule.orders, schedule.chunks) if branching else schedule.ticks
+    assert not completes or schedule.ranks == 1, "gradients of several ranks are complete in several ticks"
+    assert not begins or schedule.chunks == 1, "several chunks are used first in several ticks"
+    return _Maker(schedule, ticks, hold, branching, completes, begins).make()
+
+
+@dataclass(eq=False)
+class _Maker:
+    schedule: Schedule
+    ticks: Sequence[Tick]
+    hold: bool
+    branching: bool
+    completes: bool
+    begins: bool
+
+    def make(self) -> PipelineProgram:
+        schedule, ticks = self.schedule, self.ticks
+        self.loads: dict[int, list[Window]] = {}
+        self.releases: dict[int, list[Window]] = {}
+        self.when = {a: t for t, tick in enumerate(ticks) for actions in tick for a in actions}
+        self.rows = {name: np.zeros((len(ticks), schedule.ranks), np.int32) for name in FIELDS}
+        for name in ARRIVALS:
+            self.rows[name][:] = NOTHING
+        self.last = schedule.chunks - 1
+        self.lifetimes = {buffer: [dict() for _ in range(schedule.ranks)] for buffer in BUFFERS}
+        for action in self.when:
+            self._note_lifetimes(action)
+        self.slots = {b: [assign_slots(lives) for lives in ranks] for b, ranks in self.lifetimes.items()}
+        self.counts = {b: max(slot_count(s.values()) for s in ranks) for b, ranks in self.slots.items()}
+        for tick, ranks in enumerate(ticks):
+            present = {action.kind for actions in ranks for action in actions}
+            for rank, actions in enumerate(ranks):
+                for action in actions:
+                    self._write(tick, rank, action)
+                if not self.branching:
+                    self._idle(tick, rank, present - {action.kind for action in actions})
+        if self.hold:
+            self._hold()
+        runs = self._runs()
+        loops = tuple(Loop((run,), 1) for run in runs) if self.hold else tuple(fold(runs))
+        return PipelineProgram(schedule, self.rows, self.counts, loops, self.loads, self.releases, self.branching)
+
+    def _hold(self) -> None:
+        """Slots for the chunks in use, over all ranks: gathered and scattered by all of them at once."""
+        windows: dict[tuple[str, int], Lifetime] = {}
+        # A forward that is repeated into the stash must find the weights that it was run with.
+        uses = {"f": (self.rows["f_counts"] == 1) | (self.rows["f_source"] == STASHED), "b": self.rows["b_counts"] == 1}
+        for kind, used in uses.items():
+            for chunk in range(self.schedule.virtual_stages):
+                ticks = np.flatnonzero((used & (self.rows[f"{kind}_chunk"] == chunk)).any(axis=1))
+                windows[kind, chunk] = Lifetime(int(ticks[0]), int(ticks[-1]))
+        backwards = {name: life for name, life in windows.items() if name[0] == "b"}
+        # A chunk whose backward begins before its forwards are over is gathered once, for both.
+        again = [chunk for _, chunk in backwards if windows["b", chunk].first <= windows["f", chunk].last]
+        for chunk in again:
+            windows["f", chunk] = Lifetime(windows["f", chunk].first, windows.pop(("b", chunk)).last)
+        for buffer, lives in (("weights", windows), ("gradients", backwards)):
+            slots = assign_slots(lives)
+            if buffer == "weights":
+                slots |= {("b", chunk): slots["f", chunk] for chunk in again}
+            self.counts[buffer] = slot_count(slots.values())
+            for (kind, chunk), slot in slots.items():
+                self.rows[f"{kind}_{buffer}"][uses[kind] & (self.rows[f"{kind}_chunk"] == chunk)] = slot
+                if buffer == "weights":
+                    if (kind, chunk) in lives:
+                        self.loads.setdefault(lives[kind, chunk].first, []).append(Window(chunk, slot))
+                else:
+                    self.releases.setdefault(lives[kind, chunk].last + 1, []).append(Window(chunk, slot))
+
+    def _note_lifetimes(self, action: Action) -> None:
+        """The values that must be stored for `action`, from when they are made until `action` uses them."""
+        rank, tick = self.schedule.rank_of[action.chunk], self.when[action]
+        name = action.microbatch, action.chunk
+        note = lambda buffer, first: self.lifetimes[buffer][rank].__setitem__(name, Lifetime(first, tick))
+        match action.kind:
+            case Kind.FORWARD:
+                if action.chunk > 0:  # arrives after its tick, so its slot is taken from the next one on
+                    note("arrivals", self.when[Action(Kind.FORWARD, action.microbatch, action.chunk - 1)] + 1)
+            case Kind.BACKWARD:
+                forward = self.when[Action(Kind.FORWARD, *name)]
+                note("stash", forward)
+                if action.chunk == self.last:
+                    note("outputs", forward)
+                else:
+                    note("cotangents", self.when[Action(Kind.BACKWARD, action.microbatch, action.chunk + 1)] + 1)
+            case Kind.WEIGHT:
+                note("kept", self.when[Action(Kind.BACKWARD, *name)])
+
+    def _write(self, tick: int, rank: int, action: Action) -> None:
+        name = action.microbatch, action.chunk
+        slot = lambda buffer: self.slots[buffer][rank].get(name, 0)
+        chunk = self.schedule.chunks_of[rank].index(action.chunk)
+        row = {"counts": 1, "microbatch": action.microbatch, "chunk": chunk}
+        match action.kind:
+            case Kind.FORWARD:
+                row |= {
+                    "source": ARRIVAL if action.chunk else EMBEDDING, "arrival": slot("arrivals"),
+                    "slot": slot("stash"), "last": action.chunk == self.last, "output": slot("outputs"),
+                }  # fmt: skip
+                self._send(tick, rank, "y", Action(Kind.FORWARD, action.microbatch, action.chunk + 1), "arrivals")
+            case Kind.BACKWARD:
+                row |= {
+                    "slot": slot("stash"), "first": action.chunk == 0, "last": action.chunk == self.last,
+                    "cotangent": slot("cotangents"), "output": slot("outputs"), "kept": slot("kept"),
+                }  # fmt: skip
+                self._send(tick, rank, "g", Action(Kind.BACKWARD, action.microbatch, action.chunk - 1), "cotangents")
+            case Kind.WEIGHT:
+                row = {"counts": 1, "chunk": chunk, "kept": slot("kept")}
+        for field, value in row.items():
+            self.rows[f"{action.kind.value.lower()}_{field}"][tick, rank] = value
+
+    def _send(self, tick: int, rank: int, what: str, following: Action, buffer: str) -> None:
+        """Note with the receiver that what this action makes arrives after this tick."""
+        if following not in self.when:
+            return
+        to, ranks = self.schedule.rank_of[following.chunk], self.schedule.ranks
+        neighbours = {(rank + 1) % ranks: "before", (rank - 1) % ranks: "behind"}
+        if ranks == 2:  # both neighbours are the same rank: forwards go one way round, backwards the other
+            neighbours = {1 - rank: "before" if what == "y" else "behind"}
+        field = f"{what}_{'self' if to == rank else neighbours[to]}"
+        assert self.rows[field][tick, to] == NOTHING, f"rank {to} gets two things in one way after tick {tick}"
+        self.rows[field][tick, to] = self.slots[buffer][to][following.microbatch, following.chunk]
+
+    def _idle(self, tick: int, rank: int, kinds: set[Kind]) -> None:
+        """The row of a rank without actions of these `kinds`, which others have in a tick."""
+        free = lambda name: free_slot(self.slots[name][rank], self.lifetimes[name][rank], tick, self.counts[name])
+        if Kind.BACKWARD in kinds and self.counts["kept"]:
+            slot = free("kept")
+            if slot is None:
+                slot = self.counts["kept"]
+                self.counts["kept"] += 1
+            self.rows["b_kept"][tick, rank] = slot
+        if Kind.FORWARD not in kinds or not self.counts["stash"]:
+            return
+        if (slot := free("stash")) is not None:
+            self.rows["f_slot"][tick, rank] = slot
+            return
+        lives, slots = self.lifetimes["stash"][rank], self.slots["stash"][rank]
+        name = next(name for name, life in lives.items() if life.first < tick <= life.last)
+        again = {"microbatch": name[0], "chunk": self.schedule.chunks_of[rank].index(name[1]), "slot": slots[name]}
+        for field, value in (again | {"source": STASHED}).items():
+            self.rows[f"f_{field}"][tick, rank] = value
+
+    def _runs(self) -> list[Run]:
+        cuts = sorted({*self.loads, *self.releases})
+        ends = "b" if self.rows["b_counts"].any() else "f"
+
+        def signature(tick: int) -> tuple[frozenset[Kind], bool, int, bool, bool]:
+            kinds = frozenset(action.kind for actions in self.ticks[tick] for action in actions)
+            head = bool((self.rows[f"{ends}_last"][tick] & self.rows[f"{ends}_counts"][tick]).any())
+            head |= self.branching and Kind.BACKWARD in kinds  # which costs no more: ranks branch around the loss too
+            last = tick == len(self.ticks) - 1
+            return kinds, head, bisect_right(cuts, tick), self.completes and last, self.begins and tick == 0
+
+        runs = []
+        for (kinds, head, _, completes, begins), group in groupby(range(len(self.ticks)), key=signature):
+            numbers = list(group)
+            arrivals = frozenset(name for name in ARRIVALS if (self.rows[name][numbers] != NOTHING).any())
+            runs.append(Run(kinds, head, numbers[0], len(numbers), arrivals, completes, begins))
+        return runs
+
+
+MOST_RUNS = 6
+"""Runs that a repeated pattern is looked for in; as many as V-Half has on two ranks that branch."""
+
+
+def fold(runs: Sequence[Run]) -> Iterator[Loop]:
+    """Loops that stand for `runs`: a pattern of runs that repeats is written once.
+
+    Interleaved schedules alternate between ticks with and without the loss, as often as there are microbatches for it.
+    """
+    keys = [(run.kinds, run.head, run.ticks, run.completes, run.begins) for run in runs]
+    at = 0
+
+    def times(length: int) -> int:
+        """How often the pattern of so many runs comes, one right after the other."""
+        found = 1
+        while keys[at + found * length : at + (found + 1) * length] == keys[at : at + length]:
+            found += 1
+        return found
+
+    while at < len(runs):
+        each = [(length, times(length)) for length in range(1, MOST_RUNS + 1)]
+        length, repeats = max(each, key=lambda own: own[0] * own[1] if own[1] > 1 else 1)
+        folded = [runs[at + place : at + length * repeats : length] for place in range(length)]
+        together = [replace(same[0], arrivals=frozenset().union(*(run.arrivals for run in same))) for same in folded]
+        yield Loop(tuple(together), repeats)
+        at += length * repeats
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """From the first to the last tick in which a value must be in its slot, both included."""
+
+    first: int
+    last: int
+
+
+def assign_slots[Name: Hashable](lifetimes: Mapping[Name, Lifetime]) -> dict[Name, int]:
+    """A slot for each value such that no two that live at once share one; as few slots as ever live at once.
+
+    Values are taken in order of their first tick and get the lowest slot that is free (an interval graph, so greedy
+    is optimal).
+    """
+    slots: dict[Name, int] = {}
+    free: list[int] = []
+    busy: list[tuple[int, int]] = []
+    for name in sorted(lifetimes, key=lambda name: (lifetimes[name].first, lifetimes[name].last)):
+        while busy and busy[0][0] < lifetimes[name].first:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        slot = heapq.heappop(free) if free else len(busy)
+        slots[name] = slot
+        heapq.heappush(busy, (lifetimes[name].last, slot))
+    return slots
+
+
+def free_slot[Name: Hashable](
+    slots: Mapping[Name, int], lifetimes: Mapping[Name, Lifetime], tick: int, count: int
+) -> int | None:
+    """A slot below `count` that holds nothing in `tick`; None where all are taken."""
+    taken = {slots[name] for name, life in lifetimes.items() if life.first <= tick <= life.last}
+    return next((slot for slot in range(count) if slot not in taken), None)
+
+
+def slot_count(slots: Iterable[int]) -> int:
+    """Slots that a buffer needs."""
+    return max(slots, default=-1) + 1

@@ -1,0 +1,60 @@
+"""Records that a pass through a chunk of layers takes: where activations are saved, where gradients accumulate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+from jaxtyping import Array, Bool, Float, PyTree
+
+from jaxpar.mesh.layer_order import Chunk, Index
+from jaxpar.mesh.parameters import Arrays
+from jaxpar.runtime.observed import Observed
+
+type Valid = Bool[Array, ""] | bool
+
+
+class Saved(NamedTuple):
+    """Where a pass saves what its backward needs."""
+
+    stashes: Mapping[tuple[str, int], PyTree]
+    """Buffers of rows that keep the same, by kind of layers and number."""
+    slot: Index
+    """In all of them."""
+
+
+class Cotangents(NamedTuple):
+    """The cotangents of a pass's results."""
+
+    y: jax.Array
+    """Of the output, [batch part embed]."""
+    reports: Mapping[str, Float[Array, ""]] = {}
+    """Of what layers report, by name; the others have none."""
+
+
+class Accumulator(NamedTuple):
+    """Where the gradients of a chunk's weights accumulate, in gradient placement."""
+
+    chunk: Chunk
+    valid: Valid = True
+    """Whether gradients are added."""
+    fresh: Valid = False
+    """Whether nothing has accumulated yet: gradients in host memory are then uninitialised."""
+    completes: bool = False
+    """Whether the gradients are complete afterwards: those that travel early are then summed over their ranks, a
+    layer's while the next one goes backward."""
+    taps_slot: Index = 0
+    """Where a split backward leaves what the gradients of matrices are computed from."""
+
+
+class Side(NamedTuple):
+    """What passes leave besides activations and gradients."""
+
+    metrics: Mapping[str, Float[Array, ""]]
+    """The sums of what layers report."""
+    taps: Arrays | None
+    """What split backwards leave for the gradients of matrices, [slot, row, ...]: inputs and output gradients of
+    matmuls."""
+    observed: Observed | None
+    """Statistics of all layers, where they collect any."""
