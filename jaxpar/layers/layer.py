@@ -118,7 +118,7 @@ class DecoderLayer(nnx.Module):
         if self.fp8 is None or not isinstance(self.mlp, Gated):
             return False
         inward = self.mlp.part.groups[0]
-        plain = all(self.overlap.get(name, PLAIN).algorithm == "plain" for name in ELEMENTWISE)
+        plain = all(self.overlap.get(name, PLAIN).algorithm.name == "plain" for name in ELEMENTWISE)
         return plain and self.fp8.groups.get(inward.name) == inward.weights
 
     def _activated(self, mlp: FeedForward, hidden: tuple[jax.Array, ...], scaling: GroupScaling | None) -> jax.Array:

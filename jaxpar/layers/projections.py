@@ -76,7 +76,7 @@ def project_in(
 def rings(overlap: TensorOverlap, scaling: GroupScaling) -> bool:
     """Whether matmuls in FP8 exchange the sequence in a ring. Where some pipeline ranks multiply exactly they do not:
     ranks in different branches would meet in each other's permutes."""
-    return overlap.algorithm == "ring" and scaling.exact is None
+    return overlap.algorithm.name == "ring" and scaling.exact is None
 
 
 def project_out(

@@ -73,7 +73,7 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
             raise UserError(f"plan.{key}: {shown(found)}, and {what} is {shown(wanted)}; {OTHERWISE}")
     tokens = head_tokens(config)
     for key in ("loss_tiles", "mlp_tiles"):
-        if (tiles := getattr(plan, key)) > tokens:
+        if (tiles := getattr(plan, key).name) > tokens:
             raise UserError(f"plan.{key}: {tiles} are more than a device's {tokens} tokens of a microbatch")
     _check_residency(plan, config)
     check_overlap(plan, config)
@@ -153,7 +153,7 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
 def _named(plan: Plan, parallel: ParallelConfig) -> list[tuple[str, Any, Any, str]]:
     """Of `_sizes`, the values that a configuration names where it could leave the choice to the plan."""
     asked = {key: getattr(parallel, key) for key in NAMED}
-    return [(key, getattr(plan, key), own, f"parallel.{key}") for key, own in asked.items() if own != "auto"]
+    return [(key, getattr(plan, key).name, own, f"parallel.{key}") for key, own in asked.items() if own != "auto"]
 
 
 NAMED = ("embedding_messages", "replica_sums", "shard_state_over_replicas")

@@ -83,7 +83,7 @@ CHANGES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "layers": ({"stage_layers": (2,)}, ("plan.stage_layers: 2", "model.layers is 3")),
     "chunks": ({"stage_layers": (1, 2)}, ("plan.stage_layers: 2", "chunks of plan.schedule is 1")),
     "activations": ({"runs": (LayerRun(3, {"query": "save"}),)}, ("plan.runs", "the activations of the model")),
-    "tiles": ({"mlp_tiles": 65}, ("plan.mlp_tiles: 65", "64 tokens")),
+    "tiles": ({"mlp_tiles": Choice(65)}, ("plan.mlp_tiles: 65", "64 tokens")),
     "attention": ({"attention": Choice("cudnn", "")}, ("plan.attention is 'cudnn'", "it needs an NVIDIA GPU")),
     "no attention": ({"attention": Choice("cudn", "")}, ("plan.attention is 'cudn'", "did you mean cudnn")),
     "strategy": ({"context_strategy": Choice("rin", "")}, ("plan.context_strategy is 'rin'", "did you mean ring")),
@@ -148,7 +148,7 @@ def test_state_that_replicas_cannot_share_is_refused_where_the_configuration_lea
     assert config.parallel.shard_state_over_replicas == "auto"
     check_plan(plan, config, jax.devices()[0])
     with refused("plan.shard_state_over_replicas: true", why, "expected false"):
-        check_plan(replace(plan, shard_state_over_replicas=True), config, jax.devices()[0])
+        check_plan(replace(plan, shard_state_over_replicas=Choice(True)), config, jax.devices()[0])
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_a_run_may_have_several_collectives_in_flight():
     two = {"fsdp": 2, "tensor": 4, "collectives_at_once": 2}
     plan = plan_for(config_of(parallel=two), parse_cluster("h100:1x8"))[1]
     assert step_options(plan, mesh_on("gpu"))[OVERLAP_LIMIT] == 2
-    assert plan.weight_prefetch == "parts"
+    assert plan.weight_prefetch.name == "parts"
     alone = plan_for(config_of(parallel={"fsdp": 2, "tensor": 4}), parse_cluster("h100:1x8"))[1]
     assert OVERLAP_LIMIT not in step_options(alone, mesh_on("gpu"))
     assert alone.weight_prefetch == "layer"

@@ -248,7 +248,7 @@ class Experts(nnx.Module):
         shared: Shared | None,
     ) -> tuple[Float[Array, "tokens embed"], Float[Array, ""], Int[Array, ""], Report]:
         """`_routed`, where a row of the exchange is a cluster of tokens of one expert."""
-        slices, experts = self.layout.slices, self.experts
+        slices, experts = self.layout.slices.name, self.experts
         room = cluster_room(experts, len(x), slices)
         hashes = hashes_of(x, experts.hashes, number, dimensions_of(x.shape[1], experts.count, room))
         clusters = clusters_of(hashes, routing.indices, counts, experts.count, room)
@@ -277,8 +277,9 @@ class Experts(nnx.Module):
         """(the sums over the experts of each row, `shared` included, assignments that this rank has handled, rounds of
         the exchange)."""
         layout = self.layout
-        exchange = EXCHANGES[layout.exchange](experts, len(x) // layout.slices, layout)
-        lists = lists_of(exchange, layout.slices, routing.indices, counts)
+        slices = layout.slices.name
+        exchange = EXCHANGES[layout.exchange.name](experts, len(x) // slices, layout)
+        lists = lists_of(exchange, slices, routing.indices, counts)
         weights = {name: self._weight(name) for name, spec in self.part.weights.items() if "experts" in spec.axes}
         unseen = {group: own.unseen for group, own in scalings.items()}
         for group, own in scalings.items():
@@ -293,7 +294,7 @@ class Experts(nnx.Module):
         operands = Operands(weights, unseen)
         y, handled, rounds = exchanged(exchange, products, operands, x, gates, lists, shared)
         # After an all-gather, each tensor rank handles the rows of all of them.
-        return y, handled / lax.axis_size("tensor") if layout.exchange == "all_gather" else handled, rounds
+        return y, handled / lax.axis_size("tensor") if layout.exchange.name == "all_gather" else handled, rounds
 
     @property
     def _matrices(self) -> Mapping[str, Sequence[str]]:
@@ -313,7 +314,7 @@ class Experts(nnx.Module):
         biased = "down_bias" in w
         even = 1 / min(self.layout.capacity, lax.axis_size("expert"))  # the share of the room that is used
         options = {"implementation": self.layout.products.name, "expected": round(len(rows) * even)}
-        if self.layout.fused:
+        if self.layout.fused.name:
             matrices = Matrices(w["up"], w["gate"], w["down"])
             return grouped_feed_forward(rows, matrices, sizes, gates, names=("expert_up", "expert_gate"), **options)
         product = partial(grouped_matmul, group_sizes=sizes, **options)

@@ -31,7 +31,7 @@ def choose_norm_rotary(config: Config, device: Device) -> Choice:
                 f"{_KEY}: {asked} would not be used, because no layer has norms of each head (model.qk_norm: true) and "
                 "rotary embeddings (model.position: rope); expected auto"
             )
-        return Choice("xla", "no layer has norms of each head and rotary embeddings")
+        return Choice("xla")
     if (partly := _partly(config)) is not None:
         if asked not in ("auto", "xla"):
             raise UserError(f"{_KEY}: {asked} {partly}; expected auto")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jaxpar.config import Config, UserError
 from jaxpar.config.bounds import CHUNKS
 from jaxpar.config.kinds import kind_counts
-from jaxpar.config.plan import AxisSizes, Plan, TensorOverlap
+from jaxpar.config.plan import AxisSizes, Choice, Plan, TensorOverlap
 from jaxpar.config.reading.typed import shown
 from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.cost.collective_matmul import CollectiveMatmul
@@ -22,7 +22,7 @@ from jaxpar.layers.matmul_formats import quantised
 from jaxpar.layout.choices.tiles import head_tokens
 from jaxpar.memory.layer_shape import LayerShape, layer_shapes
 from jaxpar.precision.recipe import TILES
-from jaxpar.units import seconds
+from jaxpar.units import plural, seconds
 
 
 class _Group(NamedTuple):
@@ -57,9 +57,9 @@ def tensor_overlap(
     for name, groups in _groups(config, axes, rows).items():
         tiles = mlp_tiles if groups[0].part.name == "mlp" else 1
         if parallel.tensor_overlap == "plain":
-            found[name] = TensorOverlap(reason="named by parallel.tensor_overlap")
+            found[name] = _plain("named by parallel.tensor_overlap")
         elif parallel.tensor_overlap == "auto" and (why := _plain_because(config, device, cluster)):
-            found[name] = TensorOverlap(reason=why)
+            found[name] = _plain(why)
         else:
             found[name] = _timed(config, groups, cluster, tiles)
     return found
@@ -73,11 +73,11 @@ def check_overlap(plan: Plan, config: Config) -> None:
             raise UserError(
                 f"plan.tensor_overlap: {quoted(name)} is no group of matmuls of a layer{did_you_mean(name, names)}"
             )
-        if own.algorithm not in ("plain", "ring"):
-            raise UserError(f"plan.tensor_overlap.{name}: expected plain or ring, got {shown(own.algorithm)}")
-        if own.algorithm == "ring":
+        if own.algorithm.name not in ("plain", "ring"):
+            raise UserError(f"plan.tensor_overlap.{name}: expected plain or ring, got {shown(own.algorithm.name)}")
+        if own.algorithm.name == "ring":
             _refuse_branching(config, f"plan.tensor_overlap.{name}", "plain")
-            part = _part(config, plan.mlp_tiles if name.startswith("mlp") else 1)
+            part = _part(config, plan.mlp_tiles.name if name.startswith("mlp") else 1)
             if part % own.chunks:
                 raise UserError(
                     f"plan.tensor_overlap.{name}: {own.chunks} chunks do not divide the {part} tokens of a tensor rank"
@@ -147,9 +147,9 @@ def _timed(config: Config, groups: list[_Group], cluster: Cluster | None, tiles:
         )
         if parallel.tensor_overlap == "ring":
             raise UserError(f"parallel.tensor_overlap: ring: {reason}; expected plain, or auto")
-        return TensorOverlap(reason=reason)
+        return _plain(reason)
     if cluster is None:
-        return TensorOverlap("ring", allowed[0], "named by parallel.tensor_overlap")
+        return _ring(allowed[0], "named by parallel.tensor_overlap")
     hardware = nearest_hardware(cluster.gpu)
     on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
     cases = [(_case(config, one, part * parallel.tensor, tiles), one.layers) for one in groups]
@@ -159,8 +159,16 @@ def _timed(config: Config, groups: list[_Group], cluster: Cluster | None, tiles:
     best = min(rings, key=lambda chunks: rings[chunks])
     reason = f"a layer and microbatch is expected to take {seconds(rings[best])} in a ring, {seconds(plain)} plainly"
     if parallel.tensor_overlap == "ring":
-        return TensorOverlap("ring", best, f"named by parallel.tensor_overlap; {reason}")
-    return TensorOverlap("ring", best, reason) if rings[best] < plain else TensorOverlap(reason=reason)
+        return _ring(best, f"named by parallel.tensor_overlap; {reason}")
+    return _ring(best, reason) if rings[best] < plain else _plain(reason)
+
+
+def _plain(reason: str) -> TensorOverlap:
+    return TensorOverlap(Choice("plain", reason))
+
+
+def _ring(chunks: int, reason: str) -> TensorOverlap:
+    return TensorOverlap(Choice("ring", f"in {plural(chunks, 'chunk')}; {reason}"), chunks)
 
 
 def _divisors(part: int, rows: int, multiple: int) -> list[int]:

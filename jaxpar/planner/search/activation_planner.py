@@ -174,7 +174,7 @@ class ActivationPlanner:
             asked = "table" if config.parallel.embedding_messages == "table" else "auto"
             own = replace(config, parallel=replace(config.parallel, zero=zero, embedding_messages=asked))
             axes = AxisSizes(group.pipe, group.replica, group.fsdp, group.expert, group.context, group.tensor)
-            self.known[key] = embedding_messages(own, axes, gpu, group.microbatch, self.cluster).embedding_messages
+            self.known[key] = embedding_messages(own, axes, gpu, group.microbatch, self.cluster).name
         return self.known[key]
 
     @property
@@ -251,7 +251,7 @@ class ActivationPlanner:
         key = "units", group.microbatch, group.expert, group.context, group.tensor, self.kinds, self._splits, remat
         if key not in self.known:
             config, runs = self.model.alike(self.case), runs_of(remat, len(self.kinds), self._names)
-            tiles = mlp_tiles(config, runs, self._splits).number
+            tiles = mlp_tiles(config, runs, self._splits).name
             self.known[key] = self.model.units(self.case, without_hidden(runs, tiles), tiles)
         return self.known[key]
 

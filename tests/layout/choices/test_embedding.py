@@ -11,8 +11,8 @@ import pytest
 from jaxpar.config.plan import AxisSizes
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.choices.embedding import check_embedding_messages, embedding_messages
+from jaxpar.layout.choices.reasons import choice_rows
 from jaxpar.layout.make_plan import make_plan, resolve_config
-from jaxpar.training.run.plan_table import _overlap_rows
 from tests.sentences import refused
 from tests.small_run import small
 
@@ -30,7 +30,7 @@ def chosen(
     rank: int | None = None,
     tied: bool = False,
     **parallel: Any,
-) -> tuple[str, ...]:
+) -> tuple[str, str]:
     """With rows of 4,096 tokens and a table of 65,536 entries."""
     config = small(
         model={"vocab": 65536, "vocab_multiple": 1, "embed": 1024, "tied": tied},
@@ -42,7 +42,8 @@ def chosen(
     own = config.parallel
     axes = AxisSizes(own.pipe, own.replica, own.fsdp, own.expert, own.context, own.tensor)
     device: Any = OnGpu()
-    return tuple(embedding_messages(config, axes, device, rows, None if cluster is None else parse_cluster(cluster)))
+    found = embedding_messages(config, axes, device, rows, None if cluster is None else parse_cluster(cluster))
+    return found.name, found.reason
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_rows_of_a_frozen_table_that_no_rank_sends_are_refused():
 def test_a_plan_names_what_is_sent_and_is_checked():
     config = resolve_config(small(parallel={"fsdp": 4, "embedding_messages": "rows"}), 4)
     plan = make_plan(config, jax.devices()[0])
-    assert ("embedding", "rows sent", "named by parallel.embedding_messages") in _overlap_rows(plan)
+    assert ("embedding messages", "rows", "named by parallel.embedding_messages") in choice_rows(plan)
     check_embedding_messages(plan, config)
     other = resolve_config(small(parallel={"fsdp": 4, "zero": 1}), 4)
     with refused("plan.embedding_messages: rows are not exchanged", "expected table"):

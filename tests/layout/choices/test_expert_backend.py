@@ -91,13 +91,13 @@ def test_one_kernel_makes_the_hidden_activation_where_nothing_else_needs_it():
         config = replace(run("mosaic", activation=memory.pop("activation", "swiglu")), memory=MemoryConfig(**memory))
         return make_plan(resolve_config(config, 4), H100).experts[""]
 
-    assert planned().fused and planned(remat="full").fused
+    assert planned().fused.name and planned(remat="full").fused.name
     assert "swiglu" in planned(activation="geglu").fused_reason
     kept = planned(remat={"expert_hidden": "save"})
-    assert not kept.fused and "expert_hidden" in kept.fused_reason
-    assert make_plan(resolve_config(run("triton"), 4), H100).experts[""].fused
+    assert not kept.fused.name and "expert_hidden" in kept.fused.reason
+    assert make_plan(resolve_config(run("triton"), 4), H100).experts[""].fused.name
     apart = make_plan(resolve_config(run("xla"), 4), H100).experts[""]
-    assert not apart.fused and apart.fused_reason == "xla has no kernel for it"
+    assert apart.fused == Choice(False, "xla has no kernel for it")
 
 
 def test_experts_in_fp8_have_no_kernel_that_makes_the_hidden_activation():
@@ -110,15 +110,16 @@ def test_experts_in_fp8_have_no_kernel_that_makes_the_hidden_activation():
     planned = lambda precision: make_plan(
         resolve_config(replace(config, precision=precision, data=replace(config.data, sequence_length=256)), 4), H100
     ).experts[""]
-    assert not planned(excepted()).fused and "fp8_block" in planned(excepted()).fused_reason
-    assert not planned(excepted("experts_in")).fused
-    assert not planned(excepted(matmul="fp8_current")).fused
+    assert not planned(excepted()).fused.name and "fp8_block" in planned(excepted()).fused.reason
+    assert not planned(excepted("experts_in")).fused.name
+    assert not planned(excepted(matmul="fp8_current")).fused.name
     routed = MatmulExcept(("experts_in", "experts_out"), 0, 0)
-    assert planned(replace(excepted(), matmul="fp8_current", matmul_except=routed)).fused
+    assert planned(replace(excepted(), matmul="fp8_current", matmul_except=routed)).fused.name
 
 
 def test_a_plan_that_asks_for_what_the_kernel_cannot_do_is_refused():
     config = resolve_config(run("xla"), 4)
     plan = make_plan(config, H100)
     with refused("plan.experts: fused", "xla", "false"):
-        check_expert_layouts(replace(plan, experts={"": replace(plan.experts[""], fused=True)}), config, H100, None)
+        fused = {"": replace(plan.experts[""], fused=Choice(True))}
+        check_expert_layouts(replace(plan, experts=fused), config, H100, None)

@@ -22,10 +22,10 @@ from jaxpar.layout.choices.norm_rotary import (
     norm_rotary_on,
     norm_rotary_requests,
 )
+from jaxpar.layout.choices.reasons import choice_rows
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.build import build_mesh
-from jaxpar.training.run.plan_table import _norm_rotary_row
 from jaxpar.training.step.train_step import TrainStep
 from pallas_kernels import norm_rotary
 from pallas_kernels.toolchain import versions
@@ -120,10 +120,10 @@ def test_what_the_kernel_cannot_do_is_refused(config: Config, device: Any, parts
 
 
 def test_the_plan_states_it_where_a_layer_has_both():
-    row = lambda config: _norm_rotary_row(StepLayout(config, make_plan(config, jax.devices()[0])))
-    ((label, name, why),) = row(resolve_config(run(), 1))
-    assert (label, name) == ("norms, rotation", "xla") and "GPU" not in why, "on a CPU"
-    assert row(resolve_config(run(qk_norm=False), 1)) == []
+    rows = lambda config: {name: rest for name, *rest in choice_rows(make_plan(config, jax.devices()[0]))}
+    name, why = rows(resolve_config(run(), 1))["norm rotary"]
+    assert name == "xla" and "GPU" not in why, "on a CPU"
+    assert "norm rotary" not in rows(resolve_config(run(qk_norm=False), 1))
 
 
 @pytest.mark.long

@@ -9,13 +9,13 @@ import jax
 import pytest
 
 from jaxpar.config.axes import axis_sizes
-from jaxpar.config.plan import AxisSizes
+from jaxpar.config.plan import AxisSizes, Choice
 from jaxpar.layout.choices.pipeline import pipeline_program
 from jaxpar.layout.choices.replica_sums import check_replica_sums, replica_sums, state_over_replicas
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.layer_order import LAYERS
-from jaxpar.training.run.plan_table import _overlap_rows, _zero_words
+from jaxpar.training.run.plan_table import _new_weights_row, _zero_words
 from tests.sentences import refused
 from tests.small_run import layout_of, small
 
@@ -26,12 +26,12 @@ class OnGpu:
     platform = "gpu"
 
 
-def chosen(memory: dict[str, Any] | None = None, **parallel: Any) -> tuple[str, ...]:
+def chosen(memory: dict[str, Any] | None = None, **parallel: Any) -> Choice[Any]:
     config = small(parallel=parallel, memory=memory or {})
     own = config.parallel
     axes = AxisSizes(own.pipe, own.replica, own.fsdp, own.expert, own.context, own.tensor)
     device: Any = OnGpu()
-    return tuple(replica_sums(config, axes, device))
+    return replica_sums(config, axes, device)
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def chosen(memory: dict[str, Any] | None = None, **parallel: Any) -> tuple[str, 
     ],
 )
 def test_sums_run_beside_the_backward_where_they_can(parallel: dict[str, Any], when: str):
-    assert chosen(**parallel)[0] == when
+    assert chosen(**parallel).name == when
 
 
 def test_layers_in_host_memory_are_summed_after_the_backward():
     host = {"optimizer_offload": "host", "weights_offload": "host"}
-    assert "host memory" in chosen(host, replica=2, fsdp=2)[1]
+    assert "host memory" in chosen(host, replica=2, fsdp=2).reason
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_new_weights_over_replicas_come_with_their_first_use_where_messages_over
     config = resolve_config(config, layout_of(config.parallel))
     plan = make_plan(config, jax.devices()[0])
     assert pipeline_program(plan).runs[0].begins == first and not pipeline_program(plan).runs[-1].begins
-    name, how, reason = _overlap_rows(plan)[-1]
+    ((name, how, reason),) = _new_weights_row(plan)
     assert name == "new weights over replicas" and why in reason
     assert how == ("gathered with their first use" if first else "gathered before the forward")
     assert "optimizer state over 2 replicas too" in _zero_words(StepLayout(config, plan))
@@ -114,10 +114,11 @@ def test_replicas_share_optimizer_state_where_both_messages_overlap(
 ):
     config = small(parallel={"replica": 2, "fsdp": 2} | parallel, **sections)
     axes, device = AxisSizes(**axis_sizes(config.parallel)), cast(Any, OnGpu())
-    found = state_over_replicas(config, axes, device, replica_sums(config, axes, device))
-    assert found.shard_state_over_replicas == shared and why in found.shard_state_over_replicas_reason
-    on_cpu = state_over_replicas(config, axes, jax.devices()[0], replica_sums(config, axes, device))
-    assert on_cpu.shard_state_over_replicas == (config.parallel.shard_state_over_replicas is True)
+    sums = replica_sums(config, axes, device).name
+    found = state_over_replicas(config, axes, device, sums)
+    assert found.name == shared and why in found.reason
+    on_cpu = state_over_replicas(config, axes, jax.devices()[0], sums)
+    assert on_cpu.name == (config.parallel.shard_state_over_replicas is True)
 
 
 def test_matrices_whose_state_replicas_cannot_share_are_named():

@@ -178,7 +178,7 @@ def test_sums_over_replicas_wait_for_what_error_feedback_adds():
     with refused("parallel.replica_sums: overlapped", "precision.gradient_error_feedback", "expected auto"):
         plan_of(4, FEEDBACK, **overlapped)
     plan = plan_of(4, FEEDBACK, **overlapped | {"replica_sums": "auto"})
-    assert plan.replica_sums == "after" and "gradient_error_feedback" in plan.replica_sums_reason
+    assert plan.replica_sums.name == "after" and "gradient_error_feedback" in plan.replica_sums.reason
     assert wire_of(plan) == Wire(gradient="int4", feedback=True, node_devices=4)
 
 

@@ -40,6 +40,6 @@ def test_the_planner_and_the_trainer_choose_alike(stage: str):
             group = Group(1, 1, RANKS, 1, 1, rows)
             layout = search.activations(group, choice).layout("full")
             _, plan = plan_on(config_of(config, layout), search.cluster, usable=2**40)
-            assert layout.embedding_messages == plan.embedding_messages, f"{name}, {rows} sequences"
-            found[name].append(plan.embedding_messages)
+            assert layout.embedding_messages == plan.embedding_messages.name, f"{name}, {rows} sequences"
+            found[name].append(plan.embedding_messages.name)
     assert {"table", "rows"} <= set(found["as it is"]), "the grid has both"

@@ -104,7 +104,7 @@ def test_what_is_asked_of_the_exchange_is_planned_and_timed():
         search_of(config_of(SMALL, 16, **asked, expert_imbalance=factor), expert=8).best(1)[0] for factor in (1.0, 1.2)
     )
     chosen = even.plan.experts[""]
-    assert isinstance(chosen, ExpertLayout) and (chosen.exchange, chosen.capacity) == ("all_to_all", 1.25)
+    assert isinstance(chosen, ExpertLayout) and (chosen.exchange.name, chosen.capacity) == ("all_to_all", 1.25)
     assert even.config.parallel.expert_capacity == 1.25
     assert even.candidate.seconds < uneven.candidate.seconds
     assert uneven.candidate.layout.imbalance == uneven.config.parallel.expert_imbalance == 1.2
@@ -134,7 +134,7 @@ def test_codes_of_experts_are_timed_by_what_multiplies_them():
 def test_the_screen_the_page_and_an_explanation_have_the_exchange(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     found = search(expert=4)
     plans = found.best(1)
-    exchange = plans[0].plan.experts[""].exchange
+    exchange = plans[0].plan.experts[""].exchange.name
     line, *others = words.exchanges(plans[0].plan, plans[0].config.parallel)
     assert bool(others) == (plans[0].plan.experts[""].products.name == "xla")
     assert exchange in line and "with equal load" in line and "expert_imbalance" in line
@@ -178,7 +178,7 @@ def test_layouts_that_cannot_exchange_as_they_are_asked_to_are_left_out(name: st
     chosen = best.plan.experts[""]
     assert chosen.slices > 1 and best.config.parallel.expert_slices == asked.get("expert_slices", "auto")
     assert best.config.parallel.expert_own_rows == best.candidate.layout.expert_own_rows == ("first" if own else "auto")
-    assert chosen.own_first or not own
+    assert chosen.own_first.name or not own
     with refused(why):
         Search(Space(space.config, space.cluster, {"expert": "1"})).best(1)
 

@@ -108,7 +108,7 @@ def test_state_over_replicas_is_planned_where_there_are_replicas():
     """With the memory that the trainer's own plan of it has, which is less than without."""
     (planned,) = SPACES["state over replicas"].best(1)
     config, plan = plan_on(planned.config, planned.cluster)
-    assert plan.shard_state_over_replicas and plan == planned.plan
+    assert plan.shard_state_over_replicas.name and plan == planned.plan
     without = replace(config, parallel=replace(config.parallel, shard_state_over_replicas=False))
     _, whole = plan_on(without, planned.cluster)
     assert estimate_memory(config, plan).optimizer < 0.51 * estimate_memory(without, whole).optimizer
@@ -124,7 +124,7 @@ def test_a_plan_is_timed_with_the_state_that_its_replicas_share():
     for asked, shared in (("auto", True), (False, False)):
         parallel = {"replica": 2, "fsdp": 4, "microbatches": 2, "shard_state_over_replicas": asked}
         config, plan = plan_on(model_of(data={"batch_size": 64}, parallel=parallel), search.cluster)
-        assert plan.shard_state_over_replicas == layout_of(config, plan, search).shard_state == shared
+        assert plan.shard_state_over_replicas.name == layout_of(config, plan, search).shard_state == shared
 
 
 def test_error_feedback_is_planned_where_gradients_are_exchanged_once_a_step():
@@ -134,7 +134,7 @@ def test_error_feedback_is_planned_where_gradients_are_exchanged_once_a_step():
         layout = planned.candidate.layout
         _, plan = plan_on(planned.config, planned.cluster)
         assert layout.zero < 2 and not layout.optimizer_offload and not layout.sums_early
-        assert plan.gradient_error_feedback and plan.replica_sums == "after"
+        assert plan.gradient_error_feedback and plan.replica_sums.name == "after"
     without = replace(found[0].config, precision=replace(found[0].config.precision, gradient_error_feedback=False))
     _, plan = plan_on(without, found[0].cluster)
     assert estimate_memory(found[0].config, plan).device > estimate_memory(without, plan).device

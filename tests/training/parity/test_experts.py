@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config, ParallelConfig
-from jaxpar.config.plan import Plan
+from jaxpar.config.plan import Choice, Plan
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.experts.reports import expert_metrics
@@ -187,7 +187,7 @@ def test_a_feed_forward_whose_hidden_activation_is_made_with_its_products_is_the
     loss, gradients = nonzero_gradients(apart, initial)
 
     def fused(config: Config, plan: Plan) -> Plan:
-        return replace(plan, experts={kind: replace(own, fused=True) for kind, own in plan.experts.items()})
+        return replace(plan, experts={kind: replace(own, fused=Choice(True)) for kind, own in plan.experts.items()})
 
     monkeypatch.setattr("jaxpar.layout.make_plan.with_fused", fused)
     found_loss, found = nonzero_gradients(SmallRun(config), initial)

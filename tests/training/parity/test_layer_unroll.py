@@ -43,6 +43,6 @@ def test_loss_and_gradients_equal_one_device(layout: str):
     initial = alone.by_layer(alone.step.residency.initial_state().master)
     run = SmallRun(small(**sections))
     plan, asked = run.step.layout.plan, sections["parallel"]
-    assert plan.layer_unroll == asked["layer_unroll"]
-    assert plan.weight_prefetch == asked.get("weight_prefetch", "layer")
+    assert plan.layer_unroll.name == asked["layer_unroll"]
+    assert plan.weight_prefetch.name == asked.get("weight_prefetch", "layer")
     assert_equals_one_device(run, *nonzero_gradients(alone, initial), initial)
