@@ -9,7 +9,7 @@ from jaxpar.config import Config, UserError, config_difference
 from jaxpar.config.axes import axis_sizes
 from jaxpar.config.plan import Plan
 from jaxpar.config.reading.typed import shown
-from jaxpar.config.schema import ParallelConfig
+from jaxpar.config.schema.overlap import OverlapConfig
 from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.distributed.devices import Device
 from jaxpar.layers.declared import activation_names
@@ -122,7 +122,7 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
     rows = plan.microbatches * plan.microbatch_rows * plan.axes.data
     schedule = schedule_of(plan)
     slots = layer_order(plan, config.model).layers_per_chunk if len(plan.stage_layers) == schedule.chunks else 0
-    same = ("zero", "microbatches", "pipe_ends", "pipe_ticks", "collectives", "collectives_at_once")
+    same = ("zero", "microbatches", "pipe_ends", "pipe_ticks", "collectives")
     kept = ("optimizer_offload", "weights_offload")
     return [
         ("axes", dict(plan.axes), axis_sizes(parallel), "the mesh of the configuration"),
@@ -142,7 +142,7 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
             precision.gradient_error_feedback,
             "precision.gradient_error_feedback",
         ),
-        *_named(plan, parallel),
+        *_named(plan, parallel.overlap),
         ("secondary_shard", plan.secondary_shard, parallel.secondary_shard or 1, "parallel.secondary_shard"),
         ("dtypes.storage", plan.dtypes.storage, precision.storage or precision.compute, "precision.storage"),
         *([("dtypes.muon", plan.dtypes.muon, muon, "optimizer.muon_dtype")] if muon != "auto" else []),
@@ -150,13 +150,15 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
     ]
 
 
-def _named(plan: Plan, parallel: ParallelConfig) -> list[tuple[str, Any, Any, str]]:
+def _named(plan: Plan, overlap: OverlapConfig) -> list[tuple[str, Any, Any, str]]:
     """Of `_sizes`, the values that a configuration names where it could leave the choice to the plan."""
-    asked = {key: getattr(parallel, key) for key in NAMED}
-    return [(key, getattr(plan, key).name, own, f"parallel.{key}") for key, own in asked.items() if own != "auto"]
+    asked = {key: getattr(overlap, key) for key in NAMED}
+    named = [(key, getattr(plan, key).name, own) for key, own in asked.items() if own != "auto"]
+    named.append(("collectives_at_once", plan.collectives_at_once, overlap.collectives_at_once))
+    return [(key, planned, own, f"parallel.overlap.{key}") for key, planned, own in named]
 
 
 NAMED = ("embedding_messages", "replica_sums", "shard_state_over_replicas")
-"""Keys of `parallel`, by the same name in a plan, of which `auto` leaves the choice to it."""
+"""Options of `parallel.overlap`, by the same name in a plan, of which `auto` leaves the choice to it."""
 DTYPES = ("compute", "master", "gradient", "moments", "weight_wire", "gradient_wire", "matmul")
 """Roles whose dtype is in `precision` under the same name."""

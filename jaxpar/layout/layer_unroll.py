@@ -27,7 +27,7 @@ SHORT = 16
 def layer_unroll(
     config: Config, axes: AxisSizes, device: Device, runs: Sequence[LayerRun], kinds: Sequence[str]
 ) -> Choice[int]:
-    """What `parallel.layer_unroll` of a resolved configuration means on devices like `device`.
+    """What `parallel.overlap.layer_unroll` of a resolved configuration means on devices like `device`.
 
     Args:
         config: as the trainer has it, with sizes filled in.
@@ -38,17 +38,17 @@ def layer_unroll(
 
     Raises `UserError` for a number that would change nothing.
     """
-    asked = config.parallel.layer_unroll
+    asked = config.parallel.overlap.layer_unroll
     shards = axes.fsdp * axes.expert * axes.context
     if not gathers_ahead(shards, config.parallel.zero):
         if asked not in ("auto", 1):
             raise UserError(
-                f"parallel.layer_unroll: {asked} would change nothing, because no layer's weights are gathered while "
-                "another computes (parallel.zero: 3 over several ranks); expected auto or 1"
+                f"parallel.overlap.layer_unroll: {asked} would change nothing, because no layer's weights are gathered "
+                "while another computes (parallel.zero: 3 over several ranks); expected auto or 1"
             )
         return Choice(1)
     if asked != "auto":
-        return Choice(asked, "named by parallel.layer_unroll")
+        return Choice(asked, "named by parallel.overlap.layer_unroll")
     if axes.pipe > 1 or _longest(runs, kinds) < SHORT:
         return Choice(1, "the loops are short")
     if offloaded(runs) or config.memory.weights_offload != "none":
@@ -63,7 +63,7 @@ def layer_unroll(
 def with_room_for_turns(config: Config, plan: Plan, usable_bytes: int) -> Plan:
     """`plan`, with one layer in a turn where `auto` has more, and the step is estimated to fill so much of the
     `usable_bytes` of a device that XLA would overlap less."""
-    if config.parallel.layer_unroll != "auto":
+    if config.parallel.overlap.layer_unroll != "auto":
         return plan
     if estimate_memory(config, plan).device <= ESTIMATED * OVERLAPPED * usable_bytes:
         return plan

@@ -166,7 +166,7 @@ def _settled(
         gradient_error_feedback=config.precision.gradient_error_feedback,
         secondary_shard=parallel.secondary_shard or 1,
         collectives=parallel.collectives,
-        collectives_at_once=parallel.collectives_at_once,
+        collectives_at_once=parallel.overlap.collectives_at_once,
         node_devices=check_wire(config, axes, node_devices),
         embedding_messages=embedding_messages(config, axes, device, rows, cluster),
         replica_sums=sums,

@@ -30,7 +30,7 @@ def gathers_ahead(shards: int, zero: int) -> bool:
 def weight_prefetch(
     config: Config, axes: AxisSizes, device: Device, runs: Sequence[LayerRun]
 ) -> Choice[Literal["layer", "parts"]]:
-    """What `parallel.weight_prefetch` of a resolved configuration means on devices like `device`.
+    """What `parallel.overlap.weight_prefetch` of a resolved configuration means on devices like `device`.
 
     Args:
         config: as the trainer has it, with sizes filled in.
@@ -40,16 +40,16 @@ def weight_prefetch(
 
     Raises `UserError` for `parts` where nothing is gathered ahead, or the weights have no two parts.
     """
-    asked = config.parallel.weight_prefetch
+    asked = config.parallel.overlap.weight_prefetch
     if not gathers_ahead(axes.fsdp * axes.expert * axes.context, config.parallel.zero):
         if asked == "parts":
             raise UserError(
-                "parallel.weight_prefetch: parts would change nothing, because no layer's weights are gathered while "
-                "another computes (parallel.zero: 3 over several ranks); expected auto or layer"
+                "parallel.overlap.weight_prefetch: parts would change nothing, because no layer's weights are gathered "
+                "while another computes (parallel.zero: 3 over several ranks); expected auto or layer"
             )
         return Choice("layer")
     if asked != "auto":
-        return Choice(asked, "named by parallel.weight_prefetch")
+        return Choice(asked, "named by parallel.overlap.weight_prefetch")
     if device.platform == "cpu":
         return Choice("layer", "CPU devices gather nothing meanwhile")
     if axes.pipe > 1 or any(model.experts is not None for model in kind_models(config.model).values()):
@@ -58,7 +58,7 @@ def weight_prefetch(
         return Choice("parts", "attention sends messages too")
     if config.precision.matmul is not None:
         return Choice("layer", "in 8 bits weights arrive in time")
-    if axes.tensor > 1 and config.parallel.collectives_at_once > 1:
+    if axes.tensor > 1 and config.parallel.overlap.collectives_at_once > 1:
         return Choice("parts", "messages of tensor ranks may be under way too")
     if offloaded(runs) or config.memory.weights_offload != "none":
         return Choice("parts", "copies to and from the host are under way too")

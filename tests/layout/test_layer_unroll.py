@@ -45,8 +45,8 @@ def plan_with(key: str, value: object, why: str, **sections: dict[str, Any]) -> 
     ("sections", "layers", "why"),
     [
         ({"parallel": {"fsdp": 4}}, 2, "two buffers"),
-        ({"parallel": {"fsdp": 4, "layer_unroll": 1}}, 1, "named by"),
-        ({"parallel": {"fsdp": 4, "layer_unroll": 3}}, 3, "named by"),
+        ({"parallel": {"fsdp": 4, "overlap": {"layer_unroll": 1}}}, 1, "named by"),
+        ({"parallel": {"fsdp": 4, "overlap": {"layer_unroll": 3}}}, 3, "named by"),
         ({"parallel": {"fsdp": 4, "zero": 2}}, 1, ""),
         ({"parallel": {"replica": 4}}, 1, ""),
         ({"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2}}, 1, "short"),
@@ -93,8 +93,8 @@ def test_the_table_of_a_plan_has_what_runs_beside_messages_and_why():
 
 
 def test_what_would_change_nothing_is_refused():
-    with refused("parallel.layer_unroll: 2", "zero: 3", "expected auto or 1"):
-        plan_of(parallel={"fsdp": 4, "zero": 1, "layer_unroll": 2})
+    with refused("parallel.overlap.layer_unroll: 2", "zero: 3", "expected auto or 1"):
+        plan_of(parallel={"fsdp": 4, "zero": 1, "overlap": {"layer_unroll": 2}})
     _, plan = plan_of(parallel={"fsdp": 4, "zero": 2})
     with refused("plan.layer_unroll: 2", "expected 1"):
         check_layer_unroll(replace(plan, layer_unroll=Choice(2)))

@@ -52,7 +52,7 @@ def test_a_flag_of_the_users_counts_more(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_run_may_have_several_collectives_in_flight():
     """Weights are then gathered in parts, so that they are beside messages of tensor ranks."""
-    two = {"fsdp": 2, "tensor": 4, "collectives_at_once": 2}
+    two = {"fsdp": 2, "tensor": 4, "overlap": {"collectives_at_once": 2}}
     plan = plan_for(config_of(parallel=two), parse_cluster("h100:1x8"))[1]
     assert step_options(plan, mesh_on("gpu"))[OVERLAP_LIMIT] == 2
     assert plan.weight_prefetch.name == "parts"

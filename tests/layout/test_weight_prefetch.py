@@ -23,8 +23,8 @@ from tests.small_run import small
     [
         ({"parallel": {"fsdp": 4}}, "layer", "nothing but weights"),
         ({"parallel": {"fsdp": 2, "context": 2}}, "parts", "attention sends"),
-        ({"parallel": {"fsdp": 2, "context": 2, "weight_prefetch": "layer"}}, "layer", "named by"),
-        ({"parallel": {"fsdp": 4, "weight_prefetch": "parts"}}, "parts", "named by"),
+        ({"parallel": {"fsdp": 2, "context": 2, "overlap": {"weight_prefetch": "layer"}}}, "layer", "named by"),
+        ({"parallel": {"fsdp": 4, "overlap": {"weight_prefetch": "parts"}}}, "parts", "named by"),
         ({"parallel": {"fsdp": 4}, "memory": {"remat": {"mlp_input": "offload"}}}, "parts", "copies to and from"),
         (
             {
@@ -66,8 +66,8 @@ def test_in_parts_where_xla_does_not_estimate_what_a_message_takes(gpu: str, par
 
 
 def test_what_would_change_nothing_is_refused():
-    with refused("parallel.weight_prefetch: parts", "zero: 3", "expected auto or layer"):
-        plan_of(parallel={"fsdp": 4, "zero": 1, "weight_prefetch": "parts"})
+    with refused("parallel.overlap.weight_prefetch: parts", "zero: 3", "expected auto or layer"):
+        plan_of(parallel={"fsdp": 4, "zero": 1, "overlap": {"weight_prefetch": "parts"}})
     _, plan = plan_of(parallel={"fsdp": 4, "zero": 2})
     with refused("plan.weight_prefetch: parts", "expected layer"):
         check_weight_prefetch(replace(plan, weight_prefetch=Choice("parts")))
@@ -76,9 +76,9 @@ def test_what_would_change_nothing_is_refused():
 @pytest.mark.parametrize(
     ("parallel", "part"),
     [
-        ({"fsdp": 4, "weight_prefetch": "parts"}, "mlp"),
+        ({"fsdp": 4, "overlap": {"weight_prefetch": "parts"}}, "mlp"),
         ({"fsdp": 2, "context": 2}, "attention"),
-        ({"fsdp": 2, "context": 2, "weight_prefetch": "layer"}, ""),
+        ({"fsdp": 2, "context": 2, "overlap": {"weight_prefetch": "layer"}}, ""),
     ],
     ids=["feed-forward", "context ranks", "not in parts"],
 )

@@ -80,6 +80,16 @@ ALIASES: dict[str, str] = {
     "parallel.microbatches":
         "gradient_accumulation_steps grad_accum_steps grad_accum num_microbatches accum_steps "
         "pipeline_parallel_microbatches num_pipeline_microbatches",
+    "parallel.overlap.embedding_messages": "embedding_messages",
+    "parallel.overlap.replica_sums": "replica_sums",
+    "parallel.overlap.shard_state_over_replicas": "shard_state_over_replicas",
+    "parallel.overlap.layer_unroll": "layer_unroll",
+    "parallel.overlap.weight_prefetch": "weight_prefetch",
+    "parallel.overlap.collectives_at_once": "collectives_at_once",
+    "parallel.overlap.expert_slices": "expert_slices",
+    "parallel.overlap.expert_own_rows": "expert_own_rows",
+    "parallel.overlap.tensor": "tensor_overlap",
+    "parallel.overlap.tensor_chunks": "tensor_chunks",
     "parallel.schedule": "pipeline_parallel_schedule pipeline_schedule",
     "parallel.virtual_stages":
         "num_virtual_stages_per_pipeline_rank virtual_pipeline_model_parallel_size "

@@ -27,22 +27,23 @@ from jaxpar.units import seconds
 def embedding_messages(
     config: Config, axes: AxisSizes, device: Device, rows: int, cluster: Cluster | None
 ) -> Choice[Literal["table", "rows"]]:
-    """What `parallel.embedding_messages` of a resolved configuration means on devices like `device`, with so many rows
-    in a microbatch on each, by the links of `cluster`, if they are known.
+    """What `parallel.overlap.embedding_messages` of a resolved configuration means on devices like `device`, with so
+    many rows in a microbatch on each, by the links of `cluster`, if they are known.
 
     Raises `UserError` for `rows` where that is impossible.
     """
-    asked, impossible = config.parallel.embedding_messages, _impossible(config, axes)
+    asked, impossible = config.parallel.overlap.embedding_messages, _impossible(config, axes)
     if asked == "rows":
         if impossible is not None:
             raise UserError(
-                f"parallel.embedding_messages: rows are not exchanged, because {impossible}; expected auto or table"
+                f"parallel.overlap.embedding_messages: rows are not exchanged, because {impossible}; expected auto or "
+                "table"
             )
-        return Choice("rows", "named by parallel.embedding_messages")
+        return Choice("rows", "named by parallel.overlap.embedding_messages")
     if _nothing_sent(config, axes) is not None:
         return Choice("table")
     if asked == "table":
-        return Choice("table", "named by parallel.embedding_messages")
+        return Choice("table", "named by parallel.overlap.embedding_messages")
     if impossible is not None:
         return Choice("table", impossible)
     if config.model.tied:

@@ -102,7 +102,7 @@ def _why_apart(config: Config, model: ModelConfig, products: str, plan: Plan) ->
 
 def check_expert_layouts(plan: Plan, config: Config, device: Device, node_devices: int | None) -> None:
     """Raise `UserError` if those of a plan are not for the layers of the model, or cannot run on such devices."""
-    parallel = config.parallel
+    parallel, overlap = config.parallel, config.parallel.overlap
     asked = parallel.expert_exchange
     kinds = [kind for kind, model in kind_models(config.model).items() if model.experts is not None]
     if set(plan.experts) != set(kinds):
@@ -124,18 +124,18 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
                 f"plan.experts: wire: {shown(own.wire)}, and precision.exchange_wire is "
                 f"{shown(config.precision.exchange_wire)}"
             )
-        if tokens % slices or parallel.expert_slices not in ("auto", slices):
-            asked_for = "" if parallel.expert_slices == "auto" else f" is {parallel.expert_slices}, and"
+        if tokens % slices or overlap.expert_slices not in ("auto", slices):
+            asked_for = "" if overlap.expert_slices == "auto" else f" is {overlap.expert_slices}, and"
             raise UserError(
-                f"plan.experts: slices: {slices}, and parallel.expert_slices{asked_for} divides the {tokens} "
+                f"plan.experts: slices: {slices}, and parallel.overlap.expert_slices{asked_for} divides the {tokens} "
                 "tokens of a rank"
             )
         if own.own_first.name and (why := _why_exchanged(exchange, slices, plan.axes.tensor)):
             raise UserError(f"plan.experts: own_first: expected false, because {why}, got true")
-        if parallel.expert_own_rows != "auto" and own.own_first.name != (parallel.expert_own_rows == "first"):
+        if overlap.expert_own_rows != "auto" and own.own_first.name != (overlap.expert_own_rows == "first"):
             raise UserError(
-                f"plan.experts: own_first: {shown(own.own_first.name)}, and parallel.expert_own_rows is "
-                f"{parallel.expert_own_rows}"
+                f"plan.experts: own_first: {shown(own.own_first.name)}, and parallel.overlap.expert_own_rows is "
+                f"{overlap.expert_own_rows}"
             )
         wanted = _check_nodes(plan.axes, node_devices) if exchange == "hierarchical" else None
         if own.node_devices != wanted:
@@ -195,20 +195,21 @@ def _slices(
     config: Config, shape: LayerShape, axes: AxisSizes, device: Device, cluster: Cluster | None, rows: int
 ) -> Choice[int]:
     """The number of slices."""
-    asked, tokens = config.parallel.expert_slices, _tokens(config, axes, rows)
+    asked, tokens = config.parallel.overlap.expert_slices, _tokens(config, axes, rows)
     if axes.expert == 1:
         if asked not in ("auto", 1):
             raise UserError(
-                f"parallel.expert_slices: {asked} would not be used, because parallel.expert is 1; expected auto or 1"
+                f"parallel.overlap.expert_slices: {asked} would not be used, because parallel.expert is 1; expected "
+                "auto or 1"
             )
         return Choice(1)
     if asked != "auto":
         if tokens % asked:
             raise UserError(
-                f"parallel.expert_slices: {asked} do not divide the {tokens} tokens of a rank in a microbatch; "
+                f"parallel.overlap.expert_slices: {asked} do not divide the {tokens} tokens of a rank in a microbatch; "
                 "expected a divisor, or auto"
             )
-        return Choice(asked, "named by parallel.expert_slices")
+        return Choice(asked, "named by parallel.overlap.expert_slices")
     if device.platform == "cpu":
         return Choice(1, "CPU devices overlap nothing")
     if cluster is None:
@@ -226,7 +227,9 @@ def _timed(
     """The exchange, and what it runs on."""
     hardware = nearest_hardware(cluster.gpu)
     on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
-    return ExpertExchange(replace(shape, codes=expert_codes(config, device)), config.parallel.expert_own_rows), on
+    return ExpertExchange(
+        replace(shape, codes=expert_codes(config, device)), config.parallel.overlap.expert_own_rows
+    ), on
 
 
 def _why_exchanged(exchange: str, slices: int, tensor: int) -> str | None:
@@ -242,13 +245,13 @@ def _own_rows(
     config: Config, shape: LayerShape, exchange: str, slices: int, device: Device, cluster: Cluster | None
 ) -> Choice[bool]:
     """Whether a rank computes its rows for its experts apart, first."""
-    asked, why = config.parallel.expert_own_rows, _why_exchanged(exchange, slices, shape.tensor)
+    asked, why = config.parallel.overlap.expert_own_rows, _why_exchanged(exchange, slices, shape.tensor)
     if why is not None:
         if asked == "first":
-            raise UserError(f"parallel.expert_own_rows: first is not possible, because {why}; expected auto")
+            raise UserError(f"parallel.overlap.expert_own_rows: first is not possible, because {why}; expected auto")
         return Choice(False, why if shape.expert > 1 else "")
     if asked != "auto":
-        return Choice(asked == "first", "named by parallel.expert_own_rows")
+        return Choice(asked == "first", "named by parallel.overlap.expert_own_rows")
     if device.platform == "cpu":
         return Choice(False, "CPU devices overlap nothing")
     if cluster is None:

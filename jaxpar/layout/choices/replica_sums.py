@@ -10,20 +10,22 @@ from jaxpar.distributed.devices import Device
 
 
 def replica_sums(config: Config, axes: AxisSizes, device: Device) -> Choice[Literal["after", "overlapped"]]:
-    """What `parallel.replica_sums` of a resolved configuration means on devices like `device`.
+    """What `parallel.overlap.replica_sums` of a resolved configuration means on devices like `device`.
 
     Raises `UserError` for `overlapped` where it is impossible.
     """
-    asked = config.parallel.replica_sums
+    asked = config.parallel.overlap.replica_sums
     impossible = _impossible(config, axes)
     if asked == "overlapped":
         if impossible is not None:
-            raise UserError(f"parallel.replica_sums: overlapped is impossible, because {impossible}; expected auto")
-        return Choice("overlapped", "named by parallel.replica_sums")
+            raise UserError(
+                f"parallel.overlap.replica_sums: overlapped is impossible, because {impossible}; expected auto"
+            )
+        return Choice("overlapped", "named by parallel.overlap.replica_sums")
     if not _sums(axes.replica, _shards(axes), config.parallel.zero):
         return Choice("after")
     if asked == "after":
-        return Choice("after", "named by parallel.replica_sums")
+        return Choice("after", "named by parallel.overlap.replica_sums")
     if impossible is not None:
         return Choice("after", impossible)
     if device.platform == "cpu":
@@ -32,17 +34,17 @@ def replica_sums(config: Config, axes: AxisSizes, device: Device) -> Choice[Lite
 
 
 def state_over_replicas(config: Config, axes: AxisSizes, device: Device, sums: str) -> Choice[bool]:
-    """What `parallel.shard_state_over_replicas` of a resolved configuration means on devices like `device`, whose sums
-    over replicas are as `sums` names them.
+    """What `parallel.overlap.shard_state_over_replicas` of a resolved configuration means on devices like `device`,
+    whose sums over replicas are as `sums` names them.
 
     Compiled programs waited for less, and took less memory, where both messages over replicas overlap
     (docs/overlap.md).
     """
-    asked = config.parallel.shard_state_over_replicas
+    asked = config.parallel.overlap.shard_state_over_replicas
     if axes.replica == 1 or config.parallel.zero == 0:
         return Choice(False)
     if asked != "auto":
-        return Choice(asked, "named by parallel.shard_state_over_replicas")
+        return Choice(asked, "named by parallel.overlap.shard_state_over_replicas")
     if config.parallel.zero != 3:
         return Choice(False, "no program was compared but under parallel.zero: 3")
     if _shards(axes) == 1:

@@ -146,7 +146,9 @@ def _limits_rows(plan: Plan) -> list[tuple[str, str, str]]:
     """What XLA is asked for that is not its default."""
     rows = []
     if plan.collectives_at_once > 1:
-        rows.append(("collectives at once", str(plan.collectives_at_once), "parallel.collectives_at_once asks for it"))
+        rows.append(
+            ("collectives at once", str(plan.collectives_at_once), "parallel.overlap.collectives_at_once asks for it")
+        )
     if plan.merged_matmuls_mb == 0:
         rows.append(("merged matmuls", "none", "each product of a layer fills the GPU by itself"))
     return rows

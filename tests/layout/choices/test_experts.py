@@ -18,7 +18,7 @@ from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from tests.sentences import refused
-from tests.small_run import small
+from tests.small_run import small, with_overlap
 
 KINDS = {
     "kinds": {"dense": {"experts": None}, "routed": {}},
@@ -92,21 +92,22 @@ def test_no_room_for_an_even_share_is_refused() -> None:
 
 
 def test_own_rows_go_first_where_they_may_and_are_asked_for() -> None:
-    sliced = {"expert": 4, "expert_slices": 2, "expert_exchange": "all_to_all"}
+    sliced = {"expert": 4, "overlap": {"expert_slices": 2}, "expert_exchange": "all_to_all"}
 
-    def found(**parallel: Any) -> ExpertLayout:
-        config = resolve_config(small(model=KINDS, parallel=sliced | parallel), 4 * parallel.get("tensor", 1))
+    def found(own_rows: str = "auto", **parallel: Any) -> ExpertLayout:
+        parallel = with_overlap(sliced | parallel, expert_own_rows=own_rows)
+        config = resolve_config(small(model=KINDS, parallel=parallel), 4 * parallel.get("tensor", 1))
         return make_plan(config, jax.devices()[0], 8).experts["routed"]
 
-    assert [found(expert_own_rows=one).own_first.name for one in ("first", "exchanged")] == [True, False]
+    assert [found(one).own_first.name for one in ("first", "exchanged")] == [True, False]
     assert not found().own_first.name and "CPU" in found().own_first.reason
     for parallel, parts in (
-        ({"expert_slices": 1}, ("one piece",)),
+        ({"overlap": {"expert_slices": 1}}, ("one piece",)),
         ({"tensor": 2}, ("parallel.tensor 2",)),
         ({"expert_exchange": "all_gather"}, ("all_gather",)),
     ):
-        with refused("parallel.expert_own_rows", "first", *parts, "auto"):
-            found(expert_own_rows="first", **parallel)
+        with refused("parallel.overlap.expert_own_rows", "first", *parts, "auto"):
+            found("first", **parallel)
 
 
 def test_a_plan_of_other_own_rows_is_refused() -> None:

@@ -17,7 +17,7 @@ from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.training.run.plan_table import _new_weights_row, _zero_words
 from tests.sentences import refused
-from tests.small_run import layout_of, small
+from tests.small_run import layout_of, small, with_overlap
 
 
 class OnGpu:
@@ -43,7 +43,7 @@ def chosen(memory: dict[str, Any] | None = None, **parallel: Any) -> Choice[Any]
         ({"replica": 2, "zero": 1}, "overlapped"),
         ({"replica": 2, "fsdp": 2, "zero": 1}, "after"),
         ({"replica": 2, "pipe": 2, "microbatches": 2}, "after"),
-        ({"replica": 2, "fsdp": 2, "replica_sums": "after"}, "after"),
+        ({"replica": 2, "fsdp": 2, "overlap": {"replica_sums": "after"}}, "after"),
         ({"fsdp": 4}, "after"),
     ],
 )
@@ -65,24 +65,34 @@ def test_layers_in_host_memory_are_summed_after_the_backward():
     ],
 )
 def test_sums_that_cannot_overlap_are_refused(parallel: dict[str, Any], why: str):
-    with refused("parallel.replica_sums: overlapped", why, "expected auto"):
-        chosen(**parallel, replica_sums="overlapped")
+    with refused("parallel.overlap.replica_sums: overlapped", why, "expected auto"):
+        chosen(**parallel, overlap={"replica_sums": "overlapped"})
 
 
 @pytest.mark.parametrize(
     ("parallel", "sections", "first", "why"),
     [
-        ({"replica_sums": "overlapped"}, {}, True, "beside the one before"),
-        ({"replica_sums": "after"}, {}, False, "do not overlap"),
-        ({"replica_sums": "overlapped"}, {"memory": {"optimizer_offload": "host"}}, False, "in host memory"),
-        ({"replica_sums": "overlapped"}, {"precision": {"matmul": "fp8_current"}}, False, "become codes together"),
+        ({"overlap": {"replica_sums": "overlapped"}}, {}, True, "beside the one before"),
+        ({"overlap": {"replica_sums": "after"}}, {}, False, "do not overlap"),
+        (
+            {"overlap": {"replica_sums": "overlapped"}},
+            {"memory": {"optimizer_offload": "host"}},
+            False,
+            "in host memory",
+        ),
+        (
+            {"overlap": {"replica_sums": "overlapped"}},
+            {"precision": {"matmul": "fp8_current"}},
+            False,
+            "become codes together",
+        ),
     ],
 )
 def test_new_weights_over_replicas_come_with_their_first_use_where_messages_overlap(
     parallel: dict[str, Any], sections: dict[str, Any], first: bool, why: str
 ):
-    shared = {"replica": 2, "fsdp": 2, "microbatches": 3, "shard_state_over_replicas": True}
-    config = small(parallel=shared | parallel, **sections | {"data": {"batch_size": 12}})
+    shared = with_overlap({"replica": 2, "fsdp": 2, "microbatches": 3} | parallel, shard_state_over_replicas=True)
+    config = small(parallel=shared, **sections | {"data": {"batch_size": 12}})
     config = resolve_config(config, layout_of(config.parallel))
     plan = make_plan(config, jax.devices()[0])
     assert pipeline_program(plan).runs[0].begins == first and not pipeline_program(plan).runs[-1].begins
@@ -96,13 +106,13 @@ def test_new_weights_over_replicas_come_with_their_first_use_where_messages_over
     ("parallel", "sections", "shared", "why"),
     [
         ({}, {}, True, "both messages over replicas overlap"),
-        ({"shard_state_over_replicas": False}, {}, False, "named by"),
-        ({"shard_state_over_replicas": True, "replica_sums": "after"}, {}, True, "named by"),
-        ({"replica_sums": "after"}, {}, False, "do not overlap"),
+        ({"overlap": {"shard_state_over_replicas": False}}, {}, False, "named by"),
+        ({"overlap": {"shard_state_over_replicas": True, "replica_sums": "after"}}, {}, True, "named by"),
+        ({"overlap": {"replica_sums": "after"}}, {}, False, "do not overlap"),
         ({"zero": 2}, {}, False, "parallel.zero: 3"),
         ({"replica": 1, "fsdp": 4}, {}, False, ""),
         ({"replica": 8, "fsdp": 1}, {}, False, "several ranks of a replica"),
-        ({"replica": 8, "fsdp": 1, "shard_state_over_replicas": True}, {}, True, "named by"),
+        ({"replica": 8, "fsdp": 1, "overlap": {"shard_state_over_replicas": True}}, {}, True, "named by"),
         ({"replica": 4, "fsdp": 1, "context": 2}, {}, True, "both messages over replicas overlap"),
         ({}, {"memory": {"optimizer_offload": "host"}}, False, "in host memory"),
         ({}, {"precision": {"compute": "bfloat16", "matmul": "fp8_current"}}, False, "become codes together"),
@@ -118,11 +128,11 @@ def test_replicas_share_optimizer_state_where_both_messages_overlap(
     found = state_over_replicas(config, axes, device, sums)
     assert found.name == shared and why in found.reason
     on_cpu = state_over_replicas(config, axes, jax.devices()[0], sums)
-    assert on_cpu.name == (config.parallel.shard_state_over_replicas is True)
+    assert on_cpu.name == (config.parallel.overlap.shard_state_over_replicas is True)
 
 
 def test_matrices_whose_state_replicas_cannot_share_are_named():
-    shared = {"replica": 4, "fsdp": 2, "shard_state_over_replicas": True}
+    shared = {"replica": 4, "fsdp": 2, "overlap": {"shard_state_over_replicas": True}}
     config = small(parallel=shared, model={"embed": 28, "head_dim": 8, "layers": 1})
     config = resolve_config(config, layout_of(config.parallel))
     words = _zero_words(StepLayout(config, make_plan(config, jax.devices()[0])))
@@ -130,7 +140,7 @@ def test_matrices_whose_state_replicas_cannot_share_are_named():
 
 
 def test_a_plan_that_overlaps_has_its_last_microbatch_apart_and_sums_matrices_in_it():
-    config = small(parallel={"replica": 2, "fsdp": 2, "microbatches": 2, "replica_sums": "overlapped"})
+    config = small(parallel={"replica": 2, "fsdp": 2, "microbatches": 2, "overlap": {"replica_sums": "overlapped"}})
     config = resolve_config(config, layout_of(config.parallel))
     plan = make_plan(config, jax.devices()[0])
     assert [(run.ticks, run.completes) for run in pipeline_program(plan).runs] == [(1, False), (1, True)]

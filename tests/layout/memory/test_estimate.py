@@ -91,16 +91,16 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "memory": {"optimizer_offload": "host", "weights_offload": "host", "weights_resident": 10 * 2**20},
     },
     "state over replicas, Muon": {
-        "parallel": {"replica": 4, "fsdp": 2, "zero": 3, "shard_state_over_replicas": True},
+        "parallel": {"replica": 4, "fsdp": 2, "zero": 3, "overlap": {"shard_state_over_replicas": True}},
         "optimizer": {"name": "muon", "ema": 0.99},
     },
     "state over replicas in files, dims that do not divide": {
-        "parallel": {"replica": 4, "fsdp": 2, "zero": 1, "shard_state_over_replicas": True},
+        "parallel": {"replica": 4, "fsdp": 2, "zero": 1, "overlap": {"shard_state_over_replicas": True}},
         "model": {"embed": 1020, "heads": 6, "kv_heads": 2, "head_dim": 128},
         "memory": {"optimizer_offload": "file"},
     },
     "state over replicas alone, on the host": {
-        "parallel": {"replica": 8, "zero": 1, "shard_state_over_replicas": True},
+        "parallel": {"replica": 8, "zero": 1, "overlap": {"shard_state_over_replicas": True}},
         "memory": {"optimizer_offload": "host"},
     },
     "products of two, Muon": {

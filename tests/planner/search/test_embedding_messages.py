@@ -18,8 +18,8 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "16-bit gradients": {"precision": {"gradient": "bfloat16"}},
     "frozen": {"lora": {"rank": 8}, "run": {"init_from": "base"}},
     "codes": {"precision": {"gradient_wire": "int8"}},
-    "the table is named": {"parallel": {"embedding_messages": "table"}},
-    "rows are named": {"parallel": {"embedding_messages": "rows"}},
+    "the table is named": {"parallel": {"overlap": {"embedding_messages": "table"}}},
+    "rows are named": {"parallel": {"overlap": {"embedding_messages": "rows"}}},
 }
 BATCH, RANKS = 512, 16
 ROWS = {"zero 3": (3, (2, 4, 16)), "zero 2": (2, (4, 8, 16))}
