@@ -83,7 +83,7 @@ class Dtypes:
     """Matmuls and activations."""
     storage: str
     """Weights between their uses in a step, and when they are gathered."""
-    master: str
+    master: Literal["float32"]
     """Weights that the optimizer updates."""
     gradient: str
     """Accumulation and reduction of gradients."""

@@ -160,5 +160,5 @@ def _named(plan: Plan, overlap: OverlapConfig) -> list[tuple[str, Any, Any, str]
 
 NAMED = ("embedding_messages", "replica_sums", "shard_state_over_replicas")
 """Options of `parallel.overlap`, by the same name in a plan, of which `auto` leaves the choice to it."""
-DTYPES = ("compute", "master", "gradient", "moments", "weight_wire", "gradient_wire", "matmul")
+DTYPES = ("compute", "gradient", "moments", "weight_wire", "gradient_wire", "matmul")
 """Roles whose dtype is in `precision` under the same name."""

@@ -186,7 +186,7 @@ def _dtypes(config: Config, device: Device) -> Dtypes:
     return Dtypes(
         compute=precision.compute,
         storage=precision.storage or precision.compute,
-        master=precision.master,
+        master="float32",
         gradient=precision.gradient,
         moments=precision.moments,
         weight_wire=precision.weight_wire,

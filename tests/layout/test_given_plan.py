@@ -173,7 +173,7 @@ def test_what_the_configuration_names_is_not_left_to_the_plan(key: str, named: A
     check_plan(changed, replace(config, parallel=replace(config.parallel, overlap=OverlapConfig())), jax.devices()[0])
 
 
-@pytest.mark.parametrize("role", ["compute", "storage", "master", "gradient", "moments"])
+@pytest.mark.parametrize("role", ["compute", "storage", "gradient", "moments"])
 def test_each_dtype_is_that_of_the_configuration(role: str):
     config, plan = planned(run_config(Path("runs"), 1, parallel=FSDP))
     with refused(f"plan.dtypes.{role}: 'float16'", "precision", "is 'float32'", "--config"):

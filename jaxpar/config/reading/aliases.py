@@ -98,7 +98,6 @@ ALIASES: dict[str, str] = {
     "precision.compute":
         "dtype torch_dtype bf16 fp16 mixed_precision mixed_precision_param param_dtype activation_dtype",
     "precision.gradient": "mixed_precision_reduce grad_dtype",
-    "precision.master": "weight_dtype",
     "memory.remat":
         "activation_checkpoint activation_checkpointing activation_checkpoint_mode gradient_checkpointing "
         "remat_policy recompute_granularity recompute recompute_method ac",
@@ -148,6 +147,13 @@ ALIASES: dict[str, str] = {
     "checkpoint.keep_last": "keep_latest_k save_total_limit max_to_keep max_num_checkpoints_to_keep",
     "evaluation.every": "eval_interval eval_steps eval_every eval_freq validation_freq",
     "evaluation.batches": "eval_iters eval_batches eval_iterations",
+    "watch.limits.slow_step": "slow_step",
+    "watch.limits.slow_pace": "slow_pace",
+    "watch.limits.data_wait": "data_wait",
+    "watch.limits.straggler": "straggler",
+    "watch.limits.fp8_range": "fp8_range",
+    "watch.limits.fp8_saturated": "fp8_saturated",
+    "watch.limits.fp8_flushed": "fp8_flushed",
     "distributed.coordinator": "master_addr master_address jax_coordinator_ip coordinator_address rdzv_endpoint",
     "distributed.processes": "world_size nnodes num_processes num_nodes",
     "distributed.process_id": "rank node_rank process_index",

@@ -14,12 +14,17 @@ from jaxpar.config.reading.typed import checked, field_types, shown, spell, type
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.schema.overlap import OFF, OverlapConfig
 from jaxpar.config.schema.rope import RopeConfig
+from jaxpar.config.schema.run import LimitsConfig
 from jaxpar.config.spelling import cut, did_you_mean, one_of, quoted
 
 SECTIONS: dict[str, type] = field_types(Config)
 """Section name to its dataclass, in the order of the schema."""
 
-NESTED: dict[str, type] = {"model.rope": RopeConfig, "parallel.overlap": OverlapConfig}
+NESTED: dict[str, type] = {
+    "model.rope": RopeConfig,
+    "parallel.overlap": OverlapConfig,
+    "watch.limits": LimitsConfig,
+}
 """Sections within sections, whose keys are set one by one, to their dataclasses."""
 
 WORDS: dict[str, dict[str, Any]] = {"parallel.overlap": {"auto": asdict(OverlapConfig()), "off": asdict(OFF)}}

@@ -141,8 +141,6 @@ class PrecisionConfig:
     it was verified (`docs/kernels.md`)."""
     storage: Literal["float32", "bfloat16", "float16"] | None = None
     """Weights between their uses in a step, and on the wire when they are gathered; null means `compute`."""
-    master: Literal["float32"] = "float32"
-    """Weights that the optimizer updates, and that checkpoints hold."""
     gradient: Literal["float32", "bfloat16"] = "float32"
     """Accumulation and reduction of gradients."""
     weight_wire: Literal["int8", "float8_e4m3fn"] | None = None

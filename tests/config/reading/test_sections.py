@@ -26,6 +26,7 @@ from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.config.schema.overlap import OFF, OverlapConfig
 from jaxpar.config.schema.rope import RopeConfig
+from jaxpar.config.schema.run import LimitsConfig
 from jaxpar.layers.checks import validate
 from tests.sentences import refused
 
@@ -59,6 +60,8 @@ def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
         return _records("matmul_except", MatmulExcept)
     if (section, key) == ("parallel", "overlap"):
         return _records("overlap", OverlapConfig)
+    if (section, key) == ("watch", "limits"):
+        return _records("limits", LimitsConfig)
     if (section, key) == ("model", "rope"):
         return _records("rope", RopeConfig)
     if (section, key) == ("model", "latent_attention"):
