@@ -164,6 +164,7 @@ def plan_slots(plan: Plan) -> Slots:
 def _as_planned(config: Config, plan: Plan) -> Config:
     """`config` with the dtypes of a plan."""
     dtypes = asdict(plan.dtypes)
+    del dtypes["master"]  # no setting
     optimizer = replace(config.optimizer, muon_dtype=dtypes.pop("muon"))
     return replace(config, optimizer=optimizer, precision=replace(config.precision, **dtypes))
 
