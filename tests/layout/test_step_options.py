@@ -58,7 +58,7 @@ def test_a_run_may_have_several_collectives_in_flight():
     assert plan.weight_prefetch.name == "parts"
     alone = plan_for(config_of(parallel={"fsdp": 2, "tensor": 4}), parse_cluster("h100:1x8"))[1]
     assert OVERLAP_LIMIT not in step_options(alone, mesh_on("gpu"))
-    assert alone.weight_prefetch == "layer"
+    assert alone.weight_prefetch.name == "layer"
 
 
 def test_there_are_none_where_nothing_is_gathered_and_nothing_on_the_host():

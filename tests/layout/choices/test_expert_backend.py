@@ -92,7 +92,7 @@ def test_one_kernel_makes_the_hidden_activation_where_nothing_else_needs_it():
         return make_plan(resolve_config(config, 4), H100).experts[""]
 
     assert planned().fused.name and planned(remat="full").fused.name
-    assert "swiglu" in planned(activation="geglu").fused_reason
+    assert "swiglu" in planned(activation="geglu").fused.reason
     kept = planned(remat={"expert_hidden": "save"})
     assert not kept.fused.name and "expert_hidden" in kept.fused.reason
     assert make_plan(resolve_config(run("triton"), 4), H100).experts[""].fused.name

@@ -39,7 +39,7 @@ def test_a_plan_decides_for_each_kind_of_layers_with_experts() -> None:
     _, plan = planned()
     assert list(plan.experts) == ["routed"]
     assert (plan.experts["routed"].exchange.name, plan.experts["routed"].capacity) == ("all_to_all", 1.5)
-    assert "all_gather" in plan.experts["routed"].reason
+    assert "all_gather" in plan.experts["routed"].exchange.reason
     assert planned("all_gather")[1].experts["routed"].exchange.name == "all_gather"
     assert make_plan(resolve_config(small(parallel={"fsdp": 8}), 8), jax.devices()[0]).experts == {}
 
