@@ -61,7 +61,7 @@ def expert_layouts(
             slices = _slices(config, shapes[kind], axes, device, cluster, rows)
             chosen: Any = name
             found[kind] = ExpertLayout(
-                Choice(chosen, why if axes.expert > 1 else ""),
+                Choice(chosen, why if axes.expert * axes.tensor > 1 else ""),
                 parallel.expert_capacity,
                 slices=slices,
                 own_first=_own_rows(config, shapes[kind], name, slices.name, device, cluster),
