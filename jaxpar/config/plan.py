@@ -25,8 +25,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
 PLAN_VERSION = 12
-"""The version of `plan.json`. A new field of `Plan` raises it; one of a record inside with the former behaviour as its
-default does not."""
+"""The version of `plan.json`, which a new field of `Plan` raises."""
 
 
 def check_plan_version(version: object, label: str) -> None:
@@ -225,8 +224,7 @@ class Plan:
     merged_matmuls_mb: int | None = None
     """Megabytes up to which XLA merges matmuls that share an operand, 0 for none; null where it takes its default."""
     memory_percent: int | None = None
-    """Percentage of a device's memory that XLA counts with; more where activations are on the host, null where it takes
-    its default."""
+    """Percentage of a device's memory that XLA counts with, more with activations on the host; null is default."""
     embedding_messages: Choice[Literal["table", "rows"]] = Choice("table")
     """Whether ranks send the embedding's table and its gradient, or the rows of their tokens and those of these."""
     replica_sums: Choice[Literal["after", "overlapped"]] = Choice("after")
@@ -236,13 +234,11 @@ class Plan:
     layer_unroll: Choice[int] = Choice(1)
     """Layers in a turn of the loop over layers."""
     weight_prefetch: Choice[Literal["layer", "parts"]] = Choice("layer")
-    """Whether the next attention's weights must have arrived before products of a layer's feed-forward, or with context
-    ranks of its attention."""
+    """Whether the next attention's weights arrive before products of the feed-forward (context ranks: attention)."""
     ulysses: int = 1
     """Neighbouring context ranks that exchange sequence for heads."""
     tensor_overlap: dict[str, TensorOverlap] = field(default_factory=dict, hash=False)
-    """By group of a layer's matmuls, how it exchanges the sequence with the other tensor ranks; groups that are not
-    named take `plain`."""
+    """By group of a layer's matmuls, how it exchanges the sequence with other tensor ranks; others take `plain`."""
     experts: dict[str, ExpertLayout] = field(default_factory=dict, hash=False)
     """By kind of layers, of those that have experts, how these get their tokens."""
     loss: Choice[str] = Choice("xla", "by default")
