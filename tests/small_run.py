@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxpar.config import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, PrecisionConfig, RunConfig
+from jaxpar.config.reading.sections import with_values
 from jaxpar.data import batch_rows, open_data
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
 from jaxpar.layout.step_layout import StepLayout
@@ -30,7 +31,12 @@ SMALL = Config(
 
 def small(**sections: dict[str, Any]) -> Config:
     """`SMALL` with some keys changed: `small(model={"tied": True}, parallel={"fsdp": 2})`."""
-    return replace(SMALL, **{name: replace(getattr(SMALL, name), **keys) for name, keys in sections.items()})
+    return replace(SMALL, **{name: with_values(getattr(SMALL, name), keys) for name, keys in sections.items()})
+
+
+def with_overlap(parallel: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The keys of `parallel` with more options of `parallel.overlap`."""
+    return parallel | {"overlap": parallel.get("overlap", {}) | options}
 
 
 def layout_of(parallel: ParallelConfig) -> int:

@@ -73,7 +73,7 @@ class Inspection:
             console.print(f"Picture: {self.picture}", soft_wrap=True, highlight=False)
 
     def _picture(self, made: Sequence[tuple[Analysis, Report]]) -> str:
-        turns = [analysis.compilation.plan.layer_unroll for analysis, _ in made]
+        turns = [analysis.compilation.plan.layer_unroll.name for analysis, _ in made]
         programs = [
             Program(report.config + (f": {turn_words(layers)}" if layers > 1 else ""), layer_schedules(analysis))
             for layers, (analysis, report) in zip(turns, made, strict=True)

@@ -24,9 +24,8 @@ from jaxpar.config.bounds import (
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
-PLAN_VERSION = 11
-"""The version of `plan.json`. A new field of `Plan` raises it; one of a record inside with the former behaviour as its
-default does not."""
+PLAN_VERSION = 12
+"""The version of `plan.json`, which a new field of `Plan` raises."""
 
 
 def check_plan_version(version: object, label: str) -> None:
@@ -83,7 +82,7 @@ class Dtypes:
     """Matmuls and activations."""
     storage: str
     """Weights between their uses in a step, and when they are gathered."""
-    master: str
+    master: Literal["float32"]
     """Weights that the optimizer updates."""
     gradient: str
     """Accumulation and reduction of gradients."""
@@ -100,13 +99,13 @@ class Dtypes:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """An implementation that was chosen, and why the others were not."""
+class Choice[T]:
+    """A choice, as of an implementation by its name, and why the others were not chosen."""
 
-    name: str
+    name: T
     """What was chosen."""
-    reason: str
-    """Why."""
+    reason: str = ""
+    """Why; nothing where there was nothing to choose."""
     rejected: dict[str, str] = field(default_factory=dict, hash=False)
     """The others, each with the reason why it was not chosen."""
 
@@ -115,13 +114,11 @@ class Choice:
 class TensorOverlap:
     """How a group of a layer's matmuls exchanges the sequence with the other tensor ranks."""
 
-    algorithm: Literal["plain", "ring"] = "plain"
+    algorithm: Choice[Literal["plain", "ring"]] = Choice("plain")
     """`plain`: a collective before or after whole matmuls; `ring`: sends beside matmuls of chunks."""
     chunks: int = 1
     """Of `ring`: chunks into which the part of a rank is cut; each passes round by itself, every second one the other
     way."""
-    reason: str = ""
-    """Why."""
 
     def __post_init__(self) -> None:
         _check_range("plan.tensor_overlap: chunks", self.chunks, 1, CHUNKS)
@@ -131,22 +128,16 @@ class TensorOverlap:
 class ExpertLayout:
     """How the experts of a kind of layers get their tokens and multiply them."""
 
-    exchange: Literal["all_to_all", "hierarchical", "all_gather"] = "all_to_all"
+    exchange: Choice[Literal["all_to_all", "hierarchical", "all_gather"]] = Choice("all_to_all")
     """The algorithm of the exchange: `docs/experts.md`."""
     capacity: float = 2.0
     """Rows that a rank has room for in a round of it, as a multiple of an even share."""
-    reason: str = ""
-    """Why this algorithm."""
-    products: Choice = field(default_factory=lambda: Choice("xla", "by default"))
+    products: Choice[str] = Choice("xla", "by default")
     """The implementation of the products of experts."""
-    slices: int = 1
+    slices: Choice[int] = Choice(1)
     """Parts of a rank's tokens, of which one is exchanged while the experts work on another."""
-    slices_reason: str = ""
-    """Why so many."""
-    own_first: bool = False
+    own_first: Choice[bool] = Choice(False)
     """Whether a rank computes its own tokens for its own experts apart, while the first slice is sent."""
-    own_reason: str = ""
-    """Why, or why not."""
     node_devices: int | None = None
     """Devices of a node, where the exchange is cut at its border."""
     wire: Literal["float8_e4m3fn"] | None = None
@@ -155,7 +146,7 @@ class ExpertLayout:
     def __post_init__(self) -> None:
         if not 1 <= self.capacity <= CAPACITY:
             raise UserError(f"plan.experts: capacity: must be from 1 to {CAPACITY:g}, got {self.capacity:g}")
-        _check_range("plan.experts: slices", self.slices, 1, SLICES)
+        _check_range("plan.experts: slices", self.slices.name, 1, SLICES)
         _check_range("plan.experts: node_devices", self.node_devices, 1, RANKS)
 
 
@@ -200,20 +191,18 @@ class Plan:
     """What the layers of a chunk keep, in layer order; it is the same for all chunks."""
     dtypes: Dtypes
     """A dtype per role."""
-    attention: Choice
+    attention: Choice[str]
     """The attention backend."""
-    context_strategy: Choice
+    context_strategy: Choice[str]
     """How attention gets the other context ranks' keys and values."""
-    kind_attention: dict[str, Choice] = field(default_factory=dict, hash=False)
+    kind_attention: dict[str, Choice[str]] = field(default_factory=dict, hash=False)
     """The attention backend of each kind of layers, where kinds have names; `attention` is that of the first."""
     query_block: int = 512
     """Rows of queries in a block of scores, where XLA computes attention."""
     kv_block: int = 512
     """Rows of keys in such a block."""
-    context_order: Literal["contiguous", "zigzag", "striped"] = "contiguous"
-    """Which tokens of a row a context rank holds."""
-    context_order_reason: str = ""
-    """What a device sends for it; nothing where context is 1."""
+    context_order: Choice[Literal["contiguous", "zigzag", "striped"]] = Choice("contiguous")
+    """Which tokens of a row a context rank holds; the reason is what a device sends."""
     gradient_error_feedback: bool = False
     """Whether what quantised messages lack of a gradient is stored, and added to that of the next step."""
     secondary_shard: int = 1
@@ -231,50 +220,31 @@ class Plan:
     merged_matmuls_mb: int | None = None
     """Megabytes up to which XLA merges matmuls that share an operand, 0 for none; null where it takes its default."""
     memory_percent: int | None = None
-    """Percentage of a device's memory that XLA counts with; more where activations are on the host, null where it takes
-    its default."""
-    embedding_messages: Literal["table", "rows"] = "table"
+    """Percentage of a device's memory that XLA counts with, more with activations on the host; null is default."""
+    embedding_messages: Choice[Literal["table", "rows"]] = Choice("table")
     """Whether ranks send the embedding's table and its gradient, or the rows of their tokens and those of these."""
-    embedding_messages_reason: str = ""
-    """Why; nothing where neither is sent in a microbatch."""
-    replica_sums: Literal["after", "overlapped"] = "after"
+    replica_sums: Choice[Literal["after", "overlapped"]] = Choice("after")
     """Whether gradients are summed over replicas after the backward of the last microbatch, or layer by layer in it."""
-    replica_sums_reason: str = ""
-    """Why; nothing where there is nothing to sum."""
-    shard_state_over_replicas: bool = False
+    shard_state_over_replicas: Choice[bool] = Choice(False)
     """Whether master weights and optimizer state are split over replicas too."""
-    shard_state_over_replicas_reason: str = ""
-    """Why, or why not; nothing where there is one replica, or under ZeRO-0."""
-    layer_unroll: int = 1
+    layer_unroll: Choice[int] = Choice(1)
     """Layers in a turn of the loop over layers."""
-    layer_unroll_reason: str = ""
-    """Why so many; nothing where no weights are gathered ahead."""
-    weight_prefetch: Literal["layer", "parts"] = "layer"
-    """Whether the next attention's weights must have arrived before products of a layer's feed-forward, or with context
-    ranks of its attention."""
-    weight_prefetch_reason: str = ""
-    """Why; nothing where no weights are gathered ahead."""
+    weight_prefetch: Choice[Literal["layer", "parts"]] = Choice("layer")
+    """Whether the next attention's weights arrive before products of the feed-forward (context ranks: attention)."""
     ulysses: int = 1
     """Neighbouring context ranks that exchange sequence for heads."""
     tensor_overlap: dict[str, TensorOverlap] = field(default_factory=dict, hash=False)
-    """By group of a layer's matmuls, how it exchanges the sequence with the other tensor ranks; groups that are not
-    named take `plain`."""
+    """By group of a layer's matmuls, how it exchanges the sequence with other tensor ranks; others take `plain`."""
     experts: dict[str, ExpertLayout] = field(default_factory=dict, hash=False)
     """By kind of layers, of those that have experts, how these get their tokens."""
-    loss: Choice = field(default_factory=lambda: Choice("xla", "by default"))
+    loss: Choice[str] = Choice("xla", "by default")
     """The implementation of head and loss."""
-    loss_tiles: int = 1
+    loss_tiles: Choice[int] = Choice(1)
     """Tiles of a microbatch's tokens in which XLA computes the head and the loss."""
-    loss_tiles_reason: str = ""
-    """Why so many."""
-    loss_logits: Literal["recompute", "keep"] | None = None
+    loss_logits: Choice[Literal["recompute", "keep"] | None] = Choice(None)
     """What the kernel of the loss does with logits; null where XLA computes it, whose tiles need them only once."""
-    loss_logits_reason: str = ""
-    """Why; nothing where it is null."""
-    mlp_tiles: int = 1
+    mlp_tiles: Choice[int] = Choice(1)
     """Tiles of a microbatch's tokens in which the feed-forward of a layer is computed."""
-    mlp_tiles_reason: str = ""
-    """Why so many."""
     optimizer_offload: Literal["none", "host", "file"] = "none"
     """Where master weights and moments are between steps: on the device, in the host's memory, or on disk."""
     resident_weights: tuple[str, ...] = ()
@@ -286,11 +256,12 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name, (low, most) in _RANGES.items():
-            _check_range(f"plan.{name}", getattr(self, name), low, most)
+            value = getattr(self, name)
+            _check_range(f"plan.{name}", value.name if isinstance(value, Choice) else value, low, most)
         for layers in self.stage_layers:
             _check_range("plan.stage_layers", layers, 0, LAYERS)
 
-    def attention_of(self, kind: str) -> Choice:
+    def attention_of(self, kind: str) -> Choice[str]:
         """The attention backend of the layers of a kind."""
         return self.kind_attention.get(kind, self.attention)
 

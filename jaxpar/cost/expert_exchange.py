@@ -57,7 +57,7 @@ class ExpertExchange:
     shape: LayerShape
     """Of a layer that has experts."""
     own_rows: str = "auto"
-    """As `parallel.expert_own_rows`."""
+    """As `parallel.overlap.expert_own_rows`."""
 
     def own_first(self, device: Device, network: Network, slices: int) -> bool:
         """Whether a rank's own rows are computed apart, while the first slice is sent."""

@@ -28,12 +28,12 @@ class LayerCase:
     magnitude_ranks: int = 1
     """Ranks over which the largest magnitude of a tensor is taken."""
     slices: int | Literal["auto"] = "auto"
-    """Parts in which tokens are sent to their experts: `parallel.expert_slices`."""
+    """Parts in which tokens are sent to their experts: `parallel.overlap.expert_slices`."""
     attention: Attention | None = None
     """The kernels of attention that run; None for those of the software (`Mechanisms.attention`)."""
 
     own_rows: str = "auto"
-    """What is done with rows of a rank's own experts: `parallel.expert_own_rows`."""
+    """What is done with rows of a rank's own experts: `parallel.overlap.expert_own_rows`."""
 
     @property
     def tokens(self) -> int:

@@ -29,11 +29,14 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
             f"parallel.pipe: {parallel.pipe} stages would each wait for the others at every token; expected 1 for "
             "generation, with the devices on tensor, context or fsdp"
         )
+    overlap = replace(
+        parallel.overlap, embedding_messages="auto", layer_unroll="auto", weight_prefetch="auto", tensor="plain",
+        tensor_chunks=None, expert_slices="auto", expert_own_rows="auto",
+    )  # fmt: skip
     parallel = replace(
         parallel, zero=zero, microbatches=1, schedule="auto", virtual_stages=None, stage_layers=None,
-        context_order="contiguous", ulysses=None, tensor_overlap="plain", tensor_chunks=None,
-        secondary_shard=None, collectives="flat", expert_slices="auto", expert_own_rows="auto",
-        embedding_messages="auto", layer_unroll="auto", weight_prefetch="auto",
+        context_order="contiguous", ulysses=None, overlap=overlap,
+        secondary_shard=None, collectives="flat",
         context_strategy="auto" if parallel.context_strategy == "usp" else parallel.context_strategy,
     )  # fmt: skip
     memory = replace(

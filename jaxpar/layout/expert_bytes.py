@@ -19,6 +19,6 @@ def sent_bytes(layout: StepLayout) -> float:
     for kind, own in kind_models(model).items():
         if own.experts is not None:
             chosen = plan.experts[kind]
-            one = rows_sent(chosen.exchange, own.experts, chosen.capacity, axes.expert, axes.tensor)
+            one = rows_sent(chosen.exchange.name, own.experts, chosen.capacity, axes.expert, axes.tensor)
             total += layers[kind] * one * row_bytes_of_ways(model.embed, item, chosen.wire)
     return total * tokens / axes.pipe

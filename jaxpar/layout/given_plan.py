@@ -9,7 +9,7 @@ from jaxpar.config import Config, UserError, config_difference
 from jaxpar.config.axes import axis_sizes
 from jaxpar.config.plan import Plan
 from jaxpar.config.reading.typed import shown
-from jaxpar.config.schema import ParallelConfig
+from jaxpar.config.schema.overlap import OverlapConfig
 from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.distributed.devices import Device
 from jaxpar.layers.declared import activation_names
@@ -72,7 +72,7 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
             raise UserError(f"plan.{key}: {shown(found)}, and {what} is {shown(wanted)}; {OTHERWISE}")
     tokens = head_tokens(config)
     for key in ("loss_tiles", "mlp_tiles"):
-        if (tiles := getattr(plan, key)) > tokens:
+        if (tiles := getattr(plan, key).name) > tokens:
             raise UserError(f"plan.{key}: {tiles} are more than a device's {tokens} tokens of a microbatch")
     _check_residency(plan, config)
     check_overlap(plan, config)
@@ -120,7 +120,7 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
     rows = plan.microbatches * plan.microbatch_rows * plan.axes.data
     schedule = schedule_of(plan)
     slots = layer_order(plan, config.model).layers_per_chunk if len(plan.stage_layers) == schedule.chunks else 0
-    same = ("zero", "microbatches", "pipe_ends", "pipe_ticks", "collectives", "collectives_at_once")
+    same = ("zero", "microbatches", "pipe_ends", "pipe_ticks", "collectives")
     kept, matrix = ("optimizer_offload", "weights_offload"), config.optimizer.matrix_dtype
     return [
         ("axes", dict(plan.axes), axis_sizes(parallel), "the mesh of the configuration"),
@@ -140,7 +140,7 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
             precision.gradient_error_feedback,
             "precision.gradient_error_feedback",
         ),
-        *_named(plan, parallel),
+        *_named(plan, parallel.overlap),
         ("secondary_shard", plan.secondary_shard, parallel.secondary_shard or 1, "parallel.secondary_shard"),
         ("dtypes.storage", plan.dtypes.storage, precision.storage or precision.compute, "precision.storage"),
         *([("dtypes.matrix", plan.dtypes.matrix, matrix, "optimizer.matrix_dtype")] if matrix != "auto" else []),
@@ -148,13 +148,15 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
     ]
 
 
-def _named(plan: Plan, parallel: ParallelConfig) -> list[tuple[str, Any, Any, str]]:
+def _named(plan: Plan, overlap: OverlapConfig) -> list[tuple[str, Any, Any, str]]:
     """Of `_sizes`, the values that a configuration names where it could leave the choice to the plan."""
-    asked = {key: getattr(parallel, key) for key in NAMED}
-    return [(key, getattr(plan, key), own, f"parallel.{key}") for key, own in asked.items() if own != "auto"]
+    asked = {key: getattr(overlap, key) for key in NAMED}
+    named = [(key, getattr(plan, key).name, own) for key, own in asked.items() if own != "auto"]
+    named.append(("collectives_at_once", plan.collectives_at_once, overlap.collectives_at_once))
+    return [(key, planned, own, f"parallel.overlap.{key}") for key, planned, own in named]
 
 
 NAMED = ("embedding_messages", "replica_sums", "shard_state_over_replicas")
-"""Keys of `parallel`, by the same name in a plan, of which `auto` leaves the choice to it."""
-DTYPES = ("compute", "master", "gradient", "moments", "weight_wire", "gradient_wire", "matmul")
+"""Options of `parallel.overlap`, by the same name in a plan, of which `auto` leaves the choice to it."""
+DTYPES = ("compute", "gradient", "moments", "weight_wire", "gradient_wire", "matmul")
 """Roles whose dtype is in `precision` under the same name."""

@@ -10,25 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import NamedTuple
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models
-from jaxpar.config.plan import AxisSizes, LayerRun, Plan
+from jaxpar.config.plan import AxisSizes, Choice, LayerRun, Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.layout.auto_remat import ESTIMATED, OVERLAPPED
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.layout.weight_prefetch import gathers_ahead
 from jaxpar.memory.remat import offloaded
-
-
-class LayerUnroll(NamedTuple):
-    """The choice, by its names in a plan."""
-
-    layer_unroll: int
-    layer_unroll_reason: str
-    """Nothing where no weights are gathered ahead."""
-
 
 SHORT = 16
 """Layers; `auto` leaves shorter loops alone: two layers of a turn and two that no loop has would be a large part."""
@@ -36,8 +26,8 @@ SHORT = 16
 
 def layer_unroll(
     config: Config, axes: AxisSizes, device: Device, runs: Sequence[LayerRun], kinds: Sequence[str]
-) -> LayerUnroll:
-    """What `parallel.layer_unroll` of a resolved configuration means on devices like `device`.
+) -> Choice[int]:
+    """What `parallel.overlap.layer_unroll` of a resolved configuration means on devices like `device`.
 
     Args:
         config: as the trainer has it, with sizes filled in.
@@ -48,36 +38,36 @@ def layer_unroll(
 
     Raises `UserError` for a number that would change nothing.
     """
-    asked = config.parallel.layer_unroll
+    asked = config.parallel.overlap.layer_unroll
     shards = axes.fsdp * axes.expert * axes.context
     if not gathers_ahead(shards, config.parallel.zero):
         if asked not in ("auto", 1):
             raise UserError(
-                f"parallel.layer_unroll: {asked} would change nothing, because no layer's weights are gathered while "
-                "another computes (parallel.zero: 3 over several ranks); expected auto or 1"
+                f"parallel.overlap.layer_unroll: {asked} would change nothing, because no layer's weights are gathered "
+                "while another computes (parallel.zero: 3 over several ranks); expected auto or 1"
             )
-        return LayerUnroll(1, "")
+        return Choice(1)
     if asked != "auto":
-        return LayerUnroll(asked, "named by parallel.layer_unroll")
+        return Choice(asked, "named by parallel.overlap.layer_unroll")
     if axes.pipe > 1 or _longest(runs, kinds) < SHORT:
-        return LayerUnroll(1, "the loops are short")
+        return Choice(1, "the loops are short")
     if offloaded(runs) or config.memory.weights_offload != "none":
-        return LayerUnroll(1, "beside copies to the host XLA starts gathers later with two")
+        return Choice(1, "beside copies to the host XLA starts gathers later with two")
     if any(model.experts is not None for model in kind_models(config.model).values()):
-        return LayerUnroll(1, "layers with experts were not compared")
+        return Choice(1, "layers with experts were not compared")
     if device.platform == "cpu":
-        return LayerUnroll(1, "CPU devices gather nothing meanwhile")
-    return LayerUnroll(2, "gathered weights take turns with two buffers, without a copy")
+        return Choice(1, "CPU devices gather nothing meanwhile")
+    return Choice(2, "gathered weights take turns with two buffers, without a copy")
 
 
 def with_room_for_turns(config: Config, plan: Plan, usable_bytes: int) -> Plan:
     """`plan`, with one layer in a turn where `auto` has more, and the step is estimated to fill so much of the
     `usable_bytes` of a device that XLA would overlap less."""
-    if config.parallel.layer_unroll != "auto":
+    if config.parallel.overlap.layer_unroll != "auto":
         return plan
     if estimate_memory(config, plan).device <= ESTIMATED * OVERLAPPED * usable_bytes:
         return plan
-    return replace(plan, layer_unroll=1, layer_unroll_reason="there is no memory for the weights of one layer more")
+    return replace(plan, layer_unroll=Choice(1, "there is no memory for the weights of one layer more"))
 
 
 def _longest(runs: Sequence[LayerRun], kinds: Sequence[str]) -> int:
@@ -89,8 +79,8 @@ def _longest(runs: Sequence[LayerRun], kinds: Sequence[str]) -> int:
 def check_layer_unroll(plan: Plan) -> None:
     """Raise `UserError` if a plan has several layers in a turn for nothing."""
     axes = plan.axes
-    if plan.layer_unroll > 1 and not gathers_ahead(axes.fsdp * axes.expert * axes.context, plan.zero):
+    if plan.layer_unroll.name > 1 and not gathers_ahead(axes.fsdp * axes.expert * axes.context, plan.zero):
         raise UserError(
-            f"plan.layer_unroll: {plan.layer_unroll}, and no layer's weights are gathered while another computes; "
+            f"plan.layer_unroll: {plan.layer_unroll.name}, and no layer's weights are gathered while another computes; "
             "expected 1"
         )

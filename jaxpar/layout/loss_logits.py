@@ -18,21 +18,23 @@ from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.units import seconds, size
 from pallas_kernels.linear_cross_entropy.kept import kept_bytes
 
+type Logits = Choice[Literal["recompute", "keep"] | None]
 
-def asked_logits(config: Config, loss: Choice) -> tuple[Literal["recompute", "keep"] | None, str]:
-    """`recompute` or `keep`, and why: as configured, `auto` before it is decided; None where there is no kernel.
+
+def asked_logits(config: Config, loss: Choice[str]) -> Logits:
+    """`recompute` or `keep`: as configured, `auto` before it is decided; None where there is no kernel.
 
     Raises `UserError` where one is configured and no kernel computes the loss.
     """
     asked = config.memory.loss_logits
     if loss.name == "fused":
-        return ("recompute", "") if asked == "auto" else (asked, "named by memory.loss_logits")
+        return Choice("recompute") if asked == "auto" else Choice(asked, "named by memory.loss_logits")
     if asked != "auto":
         raise UserError(
             f"memory.loss_logits: {asked} is for the kernel of the loss, and here XLA computes it in tiles, each of "
             f"which needs its logits only once ({loss.reason}); expected auto, or memory.loss_backend: fused with it"
         )
-    return None, ""
+    return Choice(None)
 
 
 def kept_where_they_fit(config: Config, plan: Plan, usable_bytes: int) -> Plan:
@@ -42,9 +44,9 @@ def kept_where_they_fit(config: Config, plan: Plan, usable_bytes: int) -> Plan:
     needed = estimate_memory(config, kept).device
     if needed > max(limit, estimate_memory(config, plan).device):
         why = f"with {_size(config)} of them kept a step takes {size(needed)}, and {size(limit)} may be planned for"
-        return replace(plan, loss_logits_reason=why)
+        return replace(plan, loss_logits=Choice("recompute", why))
     why = f"{_size(config)} of them fit: a step takes {size(needed)} of {size(limit)} that may be planned for"
-    return replace(kept, loss_logits_reason=why)
+    return _keeping(plan, why)
 
 
 def kept_beside_layers(
@@ -67,27 +69,25 @@ def kept_beside_layers(
     try:
         kept = with_layers(_keeping(plan))
     except UserError:
-        return replace(found, loss_logits_reason=f"no layers fit beside {_size(config)} of them")
+        return replace(found, loss_logits=Choice("recompute", f"no layers fit beside {_size(config)} of them"))
     cost = max(0.0, lost(kept) - lost(found))
     times = f"a microbatch saves {seconds(saved)}, and its layers recompute {seconds(cost)} more"
-    better = kept if cost <= saved else found
-    return replace(better, loss_logits_reason=f"with {_size(config)} of them kept {times}")
+    why = f"with {_size(config)} of them kept {times}"
+    return _keeping(kept, why) if cost <= saved else replace(found, loss_logits=Choice("recompute", why))
 
 
 def check_logits(plan: Plan, config: Config) -> None:
     """Raise `UserError` if a plan does something else with logits than its loss can, or the configuration names."""
-    asked, kernel = config.memory.loss_logits, plan.loss.name == "fused"
-    if kernel != (plan.loss_logits is not None):
+    asked, logits, kernel = config.memory.loss_logits, plan.loss_logits.name, plan.loss.name == "fused"
+    if kernel != (logits is not None):
         wanted = "recompute or keep" if kernel else "null"
-        raise UserError(
-            f"plan.loss_logits: expected {wanted} with plan.loss {plan.loss.name}, got {quoted(plan.loss_logits)}"
-        )
-    if kernel and asked not in ("auto", plan.loss_logits):
-        raise UserError(f"plan.loss_logits: {plan.loss_logits}, and memory.loss_logits is {asked}")
+        raise UserError(f"plan.loss_logits: expected {wanted} with plan.loss {plan.loss.name}, got {quoted(logits)}")
+    if kernel and asked not in ("auto", logits):
+        raise UserError(f"plan.loss_logits: {logits}, and memory.loss_logits is {asked}")
 
 
-def _keeping(plan: Plan) -> Plan:
-    return replace(plan, loss_logits="keep")
+def _keeping(plan: Plan, why: str = "") -> Plan:
+    return replace(plan, loss_logits=Choice("keep", why))
 
 
 def _size(config: Config) -> str:

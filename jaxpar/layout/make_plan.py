@@ -96,21 +96,20 @@ def make_plan(
 
     def with_room(plan: Plan) -> Plan:
         """`plan`, with one layer in a turn of the loop where there is no memory for more."""
-        return plan if plan.layer_unroll == 1 else with_room_for_turns(config, plan, device_bytes())
+        return plan if plan.layer_unroll.name == 1 else with_room_for_turns(config, plan, device_bytes())
 
     def keeping(asked: Sequence[LayerRun]) -> Plan:
         """The layout in which layers keep what is configured, without what a feed-forward in tiles cannot keep."""
         tiles = mlp_tiles(config, asked, schedule.splits_backward)
-        kept = without_hidden(asked, tiles.number)
+        kept = without_hidden(asked, tiles.name)
         kept = _partly_offloaded(config, kept, [costs[kind] for kind in kinds], known=at_hand is not None)
         attention = attention_plan(config, device, kept, node_devices)
-        overlap = tensor_overlap(config, device, at_hand, rows, tiles.number)
+        overlap = tensor_overlap(config, device, at_hand, rows, tiles.name)
         plan = settled(
-            **layer_unroll(config, axes, device, kept, kinds)._asdict(),
-            **weight_prefetch(config, axes, device, kept)._asdict(),
+            layer_unroll=layer_unroll(config, axes, device, kept, kinds),
+            weight_prefetch=weight_prefetch(config, axes, device, kept),
             runs=kept,
-            mlp_tiles=tiles.number,
-            mlp_tiles_reason=tiles.why,
+            mlp_tiles=tiles,
             tensor_overlap=overlap,
             **attention._asdict(),
         )
@@ -143,8 +142,8 @@ def _settled(
 ) -> Callable[..., Plan]:
     """The plan, given what depends on what layers keep. Raises `UserError` for a choice that is not supported."""
     parallel, memory = config.parallel, config.memory
-    axes, schedule, tiles = AxisSizes(**axis_sizes(parallel)), choose_schedule(config), loss_tiles(config)
-    logits, why_logits = asked_logits(config, loss)
+    axes, schedule = AxisSizes(**axis_sizes(parallel)), choose_schedule(config)
+    sums = replica_sums(config, axes, device)
     settled = partial(
         Plan,
         axes=axes,
@@ -159,19 +158,17 @@ def _settled(
         remat=remat_name(memory.remat),
         experts=expert_layouts(config, axes, device, cluster, rows, node_devices),
         loss=loss,
-        loss_logits=logits,
-        loss_logits_reason=why_logits,
-        loss_tiles=tiles.number,
-        loss_tiles_reason=tiles.why,
+        loss_logits=asked_logits(config, loss),
+        loss_tiles=loss_tiles(config),
         dtypes=_dtypes(config, device),
         gradient_error_feedback=config.precision.gradient_error_feedback,
         secondary_shard=parallel.secondary_shard or 1,
         collectives=parallel.collectives,
-        collectives_at_once=parallel.collectives_at_once,
+        collectives_at_once=parallel.overlap.collectives_at_once,
         node_devices=check_wire(config, axes, node_devices),
-        **embedding_messages(config, axes, device, rows, cluster)._asdict(),
-        **(sums := replica_sums(config, axes, device))._asdict(),
-        **state_over_replicas(config, axes, device, sums)._asdict(),
+        embedding_messages=embedding_messages(config, axes, device, rows, cluster),
+        replica_sums=sums,
+        shard_state_over_replicas=state_over_replicas(config, axes, device, sums.name),
         optimizer_offload=memory.optimizer_offload,
         weights_offload=memory.weights_offload,
     )
@@ -187,7 +184,7 @@ def _dtypes(config: Config, device: Device) -> Dtypes:
     return Dtypes(
         compute=precision.compute,
         storage=precision.storage or precision.compute,
-        master=precision.master,
+        master="float32",
         gradient=precision.gradient,
         moments=precision.moments,
         weight_wire=precision.weight_wire,

@@ -38,7 +38,7 @@ def with_merged_matmuls(config: Config, plan: Plan, device: Device) -> Plan:
     if processors is None or plan.axes.tensor > 1:
         return plan
     layout = StepLayout(config, plan)
-    tokens = plan.microbatch_rows * config.data.sequence_length // plan.axes.context // plan.mlp_tiles
+    tokens = plan.microbatch_rows * config.data.sequence_length // plan.axes.context // plan.mlp_tiles.name
 
     def filled(spec: ParamSpec, where: PartitionSpec) -> float:
         """By the worst of a matrix's three products: of rows, of their gradients, and its own gradient."""

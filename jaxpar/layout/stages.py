@@ -61,11 +61,12 @@ def make_attend(config: Config, plan: Plan) -> dict[str, Attend]:
 
 
 def _attend(config: Config, plan: Plan, model: ModelConfig, backend: str) -> Attend:
-    layout = ContextLayout(plan.context_order, plan.ulysses)
+    order = plan.context_order.name
+    layout = ContextLayout(order, plan.ulysses)
     function = attend(backend, plan.context_strategy.name, layout)
-    run = run_length(plan.context_order, config.data.sequence_length, plan.axes.context // plan.ulysses)
+    run = run_length(order, config.data.sequence_length, plan.axes.context // plan.ulysses)
     blocks = plan.query_block, plan.kv_block
-    settings = attention_settings(config, model, blocks, run, neighbours=plan.context_order == "contiguous")
+    settings = attention_settings(config, model, blocks, run, neighbours=order == "contiguous")
 
     def attention(
         q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, sinks: jax.Array | None = None
@@ -135,19 +136,13 @@ def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
     }
     return DecoderStages(
         config,
+        plan,
         layout.placements,
         make_attend(config, plan),
         keeps_by_kind(layout.order.slots, keeps, plan.host_layers, variants),
         train,
         layout.order,
         layout.schedule.splits_backward,
-        plan.loss_tiles,
-        plan.mlp_tiles,
-        plan.loss.name,
-        plan.loss_logits == "keep",
-        plan.tensor_overlap,
-        plan.experts,
-        plan.layer_unroll,
         gathered_before(plan),
         layout.objective,
     )

@@ -76,7 +76,7 @@ class StepLayout:
         plan, shared_ends = self.plan, self.plan.pipe_ends == "shared"
         return place(
             self.specs, plan.axes, plan.zero, plan.dtypes, kv_heads(self.config.model),
-            shared_ends=shared_ends, over_replicas=plan.shard_state_over_replicas, wire=wire_of(plan),
+            shared_ends=shared_ends, over_replicas=plan.shard_state_over_replicas.name, wire=wire_of(plan),
         )  # fmt: skip
 
     @cached_property

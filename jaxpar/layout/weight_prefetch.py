@@ -12,22 +12,14 @@ too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models
-from jaxpar.config.plan import AxisSizes, LayerRun, Plan
+from jaxpar.config.plan import AxisSizes, Choice, LayerRun, Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.memory.remat import offloaded
-
-
-class WeightPrefetch(NamedTuple):
-    """The choice, by its names in a plan."""
-
-    weight_prefetch: Literal["layer", "parts"]
-    weight_prefetch_reason: str
-    """Nothing where no weights are gathered ahead."""
 
 
 def gathers_ahead(shards: int, zero: int) -> bool:
@@ -35,8 +27,10 @@ def gathers_ahead(shards: int, zero: int) -> bool:
     return zero == 3 and shards > 1
 
 
-def weight_prefetch(config: Config, axes: AxisSizes, device: Device, runs: Sequence[LayerRun]) -> WeightPrefetch:
-    """What `parallel.weight_prefetch` of a resolved configuration means on devices like `device`.
+def weight_prefetch(
+    config: Config, axes: AxisSizes, device: Device, runs: Sequence[LayerRun]
+) -> Choice[Literal["layer", "parts"]]:
+    """What `parallel.overlap.weight_prefetch` of a resolved configuration means on devices like `device`.
 
     Args:
         config: as the trainer has it, with sizes filled in.
@@ -46,31 +40,31 @@ def weight_prefetch(config: Config, axes: AxisSizes, device: Device, runs: Seque
 
     Raises `UserError` for `parts` where nothing is gathered ahead, or the weights have no two parts.
     """
-    asked = config.parallel.weight_prefetch
+    asked = config.parallel.overlap.weight_prefetch
     if not gathers_ahead(axes.fsdp * axes.expert * axes.context, config.parallel.zero):
         if asked == "parts":
             raise UserError(
-                "parallel.weight_prefetch: parts would change nothing, because no layer's weights are gathered while "
-                "another computes (parallel.zero: 3 over several ranks); expected auto or layer"
+                "parallel.overlap.weight_prefetch: parts would change nothing, because no layer's weights are gathered "
+                "while another computes (parallel.zero: 3 over several ranks); expected auto or layer"
             )
-        return WeightPrefetch("layer", "")
+        return Choice("layer")
     if asked != "auto":
-        return WeightPrefetch(asked, "named by parallel.weight_prefetch")
+        return Choice(asked, "named by parallel.overlap.weight_prefetch")
     if device.platform == "cpu":
-        return WeightPrefetch("layer", "CPU devices gather nothing meanwhile")
+        return Choice("layer", "CPU devices gather nothing meanwhile")
     if axes.pipe > 1 or any(model.experts is not None for model in kind_models(config.model).values()):
-        return WeightPrefetch("layer", "pipelines and layers with experts were not compared")
+        return Choice("layer", "pipelines and layers with experts were not compared")
     if axes.context > 1:
-        return WeightPrefetch("parts", "attention sends messages too")
+        return Choice("parts", "attention sends messages too")
     if config.precision.matmul is not None:
-        return WeightPrefetch("layer", "in 8 bits weights arrive in time")
-    if axes.tensor > 1 and config.parallel.collectives_at_once > 1:
-        return WeightPrefetch("parts", "messages of tensor ranks may be under way too")
+        return Choice("layer", "in 8 bits weights arrive in time")
+    if axes.tensor > 1 and config.parallel.overlap.collectives_at_once > 1:
+        return Choice("parts", "messages of tensor ranks may be under way too")
     if offloaded(runs) or config.memory.weights_offload != "none":
-        return WeightPrefetch("parts", "copies to and from the host are under way too")
+        return Choice("parts", "copies to and from the host are under way too")
     if axes.tensor == 1 and _unestimated(device):
-        return WeightPrefetch("parts", "XLA does not estimate what a message takes on GPUs before Hopper")
-    return WeightPrefetch("layer", "layers send nothing but weights and gradients")
+        return Choice("parts", "XLA does not estimate what a message takes on GPUs before Hopper")
+    return Choice("layer", "layers send nothing but weights and gradients")
 
 
 def _unestimated(device: Device) -> bool:
@@ -81,7 +75,7 @@ def _unestimated(device: Device) -> bool:
 
 def gathered_before(plan: Plan) -> str:
     """The part of a layer before whose products the next attention's weights must have arrived; empty for none."""
-    if plan.weight_prefetch == "layer":
+    if plan.weight_prefetch.name == "layer":
         return ""
     return "attention" if plan.axes.context > 1 else "mlp"
 
@@ -89,7 +83,7 @@ def gathered_before(plan: Plan) -> str:
 def check_weight_prefetch(plan: Plan) -> None:
     """Raise `UserError` if a plan gathers in parts where no weights are gathered ahead."""
     axes = plan.axes
-    if plan.weight_prefetch == "parts" and not gathers_ahead(axes.fsdp * axes.expert * axes.context, plan.zero):
+    if plan.weight_prefetch.name == "parts" and not gathers_ahead(axes.fsdp * axes.expert * axes.context, plan.zero):
         raise UserError(
             "plan.weight_prefetch: parts, and no layer's weights are gathered while another computes; expected layer"
         )

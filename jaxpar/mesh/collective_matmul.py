@@ -57,7 +57,7 @@ def gather_matmul(
     again, if it was not kept, and sums of its gradient.
     """
     must_vary(x, ("tensor",), "gather_matmul")
-    if overlap.algorithm == "plain":
+    if overlap.algorithm.name == "plain":
         joined = gather_sequence(x)
         return tuple(product(joined, w) for w in weights)
     return _gather_matmul(overlap.chunks, *vary_alike((x, tuple(weights))))
@@ -73,7 +73,7 @@ def matmul_scatter(
     Sends `x * (n - 1) / n` bytes with n = tensor and x the bytes of a product. The backward sends as many.
     """
     must_vary(xs[0], ("tensor",), "matmul_scatter")
-    if overlap.algorithm == "plain":
+    if overlap.algorithm.name == "plain":
         return scatter_sequence(_sum([product(x, w) for x, w in zip(xs, weights, strict=True)]))
     return _matmul_scatter(overlap.chunks, *vary_alike((tuple(xs), tuple(weights))))
 

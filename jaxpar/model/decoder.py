@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.config.counting import rotary_dim
 from jaxpar.config.kinds import kind_model
-from jaxpar.config.plan import ExpertLayout, TensorOverlap
+from jaxpar.config.plan import ExpertLayout, Plan
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.block import Attend
 from jaxpar.layers.context import UPDATES, TokenContext, sequence_part
@@ -134,6 +134,7 @@ class DecoderStages:
     """
 
     config: Config
+    plan: Plan
     placements: Placements
     attend: Mapping[str, Attend]
     """The attention of each kind of layers."""
@@ -145,20 +146,6 @@ class DecoderStages:
     """The order of the layers in the stacks."""
     split_backward: bool = False
     """Whether the gradients of the layers' matrices are computed by a later action."""
-    loss_tiles: int = 1
-    """Tiles of tokens in the head and the loss."""
-    mlp_tiles: int = 1
-    """Tiles of tokens in a layer's feed-forward."""
-    loss_backend: str = "xla"
-    """`xla` or `fused`: see `jaxpar.model.tiled_loss.head_loss`."""
-    keeps_logits: bool = False
-    """Whether the kernel of the loss keeps logits for its backward."""
-    tensor_overlap: Mapping[str, TensorOverlap] = field(default_factory=dict)
-    """How groups of a layer's matmuls exchange the sequence; others take `plain`."""
-    experts: Mapping[str, ExpertLayout] = field(default_factory=dict)
-    """How the experts of each kind of layers get their tokens."""
-    layer_unroll: int = 1
-    """Layers in a turn of the loop over layers."""
     gathers_before: str = ""
     """The part of a layer (attention, mlp) before whose products the next attention's weights must have arrived; none
     where it is empty."""
@@ -243,14 +230,15 @@ class DecoderStages:
     def loop(self) -> LayerLoop:
         """The layers of this pipeline rank."""
         kinds = {kind: self._kind(kind) for kind in self.order.stacks}
-        return LayerLoop(kinds, self.placements, self.order, self.layer_unroll, self.gathers_before)
+        return LayerLoop(kinds, self.placements, self.order, self.plan.layer_unroll.name, self.gathers_before)
 
     def prototype(self, kind: str, fp8: QuantisedGroups | None = None) -> DecoderLayer:
         """A layer of a kind, as the plan has it run, with `fp8` in place of some of its matmuls."""
-        ops: Ops = Ops(self.tensor_overlap)
+        plan = self.plan
+        ops: Ops = Ops(plan.tensor_overlap)
         if fp8 is not None:
-            ops = quantised_ops(fp8, self.tensor_overlap, kind_model(self.model, kind))
-        return layer_of_kind(self.config, kind, self.mlp_tiles, self.experts.get(kind), ops)
+            ops = quantised_ops(fp8, plan.tensor_overlap, kind_model(self.model, kind))
+        return layer_of_kind(self.config, kind, plan.mlp_tiles.name, plan.experts.get(kind), ops)
 
     def _kind(self, kind: str) -> LayerKind:
         """Layers whose matmuls are exact, and below it the programs of those of which some or all are quantised."""
@@ -315,8 +303,8 @@ class DecoderStages:
         """
         x, table = self._before_head(weights, accumulators, x)
         head = HeadLoss(
-            self.model, self.vocab_axes, self.loss_tiles, self.loss_backend, self._head in accumulators,
-            self.keeps_logits,
+            self.model, self.vocab_axes, self.plan.loss_tiles.name, self.plan.loss.name, self._head in accumulators,
+            self.plan.loss_logits.name == "keep",
         )  # fmt: skip
         total, reported = self.objective.loss(TokenLosses(x, table, head), batch)
         others = [axis for axis in AXES if axis not in self.vocab_axes]

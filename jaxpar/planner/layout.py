@@ -42,9 +42,9 @@ class Layout:
     expert_capacity: float = 2.0
     """Room of an exchange, as a multiple of an even share."""
     expert_slices: int | Literal["auto"] = "auto"
-    """As `parallel.expert_slices`."""
+    """As `parallel.overlap.expert_slices`."""
     expert_own_rows: str = "auto"
-    """As `parallel.expert_own_rows`."""
+    """As `parallel.overlap.expert_own_rows`."""
     imbalance: float = 1.0
     """Rows of the fullest rank, relative to the mean."""
     exchange_wire: str | None = None
@@ -52,9 +52,9 @@ class Layout:
     embedding_messages: Literal["table", "rows"] = "table"
     """What a microbatch sends of the embedding: as in a plan."""
     sums_early: bool = True
-    """Whether sums over replicas may run beside the backward: `parallel.replica_sums` is not `after`."""
+    """Whether sums over replicas may run beside the backward: `parallel.overlap.replica_sums` is not `after`."""
     shard_state: bool = False
-    """Whether the optimizer's state is split over replicas too: `parallel.shard_state_over_replicas`."""
+    """Whether the optimizer's state is split over replicas too: `parallel.overlap.shard_state_over_replicas`."""
     expert_codes: ExpertCodes = NO_CODES
     """How routed experts are multiplied in FP8."""
     matmul_codes: MatmulCodes | None = None

@@ -177,7 +177,8 @@ def anchored(planned: Planned, spread: Spread) -> Planned:
 def planned_config(config: Config) -> Config:
     """`config` as the planner takes it: its own layout left out, and the vocabulary set. Raises `UserError`."""
     config = without_layout(config)
-    validate(replace(config, parallel=replace(config.parallel, shard_state_over_replicas=False)))  # it has no replicas
+    overlap = replace(config.parallel.overlap, shard_state_over_replicas=False)  # it has no replicas
+    validate(replace(config, parallel=replace(config.parallel, overlap=overlap)))
     return with_known_vocab(config)
 
 

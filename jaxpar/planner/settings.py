@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config
@@ -29,11 +28,11 @@ def config_of(config: Config, layout: Layout) -> Config:
         layout: of all devices.
     """
     pipelined = layout.pipe > 1
-    decided = {
-        "expert_slices": layout.expert_slices, "expert_own_rows": layout.expert_own_rows,
-        "shard_state_over_replicas": layout.shard_state,
-    }  # fmt: skip
-    kept: dict[str, Any] = kept_by_planner(config.parallel) | decided
+    kept = kept_by_planner(config.parallel)
+    kept["overlap"] = replace(
+        kept["overlap"], shard_state_over_replicas=layout.shard_state, expert_slices=layout.expert_slices,
+        expert_own_rows=layout.expert_own_rows,
+    )  # fmt: skip
     parallel = ParallelConfig(
         pipe=layout.pipe,
         replica=layout.replica,

@@ -94,7 +94,9 @@ def layout_of(config: Config, plan: Plan, search: Search) -> Layout:
     )  # fmt: skip
     remat = as_remat(plan.runs, activation_names(model))
     layout = search.activations(group, choice).layout(remat, config.memory.offload_fraction)
-    return replace(layout, embedding_messages=plan.embedding_messages, shard_state=plan.shard_state_over_replicas)
+    return replace(
+        layout, embedding_messages=plan.embedding_messages.name, shard_state=plan.shard_state_over_replicas.name
+    )
 
 
 def _milliseconds(seconds: float) -> Fraction:

@@ -104,18 +104,24 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     ),
     "another kernel": ([GOOD, "parallel.expert_backend=mosiac"], ("parallel.expert_backend", "mosiac", "mosaic")),
     "own rows without experts": (
-        ["parallel.expert_own_rows=first"], ("parallel.expert_own_rows", "first", "model.experts")
+        ["parallel.overlap.expert_own_rows=first"], ("parallel.overlap.expert_own_rows", "first", "model.experts")
     ),
-    "misspelt own rows": ([GOOD, "parallel.expert_own_rows=frist"], ("parallel.expert_own_rows", "frist", "first")),
-    "slices without experts": (["parallel.expert_slices=2"], ("parallel.expert_slices", "2", "model.experts")),
+    "misspelt own rows": (
+        [GOOD, "parallel.overlap.expert_own_rows=frist"], ("parallel.overlap.expert_own_rows", "frist", "first")
+    ),
+    "slices without experts": (
+        ["parallel.overlap.expert_slices=2"], ("parallel.overlap.expert_slices", "2", "model.experts")
+    ),
     "a wire without experts": (
         ["precision.exchange_wire=float8_e4m3fn"], ("precision.exchange_wire", "float8_e4m3fn", "model.experts", "null")
     ),
     "another wire": (
         [GOOD, "precision.exchange_wire=float8_e5m2"], ("precision.exchange_wire", "float8_e5m2", "float8_e4m3fn")
     ),
-    "no slices": ([GOOD, "parallel.expert_slices=0"], ("parallel.expert_slices", "at least 1", "0")),
-    "a misspelt auto": ([GOOD, "parallel.expert_slices=aut"], ("parallel.expert_slices", "auto", "'aut'")),
+    "no slices": ([GOOD, "parallel.overlap.expert_slices=0"], ("parallel.overlap.expert_slices", "at least 1", "0")),
+    "a misspelt auto": (
+        [GOOD, "parallel.overlap.expert_slices=aut"], ("parallel.overlap.expert_slices", "auto", "'aut'")
+    ),
     "ragged": ([GOOD, "parallel.expert_exchange=ragged"], ("parallel.expert_exchange", "ragged", "all_to_all")),
     "little room": ([GOOD, "parallel.expert_capacity=0.5"], ("parallel.expert_capacity", "at least 1", "0.5")),
     "in a kind": (
@@ -154,11 +160,11 @@ def test_a_plan_keeps_what_is_asked_of_the_exchange():
 
 
 def test_a_plan_keeps_what_is_asked_of_messages_where_every_layout_can_have_it():
-    asked = ["model.vocab=256", "parallel.joined_messages=xla", "parallel.auto=true"]
-    found = planned_config(load_config(None, [*asked, "parallel.replica_sums=after"])).parallel
-    assert (found.joined_messages, found.replica_sums) == ("xla", "after")
-    with refused("parallel.replica_sums: overlapped", "would not be used", "parallel: auto"):
-        validate(load_config(None, [*asked, "parallel.replica_sums=overlapped"]))
+    asked = ["model.vocab=256", "parallel.overlap.collectives_at_once=2", "parallel.auto=true"]
+    found = planned_config(load_config(None, [*asked, "parallel.overlap.replica_sums=after"])).parallel
+    assert (found.overlap.collectives_at_once, found.overlap.replica_sums) == (2, "after")
+    with refused("parallel.overlap.replica_sums: overlapped", "would not be used", "parallel: auto"):
+        validate(load_config(None, [*asked, "parallel.overlap.replica_sums=overlapped"]))
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ REFUSED = {
     ),
     "negative": ([CURRENT, "precision.matmul_except={first_layers: -1}"], ("first_layers", "at least 0", "-1")),
     "ring of tiles": (
-        ["precision.matmul=fp8_block", "parallel.tensor=2", "parallel.tensor_overlap=ring"],
-        ("tensor_overlap: ring", "fp8_block", "auto or plain"),
+        ["precision.matmul=fp8_block", "parallel.tensor=2", "parallel.overlap.tensor=ring"],
+        ("overlap.tensor: ring", "fp8_block", "auto or plain"),
     ),
     "tiles": ([CURRENT, "memory.mlp_tiles=2"], ("memory.mlp_tiles: 2", "1 or null")),
     "unknown part": (

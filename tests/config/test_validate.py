@@ -109,21 +109,36 @@ def test_the_defaults_are_valid():
             ("parallel.secondary_shard: 4", "no more than 4 ranks", "fewer, or null"),
         ),
         (
-            ["parallel.shard_state_over_replicas=true", "parallel.fsdp=4"],
-            ("parallel.shard_state_over_replicas: true", "would not be used", "parallel.replica is 1", "or false"),
+            ["parallel.overlap.shard_state_over_replicas=true", "parallel.fsdp=4"],
+            (
+                "parallel.overlap.shard_state_over_replicas: true",
+                "would not be used",
+                "parallel.replica is 1",
+                "or false",
+            ),
         ),
         (
-            ["parallel.shard_state_over_replicas=true", "parallel.replica=4", "parallel.zero=0"],
-            ("parallel.shard_state_over_replicas: true", "parallel.zero: 0 shards nothing", "1, 2 or 3", "or false"),
+            ["parallel.overlap.shard_state_over_replicas=true", "parallel.replica=4", "parallel.zero=0"],
+            (
+                "parallel.overlap.shard_state_over_replicas: true",
+                "parallel.zero: 0 shards nothing",
+                "1, 2 or 3",
+                "or false",
+            ),
         ),
         (
             [
-                "parallel.shard_state_over_replicas=true",
+                "parallel.overlap.shard_state_over_replicas=true",
                 "parallel.replica=4",
                 "memory.optimizer_offload=host",
                 "memory.weights_offload=host",
             ],
-            ("parallel.shard_state_over_replicas: true", "memory.weights_offload: host", "expected none", "or false"),
+            (
+                "parallel.overlap.shard_state_over_replicas: true",
+                "memory.weights_offload: host",
+                "expected none",
+                "or false",
+            ),
         ),
         (
             ["precision.gradient_error_feedback=true", "parallel.zero=1"],

@@ -18,7 +18,7 @@ NEW = 8
 LAYOUTS: dict[str, dict[str, Any]] = {
     "all_to_all": {"expert": 4, "tensor": 2, "expert_exchange": "all_to_all", "expert_capacity": 1.0},
     "all_gather": {"expert": 2, "fsdp": 2, "context": 2, "expert_exchange": "all_gather"},
-    "slices": {"expert": 2, "context": 2, "expert_exchange": "all_to_all", "expert_slices": 2},
+    "slices": {"expert": 2, "context": 2, "expert_exchange": "all_to_all", "overlap": {"expert_slices": 2}},
 }
 ROUTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "drops": ("all_to_all", {"capacity_factor": 0.25}),
@@ -33,9 +33,20 @@ ROUTERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 TRAINED: dict[str, dict[str, Any]] = {
-    "three slices, which do not divide a rank's tokens of a prompt": {"expert": 2, "fsdp": 2, "expert_slices": 3},
-    "own rows first, of tokens in slices": {"expert": 2, "fsdp": 2, "expert_slices": 2, "expert_own_rows": "first"},
-    "own rows first, of tokens in three slices": {"expert": 2, "expert_slices": 3, "expert_own_rows": "first"},
+    "three slices, which do not divide a rank's tokens of a prompt": {
+        "expert": 2,
+        "fsdp": 2,
+        "overlap": {"expert_slices": 3},
+    },
+    "own rows first, of tokens in slices": {
+        "expert": 2,
+        "fsdp": 2,
+        "overlap": {"expert_slices": 2, "expert_own_rows": "first"},
+    },
+    "own rows first, of tokens in three slices": {
+        "expert": 2,
+        "overlap": {"expert_slices": 3, "expert_own_rows": "first"},
+    },
 }
 """How `parallel` sends tokens to experts in training; on CPUs generation sends them in one piece."""
 
@@ -71,7 +82,7 @@ def test_slices_and_own_rows_of_training_are_not_those_of_generation(name: str):
     config = small(model=model, parallel=parallel, data={"sequence_length": 48, "batch_size": 8})
     run = SmallRun(config)
     training = next(iter(run.step.layout.plan.experts.values()))
-    assert training.slices == parallel["expert_slices"]
+    assert training.slices.name == parallel["overlap"]["expert_slices"]
     layout = generation_layout(config, run.step.mesh)
     exchange = next(iter(layout.plan.experts.values()))
-    assert (exchange.exchange, exchange.slices, exchange.own_first) == ("all_to_all", 1, False)
+    assert (exchange.exchange.name, exchange.slices.name, exchange.own_first.name) == ("all_to_all", 1, False)

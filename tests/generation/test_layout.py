@@ -11,7 +11,12 @@ from tests.small_run import SmallRun, small
 
 
 @pytest.mark.parametrize(
-    "parallel", [{"embedding_messages": "rows"}, {"layer_unroll": 2}, {"weight_prefetch": "parts"}]
+    "parallel",
+    [
+        {"overlap": {"embedding_messages": "rows"}},
+        {"overlap": {"layer_unroll": 2}},
+        {"overlap": {"weight_prefetch": "parts"}},
+    ],
 )
 def test_what_training_names_for_sharded_weights_stops_no_generation(parallel: dict[str, Any]):
     """A generator may hold the weights of a run with `zero: 3` whole, where these settings would be refused."""
@@ -19,7 +24,7 @@ def test_what_training_names_for_sharded_weights_stops_no_generation(parallel: d
     mesh = SmallRun(config).step.mesh
     for zero in (0, 3):
         plan = generation_layout(config, mesh, zero=zero).plan
-        assert (plan.zero, plan.embedding_messages, plan.layer_unroll, plan.weight_prefetch) == (
+        assert (plan.zero, plan.embedding_messages.name, plan.layer_unroll.name, plan.weight_prefetch.name) == (
             zero,
             "table",
             1,

@@ -12,6 +12,7 @@ import pytest
 from jaxpar.config import Config, UserError
 from jaxpar.config.plan import AxisSizes, Choice, LayerRun, Plan
 from jaxpar.config.schema.model import Pattern
+from jaxpar.config.schema.overlap import OverlapConfig
 from jaxpar.distributed.devices import devices_per_node
 from jaxpar.layout.given_plan import check_plan, check_same_layout
 from jaxpar.layout.make_plan import make_plan, resolve_config
@@ -19,6 +20,7 @@ from jaxpar.layout.plan_file import PlanFile, read, write
 from jaxpar.train import main as train
 from jaxpar.training.run.trainer import Trainer
 from tests.sentences import refused, refused_by_command
+from tests.small_run import with_overlap
 from tests.training.runs import Recorder, losses, run_config
 
 FSDP = {"fsdp": 4, "tensor": 2}
@@ -83,7 +85,7 @@ CHANGES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "layers": ({"stage_layers": (2,)}, ("plan.stage_layers: 2", "model.layers is 3")),
     "chunks": ({"stage_layers": (1, 2)}, ("plan.stage_layers: 2", "chunks of plan.schedule is 1")),
     "activations": ({"runs": (LayerRun(3, {"query": "save"}),)}, ("plan.runs", "the activations of the model")),
-    "tiles": ({"mlp_tiles": 65}, ("plan.mlp_tiles: 65", "64 tokens")),
+    "tiles": ({"mlp_tiles": Choice(65)}, ("plan.mlp_tiles: 65", "64 tokens")),
     "attention": ({"attention": Choice("cudnn", "")}, ("plan.attention is 'cudnn'", "it needs an NVIDIA GPU")),
     "no attention": ({"attention": Choice("cudn", "")}, ("plan.attention is 'cudn'", "did you mean cudnn")),
     "strategy": ({"context_strategy": Choice("rin", "")}, ("plan.context_strategy is 'rin'", "did you mean ring")),
@@ -144,10 +146,10 @@ def test_state_that_replicas_cannot_share_is_refused_where_the_configuration_lea
     parallel: dict[str, Any], memory: dict[str, Any], why: str
 ):
     config, plan = planned(run_config(Path("runs"), 1, parallel=parallel, memory=memory))
-    assert config.parallel.shard_state_over_replicas == "auto"
+    assert config.parallel.overlap.shard_state_over_replicas == "auto"
     check_plan(plan, config, jax.devices()[0])
     with refused("plan.shard_state_over_replicas: true", why, "expected false"):
-        check_plan(replace(plan, shard_state_over_replicas=True), config, jax.devices()[0])
+        check_plan(replace(plan, shard_state_over_replicas=Choice(True)), config, jax.devices()[0])
 
 
 @pytest.mark.parametrize(
@@ -163,14 +165,14 @@ def test_state_that_replicas_cannot_share_is_refused_where_the_configuration_lea
 )
 def test_what_the_configuration_names_is_not_left_to_the_plan(key: str, named: Any, other: Any, shown: tuple[str, str]):
     layout = {"replica": 2, "fsdp": 4}
-    config, plan = planned(run_config(Path("runs"), 1, parallel=layout | {key: named}))
-    with refused(f"plan.{key}: {shown[0]}", f"parallel.{key} is {shown[1]}"):
-        check_plan(replace(plan, **{key: other}), config, jax.devices()[0])
-    left = replace(config, parallel=replace(config.parallel, **{key: "auto"}))
-    check_plan(replace(plan, **{key: other}), left, jax.devices()[0])
+    config, plan = planned(run_config(Path("runs"), 1, parallel=with_overlap(layout, **{key: named})))
+    changed = replace(plan, **{key: Choice(other)})
+    with refused(f"plan.{key}: {shown[0]}", f"parallel.overlap.{key} is {shown[1]}"):
+        check_plan(changed, config, jax.devices()[0])
+    check_plan(changed, replace(config, parallel=replace(config.parallel, overlap=OverlapConfig())), jax.devices()[0])
 
 
-@pytest.mark.parametrize("role", ["compute", "storage", "master", "gradient", "moments"])
+@pytest.mark.parametrize("role", ["compute", "storage", "gradient", "moments"])
 def test_each_dtype_is_that_of_the_configuration(role: str):
     config, plan = planned(run_config(Path("runs"), 1, parallel=FSDP))
     with refused(f"plan.dtypes.{role}: 'float16'", "precision", "is 'float32'", "--config"):

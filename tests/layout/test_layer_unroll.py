@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from jaxpar.config.plan import Plan
+from jaxpar.config.plan import Choice, Plan
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.described import DescribedGPU
+from jaxpar.layout.choices.reasons import choice_rows
 from jaxpar.layout.layer_unroll import check_layer_unroll
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.memory.estimate import estimate_memory
-from jaxpar.training.run.plan_table import _overlap_rows
+from jaxpar.training.run.plan_table import _limits_rows, _new_weights_row
 from jaxpar.units import GIB
 from tests.nonzero_gradients import gemma
 from tests.sentences import refused
@@ -34,9 +35,9 @@ def plan_of(usable: int | None = None, **sections: dict[str, Any]):
 def plan_with(key: str, value: object, why: str, **sections: dict[str, Any]) -> Plan:
     """A plan in which `key` has the `value`, for the reason `why`; an empty one where there is nothing to choose."""
     _, plan = plan_of(**sections)
-    reason = getattr(plan, f"{key}_reason")
-    assert getattr(plan, key) == value
-    assert why in reason and bool(why) == bool(reason)
+    choice = getattr(plan, key)
+    assert choice.name == value
+    assert why in choice.reason and bool(why) == bool(choice.reason)
     return plan
 
 
@@ -44,8 +45,8 @@ def plan_with(key: str, value: object, why: str, **sections: dict[str, Any]) -> 
     ("sections", "layers", "why"),
     [
         ({"parallel": {"fsdp": 4}}, 2, "two buffers"),
-        ({"parallel": {"fsdp": 4, "layer_unroll": 1}}, 1, "named by"),
-        ({"parallel": {"fsdp": 4, "layer_unroll": 3}}, 3, "named by"),
+        ({"parallel": {"fsdp": 4, "overlap": {"layer_unroll": 1}}}, 1, "named by"),
+        ({"parallel": {"fsdp": 4, "overlap": {"layer_unroll": 3}}}, 3, "named by"),
         ({"parallel": {"fsdp": 4, "zero": 2}}, 1, ""),
         ({"parallel": {"replica": 4}}, 1, ""),
         ({"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2}}, 1, "short"),
@@ -65,7 +66,7 @@ def test_two_layers_where_weights_are_gathered_ahead_and_nothing_else_passes(
 def test_one_layer_where_there_is_no_memory_for_more():
     sections = {"parallel": {"fsdp": 4}, "model": {"embed": 512, "heads": 8, "mlp": 4096, "vocab": 512}}
     config, two = plan_of(**sections)
-    one = replace(two, layer_unroll=1)
+    one = replace(two, layer_unroll=Choice(1))
     more = estimate_memory(config, two).device - estimate_memory(config, one).device
     layer = 4 * (4 * 512 * 512 + 3 * 512 * 4096)
     read = estimate_memory(config, two).saved_activations // two.runs[0].layers
@@ -73,26 +74,27 @@ def test_one_layer_where_there_is_no_memory_for_more():
     tight = int(1.05 * estimate_memory(config, one).device)
     assert tight < GIB
     _, plan = plan_of(tight, **sections)
-    assert plan.layer_unroll == 1 and "no memory" in plan.layer_unroll_reason
+    assert plan.layer_unroll.name == 1 and "no memory" in plan.layer_unroll.reason
 
 
 def test_the_table_of_a_plan_has_what_runs_beside_messages_and_why():
     _, plan = plan_of(parallel={"replica": 2, "fsdp": 2})
-    loop, gathers, embedding, sums, state, new = _overlap_rows(plan)
-    assert loop == ("loop over layers", "2 in a turn", plan.layer_unroll_reason)
-    assert gathers == ("gathers of weights", "by layer", plan.weight_prefetch_reason)
-    assert embedding == ("embedding", "table sent", plan.embedding_messages_reason)
-    assert sums == ("sums over replicas", "overlapped", plan.replica_sums_reason)
-    assert state == ("optimizer state", "over replicas", plan.shard_state_over_replicas_reason)
-    assert new[:2] == ("new weights over replicas", "gathered with their first use")
-    assert _overlap_rows(plan_of(parallel={"fsdp": 4, "zero": 1})[1]) == []
-    asked = _overlap_rows(replace(plan, collectives_at_once=2, merged_matmuls_mb=0))[6:]
+    rows = {name: rest for name, *rest in choice_rows(plan)}
+    assert rows["layer unroll"] == ["2", plan.layer_unroll.reason]
+    assert rows["shard state over replicas"] == ["true", plan.shard_state_over_replicas.reason]
+    assert {"weight prefetch", "embedding messages", "replica sums"} <= set(rows)
+    assert _new_weights_row(plan)[0][:2] == ("new weights over replicas", "gathered with their first use")
+    nothing_sent = plan_of(parallel={"fsdp": 4, "zero": 1})[1]
+    assert not {"layer unroll", "weight prefetch", "embedding messages", "replica sums"} & {
+        name for name, *_ in choice_rows(nothing_sent)
+    }
+    asked = _limits_rows(replace(plan, collectives_at_once=2, merged_matmuls_mb=0))
     assert [row[:2] for row in asked] == [("collectives at once", "2"), ("merged matmuls", "none")]
 
 
 def test_what_would_change_nothing_is_refused():
-    with refused("parallel.layer_unroll: 2", "zero: 3", "expected auto or 1"):
-        plan_of(parallel={"fsdp": 4, "zero": 1, "layer_unroll": 2})
+    with refused("parallel.overlap.layer_unroll: 2", "zero: 3", "expected auto or 1"):
+        plan_of(parallel={"fsdp": 4, "zero": 1, "overlap": {"layer_unroll": 2}})
     _, plan = plan_of(parallel={"fsdp": 4, "zero": 2})
     with refused("plan.layer_unroll: 2", "expected 1"):
-        check_layer_unroll(replace(plan, layer_unroll=2))
+        check_layer_unroll(replace(plan, layer_unroll=Choice(2)))

@@ -52,13 +52,13 @@ def test_a_flag_of_the_users_counts_more(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_run_may_have_several_collectives_in_flight():
     """Weights are then gathered in parts, so that they are beside messages of tensor ranks."""
-    two = {"fsdp": 2, "tensor": 4, "collectives_at_once": 2}
+    two = {"fsdp": 2, "tensor": 4, "overlap": {"collectives_at_once": 2}}
     plan = plan_for(config_of(parallel=two), parse_cluster("h100:1x8"))[1]
     assert step_options(plan, mesh_on("gpu"))[OVERLAP_LIMIT] == 2
-    assert plan.weight_prefetch == "parts"
+    assert plan.weight_prefetch.name == "parts"
     alone = plan_for(config_of(parallel={"fsdp": 2, "tensor": 4}), parse_cluster("h100:1x8"))[1]
     assert OVERLAP_LIMIT not in step_options(alone, mesh_on("gpu"))
-    assert alone.weight_prefetch == "layer"
+    assert alone.weight_prefetch.name == "layer"
 
 
 def test_there_are_none_where_nothing_is_gathered_and_nothing_on_the_host():

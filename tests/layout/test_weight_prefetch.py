@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jaxpar.config.plan import Choice
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.described import DescribedGPU
@@ -22,8 +23,8 @@ from tests.small_run import small
     [
         ({"parallel": {"fsdp": 4}}, "layer", "nothing but weights"),
         ({"parallel": {"fsdp": 2, "context": 2}}, "parts", "attention sends"),
-        ({"parallel": {"fsdp": 2, "context": 2, "weight_prefetch": "layer"}}, "layer", "named by"),
-        ({"parallel": {"fsdp": 4, "weight_prefetch": "parts"}}, "parts", "named by"),
+        ({"parallel": {"fsdp": 2, "context": 2, "overlap": {"weight_prefetch": "layer"}}}, "layer", "named by"),
+        ({"parallel": {"fsdp": 4, "overlap": {"weight_prefetch": "parts"}}}, "parts", "named by"),
         ({"parallel": {"fsdp": 4}, "memory": {"remat": {"mlp_input": "offload"}}}, "parts", "copies to and from"),
         (
             {
@@ -60,24 +61,24 @@ def test_in_parts_where_xla_does_not_estimate_what_a_message_takes(gpu: str, par
     cluster = parse_cluster(f"{gpu}:1x4")
     config = resolve_config(small(parallel=parallel, model={"layers": 16}, data={"batch_size": 8}), 4)
     plan = make_plan(config, DescribedGPU.of(cluster.gpu), 4, cluster)
-    assert plan.weight_prefetch == prefetch
-    assert ("before Hopper" in plan.weight_prefetch_reason) == (prefetch == "parts")
+    assert plan.weight_prefetch.name == prefetch
+    assert ("before Hopper" in plan.weight_prefetch.reason) == (prefetch == "parts")
 
 
 def test_what_would_change_nothing_is_refused():
-    with refused("parallel.weight_prefetch: parts", "zero: 3", "expected auto or layer"):
-        plan_of(parallel={"fsdp": 4, "zero": 1, "weight_prefetch": "parts"})
+    with refused("parallel.overlap.weight_prefetch: parts", "zero: 3", "expected auto or layer"):
+        plan_of(parallel={"fsdp": 4, "zero": 1, "overlap": {"weight_prefetch": "parts"}})
     _, plan = plan_of(parallel={"fsdp": 4, "zero": 2})
     with refused("plan.weight_prefetch: parts", "expected layer"):
-        check_weight_prefetch(replace(plan, weight_prefetch="parts"))
+        check_weight_prefetch(replace(plan, weight_prefetch=Choice("parts")))
 
 
 @pytest.mark.parametrize(
     ("parallel", "part"),
     [
-        ({"fsdp": 4, "weight_prefetch": "parts"}, "mlp"),
+        ({"fsdp": 4, "overlap": {"weight_prefetch": "parts"}}, "mlp"),
         ({"fsdp": 2, "context": 2}, "attention"),
-        ({"fsdp": 2, "context": 2, "weight_prefetch": "layer"}, ""),
+        ({"fsdp": 2, "context": 2, "overlap": {"weight_prefetch": "layer"}}, ""),
     ],
     ids=["feed-forward", "context ranks", "not in parts"],
 )

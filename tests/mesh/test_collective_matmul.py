@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxpar.config.plan import TensorOverlap
+from jaxpar.config.plan import Choice, TensorOverlap
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collective_matmul import PLAIN, gather_matmul, matmul_scatter, product
 from tests.sentences import refused
@@ -71,7 +71,7 @@ def test_a_ring_has_the_numbers_of_the_plain_collectives(ranks: int, chunks: int
     given = arguments(ranks)
     plain, ring = (
         jax.jit(on_ranks(ranks, partial(derivatives, overlap)))(*given)
-        for overlap in (PLAIN, TensorOverlap("ring", chunks))
+        for overlap in (PLAIN, TensorOverlap(Choice("ring"), chunks))
     )
     for wanted, found in zip(plain, ring, strict=True):
         assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
@@ -101,7 +101,7 @@ def test_a_ring_sends_the_bytes_of_the_docstrings(chunks: int):
     sent = lambda function, outputs, overlap: sent_bytes(
         mesh_of(tensor=n), on_ranks(n, partial(function, overlap), outputs), *given_shapes(n)
     )
-    ring = TensorOverlap("ring", chunks)
+    ring = TensorOverlap(Choice("ring"), chunks)
     assert sent(forward, PARTS, ring) == {"ppermute": gather + scatter}
     assert sum(sent(forward, PARTS, PLAIN).values()) == gather + scatter
     # The input and the output's gradient are gathered, and the input's gradient is scattered.
@@ -121,11 +121,11 @@ def test_no_sequence_of_the_residual_stream_exists_whole(function: Any):
         return (BATCH, 4 * PART, EMBED) in shapes
 
     assert whole(PLAIN)
-    assert not whole(TensorOverlap("ring", 2))
+    assert not whole(TensorOverlap(Choice("ring"), 2))
 
 
 @pytest.mark.parametrize("function", [gather_matmul, lambda x, w, overlap: matmul_scatter((x,), w, overlap)])
-@pytest.mark.parametrize("overlap", [PLAIN, TensorOverlap("ring")])
+@pytest.mark.parametrize("overlap", [PLAIN, TensorOverlap(Choice("ring"))])
 def test_a_value_that_all_ranks_hold_alike_is_refused(function: Any, overlap: TensorOverlap):
     program = jax.shard_map(
         lambda x, w: function(x, (w,), overlap), mesh=mesh_of(tensor=4), in_specs=P(), out_specs=PARTS

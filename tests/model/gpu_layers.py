@@ -46,7 +46,11 @@ def facts_of(remat: str) -> dict[str, Any]:
     devices = h100s("1x1x8")
     config = small(
         model={"layers": LAYERS, "embed": 2048, "heads": 16, "kv_heads": 16, "mlp": 8192},
-        parallel={"fsdp": DEVICES, "zero": 3, "layer_unroll": 1},  # of two, the second waits in its own turn
+        parallel={
+            "fsdp": DEVICES,
+            "zero": 3,
+            "overlap": {"layer_unroll": 1},
+        },  # of two, the second waits in its own turn
         precision={"compute": "bfloat16"},
         memory={"remat": remat},
         attention={"backend": "xla"},

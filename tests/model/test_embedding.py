@@ -34,7 +34,7 @@ def embedding_gradient(run: SmallRun, batch):
 
 @pytest.mark.parametrize(
     "axes",
-    [{}, {"tensor": 4, "fsdp": 2}, {"fsdp": 4, "context": 2, "embedding_messages": "rows"}],
+    [{}, {"tensor": 4, "fsdp": 2}, {"fsdp": 4, "context": 2, "overlap": {"embedding_messages": "rows"}}],
     ids=["one device", "split vocabulary", "exchanged rows"],
 )
 @pytest.mark.parametrize("token", [5, 60])

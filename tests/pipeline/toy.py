@@ -147,7 +147,7 @@ class ToyRun:
         }
         self.placements = place(specs, sizes, zero, FLOAT32, kv_heads=1)
         keeps = {ALIKE: (Keep(self.order.layers_per_chunk, policy),)}
-        self.stages = ToyStages(None, self.placements, None, keeps, True, self.order, schedule.splits_backward)  # pyright: ignore[reportArgumentType]
+        self.stages = ToyStages(None, None, self.placements, None, keeps, True, self.order, schedule.splits_backward)  # pyright: ignore[reportArgumentType]
         draw = np.random.default_rng(schedule.microbatches)
         self.x = draw.standard_normal((schedule.microbatches, 2 * fsdp, SEQUENCE, EMBED)).astype(np.float32)
 

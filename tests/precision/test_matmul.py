@@ -142,7 +142,7 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         "parallel": {"fsdp": 2, "tensor": 2, "context": 2, "microbatches": 2},
         "memory": {"remat": "full"},
     },
-    "rings": {"parallel": {"fsdp": 2, "tensor": 2, "microbatches": 2, "tensor_overlap": "ring"}},
+    "rings": {"parallel": {"fsdp": 2, "tensor": 2, "microbatches": 2, "overlap": {"tensor": "ring"}}},
     "more tensor ranks than heads of keys": {"parallel": {"tensor": 4, "microbatches": 2}},
     "pipeline": {"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2}},
     "split backward": {"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2, "schedule": "zb-h1"}},

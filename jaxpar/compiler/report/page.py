@@ -45,7 +45,7 @@ def html_page(analysis: Analysis, report: Report) -> str:
         cards=_cards(report),
         memory=memory_picture(timeline, report.device_bytes - report.reserve_bytes),
         classes=_classes(report),
-        turn=turn_words(analysis.compilation.plan.layer_unroll),
+        turn=turn_words(analysis.compilation.plan.layer_unroll.name),
         layers=_layers(schedules, transfers),
         layer_colors={spaced(name): color for name, color in (used | transfers).items()},
         tables=_tables(report),

@@ -8,8 +8,9 @@ from jaxpar.config.checks.sizes import divides, key_of, known
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.reading.typed import spell
-from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.schema import Config, ModelConfig, ParallelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.overlap import OFF, OverlapConfig
 
 _PER_TOKEN = {"switch": 1, "gshard": 2, "base": 1}
 """Routers that choose a fixed number of experts."""
@@ -54,19 +55,19 @@ def check_experts(config: Config) -> None:
     ):
         if value is not None:
             raise UserError(f"{key}: {value} would not be used, because model.experts is null; expected null")
-    unused = {
-        "expert_exchange": "auto",
-        "expert_slices": "auto",
-        "expert_own_rows": "auto",
-        "expert_backend": "auto",
-        "expert_capacity": 2.0,
-        "expert_imbalance": 1.0,
-    }
-    for key, usual in unused.items():
-        if (value := getattr(config.parallel, key)) != usual:
+    keys, options = [
+        {field.name: field.default for field in fields(record) if field.name.startswith("expert_")}
+        for record in (ParallelConfig, OverlapConfig)
+    ]
+    asked = {f"parallel.{key}": (getattr(config.parallel, key), usual) for key, usual in keys.items()}
+    for key, usual in options.items():
+        value = getattr(config.parallel.overlap, key)
+        asked[f"parallel.overlap.{key}"] = (usual if value == getattr(OFF, key) else value, usual)
+    for key, (value, usual) in asked.items():
+        if value != usual:
             raise UserError(
-                f"parallel.{key}: {value} would not be used, because model.experts is null; expected experts with it, "
-                f"or the default, {usual}"
+                f"{key}: {value} would not be used, because model.experts is null; expected experts with it, or the "
+                f"default, {usual}"
             )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from jaxpar.config.axes import AXES, check_axes
 from jaxpar.config.bounds import RANKS, spell_limit
 from jaxpar.config.checks.sizes import divides, key_of, known
 from jaxpar.config.counting import kv_heads, padded_vocab
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
+from jaxpar.config.reading.sections import by_key
 from jaxpar.config.schema import Config, ParallelConfig
 from jaxpar.config.schema.layout import kept_by_planner
 from jaxpar.units import plural
@@ -30,12 +33,13 @@ def check_mesh(config: Config) -> None:
 def check_auto(config: Config) -> None:
     """Refuse keys of the layout beside `parallel: auto`, which would not be used."""
     if config.parallel.auto:
-        kept = kept_by_planner(config.parallel)
-        for key, usual in vars(ParallelConfig(auto=True)).items():
-            if key not in kept and getattr(config.parallel, key) != usual:
+        planned = ParallelConfig(**kept_by_planner(config.parallel), auto=True)
+        usual = by_key("parallel", asdict(planned))
+        for key, asked in by_key("parallel", asdict(config.parallel)).items():
+            if asked != usual[key]:
                 raise UserError(
-                    f"parallel.{key}: {getattr(config.parallel, key)} would not be used, because parallel: auto plans "
-                    "the layout; fix it with python -m jaxpar.plan --fix, or leave out auto"
+                    f"parallel.{key}: {asked} would not be used, because parallel: auto plans the layout; fix it with "
+                    "python -m jaxpar.plan --fix, or leave out auto"
                 )
 
 

@@ -26,9 +26,9 @@ def check_matmul(config: Config) -> None:
             f"leave none of the {layers} layers of the model (model.layers) to {recipe}; expected fewer, or "
             "precision.matmul: null"
         )
-    if config.parallel.tensor_overlap == "ring" and recipe in OF_TILES:
+    if config.parallel.overlap.tensor == "ring" and recipe in OF_TILES:
         raise UserError(
-            f"parallel.tensor_overlap: ring has no matmuls with scales of tiles, and precision.matmul is {recipe}; "
+            f"parallel.overlap.tensor: ring has no matmuls with scales of tiles, and precision.matmul is {recipe}; "
             "expected auto or plain, or precision.matmul: fp8_current"
         )
     if (config.memory.mlp_tiles or 1) > 1:

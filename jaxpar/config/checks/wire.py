@@ -34,8 +34,8 @@ def check_secondary(config: Config) -> None:
 def check_state_over_replicas(config: Config) -> None:
     """Refuse optimizer state that is to be split over replicas where there are none, or where nothing is sharded, or
     where layers are read from it."""
-    parallel, key = config.parallel, "parallel.shard_state_over_replicas: true"
-    if parallel.shard_state_over_replicas is not True or parallel.auto:
+    parallel, key = config.parallel, "parallel.overlap.shard_state_over_replicas: true"
+    if parallel.overlap.shard_state_over_replicas is not True or parallel.auto:
         return
     if parallel.replica == 1:
         raise UserError(

@@ -80,6 +80,16 @@ ALIASES: dict[str, str] = {
     "parallel.microbatches":
         "gradient_accumulation_steps grad_accum_steps grad_accum num_microbatches accum_steps "
         "pipeline_parallel_microbatches num_pipeline_microbatches",
+    "parallel.overlap.embedding_messages": "embedding_messages",
+    "parallel.overlap.replica_sums": "replica_sums",
+    "parallel.overlap.shard_state_over_replicas": "shard_state_over_replicas",
+    "parallel.overlap.layer_unroll": "layer_unroll",
+    "parallel.overlap.weight_prefetch": "weight_prefetch",
+    "parallel.overlap.collectives_at_once": "collectives_at_once",
+    "parallel.overlap.expert_slices": "expert_slices",
+    "parallel.overlap.expert_own_rows": "expert_own_rows",
+    "parallel.overlap.tensor": "tensor_overlap",
+    "parallel.overlap.tensor_chunks": "tensor_chunks",
     "parallel.schedule": "pipeline_parallel_schedule pipeline_schedule",
     "parallel.virtual_stages":
         "num_virtual_stages_per_pipeline_rank virtual_pipeline_model_parallel_size "
@@ -88,7 +98,6 @@ ALIASES: dict[str, str] = {
     "precision.compute":
         "dtype torch_dtype bf16 fp16 mixed_precision mixed_precision_param param_dtype activation_dtype",
     "precision.gradient": "mixed_precision_reduce grad_dtype",
-    "precision.master": "weight_dtype",
     "memory.remat":
         "activation_checkpoint activation_checkpointing activation_checkpoint_mode gradient_checkpointing "
         "remat_policy recompute_granularity recompute recompute_method ac",
@@ -140,6 +149,13 @@ ALIASES: dict[str, str] = {
     "checkpoint.keep_last": "keep_latest_k save_total_limit max_to_keep max_num_checkpoints_to_keep",
     "evaluation.every": "eval_interval eval_steps eval_every eval_freq validation_freq",
     "evaluation.batches": "eval_iters eval_batches eval_iterations",
+    "watch.limits.slow_step": "slow_step",
+    "watch.limits.slow_pace": "slow_pace",
+    "watch.limits.data_wait": "data_wait",
+    "watch.limits.straggler": "straggler",
+    "watch.limits.fp8_range": "fp8_range",
+    "watch.limits.fp8_saturated": "fp8_saturated",
+    "watch.limits.fp8_flushed": "fp8_flushed",
     "distributed.coordinator": "master_addr master_address jax_coordinator_ip coordinator_address rdzv_endpoint",
     "distributed.processes": "world_size nnodes num_processes num_nodes",
     "distributed.process_id": "rank node_rank process_index",

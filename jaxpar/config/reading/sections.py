@@ -12,14 +12,23 @@ from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.aliases import known_elsewhere
 from jaxpar.config.reading.typed import checked, field_types, shown, spell, type_names
 from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.schema.overlap import OFF, OverlapConfig
 from jaxpar.config.schema.rope import RopeConfig
-from jaxpar.config.spelling import cut, did_you_mean, quoted
+from jaxpar.config.schema.run import LimitsConfig
+from jaxpar.config.spelling import cut, did_you_mean, one_of, quoted
 
 SECTIONS: dict[str, type] = field_types(Config)
 """Section name to its dataclass, in the order of the schema."""
 
-NESTED: dict[str, type] = {"model.rope": RopeConfig}
+NESTED: dict[str, type] = {
+    "model.rope": RopeConfig,
+    "parallel.overlap": OverlapConfig,
+    "watch.limits": LimitsConfig,
+}
 """Sections within sections, whose keys are set one by one, to their dataclasses."""
+
+WORDS: dict[str, dict[str, Any]] = {"parallel.overlap": {"auto": asdict(OverlapConfig()), "off": asdict(OFF)}}
+"""Words that may stand in place of a nested section, with its keys."""
 
 type Written = dict[str, dict[str, Any]]
 """What was written: section to key to checked value. Keys that were not written are absent, in a nested section too."""
@@ -47,7 +56,11 @@ def joined(section: str, before: Mapping[str, Any], after: Mapping[str, Any]) ->
 def with_values[T](record: T, values: Mapping[str, Any]) -> T:
     """A section with what was written of it in place of its values."""
     parts: dict[str, Any] = {key: getattr(record, key) for key in values}
-    nested = {key: replace(part, **values[key]) for key, part in parts.items() if type(part) in NESTED.values()}
+    nested = {
+        key: replace(part, **values[key])
+        for key, part in parts.items()
+        if type(part) in NESTED.values() and isinstance(values[key], Mapping)
+    }
     return replace(record, **{**values, **nested})  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
@@ -101,6 +114,10 @@ def check_value(section: str, key: str, value: object) -> Any:
         UserError: the name is unknown, the value is of the wrong type, or there is no such preset.
     """
     name = f"{section}.{key}"
+    if isinstance(value, str) and name in WORDS:
+        if value not in WORDS[name]:
+            raise UserError(f"{name}: expected {one_of(WORDS[name])} or a mapping, got {quoted(value)}")
+        value = WORDS[name][value]
     value = written_value(name, value, check_key(section, key), name in NESTED)
     if (section, key) == ("model", "preset") and value is not None and value not in PRESETS:
         near = did_you_mean(value, PRESETS) or f"; there are {', '.join(PRESETS)}"

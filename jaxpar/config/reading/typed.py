@@ -1,7 +1,7 @@
 """Values checked against dataclass annotations, without coercion; used to read both configurations and plans.
 
 Annotations may be `int`, `float`, `bool`, `str`, `Literal[...]`, `Annotated[str, registry]` (a name in a mapping), `X |
-None`, `dict[str, X]`, `tuple[X, ...]` (written as a list), another dataclass, or `object` for anything.
+None`, `dict[str, X]`, `tuple[X, ...]` (written as a list), a dataclass, also a generic one, or `object` for anything.
 """
 
 from __future__ import annotations
@@ -25,8 +25,15 @@ _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: 
 @cache
 def field_types(record: type) -> dict[str, Any]:
     """The annotation of each field of a dataclass, resolved, in the order of declaration."""
-    hints = get_type_hints(record, include_extras=True)
-    return {field.name: hints[field.name] for field in fields(record)}
+    plain = get_origin(record) or record
+    names = [parameter.__name__ for parameter in plain.__type_params__]
+    hints = get_type_hints(plain, localns=dict(zip(names, get_args(record), strict=True)), include_extras=True)
+    return {field.name: hints[field.name] for field in fields(plain)}
+
+
+def _is_record(annotation: Any) -> bool:
+    """Whether it is a dataclass, or a generic one with its parameters."""
+    return is_dataclass(get_origin(annotation) or annotation)
 
 
 def type_name(annotation: Any) -> str:
@@ -41,7 +48,7 @@ def type_names(annotation: Any) -> list[str]:
         return [spell(choice) for choice in _choices(annotation)]
     if origin in (Union, UnionType):
         return [name for member in get_args(annotation) for name in type_names(member)]
-    if origin is dict or is_dataclass(annotation):
+    if origin is dict or _is_record(annotation):
         return ["a mapping"]
     if origin is tuple:
         return ["a list"]
@@ -85,7 +92,7 @@ def checked(key: str, value: object, annotation: Any) -> Any:
     elif origin is tuple and isinstance(value, (list, tuple)):
         kind = get_args(annotation)[0]
         return tuple(checked(f"{key}[{place}]", entry, kind) for place, entry in enumerate(value))
-    elif isinstance(annotation, type) and is_dataclass(annotation) and isinstance(value, Mapping):
+    elif _is_record(annotation) and isinstance(value, Mapping):
         return record_from_plain(annotation, value, key)
     elif _fits(value, annotation):
         return float(value) if annotation is float else value  # pyright: ignore[reportArgumentType]
@@ -104,7 +111,7 @@ def record_from_plain[T](record: type[T], plain: object, key: str) -> T:
     for name in plain:
         if name not in known:
             raise UserError(f"{key}: unknown key {shown(name)}{did_you_mean(name, known)}")
-    for field in fields(record):  # pyright: ignore[reportArgumentType]
+    for field in fields(get_origin(record) or record):  # pyright: ignore[reportArgumentType]
         if field.name not in plain and field.default is MISSING and field.default_factory is MISSING:
             raise UserError(f"{key}: the key {field.name} is missing")
     return record(**{name: checked(f"{key}.{name}", value, known[name]) for name, value in plain.items()})
@@ -127,7 +134,7 @@ def _fits(value: object, annotation: Any) -> bool:
         return True
     if annotation is float:
         return type(value) in (int, float) and math.isfinite(value)  # pyright: ignore[reportArgumentType]
-    if get_origin(annotation) is dict or is_dataclass(annotation):
+    if get_origin(annotation) is dict or _is_record(annotation):
         return isinstance(value, Mapping)
     if get_origin(annotation) is tuple:
         return isinstance(value, (list, tuple))
@@ -139,7 +146,7 @@ def _near_miss(value: object, annotation: Any) -> str:
     if value is None and get_origin(annotation) is dict:
         return "; did you mean {}?"
     if isinstance(value, list):
-        firsts = [next(iter(field_types(member).items())) for member in members if is_dataclass(member)]
+        firsts = [next(iter(field_types(member).items())) for member in members if _is_record(member)]
         near = [name for name, first in firsts if _fits(value, first)]
         return f"; did you mean {printable(cut(spell({near[0]: value}), 80))}?" if near else ""
     if not isinstance(value, str):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from jaxpar.config.schema.overlap import OFF, ON_ANY_LAYOUT, OverlapConfig
+
 
 @dataclass(frozen=True)
 class ParallelConfig:
     """The layout: the size of each mesh axis and how weights and state are sharded. One axis may be -1: the devices
-    that remain."""
+    that remain. `parallel.overlap` is `auto`, `off`, or a mapping of the options that are to differ from `auto`."""
 
     pipe: int = 1
     """Pipeline stages."""
@@ -23,12 +25,6 @@ class ParallelConfig:
     """How tokens reach the ranks of their experts: each once to every rank with some of its own (`all_to_all`), the
     same inside nodes and then between them (`hierarchical`), or all to all ranks (`all_gather`); `auto` is the one of
     `all_to_all` and `all_gather` that sends less. `ragged` is not run yet."""
-    expert_slices: int | Literal["auto"] = "auto"
-    """Parts into which a rank's tokens are cut: one is exchanged while the experts work on another. `auto` takes what
-    is expected to be fastest on the GPUs, and 1 elsewhere."""
-    expert_own_rows: Literal["auto", "first", "exchanged"] = "auto"
-    """Where tokens are cut into slices, the rows that a rank has for its own experts: computed apart while the first
-    slice is sent (`first`), or as part of each slice (`exchanged`); `auto` is what is expected to be faster."""
     expert_backend: Literal["auto", "mosaic", "triton", "xla"] = "auto"
     """Products of the rows of each expert with its matrices: `mosaic` is our kernel for Hopper GPUs, `triton` the one
     for Ampere and later, `xla` a loop over blocks of rows on any device. `auto` takes the first of the kernels that a
@@ -74,46 +70,10 @@ class ParallelConfig:
     collectives: Literal["flat", "hierarchical"] = "flat"
     """Gathers of weights and reductions of gradients over axes that span nodes: `flat`, as one message; `hierarchical`,
     inside the nodes and between them apart."""
-    joined_messages: Literal["matrix", "xla"] = "matrix"
-    """Gathers of a layer's weights, and reduce-scatters of its gradients, that XLA joins into one on GPUs: `matrix`, up
-    to the size of the layer's largest matrix; `xla`, up to its own default of 30 MiB (`docs/overlap.md`)."""
-    embedding_messages: Literal["auto", "table", "rows"] = "auto"
-    """What ranks of fsdp, expert and context send of the embedding under `zero` 2 and 3: the `table` and its gradient,
-    which are gathered and reduce-scattered whole; or the `rows` of a microbatch's tokens and their gradients, which are
-    exchanged. `auto` is `rows` on GPUs where these messages are expected to take less time (`docs/overlap.md`)."""
-    replica_sums: Literal["auto", "after", "overlapped"] = "auto"
-    """When gradients are summed over replicas, and under ZeRO-0 over all data ranks: `after` the backward of the last
-    microbatch; or a layer's beside the next layer's backward in it (`overlapped`), for which the last microbatch is
-    compiled apart. `auto` is `overlapped` on GPUs where it is possible (`docs/overlap.md`)."""
-    shard_state_over_replicas: bool | Literal["auto"] = "auto"
-    """Split master weights and optimizer state over replicas too, under `zero` 1, 2 or 3. Gradients are then
-    reduce-scattered over replicas, when `replica_sums` says, and the next step gathers the new weights over replicas:
-    each layer's beside its first microbatch's forward where the sums overlap, else all before it (`docs/overlap.md`).
-    `auto` does where all of that overlaps under `zero: 3` and the ranks of a replica share its weights; the planner
-    takes it as false, and with true has it in layouts with replicas."""
-    layer_unroll: int | Literal["auto"] = "auto"
-    """Layers in a turn of the loop over layers (`unroll` of `jax.lax.scan`), where the next layer's weights are
-    gathered meanwhile: with 2, layers take turns with two buffers, where 1 has these weights copied within the device.
-    It takes the memory of a layer's weights, and longer to compile. `auto` is 2 on GPUs, but 1 where loops are
-    short, with experts, beside copies to the host, and where there is no memory for more (`docs/overlap.md`)."""
-    weight_prefetch: Literal["auto", "layer", "parts"] = "auto"
-    """How the next layer's weights are gathered while a layer computes: wherever XLA's scheduler places that (`layer`),
-    or so that those of attention have arrived before products of the feed-forward, or with context ranks of
-    attention (`parts`). `auto` is `parts` on GPUs where context ranks exchange messages, or layers without FP8 are
-    copied to and from the host, or have tensor ranks and `collectives_at_once` is above 1, or have none on GPUs before
-    Hopper, and `layer` elsewhere (`docs/overlap.md`)."""
-    collectives_at_once: int = 1
-    """Collectives that XLA may have in flight on GPUs. With 2, gathers of weights from other nodes can run beside
-    messages of tensor ranks inside a node. No GPU has run it (`docs/overlap.md`)."""
     ulysses: int | None = None
     """Context ranks in a group of `usp`; null takes the most ranks of a node among which the heads divide."""
-    tensor_overlap: Literal["auto", "plain", "ring"] = "auto"
-    """How a layer's matmuls exchange the sequence with the other tensor ranks: `plain` gathers it before them and sums
-    and scatters after them; `ring` passes parts from rank to rank while the parts at hand are multiplied; `auto` takes
-    what is expected to be faster for each group of matmuls on the GPUs, and `plain` elsewhere (`docs/overlap.md`)."""
-    tensor_chunks: int | None = None
-    """Of `tensor_overlap: ring`: chunks into which the part of a rank is cut. Each passes round by itself, every second
-    one the other way. Null takes 2 where they divide the part, else 1."""
+    overlap: OverlapConfig = field(default_factory=OverlapConfig)
+    """What runs beside messages between devices."""
     auto: bool = False
     """Plan the layout, and the activations that layers keep, for this machine when training starts; `parallel: auto`
     means the same. `python -m jaxpar.plan` plans for any cluster that is described."""
@@ -126,14 +86,13 @@ def kept_by_planner(parallel: ParallelConfig) -> dict[str, Any]:
     layouts only; state that is split over replicas is kept where a layout has any.
     """
     names = (
-        "expert_exchange", "expert_slices", "expert_own_rows", "expert_backend", "expert_capacity", "expert_imbalance",
-        "joined_messages", "collectives_at_once", "shard_state_over_replicas",
+        "expert_exchange", "expert_backend", "expert_capacity", "expert_imbalance",
     )  # fmt: skip
-    possible = {
-        "embedding_messages": "table", "replica_sums": "after", "layer_unroll": 1, "weight_prefetch": "layer",
-    }  # fmt: skip
-    asked = {name: value for name, value in possible.items() if getattr(parallel, name) == value}
-    return {name: getattr(parallel, name) for name in names} | asked
+    asked = parallel.overlap
+    taken = ("collectives_at_once", "shard_state_over_replicas", "expert_slices", "expert_own_rows")
+    options: dict[str, Any] = {name: getattr(asked, name) for name in taken}
+    options |= {name: value for name in ON_ANY_LAYOUT if getattr(asked, name) == (value := getattr(OFF, name))}
+    return {**{name: getattr(parallel, name) for name in names}, "overlap": OverlapConfig(**options)}
 
 
 @dataclass(frozen=True)
@@ -182,8 +141,6 @@ class PrecisionConfig:
     it was verified (`docs/kernels.md`)."""
     storage: Literal["float32", "bfloat16", "float16"] | None = None
     """Weights between their uses in a step, and on the wire when they are gathered; null means `compute`."""
-    master: Literal["float32"] = "float32"
-    """Weights that the optimizer updates, and that checkpoints hold."""
     gradient: Literal["float32", "bfloat16"] = "float32"
     """Accumulation and reduction of gradients."""
     weight_wire: Literal["int8", "float8_e4m3fn"] | None = None

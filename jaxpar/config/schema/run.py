@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -54,21 +54,9 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
-class WatchConfig:
-    """The anomalies that a run watches for, and what it does about a loss spike (`docs/operations.md`)."""
+class LimitsConfig:
+    """From where an anomaly is reported, by its kind. Null reports none of that kind."""
 
-    spike: float | None = 8.0
-    """A loss this many robust standard deviations above the median of the last ones is a spike. Null turns this check
-    off, as it does those below."""
-    spike_window: int = 100
-    """Number of past losses that a new one is compared with."""
-    on_spike: Literal["report", "rollback"] = "report"
-    """`report` reports a spike and continues; `rollback` goes back to the newest checkpoint and skips the batches
-    that led to the spike."""
-    skip_batches: int = 2
-    """Batches that a rollback skips: that of the spike, and those before it."""
-    max_rollbacks: int = 3
-    """The run stops at the spike after this many rollbacks."""
     slow_step: float | None = 3.0
     """A step is reported if it takes this many times the median and at least a second longer."""
     slow_pace: float | None = 1.5
@@ -84,6 +72,26 @@ class WatchConfig:
     fp8_flushed: float | None = 2.0
     """With `precision.matmul_counts`, a tensor is reported if the share of its numbers that became zero is this many
     times the median of the last 100 logged steps, and at least 0.01 more."""
+
+
+@dataclass(frozen=True)
+class WatchConfig:
+    """The anomalies that a run watches for, and what it does about a loss spike (`docs/operations.md`)."""
+
+    spike: float | None = 8.0
+    """A loss this many robust standard deviations above the median of the last ones is a spike. Null turns this check
+    off."""
+    spike_window: int = 100
+    """Number of past losses that a new one is compared with."""
+    on_spike: Literal["report", "rollback"] = "report"
+    """`report` reports a spike and continues; `rollback` goes back to the newest checkpoint and skips the batches
+    that led to the spike."""
+    skip_batches: int = 2
+    """Batches that a rollback skips: that of the spike, and those before it."""
+    max_rollbacks: int = 3
+    """The run stops at the spike after this many rollbacks."""
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    """From where each kind of anomaly is reported."""
 
 
 @dataclass(frozen=True)

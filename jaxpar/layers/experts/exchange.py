@@ -66,10 +66,10 @@ class AllToAll:
         self.experts = experts.count // self.ranks
         self.room = room_of(tokens * experts.per_token, self.ranks, layout.capacity)
         self.rows = row_room(tokens, self.room, experts, self.ranks, layout.capacity)
-        node_devices = layout.node_devices if layout.exchange == "hierarchical" else None
+        node_devices = layout.node_devices if layout.exchange.name == "hierarchical" else None
         self.send = partial(exchange_tokens_by_node, node_devices=node_devices) if node_devices else exchange_tokens
         self.wire = layout.wire if self.ranks * lax.axis_size("tensor") > 1 else None
-        self.own_first = layout.own_first
+        self.own_first = layout.own_first.name
 
     def lists(self, indices: Int[Array, "tokens chosen"], counts: Bool[Array, " tokens"]) -> Lists:
         """A list for each rank, of this rank's own tokens."""

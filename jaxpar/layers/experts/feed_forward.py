@@ -229,7 +229,7 @@ class Experts(Block):
         shared: Shared | None,
     ) -> tuple[Float[Array, "tokens embed"], Float[Array, ""], Int[Array, ""], Report]:
         """`_routed`, where a row of the exchange is a cluster of tokens of one expert."""
-        slices, experts = self.layout.slices, self.experts
+        slices, experts = self.layout.slices.name, self.experts
         room = cluster_room(experts, len(x), slices)
         hashes = hashes_of(x, experts.hashes, number, dimensions_of(x.shape[1], experts.count, room))
         clusters = clusters_of(hashes, routing.indices, counts, experts.count, room)
@@ -258,8 +258,9 @@ class Experts(Block):
         """(the sums over the experts of each row, `shared` included, assignments that this rank has handled, rounds of
         the exchange)."""
         layout = self.layout
-        exchange = EXCHANGES[layout.exchange](experts, len(x) // layout.slices, layout)
-        lists = lists_of(exchange, layout.slices, routing.indices, counts)
+        slices = layout.slices.name
+        exchange = EXCHANGES[layout.exchange.name](experts, len(x) // slices, layout)
+        lists = lists_of(exchange, slices, routing.indices, counts)
         weights = {name: self.weight(name) for name, spec in self.part.weights.items() if "experts" in spec.axes}
         grouped = ops.grouped({group: [weights[name] for name in names] for group, names in self._matrices.items()})
         weights |= grouped.constants
@@ -268,7 +269,7 @@ class Experts(Block):
         operands = Operands(weights, grouped.observed)
         y, handled, rounds = exchanged(exchange, products, operands, x, gates, lists, shared)
         # After an all-gather, each tensor rank handles the rows of all of them.
-        return y, handled / lax.axis_size("tensor") if layout.exchange == "all_gather" else handled, rounds
+        return y, handled / lax.axis_size("tensor") if layout.exchange.name == "all_gather" else handled, rounds
 
     @property
     def _matrices(self) -> Mapping[str, Sequence[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import gcd
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from jaxpar.attention import (
     CONTEXT_STRATEGIES,
@@ -45,8 +45,7 @@ class AttentionPlan(NamedTuple):
     query_block: int
     kv_block: int
     context_strategy: Choice
-    context_order: str
-    context_order_reason: str
+    context_order: Choice[Any]
     ulysses: int
 
 
@@ -68,8 +67,7 @@ def attention_plan(
         kind_attention=backends if config.model.kinds else {},
         **score_blocks(config.attention, device),
         context_strategy=strategy,
-        context_order=layout.order,
-        context_order_reason=_traffic_words(strategy.name, served, layout),
+        context_order=Choice(layout.order, _traffic_words(strategy.name, served, layout)),
         ulysses=layout.ulysses,
     )
 

@@ -9,13 +9,13 @@ members of a host share the way of a table.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.counting import padded_vocab
-from jaxpar.config.plan import AxisSizes, Plan
+from jaxpar.config.plan import AxisSizes, Choice, Plan
 from jaxpar.cost.embedding import lookups, of_rows, of_tables
 from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.cost.messages import network_of
@@ -24,49 +24,42 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.units import seconds
 
 
-class EmbeddingMessages(NamedTuple):
-    """The choice, by its names in a plan."""
-
-    embedding_messages: Literal["table", "rows"]
-    embedding_messages_reason: str
-    """Nothing where neither is sent in a microbatch."""
-
-
 def embedding_messages(
     config: Config, axes: AxisSizes, device: Device, rows: int, cluster: Cluster | None
-) -> EmbeddingMessages:
-    """What `parallel.embedding_messages` of a resolved configuration means on devices like `device`, with so many rows
-    in a microbatch on each, by the links of `cluster`, if they are known.
+) -> Choice[Literal["table", "rows"]]:
+    """What `parallel.overlap.embedding_messages` of a resolved configuration means on devices like `device`, with so
+    many rows in a microbatch on each, by the links of `cluster`, if they are known.
 
     Raises `UserError` for `rows` where that is impossible.
     """
-    asked, impossible = config.parallel.embedding_messages, _impossible(config, axes)
+    asked, impossible = config.parallel.overlap.embedding_messages, _impossible(config, axes)
     if asked == "rows":
         if impossible is not None:
             raise UserError(
-                f"parallel.embedding_messages: rows are not exchanged, because {impossible}; expected auto or table"
+                f"parallel.overlap.embedding_messages: rows are not exchanged, because {impossible}; expected auto or "
+                "table"
             )
-        return EmbeddingMessages("rows", "named by parallel.embedding_messages")
+        return Choice("rows", "named by parallel.overlap.embedding_messages")
     if _nothing_sent(config, axes) is not None:
-        return EmbeddingMessages("table", "")
+        return Choice("table")
     if asked == "table":
-        return EmbeddingMessages("table", "named by parallel.embedding_messages")
+        return Choice("table", "named by parallel.overlap.embedding_messages")
     if impossible is not None:
-        return EmbeddingMessages("table", impossible)
+        return Choice("table", impossible)
     if config.model.tied:
-        return EmbeddingMessages("table", "the head gathers the tied table in any case, and no program was compared")
+        return Choice("table", "the head gathers the tied table in any case, and no program was compared")
     if device.platform == "cpu":
-        return EmbeddingMessages("table", "links of CPU devices have no speed")
+        return Choice("table", "links of CPU devices have no speed")
     if cluster is None:
-        return EmbeddingMessages("table", "the speeds of these GPUs' links are unknown")
+        return Choice("table", "the speeds of these GPUs' links are unknown")
     rows_s, table_s = _seconds(config, axes, rows, cluster)
     words = f"{seconds(rows_s)} of messages in a microbatch, and {seconds(table_s)} by the table"
-    return EmbeddingMessages("rows" if rows_s < table_s else "table", words)
+    return Choice("rows" if rows_s < table_s else "table", words)
 
 
 def check_embedding_messages(plan: Plan, config: Config) -> None:
     """Raise `UserError` if a plan exchanges rows that the configuration cannot exchange."""
-    if plan.embedding_messages == "rows" and (why := _impossible(config, plan.axes)) is not None:
+    if plan.embedding_messages.name == "rows" and (why := _impossible(config, plan.axes)) is not None:
         raise UserError(f"plan.embedding_messages: rows are not exchanged, because {why}; expected table")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from jaxpar.attention.choosing import choose_kernel
 from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models
-from jaxpar.config.plan import AxisSizes, ExpertLayout, Plan
+from jaxpar.config.plan import AxisSizes, Choice, ExpertLayout, Plan
 from jaxpar.config.reading.typed import shown
 from jaxpar.config.spelling import quoted
 from jaxpar.cost.expert_exchange import ExpertExchange
@@ -53,14 +53,16 @@ def expert_layouts(
             name, why = exchange_of(
                 parallel.expert_exchange, model.experts, parallel.expert_capacity, axes.expert, axes.tensor
             )
-            slices, slices_why = _slices(config, shapes[kind], axes, device, cluster, rows)
-            own = _own_rows(config, shapes[kind], name, slices, device, cluster)
-            node = _check_nodes(axes, node_devices) if name == "hierarchical" else None
+            slices = _slices(config, shapes[kind], axes, device, cluster, rows)
             chosen: Any = name
             found[kind] = ExpertLayout(
-                chosen, parallel.expert_capacity, why, slices=slices, slices_reason=slices_why, node_devices=node,
-                wire=config.precision.exchange_wire, own_first=own[0], own_reason=own[1],
-            )  # fmt: skip
+                Choice(chosen, why if axes.expert * axes.tensor > 1 else ""),
+                parallel.expert_capacity,
+                slices=slices,
+                own_first=_own_rows(config, shapes[kind], name, slices.name, device, cluster),
+                node_devices=_check_nodes(axes, node_devices) if name == "hierarchical" else None,
+                wire=config.precision.exchange_wire,
+            )
     for kind, request in _requests(config, axes, device, found).items():
         products = choose_kernel(REGISTRY, parallel.expert_backend, request, "parallel.expert_backend", kind)
         found[kind] = replace(found[kind], products=products)
@@ -69,7 +71,7 @@ def expert_layouts(
 
 def check_expert_layouts(plan: Plan, config: Config, device: Device, node_devices: int | None) -> None:
     """Raise `UserError` if those of a plan are not for the layers of the model, or cannot run on such devices."""
-    parallel = config.parallel
+    parallel, overlap = config.parallel, config.parallel.overlap
     asked = parallel.expert_exchange
     kinds = [kind for kind, model in kind_models(config.model).items() if model.experts is not None]
     if set(plan.experts) != set(kinds):
@@ -77,9 +79,10 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
         raise UserError(f"plan.experts: kinds of layers {found}, and those of the model with experts are {wanted}")
     tokens = _tokens(config, plan.axes, plan.microbatch_rows)
     for own in plan.experts.values():
-        if own.exchange not in EXCHANGES or asked not in ("auto", own.exchange):
+        exchange, slices = own.exchange.name, own.slices.name
+        if exchange not in EXCHANGES or asked not in ("auto", exchange):
             wanted = " or ".join(EXCHANGES) if asked == "auto" else asked
-            raise UserError(f"plan.experts: exchange: expected {wanted}, got {shown(own.exchange)}")
+            raise UserError(f"plan.experts: exchange: expected {wanted}, got {shown(exchange)}")
         if own.capacity != parallel.expert_capacity:
             raise UserError(
                 f"plan.experts: capacity: {own.capacity:g}, and parallel.expert_capacity is "
@@ -90,23 +93,23 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
                 f"plan.experts: wire: {shown(own.wire)}, and precision.exchange_wire is "
                 f"{shown(config.precision.exchange_wire)}"
             )
-        if tokens % own.slices or parallel.expert_slices not in ("auto", own.slices):
-            asked_for = "" if parallel.expert_slices == "auto" else f" is {parallel.expert_slices}, and"
+        if tokens % slices or overlap.expert_slices not in ("auto", slices):
+            asked_for = "" if overlap.expert_slices == "auto" else f" is {overlap.expert_slices}, and"
             raise UserError(
-                f"plan.experts: slices: {own.slices}, and parallel.expert_slices{asked_for} divides the {tokens} "
+                f"plan.experts: slices: {slices}, and parallel.overlap.expert_slices{asked_for} divides the {tokens} "
                 "tokens of a rank"
             )
-        if own.own_first and (why := _why_exchanged(own.exchange, own.slices, plan.axes.tensor)):
+        if own.own_first.name and (why := _why_exchanged(exchange, slices, plan.axes.tensor)):
             raise UserError(f"plan.experts: own_first: expected false, because {why}, got true")
-        if parallel.expert_own_rows != "auto" and own.own_first != (parallel.expert_own_rows == "first"):
+        if overlap.expert_own_rows != "auto" and own.own_first.name != (overlap.expert_own_rows == "first"):
             raise UserError(
-                f"plan.experts: own_first: {str(own.own_first).lower()}, and parallel.expert_own_rows is "
-                f"{parallel.expert_own_rows}"
+                f"plan.experts: own_first: {shown(own.own_first.name)}, and parallel.overlap.expert_own_rows is "
+                f"{overlap.expert_own_rows}"
             )
-        wanted = _check_nodes(plan.axes, node_devices) if own.exchange == "hierarchical" else None
+        wanted = _check_nodes(plan.axes, node_devices) if exchange == "hierarchical" else None
         if own.node_devices != wanted:
             raise UserError(
-                f"plan.experts: node_devices: {shown(own.node_devices)}, and the exchange {own.exchange} here wants "
+                f"plan.experts: node_devices: {shown(own.node_devices)}, and the exchange {exchange} here wants "
                 f"{shown(wanted)}"
             )
     for kind, request in _requests(config, plan.axes, device, plan.experts).items():
@@ -123,7 +126,7 @@ def _requests(
         kind: Request(
             **hardware_of(device),
             dtype=config.precision.compute,
-            m=shape.routed_rows // layouts[kind].slices,
+            m=shape.routed_rows // layouts[kind].slices.name,
             groups=shape.model.experts.count // axes.expert,
             k=shape.model.embed,
             n=width_of(shape.model) // axes.tensor,
@@ -157,32 +160,32 @@ def _tokens(config: Config, axes: AxisSizes, rows: int) -> int:
 
 def _slices(
     config: Config, shape: LayerShape, axes: AxisSizes, device: Device, cluster: Cluster | None, rows: int
-) -> tuple[int, str]:
-    """(number of slices, why)."""
-    asked, tokens = config.parallel.expert_slices, _tokens(config, axes, rows)
+) -> Choice[int]:
+    """The number of slices."""
+    asked, tokens = config.parallel.overlap.expert_slices, _tokens(config, axes, rows)
     if axes.expert == 1:
         if asked not in ("auto", 1):
             raise UserError(
-                f"parallel.expert_slices: {asked} would not be used, because parallel.expert is 1; expected auto or 1"
+                f"parallel.overlap.expert_slices: {asked} would not be used, because parallel.expert is 1; expected "
+                "auto or 1"
             )
-        return 1, "every rank has all experts"
+        return Choice(1)
     if asked != "auto":
         if tokens % asked:
             raise UserError(
-                f"parallel.expert_slices: {asked} do not divide the {tokens} tokens of a rank in a microbatch; "
+                f"parallel.overlap.expert_slices: {asked} do not divide the {tokens} tokens of a rank in a microbatch; "
                 "expected a divisor, or auto"
             )
-        return asked, "named by parallel.expert_slices"
+        return Choice(asked, "named by parallel.overlap.expert_slices")
     if device.platform == "cpu":
-        return 1, "CPU devices overlap nothing"
+        return Choice(1, "CPU devices overlap nothing")
     if cluster is None:
-        return 1, "the speeds of these devices and their links are unknown"
+        return Choice(1, "the speeds of these devices and their links are unknown")
     case, on = _timed(config, shape, device, cluster)
     best = case.best(*on)
     least = seconds(case.seconds(*on, best))
-    return best, f"experts and exchange of a layer and microbatch are expected to take {least}, " + (
-        f"{seconds(case.seconds(*on, 1))} in one" if best > 1 else "and more in slices"
-    )
+    otherwise = f"{seconds(case.seconds(*on, 1))} in one" if best > 1 else "and more in slices"
+    return Choice(best, f"experts and exchange of a layer and microbatch are expected to take {least}, {otherwise}")
 
 
 def _timed(
@@ -191,7 +194,9 @@ def _timed(
     """The exchange, and what it runs on."""
     hardware = nearest_hardware(cluster.gpu)
     on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
-    return ExpertExchange(replace(shape, codes=expert_codes(config, device)), config.parallel.expert_own_rows), on
+    return ExpertExchange(
+        replace(shape, codes=expert_codes(config, device)), config.parallel.overlap.expert_own_rows
+    ), on
 
 
 def _why_exchanged(exchange: str, slices: int, tensor: int) -> str | None:
@@ -205,22 +210,23 @@ def _why_exchanged(exchange: str, slices: int, tensor: int) -> str | None:
 
 def _own_rows(
     config: Config, shape: LayerShape, exchange: str, slices: int, device: Device, cluster: Cluster | None
-) -> tuple[bool, str]:
-    """(whether a rank's own rows are computed apart, first; why, or why not)."""
-    asked, why = config.parallel.expert_own_rows, _why_exchanged(exchange, slices, shape.tensor)
+) -> Choice[bool]:
+    """Whether a rank computes its rows for its experts apart, first."""
+    asked, why = config.parallel.overlap.expert_own_rows, _why_exchanged(exchange, slices, shape.tensor)
     if why is not None:
         if asked == "first":
-            raise UserError(f"parallel.expert_own_rows: first is not possible, because {why}; expected auto")
-        return False, why
+            raise UserError(f"parallel.overlap.expert_own_rows: first is not possible, because {why}; expected auto")
+        return Choice(False, why if shape.expert > 1 else "")
     if asked != "auto":
-        return asked == "first", "named by parallel.expert_own_rows"
+        return Choice(asked == "first", "named by parallel.overlap.expert_own_rows")
     if device.platform == "cpu":
-        return False, "CPU devices overlap nothing"
+        return Choice(False, "CPU devices overlap nothing")
     if cluster is None:
-        return False, "the speeds of these devices and their links are unknown"
+        return Choice(False, "the speeds of these devices and their links are unknown")
     case, on = _timed(config, shape, device, cluster)
     apart, exchanged = (case.seconds(*on, slices, first=first) for first in (True, False))
-    return apart < exchanged, (
+    return Choice(
+        apart < exchanged,
         f"experts and exchange of a layer and microbatch are expected to take {seconds(apart)} with them first, "
-        f"{seconds(exchanged)} without"
+        f"{seconds(exchanged)} without",
     )

@@ -153,7 +153,9 @@ def routed_choice(config: Config, device: Device, plan: Plan | None = None) -> C
 def _largest_routed(config: Config, plan: Plan, sides: Mapping[str, list[int]]) -> tuple[int, int, int, int]:
     """Rows, experts, outputs and inputs of the largest product of routed experts on a rank, or of one without tiles."""
     shapes = layer_shapes(config, plan.axes, plan.microbatch_rows)
-    rows = max(own.routed_rows // plan.experts[kind].slices for kind, own in shapes.items() if kind in plan.experts)
+    rows = max(
+        own.routed_rows // plan.experts[kind].slices.name for kind, own in shapes.items() if kind in plan.experts
+    )
     count = max(own.experts.count for own in kind_models(config.model).values() if own.experts is not None)
     experts = count // plan.axes.expert
     pairs = [pair for each in sides.values() for pair in zip(each[::2], each[1::2], strict=True)]
@@ -226,10 +228,10 @@ def matmul_rows(
     once = "stored and gathered in 8 bits, 1 byte a number; from the master weights"
     rows.append(("FP8 weights", "quantised with each use" if each_use else "quantised once per step", each_use or once))
     if tiled is not None:
-        rows.append(("matmuls of tiles", tiled.name, why_of(tiled.reason, tiled.rejected)))
+        rows.append(("matmuls of tiles", tiled.name, why_of(tiled)))
     if routed is not None:
         only = "" if recipe.tiles is not None else f"; {WEIGHT_GRADIENTS}"
-        rows.append(("codes of routed experts", routed.name, why_of(routed.reason, routed.rejected) + only))
+        rows.append(("codes of routed experts", routed.name, why_of(routed) + only))
     rows += [(f"matmuls, {precision.compute}", own.what, own.why) for own in exempt(config)]
     if gpu is not None and "float8" in gpu.peaks:
         peaks = f"{operations(gpu.training_peak)}/s in bfloat16, {operations(gpu.peaks['float8'])}/s in FP8"

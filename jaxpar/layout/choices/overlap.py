@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jaxpar.config import Config, UserError
 from jaxpar.config.bounds import CHUNKS
 from jaxpar.config.kinds import kind_counts
-from jaxpar.config.plan import AxisSizes, Plan, TensorOverlap
+from jaxpar.config.plan import AxisSizes, Choice, Plan, TensorOverlap
 from jaxpar.config.reading.typed import shown
 from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.cost.collective_matmul import CollectiveMatmul
@@ -22,7 +22,7 @@ from jaxpar.layers.matmul_formats import quantised
 from jaxpar.layout.choices.tiles import head_tokens
 from jaxpar.memory.layer_shape import LayerShape, layer_shapes
 from jaxpar.precision.recipe import TILES
-from jaxpar.units import seconds
+from jaxpar.units import plural, seconds
 
 
 class _Group(NamedTuple):
@@ -56,10 +56,10 @@ def tensor_overlap(
     axes, found = AxisSizes(tensor=parallel.tensor, context=parallel.context), {}
     for name, groups in _groups(config, axes, rows).items():
         tiles = mlp_tiles if groups[0].part.name == "mlp" else 1
-        if parallel.tensor_overlap == "plain":
-            found[name] = TensorOverlap(reason="named by parallel.tensor_overlap")
-        elif parallel.tensor_overlap == "auto" and (why := _plain_because(config, device, cluster)):
-            found[name] = TensorOverlap(reason=why)
+        if parallel.overlap.tensor == "plain":
+            found[name] = _plain("named by parallel.overlap.tensor")
+        elif parallel.overlap.tensor == "auto" and (why := _plain_because(config, device, cluster)):
+            found[name] = _plain(why)
         else:
             found[name] = _timed(config, groups, cluster, tiles)
     return found
@@ -73,11 +73,11 @@ def check_overlap(plan: Plan, config: Config) -> None:
             raise UserError(
                 f"plan.tensor_overlap: {quoted(name)} is no group of matmuls of a layer{did_you_mean(name, names)}"
             )
-        if own.algorithm not in ("plain", "ring"):
-            raise UserError(f"plan.tensor_overlap.{name}: expected plain or ring, got {shown(own.algorithm)}")
-        if own.algorithm == "ring":
+        if own.algorithm.name not in ("plain", "ring"):
+            raise UserError(f"plan.tensor_overlap.{name}: expected plain or ring, got {shown(own.algorithm.name)}")
+        if own.algorithm.name == "ring":
             _refuse_branching(config, f"plan.tensor_overlap.{name}", "plain")
-            part = _part(config, plan.mlp_tiles if name.startswith("mlp") else 1)
+            part = _part(config, plan.mlp_tiles.name if name.startswith("mlp") else 1)
             if part % own.chunks:
                 raise UserError(
                     f"plan.tensor_overlap.{name}: {own.chunks} chunks do not divide the {part} tokens of a tensor rank"
@@ -85,18 +85,18 @@ def check_overlap(plan: Plan, config: Config) -> None:
 
 
 def _check(config: Config) -> None:
-    parallel = config.parallel
-    if parallel.tensor == 1 and parallel.tensor_overlap == "ring":
+    parallel, asked, chunks = config.parallel, config.parallel.overlap.tensor, config.parallel.overlap.tensor_chunks
+    if parallel.tensor == 1 and asked == "ring":
         raise UserError(
-            "parallel.tensor_overlap: ring would not be used, because parallel.tensor is 1; expected auto or plain"
+            "parallel.overlap.tensor: ring would not be used, because parallel.tensor is 1; expected auto or plain"
         )
-    if parallel.tensor_chunks is not None and parallel.tensor_overlap != "ring":
+    if chunks is not None and asked != "ring":
         raise UserError(
-            f"parallel.tensor_chunks: {parallel.tensor_chunks} would not be used, because parallel.tensor_overlap is "
-            f"{parallel.tensor_overlap}; expected ring with it, or null"
+            f"parallel.overlap.tensor_chunks: {chunks} would not be used, because parallel.overlap.tensor is {asked}; "
+            "expected ring with it, or null"
         )
-    if parallel.tensor_overlap == "ring":
-        _refuse_branching(config, "parallel.tensor_overlap", "auto or plain, or parallel.pipe_ticks: uniform")
+    if asked == "ring":
+        _refuse_branching(config, "parallel.overlap.tensor", "auto or plain, or parallel.pipe_ticks: uniform")
 
 
 def _refuse_branching(config: Config, key: str, instead: str) -> None:
@@ -125,31 +125,32 @@ def _plain_because(config: Config, device: Device, cluster: Cluster | None) -> s
 def _timed(config: Config, groups: list[_Group], cluster: Cluster | None, tiles: int) -> TensorOverlap:
     """The ring with the best number of chunks, or under `auto` what is expected to be fastest."""
     parallel, part = config.parallel, _part(config, tiles)
-    if parallel.tensor_chunks is not None and part % parallel.tensor_chunks:
+    asked, chunks = parallel.overlap.tensor, parallel.overlap.tensor_chunks
+    if chunks is not None and part % chunks:
         raise UserError(
-            f"parallel.tensor_chunks: {parallel.tensor_chunks} do not divide the {part} tokens that a tensor rank has "
-            f"of {'a tile (memory.mlp_tiles)' if tiles > 1 else 'a row (data.sequence_length)'}; expected a divisor, "
+            f"parallel.overlap.tensor_chunks: {chunks} do not divide the {part} tokens that a tensor rank has of "
+            f"{'a tile (memory.mlp_tiles)' if tiles > 1 else 'a row (data.sequence_length)'}; expected a divisor, "
             "or null"
         )
     multiple = MULTIPLE if any(_in_fp8(config, one) for one in groups) else 1
     rows = groups[0].shape.rows
-    if parallel.tensor_chunks is not None and part // parallel.tensor_chunks * rows % multiple:
+    if chunks is not None and part // chunks * rows % multiple:
         raise UserError(
-            f"parallel.tensor_chunks: {parallel.tensor_chunks} make chunks of {part // parallel.tensor_chunks * rows} "
+            f"parallel.overlap.tensor_chunks: {chunks} make chunks of {part // chunks * rows} "
             f"tokens, which are no multiple of {MULTIPLE}, and matmuls in FP8 (precision.matmul) need one; expected "
             "fewer, or null"
         )
-    allowed = [parallel.tensor_chunks] if parallel.tensor_chunks else _divisors(part, rows, multiple)
+    allowed = [chunks] if chunks else _divisors(part, rows, multiple)
     if not allowed:
         reason = (
             f"{part * rows} tokens of a tensor rank are no multiple of {MULTIPLE}, which matmuls in FP8 "
             "(precision.matmul) need of a chunk"
         )
-        if parallel.tensor_overlap == "ring":
-            raise UserError(f"parallel.tensor_overlap: ring: {reason}; expected plain, or auto")
-        return TensorOverlap(reason=reason)
+        if asked == "ring":
+            raise UserError(f"parallel.overlap.tensor: ring: {reason}; expected plain, or auto")
+        return _plain(reason)
     if cluster is None:
-        return TensorOverlap("ring", allowed[0], "named by parallel.tensor_overlap")
+        return _ring(allowed[0], "named by parallel.overlap.tensor")
     hardware = nearest_hardware(cluster.gpu)
     on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
     cases = [(_case(config, one, part * parallel.tensor, tiles), one.layers) for one in groups]
@@ -158,9 +159,17 @@ def _timed(config: Config, groups: list[_Group], cluster: Cluster | None, tiles:
     rings = {chunks: sum(case.ring(*on, chunks) * number for case, number in cases) / layers for chunks in allowed}
     best = min(rings, key=lambda chunks: rings[chunks])
     reason = f"a layer and microbatch is expected to take {seconds(rings[best])} in a ring, {seconds(plain)} plainly"
-    if parallel.tensor_overlap == "ring":
-        return TensorOverlap("ring", best, f"named by parallel.tensor_overlap; {reason}")
-    return TensorOverlap("ring", best, reason) if rings[best] < plain else TensorOverlap(reason=reason)
+    if asked == "ring":
+        return _ring(best, f"named by parallel.overlap.tensor; {reason}")
+    return _ring(best, reason) if rings[best] < plain else _plain(reason)
+
+
+def _plain(reason: str) -> TensorOverlap:
+    return TensorOverlap(Choice("plain", reason))
+
+
+def _ring(chunks: int, reason: str) -> TensorOverlap:
+    return TensorOverlap(Choice("ring", f"in {plural(chunks, 'chunk')}; {reason}"), chunks)
 
 
 def _divisors(part: int, rows: int, multiple: int) -> list[int]:

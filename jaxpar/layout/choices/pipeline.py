@@ -94,7 +94,7 @@ def pipeline_program(plan: Plan) -> PipelineProgram:
         schedule_of(plan),
         hold=holds_chunks(plan),
         branching=plan.pipe_ticks == "branching",
-        completes=plan.replica_sums == "overlapped",
+        completes=plan.replica_sums.name == "overlapped",
         begins=gathers_with_first_use(plan),
     )
 

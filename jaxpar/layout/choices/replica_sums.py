@@ -2,84 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from jaxpar.config import Config, UserError
-from jaxpar.config.plan import AxisSizes, Plan
+from jaxpar.config.plan import AxisSizes, Choice, Plan
 from jaxpar.distributed.devices import Device
 
 
-class ReplicaSums(NamedTuple):
-    """The choice, by its names in a plan."""
-
-    replica_sums: Literal["after", "overlapped"]
-    replica_sums_reason: str
-    """Nothing where there is nothing to sum."""
-
-
-def replica_sums(config: Config, axes: AxisSizes, device: Device) -> ReplicaSums:
-    """What `parallel.replica_sums` of a resolved configuration means on devices like `device`.
+def replica_sums(config: Config, axes: AxisSizes, device: Device) -> Choice[Literal["after", "overlapped"]]:
+    """What `parallel.overlap.replica_sums` of a resolved configuration means on devices like `device`.
 
     Raises `UserError` for `overlapped` where it is impossible.
     """
-    asked = config.parallel.replica_sums
+    asked = config.parallel.overlap.replica_sums
     impossible = _impossible(config, axes)
     if asked == "overlapped":
         if impossible is not None:
-            raise UserError(f"parallel.replica_sums: overlapped is impossible, because {impossible}; expected auto")
-        return ReplicaSums("overlapped", "named by parallel.replica_sums")
+            raise UserError(
+                f"parallel.overlap.replica_sums: overlapped is impossible, because {impossible}; expected auto"
+            )
+        return Choice("overlapped", "named by parallel.overlap.replica_sums")
     if not _sums(axes.replica, _shards(axes), config.parallel.zero):
-        return ReplicaSums("after", "")
+        return Choice("after")
     if asked == "after":
-        return ReplicaSums("after", "named by parallel.replica_sums")
+        return Choice("after", "named by parallel.overlap.replica_sums")
     if impossible is not None:
-        return ReplicaSums("after", impossible)
+        return Choice("after", impossible)
     if device.platform == "cpu":
-        return ReplicaSums("after", "CPU devices overlap nothing")
-    return ReplicaSums("overlapped", "beside the backward of the last microbatch")
+        return Choice("after", "CPU devices overlap nothing")
+    return Choice("overlapped", "beside the backward of the last microbatch")
 
 
-class StateOverReplicas(NamedTuple):
-    """The choice, by its names in a plan."""
-
-    shard_state_over_replicas: bool
-    shard_state_over_replicas_reason: str
-    """Nothing where there is one replica, or `parallel.zero` is 0."""
-
-
-def state_over_replicas(config: Config, axes: AxisSizes, device: Device, sums: ReplicaSums) -> StateOverReplicas:
-    """What `parallel.shard_state_over_replicas` of a resolved configuration means on devices like `device`, whose sums
-    over replicas are as in `sums`.
+def state_over_replicas(config: Config, axes: AxisSizes, device: Device, sums: str) -> Choice[bool]:
+    """What `parallel.overlap.shard_state_over_replicas` of a resolved configuration means on devices like `device`,
+    whose sums over replicas are as `sums` names them.
 
     Compiled programs waited for less, and took less memory, where both messages over replicas overlap
     (docs/overlap.md).
     """
-    asked = config.parallel.shard_state_over_replicas
+    asked = config.parallel.overlap.shard_state_over_replicas
     if axes.replica == 1 or config.parallel.zero == 0:
-        return StateOverReplicas(False, "")
+        return Choice(False)
     if asked != "auto":
-        return StateOverReplicas(asked, "named by parallel.shard_state_over_replicas")
+        return Choice(asked, "named by parallel.overlap.shard_state_over_replicas")
     if config.parallel.zero != 3:
-        return StateOverReplicas(False, "no program was compared but under parallel.zero: 3")
+        return Choice(False, "no program was compared but under parallel.zero: 3")
     if _shards(axes) == 1:
-        return StateOverReplicas(False, "no program was compared but with weights on several ranks of a replica")
+        return Choice(False, "no program was compared but with weights on several ranks of a replica")
     if device.platform == "cpu":
-        return StateOverReplicas(False, "CPU devices overlap nothing")
+        return Choice(False, "CPU devices overlap nothing")
     offloaded = config.memory.optimizer_offload != "none"
-    why = _gathered_before(sums.replica_sums, offloaded=offloaded, codes=config.precision.matmul is not None)
-    return StateOverReplicas(why is None, "both messages over replicas overlap" if why is None else why)
+    why = _gathered_before(sums, offloaded=offloaded, codes=config.precision.matmul is not None)
+    return Choice(why is None, "both messages over replicas overlap" if why is None else why)
 
 
 def check_replica_sums(plan: Plan, config: Config) -> None:
     """Raise `UserError` if a plan overlaps sums that the configuration cannot overlap."""
-    if plan.replica_sums == "overlapped" and (why := _impossible(config, plan.axes)) is not None:
+    if plan.replica_sums.name == "overlapped" and (why := _impossible(config, plan.axes)) is not None:
         raise UserError(f"plan.replica_sums: overlapped is impossible, because {why}; expected after")
 
 
 def check_state_over_replicas(plan: Plan, config: Config) -> None:
     """Raise `UserError` if a plan splits state over replicas where there is one, or where the configuration shards
     nothing, or where layers are read from the state."""
-    if not plan.shard_state_over_replicas:
+    if not plan.shard_state_over_replicas.name:
         return
     key, offload = "plan.shard_state_over_replicas: true", config.memory.weights_offload
     if plan.axes.replica == 1:
@@ -96,13 +82,13 @@ def check_state_over_replicas(plan: Plan, config: Config) -> None:
 def gathers_with_first_use(plan: Plan) -> bool:
     """Whether layers' new weights are gathered over replicas in the first microbatch's forward, each with its first
     use, and not before it."""
-    return plan.shard_state_over_replicas and why_gathered_before(plan) is None
+    return plan.shard_state_over_replicas.name and why_gathered_before(plan) is None
 
 
 def why_gathered_before(plan: Plan) -> str | None:
     """Why new weights that replicas share are all gathered before the forward; None if layers' are in it."""
     offloaded, codes = plan.optimizer_offload == "host", plan.dtypes.matmul is not None
-    return _gathered_before(plan.replica_sums, offloaded=offloaded, codes=codes)
+    return _gathered_before(plan.replica_sums.name, offloaded=offloaded, codes=codes)
 
 
 def _gathered_before(sums: str, *, offloaded: bool, codes: bool) -> str | None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from jaxpar.config import Config, ModelConfig, UserError
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.kinds import kind_models
-from jaxpar.config.plan import LayerRun
+from jaxpar.config.plan import Choice, LayerRun
 from jaxpar.layers.declared import declare_layer, hidden_names
 from jaxpar.memory.layer_shape import ITEM_BYTES, LayerShape, inside_numbers
 from jaxpar.memory.remat import Treatment, joined
@@ -33,24 +32,16 @@ def without_hidden(runs: Sequence[LayerRun], mlp_tiles: int) -> tuple[LayerRun, 
     return joined(LayerRun(run.layers, run.activations | again) for run in runs)
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """A number of tiles."""
-
-    number: int
-    why: str
-
-
-def loss_tiles(config: Config) -> Tiles:
+def loss_tiles(config: Config) -> Choice[int]:
     """As many tiles as make float32 logits of 1 GiB or less, unless the configuration gives a number."""
     bytes_of = 4 * head_tokens(config) * head_columns(config)
     logits = f"a microbatch has {size(bytes_of)} of logits"
     if config.memory.loss_tiles is not None:
-        return Tiles(config.memory.loss_tiles, f"asked for; {logits}")
-    return Tiles(min(-(-bytes_of // GIB), _part(config)), f"{logits}, at most 1 GiB at a time")
+        return Choice(config.memory.loss_tiles, f"asked for; {logits}")
+    return Choice(min(-(-bytes_of // GIB), _part(config)), f"{logits}, at most 1 GiB at a time")
 
 
-def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -> Tiles:
+def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -> Choice[int]:
     """As many as make tiles of about `model.embed` tokens, unless the configuration gives a number; of dense layers.
 
     `runs` is what layers keep. The default is one tile where tiles would cost time, because hidden activations are
@@ -63,22 +54,22 @@ def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -
                 f"memory.mlp_tiles: {asked} needs a schedule that leaves the backward whole, and parallel.schedule: "
                 f"{config.parallel.schedule} keeps the hidden activations from B to W; expected 1 or null"
             )
-        return Tiles(asked, "asked for")
+        return Choice(asked, "asked for")
     if config.precision.matmul is not None:
-        return Tiles(1, "a tile would have FP8 scales of its own")
+        return Choice(1, "a tile would have FP8 scales of its own")
     if splits_backward:
-        return Tiles(1, "the schedule keeps hidden activations from B to W")
+        return Choice(1, "the schedule keeps hidden activations from B to W")
     dense = [own for own in kind_models(model).values() if own.experts is None]
     if not dense:
-        return Tiles(1, "experts are not computed in tiles")
+        return Choice(1, "experts are not computed in tiles")
     first = {declare_layer(own).part("mlp").groups[0].outputs[0] for own in dense}
     if not all(run.activations[name] == "recompute" for run in runs for name in first):
-        return Tiles(1, "memory.remat keeps hidden activations")
+        return Choice(1, "memory.remat keeps hidden activations")
     bytes_of = max(_hidden_bytes(config, own) for own in dense)
     hidden = f"a layer has {size(bytes_of)} of hidden activations"
     if bytes_of <= GIB:
-        return Tiles(1, hidden)
-    return Tiles(min(-(-head_tokens(config) // model.embed), _part(config)), hidden)
+        return Choice(1, hidden)
+    return Choice(min(-(-head_tokens(config) // model.embed), _part(config)), hidden)
 
 
 def _hidden_bytes(config: Config, model: ModelConfig) -> int:

@@ -22,8 +22,8 @@ def wire_of(plan: Plan) -> Wire:
         hierarchical=plan.collectives == "hierarchical",
         node_devices=plan.node_devices,
         secondary=plan.secondary_shard,
-        rows=plan.embedding_messages == "rows",
-        early=("replica", *SHARD_AXES) if plan.replica_sums == "overlapped" else (),
+        rows=plan.embedding_messages.name == "rows",
+        early=("replica", *SHARD_AXES) if plan.replica_sums.name == "overlapped" else (),
     )
 
 

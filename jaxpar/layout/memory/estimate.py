@@ -78,7 +78,7 @@ def estimate_memory(config: Config, plan: Plan) -> MemoryEstimate:
     in its backward, whichever takes more. What XLA fuses or reorders is not known here.
     """
     model, case = MemoryModel(_as_planned(config, plan)), case_of(config, plan)
-    return model.estimate(case, model.units(case, plan.runs, plan.mlp_tiles), plan_slots(plan))
+    return model.estimate(case, model.units(case, plan.runs, plan.mlp_tiles.name), plan_slots(plan))
 
 
 def estimated_bytes(config: Config, plan: Plan, *, own_memory: bool = True) -> int:
@@ -129,9 +129,9 @@ def case_of(config: Config, plan: Plan) -> Case:
         plan.microbatches, plan.zero, tuple(slot.kind for slot in layer_order(plan, config.model).slots),
         plan.virtual_stages, plan.optimizer_offload, plan.resident_weights,
         plan.pipe_ends == "shared" and axes.pipe > 1, plan.host_layers,
-        plan.secondary_shard, plan.loss_tiles, plan.loss_logits, axes.expert, _attention_scratch(config, plan),
-        plan.replica_sums == "overlapped", plan.layer_unroll,
-        axes.replica if plan.shard_state_over_replicas else 1,
+        plan.secondary_shard, plan.loss_tiles.name, plan.loss_logits.name, axes.expert,
+        _attention_scratch(config, plan), plan.replica_sums.name == "overlapped", plan.layer_unroll.name,
+        axes.replica if plan.shard_state_over_replicas.name else 1,
     )  # fmt: skip
 
 
@@ -164,6 +164,7 @@ def plan_slots(plan: Plan) -> Slots:
 def _as_planned(config: Config, plan: Plan) -> Config:
     """`config` with the dtypes of a plan."""
     dtypes = asdict(plan.dtypes)
+    del dtypes["master"]  # no setting
     optimizer = replace(config.optimizer, matrix_dtype=dtypes.pop("matrix"))
     return replace(config, optimizer=optimizer, precision=replace(config.precision, **dtypes))
 
@@ -292,7 +293,7 @@ class MemoryModel:
         """Tiles of a microbatch's tokens in the head."""
         key = "loss tiles", case.rows, case.context, case.tensor, case.ends
         if key not in self._known:
-            self._known[key] = loss_tiles(self.alike(case)).number
+            self._known[key] = loss_tiles(self.alike(case)).name
         return self._known[key]
 
 

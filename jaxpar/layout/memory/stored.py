@@ -57,7 +57,7 @@ class StoredBytes:
         case, precision = self.case, self.config.precision
         sharded = case.zero >= 3
         ends = sharded and case.pipe == 1
-        same = (precision.storage or precision.compute) == precision.master
+        same = (precision.storage or precision.compute) == "float32"
         if case.secondary > 1:
             return self._held()
         placed = case.state_replicas == 1 and (case.shards == 1 or case.zero == 0 or ends)

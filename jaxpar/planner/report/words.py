@@ -248,7 +248,7 @@ def exchanges(plan: Plan, parallel: ParallelConfig) -> list[str]:
     )
     timed = f"timed {balance} on the fullest rank (parallel.expert_imbalance; a run measures experts/rank_load)"
     return [
-        f"{own.exchange}{f' of kind {kind}' if kind else ''}: {own.reason}; {timed}"
+        f"{own.exchange.name}{f' of kind {kind}' if kind else ''}: {own.exchange.reason}; {timed}"
         for kind, own in plan.experts.items()
     ] + slower
 

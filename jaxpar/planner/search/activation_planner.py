@@ -100,10 +100,10 @@ class ActivationPlanner:
             expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,
             exchange_wire=precision.exchange_wire, expert_codes=self._expert_codes, matmul_codes=self._matmul_codes,
             embedding_messages=self._embedding_messages,
-            sums_early=asked.replica_sums != "after" and not precision.gradient_error_feedback,
+            sums_early=asked.overlap.replica_sums != "after" and not precision.gradient_error_feedback,
             shard_state=self._state_replicas > 1,
             attention=self.attention,
-            expert_slices=asked.expert_slices, expert_own_rows=asked.expert_own_rows,
+            expert_slices=asked.overlap.expert_slices, expert_own_rows=asked.overlap.expert_own_rows,
             shared_ends=choice.shared_ends,
         )  # fmt: skip
 
@@ -150,14 +150,14 @@ class ActivationPlanner:
     def _sums_early(self) -> bool:
         group = self.group
         config = self.model.config
-        if config.parallel.replica_sums == "after" or config.precision.gradient_error_feedback:
+        if config.parallel.overlap.replica_sums == "after" or config.precision.gradient_error_feedback:
             return False
         return only_after(group.pipe, group.replica, group.shards, self.choice.zero) is None
 
     @property
     def _state_replicas(self) -> int:
         """Replicas that share the optimizer's state: all, where that is asked for and there is any to share."""
-        asked = self.model.config.parallel.shard_state_over_replicas is True
+        asked = self.model.config.parallel.overlap.shard_state_over_replicas is True
         return self.group.replica if asked and self.choice.zero else 1
 
     @property
@@ -170,10 +170,11 @@ class ActivationPlanner:
         key = "embedding messages", group, zero
         if key not in self.known:
             config, gpu = self.model.config, DescribedGPU.of(self.cluster.gpu)
-            asked = "table" if config.parallel.embedding_messages == "table" else "auto"
-            own = replace(config, parallel=replace(config.parallel, zero=zero, embedding_messages=asked))
+            asked = "table" if config.parallel.overlap.embedding_messages == "table" else "auto"
+            overlap = replace(config.parallel.overlap, embedding_messages=asked)
+            own = replace(config, parallel=replace(config.parallel, zero=zero, overlap=overlap))
             axes = AxisSizes(group.pipe, group.replica, group.fsdp, group.expert, group.context, group.tensor)
-            self.known[key] = embedding_messages(own, axes, gpu, group.microbatch, self.cluster).embedding_messages
+            self.known[key] = embedding_messages(own, axes, gpu, group.microbatch, self.cluster).name
         return self.known[key]
 
     @property
@@ -238,7 +239,7 @@ class ActivationPlanner:
         key = "units", group.microbatch, group.expert, group.context, group.tensor, self.kinds, self._splits, remat
         if key not in self.known:
             config, runs = self.model.alike(self.case), runs_of(remat, len(self.kinds), self._names)
-            tiles = mlp_tiles(config, runs, self._splits).number
+            tiles = mlp_tiles(config, runs, self._splits).name
             self.known[key] = self.model.units(self.case, without_hidden(runs, tiles), tiles)
         return self.known[key]
 

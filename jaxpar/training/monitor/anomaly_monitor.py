@@ -60,7 +60,7 @@ class AnomalyMonitor:
     def __init__(self, config: Config, order: LayerOrder, listeners: Listener) -> None:
         self._config, self._watch, self._order, self._listeners = config, config.watch, order, listeners
         self._losses = LossWindow(self._watch.spike_window, self._watch.spike)
-        self._slow, self._pace = SlowSteps(self._watch.slow_step), Pace(self._watch.slow_pace)
+        self._slow, self._pace = SlowSteps(self._watch.limits.slow_step), Pace(self._watch.limits.slow_pace)
         self._codes = CodeMonitor(self._watch)
         self._episodes = Episodes(quiet=LAST, apart_s=dict.fromkeys(("slow_step", "slow_pace"), SLOW_APART_S))
         self._reported: dict[str, int] = {}
@@ -210,7 +210,7 @@ class AnomalyMonitor:
         self._warm, self._lap, self._wait = 0, Losses(), Losses()
 
     def _judge_wait(self, number: int, wait: Losses) -> None:
-        limit = self._watch.data_wait
+        limit = self._watch.limits.data_wait
         if limit is None or wait.batch - wait.longest < max(SECONDS, limit * wait.seconds):
             return  # A single long wait is a slow step.
         text = (
@@ -233,7 +233,7 @@ class AnomalyMonitor:
                 self._judge_processes(paces)
 
     def _judge_processes(self, paces: list[ProcessPace]) -> None:
-        straggler = find_straggler(paces, self._watch.straggler)
+        straggler = find_straggler(paces, self._watch.limits.straggler)
         if straggler is None:
             return
         pace, losses = straggler.pace, straggler.pace.losses

@@ -48,7 +48,7 @@ class CodeMonitor:
             yield from self._of_flushed(number, flushed)
 
     def _of_reach(self, number: int, reach: Mapping[str, float]) -> Iterator[Finding]:
-        limit = self._watch.fp8_range
+        limit = self._watch.limits.fp8_range
         layer, most = max(reach.items(), key=lambda item: item[1])
         if limit is None or most < limit:
             return
@@ -59,7 +59,7 @@ class CodeMonitor:
         yield Finding("fp8_range", text, {"layer": int(layer), "reach": most})
 
     def _of_saturated(self, number: int, saturated: Shares) -> Iterator[Finding]:
-        limit = self._watch.fp8_saturated
+        limit = self._watch.limits.fp8_saturated
         share, tensor, layer = max((share, tensor, layer) for (tensor, layer), share in _each(saturated))
         if limit is None or share <= limit:
             return
@@ -68,7 +68,7 @@ class CodeMonitor:
         yield Finding("fp8_saturated", text, {"layer": layer, "tensor": tensor, "share": share})
 
     def _of_flushed(self, number: int, flushed: Shares) -> Iterator[Finding]:
-        times = self._watch.fp8_flushed
+        times = self._watch.limits.fp8_flushed
         found: list[tuple[float, float, str, int]] = []
         for (tensor, layer), share in _each(flushed):
             before = self._flushed[tensor, layer]

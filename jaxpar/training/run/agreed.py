@@ -71,9 +71,9 @@ def choices(plan: Plan, config: Config, device: Device) -> dict[str, Any]:
 
 def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
-        if key.endswith("reason") or key == "rejected":
-            continue
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and "reason" in value:
+            yield f"{above}{key}", value["name"]
+        elif isinstance(value, Mapping):
             yield from _leaves(value, f"{above}{key}.")
         else:
             yield f"{above}{key}", value

@@ -15,7 +15,7 @@ from jaxpar.config.plan import Plan
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.layers.counting import factor_parameters, matmul_parameters, parameter_count
 from jaxpar.layout.choices.matmul import matmul_rows, routed_choice, tiled_choice
-from jaxpar.layout.choices.reasons import why
+from jaxpar.layout.choices.reasons import choice_rows
 from jaxpar.layout.choices.replica_sums import why_gathered_before
 from jaxpar.layout.memory.estimate import chunk_bytes, offloaded_bytes
 from jaxpar.layout.memory.state_bytes import frozen_bytes, residual_bytes, state_bytes
@@ -73,19 +73,16 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
             config, gpu_of(device.device_kind), plan, tiled_choice(config, device), routed_choice(config, device, plan)
         ),
         *_wire_row(layout),
-        *_overlap_rows(plan),
         ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{plural(tokens, 'token')} a step"),
         ("per device", f"{rows} x {part}", f"rows x sequence, in {plural(plan.microbatches, 'microbatch')}"),
         *_pipeline_rows(layout),
         ("remat", plan.remat, _kept_words(plan)),
         *_offload_rows(layout),
         *offload_rows(layout, device.device_kind),
-        ("loss", plan.loss.name, why(plan.loss.reason, plan.loss.rejected)),
-        *([("logits", plan.loss_logits, plan.loss_logits_reason)] if plan.loss_logits else []),
-        _tiles_row(plan),
-        *_attention_rows(plan),
-        *_context_rows(layout),
-        *_tensor_rows(plan),
+        *(row for row in choice_rows(plan) if row[0] != "attention" or not plan.kind_attention),
+        *_new_weights_row(plan),
+        *_limits_rows(plan),
+        *_balance_row(layout),
         *_objective_row(layout),
         ("optimizer", config.optimizer.name, _optimizer_words(layout)),
         ("data", config.data.source, data_description),
@@ -137,26 +134,22 @@ def _expert_copies(layout: StepLayout) -> list[str]:
     return [f"{ranks} ranks for experts' weights"]
 
 
-def _overlap_rows(plan: Plan) -> list[tuple[str, str, str]]:
-    """What runs beside messages of weights and gradients, and what XLA is asked for; empty where all is as usual."""
+def _new_weights_row(plan: Plan) -> list[tuple[str, str, str]]:
+    """When the new weights that replicas share are gathered; empty where they share none."""
+    if not plan.shard_state_over_replicas.name:
+        return []
+    why = why_gathered_before(plan)
+    when = "with their first use" if why is None else "before the forward"
+    return [("new weights over replicas", f"gathered {when}", why or "each layer's beside the one before")]
+
+
+def _limits_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """What XLA is asked for that is not its default."""
     rows = []
-    if plan.layer_unroll_reason:
-        rows.append(("loop over layers", f"{plan.layer_unroll} in a turn", plan.layer_unroll_reason))
-    if plan.weight_prefetch_reason:
-        rows.append(("gathers of weights", f"by {plan.weight_prefetch}", plan.weight_prefetch_reason))
-    if plan.embedding_messages_reason:
-        rows.append(("embedding", f"{plan.embedding_messages} sent", plan.embedding_messages_reason))
-    if plan.replica_sums_reason:
-        rows.append(("sums over replicas", plan.replica_sums, plan.replica_sums_reason))
-    if plan.shard_state_over_replicas_reason:
-        where = "over replicas" if plan.shard_state_over_replicas else "the same in all replicas"
-        rows.append(("optimizer state", where, plan.shard_state_over_replicas_reason))
-    if plan.shard_state_over_replicas:
-        why = why_gathered_before(plan)
-        when = "with their first use" if why is None else "before the forward"
-        rows.append(("new weights over replicas", f"gathered {when}", why or "each layer's beside the one before"))
     if plan.collectives_at_once > 1:
-        rows.append(("collectives at once", str(plan.collectives_at_once), "parallel.collectives_at_once asks for it"))
+        rows.append(
+            ("collectives at once", str(plan.collectives_at_once), "parallel.overlap.collectives_at_once asks for it")
+        )
     if plan.merged_matmuls_mb == 0:
         rows.append(("merged matmuls", "none", "each product of a layer fills the GPU by itself"))
     return rows
@@ -186,49 +179,23 @@ def _kept_words(plan: Plan) -> str:
     return f"of {len(plan.runs[0].activations)} named activations of a chunk it keeps {', then '.join(parts)}"
 
 
-def _attention_rows(plan: Plan) -> list[tuple[str, str, str]]:
-    """The attention backend, or those of each kind of layers."""
-    choices = plan.kind_attention or {"": plan.attention}
-    return [
-        (f"attention {kind}".strip(), choice.name, why(choice.reason, choice.rejected))
-        for kind, choice in choices.items()
-    ]
-
-
-def _tiles_row(plan: Plan) -> tuple[str, str, str]:
-    """Parts of a microbatch that go through head and feed-forward in turn."""
-    reasons = f"loss: {plan.loss_tiles_reason}; MLP: {plan.mlp_tiles_reason}"
-    return "tiles", f"loss {plan.loss_tiles}, MLP {plan.mlp_tiles}", reasons
-
-
-def _context_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
-    """The context strategy, how much it communicates, and how its work is balanced."""
-    plan, config, choice = layout.plan, layout.config, layout.plan.context_strategy
-    rows = [("context", choice.name, why(choice.reason, choice.rejected))]
+def _balance_row(layout: StepLayout) -> list[tuple[str, str, str]]:
+    """How evenly the work of attention is spread over context ranks; empty where there is one."""
+    plan, config = layout.plan, layout.config
     if plan.axes.context == 1:
-        return rows
+        return []
     windows = [model.window for model in kind_models(config.model).values()]
     mask = Mask(window=None if None in windows else max(filter(None, windows)))
     ranks = plan.axes.context // plan.ulysses
     order = row_order(plan, config.data.sequence_length)
     busiest = imbalance(kept_pairs_per_rank(mask, None, order, ranks))
-    groups = f", groups of {plan.ulysses}" if 1 < plan.ulysses < plan.axes.context else ""
-    rows.append(
-        (
-            "tokens of a row",
-            f"{plan.context_order}{groups}",
-            f"{plan.context_order_reason}; the busiest rank of a row without documents has {busiest:.0%} more work "
-            "than the mean",
-        )
-    )
-    return rows
-
-
-def _tensor_rows(plan: Plan) -> list[tuple[str, str, str]]:
-    """How each group of matmuls exchanges the sequence with other tensor ranks; empty without tensor parallelism."""
-    chunks = lambda own: "" if own.algorithm == "plain" else f", {plural(own.chunks, 'chunk')}"
+    groups = f" in groups of {plan.ulysses}" if 1 < plan.ulysses < plan.axes.context else ""
     return [
-        (f"tensor {name}", f"{own.algorithm}{chunks(own)}", own.reason) for name, own in plan.tensor_overlap.items()
+        (
+            "context ranks",
+            f"{plan.axes.context}{groups}",
+            f"the busiest rank of a row without documents has {busiest:.0%} more work than the mean",
+        )
     ]
 
 
@@ -300,19 +267,11 @@ def _expert_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
                 f"{count(active)} weights of the model",
             )
         )
-        chosen = layout.plan.experts[kind]
-        products = chosen.products
-        rows.append((f"products{of_kind}", products.name, why(products.reason, products.rejected)))
         if axes.expert > 1:
-            room = f"room for {chosen.capacity:g} times an even share, and further rounds where it is exceeded"
-            rows.append((f"exchange{of_kind}", chosen.exchange, f"{chosen.reason}; {room}"))
-            if chosen.wire is not None:
-                rows.append(
-                    (f"tokens on the wire{of_kind}", chosen.wire, "to experts; results and gradients as computed")
-                )
-            rows.append((f"expert slices{of_kind}", str(chosen.slices), chosen.slices_reason))
-            own = "first, while a slice is sent" if chosen.own_first else "exchanged with the others"
-            rows.append((f"own rows{of_kind}", own, chosen.own_reason))
+            chosen = layout.plan.experts[kind]
+            wire = f"in {chosen.wire} to experts; " if chosen.wire else ""
+            room = f"{wire}room for {chosen.capacity:g} times an even share, and further rounds where it is exceeded"
+            rows.append((f"exchanged tokens{of_kind}", layout.plan.dtypes.compute, room))
     return rows
 
 
@@ -341,7 +300,7 @@ def _zero_words(layout: StepLayout) -> str:
     axes, words = layout.plan.axes, ZERO_WORDS[layout.plan.zero]
     if layout.plan.zero and prod(axes[axis] for axis in SHARD_AXES) > 1:
         words += _whole(layout, SHARD_AXES, "whole")
-    if layout.plan.shard_state_over_replicas:
+    if layout.plan.shard_state_over_replicas.name:
         words += f"; optimizer state over {axes.replica} replicas too"
         words += _whole(layout, REPLICAS, "the same in all replicas")
     return words

@@ -17,7 +17,7 @@ from jaxpar.runtime.batch import BatchLayout
 
 def row_order(plan: Plan, length: int) -> Int[np.ndarray, " length"]:
     """The token index at each place of a row, the context ranks' parts one after another."""
-    return sequence_order(plan.context_order, length, plan.axes.context // plan.ulysses)
+    return sequence_order(plan.context_order.name, length, plan.axes.context // plan.ulysses)
 
 
 class BatchPlacer:

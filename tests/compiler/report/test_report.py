@@ -26,6 +26,7 @@ from jaxpar.compiler.report.page import html_page
 from jaxpar.compiler.report.text import COPIES, print_report
 from jaxpar.compiler.report.utilisation import utilisation
 from jaxpar.config import load_config
+from jaxpar.config.plan import Choice
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.hardware.catalogue import gpu_named
@@ -197,7 +198,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_no_name_can_break_it():
 
 def test_the_page_states_how_many_layers_a_turn_of_the_loop_has():
     analysis, report = hsdp()
-    plan = replace(analysis.compilation.plan, layer_unroll=2)
+    plan = replace(analysis.compilation.plan, layer_unroll=Choice(2))
     turns = replace(analysis, compilation=replace(analysis.compilation, plan=plan))
     heads = [re.findall("<h2>([^<]*over time)</h2>", html_page(one, report)) for one in (analysis, turns)]
     assert heads[0] == ["One layer over time"]

@@ -51,7 +51,7 @@ def test_a_device_sends_what_the_formula_of_its_strategy_states(name: str):
 
     (entry,) = (entry for entry in CONTEXT_STRATEGIES if entry.name == strategy)
     request = replace(attention_request(resolved, jax.devices()[0], plan.runs), ulysses=plan.ulysses)
-    sent = entry.traffic(request, ContextLayout(plan.context_order, plan.ulysses))
+    sent = entry.traffic(request, ContextLayout(plan.context_order.name, plan.ulysses))
     assert found == (sent.forward + sent.backward) * resolved.model.layers * plan.microbatches
 
 

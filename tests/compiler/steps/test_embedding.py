@@ -15,7 +15,7 @@ TOKENS, EMBED, VOCAB, RANKS, MICROBATCHES = 64, 128, 512, 4, 2
 
 def step(messages: str) -> Report:
     """Of ZeRO-3, with a row of 64 tokens in a microbatch."""
-    parallel = {"fsdp": RANKS, "zero": 3, "microbatches": MICROBATCHES, "embedding_messages": messages}
+    parallel = {"fsdp": RANKS, "zero": 3, "microbatches": MICROBATCHES, "overlap": {"embedding_messages": messages}}
     config = wide(parallel=parallel, data={"batch_size": RANKS * MICROBATCHES})
     analysis, report = inspected(config, CLUSTER)
     assert sent(report) == dict(asked(plan_for(config, parse_cluster(CLUSTER))[0], analysis.compilation.plan))

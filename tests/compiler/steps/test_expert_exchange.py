@@ -62,7 +62,7 @@ def test_an_exchange_has_its_name_and_the_bytes_of_its_formula(layout: str):
     for row in report.collectives:
         if row.dtype in ("bf16", "u8"):
             found[row.collective] = found.get(row.collective, 0.0) + row.bytes
-    for one in messages_of(chosen.exchange, experts, chosen.capacity, plan.axes.expert, plan.axes.tensor):
+    for one in messages_of(chosen.exchange.name, experts, chosen.capacity, plan.axes.expert, plan.axes.tensor):
         if one.name != "gather_sequence":  # attention sends it too
             both = {one.name, SCATTERS[one.name]}
             wanted = one.sent * rows * bytes_of_row  # before the rows of a list, 714 of them, are a multiple of 8

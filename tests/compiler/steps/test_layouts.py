@@ -21,7 +21,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         # Of two the first would be no loop, and XLA would gather what both need once; so it would where the first
         # microbatch gathers the new weights over replicas.
         "parallel": {
-            "replica": 2, "fsdp": 4, "zero": 3, "microbatches": 4, "shard_state_over_replicas": False,
+            "replica": 2, "fsdp": 4, "zero": 3, "microbatches": 4, "overlap": {"shard_state_over_replicas": False},
         },
         "data": {"batch_size": 32},
     },

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 
 LAYERS, EMBED, TOKENS, BFLOAT = 24, 512, 2048, 2
 
-FSDP = {"fsdp": 8, "zero": 3, "layer_unroll": 1, "weight_prefetch": "layer"}
+FSDP = {"fsdp": 8, "zero": 3, "overlap": {"layer_unroll": 1, "weight_prefetch": "layer"}}
 """Weights are gathered in the same way with and without copies, so that memory differs by what is copied."""
 SIZES = {"pipe": 2, "fsdp": 4}
 PIPE = SIZES | {"zero": 3, "microbatches": 4}

@@ -38,7 +38,7 @@ MODELS = {"llama3-8b": LLAMA, "gpt3-175b": GPT}
 def layout_of(model: str, remat: str, unroll: int | str = "auto") -> StepLayout:
     """Of the training step."""
     file, settings, cluster = MODELS[model]
-    unrolled = f"parallel.layer_unroll={unroll}"
+    unrolled = f"parallel.overlap.layer_unroll={unroll}"
     config = load_config(file, [*settings, f"memory.remat={remat}", "attention.backend=xla", unrolled])
     return StepLayout(*plan_for(config, parse_cluster(cluster)))
 

@@ -63,7 +63,7 @@ def test_tensor_ranks_of_a_whole_host_wait_for_what_was_reached():
     """Llama-3-70B with 8 tensor ranks and two collectives at a time: above the 5% of the others, and slower than fsdp
     alone. docs/decisions.md has why, and what else was compiled."""
     report = compiled(
-        "llama3_70b", "h100:32x8", "parallel.fsdp=32", "parallel.tensor=8", "parallel.collectives_at_once=2"
+        "llama3_70b", "h100:32x8", "parallel.fsdp=32", "parallel.tensor=8", "parallel.overlap.collectives_at_once=2"
     )
     assert report.fits and report.compute_seconds + report.exposed_seconds <= 20.3
     assert report.exposed_fraction <= 0.185

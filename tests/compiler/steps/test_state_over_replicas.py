@@ -19,8 +19,8 @@ HSDP = {"replica": REPLICAS, "fsdp": SHARDS, "zero": 3, "microbatches": 2}
 
 
 def compiled(shared: bool, sums: str) -> tuple[Config, Analysis, Report]:
-    """With `parallel.shard_state_over_replicas` or without, and `replica_sums`."""
-    parallel: dict[str, Any] = HSDP | {"shard_state_over_replicas": shared, "replica_sums": sums}
+    """With `parallel.overlap.shard_state_over_replicas` or without, and `replica_sums`."""
+    parallel: dict[str, Any] = HSDP | {"overlap": {"shard_state_over_replicas": shared, "replica_sums": sums}}
     model = {"layers": LAYERS, "embed": EMBED, "heads": 8, "mlp": 1536, "vocab": 1024}
     config = wide(parallel=parallel, model=model)
     return config, *inspected(config, CLUSTER)

@@ -19,7 +19,7 @@ CLUSTER = "h100:1x8"
 def ring() -> Config:
     """Full remat, ZeRO-3 beside the rings, and sends that take longer than the slices beside them."""
     return wide(
-        parallel={"tensor": 4, "fsdp": 2, "tensor_overlap": "ring", "tensor_chunks": 1},
+        parallel={"tensor": 4, "fsdp": 2, "overlap": {"tensor": "ring", "tensor_chunks": 1}},
         memory={"remat": "full"},
         model={"embed": 512, "mlp": 1024, "layers": 3},
         data={"sequence_length": 2048},
@@ -79,7 +79,7 @@ def test_a_matmul_runs_beside_the_sends_forward_and_backward():
 def test_a_matmul_runs_beside_the_sends_of_other_layouts_and_no_layer_gathers_the_sequence_whole(name: str):
     analysis, _ = inspected(
         wide(
-            parallel={"tensor": 4, "tensor_overlap": "ring", "tensor_chunks": 1, **LAYOUTS[name]},
+            parallel={"tensor": 4, "overlap": {"tensor": "ring", "tensor_chunks": 1}, **LAYOUTS[name]},
             memory={"remat": "full"},
             model={"embed": 512, "mlp": 1024},
             data={"sequence_length": 2048},

@@ -24,7 +24,11 @@ from jaxpar.config.reading.typed import field_types
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.config.schema.overlap import OFF, OverlapConfig
 from jaxpar.config.schema.rope import RopeConfig
+from jaxpar.config.schema.run import LimitsConfig
+from jaxpar.layers.checks import validate
+from tests.sentences import refused
 
 _PLAIN: dict[Any, st.SearchStrategy] = {
     int: st.integers(-(10**12), 10**12),
@@ -56,6 +60,10 @@ def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
         return st.dictionaries(st.text(max_size=8), _PLAIN[int], max_size=3)
     if (section, key) == ("precision", "matmul_except"):
         return _records("matmul_except", MatmulExcept)
+    if (section, key) == ("parallel", "overlap"):
+        return _records("overlap", OverlapConfig)
+    if (section, key) == ("watch", "limits"):
+        return _records("limits", LimitsConfig)
     if (section, key) == ("model", "rope"):
         return _records("rope", RopeConfig)
     if (section, key) == ("model", "latent_attention"):
@@ -116,3 +124,18 @@ def test_the_difference_spells_mappings_as_yaml_does():
     old = load_config(None, ["data.sources={a/b: 1, c: 0.5}"])
     new = load_config(None, ["data.sources={a/b: 1}"])
     assert config_difference(old, new) == ["data.sources: {a/b: 1.0, c: 0.5} -> {a/b: 1.0}"]
+
+
+def test_overlap_is_a_word_or_a_mapping_of_options():
+    overlap = lambda *asked: load_config(None, [f"parallel.overlap{one}" for one in asked]).parallel.overlap
+    assert overlap("=off") == OFF and overlap("=off", "=auto") == overlap() == OverlapConfig()
+    assert overlap("={layer_unroll: 2}") == overlap(".layer_unroll=2") == OverlapConfig(layer_unroll=2)
+    validate(load_config(None, ["parallel.overlap=off"]))
+    for written, *parts in (
+        ("parallel.overlap=of", "parallel.overlap", "auto or off", "'of'"),
+        ("parallel.overlap={layer_unrol: 2}", "parallel.overlap", "did you mean layer_unroll"),
+        ("parallel.layer_unroll=2", "parallel.layer_unroll", "did you mean parallel.overlap.layer_unroll"),
+        ("parallel.tensor_overlap=ring", "parallel.tensor_overlap", "did you mean parallel.overlap.tensor?"),
+    ):
+        with refused(*parts):
+            load_config(None, [written])

@@ -19,7 +19,7 @@ from jaxpar.compiler.program.costs.ops import costs
 from jaxpar.compiler.program.loops import executions
 from jaxpar.compiler.program.schedule import schedule
 from jaxpar.compiler.report.step_timer import StepTimer
-from jaxpar.config.plan import ExpertLayout
+from jaxpar.config.plan import Choice, ExpertLayout
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.hardware.cluster import parse_cluster
@@ -37,7 +37,8 @@ def account(layout: dict[str, Any], sizes: dict[str, int], hosts: int = 2) -> di
 
     `sizes`: tokens of a device, embed, width, count and per_token of experts, width of the shared ones, expert ranks.
     """
-    own, ranks = ExpertLayout(**layout), sizes["expert"]
+    chosen = {key: value if key == "capacity" else Choice(value) for key, value in layout.items()}
+    own, ranks = ExpertLayout(**chosen), sizes["expert"]
     experts = ExpertsConfig(count=sizes["count"], per_token=sizes["per_token"])
     shape = tuple(ranks if axis == "expert" else 1 for axis in AXES)
     devices = np.array(h100s(f"1x{hosts}x{ranks // hosts}")[:ranks]).reshape(shape)
@@ -58,8 +59,8 @@ def account(layout: dict[str, Any], sizes: dict[str, int], hosts: int = 2) -> di
         def forward(w: Any, x: jax.Array, gates: jax.Array) -> jax.Array:
             in_, out = (w[name].squeeze(0) for name in ("shared_in", "shared_out"))
             shared = (lambda x: jax.nn.silu(x @ in_) @ out) if sizes.get("shared") else None
-            exchange = EXCHANGES[own.exchange](experts, len(x) // own.slices, own)
-            lists = lists_of(exchange, own.slices, indices, vary(jnp.ones(len(x), bool)))
+            exchange = EXCHANGES[own.exchange.name](experts, len(x) // own.slices.name, own)
+            lists = lists_of(exchange, own.slices.name, indices, vary(jnp.ones(len(x), bool)))
             return exchanged(exchange, products, Operands(w, {}), x, gates, lists, shared)[0]
 
         y, pullback = jax.vjp(forward, w, x, gates)

@@ -11,8 +11,8 @@ import pytest
 from jaxpar.config.plan import AxisSizes
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.choices.embedding import check_embedding_messages, embedding_messages
+from jaxpar.layout.choices.reasons import choice_rows
 from jaxpar.layout.make_plan import make_plan, resolve_config
-from jaxpar.training.run.plan_table import _overlap_rows
 from tests.sentences import refused
 from tests.small_run import small
 
@@ -30,7 +30,7 @@ def chosen(
     rank: int | None = None,
     tied: bool = False,
     **parallel: Any,
-) -> tuple[str, ...]:
+) -> tuple[str, str]:
     """With rows of 4,096 tokens and a table of 65,536 entries."""
     config = small(
         model={"vocab": 65536, "vocab_multiple": 1, "embed": 1024, "tied": tied},
@@ -42,7 +42,8 @@ def chosen(
     own = config.parallel
     axes = AxisSizes(own.pipe, own.replica, own.fsdp, own.expert, own.context, own.tensor)
     device: Any = OnGpu()
-    return tuple(embedding_messages(config, axes, device, rows, None if cluster is None else parse_cluster(cluster)))
+    found = embedding_messages(config, axes, device, rows, None if cluster is None else parse_cluster(cluster))
+    return found.name, found.reason
 
 
 @pytest.mark.parametrize(
@@ -57,8 +58,8 @@ def chosen(
         (1, {"fsdp": 8, "collectives": "hierarchical"}, "table", "two levels"),
         (1, {"fsdp": 8, "secondary_shard": 2}, "table", "secondary shards"),
         (1, {"fsdp": 3}, "table", "1024 elements"),
-        (1, {"fsdp": 8, "embedding_messages": "table"}, "table", "named by"),
-        (99, {"fsdp": 8, "embedding_messages": "rows"}, "rows", "named by"),
+        (1, {"fsdp": 8, "overlap": {"embedding_messages": "table"}}, "table", "named by"),
+        (99, {"fsdp": 8, "overlap": {"embedding_messages": "rows"}}, "rows", "named by"),
         (1, {"fsdp": 8, "zero": 1}, "table", ""),
         (1, {"replica": 8}, "table", ""),
         (1, {"pipe": 2, "fsdp": 4, "microbatches": 2}, "table", ""),
@@ -95,7 +96,7 @@ def test_of_a_frozen_table_nothing_is_sent_in_the_backward(rows: int, zero: int,
 def test_a_tied_table_is_sent_unless_rows_are_named():
     sent, why = chosen(1, tied=True, fsdp=8)
     assert sent == "table" and "the head gathers the tied table" in why
-    assert chosen(1, tied=True, fsdp=8, embedding_messages="rows")[0] == "rows"
+    assert chosen(1, tied=True, fsdp=8, overlap={"embedding_messages": "rows"})[0] == "rows"
 
 
 def test_of_unknown_links_the_table_is_sent():
@@ -113,20 +114,22 @@ def test_of_unknown_links_the_table_is_sent():
     ],
 )
 def test_rows_that_cannot_be_exchanged_are_refused(parallel: dict[str, Any], precision: dict[str, Any], why: str):
-    with refused("parallel.embedding_messages: rows are not exchanged", why, "expected auto or table"):
-        chosen(1, precision, **parallel, embedding_messages="rows")
+    with refused("parallel.overlap.embedding_messages: rows are not exchanged", why, "expected auto or table"):
+        chosen(1, precision, **parallel, overlap={"embedding_messages": "rows"})
 
 
 def test_rows_of_a_frozen_table_that_no_rank_sends_are_refused():
-    assert chosen(1, fsdp=4, zero=3, rank=8, embedding_messages="rows")[0] == "rows"
-    with refused("parallel.embedding_messages: rows are not exchanged", "it is frozen (lora.rank)", "auto or table"):
-        chosen(1, fsdp=4, zero=2, rank=8, embedding_messages="rows")
+    assert chosen(1, fsdp=4, zero=3, rank=8, overlap={"embedding_messages": "rows"})[0] == "rows"
+    with refused(
+        "parallel.overlap.embedding_messages: rows are not exchanged", "it is frozen (lora.rank)", "auto or table"
+    ):
+        chosen(1, fsdp=4, zero=2, rank=8, overlap={"embedding_messages": "rows"})
 
 
 def test_a_plan_names_what_is_sent_and_is_checked():
-    config = resolve_config(small(parallel={"fsdp": 4, "embedding_messages": "rows"}), 4)
+    config = resolve_config(small(parallel={"fsdp": 4, "overlap": {"embedding_messages": "rows"}}), 4)
     plan = make_plan(config, jax.devices()[0])
-    assert ("embedding", "rows sent", "named by parallel.embedding_messages") in _overlap_rows(plan)
+    assert ("embedding messages", "rows", "named by parallel.overlap.embedding_messages") in choice_rows(plan)
     check_embedding_messages(plan, config)
     other = resolve_config(small(parallel={"fsdp": 4, "zero": 1}), 4)
     with refused("plan.embedding_messages: rows are not exchanged", "expected table"):

@@ -18,7 +18,7 @@ from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from tests.sentences import refused
-from tests.small_run import small
+from tests.small_run import small, with_overlap
 
 KINDS = {
     "kinds": {"dense": {"experts": None}, "routed": {}},
@@ -38,18 +38,18 @@ def planned(exchange: str = "auto") -> tuple[Config, Plan]:
 def test_a_plan_decides_for_each_kind_of_layers_with_experts() -> None:
     _, plan = planned()
     assert list(plan.experts) == ["routed"]
-    assert (plan.experts["routed"].exchange, plan.experts["routed"].capacity) == ("all_to_all", 1.5)
-    assert "all_gather" in plan.experts["routed"].reason
-    assert planned("all_gather")[1].experts["routed"].exchange == "all_gather"
+    assert (plan.experts["routed"].exchange.name, plan.experts["routed"].capacity) == ("all_to_all", 1.5)
+    assert "all_gather" in plan.experts["routed"].exchange.reason
+    assert planned("all_gather")[1].experts["routed"].exchange.name == "all_gather"
     assert make_plan(resolve_config(small(parallel={"fsdp": 8}), 8), jax.devices()[0]).experts == {}
 
 
 @pytest.mark.parametrize("exchange", ["all_to_all", "all_gather"])
 def test_the_layers_run_what_the_plan_has(exchange: Any) -> None:
     config, plan = planned()
-    layout = StepLayout(config, replace(plan, experts={"routed": ExpertLayout(exchange, 3.0)}))
+    layout = StepLayout(config, replace(plan, experts={"routed": ExpertLayout(Choice(exchange), 3.0)}))
     layer = stages_of(layout, train=False).prototype("routed")
-    assert layer.mlp.layout == ExpertLayout(exchange, 3.0)
+    assert layer.mlp.layout == ExpertLayout(Choice(exchange), 3.0)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_the_layers_run_what_the_plan_has(exchange: Any) -> None:
     [
         ({}, ("plan.experts", "none", "routed")),
         ({"dense": ExpertLayout(capacity=1.5)}, ("plan.experts", "dense", "routed")),
-        ({"routed": ExpertLayout("all", 1.5)}, ("plan.experts", "exchange", "all_to_all", "'all'")),  # pyright: ignore
+        ({"routed": ExpertLayout(Choice("all"), 1.5)}, ("plan.experts", "exchange", "all_to_all", "'all'")),  # pyright: ignore
         (
             {"routed": ExpertLayout(capacity=1.5, products=Choice("mosiac", ""))},
             ("plan.experts: products", "'mosiac'", "did you mean mosaic"),
@@ -82,7 +82,7 @@ def test_a_plan_of_other_experts_is_refused(experts: dict[str, ExpertLayout], pa
 def test_an_exchange_that_is_asked_for_is_that_of_the_plan() -> None:
     config, plan = planned("all_to_all")
     with refused("plan.experts", "expected all_to_all", "'all_gather'"):
-        changed = {"routed": replace(plan.experts["routed"], exchange="all_gather")}
+        changed = {"routed": replace(plan.experts["routed"], exchange=Choice("all_gather"))}
         check_plan(replace(plan, experts=changed), config, jax.devices()[0], 8)
 
 
@@ -92,25 +92,26 @@ def test_no_room_for_an_even_share_is_refused() -> None:
 
 
 def test_own_rows_go_first_where_they_may_and_are_asked_for() -> None:
-    sliced = {"expert": 4, "expert_slices": 2, "expert_exchange": "all_to_all"}
+    sliced = {"expert": 4, "overlap": {"expert_slices": 2}, "expert_exchange": "all_to_all"}
 
-    def found(**parallel: Any) -> ExpertLayout:
-        config = resolve_config(small(model=KINDS, parallel=sliced | parallel), 4 * parallel.get("tensor", 1))
+    def found(own_rows: str = "auto", **parallel: Any) -> ExpertLayout:
+        parallel = with_overlap(sliced | parallel, expert_own_rows=own_rows)
+        config = resolve_config(small(model=KINDS, parallel=parallel), 4 * parallel.get("tensor", 1))
         return make_plan(config, jax.devices()[0], 8).experts["routed"]
 
-    assert (found(expert_own_rows="first").own_first, found(expert_own_rows="exchanged").own_first) == (True, False)
-    assert not found().own_first and "CPU" in found().own_reason
+    assert [found(one).own_first.name for one in ("first", "exchanged")] == [True, False]
+    assert not found().own_first.name and "CPU" in found().own_first.reason
     for parallel, parts in (
-        ({"expert_slices": 1}, ("one piece",)),
+        ({"overlap": {"expert_slices": 1}}, ("one piece",)),
         ({"tensor": 2}, ("parallel.tensor 2",)),
         ({"expert_exchange": "all_gather"}, ("all_gather",)),
     ):
-        with refused("parallel.expert_own_rows", "first", *parts, "auto"):
-            found(expert_own_rows="first", **parallel)
+        with refused("parallel.overlap.expert_own_rows", "first", *parts, "auto"):
+            found("first", **parallel)
 
 
 def test_a_plan_of_other_own_rows_is_refused() -> None:
     config, plan = planned()
     with refused("plan.experts: own_first", "false", "parallel.tensor 2", "true"):
-        changed = {"routed": replace(plan.experts["routed"], slices=2, own_first=True)}
+        changed = {"routed": replace(plan.experts["routed"], slices=Choice(2), own_first=Choice(True))}
         check_plan(replace(plan, experts=changed), config, jax.devices()[0], 8)

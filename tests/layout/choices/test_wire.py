@@ -174,11 +174,11 @@ def test_the_residual_of_error_feedback_is_stated_and_counted():
 
 
 def test_sums_over_replicas_wait_for_what_error_feedback_adds():
-    overlapped = {"replica": 2, "fsdp": 4, "zero": 0, "replica_sums": "overlapped"}
-    with refused("parallel.replica_sums: overlapped", "precision.gradient_error_feedback", "expected auto"):
+    overlapped = {"replica": 2, "fsdp": 4, "zero": 0, "overlap": {"replica_sums": "overlapped"}}
+    with refused("parallel.overlap.replica_sums: overlapped", "precision.gradient_error_feedback", "expected auto"):
         plan_of(4, FEEDBACK, **overlapped)
-    plan = plan_of(4, FEEDBACK, **overlapped | {"replica_sums": "auto"})
-    assert plan.replica_sums == "after" and "gradient_error_feedback" in plan.replica_sums_reason
+    plan = plan_of(4, FEEDBACK, **overlapped | {"overlap": {"replica_sums": "auto"}})
+    assert plan.replica_sums.name == "after" and "gradient_error_feedback" in plan.replica_sums.reason
     assert wire_of(plan) == Wire(gradient="int4", feedback=True, node_devices=4)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config, load_config
-from jaxpar.config.plan import Plan
+from jaxpar.config.plan import Choice, Plan
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.config.schema.model import Pattern
@@ -91,16 +91,16 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "memory": {"optimizer_offload": "host", "weights_offload": "host", "weights_resident": 10 * 2**20},
     },
     "state over replicas, Muon": {
-        "parallel": {"replica": 4, "fsdp": 2, "zero": 3, "shard_state_over_replicas": True},
+        "parallel": {"replica": 4, "fsdp": 2, "zero": 3, "overlap": {"shard_state_over_replicas": True}},
         "optimizer": {"name": "muon", "ema": 0.99},
     },
     "state over replicas in files, dims that do not divide": {
-        "parallel": {"replica": 4, "fsdp": 2, "zero": 1, "shard_state_over_replicas": True},
+        "parallel": {"replica": 4, "fsdp": 2, "zero": 1, "overlap": {"shard_state_over_replicas": True}},
         "model": {"embed": 1020, "heads": 6, "kv_heads": 2, "head_dim": 128},
         "memory": {"optimizer_offload": "file"},
     },
     "state over replicas alone, on the host": {
-        "parallel": {"replica": 8, "zero": 1, "shard_state_over_replicas": True},
+        "parallel": {"replica": 8, "zero": 1, "overlap": {"shard_state_over_replicas": True}},
         "memory": {"optimizer_offload": "host"},
     },
     "products of two, Muon": {
@@ -174,7 +174,8 @@ def test_each_weight_and_its_state_count_once(name: str):
     config, plan = planned(name)
     layout, case, found = StepLayout(config, plan), case_of(config, plan), estimate_memory(config, plan)
     parts, rows = parts_of(Weights(config), case), case.local_rows
-    updated, apart = layout.placements.optimizer, StepLayout(config, replace(plan, shard_state_over_replicas=False))
+    updated = layout.placements.optimizer
+    apart = StepLayout(config, replace(plan, shard_state_over_replicas=Choice(False)))
     roles = {"compute": layout.placements.compute, "sharded": apart.placements.optimizer, "updated": updated}
     for form, role in roles.items():
         ends = sum(getattr(part, form) for part in parts.ends.values())

@@ -37,7 +37,7 @@ def test_a_chunk_keeps_what_the_closed_form_states(preset: str, layout: str):
 
 
 EXPERTS = {
-    "over four ranks": ("parallel.expert=4", "parallel.fsdp=2", "parallel.expert_slices=2"),
+    "over four ranks": ("parallel.expert=4", "parallel.fsdp=2", "parallel.overlap.expert_slices=2"),
     "all tokens to all ranks": ("parallel.expert=4", "parallel.fsdp=2", "parallel.expert_exchange=all_gather"),
     "in two levels, codes on the wire": (
         "parallel.expert=8", "parallel.expert_exchange=hierarchical", "precision.exchange_wire=float8_e4m3fn",

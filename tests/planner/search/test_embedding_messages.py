@@ -18,8 +18,8 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "16-bit gradients": {"precision": {"gradient": "bfloat16"}},
     "frozen": {"lora": {"rank": 8}, "run": {"init_from": "base"}},
     "codes": {"precision": {"gradient_wire": "int8"}},
-    "the table is named": {"parallel": {"embedding_messages": "table"}},
-    "rows are named": {"parallel": {"embedding_messages": "rows"}},
+    "the table is named": {"parallel": {"overlap": {"embedding_messages": "table"}}},
+    "rows are named": {"parallel": {"overlap": {"embedding_messages": "rows"}}},
 }
 BATCH, RANKS = 512, 16
 ROWS = {"zero 3": (3, (2, 4, 16)), "zero 2": (2, (4, 8, 16))}
@@ -40,6 +40,6 @@ def test_the_planner_and_the_trainer_choose_alike(stage: str):
             group = Group(1, 1, RANKS, 1, 1, rows)
             layout = search.activations(group, choice).layout("full")
             _, plan = plan_on(config_of(config, layout), search.cluster, usable=2**40)
-            assert layout.embedding_messages == plan.embedding_messages, f"{name}, {rows} sequences"
-            found[name].append(plan.embedding_messages)
+            assert layout.embedding_messages == plan.embedding_messages.name, f"{name}, {rows} sequences"
+            found[name].append(plan.embedding_messages.name)
     assert {"table", "rows"} <= set(found["as it is"]), "the grid has both"

@@ -104,7 +104,7 @@ def test_what_is_asked_of_the_exchange_is_planned_and_timed():
         search_of(config_of(SMALL, 16, **asked, expert_imbalance=factor), expert=8).best(1)[0] for factor in (1.0, 1.2)
     )
     chosen = even.plan.experts[""]
-    assert isinstance(chosen, ExpertLayout) and (chosen.exchange, chosen.capacity) == ("all_to_all", 1.25)
+    assert isinstance(chosen, ExpertLayout) and (chosen.exchange.name, chosen.capacity) == ("all_to_all", 1.25)
     assert even.config.parallel.expert_capacity == 1.25
     assert even.candidate.seconds < uneven.candidate.seconds
     assert uneven.candidate.layout.imbalance == uneven.config.parallel.expert_imbalance == 1.2
@@ -134,7 +134,7 @@ def test_codes_of_experts_are_timed_by_what_multiplies_them():
 def test_the_screen_the_page_and_an_explanation_have_the_exchange(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     found = search(expert=4)
     plans = found.best(1)
-    exchange = plans[0].plan.experts[""].exchange
+    exchange = plans[0].plan.experts[""].exchange.name
     line, *others = words.exchanges(plans[0].plan, plans[0].config.parallel)
     assert bool(others) == (plans[0].plan.experts[""].products.name == "xla")
     assert exchange in line and "with equal load" in line and "expert_imbalance" in line
@@ -160,8 +160,11 @@ def test_a_layout_is_its_expert_axis_for_a_user():
 
 
 ASKED: dict[str, tuple[dict[str, Any], str]] = {
-    "own rows first": ({"expert_own_rows": "first"}, "parallel.expert_own_rows (first), which takes expert above 1"),
-    "slices": ({"expert_slices": 4}, "parallel.expert_slices (4), which takes expert above 1"),
+    "own rows first": (
+        {"overlap": {"expert_own_rows": "first"}},
+        "parallel.overlap.expert_own_rows (first), which takes expert above 1",
+    ),
+    "slices": ({"overlap": {"expert_slices": 4}}, "parallel.overlap.expert_slices (4), which takes expert above 1"),
 }
 
 
@@ -170,24 +173,27 @@ def test_layouts_that_cannot_exchange_as_they_are_asked_to_are_left_out(name: st
     """A planned layout does what is named, and where none can the sentence names it."""
     asked, why = ASKED[name]
     space = Space(config_of(SMALL, 16, **asked), named_cluster("h100:1x8"))
-    own = asked.get("expert_own_rows") == "first"
+    options = asked["overlap"]
+    own = options.get("expert_own_rows") == "first"
     found = {(group.expert, group.tensor) for group in space.groups()}
     assert {expert for expert, _ in found} == ({4, 8} if own else {2, 4, 8}), "of two ranks all_gather sends less"
     assert {tensor for _, tensor in found} == ({1} if own else {1, 2, 4})
     best = Search(space).best(1)[0]
     chosen = best.plan.experts[""]
-    assert chosen.slices > 1 and best.config.parallel.expert_slices == asked.get("expert_slices", "auto")
-    assert best.config.parallel.expert_own_rows == best.candidate.layout.expert_own_rows == ("first" if own else "auto")
-    assert chosen.own_first or not own
+    assert chosen.slices.name > 1
+    overlap = best.config.parallel.overlap
+    assert overlap.expert_slices == options.get("expert_slices", "auto")
+    assert overlap.expert_own_rows == best.candidate.layout.expert_own_rows == ("first" if own else "auto")
+    assert chosen.own_first.name or not own
     with refused(why):
         Search(Space(space.config, space.cluster, {"expert": "1"})).best(1)
 
 
 def test_own_rows_are_not_first_of_an_exchange_or_slices_that_have_none():
-    asked = {"expert_own_rows": "first", "expert_slices": 1}
+    asked = {"overlap": {"expert_own_rows": "first", "expert_slices": 1}}
     sizes = {"pipe": 1, "replica": 1, "fsdp": 1, "expert": 4, "context": 1, "tensor": 2}
     space = Space(config_of(SMALL, 16, **asked, expert_exchange="all_gather"), named_cluster("h100:1x8"))
-    key = "parallel.expert_own_rows (first), which takes"
+    key = "parallel.overlap.expert_own_rows (first), which takes"
     assert set(space._broken_by_exchange(sizes)) == {
-        f"{key} tensor 1", f"{key} parallel.expert_slices above 1", f"{key} another exchange than all_gather"
+        f"{key} tensor 1", f"{key} parallel.overlap.expert_slices above 1", f"{key} another exchange than all_gather"
     }  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 from jaxpar.config import UserError
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
+from jaxpar.config.schema.overlap import OverlapConfig
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.search.activation_planner import ActivationPlanner
@@ -40,10 +41,13 @@ SPACES = {
         model_of(**FEW | {"model": FEW["model"] | EXPERTS | ROUTED}), "h100:2x2", limit=60 * GIB
     ),
     "sums over replicas after the backward": search_of(
-        model_of(**FEW | {"parallel": {"replica_sums": "after"}}), "h100:2x2", limit=60 * GIB
+        model_of(**FEW | {"parallel": {"overlap": {"replica_sums": "after"}}}), "h100:2x2", limit=60 * GIB
     ),
     "state over replicas": search_of(
-        model_of(**FEW | {"parallel": {"shard_state_over_replicas": True}}), "h100:2x2", limit=60 * GIB, replica=2
+        model_of(**FEW | {"parallel": {"overlap": {"shard_state_over_replicas": True}}}),
+        "h100:2x2",
+        limit=60 * GIB,
+        replica=2,
     ),
     "codes, and layers without": search_of(
         model_of(**FEW, precision={"matmul": "fp8_current"}), "h100:2x2", limit=60 * GIB
@@ -108,23 +112,23 @@ def test_state_over_replicas_is_planned_where_there_are_replicas():
     """With the memory that the trainer's own plan of it has, which is less than without."""
     (planned,) = SPACES["state over replicas"].best(1)
     config, plan = plan_on(planned.config, planned.cluster)
-    assert plan.shard_state_over_replicas and plan == planned.plan
-    without = replace(config, parallel=replace(config.parallel, shard_state_over_replicas=False))
+    assert plan.shard_state_over_replicas.name and plan == planned.plan
+    without = replace(config, parallel=replace(config.parallel, overlap=OverlapConfig(shard_state_over_replicas=False)))
     _, whole = plan_on(without, planned.cluster)
     assert estimate_memory(config, plan).optimizer < 0.51 * estimate_memory(without, whole).optimizer
-    kept = planned_config(model_of(parallel={"shard_state_over_replicas": True}))
-    assert kept.parallel.shard_state_over_replicas
+    kept = planned_config(model_of(parallel={"overlap": {"shard_state_over_replicas": True}}))
+    assert kept.parallel.overlap.shard_state_over_replicas
     alone = search_of(kept, "h100:1x2", limit=60 * GIB, replica=1).best(1)[0]
-    assert not alone.config.parallel.shard_state_over_replicas
+    assert not alone.config.parallel.overlap.shard_state_over_replicas
 
 
 def test_a_plan_is_timed_with_the_state_that_its_replicas_share():
     """The trainer's choice, where the planner takes `auto` as false."""
     search = search_of(planned_config(model_of(data={"batch_size": 64})), "h100:2x4")
     for asked, shared in (("auto", True), (False, False)):
-        parallel = {"replica": 2, "fsdp": 4, "microbatches": 2, "shard_state_over_replicas": asked}
+        parallel = {"replica": 2, "fsdp": 4, "microbatches": 2, "overlap": {"shard_state_over_replicas": asked}}
         config, plan = plan_on(model_of(data={"batch_size": 64}, parallel=parallel), search.cluster)
-        assert plan.shard_state_over_replicas == layout_of(config, plan, search).shard_state == shared
+        assert plan.shard_state_over_replicas.name == layout_of(config, plan, search).shard_state == shared
 
 
 def test_error_feedback_is_planned_where_gradients_are_exchanged_once_a_step():
@@ -134,7 +138,7 @@ def test_error_feedback_is_planned_where_gradients_are_exchanged_once_a_step():
         layout = planned.candidate.layout
         _, plan = plan_on(planned.config, planned.cluster)
         assert layout.zero < 2 and not layout.optimizer_offload and not layout.sums_early
-        assert plan.gradient_error_feedback and plan.replica_sums == "after"
+        assert plan.gradient_error_feedback and plan.replica_sums.name == "after"
     without = replace(found[0].config, precision=replace(found[0].config.precision, gradient_error_feedback=False))
     _, plan = plan_on(without, found[0].cluster)
     assert estimate_memory(found[0].config, plan).device > estimate_memory(without, plan).device

@@ -15,7 +15,7 @@ from jaxpar.planner.stage_work import layout_of
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 ZERO_3 = (
-    "parallel.zero=3", "parallel.microbatches=16", "parallel.expert_own_rows=exchanged",
+    "parallel.zero=3", "parallel.microbatches=16", "parallel.overlap.expert_own_rows=exchanged",
     "memory.optimizer_offload=none",
 )  # fmt: skip
 COMPILED: dict[tuple[str, str, tuple[str, ...]], float] = {("qwen3_30b_a3b", "h100:2x8", ZERO_3): 3.04}

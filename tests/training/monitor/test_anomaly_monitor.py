@@ -78,7 +78,7 @@ def scrambled(*numbers: int) -> Callable[[int, Rows], Rows]:
     return change
 
 
-QUIET = {"slow_step": None, "slow_pace": None, "data_wait": None}
+QUIET = {"limits": {"slow_step": None, "slow_pace": None, "data_wait": None}}
 """Nothing is asserted of times, which others on this machine have a part in."""
 SPIKES = {"spike_window": 10, "spike": 4.0, **QUIET}
 
@@ -255,7 +255,7 @@ def test_a_slow_batch_is_reported_as_a_slow_step_that_waited_for_its_batch(
     late = Late(4.0)
     monkeypatch.setattr(anomaly_monitor, "WAIT_SECONDS", 1.0)
     monkeypatch.setattr(pace, "SECONDS", 2.5)  # On a busy machine any step may take a second longer.
-    recorded = fit_with(watched(tmp_path, 19, watch={"slow_pace": None}), slow)
+    recorded = fit_with(watched(tmp_path, 19, watch={"limits": {"slow_pace": None}}), slow)
     (anomaly,) = recorded.anomalies  # and no second one about data: it was a single wait
     # Batches are placed one step ahead.
     assert (anomaly.kind, anomaly.step) in {("slow_step", 15), ("slow_step", 16)}
@@ -271,7 +271,8 @@ def test_a_slow_loader_is_reported_once_as_waiting_for_data(tmp_path: Path, monk
         return rows
 
     monkeypatch.setattr(anomaly_monitor, "WAIT_SECONDS", 1.0)
-    recorded = fit_with(watched(tmp_path, 25, run={"log_every": 5}, watch={**QUIET, "data_wait": 0.1}), slow)
+    waits = {"limits": QUIET["limits"] | {"data_wait": 0.1}}
+    recorded = fit_with(watched(tmp_path, 25, run={"log_every": 5}, watch=waits), slow)
     (anomaly,) = recorded.anomalies
     assert anomaly.kind == "data_wait"
     assert anomaly.text.startswith("The devices wait for data: ")

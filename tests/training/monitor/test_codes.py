@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jaxpar.config import Config
+from jaxpar.config.schema.run import LimitsConfig
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.training.monitor.anomaly_monitor import AnomalyMonitor
 from jaxpar.training.monitor.codes import FEWEST
@@ -12,9 +13,9 @@ from tests.observe.records import record
 from tests.training.monitor.test_anomaly_monitor import AnomalyRecorder
 
 
-def monitor(**watch: float | None) -> tuple[AnomalyMonitor, AnomalyRecorder]:
+def monitor(**limits: float | None) -> tuple[AnomalyMonitor, AnomalyRecorder]:
     recorded, config = AnomalyRecorder(), Config()
-    config = replace(config, watch=replace(config.watch, **watch))
+    config = replace(config, watch=replace(config.watch, limits=LimitsConfig(**limits)))
     return AnomalyMonitor(config, LayerOrder.of_one_rank(3), recorded), recorded
 
 

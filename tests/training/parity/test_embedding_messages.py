@@ -9,7 +9,7 @@ import pytest
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import LoraConfig
 from tests.nonzero_gradients import gemma, nonzero_gradients
-from tests.small_run import SmallRun, small
+from tests.small_run import SmallRun, small, with_overlap
 from tests.training.parity.one_device import assert_close, assert_equals_one_device
 from tests.training.parity.test_lora import adapted, loss_and_gradients
 
@@ -24,12 +24,12 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         "model": {"position": "learned", "max_positions": 64},
     },
     "HSDP, sums beside the backward, scaled embeddings": {
-        "parallel": {"replica": 2, "fsdp": 2, "replica_sums": "overlapped"},
+        "parallel": {"replica": 2, "fsdp": 2, "overlap": {"replica_sums": "overlapped"}},
         "model": gemma(layers=3),
     },
     "state over replicas, split vocabulary and sequence": {
         "parallel": {
-            "replica": 2, "fsdp": 2, "tensor": 2, "microbatches": 2, "shard_state_over_replicas": True,
+            "replica": 2, "fsdp": 2, "tensor": 2, "microbatches": 2, "overlap": {"shard_state_over_replicas": True},
         },
         "model": {"position": "learned", "max_positions": 64},
     },
@@ -45,7 +45,8 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
 FROZEN: dict[str, dict[str, Any]] = {
     "ZeRO-3": {"fsdp": 4, "microbatches": 2},
     "state over replicas, beside the backward": {
-        "replica": 2, "fsdp": 2, "tensor": 2, "shard_state_over_replicas": True, "replica_sums": "overlapped",
+        "replica": 2, "fsdp": 2, "tensor": 2,
+        "overlap": {"shard_state_over_replicas": True, "replica_sums": "overlapped"},
     },
 }  # fmt: skip
 
@@ -57,9 +58,9 @@ def test_loss_and_gradients_equal_one_device(layout: str):
     alone = SmallRun(small(model=sections.get("model", {})))
     initial = alone.by_layer(alone.step.residency.initial_state().master)
     expected = nonzero_gradients(alone, initial)
-    parallel = sections["parallel"] | {"embedding_messages": "rows"}
+    parallel = with_overlap(sections["parallel"], embedding_messages="rows")
     run = SmallRun(small(**sections | {"parallel": parallel}))
-    assert run.step.layout.plan.embedding_messages == "rows"
+    assert run.step.layout.plan.embedding_messages.name == "rows"
     assert_equals_one_device(run, *expected, initial)
 
 
@@ -68,8 +69,8 @@ def test_loss_and_gradients_equal_one_device(layout: str):
 def test_of_a_frozen_embedding_loss_and_gradients_equal_one_device(layout: str):
     lora = LoraConfig(rank=4, alpha=4.0)
     wanted_loss, wanted = loss_and_gradients(SmallRun(adapted(lora)))
-    run = SmallRun(adapted(lora, parallel=FROZEN[layout] | {"embedding_messages": "rows"}))
-    assert run.step.layout.plan.embedding_messages == "rows"
+    run = SmallRun(adapted(lora, parallel=with_overlap(FROZEN[layout], embedding_messages="rows")))
+    assert run.step.layout.plan.embedding_messages.name == "rows"
     loss, found = loss_and_gradients(run)
     assert "embedding" not in found
     assert_close(loss, wanted_loss, found, wanted)

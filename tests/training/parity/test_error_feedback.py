@@ -27,7 +27,9 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         "memory": {"remat": "full"},
         "model": {"tied": True},
     },
-    "state over replicas": {"parallel": {"replica": 2, "fsdp": 4, "zero": 1, "shard_state_over_replicas": True}},
+    "state over replicas": {
+        "parallel": {"replica": 2, "fsdp": 4, "zero": 1, "overlap": {"shard_state_over_replicas": True}}
+    },
     "ZeRO-0 in a pipeline": {"parallel": {"pipe": 2, "replica": 4, "zero": 0, "microbatches": 2}},
     "experts and context": {"parallel": {"expert": 2, "fsdp": 2, "context": 2, "zero": 1}, "model": EXPERTS},
 }

@@ -294,7 +294,7 @@ def test_a_run_goes_on_with_experts_on_fewer_ranks(tmp_path: Path):
 @pytest.mark.long
 def test_clusters_are_fewer_than_choices_and_counted_and_evaluations_send_each_token():
     own = ExpertsConfig(count=8, per_token=2, width=WIDTH)
-    parallel = {"expert": 2, "expert_exchange": "all_to_all", "expert_slices": 2}
+    parallel = {"expert": 2, "expert_exchange": "all_to_all", "overlap": {"expert_slices": 2}}
     model = {"layers": 1, "experts": replace(own, compression=0.25)}
     run = SmallRun(small(model=model, parallel=parallel))
     exact = SmallRun(small(model={"layers": 1, "experts": own}, parallel=parallel))

@@ -31,13 +31,17 @@ MODEL: dict[str, Any] = {"layers": 2, "experts": EXPERTS}
 
 WIRES: dict[str, dict[str, Any]] = {
     "all to all in slices, several rounds": {
-        "parallel": {"expert": 4, "expert_slices": 2, "expert_capacity": 1.0, "expert_exchange": "all_to_all"},
+        "parallel": {
+            "expert": 4,
+            "overlap": {"expert_slices": 2},
+            "expert_capacity": 1.0,
+            "expert_exchange": "all_to_all",
+        },
     },
     "own rows first, which are not sent but rounded": {
         "parallel": {
             "expert": 4,
-            "expert_slices": 2,
-            "expert_own_rows": "first",
+            "overlap": {"expert_slices": 2, "expert_own_rows": "first"},
             "expert_capacity": 1.0,
             "expert_exchange": "all_to_all",
         },
@@ -55,7 +59,13 @@ WIRES: dict[str, dict[str, Any]] = {
 SPLIT: dict[str, dict[str, Any]] = {
     "expert and tensor ranks": {"parallel": {"expert": 2, "tensor": 2, "fsdp": 2, "expert_exchange": "all_to_all"}},
     "slices in a pipeline": {
-        "parallel": {"pipe": 2, "expert": 2, "microbatches": 2, "expert_slices": 2, "expert_exchange": "all_to_all"}
+        "parallel": {
+            "pipe": 2,
+            "expert": 2,
+            "microbatches": 2,
+            "overlap": {"expert_slices": 2},
+            "expert_exchange": "all_to_all",
+        }
     },
 }
 EXCEPTED = MatmulExcept(parts=("head", "router", "attention_in", "attention_out"), first_layers=1, last_layers=0)
@@ -107,13 +117,17 @@ ROUTED_ON: dict[str, dict[str, Any]] = {
         "parallel": {"expert": 2, "tensor": 2, "fsdp": 2, "expert_capacity": 1.0, "expert_exchange": "all_to_all"},
     },
     "four expert ranks, slices, several rounds": {
-        "parallel": {"expert": 4, "expert_slices": 2, "expert_capacity": 1.0, "expert_exchange": "all_to_all"},
+        "parallel": {
+            "expert": 4,
+            "overlap": {"expert_slices": 2},
+            "expert_capacity": 1.0,
+            "expert_exchange": "all_to_all",
+        },
     },
     "own rows first, several rounds": {
         "parallel": {
             "expert": 2,
-            "expert_slices": 2,
-            "expert_own_rows": "first",
+            "overlap": {"expert_slices": 2, "expert_own_rows": "first"},
             "expert_capacity": 1.0,
             "expert_exchange": "all_to_all",
         },
@@ -191,7 +205,10 @@ def test_shares_and_magnitudes_of_routed_experts_are_reported_and_do_not_depend_
     excepted = replace(EXCEPTED, first_layers=0)
     precision = {"matmul": matmul, "matmul_except": excepted, "matmul_margin": 7, "matmul_gradient": "e4m3"}
     found: list[dict[str, Any]] = []
-    for parallel in ({}, {"expert": 2, "expert_slices": 2, "expert_capacity": 1.0, "expert_exchange": "all_to_all"}):
+    for parallel in (
+        {},
+        {"expert": 2, "overlap": {"expert_slices": 2}, "expert_capacity": 1.0, "expert_exchange": "all_to_all"},
+    ):
         model, counts = WIDE | {"layers": 1, "experts": experts}, {"matmul_counts": True}
         run = SmallRun(small(model=model, data=LONG, precision=precision | counts, parallel=parallel))
         state = run.step.residency.initial_state()

@@ -75,7 +75,7 @@ def config_of(row: dict[str, Any]) -> Any:
         | {"latent_attention": LatentAttentionConfig(query_rank=row["query_rank"], **WIDTHS)}
     )
     axes = {name: row[name] for name in ("fsdp", "tensor", "context", "context_strategy", "expert", "zero")}
-    axes |= {"tensor_overlap": row["tensor_overlap"]} | PIPES[row["pipe"]]
+    axes |= {"overlap": {"tensor": row["tensor_overlap"]}} | PIPES[row["pipe"]]
     return small(model=model, parallel=axes, memory={"remat": REMATS.get(row["remat"], row["remat"])})
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.nonzero_gradients import gemma, nonzero_gradients
-from tests.small_run import SmallRun, small
+from tests.small_run import SmallRun, small, with_overlap
 from tests.training.parity.one_device import assert_equals_one_device
 
 LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -30,7 +30,7 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def run_of(sections: dict[str, dict[str, Any]], when: str) -> SmallRun:
-    parallel = sections["parallel"] | {"replica_sums": when}
+    parallel = with_overlap(sections["parallel"], replica_sums=when)
     return SmallRun(small(**sections | {"parallel": parallel}), node_devices=4)
 
 

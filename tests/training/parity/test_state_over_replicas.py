@@ -16,7 +16,7 @@ from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import LoraConfig
 from jaxpar.mesh.rules import mesh_axes_of
 from tests.nonzero_gradients import gemma
-from tests.small_run import SmallRun, small
+from tests.small_run import SmallRun, small, with_overlap
 from tests.training.parity.one_device import assert_close, assert_equals_one_device
 from tests.training.parity.test_lora import adapted, loss_and_gradients
 from tests.training.parity.test_replica_sums import reference
@@ -25,22 +25,22 @@ from tests.training.runs import fit, losses, run_config
 INDIVISIBLE = "dims that do not divide by both"
 LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "ZeRO-3, beside the backward": {
-        "parallel": {"replica": 2, "fsdp": 2, "microbatches": 2, "replica_sums": "overlapped"},
+        "parallel": {"replica": 2, "fsdp": 2, "microbatches": 2, "overlap": {"replica_sums": "overlapped"}},
     },
     "ZeRO-1": {"parallel": {"replica": 2, "fsdp": 2, "zero": 1, "microbatches": 2}},
     "ZeRO-2, context, two kinds of layers, beside the backward": {
-        "parallel": {"replica": 2, "fsdp": 2, "context": 2, "zero": 2, "replica_sums": "overlapped"},
+        "parallel": {"replica": 2, "fsdp": 2, "context": 2, "zero": 2, "overlap": {"replica_sums": "overlapped"}},
         "model": gemma(layers=3),
     },
     "replicas alone, tied, tensor": {
-        "parallel": {"replica": 4, "tensor": 2, "zero": 1, "replica_sums": "overlapped"},
+        "parallel": {"replica": 4, "tensor": 2, "zero": 1, "overlap": {"replica_sums": "overlapped"}},
         "model": {"tied": True},
     },
     "a pipeline": {"parallel": {"pipe": 2, "replica": 2, "fsdp": 2, "microbatches": 2}},
     "a secondary shard, two levels, two layers in a turn, beside the backward": {
         "parallel": {
             "replica": 2, "fsdp": 4, "secondary_shard": 2, "collectives": "hierarchical",
-            "replica_sums": "overlapped", "layer_unroll": 2, "weight_prefetch": "parts",
+            "overlap": {"replica_sums": "overlapped", "layer_unroll": 2, "weight_prefetch": "parts"},
         },
     },
     "experts, state on the host": {
@@ -49,18 +49,18 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         "memory": {"optimizer_offload": "host"},
     },
     "experts, beside the backward": {
-        "parallel": {"replica": 2, "fsdp": 2, "expert": 2, "replica_sums": "overlapped"},
+        "parallel": {"replica": 2, "fsdp": 2, "expert": 2, "overlap": {"replica_sums": "overlapped"}},
         "model": {"experts": ExpertsConfig(count=4, per_token=2, width=32, shared=1)},
     },
     INDIVISIBLE: {
-        "parallel": {"replica": 4, "fsdp": 2, "replica_sums": "overlapped"},
+        "parallel": {"replica": 4, "fsdp": 2, "overlap": {"replica_sums": "overlapped"}},
         "model": {"embed": 28, "head_dim": 8},
     },
 }  # fmt: skip
 
 TRAINED: dict[str, dict[str, dict[str, Any]]] = {
     "AdamW with an average, beside the backward": {
-        "parallel": {"replica": 2, "fsdp": 2, "replica_sums": "overlapped"},
+        "parallel": {"replica": 2, "fsdp": 2, "overlap": {"replica_sums": "overlapped"}},
         "optimizer": {"name": "adamw", "ema": 0.9},
     },
     "Muon, ZeRO-1": {
@@ -73,21 +73,21 @@ TRAINED: dict[str, dict[str, dict[str, Any]]] = {
         "memory": {"optimizer_offload": "host"},
     },
     "AdamW, state on disk, beside the backward": {
-        "parallel": {"replica": 2, "fsdp": 2, "zero": 2, "microbatches": 2, "replica_sums": "overlapped"},
+        "parallel": {"replica": 2, "fsdp": 2, "zero": 2, "microbatches": 2, "overlap": {"replica_sums": "overlapped"}},
         "optimizer": {"name": "adamw", "ema": 0.9},
         "memory": {"optimizer_offload": "file"},
     },
 }
 
 FROZEN: dict[str, dict[str, Any]] = {
-    "beside the backward": {"replica": 2, "fsdp": 2, "microbatches": 2, "replica_sums": "overlapped"},
+    "beside the backward": {"replica": 2, "fsdp": 2, "microbatches": 2, "overlap": {"replica_sums": "overlapped"}},
 }
 SHARDED = {"shard_state_over_replicas": True}
 STEPS = 3
 
 
 def sharded(sections: dict[str, dict[str, Any]], **more: dict[str, Any]) -> SmallRun:
-    parallel = {"parallel": sections["parallel"] | SHARDED}
+    parallel = {"parallel": with_overlap(sections["parallel"], **SHARDED)}
     return SmallRun(small(**sections | parallel | more), node_devices=4)
 
 
@@ -105,7 +105,7 @@ def test_loss_and_gradients_equal_one_device(layout: str):
 def test_loss_and_gradients_of_factors_equal_one_device(layout: str):
     lora = LoraConfig(rank=4, alpha=4.0)
     wanted = loss_and_gradients(SmallRun(adapted(lora)))
-    run = SmallRun(adapted(lora, parallel=FROZEN[layout] | SHARDED))
+    run = SmallRun(adapted(lora, parallel=with_overlap(FROZEN[layout], **SHARDED)))
     state = jax.tree.leaves(run.step.layout.master, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
     assert any("replica" in mesh_axes_of(where) for where in state)
     found = loss_and_gradients(run)
@@ -158,7 +158,7 @@ def test_a_run_goes_on_with_other_replicas_and_without_sharing_their_state(tmp_p
         (8, {"replica": 2}),
     ):
         sharing = SHARDED if parallel["replica"] > 1 else {}
-        fit(config("parts", steps, **parallel, **sharing))
+        fit(config("parts", steps, **with_overlap(parallel, **sharing)))
     found, wanted = losses(config("parts", 8)), losses(config("whole", 8))
     assert found.keys() == wanted.keys()
     np.testing.assert_allclose(list(found.values()), list(wanted.values()), rtol=1e-5)

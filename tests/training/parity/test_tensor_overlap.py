@@ -8,18 +8,20 @@ from typing import Any
 import pytest
 
 from tests.nonzero_gradients import FAMILIES, nonzero_gradients
-from tests.small_run import SmallRun, small
+from tests.small_run import SmallRun, small, with_overlap
 from tests.training.parity.one_device import assert_close
 
 LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "fsdp, full remat": {"parallel": {"tensor": 2, "fsdp": 2, "zero": 3}, "memory": {"remat": "full"}},
     "two chunks, split backward": {
-        "parallel": {"tensor": 2, "pipe": 2, "microbatches": 4, "schedule": "zb-h1", "tensor_chunks": 2},
+        "parallel": {"tensor": 2, "pipe": 2, "microbatches": 4, "schedule": "zb-h1", "overlap": {"tensor_chunks": 2}},
         "memory": {"remat": "gemm_last"},
     },
-    "four ranks, nothing recomputed": {"parallel": {"tensor": 4, "tensor_chunks": 1}, "memory": {"remat": "none"}},
+    "four ranks, nothing recomputed": {
+        "parallel": {"tensor": 4, "overlap": {"tensor_chunks": 1}}, "memory": {"remat": "none"}
+    },
     "ring attention": {
-        "parallel": {"tensor": 2, "context": 2, "context_strategy": "ring", "tensor_chunks": 4},
+        "parallel": {"tensor": 2, "context": 2, "context_strategy": "ring", "overlap": {"tensor_chunks": 4}},
         "memory": {"remat": "selective"},
     },
     "ulysses, padded stages": {
@@ -30,7 +32,7 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         "memory": {"remat": "full"},
     },
     "three chunks, v-shaped pipeline": {
-        "parallel": {"tensor": 2, "pipe": 2, "microbatches": 4, "schedule": "zb-v", "tensor_chunks": 3},
+        "parallel": {"tensor": 2, "pipe": 2, "microbatches": 4, "schedule": "zb-v", "overlap": {"tensor_chunks": 3}},
         "data": {"sequence_length": 48},
     },
     "tiles of the feed-forward": {"parallel": {"tensor": 4, "fsdp": 2}, "memory": {"remat": "full", "mlp_tiles": 3}},
@@ -53,7 +55,7 @@ def reference(family: str, length: int) -> tuple[float, Any]:
 def test_loss_and_gradients_equal_one_device(name: str, family: str):
     layout = LAYOUTS[name]
     loss, gradients = reference(family, layout.get("data", {}).get("sequence_length", 32))
-    run = SmallRun(config_of(family, **layout | {"parallel": layout["parallel"] | {"tensor_overlap": "ring"}}))
-    assert {own.algorithm for own in run.step.layout.plan.tensor_overlap.values()} == {"ring"}
+    run = SmallRun(config_of(family, **layout | {"parallel": with_overlap(layout["parallel"], tensor="ring")}))
+    assert {own.algorithm.name for own in run.step.layout.plan.tensor_overlap.values()} == {"ring"}
     found_loss, found = nonzero_gradients(run)
     assert_close(found_loss, loss, found, gradients)

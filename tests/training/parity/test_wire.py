@@ -70,7 +70,11 @@ QUANTISED: dict[str, tuple[float, dict[str, dict[str, Any]]]] = {
     "all of int8, state over replicas, beside the backward": (
         0.05,
         {
-            "parallel": {"replica": 2, "fsdp": 4, "shard_state_over_replicas": True, "replica_sums": "overlapped"},
+            "parallel": {
+                "replica": 2,
+                "fsdp": 4,
+                "overlap": {"shard_state_over_replicas": True, "replica_sums": "overlapped"},
+            },
             "precision": INT8,
         },
     ),

@@ -72,7 +72,7 @@ def test_a_bring_up_on_one_host_alone_is_a_sentence_on_all_and_no_wait(monkeypat
     found = plans([lambda: plan, lambda: recorded, lambda: plan], config, monkeypatch)
     assert len({*map(str, found)}) == 1
     sentence = str(found[0])
-    assert 'plan.attention.name: "cudnn" on process 0 (anna) and process 2 (carla), "mosaic" on process 1 (berta)' in (
+    assert 'plan.attention: "cudnn" on process 0 (anna) and process 2 (carla), "mosaic" on process 1 (berta)' in (
         sentence
     )
     for part in ("verified.json", "--bring-up on all hosts", "or set attention.backend"):
@@ -83,14 +83,18 @@ def test_a_bring_up_on_one_host_alone_is_a_sentence_on_all_and_no_wait(monkeypat
 def test_other_reasons_for_the_same_choices_are_one_plan(monkeypatch: pytest.MonkeyPatch):
     config = packed()
     plan = make_plan(config, HOPPER)
-    other = replace(plan, attention=replace(plan.attention, reason="faster here", rejected={}), loss_tiles_reason="so")
+    reasons = {
+        "attention": Choice(plan.attention.name, "faster here"),
+        "loss_tiles": Choice(plan.loss_tiles.name, "so"),
+    }
+    other = replace(plan, **reasons)
     assert plans([lambda: plan, lambda: other], config, monkeypatch) == [plan, other]
 
 
 def test_what_differs_without_a_kernel_does_not_advise_a_bring_up(monkeypatch: pytest.MonkeyPatch):
     config = packed()
     plan = make_plan(config, HOPPER)
-    [one, other] = plans([lambda: plan, lambda: replace(plan, mlp_tiles=4)], config, monkeypatch)
+    [one, other] = plans([lambda: plan, lambda: replace(plan, mlp_tiles=Choice(4))], config, monkeypatch)
     assert one == other
     assert "plan.mlp_tiles: 1 on process 0 (anna), 4 on process 1 (berta)" in str(one) and "bring-up" not in str(one)
 

@@ -1,0 +1,63 @@
+"""The mapping `parallel.overlap`: what runs beside messages between devices, and how these are arranged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class OverlapConfig:
+    """What runs beside messages between devices. `auto`, the default, takes what was fastest in compiled programs."""
+
+    embedding_messages: Literal["auto", "table", "rows"] = "auto"
+    """What ranks of fsdp, expert and context send of the embedding under `zero` 2 and 3: the `table` and its gradient,
+    which are gathered and reduce-scattered whole; or the `rows` of a microbatch's tokens and their gradients, which are
+    exchanged. `auto` is `rows` on GPUs where these messages are expected to take less time (`docs/overlap.md`)."""
+    replica_sums: Literal["auto", "after", "overlapped"] = "auto"
+    """When gradients are summed over replicas, and under ZeRO-0 over all data ranks: `after` the backward of the last
+    microbatch; or a layer's beside the next layer's backward in it (`overlapped`), for which the last microbatch is
+    compiled apart. `auto` is `overlapped` on GPUs where it is possible (`docs/overlap.md`)."""
+    shard_state_over_replicas: bool | Literal["auto"] = "auto"
+    """Split master weights and optimizer state over replicas too, under `zero` 1, 2 or 3. Gradients are then
+    reduce-scattered over replicas, when `replica_sums` says, and the next step gathers the new weights over replicas:
+    each layer's beside its first microbatch's forward where the sums overlap, else all before it (`docs/overlap.md`).
+    `auto` does where all of that overlaps under `zero: 3` and the ranks of a replica share its weights; the planner
+    takes it as false, and with true has it in layouts with replicas."""
+    layer_unroll: int | Literal["auto"] = "auto"
+    """Layers in a turn of the loop over layers (`unroll` of `jax.lax.scan`), where the next layer's weights are
+    gathered meanwhile: with 2, layers take turns with two buffers, where 1 has these weights copied within the device.
+    It takes the memory of a layer's weights, and longer to compile. `auto` is 2 on GPUs, but 1 where loops are
+    short, with experts, beside copies to the host, and where there is no memory for more (`docs/overlap.md`)."""
+    weight_prefetch: Literal["auto", "layer", "parts"] = "auto"
+    """How the next layer's weights are gathered while a layer computes: wherever XLA's scheduler places that (`layer`),
+    or so that those of attention have arrived before products of the feed-forward, or with context ranks of
+    attention (`parts`). `auto` is `parts` on GPUs where context ranks exchange messages, or layers without FP8 are
+    copied to and from the host, or have tensor ranks and `collectives_at_once` is above 1, or have none on GPUs before
+    Hopper, and `layer` elsewhere (`docs/overlap.md`)."""
+    collectives_at_once: int = 1
+    """Collectives that XLA may have in flight on GPUs. With 2, gathers of weights from other nodes can run beside
+    messages of tensor ranks inside a node. No GPU has run it (`docs/overlap.md`)."""
+    tensor: Literal["auto", "plain", "ring"] = "auto"
+    """How a layer's matmuls exchange the sequence with the other tensor ranks: `plain` gathers it before them and sums
+    and scatters after them; `ring` passes parts from rank to rank while the parts at hand are multiplied; `auto` takes
+    what is expected to be faster for each group of matmuls on the GPUs, and `plain` elsewhere (`docs/overlap.md`)."""
+    tensor_chunks: int | None = None
+    """Of `tensor: ring`: chunks into which the part of a rank is cut. Each passes round by itself, every second
+    one the other way. Null takes 2 where they divide the part, else 1."""
+    expert_slices: int | Literal["auto"] = "auto"
+    """Parts into which a rank's tokens are cut: one is exchanged while the experts work on another. `auto` takes what
+    is expected to be fastest on the GPUs, and 1 elsewhere."""
+    expert_own_rows: Literal["auto", "first", "exchanged"] = "auto"
+    """Where tokens are cut into slices, the rows that a rank has for its own experts: computed apart while the first
+    slice is sent (`first`), or as part of each slice (`exchanged`); `auto` is what is expected to be faster."""
+
+
+OFF = OverlapConfig(
+    embedding_messages="table", replica_sums="after", shard_state_over_replicas=False, layer_unroll=1,
+    weight_prefetch="layer", collectives_at_once=1, tensor="plain", expert_slices=1,
+    expert_own_rows="exchanged",
+)  # fmt: skip
+"""The mapping that `parallel.overlap: off` stands for."""
+ON_ANY_LAYOUT = ("embedding_messages", "replica_sums", "layer_unroll", "weight_prefetch")
+"""Options of which every layout can have the value in `OFF`, and some layouts no other."""
