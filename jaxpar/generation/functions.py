@@ -24,7 +24,7 @@ from jaxpar.generation.cache import Cache, capacities
 from jaxpar.generation.sampling import Drawn, Sampling, draw
 from jaxpar.layers.block import Attend
 from jaxpar.layers.context import sequence_part
-from jaxpar.layers.linear import untapped
+from jaxpar.layers.ops.tap import untapped
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import vary

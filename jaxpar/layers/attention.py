@@ -14,7 +14,7 @@ from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.part import Core, Elementwise, Matmuls, Part, Traffic, Weights, matrix, vector
 from jaxpar.layers.low_rank import factored
 from jaxpar.layers.norm import NORMS, rms_normalize, rms_normalize_heads
-from jaxpar.layers.ops import Matrix, Ops, matrix_of
+from jaxpar.layers.ops.plain import Matrix, Ops, matrix_of
 from jaxpar.layers.report import Output
 from jaxpar.layers.rope import rotate
 

@@ -14,7 +14,7 @@ from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declaration.part import Part
 from jaxpar.layers.declaration.weights import declare_weights
-from jaxpar.layers.ops import Matmul, Matrix, Ops, matrix_of
+from jaxpar.layers.ops.plain import Matmul, Matrix, Ops, matrix_of
 from jaxpar.layers.report import Output
 
 type Attend = Callable[..., jax.Array]

@@ -19,7 +19,7 @@ from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.part import Core, Matmuls, Part, Weights, matrix, vector
 from jaxpar.layers.norm import NORMS, rms_normalize
-from jaxpar.layers.ops import Ops
+from jaxpar.layers.ops.plain import Ops
 from jaxpar.layers.report import Output
 from jaxpar.layers.rope import rotate
 from jaxpar.mesh.collectives import gather_sequence

@@ -16,9 +16,9 @@ from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declared import PLACEMENTS, blocks_of, declare_layer
 from jaxpar.layers.dropout import dropout
-from jaxpar.layers.linear import Tap, untapped
 from jaxpar.layers.norm import NORMS
-from jaxpar.layers.ops import Ops, Tapped
+from jaxpar.layers.ops.plain import Ops, Tapped
+from jaxpar.layers.ops.tap import Tap, untapped
 from jaxpar.layers.report import Output
 from jaxpar.runtime.observed import Observed
 

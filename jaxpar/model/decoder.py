@@ -16,18 +16,20 @@ from jaxpar.config.counting import rotary_dim
 from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import ExpertLayout, Plan
 from jaxpar.config.schema import Config, ModelConfig
-from jaxpar.layers.block import Attend
+from jaxpar.layers.block import Attend, Block
 from jaxpar.layers.context import UPDATES, TokenContext, sequence_part
 from jaxpar.layers.declaration.weights import specs_of, with_weights
+from jaxpar.layers.declared import declare_feed_forward, feed_forward_class
 from jaxpar.layers.dropout import SEED, dropout
 from jaxpar.layers.experts.replay import EXPERTS
 from jaxpar.layers.experts.routers import ROUTERS
 from jaxpar.layers.layer import PLAIN_OPS, DecoderLayer
-from jaxpar.layers.linear import Tap
 from jaxpar.layers.lora import with_frozen
 from jaxpar.layers.matmul_formats import multiplied, tensor_names
 from jaxpar.layers.norm import NORMS
-from jaxpar.layers.ops import Ops
+from jaxpar.layers.ops.plain import Ops
+from jaxpar.layers.ops.quantised import quantised_ops
+from jaxpar.layers.ops.tap import Tap
 from jaxpar.layers.report import Output
 from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
@@ -52,7 +54,6 @@ from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_scores
 from jaxpar.precision.matmul import SCALES
-from jaxpar.precision.ops import quantised_ops
 from jaxpar.precision.recipe import TILES, QuantisedGroups
 from jaxpar.precision.seen import Seen, nothing_seen
 from jaxpar.precision.weight_codes import WEIGHT_SCALES
@@ -237,7 +238,9 @@ class DecoderStages:
         plan = self.plan
         ops: Ops = Ops(plan.tensor_overlap)
         if fp8 is not None:
-            ops = quantised_ops(fp8, plan.tensor_overlap, kind_model(self.model, kind))
+            own = kind_model(self.model, kind)
+            block = feed_forward_class(own) if own.experts is None else Block
+            ops = quantised_ops(fp8, plan.tensor_overlap, block, declare_feed_forward(own))
         return layer_of_kind(self.config, kind, plan.mlp_tiles.name, plan.experts.get(kind), ops)
 
     def _kind(self, kind: str) -> LayerKind:

@@ -34,8 +34,8 @@ from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.declared import PLACEMENTS, activation_names, declare_layer, known_activations
 from jaxpar.layers.layer import DecoderLayer
-from jaxpar.layers.linear import recording
 from jaxpar.layers.norm import NORMS
+from jaxpar.layers.ops.tap import recording
 from jaxpar.layers.rope import frequencies, rotary_tables
 from jaxpar.memory.remat import cheap, layer_runs, of_core
 from jaxpar.mesh.axes import AXES, vary

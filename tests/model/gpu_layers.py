@@ -11,7 +11,7 @@ import jax
 from jax import lax
 
 from jaxpar.config.kinds import ALIKE
-from jaxpar.layers.linear import untapped
+from jaxpar.layers.ops.tap import untapped
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import vary, varying_axes

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxpar.layers.dropout import SEED
-from jaxpar.layers.linear import recording, tapping, untapped
+from jaxpar.layers.ops.tap import recording, tapping, untapped
 from jaxpar.layout.stages import stages_of
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.collectives import reduce_sum

@@ -15,7 +15,7 @@ from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layers.declared import feed_forward_class, hidden_names
-from jaxpar.layers.ops import Ops
+from jaxpar.layers.ops.plain import Ops
 from jaxpar.layers.tiles import UNROLLED
 from jaxpar.layout.memory.estimate import chunk_bytes
 from jaxpar.mesh.axes import vary

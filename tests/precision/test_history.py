@@ -11,8 +11,8 @@ import pytest
 
 from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.layers.matmul_formats import tensor_names
+from jaxpar.layers.ops import quantised as ops
 from jaxpar.model import decoder
-from jaxpar.precision import ops
 from jaxpar.precision.history import DelayedScales, is_gradient, scales_of
 from jaxpar.precision.recipe import E5M2, Recipe, recipe_of
 from jaxpar.precision.seen import Seen, seeing_gradients
@@ -125,7 +125,7 @@ def test_a_derivative_that_finds_magnitudes_itself_changes_no_step(compute: str,
     history, losses, weights = two_steps()
     assert calls and (history[:, 1] > 0).all()
     calls.clear()
-    apart = lambda groups, overlap, model: ops.QuantisedOps(overlap, groups=groups)
+    apart = lambda groups, overlap, *_: ops.QuantisedOps(overlap, groups=groups)
     monkeypatch.setattr(decoder, "quantised_ops", apart)
     plain, plain_losses, plain_weights = two_steps()
     assert not calls

@@ -39,13 +39,7 @@ DUALS = {
 }
 """The collectives, and the name of the derivative of each."""
 
-PLACELESS = (
-    "jaxpar/mesh/",
-    "jaxpar/layers/block.py",
-    "jaxpar/layers/ops.py",
-    "jaxpar/precision/ops.py",
-    "jaxpar/model/loop/stash.py",
-)
+PLACELESS = ("jaxpar/mesh/", "jaxpar/layers/block.py", "jaxpar/layers/ops/", "jaxpar/model/loop/stash.py")
 """Parts of file names whose lines implement a transfer and do not show its purpose."""
 
 _GATHERS = ("all-gather",)

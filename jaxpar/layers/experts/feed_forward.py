@@ -51,7 +51,7 @@ from jaxpar.layers.experts.routers import ROUTERS, entropy
 from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums
 from jaxpar.layers.experts.token_order import TOKEN_AXES, TokenOrder
 from jaxpar.layers.feed_forward.base import FeedForward
-from jaxpar.layers.ops import Grouped, Ops
+from jaxpar.layers.ops.plain import Grouped, Ops
 from jaxpar.layers.report import AUXILIARY_LOSS, Output, Report
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Arrays

@@ -13,7 +13,7 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.block import Block, Context
 from jaxpar.layers.declaration.part import Matmuls, Part, Weights, matrix, vector
 from jaxpar.layers.low_rank import factored
-from jaxpar.layers.ops import Matmul, Ops
+from jaxpar.layers.ops.plain import Matmul, Ops
 from jaxpar.layers.report import Output
 from jaxpar.layers.tiles import over_tiles
 from jaxpar.mesh.parameters import Arrays, select

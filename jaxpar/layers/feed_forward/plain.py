@@ -12,7 +12,7 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Part, Traffic
 from jaxpar.layers.feed_forward.base import HIDDEN, OUT, FeedForward, hidden_weights
-from jaxpar.layers.ops import Matmul
+from jaxpar.layers.ops.plain import Matmul
 
 
 class Plain(FeedForward):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpar.layers.context import TokenContext
-from jaxpar.layers.linear import recording, tapping, untapped
+from jaxpar.layers.ops.tap import recording, tapping, untapped
 from jaxpar.layers.report import Output
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.parameters import Arrays, Nested, merge, select

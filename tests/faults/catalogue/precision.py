@@ -162,7 +162,7 @@ PRECISION = (
     Fault(
         name="fp8_magnitudes_of_gradients_among_those_of_inputs",
         description="What a derivative finds of the gradients of up and gate enters the history of others.",
-        file="jaxpar/precision/ops.py",
+        file="jaxpar/layers/ops/quantised.py",
         old="self.scaling.observed[-len(outputs) :]",
         new="self.scaling.observed[: len(outputs)]",
         caught_by=(f"{HISTORY}::test_a_derivative_that_finds_magnitudes_itself_changes_no_step[float32]",),

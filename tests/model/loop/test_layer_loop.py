@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxpar.config.kinds import ALIKE
 from jaxpar.config.plan import AxisSizes, Dtypes
 from jaxpar.layers.context import TokenContext
-from jaxpar.layers.linear import Tap
+from jaxpar.layers.ops.tap import Tap
 from jaxpar.layers.report import Output
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import Chunk, LayerOrder

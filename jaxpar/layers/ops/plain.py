@@ -1,8 +1,8 @@
 """How a layer multiplies: blocks call the groups of matmuls that they declare by name, whatever multiplies them.
 
 `Ops` runs a group of a block; `Matmul` has the products of one group, with the exchange of the sequence between tensor
-ranks around them. Both are the plain ones here, of arrays in their dtype; `jaxpar.precision.ops` has those that
-quantise. `Tapped` splits a backward (`jaxpar.layers.linear`). A layer's ops are made where the plan is read.
+ranks around them. Both are the plain ones here, of arrays in their dtype; `jaxpar.layers.ops.quantised` has those that
+quantise. `Tapped` splits a backward (`jaxpar.layers.ops.tap`). A layer's ops are made where the plan is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 from jaxpar.config.plan import TensorOverlap
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.part import Part
-from jaxpar.layers.linear import Tap
+from jaxpar.layers.ops.tap import Tap
 from jaxpar.mesh.collective_matmul import PLAIN, gather_matmul, matmul_scatter, product
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.runtime.observed import Observed

@@ -1,4 +1,4 @@
-"""A layer's matmuls in FP8 (`jaxpar.layers.ops`): the groups of a recipe are quantised, all others are plain."""
+"""A layer's matmuls in FP8 (`jaxpar.layers.ops.plain`): the groups of a recipe are quantised, all others are plain."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxpar.config.plan import TensorOverlap
-from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.block import Block
 from jaxpar.layers.context import TokenContext
-from jaxpar.layers.declared import declare_feed_forward, feed_forward_class
-from jaxpar.layers.ops import Grouped, Matmul, Matrix, Ops, full_of, with_factors
+from jaxpar.layers.declaration.part import Part
+from jaxpar.layers.ops.plain import Grouped, Matmul, Matrix, Ops, full_of, with_factors
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collective_matmul import PLAIN, gather_matmul, product
 from jaxpar.mesh.collectives import scatter_sequence
@@ -142,19 +142,18 @@ class QuantisedOps(Ops):
         return scaling._replace(elementwise=self.elementwise.get(group))
 
 
-def quantised_ops(groups: QuantisedGroups, overlap: Mapping[str, TensorOverlap], model: ModelConfig) -> QuantisedOps:
-    """The ops of the layers of `model`, a model of one kind.
+def quantised_ops(groups: QuantisedGroups, overlap: Mapping[str, TensorOverlap], block: type[Block], part: Part) -> Ops:
+    """The ops of the layers of a kind.
 
     Args:
         groups: those that are quantised.
         overlap: by group, how tensor ranks exchange the sequence.
-        model: its feed-forward may have elementwise work between two groups.
+        block: the last block of the layers, which may have elementwise work between two groups.
+        part: its declaration.
     """
-    elementwise = {} if model.experts is not None else feed_forward_class(model).elementwise
-    inward = declare_feed_forward(model).groups[0]
-    plain = all(overlap.get(name, PLAIN).algorithm == "plain" for name in elementwise)
-    fused = plain and groups.groups.get(inward.name) == inward.weights
-    return QuantisedOps(overlap, groups=groups, elementwise=elementwise if fused else {})
+    plain = all(overlap.get(name, PLAIN).algorithm.name == "plain" for name in block.elementwise)
+    fused = plain and groups.groups.get(part.groups[0].name) == part.groups[0].weights
+    return QuantisedOps(overlap, groups=groups, elementwise=block.elementwise if fused else {})
 
 
 def _of_heads(matrix: Matrix, scales: jax.Array) -> jax.Array:
