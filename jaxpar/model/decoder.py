@@ -16,7 +16,7 @@ from jaxpar.config.counting import rotary_dim
 from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import ExpertLayout, Plan
 from jaxpar.config.schema import Config, ModelConfig
-from jaxpar.layers.block import Attend, Block
+from jaxpar.layers.block import Attend
 from jaxpar.layers.context import UPDATES, TokenContext, sequence_part
 from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.declared import declare_feed_forward, feed_forward_class
@@ -239,8 +239,8 @@ class DecoderStages:
         ops: Ops = Ops(plan.tensor_overlap)
         if fp8 is not None:
             own = kind_model(self.model, kind)
-            block = feed_forward_class(own) if own.experts is None else Block
-            ops = quantised_ops(fp8, plan.tensor_overlap, block, declare_feed_forward(own))
+            elementwise = feed_forward_class(own).elementwise if own.experts is None else {}
+            ops = quantised_ops(fp8, plan.tensor_overlap, declare_feed_forward(own), elementwise)
         return layer_of_kind(self.config, kind, plan.mlp_tiles.name, plan.experts.get(kind), ops)
 
     def _kind(self, kind: str) -> LayerKind:

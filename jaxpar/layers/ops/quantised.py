@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxpar.config.plan import TensorOverlap
-from jaxpar.layers.block import Block
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.part import Part
 from jaxpar.layers.ops.plain import Grouped, Matmul, Matrix, Ops, full_of, with_factors
@@ -25,6 +24,9 @@ from jaxpar.precision.matmul import SCALES, GroupScaling, products, scaling_of
 from jaxpar.precision.recipe import QuantisedGroups
 from jaxpar.precision.ring import ring_in, ring_out
 from jaxpar.precision.seen import seeing_gradients
+
+type Elementwise = Mapping[str, Literal["input", "gradients"]]
+"""Groups of matmuls around elementwise work, with the operand that this work or its derivative makes."""
 
 EXACT = "exact"
 """Among the constants of experts' products: 1 in a layer whose products are not quantised."""
@@ -73,7 +75,7 @@ class QuantisedMatmul(Matmul):
     def _rings(self) -> bool:
         """Whether the sequence is exchanged in a ring. Where some pipeline ranks multiply exactly it is not: ranks in
         different branches would meet in each other's permutes."""
-        return self.overlap.algorithm == "ring" and self.scaling.exact is None
+        return self.overlap.algorithm.name == "ring" and self.scaling.exact is None
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class QuantisedOps(Ops):
     """The ops of the layers of a kind, and those of one of them."""
 
     groups: QuantisedGroups = field(kw_only=True)
-    elementwise: Mapping[str, Literal["input", "gradients"]] = field(default_factory=dict)
+    elementwise: Elementwise = field(default_factory=dict)
     """The groups around a block's elementwise work, with the operand that this work or its derivative makes, where both
     are quantised with all their matrices and not in a ring."""
     layer: tuple[Int[Array, ""], TokenContext, Any] | None = None
@@ -142,18 +144,20 @@ class QuantisedOps(Ops):
         return scaling._replace(elementwise=self.elementwise.get(group))
 
 
-def quantised_ops(groups: QuantisedGroups, overlap: Mapping[str, TensorOverlap], block: type[Block], part: Part) -> Ops:
+def quantised_ops(
+    groups: QuantisedGroups, overlap: Mapping[str, TensorOverlap], part: Part, elementwise: Elementwise
+) -> Ops:
     """The ops of the layers of a kind.
 
     Args:
         groups: those that are quantised.
         overlap: by group, how tensor ranks exchange the sequence.
-        block: the last block of the layers, which may have elementwise work between two groups.
-        part: its declaration.
+        part: the last one of these layers.
+        elementwise: as of `QuantisedOps`, of that part.
     """
-    plain = all(overlap.get(name, PLAIN).algorithm.name == "plain" for name in block.elementwise)
+    plain = all(overlap.get(name, PLAIN).algorithm.name == "plain" for name in elementwise)
     fused = plain and groups.groups.get(part.groups[0].name) == part.groups[0].weights
-    return QuantisedOps(overlap, groups=groups, elementwise=block.elementwise if fused else {})
+    return QuantisedOps(overlap, groups=groups, elementwise=elementwise if fused else {})
 
 
 def _of_heads(matrix: Matrix, scales: jax.Array) -> jax.Array:
