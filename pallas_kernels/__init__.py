@@ -4,7 +4,6 @@ from pallas_kernels.attention.api import flash_attention
 from pallas_kernels.grouped_matmul import Matrices, grouped_feed_forward, grouped_matmul
 from pallas_kernels.grouped_tiled_matmul import grouped_tiled_matmul, grouped_tiled_weight_gradients
 from pallas_kernels.linear_cross_entropy.api import fused_linear_cross_entropy
-from pallas_kernels.norm_rotary.api import norm_rotary
 from pallas_kernels.tiled_matmul import tiled_matmul
 
 __all__ = [
@@ -15,6 +14,5 @@ __all__ = [
     "grouped_matmul",
     "grouped_tiled_matmul",
     "grouped_tiled_weight_gradients",
-    "norm_rotary",
     "tiled_matmul",
 ]

@@ -54,7 +54,6 @@ SOURCES = {
         *_PERSISTENT,
     ),
     "linear_cross_entropy/triton": ("linear_cross_entropy", "device.py", "pallas.py", "ranges.py", "varying.py"),
-    "norm_rotary/triton": ("norm_rotary", "device.py", "pallas.py", "ranges.py", "varying.py"),
 }
 # fmt: on
 """By kernel, the folders and files that decide what it computes, the kernel's own first. cuDNN needs no record to be

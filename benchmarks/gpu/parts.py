@@ -76,18 +76,6 @@ def _tiled(journal: Journal) -> None:
     grouped_tiled.measure(journal)
 
 
-def _check_norm_rotary(journal: Journal) -> None:
-    from benchmarks.gpu import norm_rotary
-
-    norm_rotary.check(journal)
-
-
-def _norm_rotary(journal: Journal) -> None:
-    from benchmarks.gpu import norm_rotary
-
-    norm_rotary.measure(journal)
-
-
 def _step(journal: Journal) -> None:
     from benchmarks.gpu import training
 
@@ -164,12 +152,10 @@ PARTS = (
     Part("check-cross-entropy", 30, _check_cross_entropy),
     Part("check-grouped", 30, _check_grouped),
     Part("check-tiled", 35, _check_tiled),
-    Part("check-norm-rotary", 25, _check_norm_rotary),
     Part("attention", 130, _attention),
     Part("grouped", 45, _grouped),
     Part("tiled", 45, _tiled),
     Part("cross-entropy", 45, _cross_entropy),
-    Part("norm-rotary", 20, _norm_rotary),
     Part("check-cudnn", 25, _check_attention("cudnn")),
     Part("step", 60, _step),
     Part("triton", 90, _triton, _triton_flags),

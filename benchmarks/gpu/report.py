@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.generate.turns import table as generated
 from benchmarks.gpu import jax_attention
 from benchmarks.gpu.targets import DENSE_MASK, JUDGED, OURS
-from jaxpar.units import GIB, GIGA, MICRO, MILLI, percent, seconds, size
+from jaxpar.units import GIB, GIGA, MILLI, percent, seconds, size
 
 
 def table(result: Mapping[str, Any]) -> str:
@@ -31,10 +31,6 @@ def table(result: Mapping[str, Any]) -> str:
         ("Tiles: the table's entry, and the fastest of its neighbours", _tiles(of("tile"))),
         ("Products in the chunks of a ring, beside whole ones (median of turns)", [_ring(row) for row in of("ring")]),
         ("Linear cross-entropy, forward and backward", [_cross_entropy(row) for row in of("cross_entropy")]),
-        (
-            "Norms of heads with rotary embeddings: rate of the bytes that one pass needs",
-            [_norm_rotary(row) for row in of("norm_rotary")],
-        ),
         ("State on the device and on the host: the same bits", [_bits(row) for row in of("bits")]),
         ("A step", [_step(row) for row in of("step")]),
         (
@@ -146,13 +142,6 @@ def _cross_entropy(row: Mapping[str, Any]) -> str:
         return head + _why_not(row)
     gib = row["temporary_bytes"] / GIB
     return f"{head}{row['seconds'] / MILLI:10.2f} ms{row['tflops']:8.0f} TFLOP/s{gib:8.2f} GiB of temporaries"
-
-
-def _norm_rotary(row: Mapping[str, Any]) -> str:
-    head = f"{row['case']:22}{row['way']:10}{row['by']:8}"
-    if "seconds" not in row:
-        return head + _why_not(row)
-    return f"{head}{row['seconds'] / MICRO:10.1f} us{row['bytes_per_second'] / GIGA:8.0f} GB/s"
 
 
 def _bits(row: Mapping[str, Any]) -> str:

@@ -214,8 +214,6 @@ class Plan:
     """Rows of queries in a block of scores, where XLA computes attention."""
     kv_block: int = 512
     """Rows of keys in such a block."""
-    norm_rotary: Choice = field(default_factory=lambda: Choice("xla", "by default"))
-    """What norms queries and keys of each head and rotates them, in layers that do both."""
     context_order: Literal["contiguous", "zigzag", "striped"] = "contiguous"
     """Which tokens of a row a context rank holds."""
     context_order_reason: str = ""

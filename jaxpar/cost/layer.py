@@ -323,8 +323,8 @@ class _Counted:
 
     def _rope(self, group: Matmuls, back: bool = False) -> float:
         """Bytes of the rotation, and of norms of each head before it."""
-        norms = self.case.norm_rotary if self.shape.model.qk_norm is True else None
-        return self.half * rotation_passes(self.fused, norms, back) * self._numbers(group.rotated)
+        normed = self.shape.model.qk_norm is True
+        return self.half * rotation_passes(self.fused, normed, back) * self._numbers(group.rotated)
 
     def _layout(self, group: Matmuls) -> float:
         """Bytes of laying out outputs by head."""

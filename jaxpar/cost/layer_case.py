@@ -32,8 +32,6 @@ class LayerCase:
     attention: Attention | None = None
     """The kernels of attention that run; None for those of the software (`Mechanisms.attention`)."""
 
-    norm_rotary: str = "xla"
-    """What norms queries and keys of each head and rotates them: `xla`, or a kernel in one pass."""
     own_rows: str = "auto"
     """What is done with rows of a rank's own experts: `parallel.expert_own_rows`."""
 
@@ -147,7 +145,7 @@ def layer_case(
     precision: str, lora: LoraConfig = OFF, expert: int = 1, exchange: str = "auto", capacity: float = 1.0,
     imbalance: float = 1.0, slices: int | Literal["auto"] = "auto", exchange_wire: str | None = None,
     expert_codes: ExpertCodes = NO_CODES, codes: MatmulCodes | None = None, magnitude_ranks: int = 1,
-    attention: Attention | None = None, norm_rotary: str = "xla", own_rows: str = "auto",
+    attention: Attention | None = None, own_rows: str = "auto",
 ) -> LayerCase:  # fmt: skip
     """The case of a layer of `model`, whose layers are all alike. A `precision` of float8 stands for the matmuls of
     published systems; those of a configuration are `codes`."""
@@ -158,6 +156,4 @@ def layer_case(
         exchange_wire, expert_codes,
     )  # fmt: skip
     codes = FLOAT8 if precision == "float8" else codes
-    return LayerCase(
-        shape, strategy, parallel and tensor > 1, codes, magnitude_ranks, slices, attention, norm_rotary, own_rows
-    )
+    return LayerCase(shape, strategy, parallel and tensor > 1, codes, magnitude_ranks, slices, attention, own_rows)

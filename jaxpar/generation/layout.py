@@ -41,12 +41,10 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
         weights_offload="none", weights_resident=0, offload_dir=None, mlp_tiles=1, loss_tiles=1,
         loss_backend="xla", loss_logits="auto",
     )  # fmt: skip
-    attention = replace(config.attention, norm_rotary="xla")
     data = replace(config.data, sequence_length=tokens, batch_size=rows, packed=False, routing=None)
     precision = in_compute_dtype(replace(config.precision, weight_wire=None, gradient_wire=None, exchange_wire=None))
     return replace(
-        config, parallel=parallel, precision=precision, memory=memory, data=data, attention=attention,
-        loss=LossConfig(),
+        config, parallel=parallel, precision=precision, memory=memory, data=data, loss=LossConfig(),
     )  # fmt: skip
 
 

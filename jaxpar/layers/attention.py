@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -24,7 +23,6 @@ from jaxpar.layers.norm import NORMS, rms_normalize, rms_normalize_heads
 from jaxpar.layers.projections import Matrix, matrix_of, project_in, project_out
 from jaxpar.layers.rope import rotate
 from jaxpar.precision.matmul import GroupScaling
-from pallas_kernels.norm_rotary import norm_rotary
 
 type Attend = Callable[..., jax.Array]
 """Attention of this rank's queries over the whole sequence: (query, key, value, tokens) -> output like query. A fifth
@@ -43,10 +41,6 @@ VALUE, OUTPUT = ("kv_heads", "value_dim"), ("heads", "value_dim")
 
 class Attention(nnx.Module):
     """Multi-head attention with grouped queries (arXiv:2305.13245)."""
-
-    norm_rotary: str = "xla"
-    """What norms queries and keys of each head and rotates them: `xla`, or in one pass a kernel of
-    `pallas_kernels.norm_rotary`."""
 
     def __init__(self, model: ModelConfig, lora: LoraConfig = OFF):
         self.part, self.lora = adapted(self.declare(model), lora), lora
@@ -157,10 +151,6 @@ class Attention(nnx.Module):
     def _norm_and_rotate(self, q: jax.Array, k: jax.Array, tokens: TokenContext) -> tuple[jax.Array, jax.Array]:
         """Queries and keys after their norms and the rotary embedding, of those that the model has."""
         cos, sin = tokens.cos, tokens.sin
-        if self.norm_rotary != "xla" and self.normed is True and cos is not None and sin is not None:
-            run = partial(norm_rotary, cos=cos, sin=sin, epsilon=self.epsilon, implementation=self.norm_rotary)
-            of_query, of_key = self.factors(self._vector("query_norm")), self.factors(self._vector("key_norm"))
-            return run(q, of_query), run(k, of_key)
         if self.normed:
             q, k = self._normalize(q, k)
         if cos is not None and sin is not None:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.config.plan import ExpertLayout, TensorOverlap
 from jaxpar.config.schema import Config
-from jaxpar.layers.attention import Attend, Attention
+from jaxpar.layers.attention import Attend
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declared import PLACEMENTS, attention_class, declare_layer, feed_forward_class
@@ -45,14 +45,11 @@ class DecoderLayer(nnx.Module):
         overlap: Mapping[str, TensorOverlap] | None = None,
         experts: ExpertLayout | None = None,
         fp8: QuantisedGroups | None = None,
-        norm_rotary: str = "xla",
     ):
         model = config.model
         self.activations = declare_layer(model).activations
         self.norms_before, self.norms_behind = PLACEMENTS[model.norm_placement]
         self.attention, feed_forward = attention_class(model)(model, config.lora), feed_forward_class(model)
-        if isinstance(self.attention, Attention):
-            self.attention.norm_rotary = norm_rotary
         dense = model.experts is None
         self.mlp = feed_forward(model, config.lora) if dense else Experts(config, feed_forward, experts)
         norm = NORMS[model.norm]

@@ -22,7 +22,6 @@ from jaxpar.layout.choices.embedding import embedding_messages
 from jaxpar.layout.choices.experts import expert_layouts, with_fused
 from jaxpar.layout.choices.head_loss import choose_loss
 from jaxpar.layout.choices.matmul import check_matmul_units, routed_choice, tiled_choice
-from jaxpar.layout.choices.norm_rotary import choose_norm_rotary
 from jaxpar.layout.choices.overlap import tensor_overlap
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
 from jaxpar.layout.choices.replica_sums import replica_sums, state_over_replicas
@@ -159,7 +158,6 @@ def _settled(
         microbatch_rows=rows,
         remat=remat_name(memory.remat),
         experts=expert_layouts(config, axes, device, cluster, rows, node_devices),
-        norm_rotary=choose_norm_rotary(config, device),
         loss=loss,
         loss_logits=logits,
         loss_logits_reason=why_logits,

@@ -138,5 +138,4 @@ def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
         plan.experts,
         plan.layer_unroll,
         gathered_before(plan),
-        plan.norm_rotary.name,
     )

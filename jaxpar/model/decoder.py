@@ -94,11 +94,10 @@ def layer_of_kind(
     overlap: Mapping[str, TensorOverlap] | None = None,
     experts: ExpertLayout | None = None,
     fp8: QuantisedGroups | None = None,
-    norm_rotary: str = "xla",
 ) -> DecoderLayer:
     """The prototype of the layers of a kind."""
     own = replace(config, model=kind_model(config.model, kind))
-    return DecoderLayer(own, mlp_tiles, overlap, experts, fp8, norm_rotary)
+    return DecoderLayer(own, mlp_tiles, overlap, experts, fp8)
 
 
 def layer_specs(layer: DecoderLayer, config: Config) -> Nested[ParamSpec]:
@@ -163,8 +162,6 @@ class DecoderStages:
     gathers_before: str = ""
     """The part of a layer (attention, mlp) before whose products the next attention's weights must have arrived; none
     where it is empty."""
-    norm_rotary: str = "xla"
-    """What norms and rotates queries and keys: see `jaxpar.layers.attention.Attention.norm_rotary`."""
 
     @property
     def model(self) -> ModelConfig:
@@ -248,9 +245,7 @@ class DecoderStages:
 
     def prototype(self, kind: str, fp8: QuantisedGroups | None = None) -> DecoderLayer:
         """A layer of a kind, as the plan has it run, with `fp8` in place of some of its matmuls."""
-        return layer_of_kind(
-            self.config, kind, self.mlp_tiles, self.tensor_overlap, self.experts.get(kind), fp8, self.norm_rotary
-        )
+        return layer_of_kind(self.config, kind, self.mlp_tiles, self.tensor_overlap, self.experts.get(kind), fp8)
 
     def _kind(self, kind: str) -> LayerKind:
         """Layers whose matmuls are exact, and below it those of which some or all are quantised."""

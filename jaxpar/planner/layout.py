@@ -73,8 +73,6 @@ class Layout:
     """How weights and gradients travel."""
     attention: tuple[tuple[str, Attention], ...] = ()
     """The kernels of attention that run in each kind of layers; where it names none, those of the software."""
-    norm_rotary: str = "xla"
-    """What norms queries and keys of each head and rotates them: `xla`, or a kernel of `attention.norm_rotary`."""
     stage_layers: tuple[int, ...] | None = None
     """Layers of each chunk, in the order of the model; None makes them as equal as can be."""
     shared_ends: bool = False

@@ -92,7 +92,6 @@ CHANGES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("plan.loss is 'fused'", "it needs an NVIDIA GPU, and the platform is cpu"),
     ),
     "no loss": ({"loss": Choice("fuse", "")}, ("plan.loss", "expected xla or fused", "'fuse'")),
-    "no kernel of norms": ({"norm_rotary": Choice("tritn", "")}, ("plan.norm_rotary", "triton or xla", "'tritn'")),
     "offload": (
         {"optimizer_offload": "host"},
         ("plan.optimizer_offload: 'host'", "memory.optimizer_offload is 'none'"),

@@ -16,7 +16,6 @@ from pallas_kernels.choice import Registry
 from pallas_kernels.grouped_matmul.registry import REGISTRY as GROUPED
 from pallas_kernels.grouped_tiled_matmul.registry import REGISTRY as GROUPED_TILED
 from pallas_kernels.linear_cross_entropy.registry import REGISTRY as LOSS
-from pallas_kernels.norm_rotary.registry import REGISTRY as NORM
 from pallas_kernels.tiled_matmul.registry import REGISTRY as TILED
 from pallas_kernels.unsupported import Unsupported
 
@@ -35,7 +34,7 @@ ROWS, SIZES, UP, GATE, DOWN = (
     drawn(2, 128, 64),
     drawn(2, 64, 128),
 )
-HEADS, SCALE, ANGLES = drawn(1, 32, 2, 64), jnp.ones(64, jnp.bfloat16), jnp.full((1, 32, 32), 0.5)
+HEADS = drawn(1, 32, 2, 64)
 CODES, SCALES = jnp.ones((128, 128), jnp.float8_e4m3fn), jnp.ones((128, 1))
 
 FUNCTIONS: dict[str, tuple[Registry[Any], Callable[..., jax.Array], jax.Array]] = {
@@ -44,7 +43,6 @@ FUNCTIONS: dict[str, tuple[Registry[Any], Callable[..., jax.Array], jax.Array]] 
         LOSS, lambda x, **more: kernels.fused_linear_cross_entropy(x, TABLE, LABELS, keep=True, **more).loss, X,
     ),
     "attention": (ATTENTION, lambda q, **more: kernels.flash_attention(q, HEADS, HEADS, causal=True, **more), HEADS),
-    "norm": (NORM, lambda x, **more: kernels.norm_rotary(x, SCALE, ANGLES, ANGLES, epsilon=1e-6, **more), HEADS),
     "grouped matmul": (GROUPED, lambda rows, **more: kernels.grouped_matmul(rows, UP, SIZES, **more), ROWS),
     "grouped feed-forward": (
         GROUPED,

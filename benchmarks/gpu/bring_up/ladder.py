@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.gpu import attention, cross_entropy, grouped, grouped_tiled, norm_rotary, tiled
+from benchmarks.gpu import attention, cross_entropy, grouped, grouped_tiled, tiled
 from benchmarks.gpu.attention_cases import CHECKED, Case
 from benchmarks.gpu.journal import Journal
 from pallas_kernels.attention.registry import REGISTRY
@@ -192,23 +192,6 @@ def _repeat_tiled(case: tiled.Case, dry: bool) -> Run:
     return (lambda: run(*arrays)), tiled.RESULTS
 
 
-def _norm_rotary_cases(processors: int, dry: bool) -> Mapping[str, Sequence[norm_rotary.Case]]:
-    if dry:
-        return {RUNGS[0]: norm_rotary.DRY}
-    wave = 16 * processors  # 16 tokens and 8 heads a program
-    return {
-        "one tile": [norm_rotary.Case("one program", 16, 8, 128)],
-        "one wave": [norm_rotary.Case("one wave", wave, 8, 128)],
-        "three tiles a processor": [norm_rotary.Case("three waves", wave + 5, 20, 128)],
-        "the grid": norm_rotary.CHECKED,
-    }
-
-
-def _repeat_norm_rotary(case: norm_rotary.Case, dry: bool) -> Run:
-    run, arrays = norm_rotary.program(case, "triton", dry)
-    return (lambda: run(*arrays)), norm_rotary.RESULTS
-
-
 KERNELS = (
     _attention("mosaic", "attention_key_gradients"),
     _attention("mosaic_deterministic", "attention_key_gradients", "attention_query_gradients"),
@@ -233,14 +216,6 @@ KERNELS = (
         _each(grouped_tiled.check_case),
         _repeat_grouped_tiled,
         sort=lambda case: case.of,
-    ),
-    Kernel(
-        norm_rotary.KERNEL,
-        ("norm_rotary_",),
-        _norm_rotary_cases,
-        lambda case: case.name,
-        _each(norm_rotary.check_case),
-        _repeat_norm_rotary,
     ),
 )
 

@@ -282,10 +282,6 @@ class AttentionConfig:
     """Output and gradients of attention are the same bits in every run. It excludes backends whose bits vary: a backend
     that is named and varies is an error. `mosaic` sums the gradient of queries in any order, and cuDNN is deterministic
     only with `--xla_gpu_deterministic_ops=true` in `XLA_FLAGS`. It costs up to a third of the speed of the backward."""
-    norm_rotary: Literal["auto", "triton", "xla"] = "auto"
-    """RMSNorm of queries and keys (`model.qk_norm: true`) and the rotary embedding behind it: `triton` is our kernel,
-    which makes one pass over memory of both, forward and backward, on NVIDIA GPUs since Ampere; `xla` makes several, on
-    any device. `auto` takes the kernel on GPUs for which a record shows that it was verified."""
     query_block: int | None = None
     """Rows of queries in a block of the backend `xla`; null takes 512 on GPUs, and 64 on CPUs, whose caches hold the
     scores of such a block."""

@@ -21,7 +21,6 @@ from jaxpar.layout.choices.attention import backends_on, scratch_on
 from jaxpar.layout.choices.embedding import embedding_messages
 from jaxpar.layout.choices.matmul import expert_codes
 from jaxpar.layout.choices.matmul_codes import matmul_codes
-from jaxpar.layout.choices.norm_rotary import norm_rotary_on
 from jaxpar.layout.choices.replica_sums import only_after
 from jaxpar.layout.choices.tiles import mlp_tiles, without_hidden
 from jaxpar.layout.memory.case import Case
@@ -103,7 +102,7 @@ class ActivationPlanner:
             embedding_messages=self._embedding_messages,
             sums_early=asked.replica_sums != "after" and not precision.gradient_error_feedback,
             shard_state=self._state_replicas > 1,
-            attention=self.attention, norm_rotary=self.norm_rotary,
+            attention=self.attention,
             expert_slices=asked.expert_slices, expert_own_rows=asked.expert_own_rows,
             shared_ends=choice.shared_ends,
         )  # fmt: skip
@@ -198,18 +197,6 @@ class ActivationPlanner:
             gpu = min(self.cluster.gpus, key=lambda gpu: gpu.compute_capability)
             found = backends_on(self.model.alike(self._bare_case), gpu, strategy)
             self.known[key] = tuple((kind, BACKENDS[name]) for kind, name in found.items())
-        return self.known[key]
-
-    @property
-    def norm_rotary(self) -> str:
-        """What norms queries and keys of each head and rotates them."""
-        if is_cpu(self.cluster):
-            return "xla"
-        group = self.group
-        key = "norm rotary", group.microbatch, group.context, group.tensor
-        if key not in self.known:
-            found = {norm_rotary_on(self.model.alike(self._bare_case), gpu) for gpu in self.cluster.gpus}
-            self.known[key] = "xla" if len(found) > 1 else found.pop()
         return self.known[key]
 
     @property

@@ -188,8 +188,7 @@ class Bounds:
 
     def _layer_work(self, group: Group, activations: ActivationPlanner) -> tuple[float, Layers]:
         """Seconds of a microbatch in a layer, on average, and its layers; of a cluster with hosts of one kind."""
-        kernels = activations.attention, activations.norm_rotary
-        key = "work", group.microbatch, group.expert, group.context, group.tensor, kernels
+        key = "work", group.microbatch, group.expert, group.context, group.tensor, activations.attention
         if key not in self.known:
             layers = self.timer.layers(activations.layout("none"))
             both = total([layers.forward, layers.backward])

@@ -94,7 +94,7 @@ class Layers:
                 layout.sequence_parallel, layout.precision, lora, layout.expert, layout.expert_exchange,
                 layout.expert_capacity, layout.imbalance, layout.expert_slices, layout.exchange_wire,
                 layout.expert_codes, layout.matmul_codes, layout.devices // layout.pipe, attention.get(kind),
-                layout.norm_rotary, layout.expert_own_rows,
+                layout.expert_own_rows,
             )
             for kind, own in kind_models(model).items()
         }  # fmt: skip

@@ -19,7 +19,6 @@ from jaxpar.layout.choices.matmul import routed_choice, tiled_choice
 _NAMED_BY = {
     "attention": "attention.backend",
     "kind_attention": "attention.backend",
-    "norm_rotary": "attention.norm_rotary",
     "experts": "parallel.expert_backend",
     "loss": "memory.loss_backend",
     "matmul": "precision.matmul_backend",

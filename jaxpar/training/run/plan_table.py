@@ -15,7 +15,6 @@ from jaxpar.config.plan import Plan
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.layers.counting import factor_parameters, matmul_parameters, parameter_count
 from jaxpar.layout.choices.matmul import matmul_rows, routed_choice, tiled_choice
-from jaxpar.layout.choices.norm_rotary import normed_and_rotated
 from jaxpar.layout.choices.reasons import why
 from jaxpar.layout.choices.replica_sums import why_gathered_before
 from jaxpar.layout.memory.estimate import chunk_bytes, offloaded_bytes
@@ -85,7 +84,6 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         *([("logits", plan.loss_logits, plan.loss_logits_reason)] if plan.loss_logits else []),
         _tiles_row(plan),
         *_attention_rows(plan),
-        *_norm_rotary_row(layout),
         *_context_rows(layout),
         *_tensor_rows(plan),
         *_preferences_row(layout),
@@ -198,13 +196,6 @@ def _attention_rows(plan: Plan) -> list[tuple[str, str, str]]:
         (f"attention {kind}".strip(), choice.name, why(choice.reason, choice.rejected))
         for kind, choice in choices.items()
     ]
-
-
-def _norm_rotary_row(layout: StepLayout) -> list[tuple[str, str, str]]:
-    """What norms queries and keys of each head and rotates them; empty where no layer does both."""
-    choice = layout.plan.norm_rotary
-    row = ("norms, rotation", choice.name, why(choice.reason, choice.rejected))
-    return [row] if normed_and_rotated(layout.config) else []
 
 
 def _tiles_row(plan: Plan) -> tuple[str, str, str]:

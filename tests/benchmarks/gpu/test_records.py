@@ -123,7 +123,6 @@ def test_other_kernels_are_recorded_with_their_share_of_the_speed_of_plain_xla()
         *rows("tiled", "xla", 3.0, "Mixtral up, 8 experts"), *rows("tiled", "mosaic", 4.0, "Mixtral up, 8 experts"),
         *rows("cross_entropy", "fused", 4.0, None), *rows("cross_entropy", "chunks in plain JAX", 5.0, None),
         *rows("cross_entropy", "jaxpar's tiles", 3.0, None), *rows("cross_entropy", "full logits", 1.0, None),
-        *rows("norm_rotary", "triton", 1.0),
     ]  # fmt: skip
     assert ratios(found) == {
         "grouped_matmul/mosaic": {OF_XLA: 1.0}, "tiled_matmul/mosaic": {OF_XLA: 1.5},

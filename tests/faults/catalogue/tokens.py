@@ -7,8 +7,6 @@ from tests.faults.fault import Fault, parity
 REFERENCE = "tests/training/parity/test_reference.py::test_loss_and_gradients_of_options_equal_float64"
 MASKS = "tests/pallas_kernels/test_masks.py"
 
-NORM_ROTARY = "tests/pallas_kernels/norm_rotary/test_norm_rotary.py::test_kernels_are_as_near_to_float64_as_plain_jax"
-
 TOKENS = (
     Fault(
         name="window_off_by_one",
@@ -78,32 +76,6 @@ TOKENS = (
         old="squares = sum_over_heads(jnp.stack(",
         new='squares = lax.axis_size("tensor") * (jnp.stack(',
         caught_by=(parity(tensor=2, family="olmo2"),),
-    ),
-    Fault(
-        name="derivative_of_a_rotation_turned_on",
-        description="The kernel of norms with rotary embeddings turns gradients on, not back.",
-        file="pallas_kernels/norm_rotary/triton.py",
-        old="d_a * part.cos + d_b * part.sin, d_b * part.cos - d_a * part.sin",
-        new="d_a * part.cos - d_b * part.sin, d_b * part.cos + d_a * part.sin",
-        caught_by=(f"{NORM_ROTARY}[bfloat16-(2, 37, 5, 128)]",),
-    ),
-    Fault(
-        name="norm_scale_of_the_last_head",
-        description="The gradient of a norm's scale is, in the kernel, that of the last head of each program.",
-        file="pallas_kernels/norm_rotary/triton.py",
-        old="sums = sums[0] + d_a * a, sums[1] + d_b * b",
-        new="sums = d_a * a, d_b * b",
-        caught_by=(f"{NORM_ROTARY}[float32-(2, 37, 5, 128)]",),
-    ),
-    Fault(
-        name="keys_normed_as_queries",
-        description="Where a kernel norms and rotates, keys get the norm's scale of queries.",
-        file="jaxpar/layers/attention.py",
-        old="return run(q, of_query), run(k, of_key)",
-        new="return run(q, of_query), run(k, of_query)",
-        caught_by=(
-            "tests/layout/choices/test_norm_rotary.py::test_a_step_with_it_has_the_loss_and_gradients_of_one_without",
-        ),
     ),
     Fault(
         name="tokens_of_other_ranks_looked_up",

@@ -56,8 +56,6 @@ _HEAD_LOSS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients
 """Names of the kernels of `pallas_kernels.linear_cross_entropy` that multiply, forward and backward."""
 _ELEMENTWISE = {
     "linear_cross_entropy_kept_gradients": 1,
-    "norm_rotary_forward": 7,
-    "norm_rotary_backward": 15,
 }
 """Names of our kernels that multiply no matrices, and operations for each number of their (first) result."""
 _GROUPED = {

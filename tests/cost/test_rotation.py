@@ -1,0 +1,51 @@
+"""Norms of heads before the rotary embedding cost what they move."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks.validation.mechanisms import GENERATIONS
+from jaxpar.config.presets import PRESETS
+from jaxpar.cost.hardware_model import hardware_of
+from jaxpar.cost.layer import LayerTime, layer_time
+from jaxpar.cost.layer_case import layer_case
+from jaxpar.cost.messages import network_of
+from jaxpar.cost.operations import device_of
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.units import MIB
+
+HOST = parse_cluster("h100:1x8")
+HARDWARE = hardware_of(HOST.gpu)
+DEVICE = device_of(HOST.gpu, HARDWARE)
+LLAMA = PRESETS["llama3-8b"]
+
+
+def time(qk_norm: Any) -> LayerTime:
+    model = replace(LLAMA, qk_norm=qk_norm)
+    case = layer_case(model, 8192, 1, 1, 1, "allgather", False, "bfloat16", attention="flash3")
+    return layer_time(case, DEVICE, network_of(HOST, HARDWARE), GENERATIONS["jaxpar"])
+
+
+def mebibytes(seconds: float) -> float:
+    """What memory-bound work moves in so many seconds."""
+    return seconds / DEVICE.bytes_seconds(1.0) / MIB
+
+
+def test_norms_of_queries_move_what_their_passes_do():
+    """Passes of docs/kernels.md, queries 64 MiB and keys 16 MiB. Forward 64 + 128 + 132 + 64. Backward 846, without the
+    half of the rounding of attention's gradient that XLA reads, 64. Without norms, 4 passes of each."""
+    normed, plain = time(True), time(False)
+    forward, backward = (
+        64 / 80 * mebibytes(getattr(normed, way).other - getattr(plain, way).other) for way in ("forward", "backward")
+    )
+    assert 256 + forward == pytest.approx(388, rel=0.02)
+    assert 256 + backward == pytest.approx(846 - 64, rel=0.20)
+
+
+def test_what_is_normed_again_in_the_backward_is_not_made_again_besides():
+    """Making queries again takes the product and its layout; a backward norms and rotates them in any case."""
+    again = [one.again(frozenset({"query"})).other for one in (time(True), time(False))]
+    assert mebibytes(again[0]) == pytest.approx(128.0) and mebibytes(again[1]) == pytest.approx(256.0)
