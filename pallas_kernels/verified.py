@@ -41,12 +41,9 @@ SOURCES = {
         "attention/settings.py", "masks.py", "varying.py", "vjp_parts.py",
     ),
     "attention/triton": ("attention/triton", "attention/blocks.py", *_ATTENTION),
-    "grouped_matmul/mosaic": (
-        "grouped_matmul/mosaic", "grouped_matmul/blocks.py", "grouped_matmul/feed_forward.py", *_PERSISTENT,
-    ),
+    "grouped_matmul/mosaic": ("grouped_matmul/mosaic", "grouped_matmul/blocks.py", *_PERSISTENT),
     "grouped_matmul/triton": (
-        "grouped_matmul/triton.py", "grouped_matmul/blocks.py", "grouped_matmul/feed_forward.py", "device.py",
-        "pallas.py", "ranges.py", "varying.py",
+        "grouped_matmul/triton.py", "grouped_matmul/blocks.py", "device.py", "pallas.py", "ranges.py", "varying.py",
     ),
     "tiled_matmul/mosaic": ("tiled_matmul", *_PERSISTENT),
     "grouped_tiled_matmul/mosaic": (

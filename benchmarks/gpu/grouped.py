@@ -17,7 +17,7 @@ from benchmarks.gpu.check import add_check, compared
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import compile_all, seconds_of, why_not
 from pallas_kernels.device import INTERPRETER, target
-from pallas_kernels.grouped_matmul import Matrices, grouped_feed_forward, grouped_matmul
+from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.grouped_matmul.registry import REGISTRY, Request
 
 KERNELS = ("mosaic", "triton")
@@ -35,31 +35,16 @@ class Case:
     room: int = 0
     """Rows behind the last group."""
     dtype: str = "bfloat16"
-    gated: bool = False
-    """A gated feed-forward, with `n` as its hidden width; else a product."""
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        """Names of the result and the gradients."""
-        return (
-            ("out", "d_rows", "d_up", "d_gate", "d_down", "d_factors") if self.gated else ("out", "d_rows", "d_weights")
-        )
 
     @property
     def rows(self) -> int:
         return sum(self.sizes) + self.room
 
     def arrays(self) -> tuple[jax.Array, ...]:
-        """Rows, weights (of a feed-forward up, gate, down and factors) and the gradient of the result."""
-        keys = iter(jax.random.split(jax.random.key(0), 6))
+        """Rows, weights and the gradient of the result."""
+        keys = iter(jax.random.split(jax.random.key(0), 3))
         normal = lambda *shape: jax.random.normal(next(keys), shape, jnp.float32).astype(self.dtype)
-        rows, weights = normal(self.rows, self.k), normal(len(self.sizes), self.k, self.n)
-        if not self.gated:
-            return rows, weights, normal(self.rows, self.n)
-        inward, outward = self.k**-0.5, self.n**-0.5
-        gate, down = normal(*weights.shape) * inward, normal(*weights.mT.shape) * outward
-        factors = jax.random.uniform(next(keys), (self.rows,))
-        return rows, weights * inward, gate, down, factors, normal(self.rows, self.k)
+        return normal(self.rows, self.k), normal(len(self.sizes), self.k, self.n), normal(self.rows, self.n)
 
     def flops(self) -> float:
         """Of the product, and of each of its two gradients."""
@@ -74,10 +59,9 @@ CHECKED = (
     Case("uneven", (1, 700, 5, 0, 129, 127, 1000, 64), 1024, 1408, room=300),
     Case("nothing at all", (0, 0), 128, 128, room=200),
     Case("float16", (300, 17, 90), 512, 960, dtype="float16"),
-    Case("feed-forward", (1, 700, 5, 0, 129, 127), 1024, 1408, room=300, gated=True),
-    Case("feed-forward, single rows", (1,) * 40, 128, 192, gated=True),
 )
-DRY = (Case("small", (3, 0, 20), 64, 64, room=4), Case("feed-forward", (3, 0, 20), 64, 64, room=4, gated=True))
+DRY = (Case("small", (3, 0, 20), 64, 64, room=4),)
+RESULTS = ("out", "d_rows", "d_weights")
 
 
 def uneven(rows: int, groups: int) -> tuple[int, ...]:
@@ -111,19 +95,13 @@ def check_case(journal: Journal, case: Case, name: str) -> None:
 
 
 def program(case: Case, name: str, interpret: bool = False) -> Callable[..., Any]:
-    """`case.arrays` -> `case.results` by an implementation; not jitted in the interpreter, which knows one launch at a
+    """`case.arrays` -> `RESULTS` by an implementation; not jitted in the interpreter, which knows one launch at a
     time."""
     sizes, options = jnp.asarray(case.sizes, jnp.int32), {"implementation": name, "interpret": interpret}
 
-    def function(rows: jax.Array, *w: jax.Array) -> jax.Array:
-        if case.gated:
-            up, gate, down, factors = w
-            return grouped_feed_forward(rows, Matrices(up, gate, down), sizes, factors, **options)
-        return grouped_matmul(rows, w[0], sizes, **options)
-
-    def run(*arrays: jax.Array) -> tuple:
-        out, pull = jax.vjp(function, *arrays[:-1])
-        return out, *pull(arrays[-1])
+    def run(rows: jax.Array, weights: jax.Array, d_out: jax.Array) -> tuple:
+        out, pull = jax.vjp(lambda rows, weights: grouped_matmul(rows, weights, sizes, **options), rows, weights)
+        return out, *pull(d_out)
 
     return run if interpret else jax.jit(run)
 
@@ -132,40 +110,25 @@ def _compare(case: Case, name: str, dry: bool) -> dict[str, Any]:
     arrays = case.arrays()
     run = program(case, name, dry)
     have, again, low = (jax.device_get(each(*arrays)) for each in (run, run, program(case, "xla")))
-    return compared(case.results, have, again, low, _float64(case, arrays))
+    return compared(RESULTS, have, again, low, _float64(case, arrays))
 
 
 def _float64(case: Case, arrays: tuple[jax.Array, ...]) -> list[np.ndarray]:
-    x, *w, d = (np.asarray(x, np.float64) for x in arrays)
-    found = [np.zeros_like(each) for each in (d, x, *w)]
+    x, w, d = (np.asarray(x, np.float64) for x in arrays)
+    found = [np.zeros_like(each) for each in (d, x, w)]
     first = 0
     for group, size in enumerate(case.sizes):
         own = slice(first, first + size)
-        if not case.gated:
-            of_group = x[own] @ w[0][group], d[own] @ w[0][group].T, x[own].T @ d[own]
-        else:
-            up, gate, down, factors = w
-            matrices = up[group], gate[group], down[group]
-            of_group = _feed_forward64(x[own], *matrices, factors[own, None], d[own])
+        of_group = x[own] @ w[group], d[own] @ w[group].T, x[own].T @ d[own]
         for each, result in zip(found, of_group, strict=True):
             each[group if each.ndim == 3 else own] = result
         first += size
     return found
 
 
-def _feed_forward64(x: Any, up: Any, gate: Any, down: Any, factors: Any, d: Any) -> tuple[np.ndarray, ...]:
-    """The result of one group's feed-forward, and its gradients."""
-    a, g = x @ up, x @ gate
-    s = 1 / (1 + np.exp(-g))
-    hidden, d_hidden = g * s * a, d @ down.T
-    d_up, d_gate = d_hidden * factors * g * s, d_hidden * factors * a * s * (1 + g * (1 - s))
-    d_rows, d_factors = d_up @ up.T + d_gate @ gate.T, (d_hidden * hidden).sum(1)
-    return (hidden * factors) @ down, d_rows, x.T @ d_up, x.T @ d_gate, (hidden * factors).T @ d, d_factors
-
-
 def measure(journal: Journal) -> None:
     """TFLOP/s of the product and of each gradient, by our kernels, cuBLAS group by group, JAX's own and tokamax'."""
-    for case in DRY[:1] if journal.dry else TIMED:
+    for case in DRY if journal.dry else TIMED:
         if journal.ended(case.name) or not journal.has_time(case.name, 20):
             continue
         journal.begin(case.name)

@@ -151,10 +151,6 @@ class ExpertLayout:
     """Devices of a node, where the exchange is cut at its border."""
     wire: Literal["float8_e4m3fn"] | None = None
     """Format of tokens on their way to other ranks; None is the compute dtype."""
-    fused: bool = False
-    """Whether one kernel multiplies up and gate and makes the hidden activation."""
-    fused_reason: str = ""
-    """Why, or why not."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.capacity <= CAPACITY:

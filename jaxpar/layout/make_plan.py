@@ -19,7 +19,7 @@ from jaxpar.layers.declared import activation_names, hidden_names
 from jaxpar.layout.auto_remat import auto_runs, lost_seconds
 from jaxpar.layout.choices.attention import attention_plan
 from jaxpar.layout.choices.embedding import embedding_messages
-from jaxpar.layout.choices.experts import expert_layouts, with_fused
+from jaxpar.layout.choices.experts import expert_layouts
 from jaxpar.layout.choices.head_loss import choose_loss
 from jaxpar.layout.choices.matmul import check_matmul_units, routed_choice, tiled_choice
 from jaxpar.layout.choices.overlap import tensor_overlap
@@ -115,7 +115,7 @@ def make_plan(
             **attention._asdict(),
         )
         routed_choice(config, device, plan)
-        plan = with_room(with_joined_messages(config, with_residency(config, with_fused(config, plan))))
+        plan = with_room(with_joined_messages(config, with_residency(config, plan)))
         return with_host_buffers(config, with_merged_matmuls(config, plan, device), device, device_bytes)
 
     names = activation_names(config.model)

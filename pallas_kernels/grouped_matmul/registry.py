@@ -20,16 +20,14 @@ class Implementation(choice.Implementation):
 
     times_weights: Callable[..., Any]
     of_weights: Callable[..., Any]
-    gated: Callable[..., Any] | None = None
-    """Both products of a gated feed-forward and its hidden activation in one kernel; None where there is none."""
 
 
 REGISTRY = Registry(
     "grouped_matmul",
     "a grouped matmul",
     (
-        Implementation("mosaic", mosaic.refusal, mosaic.times_weights, mosaic.of_weights, mosaic.gated, recorded=True),
-        Implementation("triton", triton.refusal, triton.times_weights, triton.of_weights, triton.gated, recorded=True),
+        Implementation("mosaic", mosaic.refusal, mosaic.times_weights, mosaic.of_weights, recorded=True),
+        Implementation("triton", triton.refusal, triton.times_weights, triton.of_weights, recorded=True),
         Implementation("xla", lambda request: None, reference.times_weights, reference.of_weights),
     ),
 )

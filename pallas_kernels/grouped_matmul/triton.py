@@ -26,7 +26,7 @@ from pallas_kernels.pallas import triton as plgpu
 from pallas_kernels.ranges import Range, both, load
 from pallas_kernels.varying import vary_alike
 
-__all__ = ["TILES", "Tile", "gated", "of_weights", "refusal", "times_weights"]
+__all__ = ["TILES", "Tile", "of_weights", "refusal", "times_weights"]
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,8 @@ class Tile:
 TILES = {
     (9.0, "rows"): Tile(128, 256, 64, warps=8, stages=4),
     (9.0, "weights"): Tile(128, 256, 64, warps=8, stages=4),
-    (9.0, "gated"): Tile(128, 128, 64, warps=8, stages=4),
     (8.0, "rows"): Tile(128, 128, 64, warps=8, stages=4),
     (8.0, "weights"): Tile(128, 128, 64, warps=8, stages=4),
-    (8.0, "gated"): Tile(128, 64, 64, warps=8, stages=4),
 }
 """By the least compute capability, and what the result has: the largest that compile without spills, within the shared
 memory of such GPUs (of 8.6 and 8.9 too: 99 KiB)."""
@@ -76,24 +74,7 @@ def times_weights(
     (m, k), n, tile = rows.shape, weights.shape[1 if transposed else 2], _tile("rows", interpret)
     work = _work(sizes, m, k, tile)
     kernel, programs = partial(_rows_kernel, tile, transposed, len(work[0])), len(work[0]) * pl.cdiv(n, tile.columns)
-    return _call(kernel, "of_rows", programs, tile, ((m, n),), (rows, weights, *work), interpret)[0]
-
-
-def gated(
-    rows: Float[Array, "m k"],
-    up: Float[Array, "groups k n"],
-    gate: Float[Array, "groups k n"],
-    sizes: Int[Array, " groups"],
-    factors: Float[Array, " m"],
-    *,
-    interpret: bool = False,
-) -> tuple[Float[Array, "m n"], Float[Array, "m n"], Float[Array, "m n"]]:
-    """(SiLU(gate) * up * factor, up, gate), where up and gate are the products of each row with those of its group."""
-    (m, k), n, tile = rows.shape, up.shape[2], _tile("gated", interpret)
-    work = _work(sizes, m, k, tile)
-    kernel = partial(_gated_kernel, tile, len(work[0]))
-    given = rows, up, gate, factors.astype(jnp.float32), *work
-    return _call(kernel, "gated", len(work[0]) * pl.cdiv(n, tile.columns), tile, ((m, n),) * 3, given, interpret)
+    return _call(kernel, "of_rows", programs, tile, (m, n), (rows, weights, *work), interpret)
 
 
 def _work(sizes: Int[Array, " groups"], m: int, k: int, tile: Tile) -> tuple[jax.Array, ...]:
@@ -113,7 +94,7 @@ def of_weights(
     given = rows, d_out, order, start, end
     kernel = partial(_weights_kernel, tile, sides)
     programs = groups * sides[0] * sides[1]
-    return _call(kernel, "of_weights", programs, tile, ((groups, k, n),), given, interpret)[0]
+    return _call(kernel, "of_weights", programs, tile, (groups, k, n), given, interpret)
 
 
 def _tile(of: str, interpret: bool) -> Tile:
@@ -128,7 +109,7 @@ def _call(
     name: str,
     programs: int,
     tile: Tile,
-    shapes: tuple[tuple[int, ...], ...],
+    shape: tuple[int, ...],
     given: tuple[Any, ...],
     interpret: bool,
 ) -> Any:
@@ -137,7 +118,7 @@ def _call(
     return pl.pallas_call(
         kernel,
         grid=(programs,),
-        out_shape=tuple(jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying) for shape in shapes),
+        out_shape=jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying),
         compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
         interpret=interpret,
         name=f"grouped_matmul_{name}",
@@ -184,29 +165,6 @@ def _rows_kernel(
         total = lax.fori_loop(0, steps, step, jnp.zeros((tile.rows, tile.columns), jnp.float32))
         place = out_ref.at[rows.slice, columns.slice]
         plgpu.store(place, total.astype(out_ref.dtype), mask=both(rows, columns))
-
-
-def _gated_kernel(
-    tile: Tile, blocks: int, rows_ref, up_ref, gate_ref, factors_ref, group_ref, start_ref, high_ref, steps_ref,
-    made_ref, out_up_ref, out_gate_ref,
-):  # fmt: skip
-    """A tile of both products, and of the hidden activation that they make."""
-    k, work = rows_ref.shape[1], (group_ref, start_ref, high_ref, steps_ref)
-    group, rows, columns, used, steps = _own_part(tile, blocks, made_ref.shape[1], *work)
-
-    @pl.when(used)
-    def _() -> None:
-        def step(index: jax.Array, totals: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            depth = Range(index * tile.step, tile.step, k, k % tile.step == 0)
-            x, (up, gate) = load(rows_ref, rows, depth), totals
-            up = up + plgpu.dot(x, load(up_ref, depth, columns, group))
-            return up, gate + plgpu.dot(x, load(gate_ref, depth, columns, group))
-
-        zeros = jnp.zeros((tile.rows, tile.columns), jnp.float32)
-        up, gate = lax.fori_loop(0, steps, step, (zeros, zeros))
-        made = gate / (1.0 + jnp.exp(-gate)) * up * rows.load(factors_ref, other=0.0)[:, None]
-        for ref, value in ((made_ref, made), (out_up_ref, up), (out_gate_ref, gate)):
-            plgpu.store(ref.at[rows.slice, columns.slice], value.astype(ref.dtype), mask=both(rows, columns))
 
 
 def _weights_kernel(

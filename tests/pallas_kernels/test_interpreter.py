@@ -27,13 +27,7 @@ def drawn(*shape: int) -> jax.Array:
 
 
 X, TABLE, LABELS = drawn(24, 64), drawn(64, 200), jnp.arange(24)
-ROWS, SIZES, UP, GATE, DOWN = (
-    drawn(64, 128),
-    jnp.array([20, 44]),
-    drawn(2, 128, 64),
-    drawn(2, 128, 64),
-    drawn(2, 64, 128),
-)
+ROWS, SIZES, UP = drawn(64, 128), jnp.array([20, 44]), drawn(2, 128, 64)
 HEADS = drawn(1, 32, 2, 64)
 CODES, SCALES = jnp.ones((128, 128), jnp.float8_e4m3fn), jnp.ones((128, 1))
 
@@ -44,13 +38,6 @@ FUNCTIONS: dict[str, tuple[Registry[Any], Callable[..., jax.Array], jax.Array]] 
     ),
     "attention": (ATTENTION, lambda q, **more: kernels.flash_attention(q, HEADS, HEADS, causal=True, **more), HEADS),
     "grouped matmul": (GROUPED, lambda rows, **more: kernels.grouped_matmul(rows, UP, SIZES, **more), ROWS),
-    "grouped feed-forward": (
-        GROUPED,
-        lambda rows, **more: kernels.grouped_feed_forward(
-            rows, kernels.Matrices(UP, GATE, DOWN), SIZES, jnp.ones(64, rows.dtype), **more
-        ),
-        ROWS,
-    ),
     "grouped tiled matmul": (
         GROUPED_TILED,
         lambda codes, **more: kernels.grouped_tiled_matmul(

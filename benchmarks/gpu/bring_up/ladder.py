@@ -122,12 +122,10 @@ def _grouped_cases(processors: int, dry: bool) -> Mapping[str, Sequence[grouped.
         "one tile": [
             grouped.Case("one tile", (128,), 64, 128),
             grouped.Case("some of a tile", (77,), 128, 128),
-            grouped.Case("one tile of a feed-forward", (77,), 64, 128, gated=True),
         ],
         "one wave": [grouped.Case("one wave", (wave // 2, wave // 2), 256, 512)],
         "three tiles a processor": [
             grouped.Case("three waves", (wave, 0, 2 * wave - 100, 300), 512, 512, room=50),
-            grouped.Case("three waves of a feed-forward", (wave // 2, 0, wave), 256, 512, gated=True),
         ],
         "the grid": grouped.CHECKED,
     }
@@ -136,11 +134,11 @@ def _grouped_cases(processors: int, dry: bool) -> Mapping[str, Sequence[grouped.
 def _grouped(name: str) -> Kernel:
     def repeat(case: grouped.Case, dry: bool) -> Run:
         run, arrays = grouped.program(case, name, dry), case.arrays()
-        return (lambda: run(*arrays)), case.results
+        return (lambda: run(*arrays)), grouped.RESULTS
 
     check = _each(lambda journal, case: grouped.check_case(journal, case, name))
-    label, sort = lambda case: case.name, lambda case: case.gated
-    return Kernel(f"grouped_matmul/{name}", ("grouped_matmul_",), _grouped_cases, label, check, repeat, sort=sort)
+    label = lambda case: case.name
+    return Kernel(f"grouped_matmul/{name}", ("grouped_matmul_",), _grouped_cases, label, check, repeat)
 
 
 def _tiled_cases(processors: int, dry: bool) -> Mapping[str, Sequence[tiled.Case]]:

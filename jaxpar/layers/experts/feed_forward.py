@@ -63,7 +63,7 @@ from jaxpar.mesh.parameters import Arrays
 from jaxpar.precision.grouped import grouped_products
 from jaxpar.precision.grouped_by_tensor import GroupedScaling, scales_of_experts
 from jaxpar.precision.matmul import SCALES, GroupScaling
-from pallas_kernels.grouped_matmul import Matrices, grouped_feed_forward, grouped_matmul
+from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.varying import vary_alike
 
 type Scaling = Callable[[str], GroupScaling | None]
@@ -313,9 +313,6 @@ class Experts(nnx.Module):
         biased = "down_bias" in w
         even = 1 / min(self.layout.capacity, lax.axis_size("expert"))  # the share of the room that is used
         options = {"implementation": self.layout.products.name, "expected": round(len(rows) * even)}
-        if self.layout.fused:
-            matrices = Matrices(w["up"], w["gate"], w["down"])
-            return grouped_feed_forward(rows, matrices, sizes, gates, names=("expert_up", "expert_gate"), **options)
         product = partial(grouped_matmul, group_sizes=sizes, **options)
 
         def times(group: str, x: jax.Array) -> list[jax.Array]:

@@ -8,10 +8,9 @@ from typing import Any
 
 from jaxpar.attention.choosing import choose_kernel
 from jaxpar.config import Config, UserError
-from jaxpar.config.kinds import kind_model, kind_models
+from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, ExpertLayout, Plan
 from jaxpar.config.reading.typed import shown
-from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import quoted
 from jaxpar.cost.expert_exchange import ExpertExchange
 from jaxpar.cost.hardware_model import nearest_hardware
@@ -23,16 +22,12 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.experts.declaration import width_of
 from jaxpar.layers.experts.exchange import EXCHANGES
 from jaxpar.layers.experts.messages import exchange_of
-from jaxpar.layers.matmul_formats import quantised, routed_groups
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.matmul import expert_codes
 from jaxpar.memory.layer_shape import LayerShape, layer_shapes
 from jaxpar.mesh.wire.levels import split_by_nodes
 from jaxpar.units import seconds
 from pallas_kernels.grouped_matmul.registry import REGISTRY, Request
-
-_HIDDEN = ("expert_activated", "expert_hidden")
-"""Activations between the products, which exist in no array where one kernel makes them."""
 
 
 def expert_layouts(
@@ -70,32 +65,6 @@ def expert_layouts(
         products = choose_kernel(REGISTRY, parallel.expert_backend, request, "parallel.expert_backend", kind)
         found[kind] = replace(found[kind], products=products)
     return found
-
-
-def with_fused(config: Config, plan: Plan) -> Plan:
-    """The plan in which one kernel makes the hidden activation of experts where it may: it reads two arrays fewer."""
-    found = {}
-    for kind, own in plan.experts.items():
-        why = _why_apart(config, kind_model(config.model, kind), own.products.name, plan)
-        reason = "two arrays fewer are read" if why is None else why
-        found[kind] = replace(own, fused=why is None, fused_reason=reason)
-    return replace(plan, experts=found)
-
-
-def _why_apart(config: Config, model: ModelConfig, products: str, plan: Plan) -> str | None:
-    """Why no kernel makes the hidden activation; None where one may."""
-    if REGISTRY[products].gated is None:
-        return f"{products} has no kernel for it"
-    if model.activation != "swiglu":
-        return f"the kernel is for model.activation: swiglu, not {model.activation}"
-    if model.mlp_bias:
-        return "the kernel adds no biases"
-    if config.lora.rank is not None:
-        return "the kernel adds no products of factors (lora.rank)"
-    if any(group.name in quantised(config, model) for _, group in routed_groups(model)):
-        return f"the kernel multiplies in {config.precision.compute} (precision.matmul: {config.precision.matmul})"
-    kept = [name for name in _HIDDEN if any(run.activations.get(name, "recompute") != "recompute" for run in plan.runs)]
-    return f"memory.remat keeps {' and '.join(kept)}, which the kernel does not write" if kept else None
 
 
 def check_expert_layouts(plan: Plan, config: Config, device: Device, node_devices: int | None) -> None:
@@ -143,8 +112,6 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
     for kind, request in _requests(config, plan.axes, device, plan.experts).items():
         own = plan.experts[kind]
         choose_kernel(REGISTRY, own.products.name, request, "plan.experts: products", kind)
-        if own.fused and (why := _why_apart(config, kind_model(config.model, kind), own.products.name, plan)):
-            raise UserError(f"plan.experts: fused: expected false, because {why}, got true")
 
 
 def _requests(

@@ -306,7 +306,6 @@ def _expert_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
         chosen = layout.plan.experts[kind]
         products = chosen.products
         rows.append((f"products{of_kind}", products.name, why(products.reason, products.rejected)))
-        rows.append((f"hidden{of_kind}", "in the kernel" if chosen.fused else "by XLA", chosen.fused_reason))
         if axes.expert > 1:
             room = f"room for {chosen.capacity:g} times an even share, and further rounds where it is exceeded"
             rows.append((f"exchange{of_kind}", chosen.exchange, f"{chosen.reason}; {room}"))

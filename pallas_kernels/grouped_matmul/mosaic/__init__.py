@@ -10,14 +10,13 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.choice import refused_by_gpu
 from pallas_kernels.device import multiprocessors
 from pallas_kernels.grouped_matmul.blocks import all_row_blocks, longest_first
-from pallas_kernels.grouped_matmul.mosaic.gated import ROOM, run_gated
 from pallas_kernels.grouped_matmul.mosaic.kernel import Tiles, Work, run
 from pallas_kernels.grouped_matmul.mosaic.tiles import ALIGN, ROWS, STEP, columns
 from pallas_kernels.grouped_matmul.request import Request
 from pallas_kernels.pallas import mosaic_gpu as plgpu
 from pallas_kernels.varying import vary_over, varying_axes
 
-__all__ = ["gated", "of_weights", "refusal", "times_weights"]
+__all__ = ["of_weights", "refusal", "times_weights"]
 
 
 def refusal(request: Request) -> str | None:
@@ -42,21 +41,6 @@ def times_weights(
     tiles = Tiles(columns(wide), "rows", transposed)
     out = run(tiles, rows, weights, _work(rows, sizes), (m, wide), **_launch(interpret))
     return vary_over(out, varying_axes(rows))  # a launch forgets what its results vary over
-
-
-def gated(
-    rows: Float[Array, "m k"],
-    up: Float[Array, "groups k n"],
-    gate: Float[Array, "groups k n"],
-    sizes: Int[Array, " groups"],
-    factors: Float[Array, " m"],
-    *,
-    interpret: bool = False,
-) -> tuple[Float[Array, "m n"], Float[Array, "m n"], Float[Array, "m n"]]:
-    """(SiLU(gate) * up * factor, up, gate), where up and gate are the products of each row with those of its group."""
-    padded = jnp.pad(factors.astype(jnp.float32), (0, ROOM))
-    out = run_gated(rows, up, gate, padded, _work(rows, sizes), **_launch(interpret))
-    return vary_over(out, varying_axes(rows))
 
 
 def _work(rows: Float[Array, "m k"], sizes: Int[Array, " groups"]) -> Work:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +9,11 @@ import pytest
 
 from jaxpar.config import Config
 from jaxpar.config.axes import axis_sizes
-from jaxpar.config.plan import AxisSizes, Choice, ExpertLayout
-from jaxpar.config.schema import MemoryConfig
+from jaxpar.config.plan import AxisSizes, Choice
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.described import DescribedGPU
-from jaxpar.layout.choices.experts import check_expert_layouts, expert_layouts
-from jaxpar.layout.make_plan import make_plan, resolve_config
+from jaxpar.layout.choices.experts import expert_layouts
 from pallas_kernels.choice import UNVERIFIED
 from pallas_kernels.toolchain import versions
 from pallas_kernels.verified import Record, digest
@@ -84,41 +80,3 @@ def test_a_kernel_that_is_named_runs_unverified_and_the_plan_states_it(monkeypat
 def test_what_a_kernel_cannot_do_is_refused(config: Config, device: Any, parts: tuple[str, ...]):
     with refused("parallel.expert_backend", repr(config.parallel.expert_backend), *parts):
         products(config, device)
-
-
-def test_one_kernel_makes_the_hidden_activation_where_nothing_else_needs_it():
-    def planned(**memory: Any) -> ExpertLayout:
-        config = replace(run("mosaic", activation=memory.pop("activation", "swiglu")), memory=MemoryConfig(**memory))
-        return make_plan(resolve_config(config, 4), H100).experts[""]
-
-    assert planned().fused and planned(remat="full").fused
-    assert "swiglu" in planned(activation="geglu").fused_reason
-    kept = planned(remat={"expert_hidden": "save"})
-    assert not kept.fused and "expert_hidden" in kept.fused_reason
-    assert make_plan(resolve_config(run("triton"), 4), H100).experts[""].fused
-    apart = make_plan(resolve_config(run("xla"), 4), H100).experts[""]
-    assert not apart.fused and apart.fused_reason == "xla has no kernel for it"
-
-
-def test_experts_in_fp8_have_no_kernel_that_makes_the_hidden_activation():
-    config = run("mosaic")
-    excepted = lambda *parts, matmul="fp8_block": replace(
-        config.precision,
-        matmul=matmul,
-        matmul_except=MatmulExcept(("attention_in", "attention_out", *parts), 0, 0),
-    )
-    planned = lambda precision: make_plan(
-        resolve_config(replace(config, precision=precision, data=replace(config.data, sequence_length=256)), 4), H100
-    ).experts[""]
-    assert not planned(excepted()).fused and "fp8_block" in planned(excepted()).fused_reason
-    assert not planned(excepted("experts_in")).fused
-    assert not planned(excepted(matmul="fp8_current")).fused
-    routed = MatmulExcept(("experts_in", "experts_out"), 0, 0)
-    assert planned(replace(excepted(), matmul="fp8_current", matmul_except=routed)).fused
-
-
-def test_a_plan_that_asks_for_what_the_kernel_cannot_do_is_refused():
-    config = resolve_config(run("xla"), 4)
-    plan = make_plan(config, H100)
-    with refused("plan.experts: fused", "xla", "false"):
-        check_expert_layouts(replace(plan, experts={"": replace(plan.experts[""], fused=True)}), config, H100, None)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config, ParallelConfig
-from jaxpar.config.plan import Plan
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.experts.reports import expert_metrics
@@ -176,24 +175,6 @@ def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
 UNLIKE_FLOAT64 = ("noisy_top_k", "dense_to_sparse", "base", "drops")
 """What draws, or solves a problem that the reference does not: their own tests are in
 `tests/layers/experts`, `test_drawing_routers.py` and `test_routers.py`."""
-
-
-@pytest.mark.long
-def test_a_feed_forward_whose_hidden_activation_is_made_with_its_products_is_the_same(monkeypatch: pytest.MonkeyPatch):
-    """As layers run it where a kernel makes that activation; here products by XLA stand in for the kernel."""
-    config = small(model={"experts": ExpertsConfig(8, 2, WIDTH), "layers": 2}, parallel={"expert": 2, "tensor": 2})
-    apart = SmallRun(config)
-    initial = apart.by_layer(apart.step.residency.initial_state().master)
-    loss, gradients = nonzero_gradients(apart, initial)
-
-    def fused(config: Config, plan: Plan) -> Plan:
-        return replace(plan, experts={kind: replace(own, fused=True) for kind, own in plan.experts.items()})
-
-    monkeypatch.setattr("jaxpar.layout.make_plan.with_fused", fused)
-    found_loss, found = nonzero_gradients(SmallRun(config), initial)
-    assert abs(found_loss - loss) <= TOLERANCE * abs(loss)
-    worst, leaf = worst_difference(found, gradients)
-    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
 
 
 SPLIT = {"expert": 2, "tensor": 2, "context": 2, "expert_exchange": "all_to_all"}

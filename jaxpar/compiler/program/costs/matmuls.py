@@ -58,15 +58,8 @@ _ELEMENTWISE = {
     "linear_cross_entropy_kept_gradients": 1,
 }
 """Names of our kernels that multiply no matrices, and operations for each number of their (first) result."""
-_GROUPED = {
-    "grouped_matmul_of_rows": 1,
-    "grouped_matmul_of_weights": 1,
-    "grouped_matmul_gated": 2,
-    "grouped_matmul_of_tiles": 1,
-    "grouped_matmul_of_weight_tiles": 1,
-}
-"""Names of the kernels of `pallas_kernels.grouped_matmul` and `grouped_tiled_matmul`, and how many products each
-makes."""
+_GROUPED = "grouped_matmul_of_"
+"""Prefix of the names of the kernels of `pallas_kernels.grouped_matmul` and `grouped_tiled_matmul`."""
 
 _BLOCK_SCALED = "__cudnn$blockScaledDot"
 """XLA's call for codes with a scale for each 32."""
@@ -117,7 +110,7 @@ def _product_of(op: Op, one_backward: bool) -> Product | None:
         return _attention_kernel(op, work, one_backward)
     if _OURS.fullmatch(op.target) and any(name in op.op_name for name in _HEAD_LOSS):
         return _head_loss(op)
-    if _OURS.fullmatch(op.target) and any(name in op.op_name for name in _GROUPED):
+    if _OURS.fullmatch(op.target) and _GROUPED in op.op_name:
         return _grouped(op)
     if _OURS.fullmatch(op.target) and _TILED in op.op_name:
         return _tiled(op)
@@ -198,9 +191,7 @@ def _grouped(op: Op) -> Product:
     stated = (expected_rows(innermost(name)) for name in segments(op.op_name))
     rows = next((rows for rows in stated if rows is not None), left.dims[0])
     inputs = out.dims[1] if len(out.dims) == 3 else left.dims[1]
-    each = 2.0 * rows * inputs * out.dims[-1]
-    number = next(number for name, number in _GROUPED.items() if name in op.op_name)
-    return _product(op, number * each, arithmetic(op, left, right, "", []))
+    return _product(op, 2.0 * rows * inputs * out.dims[-1], arithmetic(op, left, right, "", []))
 
 
 def _tiled(op: Op) -> Product:
