@@ -54,10 +54,8 @@ _OURS = re.compile(r"__gpu\$xla\.gpu\.triton|mosaic_gpu\w*")
 """Custom calls of Pallas kernels, through Triton and by Mosaic GPU."""
 _HEAD_LOSS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
 """Names of the kernels of `pallas_kernels.linear_cross_entropy` that multiply, forward and backward."""
-_ELEMENTWISE = {
-    "linear_cross_entropy_kept_gradients": 1,
-}
-"""Names of our kernels that multiply no matrices, and operations for each number of their (first) result."""
+_ELEMENTWISE = "linear_cross_entropy_kept_gradients"
+"""Name of the kernel that multiplies no matrices: an operation for each number of its result."""
 _GROUPED = "grouped_matmul_of_"
 """Prefix of the names of the kernels of `pallas_kernels.grouped_matmul` and `grouped_tiled_matmul`."""
 
@@ -119,10 +117,9 @@ def _product_of(op: Op, one_backward: bool) -> Product | None:
 
 def elementwise_operations(op: Op) -> float:
     """Operations of a kernel of ours that works element by element; 0 of anything else."""
-    if op.opcode != "custom-call" or not _OURS.fullmatch(op.target):
+    if op.opcode != "custom-call" or not _OURS.fullmatch(op.target) or _ELEMENTWISE not in op.op_name:
         return 0.0
-    each = next((each for name, each in _ELEMENTWISE.items() if name in op.op_name), 0)
-    return float(each * next(leaves(op.shape)).elements)
+    return float(next(leaves(op.shape)).elements)
 
 
 def _dot(op: Op) -> Product:
