@@ -61,8 +61,8 @@ def test_the_page_states_the_steps_of_the_other_kernels_and_their_minutes():
 def test_the_page_states_the_cases_that_are_launched():
     sorts = {one.name: len(launched(one, one.cases(PROCESSORS, False)[RUNGS[2]])) for one in KERNELS}
     of_width, widths, of_kernel = stated(
-        r"attention ([\d,]+) at each of the (\d+) widths of heads, of grouped matmuls of FP8 tiles ([\d,]+) of each of two "
-        "kernels"
+        r"attention ([\d,]+) at each of the (\d+) widths of heads, of grouped matmuls of FP8 tiles ([\d,]+) of each of "
+        "two kernels"
     )
     assert {number for name, number in sorts.items() if name.startswith("attention/")} == {widths} == {len(WIDTHS)}
     assert {number for name, number in sorts.items() if name.startswith("grouped_tiled")} == {2}
