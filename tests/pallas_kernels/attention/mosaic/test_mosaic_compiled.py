@@ -129,7 +129,7 @@ def test_kernels_use_tensor_cores_and_tma_and_spill_nothing(configuration: Confi
 
 
 def test_two_products_are_in_flight_wherever_registers_hold_them() -> None:
-    """The widths and soft-caps that the table excepts, which spill: docs/kernels.md has the bytes."""
+    """The widths and soft-caps that the table excepts, which spill."""
     forms = {(widths, cap): tiles(*widths, "packed", cap) for widths in TABLE for cap in (None, 30.0)}
     forwards = {form: entry.forward.overlapped for form, entry in forms.items()}
     assert {form for form, blocks in forwards.items() if blocks == "none"} == {
