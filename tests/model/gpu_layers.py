@@ -72,10 +72,10 @@ def facts_of(remat: str) -> dict[str, Any]:
 
 
 def execute_plainly(
-    program: Any, stages: Any, weights: Any, accumulators: Any, microbatches: Any, seeds: Seeds
+    program: Any, stages: Any, weights: Any, accumulators: Any, microbatches: Any, seeds: Seeds, shared: Any
 ) -> tuple[Any, Any, Side]:
     """What one would write first, with the numbers of `execute`: one microbatch, its layers left to autodiff."""
-    data = jax.tree.map(lambda a: a[0], microbatches)
+    data = jax.tree.map(lambda a: a[0], microbatches) | shared
 
     def objective(accumulators: Any, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         x = scan_layers(stages.loop, weights["layers"], accumulators["layers"], x, stages.token_context(data))
