@@ -177,6 +177,6 @@ def _steps(config: Config) -> list[np.ndarray]:
     state, losses = trainer.state, []
     for index in range(3):
         rows = batch_rows(trainer.data.train, index, config.data.batch_size, trainer.placer.rows)
-        state, metrics = trainer.compiled(state, trainer.placer(rows))
+        state, metrics = trainer.compiled(state, trainer.placer(rows), trainer.functions.arguments)
         losses.append(np.asarray(metrics.loss))
     return [*losses, *map(np.asarray, jax.tree.leaves(jax.device_get((state.master, state.optimizer))))]

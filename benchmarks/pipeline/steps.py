@@ -25,7 +25,8 @@ from jaxpar.data import batch_rows, open_data
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.build import build_mesh
-from jaxpar.pipeline.execution.program import PipelineProgram, make_program
+from jaxpar.pipeline.execution.make_program import make_program
+from jaxpar.pipeline.execution.program import PipelineProgram
 from jaxpar.pipeline.timing.simulate import simulate
 from jaxpar.training.step.batches import BatchPlacer
 from jaxpar.training.step.train_step import TrainStep

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.validation.mechanisms import GENERATIONS
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.presets import PRESETS as MODELS
-from jaxpar.config.schema import Config, DataConfig, PrecisionConfig
+from jaxpar.config.schema import Config, DataConfig, OptimizerConfig, PrecisionConfig
 from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import layer_time
@@ -34,13 +34,15 @@ from jaxpar.model.flops import flops_per_step
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.kept import kept_bytes
 from jaxpar.planner.step_time.model import step_time
-from jaxpar.planner.step_time.update import orthogonal_seconds
+from jaxpar.planner.step_time.update import matrix_seconds
 from tests.memory.shapes import layer_shape
 
 MODEL_NAMES = (
     "gpt2-124m", "llama3-1b", "llama3-8b", "llama3-70b", "qwen3-0.6b", "qwen3-8b", "mistral-7b", "gpt3-175b",
 )  # fmt: skip
 """The presets that there were then."""
+
+MUON = OptimizerConfig(name="muon")
 
 LAYOUTS = (
     (AxisSizes(), 1, 1024, "bfloat16"),
@@ -130,7 +132,7 @@ def _times(
         "operations": {name: _own(work) for name, work in time.operations.items()},
         "backward": [_own(time.backward), time.weight],
         "head": [_own(work) for work in head_time(case, 50304, device, network, does)],
-        "case": [case.parameters, case.shape.keys_per_query, *kept, orthogonal_seconds(case, device, 5, 4)],
+        "case": [case.parameters, case.shape.keys_per_query, *kept, matrix_seconds(case, device, MUON, 4)],
     }
 
 

@@ -149,7 +149,7 @@ def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path):
 def test_a_folder_in_which_a_kill_left_only_the_beginning_of_a_file_is_new(tmp_path: Path):
     config = run_config(tmp_path, 1)
     folder_of(config).mkdir()
-    (folder_of(config) / ".config.yaml.4711.tmp").write_text("run:\n  na")
+    (folder_of(config) / f".config.yaml.{'0' * 32}.tmp").write_text("run:\n  na")
     (folder_of(config) / ".notes.tmp").write_text("not ours")
     summary, _ = fit(config)
     assert summary.steps == 1
