@@ -37,7 +37,7 @@ def account(layout: dict[str, Any], sizes: dict[str, int], hosts: int = 2) -> di
 
     `sizes`: tokens of a device, embed, width, count and per_token of experts, width of the shared ones, expert ranks.
     """
-    chosen = {key: value if key == "capacity" else Choice(value) for key, value in layout.items()}
+    chosen = {key: value if key in ("capacity", "node_devices") else Choice(value) for key, value in layout.items()}
     own, ranks = ExpertLayout(**chosen), sizes["expert"]
     experts = ExpertsConfig(count=sizes["count"], per_token=sizes["per_token"])
     shape = tuple(ranks if axis == "expert" else 1 for axis in AXES)
