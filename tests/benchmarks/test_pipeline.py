@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import jax
 import pytest
 
 from benchmarks.pipeline.__main__ import main, table
@@ -62,6 +63,7 @@ def test_the_time_of_a_backward_is_that_of_its_parts():
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_in_one_sentence(arguments, expected, monkeypatch, capsys):
+    jax.devices()  # The command asks for devices of its own, which the other tests of this process must not get.
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert main(arguments) == 2
