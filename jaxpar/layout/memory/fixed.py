@@ -112,7 +112,7 @@ class _Counted:
             head_gradient=head_gradient,
             zeros=zeros,
             layer=self._in_layer(weights, gradients),
-            leaving=Work(weights.all, gradients.all, self._turned() if case.state == "file" else 0),
+            leaving=Work(weights.all, gradients.all, self._turned() if case.state == "file" and not case.alone else 0),
             chunk=self._widths.compute * stored.chunk(),
             chunk_gradients=self._widths.gradient * stored.chunk("trained"),
             for_weights=self._kept_for_weights(),
@@ -274,7 +274,7 @@ class _Counted:
 
     def _turned(self) -> int:
         """The largest gradients of attention and of the feed-forward, which XLA copies to write them back: found in
-        programs of 4 to 45 layers."""
+        programs of 4 to 45 layers that add up microbatches, and not in those of one microbatch."""
         largest = lambda kind, half: max(map(self.stored.reduced, self.parts.layers[kind].of_half(half)))
         stacks = self.stored.rows.items()
         return self._widths.gradient * sum(max(rows * largest(kind, half) for kind, rows in stacks) for half in HALVES)
