@@ -164,7 +164,7 @@ def _forward(
 ) -> tuple[Sums, tuple[jax.Array, jax.Array | None]]:
     trained = head.trained
 
-    def step(carry: tuple[Sums, Any], tile: Any) -> tuple[tuple[Sums, Any], jax.Array]:
+    def step(carry: tuple[Sums, jax.Array | None], tile: Any) -> tuple[tuple[Sums, jax.Array | None], jax.Array]:
         (sums, d_table), (part, labels, mask) = carry, tile
         joined = gather_sequence(part[None])
         of_logits = lambda logits: _sums(logits, labels, mask, head)
@@ -172,12 +172,15 @@ def _forward(
         (d_logits,) = pullback(vary(jnp.ones_like(objective), varying_axes(objective)))
         dx, new = project_gradients(joined, table, d_logits, head.model)
         with jax.named_scope("gradients"):
-            d_table = d_table + new if trained else None
+            d_table = None if not trained else new if d_table is None else d_table + new
         return (_add(sums, (objective, nll)), d_table), scatter_sequence(dx)[0]
 
-    with jax.named_scope("gradients"):
-        zeros = vary(jnp.zeros(table.shape, jnp.float32)) if trained else None
-    (sums, d_table), dx = scan_tiles(step, (_nothing(head.axes), zeros), _tiles(x, labels, mask, head.tiles))
+    # The first tile is no part of the loop: its gradient is what the others are added to, and no zeros are. With zeros,
+    # Llama-3-70B on 256 H100s waits for 6.9% of its step in place of less than 5%; without, there is up to a tile more.
+    tiles = _tiles(x, labels, mask, head.tiles)
+    carry, first = step((_nothing(head.axes), None), jax.tree.map(lambda own: own[0], tiles))
+    (sums, d_table), others = scan_tiles(step, carry, jax.tree.map(lambda own: own[1:], tiles))
+    dx = jnp.concatenate([first[None], others])
     return sums, (from_tiles(dx, x.shape[0] * x.shape[1]).reshape(x.shape), d_table)
 
 

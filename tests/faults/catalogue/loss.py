@@ -70,8 +70,8 @@ LOSS = (
         name="tiles_gradients_summed_in_half_precision",
         description="The head's gradients of all tiles are added up in compute dtype.",
         file="jaxpar/model/tiled_loss.py",
-        old="d_table = d_table + new if",
-        new="d_table = (d_table + new).astype(x.dtype).astype(jnp.float32) if",
+        old="else d_table + new",
+        new="else (d_table + new).astype(x.dtype).astype(jnp.float32)",
         caught_by=(
             "tests/model/test_tiled_loss.py::test_in_bfloat16_the_gradients_of_many_tiles_are_added_up_in_float32",
         ),
@@ -80,8 +80,8 @@ LOSS = (
         name="head_gradient_of_the_last_tile",
         description="The head's gradient is that of the last tile alone.",
         file="jaxpar/model/tiled_loss.py",
-        old="d_table = d_table + new if",
-        new="d_table = new if",
+        old="else d_table + new",
+        new="else new",
         caught_by=(
             "tests/model/test_tiled_loss.py::test_in_bfloat16_the_gradients_of_many_tiles_are_added_up_in_float32",
         ),
