@@ -194,9 +194,8 @@ def test_in_bfloat16_the_gradients_of_many_tiles_are_added_up_in_float32():
 
 @pytest.mark.long
 def test_the_head_of_a_large_vocabulary_fits_beside_the_model():
-    """32k tokens of Llama-3-8B's shapes on an H100: 15.7 GiB of float32 logits, and half of it for their gradient. A
-    tile of them is 1 GiB; the first one is apart from the loop over the others."""
+    """32k tokens of Llama-3-8B's shapes on an H100: 15.7 GiB of float32 logits, and half of it for their gradient."""
     cases = ["head", 16, 1], ["head", 16, 1, "model.tied=true"], ["head", 4, 4], ["head", 1, 1]
     *tiled, whole = in_child("tests.model.gpu_tiles:measure", *cases)
     assert whole > 23 * 2**30
-    assert max(tiled) < 3 * 2**30
+    assert max(tiled) < 2 * 2**30
