@@ -28,7 +28,7 @@ PARTS = {
     "compiled": "compilation of the step, and of the initial weights beside it",
     "step": "initial weights and first step",
 }
-"""What ends each part, and the part."""
+"""The event that ends each part, and the part."""
 
 START = """
 import json, sys, time

@@ -72,15 +72,15 @@ class Errors:
     coverage: float | None = None
     """Share of the rows inside the interval of their prediction."""
     pairs_in_order: float | None = None
-    """Of pairs of layouts of one model, the share that is predicted in the order that was measured."""
+    """Share of the pairs of layouts of one model that are predicted in the measured order."""
     anchored_median_error: float | None = None
     """Where one other run of the source, of the same software, was measured."""
     anchored_coverage: float | None = None
     """The same of `coverage`."""
     naive_median_error: float | None = None
-    """Of one share of the peak for each kind of GPU, the median of other sources."""
+    """Errors of one share of the peak for each kind of GPU, the median of other sources."""
     anchored_naive_median_error: float | None = None
-    """Of the share that another run of the source, of the same software, reached."""
+    """Errors of the share that another run of the source, of the same software, reached."""
 
 
 def errors_of(
@@ -152,7 +152,7 @@ def _regret(predicted: list[float], measured: list[float]) -> float:
 
 
 def _in_order(predicted: list[float], measured: list[float]) -> float | None:
-    """Of pairs whose measured speeds are `APART`, the share in the predicted order; None without such a pair."""
+    """Share in the predicted order, of the pairs whose measured speeds are `APART`; None without such a pair."""
     pairs = [
         (predicted[a] > predicted[b]) == (measured[a] > measured[b])
         for a, b in combinations(range(len(measured)), 2)

@@ -26,7 +26,7 @@ POWER = "gpu_power_w"
 
 
 def left_open(cell: Cells, run: MeasuredRun) -> Iterable[str]:
-    """What the row of `run` leaves open, and the value assumed for it."""
+    """Settings that the row of `run` leaves open, and the value assumed for each."""
     row, layouts, cluster = cell.row, run.layouts, run.cluster
     if generation(row["framework"]) is None:
         yield f"{row['framework'] or 'unnamed software'} is not known, and timed as the mean of known software"

@@ -13,7 +13,7 @@ class Software(Mechanisms):
     """The mechanisms of a generation of software, with that which decides its layouts rather than their time."""
 
     selective: Literal["attention", "operations"] = "attention"
-    """What selective recomputation runs again: attention itself (arXiv:2205.05198), or all but attention and every
+    """Work that selective recomputation runs again: attention itself (arXiv:2205.05198), or all but attention and every
     second matmul (torchtitan's selection by operation)."""
 
 

@@ -83,7 +83,7 @@ def validation(*, cases: bool = False, write: bool = False) -> str:
 
 
 def _first(found: LeftOut) -> list[str]:
-    """What stands first: errors on systems that nothing was fitted to, beside the naive guess."""
+    """The first table: errors on systems that nothing was fitted to, beside the naive guess."""
     return [
         *left_out_table(found), "",
         f"![Errors of predictions by measured speed]({PICTURE.relative_to(PAGE.parent)})", "",

@@ -40,19 +40,19 @@ class Run(MeasuredRun):
     citation: str = ""
     peak_gib: float | None = None
     assumed: tuple[str, ...] = ()
-    """What the row leaves open, and the value assumed for it."""
+    """Settings that the row leaves open, and the value assumed for each."""
     stated: str = ""
-    """What the row states of its software, apart from its name."""
+    """Properties of its software that the row states, apart from its name."""
     software: str | None = None
     """The generation of its software; None where it is not known."""
     framework: str = ""
     """The name of its software, as the row has it."""
     kinds: Mapping[str, Mechanisms] = field(default_factory=dict)
-    """What each kind of software would do in this run: it is timed by all of them where its own is not known."""
+    """Mechanisms of each kind of software in this run: it is timed by all of them where its own is not known."""
 
     @property
     def candidates(self) -> Mapping[str, Mechanisms]:
-        """What its software may be, by name."""
+        """Software that it may be, by name."""
         return self.kinds if self.software is None else {self.software: self.mechanisms}
 
     @property
@@ -69,7 +69,7 @@ class Run(MeasuredRun):
 
     @property
     def group(self) -> tuple[Hashable, ...]:
-        """What runs share that differ in layout alone: source, model, batch and cluster."""
+        """The key that runs share which differ in layout alone: source, model, batch and cluster."""
         link = self.cluster.link(True)
         return (self.source, self.shape, self.sequence, self.batch, self.cluster.name, link.bandwidth)
 

@@ -28,14 +28,14 @@ from jaxpar.units import percent, plural
 
 @dataclass(frozen=True)
 class Used:
-    """What the software of some rows is taken to do."""
+    """Mechanisms assumed for the software of some rows."""
 
     software: str
     """The generation that its name stands for; of software that is not known, one of those that it may be."""
     rows: int
     mechanisms: Mechanisms
     stated: str
-    """What the rows state of it; the rest follows from the name."""
+    """Properties that the rows state; the rest follows from the name."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Report:
         return [*self.table(), *self.size_table(), *refused, *self.assumptions(), *self.software()]
 
     def assumptions(self) -> list[str]:
-        """What rows leave open, a line for each source; nothing where nothing is."""
+        """Settings that rows leave open, a line for each source; empty where there are none."""
         if not self.assumed:
             return []
         each = lambda found: "; ".join(f"{what} ({rows})" for what, rows in found.items())
@@ -135,7 +135,7 @@ def report(judged: Iterable[Judged], refused: Sequence[Refused] = (), known: Ite
 
 
 def _used(rows: Sequence[Judged]) -> list[Used]:
-    """What the software of the rows that were timed is taken to do."""
+    """Mechanisms assumed for the software of the rows that were timed."""
     runs = [row.run for row in rows if row.time is not None]
     each = Counter((name, run.stated, does) for run in runs for name, does in run.candidates.items())
     return [Used(name, number, does, stated) for (name, stated, does), number in each.items()]

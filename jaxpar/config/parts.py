@@ -50,7 +50,7 @@ OBJECTIVES: dict[str, LossEntry] = {
         "jaxpar.objectives.preferences:DirectPreference", ("beta", "label_smoothing", "reference"), pairs=True
     ),
 }
-"""What `loss.name` can be."""
+"""Values of `loss.name`."""
 
 
 def objectives_of_pairs() -> list[str]:
@@ -85,7 +85,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "jaxpar.optim.adafactor:adafactor", keys=("adafactor_relative",), rounds=False, by_layers=False
     ),
 }  # fmt: skip
-"""What `optimizer.name` can be."""
+"""Values of `optimizer.name`."""
 
 
 @dataclass(frozen=True)

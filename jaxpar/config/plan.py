@@ -202,7 +202,7 @@ class Plan:
     kv_block: int = 512
     """Rows of keys in such a block."""
     context_order: Choice[Literal["contiguous", "zigzag", "striped"]] = Choice("contiguous")
-    """Which tokens of a row a context rank holds; the reason is what a device sends."""
+    """Tokens of a row that a context rank holds; the reason is what a device sends."""
     gradient_error_feedback: bool = False
     """Whether what quantised messages lack of a gradient is stored, and added to that of the next step."""
     secondary_shard: int = 1

@@ -33,7 +33,7 @@ class LayerCase:
     """The kernels of attention that run; None for those of the software (`Mechanisms.attention`)."""
 
     own_rows: str = "auto"
-    """What is done with rows of a rank's own experts: `parallel.overlap.expert_own_rows`."""
+    """Treatment of rows of a rank's local experts: `parallel.overlap.expert_own_rows`."""
 
     @property
     def tokens(self) -> int:

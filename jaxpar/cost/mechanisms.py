@@ -1,4 +1,4 @@
-"""What training software does and does not do, and what jaxpar does. Switches only: a mechanism has no numbers."""
+"""Mechanisms that training software has and lacks, and those of jaxpar. Switches only: a mechanism has no numbers."""
 
 from __future__ import annotations
 

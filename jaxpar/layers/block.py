@@ -23,7 +23,7 @@ argument, if heads have them, is their sinks."""
 
 
 class Context(NamedTuple):
-    """What a block knows of the layer that it is in, besides its input."""
+    """The layer that a block is in, as far as the block needs to know it."""
 
     index: Int[Array, ""]
     """The layer's number in the whole model."""
@@ -47,7 +47,7 @@ class Block(nnx.Module, ABC):
 
     @abstractmethod
     def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
-        """What is added to the residual stream, given the stream or its norm, and the report."""
+        """The summand of the residual stream, computed from the stream or its norm, and the report."""
 
     def project(self, group: str, x: jax.Array, matmul: Matmul) -> Any:
         """A group of matmuls with the collectives around it: linear in the block's matrices, and in `x`."""

@@ -27,7 +27,7 @@ SHORT = 16
 def layer_unroll(
     config: Config, axes: AxisSizes, device: Device, runs: Sequence[LayerRun], kinds: Sequence[str]
 ) -> Choice[int]:
-    """What `parallel.overlap.layer_unroll` of a resolved configuration means on devices like `device`.
+    """The meaning of `parallel.overlap.layer_unroll` of a resolved configuration on devices like `device`.
 
     Args:
         config: as the trainer has it, with sizes filled in.

@@ -48,7 +48,7 @@ def mask_of(config: Config, model: ModelConfig) -> Mask:
 def attention_settings(
     config: Config, model: ModelConfig, blocks: tuple[int, int], run: int | None, *, neighbours: bool
 ) -> Settings:
-    """What attention does in the layers of `model`, a model of one kind of layers; `blocks` are the queries and keys of
+    """The attention of the layers of `model`, a model of one kind of layers; `blocks` are the queries and keys of
     a block, `run` and `neighbours` as in `Settings`."""
     mask, scale = mask_of(config, model), attention_scale(model)
     return Settings(mask, scale, model.attention_softcap, *blocks, run, neighbours)
@@ -135,14 +135,14 @@ def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
         for kind, stack in layout.order.stacks.items()
     }
     return DecoderStages(
-        config,
-        plan,
-        layout.placements,
-        make_attend(config, plan),
-        keeps_by_kind(layout.order.slots, keeps, plan.host_layers, variants),
-        train,
-        layout.order,
-        layout.schedule.splits_backward,
-        gathered_before(plan),
-        layout.objective,
+        config=config,
+        plan=plan,
+        placements=layout.placements,
+        attend=make_attend(config, plan),
+        keeps=keeps_by_kind(layout.order.slots, keeps, plan.host_layers, variants),
+        train=train,
+        order=layout.order,
+        split_backward=layout.schedule.splits_backward,
+        gathers_before=gathered_before(plan),
+        objective=layout.objective,
     )

@@ -130,7 +130,7 @@ class StepLayout:
 
     @cached_property
     def objective(self) -> Objective:
-        """What a step minimizes."""
+        """The loss that a step minimizes."""
         return implementation(OBJECTIVES[self.config.loss.name].made_by)(self.config)
 
     @cached_property

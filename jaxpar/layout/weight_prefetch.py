@@ -30,7 +30,7 @@ def gathers_ahead(shards: int, zero: int) -> bool:
 def weight_prefetch(
     config: Config, axes: AxisSizes, device: Device, runs: Sequence[LayerRun]
 ) -> Choice[Literal["layer", "parts"]]:
-    """What `parallel.overlap.weight_prefetch` of a resolved configuration means on devices like `device`.
+    """The meaning of `parallel.overlap.weight_prefetch` of a resolved configuration on devices like `device`.
 
     Args:
         config: as the trainer has it, with sizes filled in.

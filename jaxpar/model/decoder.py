@@ -127,7 +127,7 @@ def _wide(layer: DecoderLayer, specs: Nested[ParamSpec], wires: Nested[Wire]) ->
     return {name: one(name, own, wires[name]) for name, own in specs.items()}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class DecoderStages:
     """The decoder as functions of weights in storage placement, to run inside the step's `shard_map`.
 
@@ -145,13 +145,12 @@ class DecoderStages:
     """Whether dropout is on."""
     order: LayerOrder
     """The order of the layers in the stacks."""
-    split_backward: bool = False
+    split_backward: bool
     """Whether the gradients of the layers' matrices are computed by a later action."""
-    gathers_before: str = ""
+    gathers_before: str
     """The part of a layer (attention, mlp) before whose products the next attention's weights must have arrived; none
     where it is empty."""
-    objective: Objective = Objective(Config())  # noqa: RUF009
-    """The loss."""
+    objective: Objective
 
     @property
     def model(self) -> ModelConfig:

@@ -1,1 +1,1 @@
-"""What a step minimizes: a file for each objective."""
+"""Objectives that a step minimizes, a file for each."""

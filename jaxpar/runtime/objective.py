@@ -1,7 +1,8 @@
-"""What a step minimizes: the fields of a batch that the loss reads, what it is divided by, and its sum."""
+"""The loss that a step minimizes: the fields of a batch that the loss reads, what it is divided by, and its sum."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 from jaxtyping import Array, Float, Int
@@ -28,7 +29,7 @@ class Head(Protocol):
         ...
 
 
-class Objective:
+class Objective(ABC):
     """A loss, made from the configuration of a run; listed in `jaxpar.config.parts.OBJECTIVES`.
 
     All functions are traced inside the step's map, on the arrays of one device.
@@ -51,6 +52,7 @@ class Objective:
         """
         return batch["mask"].sum()
 
+    @abstractmethod
     def loss(self, head: Head, batch: dict[str, Any]) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
         """This rank's sums over a microbatch: one with the loss's gradient, and `loss` and the `reports` by name.
 
@@ -58,4 +60,3 @@ class Objective:
         cross-entropy of each token by the derivative of the loss with respect to its negative log-likelihood. The value
         of that sum means nothing, and its gradient is the loss's.
         """
-        raise NotImplementedError

@@ -28,9 +28,9 @@ class Cotangents(NamedTuple):
     """The cotangents of a pass's results."""
 
     y: jax.Array
-    """Of the output, [batch part embed]."""
+    """The cotangent of the output, [batch part embed]."""
     reports: Mapping[str, Float[Array, ""]] = {}
-    """Of what layers report, by name; the others have none."""
+    """Cotangents of the reports of layers, by name; other reports have none."""
 
 
 class Accumulator(NamedTuple):
@@ -49,12 +49,12 @@ class Accumulator(NamedTuple):
 
 
 class Side(NamedTuple):
-    """What passes leave besides activations and gradients."""
+    """Results of passes besides activations and gradients."""
 
     metrics: Mapping[str, Float[Array, ""]]
     """The sums of what layers report."""
     taps: Arrays | None
-    """What split backwards leave for the gradients of matrices, [slot, row, ...]: inputs and output gradients of
+    """Values that split backwards leave for the gradients of matrices, [slot, row, ...]: inputs and output gradients of
     matmuls."""
     observed: Observed | None
     """Statistics of all layers, where they collect any."""

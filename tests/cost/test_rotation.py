@@ -30,7 +30,7 @@ def time(qk_norm: Any) -> LayerTime:
 
 
 def mebibytes(seconds: float) -> float:
-    """What memory-bound work moves in so many seconds."""
+    """Bytes that memory-bound work moves in so many seconds."""
     return seconds / DEVICE.bytes_seconds(1.0) / MIB
 
 

@@ -44,7 +44,7 @@ class LayerSchedule:
 
 
 def turn_words(layers: int) -> str:
-    """What one iteration of the loop computes, where it has so many layers (`parallel.overlap.layer_unroll`)."""
+    """The work of one iteration of the loop, where it has so many layers (`parallel.overlap.layer_unroll`)."""
     return "One layer" if layers == 1 else f"{layers} layers, one turn of the loop"
 
 

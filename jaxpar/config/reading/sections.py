@@ -31,7 +31,7 @@ WORDS: dict[str, dict[str, Any]] = {"parallel.overlap": {"auto": asdict(OverlapC
 """Words that may stand in place of a nested section, with its keys."""
 
 type Written = dict[str, dict[str, Any]]
-"""What was written: section to key to checked value. Keys that were not written are absent, in a nested section too."""
+"""Written settings: section to key to checked value. Keys that were not written are absent, in a nested section too."""
 
 
 def keys_of(section: str) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def by_key(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def joined(section: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """What was written of a section, with what was written later."""
+    """Written settings of a section, with those written later."""
     parts = {key: {**before.get(key, {}), **value} for key, value in after.items() if f"{section}.{key}" in NESTED}
     return {**before, **after, **parts}
 

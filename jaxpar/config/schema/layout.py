@@ -73,7 +73,7 @@ class ParallelConfig:
     ulysses: int | None = None
     """Context ranks in a group of `usp`; null takes the most ranks of a node among which the heads divide."""
     overlap: OverlapConfig = field(default_factory=OverlapConfig)
-    """What runs beside messages between devices."""
+    """Work that runs beside messages between devices."""
     auto: bool = False
     """Plan the layout, and the activations that layers keep, for this machine when training starts; `parallel: auto`
     means the same. `python -m jaxpar.plan` plans for any cluster that is described."""

@@ -8,12 +8,12 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class OverlapConfig:
-    """What runs beside messages between devices. `auto`, the default, takes what was fastest in compiled programs."""
+    """Work that runs beside messages between devices. `auto`, the default, takes the fastest compiled programs."""
 
     embedding_messages: Literal["auto", "table", "rows"] = "auto"
-    """What ranks of fsdp, expert and context send of the embedding under `zero` 2 and 3: the `table` and its gradient,
-    which are gathered and reduce-scattered whole; or the `rows` of a microbatch's tokens and their gradients, which are
-    exchanged. `auto` is `rows` on GPUs where these messages are expected to take less time (`docs/overlap.md`)."""
+    """Messages of the embedding between ranks of fsdp, expert and context under `zero` 2 and 3: the `table` and its
+    gradient, which are gathered and reduce-scattered in full; or the `rows` of a microbatch's tokens and their
+    gradients, which are exchanged. `auto` is `rows` on GPUs where these messages are expected to take less time (`docs/overlap.md`)."""
     replica_sums: Literal["auto", "after", "overlapped"] = "auto"
     """When gradients are summed over replicas, and under ZeRO-0 over all data ranks: `after` the backward of the last
     microbatch; or a layer's beside the next layer's backward in it (`overlapped`), for which the last microbatch is
@@ -43,7 +43,7 @@ class OverlapConfig:
     and scatters after them; `ring` passes parts from rank to rank while the parts at hand are multiplied; `auto` takes
     what is expected to be faster for each group of matmuls on the GPUs, and `plain` elsewhere (`docs/overlap.md`)."""
     tensor_chunks: int | None = None
-    """Of `tensor: ring`: chunks into which the part of a rank is cut. Each passes round by itself, every second
+    """Chunks, with `tensor: ring`, into which the part of a rank is cut. Each passes round by itself, every second
     one the other way. Null takes 2 where they divide the part, else 1."""
     expert_slices: int | Literal["auto"] = "auto"
     """Parts into which a rank's tokens are cut: one is exchanged while the experts work on another. `auto` takes what

@@ -32,7 +32,7 @@ class Matrix(NamedTuple):
     full: jax.Array | None
     factors: tuple[jax.Array, jax.Array] | None = None
     scale: float = 1.0
-    """Of the factors' product."""
+    """A factor of the product of the two factors."""
     heads: tuple[int, Callable[[jax.Array, int], jax.Array]] | None = None
     """Where this rank takes one of several heads that all ranks hold: their number, and what takes it along a dim."""
 
@@ -153,11 +153,11 @@ class Tapped(Ops):
     tap: Tap = field(kw_only=True)
 
     def matmul(self, group: str) -> Matmul:
-        """Those of `ops`."""
+        """The products of `ops`."""
         return self.ops.matmul(group)
 
     def grouped(self, matrices: Mapping[str, Sequence[jax.Array]]) -> Grouped:
-        """Those of `ops`."""
+        """The products of `ops`."""
         return self.ops.grouped(matrices)
 
     def run(self, block: Projects, group: str, x: jax.Array) -> Any:

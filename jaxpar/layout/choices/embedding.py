@@ -27,8 +27,8 @@ from jaxpar.units import seconds
 def embedding_messages(
     config: Config, axes: AxisSizes, device: Device, rows: int, cluster: Cluster | None
 ) -> Choice[Literal["table", "rows"]]:
-    """What `parallel.overlap.embedding_messages` of a resolved configuration means on devices like `device`, with so
-    many rows in a microbatch on each, by the links of `cluster`, if they are known.
+    """The meaning of `parallel.overlap.embedding_messages` of a resolved configuration on devices like `device`, with
+    so many rows in a microbatch on each, by the links of `cluster`, if they are known.
 
     Raises `UserError` for `rows` where that is impossible.
     """

@@ -10,7 +10,7 @@ from jaxpar.distributed.devices import Device
 
 
 def replica_sums(config: Config, axes: AxisSizes, device: Device) -> Choice[Literal["after", "overlapped"]]:
-    """What `parallel.overlap.replica_sums` of a resolved configuration means on devices like `device`.
+    """The meaning of `parallel.overlap.replica_sums` of a resolved configuration on devices like `device`.
 
     Raises `UserError` for `overlapped` where it is impossible.
     """
@@ -34,7 +34,7 @@ def replica_sums(config: Config, axes: AxisSizes, device: Device) -> Choice[Lite
 
 
 def state_over_replicas(config: Config, axes: AxisSizes, device: Device, sums: str) -> Choice[bool]:
-    """What `parallel.overlap.shard_state_over_replicas` of a resolved configuration means on devices like `device`,
+    """The meaning of `parallel.overlap.shard_state_over_replicas` of a resolved configuration on devices like `device`,
     whose sums over replicas are as `sums` names them.
 
     Compiled programs waited for less, and took less memory, where both messages over replicas overlap

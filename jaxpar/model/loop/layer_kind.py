@@ -86,7 +86,7 @@ class LayerKind:
 def keeps_by_kind(
     slots: Sequence[Slot], keeps: Iterable[Keep], host_layers: int, variants: Mapping[str, Sequence[Hashable]]
 ) -> dict[str, tuple[Keep, ...]]:
-    """What the rows of each kind keep, from what the slots of a chunk keep; equal neighbours in a stack are joined.
+    """Saved values of the rows of each kind, from those of a chunk's slots; equal neighbours in a stack are joined.
 
     The weights of the first `host_layers` slots are in host memory; `variants` has those of each kind's rows.
     """

@@ -36,7 +36,7 @@ type Stack = Any
 
 
 class Step(NamedTuple):
-    """What a walk does in a row."""
+    """The work of a walk in a row."""
 
     run: Callable[[Arrays, PyTree, jax.Array, PyTree], PyTree]
     """`(weights, what was fetched, row, carry) -> carry`."""

@@ -1,4 +1,4 @@
-"""What a rank reads in a tick, and what the tick hands on to the next one."""
+"""Inputs of a rank in a tick, and the values that a tick hands on to the next one."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Carry(NamedTuple):
     chunk_gradients: Arrays | None
     """Gradients of the chunks that are held, in schedules that hold some."""
     reported: Reports
-    """What the loss reports, summed."""
+    """Sums of the reports of the loss."""
     side: PyTree
-    """What passes through the layers leave besides, opaque here."""
+    """Other results of passes through the layers, opaque here."""
 
     def with_layers(self, gradients: Arrays) -> Carry:
         """The carry with other gradients of the layers."""
@@ -68,7 +68,7 @@ class Given(NamedTuple):
     seeds: Seeds | None
     """None where nothing goes backward."""
     shared: Batch
-    """What each microbatch has besides, the same in all."""
+    """Further fields of each microbatch, the same in all."""
 
 
 @dataclass(frozen=True, eq=False)

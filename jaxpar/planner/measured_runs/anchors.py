@@ -29,12 +29,12 @@ VALIDATION = "python -m benchmarks.validation"
 
 @dataclass(frozen=True)
 class Anchors:
-    """What measured runs show of a system."""
+    """Properties of a system that measured runs show."""
 
     spread: Spread
     """After them."""
     lines: tuple[str, ...]
-    """What was read, in words."""
+    """The files read, in words."""
 
 
 def measured_file(path: Path) -> Path:

@@ -22,7 +22,7 @@ ALWAYS = 20.0
 """Bytes per parameter of every rule: gradient and weight read in float32 (8), the weight written (4), the gradient read
 once more for its norm (4), the weight written in 16 bits and read for it (4)."""
 MOMENTS = 8.0
-"""Of AdamW's two moments in float32."""
+"""Bytes per parameter of AdamW's two moments in float32."""
 EMA = 8.0
 """Of a moving average of the weights."""
 MASTER = 4.0

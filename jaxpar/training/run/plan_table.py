@@ -144,7 +144,7 @@ def _new_weights_row(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def _limits_rows(plan: Plan) -> list[tuple[str, str, str]]:
-    """What XLA is asked for that is not its default."""
+    """Settings of XLA that are not its defaults."""
     rows = []
     if plan.collectives_at_once > 1:
         rows.append(

@@ -51,7 +51,7 @@ class StepMetrics(NamedTuple):
     """Global norm of the gradient before clipping."""
     learning_rate: Float[Array, ""]
     matrix_learning_rate: Float[Array, ""] | None
-    """Of the layers' matrices; None where it is `learning_rate`."""
+    """Learning rate of the layers' matrices; None where it is `learning_rate`."""
     tokens: Float[Array, ""]
     """Unmasked tokens in the global batch. Without any, nothing but the step's number changes."""
     finite: Bool[Array, ""]

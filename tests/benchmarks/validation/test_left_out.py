@@ -71,7 +71,7 @@ def made_up(source: str, predicted: list[float], measured: list[float]) -> list[
 
 
 def test_order_and_coverage_are_listed_by_source():
-    """Of three pairs one is out of order."""
+    """One of three pairs is out of order."""
     sources = {
         "a": made_up("a", [100, 200, 300], [100, 330, 310]),
         "b": made_up("b", [100, 200], [105, 190]),
