@@ -13,7 +13,8 @@ class OverlapConfig:
     embedding_messages: Literal["auto", "table", "rows"] = "auto"
     """Messages of the embedding between ranks of fsdp, expert and context under `zero` 2 and 3: the `table` and its
     gradient, which are gathered and reduce-scattered in full; or the `rows` of a microbatch's tokens and their
-    gradients, which are exchanged. `auto` is `rows` on GPUs where these messages are expected to take less time (`docs/overlap.md`)."""
+    gradients, which are exchanged. `auto` is `rows` on GPUs where these messages are expected to take less time
+    (`docs/overlap.md`)."""
     replica_sums: Literal["auto", "after", "overlapped"] = "auto"
     """When gradients are summed over replicas, and under ZeRO-0 over all data ranks: `after` the backward of the last
     microbatch; or a layer's beside the next layer's backward in it (`overlapped`), for which the last microbatch is
