@@ -147,7 +147,11 @@ class ToyRun:
         }
         self.placements = place(specs, sizes, zero, FLOAT32, kv_heads=1)
         keeps = {ALIKE: (Keep(self.order.layers_per_chunk, policy),)}
-        self.stages = ToyStages(None, None, self.placements, None, keeps, True, self.order, schedule.splits_backward)  # pyright: ignore[reportArgumentType]
+        unused: Any = None
+        self.stages = ToyStages(
+            config=unused, plan=unused, placements=self.placements, attend=unused, keeps=keeps, train=True,
+            order=self.order, split_backward=schedule.splits_backward, gathers_before="", objective=unused,
+        )  # fmt: skip
         draw = np.random.default_rng(schedule.microbatches)
         self.x = draw.standard_normal((schedule.microbatches, 2 * fsdp, SEQUENCE, EMBED)).astype(np.float32)
 
