@@ -73,6 +73,11 @@ class AxisSizes:
         """Parts into which the batch is split."""
         return self.replica * self.fsdp * self.expert
 
+    @property
+    def shards(self) -> int:
+        """Ranks over which ZeRO shards."""
+        return self.fsdp * self.expert * self.context
+
 
 @dataclass(frozen=True)
 class Dtypes:

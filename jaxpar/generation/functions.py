@@ -24,7 +24,6 @@ from jaxpar.generation.cache import Cache, capacities
 from jaxpar.generation.sampling import Drawn, Sampling, draw
 from jaxpar.layers.block import Attend
 from jaxpar.layers.context import sequence_part
-from jaxpar.layers.ops.tap import untapped
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import vary
@@ -137,7 +136,7 @@ class GenerationFunctions:
             stack, attend = stages.loop.stack(kind), attending[kind]
             attend.cache = None if cache is None else cache[kind][row]
             own = stack.gather(own_layers(weights[LAYERS], kind)[row])
-            x, _report = stack.kind.apply(own, x, stack.order.own(0)[row], tokens[kind], untapped)
+            x, _report = stack.kind.apply(own, x, stack.order.own(0)[row], tokens[kind], None)
             x, filled[kind][row] = vary(x), vary(attend.cache)
         return x, filled
 

@@ -70,7 +70,7 @@ class Attention(Block):
         tensor ranks are summed."""
         q, k, v = ops.run(self, "attention_in", x)
         y = ops.run(self, "attention_out", self.mix(q, k, v, context.tokens, context.attend))
-        return (y + self.weight("output_bias") if "output_bias" in self.part.weights else y), {}
+        return self.biased(y, "output"), {}
 
     def matrix(self, name: str) -> Matrix:
         """A matrix or its factors; of key heads, those of this rank's queries."""

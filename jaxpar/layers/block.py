@@ -65,6 +65,10 @@ class Block(nnx.Module, ABC):
         """A weight, which perhaps only some models have."""
         return getattr(self, name)[...]
 
+    def biased(self, x: Float[Array, "*batch width"], weight: str) -> Float[Array, "*batch width"]:
+        """The output of the matrix `weight`, with its bias if it has one."""
+        return x + self.weight(f"{weight}_bias") if f"{weight}_bias" in self.part.weights else x
+
     def named(self, x: jax.Array, name: str) -> jax.Array:
         """`x` as an activation of the part."""
         return name_activation(x, name, self.part.activations)

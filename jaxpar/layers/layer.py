@@ -18,7 +18,7 @@ from jaxpar.layers.declared import PLACEMENTS, blocks_of, declare_layer
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops, Tapped
-from jaxpar.layers.ops.tap import Tap, untapped
+from jaxpar.layers.ops.tap import Tap
 from jaxpar.layers.report import Output
 from jaxpar.runtime.observed import Observed
 
@@ -60,16 +60,15 @@ class DecoderLayer(nnx.Module):
         tokens: TokenContext,
         attend: Attend,
         train: bool,
-        tap: Tap = untapped,
+        tap: Tap | None = None,
         observed: Observed | None = None,
     ) -> Output:
         """`index` is the layer's number in the whole model; `part` is sequence length / (context * tensor).
 
         `observed` are zeros, whose cotangents are what the layer's matmuls observe.
         """
-        split = tap is not untapped
-        ops = self.ops.of_layer(index, tokens, observed, split=split)
-        if split:
+        ops = self.ops.of_layer(index, tokens, observed, split=tap is not None)
+        if tap is not None:
             ops = Tapped(ops=ops, tap=tap)
         context = Context(index, tokens, attend, train)
         h = self._named(self.attention_norm(x), "attention_input") if self.norms_before else x

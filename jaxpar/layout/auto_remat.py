@@ -40,7 +40,7 @@ def auto_runs(
     Raises:
         UserError: nothing fits.
     """
-    gathered = plan.zero == 3 and plan.axes.fsdp * plan.axes.expert * plan.axes.context > 1
+    gathered = plan.zero == 3 and plan.axes.shards > 1
     kinds, least = [slot.kind for slot in layer_order(plan, config.model).slots], 0
     found: list[tuple[LayerRun, ...]] = []
     for share in (OVERLAPPED, 1.0) if gathered else (1.0,):

@@ -156,7 +156,7 @@ def _named(plan: Plan, overlap: OverlapConfig) -> list[tuple[str, Any, Any, str]
     return [(key, planned, own, f"parallel.overlap.{key}") for key, planned, own in named]
 
 
-NAMED = ("embedding_messages", "replica_sums", "shard_state_over_replicas")
+NAMED = ("embedding_messages", "replica_sums", "shard_state_over_replicas", "layer_unroll", "weight_prefetch")
 """Options of `parallel.overlap`, by the same name in a plan, of which `auto` leaves the choice to it."""
 DTYPES = ("compute", "gradient", "moments", "weight_wire", "gradient_wire", "matmul")
 """Roles whose dtype is in `precision` under the same name."""

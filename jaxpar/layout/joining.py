@@ -28,7 +28,7 @@ SCATTERS = "xla_gpu_reduce_scatter_combine_threshold_bytes"
 
 def with_joined_messages(config: Config, plan: Plan) -> Plan:
     """`plan` with the limits for the messages of its layers; what XLA does by default where they send none."""
-    if plan.zero < 2 or plan.axes.fsdp * plan.axes.expert * plan.axes.context == 1:
+    if plan.zero < 2 or plan.axes.shards == 1:
         return plan
     layout = StepLayout(config, plan)
     compute, storage, gradient = layout.placements.compute, layout.placements.storage, layout.placements.gradient

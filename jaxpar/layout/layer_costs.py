@@ -15,8 +15,7 @@ from jaxpar.layers.matmul_formats import exact_shares
 from jaxpar.layout.choices.attention import backends_on, strategy_on
 from jaxpar.layout.choices.matmul import expert_codes
 from jaxpar.layout.choices.matmul_codes import matmul_codes
-from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
-from jaxpar.layout.memory.slots import holds
+from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, holds, order_of_chunks
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.layer_shape import layer_shapes
 
@@ -32,7 +31,7 @@ def costs_of_kinds(config: Config, cluster: Cluster, *, unknown: bool = False) -
     rows = config.data.batch_size // (axes.data * config.parallel.microbatches)
     schedule, strategy = choose_schedule(config), strategy_on(config, cluster)
     slots = order_of_chunks(schedule, chunk_layers(config, schedule.chunks), config.model).slots
-    held = holds(schedule.name, schedule.virtual_stages, config.parallel.zero, axes.fsdp * axes.expert * axes.context)
+    held = holds(schedule.name, schedule.virtual_stages, config.parallel.zero, axes.shards)
     codes = matmul_codes(
         config, cluster.gpu, config.memory.optimizer_offload, schedule.name if held else None,
         [slot.kind for slot in slots], schedule.chunks, config.memory.weights_offload,

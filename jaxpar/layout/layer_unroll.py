@@ -39,7 +39,7 @@ def layer_unroll(
     Raises `UserError` for a number that would change nothing.
     """
     asked = config.parallel.overlap.layer_unroll
-    shards = axes.fsdp * axes.expert * axes.context
+    shards = axes.shards
     if not gathers_ahead(shards, config.parallel.zero):
         if asked not in ("auto", 1):
             raise UserError(
@@ -79,7 +79,7 @@ def _longest(runs: Sequence[LayerRun], kinds: Sequence[str]) -> int:
 def check_layer_unroll(plan: Plan) -> None:
     """Raise `UserError` if a plan has several layers in a turn for nothing."""
     axes = plan.axes
-    if plan.layer_unroll.name > 1 and not gathers_ahead(axes.fsdp * axes.expert * axes.context, plan.zero):
+    if plan.layer_unroll.name > 1 and not gathers_ahead(axes.shards, plan.zero):
         raise UserError(
             f"plan.layer_unroll: {plan.layer_unroll.name}, and no layer's weights are gathered while another computes; "
             "expected 1"

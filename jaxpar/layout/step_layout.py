@@ -29,7 +29,7 @@ from jaxpar.optim.norm import squares_layout
 from jaxpar.optim.optimizer import Optimizer, make_optimizer
 from jaxpar.pipeline.execution.program import PipelineProgram
 from jaxpar.pipeline.schedules import Schedule as PipelineSchedule
-from jaxpar.runtime.batch import FORWARD, BatchLayout, union
+from jaxpar.runtime.batch import FORWARD, MASK, BatchLayout, union
 from jaxpar.runtime.carried import Carried
 from jaxpar.runtime.objective import Objective
 
@@ -143,7 +143,7 @@ class StepLayout:
         """The batch of an evaluation."""
         data, microbatches = self.config.data, self.plan.microbatches
         shape = microbatches, data.batch_size // microbatches, data.sequence_length
-        return BatchLayout(union(FORWARD, self.objective.fields), shape)
+        return BatchLayout(union(FORWARD, (MASK,), self.objective.fields), shape)
 
     @cached_property
     def mesh(self) -> AbstractMesh:

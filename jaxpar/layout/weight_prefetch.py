@@ -41,7 +41,7 @@ def weight_prefetch(
     Raises `UserError` for `parts` where nothing is gathered ahead, or the weights have no two parts.
     """
     asked = config.parallel.overlap.weight_prefetch
-    if not gathers_ahead(axes.fsdp * axes.expert * axes.context, config.parallel.zero):
+    if not gathers_ahead(axes.shards, config.parallel.zero):
         if asked == "parts":
             raise UserError(
                 "parallel.overlap.weight_prefetch: parts would change nothing, because no layer's weights are gathered "
@@ -83,7 +83,7 @@ def gathered_before(plan: Plan) -> str:
 def check_weight_prefetch(plan: Plan) -> None:
     """Raise `UserError` if a plan gathers in parts where no weights are gathered ahead."""
     axes = plan.axes
-    if plan.weight_prefetch.name == "parts" and not gathers_ahead(axes.fsdp * axes.expert * axes.context, plan.zero):
+    if plan.weight_prefetch.name == "parts" and not gathers_ahead(axes.shards, plan.zero):
         raise UserError(
             "plan.weight_prefetch: parts, and no layer's weights are gathered while another computes; expected layer"
         )

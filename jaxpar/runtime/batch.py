@@ -46,7 +46,12 @@ class Field:
             raise UserError(f"the batch has no field {self.name}; {expected}")
         if array.shape != shape or not np.can_cast(array.dtype, self.dtype, "same_kind"):
             raise UserError(f"the batch's field {self.name} is {array.dtype} {list(array.shape)}; {expected}")
-        return (array.astype(np.int64) % 2**31 if self.wraps else array).astype(self.dtype, copy=False)
+        if self.wraps:
+            return (array.astype(np.int64) % 2**31).astype(self.dtype)
+        converted = array.astype(self.dtype, copy=False)
+        if np.issubdtype(self.dtype, np.integer) and (converted != array).any():
+            raise UserError(f"the batch's field {self.name} has numbers up to {np.abs(array).max()}; {expected}")
+        return converted
 
 
 FORWARD = (

@@ -161,6 +161,8 @@ def test_state_that_replicas_cannot_share_is_refused_where_the_configuration_lea
         ("replica_sums", "overlapped", "after", ("'after'", "'overlapped'")),
         ("shard_state_over_replicas", False, True, ("true", "false")),
         ("shard_state_over_replicas", True, False, ("false", "true")),
+        ("layer_unroll", 2, 1, ("1", "2")),
+        ("weight_prefetch", "layer", "parts", ("'parts'", "'layer'")),
     ],
 )
 def test_what_the_configuration_names_is_not_left_to_the_plan(key: str, named: Any, other: Any, shown: tuple[str, str]):

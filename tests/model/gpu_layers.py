@@ -11,7 +11,6 @@ import jax
 from jax import lax
 
 from jaxpar.config.kinds import ALIKE
-from jaxpar.layers.ops.tap import untapped
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import vary, varying_axes
@@ -100,7 +99,7 @@ def scan_layers(loop: Any, weights: Any, accumulators: Any, x: jax.Array, tokens
 
     def body(x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
         index, w, accumulator = layer
-        return loop.kinds[ALIKE].apply(load(w, accumulator), x, index, tokens[ALIKE], untapped)[0], None
+        return loop.kinds[ALIKE].apply(load(w, accumulator), x, index, tokens[ALIKE], None)[0], None
 
     return lax.scan(body, vary(x), (vary(jax.numpy.arange(LAYERS)), weights, accumulators))[0]
 

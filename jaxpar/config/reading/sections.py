@@ -114,9 +114,9 @@ def check_value(section: str, key: str, value: object) -> Any:
         UserError: the name is unknown, the value is of the wrong type, or there is no such preset.
     """
     name = f"{section}.{key}"
-    if isinstance(value, str) and name in WORDS:
-        if value not in WORDS[name]:
-            raise UserError(f"{name}: expected {one_of(WORDS[name])} or a mapping, got {quoted(value)}")
+    if name in WORDS and not isinstance(value, Mapping):
+        if not isinstance(value, str) or value not in WORDS[name]:
+            raise UserError(f"{name}: expected {one_of(WORDS[name])} or a mapping, got {shown(value)}")
         value = WORDS[name][value]
     value = written_value(name, value, check_key(section, key), name in NESTED)
     if (section, key) == ("model", "preset") and value is not None and value not in PRESETS:

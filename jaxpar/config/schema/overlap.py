@@ -60,5 +60,5 @@ OFF = OverlapConfig(
     expert_own_rows="exchanged",
 )  # fmt: skip
 """The mapping that `parallel.overlap: off` stands for."""
-ON_ANY_LAYOUT = ("embedding_messages", "replica_sums", "layer_unroll", "weight_prefetch")
+ON_ANY_LAYOUT = ("embedding_messages", "replica_sums", "layer_unroll", "weight_prefetch", "tensor")
 """Options of which every layout can have the value in `OFF`, and some layouts no other."""

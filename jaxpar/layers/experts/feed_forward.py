@@ -313,14 +313,13 @@ class Experts(Block):
         return y + rows_of_experts(of_one, w["down_bias"])
 
     def _shared(self, x: Float[Array, "batch part embed"], ops: Ops) -> Float[Array, "batch part embed"]:
-        inward, outward = "shared_in", "shared_out"
-        names = ("up", "gate") if "shared_gate" in self.part.weights else ("up",)
-        matrix = lambda name: self.matrix(f"shared_{name}")
-        bias = lambda y, name: y + self.weight(f"shared_{name}_bias") if "shared_down_bias" in self.part.weights else y
-        made = ops.matmul(inward).gather(x, [matrix(name) for name in names])
-        hidden = self._activated("shared", {name: bias(y, name) for name, y in zip(names, made, strict=True)})
-        y = ops.matmul(outward).scatter(hidden, matrix("down"))
-        return bias(y, "down")  # once, and not on each tensor rank
+        made = self.project("shared_in", x, ops.matmul("shared_in"))
+        names = ("up", "gate")[: len(made)]
+        hidden = self._activated(
+            "shared", {name: self.biased(y, f"shared_{name}") for name, y in zip(names, made, strict=True)}
+        )
+        y = self.project("shared_out", hidden, ops.matmul("shared_out"))
+        return self.biased(y, "shared_down")  # once, and not on each tensor rank
 
     def _with_term(self, narrow: Any, x: jax.Array, name: str, w: Arrays, y: jax.Array) -> jax.Array:
         """`y`, which is `x` times a matrix, and `x` times the term that is added to the matrix, if there is one."""

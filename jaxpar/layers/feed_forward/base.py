@@ -64,10 +64,6 @@ class FeedForward(Block):
         y = self._multiplied(x, ops) if self.tiles == 1 else self._in_tiles(x, ops)
         return self.biased(y, "down"), {}
 
-    def biased(self, x: Float[Array, "batch seq width"], weight: str) -> Float[Array, "batch seq width"]:
-        """The output of the matrix `weight`, with its bias if it has one."""
-        return x + self.weight(f"{weight}_bias") if f"{weight}_bias" in self.part.weights else x
-
     def _multiplied(self, x: jax.Array, ops: Ops) -> jax.Array:
         inward, outward = self.part.groups
         hidden = self.activate(ops.matmul(inward.name), *ops.run(self, inward.name, x))

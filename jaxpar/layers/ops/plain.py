@@ -194,6 +194,6 @@ def with_factors(products: Any, matrices: Sequence[Matrix], full: Any = None) ->
 
 
 def full_of(matrix: Matrix) -> jax.Array:
-    """The array of a matrix that is not the product of two."""
-    assert matrix.full is not None, "a product of two factors has no array"
+    """The array of a matrix without factors."""
+    assert matrix.full is not None and matrix.factors is None, "a matrix without factors"
     return matrix.full

@@ -46,7 +46,7 @@ class QuantisedMatmul(Matmul):
         if isinstance(scaling.of_codes, tuple):
             pairs = zip(full, scaling.of_codes, strict=True)
             scaling = scaling._replace(of_codes=tuple(_of_heads(matrix, scales) for matrix, scales in pairs))
-        weights = list(map(full_of, full))
+        weights = [w for matrix in full if (w := matrix.full) is not None]
         if self._rings:
             return with_factors(made, matrices, iter(ring_in(x, weights, scaling, self.overlap.chunks)))
         return with_factors(made, matrices, iter(products(x, weights, scaling, gathers=True)))
@@ -57,7 +57,8 @@ class QuantisedMatmul(Matmul):
 
     def scatter(self, x: jax.Array, matrix: Matrix) -> jax.Array:
         """As of `Matmul`."""
-        full = full_of(matrix)
+        full = matrix.full
+        assert full is not None, "products of two are not quantised"
         if matrix.factors is not None:  # the sum of both is one message
             (y,) = products(x, [full], self.scaling, gathers=False)
             return scatter_sequence(y + product(matrix.inside(product(x, matrix.factors[0])), matrix.factors[1]))

@@ -24,11 +24,6 @@ type Taps = Mapping[str, tuple[Any, Any]]
 """For each group zeros like its input and like its outputs."""
 
 
-def untapped(name: str, group: Group, x: jax.Array) -> Any:
-    """Only call the group."""
-    return group(name, x)
-
-
 def tapping(taps: Taps) -> Tap:
     """A tap that makes a group's input, and the gradient of its outputs, the cotangents of `taps[name]`."""
 

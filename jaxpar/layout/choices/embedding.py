@@ -63,10 +63,6 @@ def check_embedding_messages(plan: Plan, config: Config) -> None:
         raise UserError(f"plan.embedding_messages: rows are not exchanged, because {why}; expected table")
 
 
-def _shards(axes: AxisSizes) -> int:
-    return axes.fsdp * axes.expert * axes.context
-
-
 def _frozen(config: Config) -> bool:
     """Whether the embedding has no gradient, because low-rank factors alone are trained."""
     return config.lora.rank is not None
@@ -75,7 +71,7 @@ def _frozen(config: Config) -> bool:
 def _nothing_sent(config: Config, axes: AxisSizes) -> str | None:
     """Why no microbatch sends anything of the embedding; None if it does."""
     zero = config.parallel.zero
-    if zero < 2 or _shards(axes) == 1:
+    if zero < 2 or axes.shards == 1:
         return "no rank has a part of the embedding or of its gradient (parallel.zero 2 or 3, over several ranks)"
     if axes.pipe > 1:
         return "a pipeline gathers the embedding once a step"
@@ -89,8 +85,8 @@ def _impossible(config: Config, axes: AxisSizes) -> str | None:
     parallel, precision = config.parallel, config.precision
     if (why := _nothing_sent(config, axes)) is not None:
         return why
-    if config.model.embed % _shards(axes):
-        return f"rows of {config.model.embed} elements (model.embed) do not divide by {_shards(axes)} ranks"
+    if config.model.embed % axes.shards:
+        return f"rows of {config.model.embed} elements (model.embed) do not divide by {axes.shards} ranks"
     coded = precision.weight_wire is not None or precision.gradient_wire is not None
     if coded or parallel.collectives == "hierarchical" or parallel.secondary_shard is not None:
         return "codes, messages in two levels and secondary shards are of whole tables"
@@ -103,7 +99,7 @@ def _seconds(config: Config, axes: AxisSizes, rows: int, cluster: Cluster) -> tu
     forward, trained = config.parallel.zero == 3, not _frozen(config)
     compute, gradient = (jnp.dtype(dtype).itemsize for dtype in (precision.compute, precision.gradient))
     storage = jnp.dtype(precision.storage or precision.compute).itemsize
-    ring = network_of(cluster, nearest_hardware(cluster.gpu)).ring(_shards(axes), axes.tensor)
+    ring = network_of(cluster, nearest_hardware(cluster.gpu)).ring(axes.shards, axes.tensor)
     tokens = rows * config.data.sequence_length // axes.context
     looked_up = lookups(model, padded_vocab(model), tokens, axes.tensor)
     rows_s = of_rows(ring, looked_up, model.embed, compute, times=forward + trained)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import islice, pairwise
-from math import prod
 from pathlib import Path
 
 from jaxpar.config import Config, ModelConfig, UserError
@@ -16,7 +15,6 @@ from jaxpar.config.plan import Plan
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import quoted
 from jaxpar.layout.choices.replica_sums import gathers_with_first_use
-from jaxpar.mesh.axes import SHARD_AXES
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.execution.make_program import make_program
@@ -143,13 +141,17 @@ def _published(name: str, ranks: int, microbatches: int, virtual_stages: int | N
     return make_schedule(schedule_name(name), ranks=ranks, microbatches=microbatches, virtual_stages=virtual_stages)
 
 
+def holds(schedule: str, virtual_stages: int, zero: int, shards: int) -> bool:
+    """Whether a chunk's gathered weights are held while all microbatches go through it; `shards` as in `AxisSizes`."""
+    return zero == 3 and shards > 1 and schedule == "breadth-first" and virtual_stages > 1
+
+
 def holds_chunks(plan: Plan) -> bool:
     """Whether a chunk's weights are gathered once for all microbatches, and held while they go through it.
 
     With one chunk a rank all its layers would be held from the first tick to the last; ZeRO-2 does that already.
     """
-    sharded = plan.zero == 3 and prod(plan.axes[axis] for axis in SHARD_AXES) > 1
-    return sharded and plan.schedule == "breadth-first" and plan.virtual_stages > 1
+    return holds(plan.schedule, plan.virtual_stages, plan.zero, plan.axes.shards)
 
 
 def layer_order(plan: Plan, model: ModelConfig) -> LayerOrder:

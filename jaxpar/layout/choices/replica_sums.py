@@ -22,7 +22,7 @@ def replica_sums(config: Config, axes: AxisSizes, device: Device) -> Choice[Lite
                 f"parallel.overlap.replica_sums: overlapped is impossible, because {impossible}; expected auto"
             )
         return Choice("overlapped", "named by parallel.overlap.replica_sums")
-    if not _sums(axes.replica, _shards(axes), config.parallel.zero):
+    if not _sums(axes.replica, axes.shards, config.parallel.zero):
         return Choice("after")
     if asked == "after":
         return Choice("after", "named by parallel.overlap.replica_sums")
@@ -47,7 +47,7 @@ def state_over_replicas(config: Config, axes: AxisSizes, device: Device, sums: s
         return Choice(asked, "named by parallel.overlap.shard_state_over_replicas")
     if config.parallel.zero != 3:
         return Choice(False, "no program was compared but under parallel.zero: 3")
-    if _shards(axes) == 1:
+    if axes.shards == 1:
         return Choice(False, "no program was compared but with weights on several ranks of a replica")
     if device.platform == "cpu":
         return Choice(False, "CPU devices overlap nothing")
@@ -101,10 +101,6 @@ def _gathered_before(sums: str, *, offloaded: bool, codes: bool) -> str | None:
     return None
 
 
-def _shards(axes: AxisSizes) -> int:
-    return axes.fsdp * axes.expert * axes.context
-
-
 def _sums(replica: int, shards: int, zero: int) -> bool:
     """Whether gradients of matrices are summed once a step and keep their shape."""
     return replica > 1 or (zero == 0 and shards > 1)
@@ -123,7 +119,7 @@ def only_after(pipe: int, replica: int, shards: int, zero: int) -> str | None:
 
 def _impossible(config: Config, axes: AxisSizes) -> str | None:
     """Why no sum runs beside the backward; None if one may."""
-    if (why := only_after(axes.pipe, axes.replica, _shards(axes), config.parallel.zero)) is not None:
+    if (why := only_after(axes.pipe, axes.replica, axes.shards, config.parallel.zero)) is not None:
         return why
     if config.precision.gradient_error_feedback:
         return "precision.gradient_error_feedback adds to gradients before they are exchanged, once all are complete"

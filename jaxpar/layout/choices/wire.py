@@ -71,7 +71,7 @@ def check_wire(config: Config, axes: AxisSizes, node_devices: int | None) -> int
 
 def _check_neighbours(config: Config, axes: AxisSizes) -> None:
     """Refuse neighbours that are some ranks of one axis and some of another, where experts are split over one."""
-    own, ranks = config.parallel.secondary_shard, axes.fsdp * axes.expert * axes.context
+    own, ranks = config.parallel.secondary_shard, axes.shards
     if own is None or secondary_ranks(own, dict(axes), ("expert",)) is not None:
         return
     fits = [n for n in range(2, ranks) if ranks % n == 0 and secondary_ranks(n, dict(axes), ("expert",)) is not None]
@@ -86,7 +86,7 @@ def _check_secondary(config: Config, axes: AxisSizes, node_devices: int) -> None
     own = config.parallel.secondary_shard
     if own is None or node_devices % (own * axes.tensor) == 0:
         return
-    most = gcd(node_devices // gcd(node_devices, axes.tensor), axes.fsdp * axes.expert * axes.context)
+    most = gcd(node_devices // gcd(node_devices, axes.tensor), axes.shards)
     beside = f" x parallel.tensor {axes.tensor}" if axes.tensor > 1 else ""
     instead = f"for example {most}" if most > 1 and node_devices % axes.tensor == 0 else "null"
     raise UserError(

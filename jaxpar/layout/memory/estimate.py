@@ -125,7 +125,7 @@ def case_of(config: Config, plan: Plan) -> Case:
     """What the memory of a plan depends on, apart from what its layers keep and its schedule."""
     axes = plan.axes
     return Case(
-        axes.pipe, axes.fsdp * axes.expert * axes.context, axes.context, axes.tensor, plan.microbatch_rows,
+        axes.pipe, axes.shards, axes.context, axes.tensor, plan.microbatch_rows,
         plan.microbatches, plan.zero, tuple(slot.kind for slot in layer_order(plan, config.model).slots),
         plan.virtual_stages, plan.optimizer_offload, plan.resident_weights,
         plan.pipe_ends == "shared" and axes.pipe > 1, plan.host_layers,

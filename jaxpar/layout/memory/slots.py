@@ -79,8 +79,3 @@ def _runs_with_loss(schedule: str, p: int, m: int, v: int) -> int:
         case "dualpipe-v":
             return {2: 3, 3: 5, 4: 6}.get(p, 7)
     return 2
-
-
-def holds(schedule: str, virtual_stages: int, zero: int, shards: int) -> bool:
-    """Whether chunks are held whole while microbatches go through them, as `layout.pipeline.holds_chunks` has it."""
-    return zero == 3 and shards > 1 and schedule == "breadth-first" and virtual_stages > 1

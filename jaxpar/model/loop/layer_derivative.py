@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpar.layers.context import TokenContext
-from jaxpar.layers.ops.tap import recording, tapping, untapped
+from jaxpar.layers.ops.tap import recording, tapping
 from jaxpar.layers.report import Output
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.parameters import Arrays, Nested, merge, select
@@ -47,7 +47,7 @@ class LayerDerivative:
 
     def run(self, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext) -> Output:
         """The layer's output and report alone."""
-        return self.apply(w, x, number, tokens, untapped, self._zeros())
+        return self.apply(w, x, number, tokens, None, self._zeros())
 
     def vjp(
         self, policy: Policy | None, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext
@@ -102,7 +102,7 @@ class LayerDerivative:
         def function(
             diff: Arrays, x: jax.Array, taps: Arrays, fixed: Arrays, number: jax.Array, tokens: TokenContext, zeros: Any
         ) -> Output:
-            return self.apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else untapped, zeros)
+            return self.apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else None, zeros)
 
         # Forward and recomputation are in different loops, so the compiler cannot merge them.
         return function if policy is None else jax.checkpoint(function, policy=policy, prevent_cse=False)

@@ -21,11 +21,12 @@ from jaxpar.layout.choices.attention import backends_on, scratch_on
 from jaxpar.layout.choices.embedding import embedding_messages
 from jaxpar.layout.choices.matmul import expert_codes
 from jaxpar.layout.choices.matmul_codes import matmul_codes
+from jaxpar.layout.choices.pipeline import holds
 from jaxpar.layout.choices.replica_sums import only_after
 from jaxpar.layout.choices.tiles import mlp_tiles, without_hidden
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.estimate import IN_TRANSIT, MemoryEstimate, MemoryModel, Units
-from jaxpar.layout.memory.slots import Slots, holds, pipeline_slots
+from jaxpar.layout.memory.slots import Slots, pipeline_slots
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.fraction import kept_bytes
 from jaxpar.memory.layer_shape import ExpertCodes, layer_shapes

@@ -14,7 +14,7 @@ from typing import Any
 from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.work import total
-from jaxpar.layout.memory.slots import holds
+from jaxpar.layout.choices.pipeline import holds
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.layout import Layout

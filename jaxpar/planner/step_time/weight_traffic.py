@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from jaxpar.cost.mechanisms import Mechanisms
-from jaxpar.layout.memory.slots import holds
+from jaxpar.layout.choices.pipeline import holds
 from jaxpar.pipeline.schedules.registry import SCHEDULES
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.ticks import ticks_of

@@ -19,11 +19,11 @@ from jaxpar.layout.choices.matmul import routed_choice, tiled_choice
 _NAMED_BY = {
     "attention": "attention.backend",
     "kind_attention": "attention.backend",
-    "experts": "parallel.expert_backend",
+    "products": "parallel.expert_backend",
     "loss": "memory.loss_backend",
     "matmul": "precision.matmul_backend",
 }
-"""By the first part of a choice's name, the key that names what `auto` would take from records."""
+"""By a part of a choice's name, the key that names what `auto` would take from records."""
 _SHOWN = 3
 """Choices, and processes of a kind, that a sentence names."""
 
@@ -74,7 +74,7 @@ def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
         if isinstance(value, Mapping) and "reason" in value:
             yield f"{above}{key}", value["name"]
         elif isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{key}.")
+            yield from _leaves(value, f"{above}{key}." if key else above)  # the one kind of a model has no name
         else:
             yield f"{above}{key}", value
 
@@ -92,7 +92,7 @@ def _difference(hosts: Sequence[str], plans: Sequence[Mapping[str, Any]]) -> str
         parts.append(f"plan.{key}: {', '.join(values)}")
     more = f"; and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else ""
     sentence = f"{'; '.join(parts)}{more}: all processes must run one program"
-    named = [*dict.fromkeys(_NAMED_BY[first] for key in differ if (first := key.partition(".")[0]) in _NAMED_BY)]
+    named = [*dict.fromkeys(_NAMED_BY[part] for key in differ for part in key.split(".") if part in _NAMED_BY)]
     if not named:
         return f"{sentence}; name these in the configuration, or give all hosts the same memory, packages and files"
     return (

@@ -71,7 +71,7 @@ class TrainStep:
         results = dict.fromkeys(self._stages.loss_reports, WHOLE), WHOLE
         return self.compiled(functions.evaluate, (exact.weights, exact.evaluated.partitions), results)
 
-    @property
+    @cached_property
     def _stages(self) -> DecoderStages:
         return stages_of(self.layout, train=True)
 
