@@ -154,3 +154,10 @@ def test_mistakes_are_one_sentence(
 ) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)  # as if it were not installed
     refused_by_command(main(arguments), *capfd.readouterr(), *parts)
+
+
+def test_names_of_special_tokens_are_tokens_where_evaluate_is_asked(fake_tasks: Outcome, monkeypatch, capfd):
+    seen = []
+    monkeypatch.setattr(run_task, "run_task", lambda model, task: seen.append(model.text.encode("<eos>")) or fake_tasks)
+    assert main([*MODEL, *FAKED]) == main([*MODEL, *FAKED, "--special-tokens"]) == 0
+    assert seen[1] == [2] and 2 not in seen[0]

@@ -108,7 +108,7 @@ class Choice[T]:
     """A choice, as of an implementation by its name, and why the others were not chosen."""
 
     name: T
-    """What was chosen."""
+    """The chosen value."""
     reason: str = ""
     """Why; nothing where there was nothing to choose."""
     rejected: dict[str, str] = field(default_factory=dict, hash=False)
@@ -122,7 +122,7 @@ class TensorOverlap:
     algorithm: Choice[Literal["plain", "ring"]] = Choice("plain")
     """`plain`: a collective before or after whole matmuls; `ring`: sends beside matmuls of chunks."""
     chunks: int = 1
-    """Of `ring`: chunks into which the part of a rank is cut; each passes round by itself, every second one the other
+    """Chunks into which a `ring` cuts the part of a rank; each passes round by itself, every second one the other
     way."""
 
     def __post_init__(self) -> None:

@@ -110,7 +110,7 @@ class StepLayout:
 
     @cached_property
     def carried(self) -> dict[str, Carried[Any]]:
-        """What features hand on from step to step, by name."""
+        """State that features carry from step to step, by name."""
         return carried_of(CarriedRequest(self.config, self.plan, self.trained, self.placements))
 
     @cached_property
@@ -120,7 +120,7 @@ class StepLayout:
 
     @cached_property
     def schedule(self) -> PipelineSchedule:
-        """Of the pipeline."""
+        """The pipeline schedule."""
         return schedule_of(self.plan)
 
     @cached_property

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxpar.optim.rule import Rule
 
 ROUNDING = 1e-6
-"""Of the mean: what the float32 sums of layouts may differ by. One token in a million is no reason to move a bias."""
+"""Share of the mean by which float32 sums of layouts may differ. One token in a million is no reason to move a bias."""
 
 
 def balance(rate: float) -> Rule:

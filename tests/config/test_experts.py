@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from jaxpar.config import load_config
+from jaxpar.config.schema.overlap import OFF
 from jaxpar.layers.checks import validate
 from jaxpar.layers.counting import matmul_parameters, parameter_count
 from jaxpar.layers.experts.routers import ROUTERS
@@ -160,6 +161,9 @@ def test_a_plan_keeps_what_is_asked_of_the_exchange():
 
 
 def test_a_plan_keeps_what_is_asked_of_messages_where_every_layout_can_have_it():
+    asked = ["model.vocab=256", "parallel.overlap=off", "parallel.auto=true"]
+    validate(load_config(None, asked))
+    assert planned_config(load_config(None, asked)).parallel.overlap == OFF
     asked = ["model.vocab=256", "parallel.overlap.collectives_at_once=2", "parallel.auto=true"]
     found = planned_config(load_config(None, [*asked, "parallel.overlap.replica_sums=after"])).parallel
     assert (found.overlap.collectives_at_once, found.overlap.replica_sums) == (2, "after")

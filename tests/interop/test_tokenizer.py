@@ -52,6 +52,15 @@ def test_names_of_special_tokens_are_text_unless_they_are_asked_for(tmp_path: Pa
     assert text.special == {"<pad>": 0, "<bos>": BOS, "<eos>": EOS}
 
 
+def test_ends_of_config_json_count_where_there_is_no_generation_config(tmp_path: Path):
+    model_with(folder := tmp_path / "a", "marked", {"eos_token_id": 9})
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [EOS, 7]}))
+    assert text_of(HFFolder(folder), None, print).ends == (EOS, 9)
+    (folder / "generation_config.json").unlink()
+    assert text_of(HFFolder(folder), None, print).ends == (EOS, 7)
+
+
 @pytest.mark.parametrize(
     ("template", "before"), [("<bos> $A <eos>", [BOS]), ("$A <eos>", []), ("<pad> <bos> $A <eos>", [0, BOS])]
 )

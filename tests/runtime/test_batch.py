@@ -48,8 +48,9 @@ def test_a_microbatch_of_documents_is_placed():
         (None, ("no field labels", "int32 [8, 32]", "row and token")),
         (np.zeros((8, 31), np.int32), ("field labels", "int32 [8, 31]", "expected int32 [8, 32]")),
         (np.zeros((8, 32), np.float32), ("field labels", "float32 [8, 32]", "expected int32 [8, 32]")),
+        (np.full((8, 32), 2**31 + 5), ("field labels", "2147483653", "expected int32 [8, 32]")),
     ],
-    ids=["missing", "shape", "dtype"],
+    ids=["missing", "shape", "dtype", "too large"],
 )
 def test_a_wrong_array_is_refused_with_what_was_expected(array: Any, words: tuple[str, ...]):
     run = SmallRun(small(model={"layers": 1}))

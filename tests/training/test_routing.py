@@ -92,13 +92,13 @@ def test_a_run_writes_its_experts_and_another_one_uses_them_on_another_layout(tm
 
     def config(name: str, run: dict[str, Any], data: dict[str, Any], **parallel: int) -> Any:
         sections = {"model": {"layers": 2, "experts": experts}, "run": {"name": name, **run}, "parallel": parallel}
-        return run_config(tmp_path, 2, **sections, data=data, evaluation={"every": 1})
+        return run_config(tmp_path, 2, **sections, data=data, evaluation={"every": 1, "batches": 1, "sample_tokens": 2})
 
     folder = str(tmp_path / "experts")
     first = config("first", {"record_routing": folder}, {}, expert=2, context=2)
     second = config("second", {}, {"routing": folder}, tensor=2, expert=2)
-    fit(first)
-    fit(second)
+    heard = [fit(one)[1] for one in (first, second)]
+    assert [len(one.evaluations) for one in heard] == [2, 2]
     wanted, found = losses(first), losses(second)
     assert wanted.keys() == found.keys() and len(found) == 2
     assert all(found[step] == pytest.approx(loss, rel=1e-5) for step, loss in wanted.items())

@@ -31,7 +31,7 @@ class ExpertsConfig:
     temperature: float = 2.0
     """Temperature of the router `dense_to_sparse` at the first step."""
     last_temperature: float = 0.3
-    """That after `anneal_steps`, and of evaluations."""
+    """Temperature after `anneal_steps`, and in evaluations."""
     anneal_steps: int = 1000
     """Steps over which the temperature of `dense_to_sparse` falls."""
     threshold: float = 0.001

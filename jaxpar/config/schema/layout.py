@@ -220,9 +220,10 @@ class MemoryConfig:
     exponential of each in 16 bits from the loss to its gradient, a fourth matmul less. `auto` keeps them where the
     estimate of the step's memory has room for them, and recomputes them where layers have more use for it."""
     mlp_tiles: int | None = None
-    """The same for each layer's feed-forward, whose hidden activations are then recomputed in the backward. Null makes
-    tiles of about `model.embed` tokens where they are recomputed anyway (`remat: full`) and take more than 1 GiB in a
-    layer, and one tile elsewhere. Experts are not computed in tiles; other layers of their model are."""
+    """Tiles of a microbatch's tokens that go through each layer's feed-forward in turn; hidden activations are then
+    recomputed in the backward. Null makes tiles of about `model.embed` tokens where they are recomputed anyway
+    (`remat: full`) and take more than 1 GiB in a layer, and one tile elsewhere. Experts are not computed in tiles;
+    other layers of their model are."""
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ class LossConfig:
     """`cross_entropy` of each token that counts, or direct preference optimization (`dpo`, arXiv:2305.18290) of pairs
     of answers, of which one was chosen and the other rejected: `python -m jaxpar.prepare --format preference`."""
     beta: float = 0.1
-    """Of DPO: how much a log-probability relative to the reference's is worth; a smaller beta lets the model move
-    further away from the reference."""
+    """Weight under `dpo` of a log-probability relative to the reference's; a smaller beta lets the model move further
+    away from the reference."""
     label_smoothing: float = 0.0
-    """Of DPO: the probability that a pair is labelled the wrong way round (conservative DPO)."""
+    """Probability that a pair is labelled the wrong way round (conservative `dpo`)."""
     reference: str | None = None
-    """Of DPO: the model that the trained one is compared with, a folder as in `run.init_from`; null means the model of
+    """Model that `dpo` compares the trained one with, a folder as in `run.init_from`; null means the model of
     `run.init_from`. Its log-probabilities are computed once, and stored in the token folder."""
 
 

@@ -18,7 +18,7 @@ from jaxpar.data.tokens.text_codec import TextCodec
 from jaxpar.data.tokens.token_index import INDEX, read_index
 from jaxpar.data.tokens.tokenizer_file import end_of_document
 
-SETTINGS, GENERATION = "tokenizer_config.json", "generation_config.json"
+SETTINGS, GENERATION, CONFIG = "tokenizer_config.json", "generation_config.json", "config.json"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def read_model_text(file: Path, model: Path | None, *, special_tokens: bool = Fa
 
     Args:
         file: a `tokenizer.json`. A token folder around it ends texts with its own token too.
-        model: a folder whose `generation_config.json` names more tokens that end a text.
+        model: a folder whose `generation_config.json`, or else `config.json`, names more tokens that end a text.
         special_tokens: the names of special tokens in a text are those tokens.
 
     Raises:
@@ -65,8 +65,9 @@ def read_model_text(file: Path, model: Path | None, *, special_tokens: bool = Fa
     if end is None and separator is None:
         with suppress(UserError):  # a tokenizer without such a token: only the limit ends a text
             end = end_of_document(codec.tokenizer, None)
-    more = {} if model is None else _settings(model / GENERATION)
-    ends = more.get("eos_token_id")
+    # As transformers: the model's own settings stand in for those of generation where these have no file.
+    files = [] if model is None else [model / GENERATION, model / CONFIG]
+    ends = next((_settings(one).get("eos_token_id") for one in files if one.exists()), None)
     ends = [end, separator, *(ends if isinstance(ends, list) else [ends])]
     starts = [*reversed(codec.before), begin, separator, end]
     return ModelText(

@@ -39,7 +39,7 @@ class QuantisedMatmul(Matmul):
     scaling: GroupScaling = field(kw_only=True)
 
     def gather(self, x: jax.Array, matrices: Sequence[Matrix]) -> tuple[jax.Array, ...]:
-        """As of `Matmul`; codes are exchanged apart from the input of factors."""
+        """Full matrices take codes, which are exchanged apart from the input of factors."""
         firsts = [matrix.factors[0] for matrix in matrices if matrix.factors is not None]
         made = iter(gather_matmul(x, firsts, self.overlap) if firsts else ())
         full, scaling = [matrix for matrix in matrices if matrix.full is not None], self.scaling
@@ -52,11 +52,11 @@ class QuantisedMatmul(Matmul):
         return with_factors(made, matrices, iter(products(x, weights, scaling, gathers=True)))
 
     def local(self, x: jax.Array, matrices: Sequence[Matrix]) -> tuple[jax.Array, ...]:
-        """As of `Matmul`."""
+        """Implements that of `Matmul`."""
         return products(x, list(map(full_of, matrices)), self.scaling, gathers=False)
 
     def scatter(self, x: jax.Array, matrix: Matrix) -> jax.Array:
-        """As of `Matmul`."""
+        """Implements that of `Matmul`."""
         full = matrix.full
         assert full is not None, "products of two are not quantised"
         if matrix.factors is not None:  # the sum of both is one message
@@ -67,7 +67,7 @@ class QuantisedMatmul(Matmul):
         return products(x, [full], self.scaling, gathers=False, scatters=True)[0]
 
     def elementwise(self, function: Callable[..., jax.Array], *outputs: jax.Array) -> jax.Array:
-        """As of `Matmul`; where its derivative makes the gradients of the outputs, it observes them."""
+        """Where the derivative makes the gradients of the outputs, it observes them."""
         if self.scaling.elementwise is None or self.scaling.observed is None:
             return function(*outputs)
         return seeing_gradients(function, self.scaling.observed[-len(outputs) :], *outputs)
@@ -88,7 +88,7 @@ class QuantisedGrouped(Grouped):
     def products(
         self, group: str, x: jax.Array, weights: Sequence[jax.Array], given: Any, **options: Any
     ) -> Sequence[jax.Array]:
-        """As of `Grouped`."""
+        """Implements that of `Grouped`."""
         scaling, (constants, observed) = self.scalings.get(group), given
         if scaling is None:
             return super().products(group, x, weights, given, **options)
@@ -112,16 +112,16 @@ class QuantisedOps(Ops):
     """Whether weights' gradients are computed by a later action."""
 
     def of_layer(self, index: Int[Array, ""], tokens: TokenContext, observed: Any, *, split: bool = False) -> Ops:
-        """As of `Ops`."""
+        """Implements that of `Ops`."""
         return replace(self, layer=(index, tokens, observed), split=split)
 
     def matmul(self, group: str) -> Matmul:
-        """As of `Ops`."""
+        """Implements that of `Ops`."""
         scaling, overlap = self._scaling(group), self.overlap.get(group, PLAIN)
         return Matmul(overlap) if scaling is None else QuantisedMatmul(overlap, scaling=scaling)
 
     def grouped(self, matrices: Mapping[str, Sequence[jax.Array]]) -> Grouped:
-        """As of `Ops`."""
+        """Implements that of `Ops`."""
         scalings = {group: one for group in matrices if (one := self._scaling(group)) is not None}
         constants: Arrays = {}
         for group, scaling in scalings.items():

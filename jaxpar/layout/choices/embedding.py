@@ -94,7 +94,7 @@ def _impossible(config: Config, axes: AxisSizes) -> str | None:
 
 
 def _seconds(config: Config, axes: AxisSizes, rows: int, cluster: Cluster) -> tuple[float, float]:
-    """Of a microbatch's messages if rows are exchanged, and if the table is gathered and its gradient scattered."""
+    """Seconds of a microbatch's messages: rows exchanged, and the table gathered and its gradient scattered."""
     model, precision = config.model, config.precision
     forward, trained = config.parallel.zero == 3, not _frozen(config)
     compute, gradient = (jnp.dtype(dtype).itemsize for dtype in (precision.compute, precision.gradient))

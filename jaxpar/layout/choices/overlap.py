@@ -179,7 +179,7 @@ def _divisors(part: int, rows: int, multiple: int) -> list[int]:
 
 
 def _case(config: Config, one: _Group, tokens: int, tiles: int) -> CollectiveMatmul:
-    """Of all rows, or of a tile, in which tokens of all rows are in one."""
+    """The collective matmul of a group for all rows, or for one tile, which has tokens of all rows."""
     factor = 0 if one.group.inward else 1  # of two, that next to the exchange
     each = [one.part.factors_of(name) for name in one.group.weights]
     sides = [one.shape.matrix(one.part.weights[own[factor if len(own) > 1 else 0]]) for own in each]

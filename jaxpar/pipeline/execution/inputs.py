@@ -73,7 +73,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Of a program's ticks, on this rank."""
+    """Inputs of this rank in the ticks of a program."""
 
     program: PipelineProgram
     stages: Stages
@@ -168,7 +168,7 @@ def buffers(slots: Mapping[str, int], x: PyTree) -> dict[str, Shaped[Array, "slo
 
 
 def at(buffer: Shaped[Array, "slots ..."], slot: Int[Array, ""]) -> Shaped[Array, "..."]:
-    """What a slot has; zeros of a buffer that has none."""
+    """The value in a slot; zeros of a buffer that has none."""
     if not buffer.shape[0]:
         return vary(jnp.zeros(buffer.shape[1:], buffer.dtype))
     return lax.dynamic_index_in_dim(buffer, slot, keepdims=False)

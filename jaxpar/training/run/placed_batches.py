@@ -43,10 +43,14 @@ def placed_batches(
     ready = None
     folder = None if settings.routing is None else RoutingFolder(settings.routing)
     for step, rows in enumerate(source, first_step):
-        if folder is not None and step < config.run.steps:  # No step uses a batch after the last one.
+        if folder is not None:
+            if step >= config.run.steps:  # Files end with the run's steps.
+                break
             rows = rows | {EXPERTS: folder.read(rows["examples"], config)}
         pairs = {window: round(share * kept_pairs(own, rows["segments"])) for window, own in masks.items()}
         following = placer(rows), pairs
         if ready is not None:
             yield ready
         ready = following
+    if ready is not None:
+        yield ready

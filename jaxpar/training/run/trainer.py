@@ -101,7 +101,7 @@ class Trainer:
 
     @property
     def data(self) -> Data:
-        """The opened data: `data.description`, `data.encode(text)`, `data.decode(tokens)`."""
+        """The opened data: `data.description`, `data.encode_start(text)`, `data.decode(tokens)`."""
         return self._run.data
 
     @property

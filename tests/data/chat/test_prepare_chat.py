@@ -191,3 +191,14 @@ def test_the_lengths_of_conversations_are_counted(tmp_path):
     source = write_chat(tmp_path / "b.jsonl", [{"messages": turns("a" * 90, "b")}] * 2)
     prepare(options(tmp_path / "alike", source, **given), console)
     assert "(more than 64: 2)" in console.file.getvalue(), "also where all are"
+
+
+def test_the_templates_beginning_is_not_doubled_by_the_tokenizers(tmp_path):
+    marked = FOLDER.parent / "evaluation/marked/tokenizer.json"
+    (tmp_path / "a.jinja").write_text(
+        "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    )
+    folder = prepared_chat(
+        tmp_path / "out", [{"messages": turns("a", "b")}], tokenizer=marked, chat_template=str(tmp_path / "a.jinja")
+    )
+    assert spelled(folder) == ["<bos>a<eos>b<eos>"]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -130,3 +131,19 @@ def test_factors_are_trained_on_pairs_and_the_reference_is_the_model_below(base:
     first, last = recorder.records[0], recorder.records[-1]
     assert first.loss == pytest.approx(math.log(2), rel=1e-6)
     assert last.loss < 0.65
+
+
+@pytest.mark.long
+def test_a_run_on_pairs_under_a_pipeline_ends_with_a_sample(base: Path, tmp_path: Path):
+    tokens, said = prepared_pairs(tmp_path / "pairs", pairs() * 3, heldout_fraction=0.2).path, []
+
+    class Heard(Recorder):
+        def sample(self, prompt: str, continuation: str) -> None:
+            said.append((prompt, continuation))
+
+    more = {
+        "parallel.pipe": 2, "parallel.tensor": 1, "parallel.context": 1, "run.steps": 1, "evaluation.batches": 0,
+        "evaluation.sample_tokens": 3,
+    }  # fmt: skip
+    Trainer(config_of(base, tokens, **more), devices=jax.devices()[:2]).fit([Heard()])
+    assert len(said) == 1 and said[0][0]

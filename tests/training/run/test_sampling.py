@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxpar.config import LossConfig
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.generation.sampling import NotFinite
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.training.run import sampling
 from jaxpar.training.run.run import Run
@@ -49,3 +51,12 @@ def test_a_sample_under_a_pipeline_needs_no_pairs_and_no_replayed_experts() -> N
     other = replace(run.config, loss=LossConfig(name="dpo"), data=replace(run.config.data, routing="recorded"))
     run.functions = TrainStep(StepLayout(other, run.plan), run.mesh)
     assert sampling.continue_tokens(run, start, 3, 0.0).tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("parallel", [{"fsdp": 2}, {"pipe": 2}])
+def test_weights_that_are_not_finite_give_no_sample(parallel: dict[str, int]) -> None:
+    config = small(model={"layers": 2}, parallel=parallel, data={"sequence_length": 16})
+    run = Run(config, devices=jax.devices()[:2])
+    run.state = run.state._replace(master=jax.tree.map(lambda leaf: leaf * jnp.nan, run.state.master))
+    with pytest.raises(NotFinite):
+        sampling.continue_tokens(run, np.arange(1, 6, dtype=np.int32), 2, 0.0)

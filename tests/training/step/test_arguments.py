@@ -12,6 +12,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxpar.config import Config, OptimizerConfig
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.training.run.trainer import Trainer
 from tests.small_run import SmallRun, small
 
@@ -96,3 +97,11 @@ def test_a_run_with_other_numbers_compiles_nothing(offload: str, cached: Path, t
         Trainer(one, devices=jax.devices()[:1]).fit([])
         compiled.append({path.name for path in cached.iterdir()})
     assert compiled[1] - compiled[0] == set()
+
+
+@pytest.mark.long
+def test_other_numbers_are_the_same_program_with_routers_that_draw_and_a_pipeline():
+    experts = ExpertsConfig(count=4, per_token=2, width=16, router="noisy_top_k")
+    model = {"layers": 2, "dropout": 0.1, "experts": experts}
+    config = small(model=model, optimizer={"ema": 0.99}, parallel={"pipe": 2, "microbatches": 2})
+    assert programs(changed(config)) == programs(config)
