@@ -16,6 +16,7 @@ from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.layers.experts.reports import TOKENS
 from jaxpar.layers.report import AUXILIARY_LOSS
+from jaxpar.memory.disk_array import DiskArray
 from jaxpar.observe.writers.jsonl import read_metrics
 from jaxpar.training.rate_sweep import sweep_rates
 from jaxpar.training.step.batches import BatchPlacer
@@ -115,3 +116,13 @@ def test_a_sweep_of_learning_rates_leaves_out_empty_steps(tmp_path: Path, monkey
     empty_every = 1
     with refused("data.sequence_length", "no row", "20"):
         sweep()
+
+
+@pytest.mark.long
+def test_an_empty_step_writes_nothing_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = SmallRun(small(model={"layers": 1}, memory={"optimizer_offload": "file"}, run={"dir": str(tmp_path)}))
+    state, written = run.step.residency.initial_state(), []
+    monkeypatch.setattr(DiskArray, "write", lambda *arguments: written.append(arguments))
+    for rows, writes in ((masked(run.rows(0)), False), (run.rows(0), True)):
+        run.step.residency.advance(run.step.train, state, run.place(rows), run.step.arguments)
+        assert bool(written) == writes
