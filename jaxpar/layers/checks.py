@@ -15,7 +15,9 @@ from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.config.validate import VOCAB, became_known
 from jaxpar.config.validate import validate as validate_keys
 from jaxpar.layers.counting import parameter_count
-from jaxpar.layers.declared import declare_layer
+from jaxpar.layers.declared import declare_layer, feed_forward_class
+from jaxpar.layers.feed_forward.gated import Gated
+from jaxpar.layers.feed_forward.plain import Plain
 from jaxpar.layers.lora import adaptable
 from jaxpar.layers.matmul_formats import (
     NEVER,
@@ -41,6 +43,7 @@ def validate(config: Config, since: Config | None = None) -> None:
     """
     validate_keys(config, since)
     if since is None:
+        check_feed_forwards(config.model)
         check_low_rank(config.model)
     if since is None or VOCAB in became_known(since, config):
         check_parameters(config.model)
@@ -49,6 +52,16 @@ def validate(config: Config, since: Config | None = None) -> None:
         check_exceptions(config)
     if since is None or not became_known(since, config).isdisjoint(AXES):
         check_multiples(config)
+
+
+def check_feed_forwards(model: ModelConfig) -> None:
+    """Refuse experts of a feed-forward without a non-linearity of its own, which they compute. Raises `UserError`."""
+    for own in kind_models(model).values():
+        if own.experts is not None and not issubclass(feed_forward_class(own), (Gated, Plain)):
+            raise UserError(
+                f"model.activation: {own.activation} is no subclass of {Gated.__name__} or {Plain.__name__}, whose "
+                "non-linearity experts compute; expected one that is, or model.experts: null"
+            )
 
 
 def check_low_rank(model: ModelConfig) -> None:

@@ -17,6 +17,7 @@ from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config, ModelConfig, load_config
 from jaxpar.config.parts import FEED_FORWARDS
 from jaxpar.config.plan import AxisSizes
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import parameter_count
@@ -62,6 +63,12 @@ def plain_feed_forward(x: Any, weights: Any, options: Any) -> Any:
     """What the page states that it computes, in plain JAX."""
     gate, up = (x @ weights[each] + weights[f"{each}_bias"] for each in ("gate", "up"))
     return (jnp.maximum(gate, 0.0) ** 2 * up) @ weights["down"] + weights["down_bias"]
+
+
+def test_experts_of_a_feed_forward_without_a_non_linearity_of_its_own_are_refused(name: str):
+    config = small(model={"activation": name, "experts": ExpertsConfig(count=4)})
+    with refused("model.activation", name, "model.experts"):
+        SmallRun(config)
 
 
 def test_its_loss_is_that_of_a_plain_computation(name: str, monkeypatch: pytest.MonkeyPatch):

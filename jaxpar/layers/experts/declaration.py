@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jaxpar.config.counting import projection_of
-from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.declaration.activations import Activation, Dims
@@ -14,7 +13,6 @@ from jaxpar.layers.experts.rounds import INPUT
 from jaxpar.layers.experts.routers import ROUTERS
 from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.layers.feed_forward.gated import Gated
-from jaxpar.layers.feed_forward.plain import Plain
 from jaxpar.mesh.parameters import ParamSpec
 
 IN, OUT = "experts_in", "experts_out"
@@ -36,11 +34,6 @@ def declare(model: ModelConfig, feed_forward: type[FeedForward]) -> Part:
     """The part: a router, the matrices of all experts stacked, and those of the shared ones side by side."""
     experts = model.experts
     assert experts is not None, "a model with experts"
-    if not issubclass(feed_forward, Gated | Plain):
-        raise UserError(
-            f"model.activation: {model.activation} is no feed-forward of one non-linearity, which model.experts needs; "
-            f"expected a subclass of {Gated.__name__} or {Plain.__name__}"
-        )
     gated = issubclass(feed_forward, Gated)
     inward = ("up", "gate") if gated else ("up",)
     routers = tuple(name for name in ("router", "noise") if name in (weights := _weights(model, experts, inward)))
