@@ -13,13 +13,10 @@ from jaxpar.checkpoint.errors import is_of_file, reason
 from jaxpar.checkpoint.facts import MONITOR
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import config_to_dict
-from jaxpar.config.checks.experts import routers_without_gradient
 from jaxpar.config.checks.run import profile_steps
 from jaxpar.config.spelling import named
 from jaxpar.distributed import liveness
 from jaxpar.generation.sampling import NotFinite
-from jaxpar.layout.choices.attention import unused_blocks
-from jaxpar.layout.given_plan import PLANNED
 from jaxpar.layout.state import without_frozen
 from jaxpar.observe.events import Listener, Listeners, RunInfo, Summary
 from jaxpar.observe.memory import memory_kind, peak_bytes
@@ -28,7 +25,7 @@ from jaxpar.observe.spikes import Spike
 from jaxpar.training.errors import TrainingError
 from jaxpar.training.monitor.anomaly_monitor import AnomalyMonitor
 from jaxpar.training.run.out_of_memory import explained
-from jaxpar.training.run.plan_brief import plan_brief
+from jaxpar.training.run.plan_brief import plan_brief, start_notes
 from jaxpar.training.run.plan_table import plan_rows
 from jaxpar.training.run.progress import Progress
 from jaxpar.training.run.run import Run
@@ -222,35 +219,10 @@ class _Loop:
                 came_from=trainer.came_from,
             )
         )
-        if config.evaluation.every and config.evaluation.batches and trainer.data.heldout is None:
-            self.listeners.message(
-                f"evaluation.every is {config.evaluation.every}, and no data is held out: nothing is evaluated."
-            )
-        for sentence in routers_without_gradient(config.model):
-            self.listeners.message(sentence)
-        if unused := unused_blocks(trainer.plan, config.attention):
-            self.listeners.message(f"{' and '.join(unused)} is not used: no layer's attention is computed by xla.")
-        if otherwise and not any(line.startswith(PLANNED) for line in changes):
-            self.listeners.message(
-                f"The plan differs from that of the last start, though its inputs are the same: {self.folder.path} "
-                f"keeps the old one as plan-until-{first - 1}.json, and train --plan runs it."
-            )
-        if changes:
-            self.listeners.message(f"Continuing with changes: {'; '.join(changes)}.")
-            if any(line.startswith("run.steps:") for line in changes) and config.optimizer.decay_steps is None:
-                steps = config.run.steps
-                self.listeners.message(
-                    f"The learning rate now ends its schedule at step {steps}; optimizer.decay_steps would keep it."
-                )
+        for note in start_notes(trainer, first, changes, str(self.folder.path) if otherwise else None):
+            self.listeners.message(note)
         if first > config.run.steps:
-            done = "The only step is" if first == 2 else f"All {first - 1:,} steps are"
-            self.listeners.message(f"{done} done; only the end of the run was left undone.")
             return
-        if (warmup := config.optimizer.warmup_steps) >= config.run.steps:
-            self.listeners.message(
-                f"The whole run is warm-up: run.steps is {config.run.steps}, and the learning rate reaches its peak at "
-                f"step {warmup} (optimizer.warmup_steps)."
-            )
         if "compiled" not in vars(trainer):
             self._compiling("the training step")
         liveness.at("compiling the step")

@@ -1,14 +1,20 @@
-"""The plan in a few lines: the model, the mesh, the batch, the memory, and what is unusual."""
+"""The start of a run in words: its plan in a few lines (model, mesh, batch, memory, what is unusual), and notes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from jax.sharding import Mesh
 
+from jaxpar.config.checks.experts import routers_without_gradient
 from jaxpar.layers.counting import parameter_count
+from jaxpar.layout.choices.attention import unused_blocks
+from jaxpar.layout.given_plan import PLANNED
 from jaxpar.layout.memory.device import own_memory
 from jaxpar.layout.memory.estimate import estimate_memory, estimated_bytes
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.training.run.plan_table import crossings, mesh_words, plan_rows
+from jaxpar.training.run.run import Run
 from jaxpar.units import count, plural, size
 
 UNUSUAL = (
@@ -52,3 +58,38 @@ def _unusual(rows: list[tuple[str, str, str]], on_gpu: bool) -> list[tuple[str, 
         on_gpu and value == "xla" and name.removeprefix("kind ").split()[0] in ("attention", "loss")
     )
     return [(name, f"{value}: {why}") for name, value, why in rows if kinds(name) in UNUSUAL or slow(name, value)]
+
+
+def start_notes(run: Run, first: int, changes: Sequence[str], replanned: str | None) -> Iterator[str]:
+    """Sentences about a run, as it prints them at its start.
+
+    Args:
+        run: the run.
+        first: its first step.
+        changes: settings that differ from those of the last start.
+        replanned: the run's folder, where its plan differs from that of the last start.
+    """
+    config = run.config
+    if config.evaluation.every and config.evaluation.batches and run.data.heldout is None:
+        yield f"evaluation.every is {config.evaluation.every}, and no data is held out: nothing is evaluated."
+    yield from routers_without_gradient(config.model)
+    if unused := unused_blocks(run.plan, config.attention):
+        yield f"{' and '.join(unused)} is not used: no layer's attention is computed by xla."
+    if replanned is not None and not any(line.startswith(PLANNED) for line in changes):
+        yield (
+            f"The plan differs from that of the last start, though its inputs are the same: {replanned} keeps the old "
+            f"one as plan-until-{first - 1}.json, and train --plan runs it."
+        )
+    steps, warmup = config.run.steps, config.optimizer.warmup_steps
+    if changes:
+        yield f"Continuing with changes: {'; '.join(changes)}."
+        if any(line.startswith("run.steps:") for line in changes) and config.optimizer.decay_steps is None:
+            yield f"The learning rate now ends its schedule at step {steps}; optimizer.decay_steps would keep it."
+    if first > steps:
+        done = "The only step is" if first == 2 else f"All {first - 1:,} steps are"
+        yield f"{done} done; only the end of the run was left undone."
+    elif warmup >= steps:
+        yield (
+            f"The whole run is warm-up: run.steps is {steps}, and the learning rate reaches its peak at step {warmup} "
+            "(optimizer.warmup_steps)."
+        )
