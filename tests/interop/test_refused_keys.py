@@ -1,0 +1,124 @@
+"""Keys of `config.json` that are refused by their names, and spellings of one key that must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jaxpar.interop.config_json import differences, model_of
+from jaxpar.interop.mapping.deepseek_keys import DeepSeekExperts
+from tests.goldens.loading import NAMES
+from tests.interop.test_config_json import golden
+from tests.sentences import refused
+
+REFUSED = {
+    "a family": ("llama", {"model_type": "mistrall"}, ("model_type", "mistrall", "mistral")),
+    "a class": ("llama", {"architectures": ["LlamaForTokenClassification"]}, ("architectures", "LlamaForCausalLM")),
+    "an activation": ("llama", {"hidden_act": "gelu"}, ("hidden_act", "gelu", "silu")),
+    "a missing size": ("llama", {"hidden_size": None}, ("hidden_size", "null")),
+    "a size that is text": ("llama", {"hidden_size": "32"}, ("hidden_size", "32")),
+    "a scaling": (
+        "llama", {"rope_parameters": {"rope_type": "longrope", "factor": 4.0}},
+        ("rope_parameters.rope_type", "longrope", "linear", "yarn"),
+    ),
+    "the same in transformers 4": (
+        "llama", {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 4.0}},
+        ("rope_scaling.type", "dynamic"),
+    ),
+    "a scaling without its factor": (
+        "llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, ("rope_parameters.factor", "missing")
+    ),
+    "long rope": ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, ("rope_parameters.rope_type", "longrope")),
+    "a part of each head": (
+        "llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
+        ("partial_rotary_factor", "0.75"),
+    ),
+    "a type of layers": (
+        "gemma3", {"layer_types": ["chunked_attention"] * 6}, ("layer_types", "chunked_attention", "sliding_attention")
+    ),
+    "too few types of layers": ("gemma3", {"layer_types": ["full_attention"]}, ("layer_types", "6")),
+    "attention both ways": ("gemma3", {"use_bidirectional_attention": True}, ("use_bidirectional_attention", "True")),
+    "scores by layer": (
+        "gpt2", {"scale_attn_by_inverse_layer_idx": True}, ("scale_attn_by_inverse_layer_idx", "False")
+    ),
+    "a window of every layer without positions": ("smollm3", {"use_sliding_window": True}, ("use_sliding_window",)),
+    "more experts for a token than there are": (
+        "mixtral", {"num_experts_per_tok": 9}, ("num_experts_per_tok", "9", "at most 6")
+    ),
+    "a number of experts that is none": ("mixtral", {"num_local_experts": 0}, ("num_local_experts", "0", "at least 1")),
+    "quantization of another kind": (
+        "gpt_oss", {"quantization_config": {"quant_method": "gptq"}}, ("quant_method", "gptq", "mxfp4")
+    ),
+    "another activation": ("gpt_oss", {"swiglu_limit": 10.0}, ("swiglu_limit", "10.0", "7.0")),
+    "two numbers of experts": ("mixtral", {"num_experts": 8}, ("num_local_experts", "6", "num_experts", "8")),
+    "two numbers of experts of DeepSeek": ("deepseek_v3", {"num_local_experts": 4}, ("n_routed_experts", "8", "4")),
+    "two numbers of a token's experts": (
+        "gpt_oss", {"experts_per_token": 3}, ("num_experts_per_tok", "2", "experts_per_token", "3")
+    ),
+    "two numbers of positions": (
+        "gpt2", {"max_position_embeddings": 128}, ("n_positions", "64", "max_position_embeddings", "128")
+    ),
+    "types of layers that the window contradicts": (
+        "mistral", {"layer_types": ["full_attention"] * 2}, ("layer_types", "sliding_attention")
+    ),
+    "types of layers with a window that is off": (
+        "qwen2", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}, ("layer_types", "full_attention")
+    ),
+    "types of layers of a family without windows": (
+        "smollm3", {"layer_types": ["sliding_attention"] * 5, "sliding_window": 8}, ("layer_types", "full_attention")
+    ),
+    "a switch that is text": ("qwen2", {"use_sliding_window": "false"}, ("use_sliding_window", "false")),
+    "a pattern that transformers writes and does not read": (
+        "gemma3", {"layer_types": None, "_sliding_window_pattern": 3}, ("_sliding_window_pattern", "3", "6")
+    ),
+    "groups that DeepSeek's code and transformers take to be others": (
+        "deepseek_v3", {"n_group": ...}, ("n_group", "missing")
+    ),
+    "no vocabulary": ("llama", {"vocab_size": None}, ("vocab_size", "null")),
+    "a key that nobody knows": ("qwen3", {"quantization_config": {"bits": 4}}, ("quantization_config", "qwen3")),
+    "heads twice": ("deepseek_v3", {"num_key_value_heads": 2}, ("num_key_value_heads", "2", "4")),
+    "a rotary width twice": ("deepseek_v3", {"head_dim": 6}, ("head_dim", "6", "8")),
+    "a width of heads twice": ("deepseek_v2", {"qk_head_dim": 9}, ("qk_head_dim", "9", "14")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_key_that_is_not_supported_is_named(case: str):
+    name, changed, parts = REFUSED[case]
+    with refused("config.json", *parts):
+        model_of(golden(name, **changed))
+
+
+def spellings(family: Any) -> Iterator[tuple[str, ...]]:
+    """The spellings of each key that a family has several of."""
+    for entry in (*family.entries, *family.layer_entries):
+        several = [getattr(entry, name) for name in ("count", "per_token") if hasattr(entry, name)]
+        if getattr(entry, "also", ()):
+            several.append(entry.keys)
+        if isinstance(entry, DeepSeekExperts):
+            several.append(("n_routed_experts", "num_experts", "num_local_experts"))
+        yield from (keys for keys in several if len(keys) > 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_spellings_agree_or_are_refused(name: str):
+    family, model = model_of(golden(name))
+    for keys in spellings(family):
+        present = next((key for key in keys if golden(name).get(key) is not None), None)
+        if present is None:
+            continue
+        value = golden(name).get(present)
+        for other in keys:
+            alone = dict.fromkeys(keys, ...) | {other: value}
+            assert differences(model_of(golden(name, **alone))[1], model) == []
+            if other != present:
+                with refused("config.json", present, other):
+                    model_of(golden(name, **dict.fromkeys(keys, ...) | {present: value, other: value + 1}))
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "olmoe", "mixtral", "gpt_oss", "deepseek_v2"])
+def test_the_number_of_experts_has_several_spellings(name: str):
+    family, _ = model_of(golden(name))
+    assert any({"num_experts", "num_local_experts"} <= set(keys) for keys in spellings(family))
