@@ -256,7 +256,12 @@ class DecoderStages:
         attend = self.attend[kind]
 
         def apply(
-            w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap, unseen: Seen | None = None
+            w: Arrays,
+            x: jax.Array,
+            number: jax.Array,
+            tokens: TokenContext,
+            tap: Tap | None,
+            unseen: Seen | None = None,
         ) -> Output:
             layer: Any = with_weights(prototype, w)
             return layer(x, number, tokens, attend, self.train, tap, unseen)

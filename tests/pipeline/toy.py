@@ -42,11 +42,12 @@ def linear(w: Any, name: str, x: jax.Array, *_: Any) -> jax.Array:
     return x @ w[name]
 
 
-def layer(w: Any, x: jax.Array, number: Any, tokens: TokenContext, tap: Tap, zeros: None) -> Output:
+def layer(w: Any, x: jax.Array, number: Any, tokens: TokenContext, tap: Tap | None, zeros: None) -> Output:
     """A residual layer that depends on its weights, its number in the model and its tokens."""
     group = lambda name, x: linear(w, name, x)
-    up = checkpoint_name(tap("up", group, x * w["scale"]), "mlp_up")
-    return x + (1 + number) / (2 + tokens.indices[..., None]) * tap("down", group, jnp.tanh(up)), {}
+    call = tap or (lambda name, group, x: group(name, x))
+    up = checkpoint_name(call("up", group, x * w["scale"]), "mlp_up")
+    return x + (1 + number) / (2 + tokens.indices[..., None]) * call("down", group, jnp.tanh(up)), {}
 
 
 def plain_objective(weights: Any, x: Any) -> Any:

@@ -24,8 +24,9 @@ from pallas_kernels.vjp_parts import set_arguments, set_residuals, vjp_without_a
 type Policy = Callable[..., Any]
 
 type Apply = Callable[..., Output]
-"""One layer: (weights in compute placement, x, layer's number in the model, tokens, tap, zeros) -> (x, report). The
-cotangents of the zeros are the statistics that it collects; None if it collects none."""
+"""One layer: (weights in compute placement, x, layer's number in the model, tokens, tap, zeros) -> (x, report). The tap
+is None where the backward is not split. The cotangents of the zeros are the statistics that the layer collects; None if
+it collects none."""
 
 
 class LayerDerivative:
