@@ -2,9 +2,9 @@
 
     python -m benchmarks.wires --folder runs/wires --seeds 3 --steps 400
 
-Runs are on four ranks of fsdp in one node, where int4 gradients have 4 bits everywhere; with error feedback under
-ZeRO-1, whose exact numbers are those of ZeRO-3. The exact run on two ranks adds in another order: how far it is from
-the one on four is what a difference of nothing looks like. A study that was cut off goes on (`benchmarks.held_out`).
+Runs are on four ranks of fsdp in one node, where int4 gradients have 4 bits everywhere. The exact run on two ranks adds
+in another order: how far it is from the one on four is what a difference of nothing looks like. A study that was cut
+off goes on (`benchmarks.held_out`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,6 @@ WIRES: dict[str, dict[str, str | int]] = {
     "gradients int4": {"precision.gradient_wire": "int4"},
     "both int8": {"precision.weight_wire": "int8", "precision.gradient_wire": "int8"},
     "weights int8, gradients int4": {"precision.weight_wire": "int8", "precision.gradient_wire": "int4"},
-    "int4 with error feedback": {
-        "precision.gradient_wire": "int4",
-        "precision.gradient_error_feedback": "true",
-        "parallel.zero": 1,
-    },
 }
 
 

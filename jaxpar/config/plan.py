@@ -24,7 +24,7 @@ from jaxpar.config.bounds import (
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
-PLAN_VERSION = 12
+PLAN_VERSION = 13
 """The version of `plan.json`, which a new field of `Plan` raises."""
 
 
@@ -208,8 +208,6 @@ class Plan:
     """Rows of keys in such a block."""
     context_order: Choice[Literal["contiguous", "zigzag", "striped"]] = Choice("contiguous")
     """Tokens of a row that a context rank holds; the reason is what a device sends."""
-    gradient_error_feedback: bool = False
-    """Whether what quantised messages lack of a gradient is stored, and added to that of the next step."""
     secondary_shard: int = 1
     """Neighbouring ranks that hold a second copy of the weights among them during a step; 1 for none."""
     collectives: Literal["flat", "hierarchical"] = "flat"

@@ -31,7 +31,6 @@ from jaxpar.config.checks.run import check_distributed, check_run, check_watch
 from jaxpar.config.checks.training import check_batches, check_data, check_optimizer
 from jaxpar.config.checks.values import check_unused, check_values
 from jaxpar.config.checks.wire import (
-    check_error_feedback,
     check_secondary,
     check_state_over_replicas,
     check_weight_wire,
@@ -91,7 +90,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Config], None]], ...] = (
     (("fsdp", "expert", "context"), check_weight_wire),
     (("replica",), check_state_over_replicas),
     (("replica", "fsdp", "expert", "context", "tensor"), check_tiles),
-    ((), check_error_feedback),
     ((), check_offload),
     (("pipe", "fsdp", "expert", "context"), check_weights_offload),
     ((), check_unused),

@@ -10,7 +10,6 @@ from jaxpar.config.plan import Plan
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.mesh.parameters import Specs
 from jaxpar.mesh.placements import Placements
-from jaxpar.precision.error_feedback import ErrorFeedback
 from jaxpar.precision.history import DelayedScales, ObservedMatmuls
 from jaxpar.precision.loss_scale import loss_scaling
 from jaxpar.precision.recipe import recipe_of
@@ -38,17 +37,9 @@ def _matmuls(request: CarriedRequest) -> Carried[Any] | None:
     return DelayedScales(recipe, tensor_names(config), config.model.layers, steps, tokens)
 
 
-def _error_feedback(request: CarriedRequest) -> Carried[Any] | None:
-    plan = request.plan
-    if not plan.gradient_error_feedback:
-        return None
-    return ErrorFeedback(request.trained, request.placements, plan.axes, plan.dtypes.gradient)
-
-
 CARRIED: list[Callable[[CarriedRequest], Carried[Any] | None]] = [
     lambda request: loss_scaling(request.config.precision),
     _matmuls,
-    _error_feedback,
 ]
 """One function for each feature; it returns None where a run does not have it. Others append theirs."""
 

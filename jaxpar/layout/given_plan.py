@@ -134,12 +134,6 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
             for run in plan.runs
         ),
         *((f"dtypes.{key}", getattr(plan.dtypes, key), getattr(precision, key), f"precision.{key}") for key in DTYPES),
-        (
-            "gradient_error_feedback",
-            plan.gradient_error_feedback,
-            precision.gradient_error_feedback,
-            "precision.gradient_error_feedback",
-        ),
         *_named(plan, parallel.overlap),
         ("secondary_shard", plan.secondary_shard, parallel.secondary_shard or 1, "parallel.secondary_shard"),
         ("dtypes.storage", plan.dtypes.storage, precision.storage or precision.compute, "precision.storage"),

@@ -161,7 +161,6 @@ def _settled(
         loss_logits=asked_logits(config, loss),
         loss_tiles=loss_tiles(config),
         dtypes=_dtypes(config, device),
-        gradient_error_feedback=config.precision.gradient_error_feedback,
         secondary_shard=parallel.secondary_shard or 1,
         collectives=parallel.collectives,
         collectives_at_once=parallel.overlap.collectives_at_once,

@@ -13,8 +13,6 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
-from jaxpar.mesh.parameters import Weights
-
 REPLICATED: Any = PartitionSpec()
 """The partition of state that is the same on every device."""
 
@@ -73,15 +71,6 @@ class Carried[State]:
 
     def metrics(self, state: State, outcome: Outcome) -> Any:
         """The metrics of a step that `reports`, the same on every device; `state` is that before the step."""
-        raise NotImplementedError
-
-
-class Reduction(Carried[Weights]):
-    """Carried state that replaces the reduction of the accumulated gradients to optimizer placement."""
-
-    def reduce(self, accumulated: Weights, state: Weights, scale: Float[Array, ""]) -> tuple[Weights, Weights]:
-        """Gradients in optimizer placement, divided by the loss scale `scale`, and the state after a step that is
-        applied; after another step it stays what it was."""
         raise NotImplementedError
 
 

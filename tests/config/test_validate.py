@@ -141,29 +141,6 @@ def test_the_defaults_are_valid():
             ),
         ),
         (
-            ["precision.gradient_error_feedback=true", "parallel.zero=1"],
-            ("precision.gradient_error_feedback: true", "precision.gradient_wire is null", "bfloat16, int8 or int4"),
-        ),
-        *(
-            (
-                ["precision.gradient_error_feedback=true", "precision.gradient_wire=int4", f"parallel.zero={zero}"],
-                ("precision.gradient_error_feedback: true", "once a step", f"parallel.zero: {zero}", "zero: 0 or 1"),
-            )
-            for zero in (2, 3)
-        ),
-        *(
-            (
-                [
-                    "precision.gradient_error_feedback=true",
-                    "precision.gradient_wire=int4",
-                    "parallel.zero=1",
-                    f"memory.optimizer_offload={place}",
-                ],
-                ("precision.gradient_error_feedback: true", f"memory.optimizer_offload: {place}", "expected none"),
-            )
-            for place in ("host", "file")
-        ),
-        (
             ["precision.weight_wire=int8", "parallel.zero=0", "parallel.fsdp=4"],
             ("precision.weight_wire: int8", "parallel.zero: 0", "or null"),
         ),

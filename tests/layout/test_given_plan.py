@@ -98,10 +98,6 @@ CHANGES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"optimizer_offload": "host"},
         ("plan.optimizer_offload: 'host'", "memory.optimizer_offload is 'none'"),
     ),
-    "error feedback": (
-        {"gradient_error_feedback": True},
-        ("plan.gradient_error_feedback: true", "precision.gradient_error_feedback is false"),
-    ),
 }
 
 

@@ -11,7 +11,7 @@ from jaxpar.compiler.program.memory.timeline import Occupant, occupants
 from jaxpar.compiler.report.provenance import Provenance
 
 CLASSES: tuple[str, ...] = ("weights", "optimizer", "gradients", "saved_activations", "temporaries", "host")
-"""`optimizer` is the state kept between steps: float32 master weights and moments, and the residual of error feedback.
+"""`optimizer` is the state kept between steps: float32 master weights and moments.
 `weights` are made from the master weights within a step, in storage placement and gathered; frozen weights are
 `weights` too. `gradients` accumulate in gradient placement, or are on their way there. `saved_activations` are what
 layers keep from forward to backward. `temporaries` are all else on the device; `host` is pinned memory of the host, and

@@ -62,27 +62,3 @@ def check_weight_wire(config: Config) -> None:
             f"precision.weight_wire: {wire} would not be used, because parallel.zero: 0 gathers no weights; expected "
             "parallel.zero: 1, 2 or 3 with it, or null"
         )
-
-
-def check_error_feedback(config: Config) -> None:
-    """Refuse error feedback where nothing is quantised, where gradients are exchanged before they are complete, or
-    where the state is not on the device."""
-    precision, parallel, offload = config.precision, config.parallel, config.memory.optimizer_offload
-    if not precision.gradient_error_feedback:
-        return
-    if precision.gradient_wire is None:
-        raise UserError(
-            "precision.gradient_error_feedback: true would not be used, because precision.gradient_wire is null, which "
-            "loses nothing; expected bfloat16, int8 or int4 with it"
-        )
-    if not parallel.auto and parallel.zero > 1:
-        raise UserError(
-            f"precision.gradient_error_feedback: true is for gradients that are exchanged once a step, whole, and "
-            f"parallel.zero: {parallel.zero} exchanges those of each microbatch and shards them, of which each rank "
-            "would store a whole residual; expected parallel.zero: 0 or 1"
-        )
-    if offload != "none":
-        raise UserError(
-            f"precision.gradient_error_feedback: true stores the residual on the device, and memory.optimizer_offload: "
-            f"{offload} takes the state from it; expected none"
-        )

@@ -150,10 +150,6 @@ class PrecisionConfig:
     """Gradients of matrices while ranks exchange them, each summed in float32 after it was received; int8 and int4 in
     blocks with a scale each (ZeRO++'s qgZ), inside the nodes first, where int4 has 8 bits too; null means `gradient`.
     Norms, biases and routers stay exact."""
-    gradient_error_feedback: bool = False
-    """Store what `gradient_wire` loses of a gradient, on each rank, and add it to that of the next step before it is
-    quantised, so that nothing is lost over steps (`docs/zeropp.md`). For gradients that are exchanged once a step
-    (`parallel.zero` 0 or 1); it takes the memory of a gradient."""
     exchange_wire: Literal["float8_e4m3fn"] | None = None
     """Tokens on their way to the ranks of their experts: 8 bits in blocks with a scale each; null means `compute`.
     Results, and gradients in both directions, travel in `compute`."""

@@ -121,8 +121,6 @@ def _impossible(config: Config, axes: AxisSizes) -> str | None:
     """Why no sum runs beside the backward; None if one may."""
     if (why := only_after(axes.pipe, axes.replica, axes.shards, config.parallel.zero)) is not None:
         return why
-    if config.precision.gradient_error_feedback:
-        return "precision.gradient_error_feedback adds to gradients before they are exchanged, once all are complete"
     if config.memory.weights_offload != "none":
         return "under memory.weights_offload gradients of layers are in host memory"
     return None

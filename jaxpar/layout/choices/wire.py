@@ -18,7 +18,6 @@ def wire_of(plan: Plan) -> Wire:
     return Wire(
         weight=plan.dtypes.weight_wire,  # pyright: ignore[reportArgumentType]
         gradient=plan.dtypes.gradient_wire,  # pyright: ignore[reportArgumentType]
-        feedback=plan.gradient_error_feedback,
         hierarchical=plan.collectives == "hierarchical",
         node_devices=plan.node_devices,
         secondary=plan.secondary_shard,

@@ -42,7 +42,7 @@ class MemoryEstimate(NamedTuple):
     """Bytes on one device, in the classes of `jaxpar.inspect`; `host` comes on top."""
 
     optimizer: int
-    """Master weights and moments, and the residual of error feedback."""
+    """Master weights and moments."""
     weights: int
     """Storage weights made from the master weights, and gathered weights."""
     gradients: int

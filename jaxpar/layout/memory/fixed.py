@@ -102,7 +102,7 @@ class _Counted:
         weights, gradients = stored.on_device(stored.weights), stored.on_device(stored.gradients)
         head, head_gradient, zeros = self._in_head(weights, gradients)
         return Fixed(
-            optimizer=device + passing + stored.arriving + stored.residual,
+            optimizer=device + passing + stored.arriving,
             host=host + stored.gradients.layers - gradients.layers,
             passing=passing,
             update=gradients.all + PIECES * (state.passing_piece(case.resident) + self._largest_gradient)

@@ -8,17 +8,11 @@ import jax
 
 from jaxpar.hardware.host import PINNED
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.precision.error_feedback import ErrorFeedback
 
 
 def state_bytes(layout: StepLayout) -> int:
     """Bytes of one device's master weights and moments, wherever they are, and of its frozen weights."""
-    return bytes_of(jax.tree.leaves(layout.abstract_state())) - residual_bytes(layout)
-
-
-def residual_bytes(layout: StepLayout) -> int:
-    """Bytes of one device's residual of gradients; 0 without error feedback."""
-    return bytes_of(jax.tree.leaves(layout.abstract_state().carried.get(ErrorFeedback.name)))
+    return bytes_of(jax.tree.leaves(layout.abstract_state()))
 
 
 def frozen_bytes(layout: StepLayout) -> int:

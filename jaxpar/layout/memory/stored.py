@@ -75,15 +75,6 @@ class StoredBytes:
         return self._bytes(self.widths.gradient, self.gradients_sharded, self.ends_sharded, "trained")
 
     @property
-    def residual(self) -> int:
-        """Under error feedback: what codes lack of gradients, of the weights as they are multiplied."""
-        if not self.config.precision.gradient_error_feedback:
-            return 0
-        own = lambda part: sum(one.compute for one in part.weights if one.sent_in_codes and one.trained)
-        layers = sum(own(part) * self.rows[kind] for kind, part in self.parts.layers.items())
-        return self.widths.gradient * (layers + sum(map(own, self.parts.ends.values())))
-
-    @property
     def arriving(self) -> int:
         """Where the state is on disk: weights come as arguments in storage dtype, sharded like their state, and what is
         not stored like that is gathered from them."""

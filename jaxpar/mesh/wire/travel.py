@@ -118,7 +118,7 @@ def scatter_shards(x: Float[Array, "..."], axes: Sequence[str], dim: int, wire: 
     """
     levels = levels_of(axes, wire.node_devices if wire.hierarchical or wire.gradient else None)
     if wire.gradient is not None:
-        return scatter_codes(x, axes, dim, wire)[0]
+        return _scatter_quantised(x, axes, dim, wire)
     if 1 in levels:
         return scatter_gradient(x, axes, dim)
     must_vary(x, axes, "scatter_gradient")
@@ -129,19 +129,14 @@ def scatter_shards(x: Float[Array, "..."], axes: Sequence[str], dim: int, wire: 
         return lax.psum_scatter(mine, tuple(axes), scatter_dimension=dim, axis_index_groups=levels.between)
 
 
-def scatter_codes(
-    x: Float[Array, "..."], axes: Sequence[str], dim: int, wire: Wire
-) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-    """`scatter_shards` of a quantised gradient, and this rank's part of the error, in the shape of `x`: the sum of
-    these over the ranks is what the shards of all of them lack of the exact sum."""
+def _scatter_quantised(x: Float[Array, "..."], axes: Sequence[str], dim: int, wire: Wire) -> Float[Array, "..."]:
+    """`scatter_shards` of a quantised gradient."""
     must_vary(x, axes, "scatter_gradient")
     must_add_up(x, "scatter_gradient")
     levels = levels_of(axes, wire.node_devices)
     with jax.named_scope("scatter_gradient"):
         parts = jnp.moveaxis(_split(x, dim, levels.nodes, levels.ranks), (dim, dim + 1), (1, 0))  # [rank, node, ...]
-        mine, lost = _exchanged_twice(parts, axes, levels, wire)
-        lost = jnp.moveaxis(lost, (1, 0), (dim, dim + 1)).reshape(x.shape)
-        return mine.astype(x.dtype), lost
+        return _exchanged_twice(parts, axes, levels, wire).astype(x.dtype)
 
 
 def reduce_shards(x: Float[Array, "..."], axes: Sequence[str], wire: Wire) -> Float[Array, "..."]:
@@ -150,7 +145,7 @@ def reduce_shards(x: Float[Array, "..."], axes: Sequence[str], wire: Wire) -> Fl
     Sends `2 * x * (n - 1) / n` bytes in one level. In two, and quantised: as `scatter_shards` and its mirror image.
     """
     if wire.gradient is not None:
-        return reduce_codes(x, axes, wire)[0]
+        return _reduce_quantised(x, axes, wire)
     levels = levels_of(axes, wire.node_devices if wire.hierarchical else None)
     if 1 in levels:
         return reduce_sum(x, axes)
@@ -163,23 +158,18 @@ def reduce_shards(x: Float[Array, "..."], axes: Sequence[str], wire: Wire) -> Fl
         return _unpadded(_gathered_parts(mine, axes, levels), x, axes)
 
 
-def reduce_codes(
-    x: Float[Array, "..."], axes: Sequence[str], wire: Wire
-) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-    """`reduce_shards` of a quantised gradient, and this rank's part of the error, as in `scatter_codes`."""
+def _reduce_quantised(x: Float[Array, "..."], axes: Sequence[str], wire: Wire) -> Float[Array, "..."]:
+    """`reduce_shards` of a quantised gradient."""
     levels, codes = levels_of(axes, wire.node_devices), wire.gradient
-    if levels == Levels(1, 1):
-        return reduce_sum(x, axes), jnp.zeros_like(x, jnp.float32)
     assert codes is not None, "a gradient that is quantised"
+    if levels == Levels(1, 1):
+        return reduce_sum(x, axes)
     must_vary(x, axes, "reduce_sum")
     must_add_up(x, "reduce_sum")
     with jax.named_scope("reduce_sum"):
-        mine, lost = _exchanged_twice(_padded(x, levels), axes, levels, wire)
-        sent = _coded(mine[None], wire, codes)
-        whole = _uncoded(_gathered_parts(sent[0], axes, levels), mine.size, codes)
-        node, place = _own_place(axes, levels)
-        lost = lost.at[place, node].add(mine - _uncoded(sent, mine.size, codes)[0])
-        return _unpadded(whole, x, axes), lost.reshape(-1)[: x.size].reshape(x.shape)
+        mine = _exchanged_twice(_padded(x, levels), axes, levels, wire)
+        parts = _gathered_parts(_coded(mine[None], codes)[0], axes, levels)
+        return _unpadded(_uncoded(parts, mine.size, codes), x, axes)
 
 
 def _padded(x: Array, levels: Levels) -> Float[Array, "rank node part"]:
@@ -205,25 +195,15 @@ def _unpadded(whole: Array, x: Array, axes: Sequence[str]) -> Array:
 
 def _exchanged_twice(
     x: Float[Array, "rank node ..."], axes: Sequence[str], levels: Levels, wire: Wire
-) -> tuple[Float[Array, "..."], Float[Array, "rank node ..."]]:
-    """The sum over all members of their parts for this one, inside the node and then between nodes, and what the codes
-    that this rank sent lacked, both in float32."""
+) -> Float[Array, "..."]:
+    """The sum over all members of their parts for this one, inside the node and then between nodes, in float32."""
     codes = wire.gradient
     assert codes is not None, "a gradient that is quantised"
-    lost = jnp.zeros_like(x, jnp.float32)
     if levels.ranks > 1:
-        inside = inside_wire(codes) if levels.nodes > 1 else codes
-        x, lost = _exchanged(x, axes, levels.inside, wire, inside)
-        x = x[None]
+        x = _exchanged(x, axes, levels.inside, inside_wire(codes) if levels.nodes > 1 else codes)[None]
     if levels.nodes == 1:
-        return x[0, 0].astype(jnp.float32), lost
-    mine, later = _exchanged(x[0], axes, levels.between, wire, codes)
-    return mine, lost.at[_own_place(axes, levels)[1]].add(later)
-
-
-def _own_place(axes: Sequence[str], levels: Levels) -> tuple[Array, Array]:
-    """This rank's node among the nodes of its group, and its place in it."""
-    return jnp.divmod(lax.axis_index(tuple(axes)), levels.ranks)
+        return x[0, 0].astype(jnp.float32)
+    return _exchanged(x[0], axes, levels.between, codes)
 
 
 def inside_wire(wire: str) -> str:
@@ -233,19 +213,16 @@ def inside_wire(wire: str) -> str:
 
 
 def _exchanged(
-    x: Float[Array, "member ..."], axes: Sequence[str], groups: RankGroups, wire: Wire, codes: str
-) -> tuple[Float[Array, "..."], Float[Array, "member ..."]]:
-    """The sum over the members of a group of their parts for this one, and what the codes of `x` lack, in float32."""
-    rows = x.reshape(x.shape[0], -1)
-    sent = _coded(rows, wire, codes)
-    came = lax.all_to_all(sent, tuple(axes), 0, 0, axis_index_groups=groups, tiled=True)
-    lost = rows.astype(jnp.float32) - _uncoded(sent, rows.shape[1], codes)
-    return _uncoded(came, x[0].size, codes).sum(axis=0).reshape(x.shape[1:]), lost.reshape(x.shape)
+    x: Float[Array, "member ..."], axes: Sequence[str], groups: RankGroups, codes: str
+) -> Float[Array, "..."]:
+    """The sum over the members of a group of their parts for this one, in float32."""
+    sent = _coded(x.reshape(x.shape[0], -1), codes)
+    received = lax.all_to_all(sent, tuple(axes), 0, 0, axis_index_groups=groups, tiled=True)
+    return _uncoded(received, x[0].size, codes).sum(axis=0).reshape(x.shape[1:])
 
 
-def _coded(rows: Array, wire: Wire, codes: str) -> Array:
-    """Rounded to the nearest code where the error is not lost; else without a bias."""
-    return rows.astype(jnp.bfloat16) if codes == "bfloat16" else encode(rows, codes, stochastic=not wire.feedback)
+def _coded(rows: Array, codes: str) -> Array:
+    return rows.astype(jnp.bfloat16) if codes == "bfloat16" else encode(rows, codes, stochastic=True)
 
 
 def _uncoded(rows: Array, elements: int, codes: str) -> Array:

@@ -20,8 +20,6 @@ class Wire:
     """Codes of the gathered weight; None for its storage dtype."""
     gradient: GradientWire | None = None
     """Codes of the gradient; None for its own dtype."""
-    feedback: bool = False
-    """Whether what is lost when a gradient is coded is added to that of the next step, before that is coded."""
     hierarchical: bool = False
     """Whether weights, and gradients in their own dtype, travel in two levels. Quantised gradients always do."""
     node_devices: int | None = None
@@ -41,7 +39,7 @@ class Wire:
     @property
     def exact(self) -> Wire:
         """The same for a weight that must not be quantised."""
-        return replace(self, weight=None, gradient=None, feedback=False)
+        return replace(self, weight=None, gradient=None)
 
 
 def secondary_ranks(secondary: int, sizes: Mapping[str, int], split: Collection[str]) -> int | None:

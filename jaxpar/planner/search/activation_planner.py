@@ -101,7 +101,7 @@ class ActivationPlanner:
             expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,
             exchange_wire=precision.exchange_wire, expert_codes=self._expert_codes, matmul_codes=self._matmul_codes,
             embedding_messages=self._embedding_messages,
-            sums_early=asked.overlap.replica_sums != "after" and not precision.gradient_error_feedback,
+            sums_early=asked.overlap.replica_sums != "after",
             shard_state=self._state_replicas > 1,
             attention=self.attention,
             expert_slices=asked.overlap.expert_slices, expert_own_rows=asked.overlap.expert_own_rows,
@@ -151,7 +151,7 @@ class ActivationPlanner:
     def _sums_early(self) -> bool:
         group = self.group
         config = self.model.config
-        if config.parallel.overlap.replica_sums == "after" or config.precision.gradient_error_feedback:
+        if config.parallel.overlap.replica_sums == "after":
             return False
         return only_after(group.pipe, group.replica, group.shards, self.choice.zero) is None
 

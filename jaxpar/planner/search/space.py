@@ -189,11 +189,6 @@ class Space:
         Without ranks to shard over all are stage 0. Stage 0 over fsdp is replica by another name, and under a pipeline
         stage 2 is stage 1 (`mesh.placements`).
         """
-        found = self._zeros(group)
-        # Error feedback is for gradients that are exchanged once a step.
-        return [zero for zero in found if zero < 2] if self.config.precision.gradient_error_feedback else found
-
-    def _zeros(self, group: Group) -> list[int]:
         fixed = self._number("zero")
         if group.shards == 1:
             return [0] if fixed in (None, 0) else []
@@ -232,8 +227,7 @@ class Space:
         """Whether the optimizer's state may be stored on the host."""
         fixed = self.fixed.get("offload")
         if fixed is None:
-            stays = OPTIMIZER in self.avoided or self.config.precision.gradient_error_feedback
-            return (False,) if stays else (False, True)
+            return (False,) if OPTIMIZER in self.avoided else (False, True)
         return (fixed in ("optimizer", "all"),)
 
     def ends(self, pipe: int, tensor: int) -> tuple[bool, ...]:

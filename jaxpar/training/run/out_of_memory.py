@@ -20,7 +20,7 @@ from jaxpar.layout.memory.estimate import estimate_memory, estimated_bytes, held
 from jaxpar.layout.memory.host import check_offload
 from jaxpar.layout.memory.nearest_fit import MORE_DEVICES, Search, describe_fit, nearest_fit
 from jaxpar.layout.memory.resident import host_gradient_bytes
-from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, residual_bytes, state_bytes
+from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, state_bytes
 from jaxpar.layout.memory.state_storage import check_offloaded_state, less_on_the_host
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.units import plural, size
@@ -41,7 +41,6 @@ def check_state_fits(layout: StepLayout, mesh: Mesh) -> None:
     limit, sharing = memory_limit(mesh)
     needed = (
         state_bytes(layout)
-        + residual_bytes(layout)
         - offloaded_state_bytes(layout) * (own_memory(mesh) or layout.plan.optimizer_offload == "file")
     ) * sharing
     if needed <= limit:

@@ -18,7 +18,7 @@ from jaxpar.layout.choices.matmul import matmul_rows, routed_choice, tiled_choic
 from jaxpar.layout.choices.reasons import choice_rows
 from jaxpar.layout.choices.replica_sums import why_gathered_before
 from jaxpar.layout.memory.estimate import chunk_bytes, offloaded_bytes
-from jaxpar.layout.memory.state_bytes import frozen_bytes, residual_bytes, state_bytes
+from jaxpar.layout.memory.state_bytes import frozen_bytes, state_bytes
 from jaxpar.layout.memory.state_storage import offload_rows
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.remat import offloaded
@@ -114,8 +114,6 @@ def _wire_row(layout: StepLayout) -> list[tuple[str, str, str]]:
     ways = [f"a secondary shard of {plan.secondary_shard} ranks", *_expert_copies(layout)]
     ways = ways if plan.secondary_shard > 1 else []
     ways += [f"{plan.collectives} over nodes of {plan.node_devices}"] if plan.collectives == "hierarchical" else []
-    if plan.gradient_error_feedback:
-        ways.append(f"error feedback with a residual of {size(residual_bytes(layout))} per device")
     if not codes and not ways:
         return []
     exact = ["norms, biases and routers exact"] if codes else []

@@ -34,7 +34,7 @@ from jaxpar.precision.matmul import SCALES
 from jaxpar.precision.recipe import recipe_of
 from jaxpar.precision.seen import Seen
 from jaxpar.precision.weight_codes import WEIGHT_SCALES, coded_weights
-from jaxpar.runtime.carried import Outcome, Reduction, where
+from jaxpar.runtime.carried import Outcome, where
 from jaxpar.training.residency.protocol import Measured, Residency
 from jaxpar.training.residency.weight_update import UpdateFacts
 
@@ -78,8 +78,6 @@ class StepGradients(NamedTuple):
     report: dict[str, Float[Array, ""]]
     observed: Seen
     """Statistics of the layers, [layers, tensors]."""
-    carried: dict[str, Any]
-    """Carried state that the reduction of the gradients changed, by name."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +106,13 @@ class StepFunctions:
         accumulated, reported, side = execute(
             self.layout.program, stages, weights, accumulators, batch, seeds, shared | of_codes
         )
-        gradients, changed = self._reduced(accumulated, state, scale)
+        gradients = self.residency.reduced(accumulated, scale)
         count = jnp.where(tokens == 0, jnp.nan, jnp.maximum(count, 1.0))
         means = {name: self._sum(total) / count for name, total in reported.items()}
         loss = means.pop("loss")
         report = {name: reduce_sum(value, AXES) / jnp.maximum(unpadded, 1.0) for name, value in side.metrics.items()}
         observed = Seen() if side.observed is None else side.observed.over_ranks(of_weights)
-        return StepGradients(loss, gradients, tokens, report | means, observed, changed)
+        return StepGradients(loss, gradients, tokens, report | means, observed)
 
     def _shared(self, state: TrainState) -> dict[str, Any]:
         """What layers of every microbatch can read besides it: updates so far, and what carried state gives."""
@@ -124,16 +122,6 @@ class StepFunctions:
     def _loss_scale(self, state: TrainState) -> Float[Array, ""]:
         factors = (kind.loss_scale(state.carried[name]) for name, kind in self.layout.carried.items())
         return jnp.asarray(prod(factors), jnp.float32)
-
-    def _reduced(
-        self, accumulated: Weights, state: TrainState, scale: Float[Array, ""]
-    ) -> tuple[Weights, dict[str, Any]]:
-        """Gradients in optimizer placement, and the carried state that their reduction changes."""
-        for name, kind in self.layout.carried.items():
-            if isinstance(kind, Reduction):
-                gradients, after = kind.reduce(accumulated, state.carried[name], scale)
-                return gradients, {name: after}
-        return self.residency.reduced(accumulated, scale), {}
 
     def _with_codes(self, master: Weights, shared: Batch, *, counts: bool = False) -> tuple[Weights, Batch, Seen]:
         """Weights with matrices as codes, what each microbatch then has of their scales, and what was seen of these
@@ -153,7 +141,7 @@ class StepFunctions:
 
     def measured(self, state: TrainState, batch: Batch, arguments: StepArguments) -> Measured:
         """Gradients and the facts of the update; the state after the step, without what the update makes; metrics."""
-        loss, gradients, tokens, report, observed, changed = self.gradients(state, batch, arguments.seed)
+        loss, gradients, tokens, report, observed = self.gradients(state, batch, arguments.seed)
         sums = self.residency.squares(gradients)
         norm = global_norm(sums, self.layout.squares)
         empty = tokens == 0
@@ -162,10 +150,7 @@ class StepFunctions:
             finite = finite & kind.accepts(observed)
         applies, idle = finite & ~empty, finite & empty
         outcome = Outcome(finite, observed)
-        carried = {}
-        for name, kind in self.layout.carried.items():
-            old = state.carried[name]
-            carried[name] = where(applies, changed[name], old) if name in changed else kind.next(old, outcome)
+        carried = {name: kind.next(state.carried[name], outcome) for name, kind in self.layout.carried.items()}
         carried = where(idle, state.carried, carried)
         skipped = jnp.where(finite, 0, state.skipped_in_row + 1)
         following = state._replace(

@@ -11,10 +11,6 @@ OVER_REPLICAS = (
     "::test_loss_and_gradients_equal_one_device[ZeRO-3, beside the backward]"
 )
 EMBEDDING = "tests/training/parity/test_embedding_messages.py::test_loss_and_gradients_equal_one_device[ZeRO-3]"
-FEEDBACK = (
-    "tests/training/parity/test_error_feedback.py"
-    "::test_gradients_of_steps_and_the_residual_add_up_to_those_of_one_device"
-)
 
 COMMUNICATION = (
     Fault(
@@ -77,22 +73,6 @@ COMMUNICATION = (
         old="    if levels.nodes == 1:\n        return x[0, 0]",
         new="    if levels.nodes > 0:\n        return x[0, 0]",
         caught_by=("tests/mesh/wire/test_travel.py::test_a_quantised_sum_is_within_its_bound_and_in_float32[int8-4]",),
-    ),
-    Fault(
-        name="residual_not_added",
-        description="What codes lacked of a gradient is stored, and not added to that of the next step.",
-        file="jaxpar/precision/error_feedback.py",
-        old="grad.astype(jnp.float32) + before[..., 0] * scale",
-        new="grad.astype(jnp.float32)",
-        caught_by=(f"{FEEDBACK}[ZeRO-1 over two nodes]",),
-    ),
-    Fault(
-        name="residual_of_every_rank_of_a_sum",
-        description="Ranks that hold the same sum all keep what its codes lacked, and add it as often.",
-        file="jaxpar/precision/error_feedback.py",
-        old="later = jnp.where(lax.axis_index(alike) == 0, later, 0.0)",
-        new="later = later + 0.0",
-        caught_by=(f"{FEEDBACK}[ZeRO-0 in a pipeline]",),
     ),
     Fault(
         name="dropped_sum_over_replicas",

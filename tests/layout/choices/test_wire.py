@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import prod
 from typing import Any
 
 import jax
@@ -14,12 +12,10 @@ from jaxpar.config.plan import Plan
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layout.choices.wire import wire_of
 from jaxpar.layout.make_plan import make_plan, resolve_config
-from jaxpar.layout.memory.estimate import estimate_memory, estimated_bytes
-from jaxpar.layout.memory.state_bytes import residual_bytes, state_bytes
+from jaxpar.layout.memory.estimate import estimated_bytes
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.wire.wire import Wire, secondary_ranks
 from jaxpar.training.run.plan_table import _wire_row
-from jaxpar.units import size
 from tests.sentences import refused
 from tests.small_run import layout_of, small
 
@@ -147,39 +143,6 @@ def test_the_plan_states_the_secondary_shard_that_experts_have(model: dict[str, 
     config = resolve_config(small(model=model, parallel=parallel, data={"batch_size": 16}), 16)
     layout = StepLayout(config, make_plan(config, jax.devices()[0], None))
     assert _wire_row(layout) == [("wire", "exact", way)]
-
-
-FEEDBACK = INT4 | {"gradient_error_feedback": True}
-
-
-def test_the_residual_of_error_feedback_is_stated_and_counted():
-    """Of matrices alone, whole on each rank of ZeRO-1: 4 bytes for each number that a rank multiplies with."""
-    config = resolve_config(small(precision=FEEDBACK, parallel={"fsdp": 4, "tensor": 2, "zero": 1}), 8)
-    found = {}
-    for own in (config, replace(config, precision=replace(config.precision, gradient_error_feedback=False))):
-        layout = StepLayout(own, make_plan(own, jax.devices()[0], 4))
-        found[layout.plan.gradient_error_feedback] = layout, estimate_memory(own, layout.plan)
-    (fed_back, more), (plain, less) = found[True], found[False]
-    norms = {"final_norm", "attention_norm", "mlp_norm"}
-    matrices = jax.tree.leaves(fed_back.abstract_state().carried["residual"])
-    specs = [spec for path, spec in jax.tree_util.tree_leaves_with_path(plain.trained)
-             if not norms & {key.key for key in path}]  # fmt: skip
-    assert [leaf.shape[:-1] for leaf in matrices] == [spec.shape for spec in specs]
-    own = sum(prod(leaf.sharding.shard_shape(leaf.shape)) * 4 for leaf in matrices)
-    assert residual_bytes(fed_back) == own and residual_bytes(plain) == 0
-    assert state_bytes(fed_back) == state_bytes(plain)
-    assert more.optimizer - less.optimizer == own and more.device - less.device == own
-    ((_, value, way),) = _wire_row(fed_back)
-    assert value == "gradients int4" and f"error feedback with a residual of {size(own)} per device, norms" in way
-
-
-def test_sums_over_replicas_wait_for_what_error_feedback_adds():
-    overlapped = {"replica": 2, "fsdp": 4, "zero": 0, "overlap": {"replica_sums": "overlapped"}}
-    with refused("parallel.overlap.replica_sums: overlapped", "precision.gradient_error_feedback", "expected auto"):
-        plan_of(4, FEEDBACK, **overlapped)
-    plan = plan_of(4, FEEDBACK, **overlapped | {"overlap": {"replica_sums": "auto"}})
-    assert plan.replica_sums.name == "after" and "gradient_error_feedback" in plan.replica_sums.reason
-    assert wire_of(plan) == Wire(gradient="int4", feedback=True, node_devices=4)
 
 
 def test_neighbours_that_are_a_part_of_several_axes_are_refused():

@@ -14,7 +14,7 @@ from jaxpar.distributed.devices import MOST_VIRTUAL, prepare_devices
 from jaxpar.layout.memory import device as device_memory
 from jaxpar.layout.memory.device import memory_limit, needed_bytes
 from jaxpar.layout.memory.estimate import MemoryEstimate, estimate_memory
-from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, residual_bytes, state_bytes
+from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, state_bytes
 from jaxpar.memory.streaming import PIECE_BYTES, PIECES
 from jaxpar.observe import memory_report
 from jaxpar.training.run import out_of_memory
@@ -91,17 +91,6 @@ def test_a_single_device_in_the_hosts_memory_holds_its_offloaded_state_there(mon
         check_state_fits(layout, mesh)
     monkeypatch.setattr(out_of_memory, "own_memory", lambda mesh: True)
     check_state_fits(layout, mesh)
-
-
-def test_the_residual_of_error_feedback_is_there_beside_the_state(monkeypatch: pytest.MonkeyPatch):
-    precision = {"gradient_wire": "int8", "gradient_error_feedback": True}
-    step = SmallRun(small(precision=precision, parallel={"fsdp": 2, "zero": 1})).step
-    needed = state_bytes(step.layout) + residual_bytes(step.layout)
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (2 * needed, 2))
-    check_state_fits(step.layout, step.mesh)
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (2 * needed - 1, 2))
-    with refused("parallel: weights and optimizer state take", size(2 * needed, 2)):
-        check_state_fits(step.layout, step.mesh)
 
 
 def test_a_small_run_fits():

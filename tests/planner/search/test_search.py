@@ -52,11 +52,6 @@ SPACES = {
     "codes, and layers without": search_of(
         model_of(**FEW, precision={"matmul": "fp8_current"}), "h100:2x2", limit=60 * GIB
     ),
-    "error feedback": search_of(
-        model_of(**FEW | {"precision": {"gradient_wire": "int8", "gradient_error_feedback": True}}),
-        "h100:2x2",
-        limit=60 * GIB,
-    ),
     "tight, and nothing on the host": search_of(model_of(**FEW), "h100:1x4", limit=int(1.4 * GIB), offload="none"),
 }
 
@@ -129,19 +124,6 @@ def test_a_plan_is_timed_with_the_state_that_its_replicas_share():
         parallel = {"replica": 2, "fsdp": 4, "microbatches": 2, "overlap": {"shard_state_over_replicas": asked}}
         config, plan = plan_on(model_of(data={"batch_size": 64}, parallel=parallel), search.cluster)
         assert plan.shard_state_over_replicas.name == layout_of(config, plan, search).shard_state == shared
-
-
-def test_error_feedback_is_planned_where_gradients_are_exchanged_once_a_step():
-    """And with the residual in memory: the plan is one that the trainer takes."""
-    found = SPACES["error feedback"].best(3)
-    for planned in found:
-        layout = planned.candidate.layout
-        _, plan = plan_on(planned.config, planned.cluster)
-        assert layout.zero < 2 and not layout.optimizer_offload and not layout.sums_early
-        assert plan.gradient_error_feedback and plan.replica_sums.name == "after"
-    without = replace(found[0].config, precision=replace(found[0].config.precision, gradient_error_feedback=False))
-    _, plan = plan_on(without, found[0].cluster)
-    assert estimate_memory(found[0].config, plan).device > estimate_memory(without, plan).device
 
 
 def test_less_memory_is_never_faster():

@@ -69,10 +69,6 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "history of FP8": {
         "precision": {"matmul": "fp8_delayed", "matmul_except": MatmulExcept(first_layers=0, last_layers=0)}
     },
-    "error feedback": {
-        "precision": {"gradient_wire": "int8", "gradient_error_feedback": True},
-        "parallel": {"fsdp": 2, "zero": 1},
-    },
     "offloaded": {"memory": {"optimizer_offload": "host"}},
 }
 
