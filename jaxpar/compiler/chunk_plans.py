@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from jaxpar.compiler.compile import plan_for
-from jaxpar.compiler.inspection import PLAIN_WIDTH
+from jaxpar.compiler.inspection import screen
 from jaxpar.config import Config, load_config
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster, parse_cluster
@@ -112,8 +112,7 @@ class ChunkInspection:
         if self.as_json:
             print(json_text(asdict(plan), indent=2))
             return
-        console = Console(markup=False)
-        print_chunk_plan(plan, console if console.is_terminal else Console(width=PLAIN_WIDTH, markup=False))
+        print_chunk_plan(plan, screen())
 
 
 def print_chunk_plan(plan: ChunkPlan, console: Console) -> None:

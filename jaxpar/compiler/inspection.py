@@ -9,18 +9,20 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step, with_known_vocab
+from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step, plan_for, with_known_vocab
 from jaxpar.compiler.report import Analysis, Report, make_report
-from jaxpar.compiler.report.difference import print_difference
+from jaxpar.compiler.report.build import with_utilisation
 from jaxpar.compiler.report.layer_picture import Program, layers_picture
 from jaxpar.compiler.report.layer_schedule import layer_schedules, turn_words
 from jaxpar.compiler.report.page import html_page
-from jaxpar.compiler.report.text import print_report
-from jaxpar.compiler.report.utilisation import utilisation
-from jaxpar.compiler.way_out import way_out
-from jaxpar.config import UserError, load_config
+from jaxpar.compiler.report.text import print_difference, print_report
+from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster, parse_cluster
+from jaxpar.hardware.memory import pool_bytes
+from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.layout.memory.nearest_fit import describe_fit, nearest_fit
+from jaxpar.layout.step_layout import StepLayout
 
 PLAIN_WIDTH = 140
 """Columns of the output where there is no terminal: those of the widest table."""
@@ -48,7 +50,7 @@ class Inspection:
     def run(self) -> None:
         """Compile, and print. Raises `UserError` with one sentence."""
         for file in filter(None, (self.page, self.picture)):
-            _check_writable(file)
+            check_writable(file)
         cluster = parse_cluster(self.cluster)
         analysis, report = self._report(self.config, cluster)
         before = self._report(self.other, cluster) if self.other is not None else None
@@ -61,8 +63,7 @@ class Inspection:
         if self.as_json:
             print(json_text({**report.to_dict(), **({"other": other.to_dict()} if other else {})}, indent=2))
             return
-        console = Console(markup=False)
-        console = console if console.is_terminal else Console(width=PLAIN_WIDTH, markup=False)
+        console = screen()
         if other is not None:
             print_difference(report, other, console)
         else:
@@ -84,25 +85,50 @@ class Inspection:
 
     def _report(self, file: Path, cluster: Cluster) -> tuple[Analysis, Report]:
         config = load_config(file, self.overrides)
-        screen = Console(stderr=True, markup=False)
+        errors = Console(stderr=True, markup=False)
         columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
         with Progress(
-            *columns, console=screen, transient=True, refresh_per_second=4, disable=not screen.is_terminal
+            *columns, console=errors, transient=True, refresh_per_second=4, disable=not errors.is_terminal
         ) as progress:
             task = progress.add_task(f"Compiling {file.stem} for {cluster.devices} x {cluster.gpu.name} ...")
             compilation = compile_step(
                 config, cluster, timeout_s=self.timeout_s, cache=DEFAULT_CACHE if self.remember else None
             )
             analysis = Analysis(compilation, cluster)
-            report = make_report(analysis, file.stem)
-            report = replace(report, utilisation=utilisation(report, with_known_vocab(config), cluster.gpu))
+            report = with_utilisation(make_report(analysis, file.stem), with_known_vocab(config), cluster.gpu)
             if not report.fits:
                 progress.update(task, description="It does not fit: looking for what does ...")
                 report = replace(report, way_out=way_out(config, cluster, report.allocated_bytes))
         return analysis, report
 
 
-def _check_writable(page: Path) -> None:
+def screen() -> Console:
+    """The terminal, or a console as wide as the widest table."""
+    console = Console(markup=False)
+    return console if console.is_terminal else Console(width=PLAIN_WIDTH, markup=False)
+
+
+def way_out(config: Config, cluster: Cluster, needed: int | None = None) -> str:
+    """The nearest settings that fit `cluster`, or a sentence that none do, by estimates and without compiling.
+
+    Args:
+        config: what does not fit.
+        cluster: where.
+        needed: XLA's number for it, in bytes on a GPU.
+    """
+    config, plan = plan_for(config, cluster)
+
+    def rebuild(changed: Config) -> StepLayout:
+        layout = StepLayout(*plan_for(changed, cluster))
+        on_host, limit = estimate_memory(layout.config, layout.plan).host, cluster.host_limit(config.memory.host_limit)
+        if layout.plan.optimizer_offload != "file" and on_host > limit:
+            raise UserError(f"memory.host_limit: {limit} bytes, and {on_host} are needed for each device")
+        return layout
+
+    return describe_fit(nearest_fit(StepLayout(config, plan), pool_bytes(cluster.device_bytes), rebuild, needed))
+
+
+def check_writable(page: Path) -> None:
     """Raises `UserError` for a file that could not be written once the compile is over."""
     if not page.parent.is_dir():
         raise UserError(f"--out {page}: the folder {page.parent} does not exist")

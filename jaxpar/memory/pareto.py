@@ -78,11 +78,6 @@ def point_of(costs: LayerCosts, treatments: Mapping[str, Treatment]) -> Point:
     return Point(size("save"), time, host, tuple(treatments[name] for name in costs.sizes))
 
 
-def recomputed_flops(costs: LayerCosts, treatments: Mapping[str, Treatment]) -> float:
-    """FLOPs of matmuls and attention that run again in a layer."""
-    return sum(o.flops for o in costs.recomputations if any(treatments[name] == "recompute" for name in o.outputs))
-
-
 def layer_frontier(costs: LayerCosts, *, offload: bool = True) -> list[Point]:
     """All choices of one layer that no other dominates, by increasing device bytes; of equals, one.
 

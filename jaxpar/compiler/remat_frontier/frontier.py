@@ -1,20 +1,20 @@
-"""Computes the frontier of what layers could keep, for a configuration and a cluster."""
+"""The Pareto frontier of bytes against time over what layers could keep on a cluster, computed without compiling."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
+from typing import Any
 
 from jaxpar.compiler.compile import plan_for
-from jaxpar.compiler.remat_frontier.record import FrontierPoint, RematFrontier
 from jaxpar.config import Config
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.kinds import kind_counts
 from jaxpar.config.plan import Plan
 from jaxpar.cost.hardware_model import borrowed
-from jaxpar.cost.recomputation import head_flops, head_seconds
+from jaxpar.cost.recomputation import head_seconds
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layers.declared import activation_names
@@ -23,24 +23,114 @@ from jaxpar.layout.choices.pipeline import layer_order, schedule_of
 from jaxpar.layout.layer_costs import costs_of_kinds
 from jaxpar.layout.memory.room import Room, memory_room
 from jaxpar.memory.costs import LayerCosts
-from jaxpar.memory.layer_shape import LayerShape, layer_shapes
-from jaxpar.memory.pareto import (
-    NO_LIMIT,
-    NothingFits,
-    Point,
-    alike_frontiers,
-    point_of,
-    recomputed_flops,
-)
+from jaxpar.memory.layer_shape import layer_shapes
+from jaxpar.memory.pareto import NO_LIMIT, NothingFits, Point, alike_frontiers, point_of
 from jaxpar.memory.remat import DEFAULT, PRESETS, Treatment, remat_map
 from jaxpar.pipeline.timing.simulate import simulate
 
-TRAINING = 3
-"""Work of a step in forwards: one forward, and a backward of twice the work."""
+type Treatments = Mapping[str, Treatment]
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """One choice for all layers, or a mix of two, on one device."""
+
+    name: str
+    """Its preset; empty if it is none."""
+    layer_bytes: float
+    """Kept on the device of one microbatch in one layer; the mean where layers differ."""
+    total_bytes: int
+    """The same in all layers, of all units in flight."""
+    host_bytes: int
+    """In the host's memory, of all units in flight, for one device."""
+    seconds: float
+    """Per step: what runs again, and copies that layers are too short to hide."""
+    time_share: float
+    """Share of the step's time with nothing recomputed."""
+    fits: bool
+    """Whether `total_bytes` and the buffers of copies to and from the host fit into what is left for activations."""
+    on_front: bool
+    """Whether no other choice without host memory has as few bytes and as little time."""
+    runs: tuple[tuple[int, dict[str, str]], ...]
+    """(layers, what happens to each activation) in the order of a chunk."""
+    kinds: dict[str, dict[str, str]] = field(default_factory=dict)
+    """What happens to each activation of the layers of each kind; nothing where layers are alike."""
+
+
+@dataclass(frozen=True)
+class RematFrontier:
+    """The frontier of a configuration on a cluster."""
+
+    config: str
+    cluster: str
+    gpu: str
+    gpus_per_host: int
+    axes: dict[str, int]
+    layers: int
+    """Of a chunk; the longest."""
+    chunks: int
+    """Of a pipe rank."""
+    microbatches: int
+    microbatch_rows: int
+    units: int
+    """Microbatches times chunks that a device keeps at the same time: a stash has this many slots on every rank."""
+    units_of_ranks: tuple[int, ...]
+    """How many of them each pipe rank fills under its schedule."""
+    usable_bytes: int
+    """Bytes of a device that a program may take."""
+    parts: dict[str, int]
+    """Bytes of everything but activations."""
+    room_bytes: int
+    """Bytes left for activations; below 0 where the rest does not fit."""
+    step_seconds: float
+    """A step with nothing recomputed, without a pipeline's bubble and without transfers of weights."""
+    points: tuple[FrontierPoint, ...]
+    """The frontier without host memory, all layers of a kind alike, by rising bytes."""
+    host_points: tuple[FrontierPoint, ...]
+    """The frontier with unlimited host memory."""
+    presets: tuple[FrontierPoint, ...]
+    cheapest: FrontierPoint | None
+    """The least time that fits, with one or two kinds of layers, without host memory; None where nothing fits."""
+    cheapest_with_host: FrontierPoint | None
+    """The same with host memory."""
+    notes: tuple[str, ...] = ()
+    """What the configuration rules out of this."""
+    way_out: str = ""
+    """The nearest settings that fit, in words, where no choice does."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether some choice fits."""
+        return self.cheapest is not None or self.cheapest_with_host is not None
+
+    @property
+    def least_bytes(self) -> int:
+        """The least bytes of all units in flight without host memory."""
+        return self.points[0].total_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+def hull(points: tuple[FrontierPoint, ...]) -> tuple[FrontierPoint, ...]:
+    """The lower convex hull of a frontier: chunks with layers of two of its neighbours reach what lies between them."""
+    corners: list[FrontierPoint] = []
+    for point in points:
+        while len(corners) > 1 and _above(corners[-2], corners[-1], point):
+            corners.pop()
+        corners.append(point)
+    return tuple(corners)
+
+
+def _above(left: FrontierPoint, middle: FrontierPoint, right: FrontierPoint) -> bool:
+    """Whether `middle` lies on the line from `left` to `right`, or above it."""
+    rise = (right.seconds - left.seconds) * (middle.total_bytes - left.total_bytes)
+    return (middle.seconds - left.seconds) * (right.total_bytes - left.total_bytes) >= rise
 
 
 def make_frontier(config: Config, cluster: Cluster, name: str) -> RematFrontier:
-    """The frontier of what layers of `config` could keep on `cluster`; its own `memory.remat` is ignored.
+    """The frontier of what layers of `config` could keep on `cluster`; its `memory.remat` is ignored.
 
     Raises `UserError` where the configuration is wrong or does not divide over the cluster.
     """
@@ -48,9 +138,6 @@ def make_frontier(config: Config, cluster: Cluster, name: str) -> RematFrontier:
     config, plan = plan_for(asked, cluster)
     room = memory_room(config, plan, int(ESTIMATED * pool_bytes(cluster.device_bytes)))
     return _Maker(config, plan, cluster, room).make(name)
-
-
-type Treatments = Mapping[str, Treatment]
 
 
 @dataclass(frozen=True)
@@ -61,12 +148,8 @@ class _Maker:
     room: Room
 
     @cached_property
-    def shapes(self) -> dict[str, LayerShape]:
-        return layer_shapes(self.config, self.plan.axes, self.plan.microbatch_rows)
-
-    @cached_property
     def costs(self) -> dict[str, LayerCosts]:
-        """Of a layer of each kind."""
+        """Costs of a layer of each kind."""
         return costs_of_kinds(self.config, self.cluster)
 
     @cached_property
@@ -89,13 +172,11 @@ class _Maker:
         presets = {
             preset: {kind: remat_map(preset, costs.sizes) for kind, costs in self.costs.items()} for preset in PRESETS
         }
-        least = sum(frontier[0][kind].device_bytes for kind in self.slots)
         return RematFrontier(
             config=name,
             cluster=self.cluster.name,
             gpu=self.cluster.gpu.name,
             gpus_per_host=self.cluster.gpus_per_host,
-            devices=self.plan.axes.devices,
             axes=dict(self.plan.axes),
             layers=len(self.slots),
             chunks=self.plan.virtual_stages,
@@ -107,13 +188,11 @@ class _Maker:
             parts=dict(self.room.parts),
             room_bytes=self.room.left_bytes,
             step_seconds=self._step_seconds,
-            host_bandwidth=next(iter(self.costs.values())).host_bandwidth,
             points=tuple(alike(named(each), _name_of(named(each), presets)) for each in frontier),
             host_points=tuple(alike(named(each)) for each in host_frontier),
             presets=tuple(alike(own, preset) for preset, own in presets.items()),
             cheapest=self._cheapest(places, 0),
             cheapest_with_host=self._cheapest(places, self._host_bytes),
-            least_bytes=least * self.room.units,
             notes=self._notes,
         )
 
@@ -136,9 +215,7 @@ class _Maker:
         found = [(kind, layers, point_of(self.costs[kind], own)) for (kind, own), layers in runs]
         chunk = sum(layers * point.device_bytes for _, layers, point in found)
         host = sum(layers * point.host_bytes for _, layers, point in found)
-        again = self._mean([(kind, n, recomputed_flops(self.costs[kind], own)) for (kind, own), n in runs])
         seconds = self._mean([(kind, layers, point.seconds) for kind, layers, point in found])
-        step = TRAINING * (self._per_layer("forward_flops") + self._head_per_layer)
         by_kind = {kind: own for (kind, own), _ in runs}
         alike = all(own == by_kind[kind] for (kind, own), _ in runs)
         per_step = seconds * self._layers_per_step
@@ -149,10 +226,8 @@ class _Maker:
         return FrontierPoint(
             name=name,
             layer_bytes=chunk / len(self.slots),
-            chunk_bytes=chunk,
             total_bytes=total,
             host_bytes=host * self.room.units,
-            flops_share=again / step,
             seconds=per_step,
             time_share=per_step / self._step_seconds,
             fits=total + on_their_way <= self.room.left_bytes and host <= self._host_bytes,
@@ -174,10 +249,6 @@ class _Maker:
         first, *others = means.values()
         return sum(counts[kind] * own for kind, own in means.items()) / sum(counts.values()) if others else first
 
-    def _per_layer(self, field: str) -> float:
-        """Of `LayerCosts`, for a layer of the model."""
-        return self._mean([(kind, self.slots.count(kind), getattr(own, field)) for kind, own in self.costs.items()])
-
     @property
     def _host_bytes(self) -> int:
         return self.room.host_unit_bytes(self.cluster.host_limit(self.config.memory.host_limit))
@@ -196,18 +267,13 @@ class _Maker:
         """Layers that a device runs in a step, on average over the pipe ranks."""
         return self.plan.microbatches * sum(self.plan.stage_layers) / self.plan.axes.pipe
 
-    @property
-    def _head_per_layer(self) -> float:
-        """FLOPs of the head, forward, shared out over the layers of the model."""
-        shape = next(iter(self.shapes.values()))
-        return head_flops(shape, padded_vocab(self.config.model)) / sum(self.plan.stage_layers)
-
     @cached_property
     def _step_seconds(self) -> float:
-        shape = next(iter(self.shapes.values()))
+        shape = next(iter(layer_shapes(self.config, self.plan.axes, self.plan.microbatch_rows).values()))
         head = head_seconds(shape, padded_vocab(self.config.model), self.cluster) / sum(self.plan.stage_layers)
-        layer = self._per_layer("forward_seconds") + self._per_layer("backward_seconds")
-        return (layer + head) * self._layers_per_step
+        each = [(kind, self.slots.count(kind), own.forward_seconds + own.backward_seconds)
+                for kind, own in self.costs.items()]  # fmt: skip
+        return (self._mean(each) + head) * self._layers_per_step
 
 
 def _name_of(own: Mapping[str, Treatments], presets: Mapping[str, Mapping[str, Treatments]]) -> str:

@@ -6,20 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-
 from jaxpar.compiler.compile import plan_for
-from jaxpar.compiler.inspection import PLAIN_WIDTH
+from jaxpar.compiler.inspection import check_writable, screen, way_out
 from jaxpar.compiler.remat_frontier.frontier import make_frontier
 from jaxpar.compiler.remat_frontier.picture import draw_frontier
 from jaxpar.compiler.remat_frontier.text import print_frontier
-from jaxpar.compiler.way_out import way_out
-from jaxpar.config import UserError, load_config
+from jaxpar.config import load_config
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.memory.remat import AUTO, DEFAULT
-
-FORMS = ("svg", "png")
 
 
 @dataclass(frozen=True)
@@ -37,8 +32,7 @@ class FrontierInspection:
     def run(self) -> None:
         """Search, and print. Raises `UserError` with one sentence."""
         for picture in self.pictures:
-            if not picture.parent.is_dir():
-                raise UserError(f"--out {picture}: the folder {picture.parent} does not exist")
+            check_writable(picture)
         config, cluster = load_config(self.config, self.overrides), parse_cluster(self.cluster)
         if config.memory.remat != AUTO:  # the frontier replaces the configured value, which may still be wrong
             plan_for(config, cluster)
@@ -47,15 +41,11 @@ class FrontierInspection:
             asked = replace(config, memory=replace(config.memory, remat=DEFAULT, offload_fraction=0.0))
             frontier = replace(frontier, way_out=way_out(asked, cluster))
         for picture in self.pictures:
-            try:
-                picture.write_bytes(draw_frontier(frontier, picture.suffix.lower().removeprefix(".")))
-            except OSError as error:
-                raise UserError(f"--out {picture}: cannot be written ({error.strerror})") from error
+            draw_frontier(frontier, picture)
         if self.as_json:
             print(json_text(frontier.to_dict(), indent=2))
             return
-        console = Console(markup=False)
-        console = console if console.is_terminal else Console(width=PLAIN_WIDTH, markup=False)
+        console = screen()
         print_frontier(frontier, console)
         for picture in self.pictures:
             console.print(f"Picture: {picture}", soft_wrap=True, highlight=False)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxpar.compiler.remat_frontier.record import FrontierPoint, RematFrontier, hull
+from jaxpar.compiler.remat_frontier.frontier import FrontierPoint, RematFrontier, hull
 from jaxpar.memory.remat import BASE, LAYER_INPUT, LAYERS, nearest_preset
 from jaxpar.units import percent, plural, seconds, size
 
@@ -17,12 +18,8 @@ from jaxpar.units import percent, plural, seconds, size
 def print_frontier(frontier: RematFrontier, console: Console) -> None:
     """Print the memory left for activations, what fits, and the table; a single sentence if nothing fits."""
     mesh = ", ".join(f"{axis} {n}" for axis, n in frontier.axes.items() if n > 1) or "one device"
-    console.print(
-        Text.assemble(
-            (frontier.config, "bold"), f" on {frontier.cluster}: {frontier.devices} x {frontier.gpu}, mesh {mesh}"
-        ),
-        soft_wrap=True,
-    )
+    about = f" on {frontier.cluster}: {prod(frontier.axes.values())} x {frontier.gpu}, mesh {mesh}"
+    console.print(Text.assemble((frontier.config, "bold"), about), soft_wrap=True)
     console.print(Text(verdict(frontier), "bold green" if frontier.cheapest else "bold red"), soft_wrap=True)
     if not frontier.fits:
         return
@@ -118,50 +115,26 @@ def _parts(frontier: RematFrontier) -> str:
 
 def _table(frontier: RematFrontier) -> Table:
     table = Table(
-        title="What layers keep of a microbatch, per GPU, and the cost of recomputing the rest",
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1),
-    )
-    for name, number in (
-        ("", False),
-        ("a layer", True),
-        ("a chunk", True),
-        ("in flight", True),
-        ("on host", True),
-        ("FLOPs", True),
-        ("time a step", True),
-        ("fits", False),
-        ("recomputed", False),
-    ):
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
-    rows = {
-        tuple((n, *own.items()) for n, own in point.runs): point
-        for point in (*hull(frontier.points), *frontier.presets)
-    }
-    for point in sorted(rows.values(), key=lambda point: (-point.total_bytes, point.seconds)):
-        table.add_row(*_cells(point))
+        title="What layers keep of a microbatch, per GPU, and the cost of recomputing the rest", title_justify="left",
+        title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1),
+    )  # fmt: skip
+    for name in ("", "a layer", "in flight", "on host", "time a step", "fits", "recomputed"):
+        table.add_column(name, justify="left" if name in ("", "fits", "recomputed") else "right", overflow="fold")
+    corners = {str(point.runs): point for point in (*hull(frontier.points), *frontier.presets)}
     with_host = [point for point in hull(frontier.host_points) if point.host_bytes]
-    table.add_section()
-    for point in sorted(with_host, key=lambda point: (-point.total_bytes, point.seconds)):
-        table.add_row(*_cells(point))
+    for points in (corners.values(), with_host):
+        for point in sorted(points, key=lambda point: (-point.total_bytes, point.seconds)):
+            table.add_row(
+                Text(point.name, "bold") if point.on_front else f"{point.name} (dominated)" if point.name else "",
+                size(point.layer_bytes),
+                size(point.total_bytes),
+                size(point.host_bytes) if point.host_bytes else "",
+                seconds(point.seconds),
+                Text("yes", "green") if point.fits else Text("no", "red"),
+                _words_of(point),
+            )
+        table.add_section()
     return table
-
-
-def _cells(point: FrontierPoint) -> tuple[str | Text, ...]:
-    return (
-        Text(point.name, "bold") if point.on_front else Text(f"{point.name} (dominated)" if point.name else ""),
-        size(point.layer_bytes),
-        size(point.chunk_bytes),
-        size(point.total_bytes),
-        size(point.host_bytes) if point.host_bytes else "",
-        percent(point.flops_share),
-        seconds(point.seconds),
-        Text("yes", "green") if point.fits else Text("no", "red"),
-        _words_of(point),
-    )
 
 
 def _words_of(point: FrontierPoint) -> str:

@@ -8,12 +8,12 @@ from functools import cached_property
 from jaxpar.compiler.compilation import Compilation
 from jaxpar.compiler.program.attribution import Movement, movements
 from jaxpar.compiler.program.costs.ops import Cost, costs
+from jaxpar.compiler.program.from_program import Schedule, schedule
 from jaxpar.compiler.program.hlo.parser import parse
 from jaxpar.compiler.program.hlo.records import Module
 from jaxpar.compiler.program.loops import Executions, executions
 from jaxpar.compiler.program.memory.buffers import Buffers, parse_buffers
 from jaxpar.compiler.program.memory.timeline import peak
-from jaxpar.compiler.program.schedule import Schedule, schedule
 from jaxpar.compiler.report.memory_classes import MemoryClasses
 from jaxpar.compiler.report.step_timer import StepTimer
 from jaxpar.compiler.stand_in import counts_one_backward
@@ -72,9 +72,11 @@ class Analysis:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """Transfers with the compute that overlaps them."""
-        times = self.timer.kernel, self.timer.transfer
-        return schedule(self.module, self.movements, self.costs, *times, channel=self.channel)
+        """The program on the clock: transfers with the compute that overlaps them."""
+        slowdown = self.timer.model.overlap_slowdown
+        return schedule(
+            self.module, self.movements, self.kernel_seconds, self.timer.transfer, slowdown, channel=self.channel
+        )
 
     def channel(self, movement: Movement) -> str:
         """What a transfer shares with others, of which one is in flight at a time."""

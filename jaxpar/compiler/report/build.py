@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxpar.compiler.program.attribution import Movement, place
 from jaxpar.compiler.program.costs.ops import float8_flops, flops_by_kind, recomputed_flops
+from jaxpar.compiler.program.from_program import Overlap
 from jaxpar.compiler.program.hlo.records import Frame, leaves
 from jaxpar.compiler.program.memory.makers import Makers
 from jaxpar.compiler.program.memory.timeline import Occupant, occupants
-from jaxpar.compiler.program.schedule import Overlap
 from jaxpar.compiler.report.analysis import Analysis
-from jaxpar.compiler.report.record import Collective, DeviceCopy, Exposure, LiveBuffer, PipeRank, Report
+from jaxpar.compiler.report.record import Collective, DeviceCopy, Exposure, LiveBuffer, Report
+from jaxpar.config import Config
 from jaxpar.config.plan import Plan
 from jaxpar.cost.hardware_model import borrowed
-from jaxpar.hardware.catalogue import gpu_named
+from jaxpar.hardware.catalogue import GPU, gpu_named
 from jaxpar.hardware.memory import pool_bytes
+from jaxpar.model.flops import causal_pairs, flops_per_step, mfu
+from jaxpar.units import plural
 
 LARGEST = 10
 COMPILING = "jaxpar/compiler/"
@@ -37,21 +40,14 @@ def make_report(analysis: Analysis, config: str) -> Report:
     # XLA's own peak is that of the fullest memory space, which may be the host's.
     peak_bytes = analysis.peak[1] if memory.host_temp or analysis.buffers.beside else memory.peak
     axes, costs = dict(compilation.plan.axes), analysis.costs
-    unknown = analysis.module.unknown.notes()  # complete once the costs are known
+    repeated = sum(cost.op.name in analysis.counts.repeated_by_xla for cost in costs)
     return Report(
         config=config,
         cluster=compilation.cluster,
         gpu=gpu_named(compilation.gpu).name,
         devices=compilation.plan.axes.devices,
         axes=axes,
-        notes=(
-            *compilation.notes,
-            *unknown,
-            *_kinds_note(analysis),
-            *_pipeline_note(analysis),
-            *load_note(compilation.plan),
-            *_time_note(analysis),
-        ),
+        notes=notes(analysis, repeated),
         fits=allocated <= usable,
         device_bytes=device,
         reserve_bytes=device - usable,
@@ -60,23 +56,76 @@ def make_report(analysis: Analysis, config: str) -> Report:
         allocated_bytes=allocated,
         host_bytes=host,
         classes=classes,
-        pipe_ranks=tuple(PipeRank(rank, peak_bytes, classes) for rank in range(axes["pipe"])),
         collectives=collectives(analysis.schedule.overlaps),
         exposures=exposures(analysis.schedule.overlaps),
         flops=sum(flops_by_kind(costs).values()),
         flops_by_kind=flops_by_kind(costs),
         recompute_flops=recomputed_flops(costs),
         float8_flops=float8_flops(costs),
-        compiler_recomputes=sum(cost.op.name in analysis.counts.repeated_by_xla for cost in costs),
+        compiler_recomputes=repeated,
         branches=len(analysis.counts.conditionals),
-        compute_seconds=analysis.schedule.compute_seconds,
+        compute_seconds=analysis.schedule.clock.step.compute,
+        slowed_seconds=analysis.schedule.slowed_seconds,
         exposed_seconds=analysis.schedule.exposed_seconds,
-        exposed_fraction=analysis.schedule.exposed_fraction,
         seconds_by_kind=_seconds_by_kind(analysis),
         largest_buffers=_largest(analysis, found),
         compile_seconds=compilation.compile_seconds,
         copies=device_copies(analysis),
     )
+
+
+def notes(analysis: Analysis, repeated: int) -> tuple[str, ...]:
+    """Where the program differs from the one that will run, and caveats of the numbers.
+
+    Args:
+        analysis: of the program, with its costs known.
+        repeated: ops that XLA itself runs again.
+    """
+    plan, kinds = analysis.compilation.plan, analysis.cluster.gpus
+    branches = len(analysis.counts.conditionals)
+    found = [*analysis.compilation.notes, *analysis.module.unknown.notes()]
+    if len(kinds) > 1:
+        names, slowest = " and ".join(gpu.name for gpu in kinds), analysis.cluster.gpu.name
+        found.append(
+            f"the cluster has {names}: compiled and timed for {slowest}, the slowest; memory is that of the smallest"
+        )
+    if plan.axes.pipe > 1:
+        found.append(
+            f"pipeline: all {plan.axes.pipe} ranks run one program, so each has buffers for the fullest rank, and "
+            "computes without use in ticks in which it is idle; that work is counted"
+        )
+    found += load_note(plan)
+    if analysis.hardware is None and (why := borrowed(analysis.timer.gpu)) is not None:
+        found.append(f"times: {why}")
+    if branches:
+        found.append(
+            f"{plural(branches, 'choice')} at run time, such as attention's blocks that a mask empties; "
+            "every branch is counted each time, so work in them is an upper bound"
+        )
+    if repeated:
+        found.append(
+            f"memory was short, so XLA itself runs {repeated} kernels and transfers a second time and overlaps less; "
+            "traffic and work include that"
+        )
+    return tuple(found)
+
+
+def with_utilisation(report: Report, config: Config, gpu: GPU) -> Report:
+    """`report` with the model FLOPs utilisation of its step, of rows without documents.
+
+    Args:
+        report: of the compiled step.
+        config: it is of, with the vocabulary set.
+        gpu: which it was compiled for.
+    """
+    assert config.model.vocab is not None, "the vocabulary is known"
+    tokens = config.data.batch_size * config.data.sequence_length
+    pairs = causal_pairs(config.model, tokens, config.data.sequence_length)
+    flops = flops_per_step(config.model, tokens, pairs, config.model.vocab, config.lora)
+    peaks: dict[str, float] = {gpu.training_dtype: gpu.training_peak}
+    peaks |= {"float8": gpu.peaks["float8"]} if report.float8_flops else {}
+    shares = {kind: mfu(flops, report.step_seconds, report.devices, peak) for kind, peak in peaks.items()}
+    return replace(report, utilisation=shares)
 
 
 @dataclass
@@ -108,8 +157,8 @@ def collectives(overlaps: tuple[Overlap, ...]) -> tuple[Collective, ...]:
             entry.movements[movement.transfer.start.name] = times
             entry.bytes += part.sent_bytes * times
             entry.recomputed += part.sent_bytes * times if part.recomputed else 0.0
-            entry.seconds += overlap.seconds * share * times
-            entry.enclosed += overlap.enclosed_seconds * share * times
+            entry.seconds += overlap.time.seconds * share * times
+            entry.enclosed += overlap.time.enclosed * share * times
             entry.exposed += overlap.exposed_per_step * share
     rows = [
         Collective(*key, sum(s.movements.values()), s.bytes, s.recomputed, s.seconds, s.enclosed, s.exposed)
@@ -131,9 +180,9 @@ def exposures(overlaps: tuple[Overlap, ...]) -> tuple[Exposure, ...]:
             source=where(overlap.movement.source),
             count=overlap.movement.executions,
             synchronous=overlap.movement.transfer.synchronous,
-            needs_s=overlap.seconds,
-            enclosed_s=overlap.enclosed_seconds,
-            exposed_s=overlap.exposed,
+            needs_s=overlap.time.seconds,
+            enclosed_s=overlap.time.enclosed,
+            exposed_s=overlap.time.exposed,
         )
         for overlap in longest
         if overlap.exposed_per_step > 0
@@ -159,16 +208,6 @@ def device_copies(analysis: Analysis) -> tuple[DeviceCopy, ...]:
     return tuple(row for row in rows if row.seconds > 0)
 
 
-def _pipeline_note(analysis: Analysis) -> tuple[str, ...]:
-    plan = analysis.compilation.plan
-    if plan.axes.pipe == 1:
-        return ()
-    return (
-        f"pipeline: all {plan.axes.pipe} ranks run one program, so each has buffers for the fullest rank, and "
-        "computes without use in ticks in which it is idle; that work is counted",
-    )
-
-
 def load_note(plan: Plan) -> tuple[str, ...]:
     """A note on the load of experts, where they are split: it is data, which a program does not have."""
     if not plan.experts or plan.axes.expert == 1:
@@ -177,22 +216,6 @@ def load_note(plan: Plan) -> tuple[str, ...]:
         "experts: all ranks are taken to have equal loads, so products are those of an even share of the rows and an "
         "exchange has one round; python -m jaxpar.plan and jaxpar.schedule predict times for parallel.expert_imbalance",
     )
-
-
-def _kinds_note(analysis: Analysis) -> tuple[str, ...]:
-    """A note on which GPU the program and the times are for, in a heterogeneous cluster."""
-    kinds = analysis.cluster.gpus
-    if len(kinds) == 1:
-        return ()
-    names = " and ".join(gpu.name for gpu in kinds)
-    slowest = analysis.cluster.gpu.name
-    return (f"the cluster has {names}: compiled and timed for {slowest}, the slowest; memory is that of the smallest",)
-
-
-def _time_note(analysis: Analysis) -> tuple[str, ...]:
-    """A note on which GPU's parameters the times use, where none were fitted for this GPU."""
-    why = None if analysis.hardware is not None else borrowed(analysis.timer.gpu)
-    return () if why is None else (f"times: {why}",)
 
 
 def axis_of(movement: Movement) -> str:

@@ -9,17 +9,6 @@ from jaxpar.config.strict_json import json_text
 
 
 @dataclass(frozen=True)
-class PipeRank:
-    """Memory of the GPUs of one pipeline rank."""
-
-    rank: int
-    peak_bytes: int
-    """The most bytes alive on the device at one time."""
-    classes: dict[str, int]
-    """Its parts in bytes (`memory_classes.CLASSES`); `host` is not part of the peak."""
-
-
-@dataclass(frozen=True)
 class Collective:
     """All transfers of a step with equal first five fields. Bytes are those that one GPU sends."""
 
@@ -92,6 +81,11 @@ class DeviceCopy:
     """Executions in a step."""
     seconds: float
 
+    @property
+    def per_step(self) -> float:
+        """Seconds in a step."""
+        return self.seconds * self.count
+
 
 @dataclass(frozen=True)
 class Report:
@@ -120,7 +114,6 @@ class Report:
     """Pinned memory of the host."""
     classes: dict[str, int]
     """Bytes at the peak; `host` comes on top."""
-    pipe_ranks: tuple[PipeRank, ...]
     collectives: tuple[Collective, ...]
     """Largest traffic first."""
     exposures: tuple[Exposure, ...]
@@ -135,11 +128,11 @@ class Report:
     branches: int
     """Conditionals of the program. What they choose is known at run time only, and every branch counts each time."""
     compute_seconds: float
-    """Of all kernels of a step."""
+    """Time of all kernels of a step, each alone on the GPU."""
+    slowed_seconds: float
+    """Time that kernels take longer because transfers between devices run beside them."""
     exposed_seconds: float
     """Time of transfers that no compute hides."""
-    exposed_fraction: float
-    """`exposed_seconds` as a share of both together."""
     seconds_by_kind: dict[str, float]
     """Time by kind of kernel."""
     largest_buffers: tuple[LiveBuffer, ...]
@@ -156,12 +149,17 @@ class Report:
 
     @property
     def step_seconds(self) -> float:
-        """Of a step, at what the GPU and its links are taken to reach."""
-        return self.compute_seconds + self.exposed_seconds
+        """Time of a step, at the speeds that the GPU and its links are taken to reach."""
+        return self.compute_seconds + self.slowed_seconds + self.exposed_seconds
+
+    @property
+    def exposed_fraction(self) -> float:
+        """Share of the step that transfers cost: those that are exposed, and the time that others take from compute."""
+        return (self.slowed_seconds + self.exposed_seconds) / self.step_seconds if self.step_seconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain containers."""
-        return asdict(self)
+        return asdict(self) | {"step_seconds": self.step_seconds, "exposed_fraction": self.exposed_fraction}
 
     def to_json(self) -> str:
         """JSON text."""

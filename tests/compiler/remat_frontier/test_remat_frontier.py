@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import combinations
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
-import matplotlib.image
 import pytest
-from matplotlib.text import Text
 
-from jaxpar.compiler.remat_frontier.picture import frontier_figure
-from jaxpar.compiler.remat_frontier.record import FrontierPoint, RematFrontier, hull
+from jaxpar.compiler.remat_frontier.frontier import FrontierPoint, hull
 from jaxpar.config import ModelConfig, load_config
 from jaxpar.inspect import main
 from jaxpar.memory.closed_forms import CLOSED_FORMS
@@ -45,9 +40,8 @@ def test_presets_have_the_bytes_of_their_closed_forms(capfd: pytest.CaptureFixtu
         assert presets[name]["layer_bytes"] == form(SHAPE)
         assert presets[name]["total_bytes"] == 32 * form(SHAPE)
     assert presets["none"]["seconds"] == 0
-    assert presets["gemm_last"]["flops_share"] == 0
     assert presets["gemm_last"]["time_share"] < 0.04
-    assert 0.2 < presets["full"]["flops_share"] < 0.33
+    assert 0.2 < presets["full"]["time_share"] < 0.33
     # `none` keeps what the kernel behind it recomputes at no cost.
     assert [name for name, point in presets.items() if point["on_front"]] == ["gemm_last", "full"]
     best = frontier["points"][-1]
@@ -128,40 +122,16 @@ def test_pipeline_ranks_are_reported_with_their_units(capfd: pytest.CaptureFixtu
     assert frontier["units_of_ranks"] == [11, 9, 7, 5]
     assert (frontier["layers"], frontier["chunks"]) == (4, 2)
     none = next(point for point in frontier["presets"] if point["name"] == "none")
-    assert none["total_bytes"] == frontier["units"] * none["chunk_bytes"] == frontier["units"] * 4 * none["layer_bytes"]
+    assert none["total_bytes"] == frontier["units"] * 4 * none["layer_bytes"]
 
 
 @pytest.mark.parametrize("form", ["svg", "png"])
-def test_the_picture_names_the_presets(form: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_a_picture_is_written_in_either_form(form: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     picture = tmp_path / f"front.{form}"
     assert run("--out", picture) == 0
     assert f"Picture: {picture}" in capfd.readouterr().out
-    if form == "png":
-        height, width = matplotlib.image.imread(picture).shape[:2]
-        assert (width, height) == (1440, 864)
-        return
-    text = " ".join(ElementTree.parse(picture).getroot().itertext())
-    for expected in ("gemm_last", "selective", "full", "none", "left for activations", "GiB"):
-        assert expected in text
-
-
-@pytest.mark.parametrize("close", [0.0, 0.002, 0.01, 0.1])
-def test_names_of_presets_that_are_close_do_not_overlap(close: float):
-    def point(name: str, size: float, seconds: float) -> FrontierPoint:
-        return FrontierPoint(name, size, int(size), int(size), 0, 0.0, seconds, 0.0, True, True, ((1, {}),))
-
-    frontier = RematFrontier(
-        "small", "h100:1x8", "H100", 8, 8, {"fsdp": 8}, 4, 1, 1, 1, 1, (1,), 80 * 2**30, {}, 50 * 2**30, 2.0, 5e10,
-        tuple(point("", i * 2**30, 1 - i / 40) for i in range(1, 40)), (point("", 2**30, 0.5), point("", 2**34, 0.0)),
-        tuple(point(f"preset{i}", (20 + 20 * close * i) * 2**30, 0.5 - close * i) for i in range(5)), None, None, 0,
-    )  # fmt: skip
-    figure = frontier_figure(frontier)
-    figure.draw_without_rendering()
-    (axes, *_) = figure.axes
-    texts = [Text.get_window_extent(note) for note in axes.texts]
-    assert len(texts) == 5
-    assert not any(a.overlaps(b) for a, b in combinations(texts, 2))
-    assert all(axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 for box in texts)
+    if form == "svg":
+        assert "<svg" in picture.read_text()
 
 
 @pytest.mark.parametrize(
@@ -182,7 +152,7 @@ def test_bad_input_is_one_sentence(arguments: list[str], expected: str, capfd: p
 
 def test_the_hull_leaves_out_what_two_kinds_of_layers_beat():
     def point(size: int, seconds: float) -> FrontierPoint:
-        return FrontierPoint("", size, size, size, 0, 0.0, seconds, 0.0, True, True, ((1, {}),))
+        return FrontierPoint("", size, size, 0, seconds, 0.0, True, True, ((1, {}),))
 
     points = point(0, 10), point(1, 9), point(2, 4), point(3, 3), point(4, 2), point(5, 1.9)
     assert [p.total_bytes for p in hull(points)] == [0, 2, 4, 5]

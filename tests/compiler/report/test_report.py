@@ -16,24 +16,22 @@ from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.program.hlo.records import Frame
 from jaxpar.compiler.program.memory.timeline import occupants
 from jaxpar.compiler.report import Analysis, Report, make_report
-from jaxpar.compiler.report.build import load_note, where
-from jaxpar.compiler.report.difference import memory_rows, traffic_rows
+from jaxpar.compiler.report.build import load_note, notes, where, with_utilisation
 from jaxpar.compiler.report.layer_picture import LEFT, Program, layers_picture
-from jaxpar.compiler.report.layer_schedule import LayerSchedule, Span, layer_schedules
+from jaxpar.compiler.report.layer_schedule import Box, LayerSchedule, layer_schedules
 from jaxpar.compiler.report.memory_classes import CLASSES
-from jaxpar.compiler.report.memory_timeline import memory_timeline
+from jaxpar.compiler.report.memory_picture import memory_timeline
 from jaxpar.compiler.report.page import html_page
+from jaxpar.compiler.report.tables import differences
 from jaxpar.compiler.report.text import COPIES, print_report
-from jaxpar.compiler.report.utilisation import utilisation
 from jaxpar.config import load_config
-from jaxpar.config.plan import Choice
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.model.flops import flops_per_step
-from jaxpar.units import percent
+from jaxpar.trace.clock import Span
 from tests.compiler.inspected import CACHE, YAML, hsdp, inspected, wide
 
 LAYERS, MICROBATCHES, FSDP = 4, 2, 4
@@ -67,8 +65,6 @@ def test_classes_add_up_to_the_compilers_peak():
     assert set(report.classes) == set(CLASSES)
     on_device = sum(count for name, count in report.classes.items() if name != "host")
     assert on_device == pytest.approx(report.peak_bytes, rel=0.02)
-    assert report.pipe_ranks[0].classes == report.classes
-    assert len(report.pipe_ranks) == report.axes["pipe"]
 
 
 def test_the_optimizer_class_is_master_weights_and_two_moments_in_float32():
@@ -115,9 +111,12 @@ def test_sums_over_replicas_beside_the_backward_send_those_of_one_layer_more(tmp
 def test_exposed_time_is_a_share_of_the_time_of_a_step():
     analysis, report = hsdp()
     assert report.exposed_seconds == pytest.approx(sum(row.exposed_s for row in report.collectives))
-    assert report.exposed_fraction == pytest.approx(report.exposed_seconds / report.step_seconds)
+    lost = report.exposed_seconds + report.slowed_seconds
+    assert report.exposed_fraction == pytest.approx(lost / report.step_seconds)
+    hidden = sum(row.seconds - row.exposed_s for row in report.collectives)
+    assert report.slowed_seconds == pytest.approx(HOPPER.overlap_slowdown * hidden) and hidden > 0
     assert report.compute_seconds == pytest.approx(sum(report.seconds_by_kind.values()))
-    assert analysis.schedule.exposed_seconds == pytest.approx(report.exposed_seconds)
+    assert analysis.schedule.clock.step.seconds == pytest.approx(report.step_seconds)
 
 
 def test_the_largest_buffers_name_the_line_that_made_them():
@@ -139,41 +138,37 @@ def test_json_holds_the_keys_that_are_promised():
     assert set(of_each.split()) <= set(plain["collectives"][0])
 
 
-def test_one_layer_waits_as_long_as_the_schedule_states():
+def test_one_layer_takes_as_long_as_the_loop_and_waits_as_long_as_its_transfers():
     analysis, _ = hsdp()
     schedules = layer_schedules(analysis)
     assert [schedule.title for schedule in schedules] == ["Forward", "Backward"]
     assert all(schedule.executions == (LAYERS - 1) * MICROBATCHES for schedule in schedules)
-    inside = {
-        op for op in analysis.module.computations if analysis.counts.counts.get(op) == (LAYERS - 1) * MICROBATCHES
-    }
-    exposed = sum(o.exposed for o in analysis.schedule.overlaps if o.movement.transfer.start.computation in inside)
-    waited = sum(span.end - span.start for schedule in schedules for span in schedule.waits)
-    assert waited == pytest.approx(exposed)
+    names = {box.span.name for schedule in schedules for box in schedule.boxes}
+    inside = [one for one in analysis.schedule.overlaps if one.movement.transfer.start.name in names]
+    assert sum(schedule.waited for schedule in schedules) == pytest.approx(sum(one.time.exposed for one in inside))
+    for schedule in schedules:
+        computed = sum(box.seconds for box in schedule.boxes if box.span.kind == "compute")
+        assert schedule.seconds == pytest.approx(computed + schedule.waited)
 
 
 def test_the_picture_has_a_box_for_all_time_that_is_computed_sent_or_waited_for():
     """Boxes of a kind are as wide, together, as its time on the axis; those of kernels of one kind are joined."""
-    analysis, _ = hsdp()
-    layers = layer_schedules(analysis)
+    layers = layer_schedules(hsdp()[0])
     root = ElementTree.fromstring(layers_picture([Program("<before>", layers), Program("after", layers)], "a & b"))
-    boxes = [box for box in root.iter(f"{SVG}rect") if box.find(f"{SVG}title") is not None]
-    widest = max(layer.seconds for layer in layers)
-    ends = [float(box.attrib["x"]) + float(box.attrib["width"]) for box in boxes]
-    pixels = (max(ends) - LEFT) / widest
-    spans = [span for layer in layers for span in [*layer.kernels, *layer.transfers, *layer.waits]]
-    drawn = sum(float(box.attrib["width"]) for box in boxes)
-    assert drawn == pytest.approx(2 * pixels * sum(span.end - span.start for span in spans), rel=0.05)
-    assert len(boxes) < 2 * len(spans)
+    drawn = [box for box in root.iter(f"{SVG}rect") if box.find(f"{SVG}title") is not None]
+    ends = [float(box.attrib["x"]) + float(box.attrib["width"]) for box in drawn]
+    pixels = (max(ends) - LEFT) / max(layer.seconds for layer in layers)
+    boxes = [box for layer in layers for box in layer.boxes]
+    width = sum(float(box.attrib["width"]) for box in drawn)
+    assert width == pytest.approx(2 * pixels * sum(box.seconds for box in boxes), rel=0.05)
+    assert len(drawn) < 2 * len(boxes)
     words = "".join(text.text or "" for text in root.iter(f"{SVG}text"))
-    assert "a & b" in words and "<before>" in words and "not measured" in words
-    waiting = sum(span.end - span.start for span in layers[1].waits) / layers[1].seconds
-    assert words.count(f"{percent(waiting)} of it waiting") == 2
+    assert "a & b" in words and "<before>" in words
 
 
 def test_transfers_that_run_at_the_same_time_have_lanes_of_their_own():
-    span = lambda start, end: Span("gather_weight over fsdp", "gather_weight", start, end, "")
-    layer = LayerSchedule("Forward", 1, 3e-3, [], [span(0, 2e-3), span(1e-3, 3e-3), span(2e-3, 3e-3)])
+    box = lambda start, end: Box(Span("", "message", start, end), "gather_weight", "gather_weight over fsdp")
+    layer = LayerSchedule("Forward", 1, 3e-3, (box(0, 2e-3), box(1e-3, 3e-3), box(2e-3, 3e-3)))
     root = ElementTree.fromstring(layers_picture([Program("a", [layer])], "a"))
     boxes = [box for box in root.iter(f"{SVG}rect") if box.find(f"{SVG}title") is not None]
     assert len({box.attrib["y"] for box in boxes}) == 2
@@ -182,7 +177,7 @@ def test_transfers_that_run_at_the_same_time_have_lanes_of_their_own():
 def test_the_timeline_has_its_maximum_at_the_peak():
     analysis, report = hsdp()
     timeline = memory_timeline(analysis, columns=50)
-    totals = [sum(timeline.classes[name][i] for name in timeline.classes) for i in range(len(timeline.places))]
+    totals = timeline.totals
     assert timeline.places[totals.index(max(totals))] == timeline.peak
     assert max(totals) == pytest.approx(report.peak_bytes, rel=0.02)
     assert [name for name, _, _ in timeline.loops] == ["forward layers", "backward layers"]
@@ -193,16 +188,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_no_name_can_break_it():
     page = html_page(analysis, replace(report, config="</script><b>"))
     assert "</script><b>" not in page
     assert page.replace("http://www.w3.org/2000/svg", "").count("://") == 0
-    assert (page.count('<svg class="memory"'), page.count('<svg class="layer"')) == (1, 2)
-
-
-def test_the_page_states_how_many_layers_a_turn_of_the_loop_has():
-    analysis, report = hsdp()
-    plan = replace(analysis.compilation.plan, layer_unroll=Choice(2))
-    turns = replace(analysis, compilation=replace(analysis.compilation, plan=plan))
-    heads = [re.findall("<h2>([^<]*over time)</h2>", html_page(one, report)) for one in (analysis, turns)]
-    assert heads[0] == ["One layer over time"]
-    assert heads[1][0].startswith("2 layers")
+    assert (page.count('<svg class="memory"'), page.count('<svg class="layers"'), page.count("<style>")) == (1, 1, 1)
 
 
 def test_a_note_states_the_load_of_experts_where_ranks_share_them():
@@ -258,32 +244,25 @@ def test_device_memory_that_xlas_total_leaves_out_counts():
 def test_the_utilisation_is_of_the_peak_in_16_bits_and_in_fp8_of_its_own():
     _, report = hsdp()
     config, gpu = load_config(CACHE / "hsdp.yaml"), gpu_named("h100")
-    plain = utilisation(report, config, gpu)
-    pairs = {None: 16 * 64 * 65 // 2}
-    flops = flops_per_step(config.model, 16 * 64, pairs, 512)
+    plain = with_utilisation(report, config, gpu).utilisation
+    flops = flops_per_step(config.model, 16 * 64, {None: 16 * 64 * 65 // 2}, 512)
     assert plain == {"bfloat16": pytest.approx(flops / (report.step_seconds * 8 * 989.4e12))}
-    report = replace(report, float8_flops=1.0)
-    both = utilisation(report, config, gpu)
+    both = with_utilisation(replace(report, float8_flops=1.0), config, gpu).utilisation
     assert both == plain | {"float8": pytest.approx(plain["bfloat16"] * 989.4 / 1978.9)}
-    report = replace(report, utilisation={"bfloat16": 0.5, "float8": 0.25})
-    assert "utilisation would be 50.0% of the bfloat16 peak and 25.0% of the FP8 peak." in shown_text(report)
-    assert json.loads(report.to_json())["utilisation"] == {"bfloat16": 0.5, "float8": 0.25}
 
 
 def test_what_the_compiler_repeats_of_its_own_accord_is_reported():
-    _, report = hsdp()
-    assert "memory was short" not in shown_text(report)
-    assert "memory was short" in shown_text(replace(report, compiler_recomputes=7))
+    analysis, _ = hsdp()
+    assert ["memory was short" in " ".join(notes(analysis, repeated)) for repeated in (0, 7)] == [False, True]
 
 
 def test_a_difference_names_what_changed_and_only_that():
     _, report = hsdp()
-    assert traffic_rows(report, report) == []
+    assert differences(report, report)[1].table.rows == []
     fewer = replace(report, collectives=report.collectives[1:], peak_bytes=report.peak_bytes // 2)
-    gone = traffic_rows(report, fewer)
+    memory, gone, _ = (titled.table.rows for titled in differences(report, fewer))
     assert gone[0][0].startswith(f"{report.collectives[0].axis} {report.collectives[0].collective}")
-    assert gone[0][3].endswith("(-100%)")
-    assert memory_rows(report, fewer)[-1][3].endswith("(-50%)")
+    assert gone[0][3].endswith("(-100%)") and memory[-1][3].endswith("(-50%)")
 
 
 def test_copies_on_the_device_are_listed_with_the_line_that_asked_for_them():

@@ -88,5 +88,5 @@ def test_the_layers_of_the_page_are_not_the_rounds_that_a_balanced_step_never_ru
     forward, backward = layer_schedules(analysis)
     assert (forward.title, backward.title) == ("Forward", "Backward")
     for one in (forward, backward):
-        assert one.executions and "matmul" in {span.kind for span in one.kernels}
-        assert any("exchange_tokens" in span.label for span in one.transfers)
+        assert one.executions and "matmul" in {box.kind for box in one.boxes}
+        assert any("exchange_tokens" in box.label for box in one.boxes)

@@ -80,7 +80,7 @@ def assert_copies_are_hidden(analysis: Analysis, but_for: float = 0.05) -> None:
     """All are asynchronous, and at most this share of their time is waited for."""
     copies = [o for o in analysis.schedule.overlaps if o.movement.transfer.channel == "host"]
     assert all(not copy.movement.transfer.synchronous for copy in copies)
-    needed = sum(copy.seconds * copy.movement.executions for copy in copies)
+    needed = sum(copy.time.seconds * copy.movement.executions for copy in copies)
     assert needed > 0
     assert sum(copy.exposed_per_step for copy in copies) < but_for * needed
 

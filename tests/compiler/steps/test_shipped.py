@@ -12,8 +12,6 @@ from jaxpar.config import load_config
 from jaxpar.hardware.cluster import parse_cluster
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-WAITED = 0.05
-"""Most of a step, compute and exposed transfers together."""
 
 
 def compiled(file: str, on: str, *overrides: str) -> Report:
@@ -25,24 +23,25 @@ def compiled(file: str, on: str, *overrides: str) -> Report:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("file", "on", "overrides", "copied"),
+    ("file", "on", "overrides", "waited", "copied"),
     [
-        ("llama3_8b", "h100:1x8", (), 0.01),
-        ("llama3_8b", "h100:4x8", ("data.batch_size=256",), 0.01),
-        ("llama3_70b", "h100:32x8", (), 0.012),
+        ("llama3_8b", "h100:1x8", (), 0.03, 0.01),
+        ("llama3_8b", "h100:4x8", ("data.batch_size=256",), 0.04, 0.01),
+        ("llama3_70b", "h100:32x8", (), 0.055, 0.012),
     ],
     ids=["8B on a host", "8B on four hosts", "70B"],
 )
-def test_a_step_waits_for_little(file: str, on: str, overrides: tuple[str, ...], copied: float):
+def test_a_step_waits_for_little(file: str, on: str, overrides: tuple[str, ...], waited: float, copied: float):
+    """Of a step, what is exposed and what compute loses to the transfers beside it."""
     report = compiled(file, on, *overrides)
-    assert report.fits and report.exposed_fraction <= WAITED
+    assert report.fits and report.exposed_fraction <= waited
     assert_little_is_copied_and_gathers_run_beside_others(report, copied)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("file", "on", "seconds", "waited", "copied"),
-    [("llama3_405b", "h100:128x8", 92.5, 0.025, 0.023), ("gpt3_175b_32k", "h800:32x8", 46.5, 0.028, 0.018)],
+    [("llama3_405b", "h100:128x8", 95.0, 0.049, 0.023), ("gpt3_175b_32k", "h800:32x8", 48.0, 0.057, 0.018)],
     ids=["405B", "175B"],
 )
 def test_a_step_with_copies_to_the_host_is_as_fast_as_was_reached(
@@ -50,10 +49,10 @@ def test_a_step_with_copies_to_the_host_is_as_fast_as_was_reached(
 ):
     """docs/decisions.md has what else was compiled."""
     report = compiled(file, on)
-    assert report.fits and report.compute_seconds + report.exposed_seconds <= seconds
+    assert report.fits and report.step_seconds <= seconds
     assert report.exposed_fraction <= waited
     copies = sum(row.exposed_s for row in report.collectives if row.axis == "host")
-    assert copies <= 0.01 * (report.compute_seconds + report.exposed_seconds)
+    assert copies <= 0.01 * (report.step_seconds)
     assert_little_is_copied_and_gathers_run_beside_others(report, copied)
 
 
@@ -65,8 +64,8 @@ def test_tensor_ranks_of_a_whole_host_wait_for_what_was_reached():
     report = compiled(
         "llama3_70b", "h100:32x8", "parallel.fsdp=32", "parallel.tensor=8", "parallel.overlap.collectives_at_once=2"
     )
-    assert report.fits and report.compute_seconds + report.exposed_seconds <= 20.3
-    assert report.exposed_fraction <= 0.185
+    assert report.fits and report.step_seconds <= 20.7
+    assert report.exposed_fraction <= 0.205
     assert_little_is_copied_and_gathers_run_beside_others(report, 0.006)
 
 
@@ -84,7 +83,7 @@ def test_the_exchange_of_experts_is_hidden(file: str, on: str, overrides: tuple[
     miss it (docs/decisions.md)."""
     report = compiled(file, on, "parallel.expert_backend=mosaic", *overrides)
     found = sum(row.exposed_s for row in report.collectives if row.collective == "exchange_tokens")
-    assert report.fits and 0 < found <= waited * (report.compute_seconds + report.exposed_seconds)
+    assert report.fits and 0 < found <= waited * (report.step_seconds)
 
 
 def assert_little_is_copied_and_gathers_run_beside_others(report: Report, copied: float) -> None:

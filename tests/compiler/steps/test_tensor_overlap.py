@@ -34,7 +34,7 @@ def not_beside_a_matmul(analysis: Analysis) -> tuple[int, list[str]]:
         for overlap in analysis.schedule.overlaps
         if overlap.movement.kind == "collective-permute" and overlap.movement.parts[0].collective in SEQUENCE
     ]
-    alone = [one for one in sends if not any(each.op.name in matmuls for each in one.enclosed)]
+    alone = [one for one in sends if not any(name in matmuls for name, _ in one.time.beside)]
     return len(sends), [f"{one.movement.transfer.inner.op_name}: {one.movement.source}" for one in alone]
 
 

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar.compiler.program.attribution import movements
 from jaxpar.compiler.program.costs.ops import costs
+from jaxpar.compiler.program.from_program import schedule
 from jaxpar.compiler.program.loops import executions
-from jaxpar.compiler.program.schedule import schedule
 from jaxpar.compiler.report.step_timer import StepTimer
 from jaxpar.config.plan import Choice, ExpertLayout
 from jaxpar.config.schema.experts import ExpertsConfig
@@ -87,17 +87,18 @@ def _read(text: str, axes: dict[str, int], hosts: int) -> dict[str, Any]:
     cluster = parse_cluster(f"h100:{hosts}x{each}")
     timer = StepTimer(cluster.gpu, cluster, nearest_hardware(cluster.gpu))
     kernels = costs(module, counts)
-    found = schedule(module, movements(module, counts, axes, each), kernels, timer.kernel, timer.transfer)
+    times = {cost.op.name: timer.kernel(cost) for cost in kernels}
+    found = schedule(module, movements(module, counts, axes, each), times, timer.transfer, 0.0)
     # Loads are even, so that rounds after the first run no times.
     exchanges = [o for o in found.overlaps if "exchange_tokens" in o.movement.collectives and o.movement.executions]
     filled = [cost.written_bytes for cost in kernels if cost.kind == "copy" and not cost.read_bytes and cost.executions]
     scatters = [op.op_name for one in module.computations.values() for op in one.ops if op.opcode == "scatter"]
     return {
         "bytes": sum(part.sent_bytes for one in exchanges for part in one.movement.parts),
-        "compute": found.compute_seconds,
-        "exchange": sum(one.seconds for one in exchanges),
-        "exposed": sum(one.exposed for one in exchanges),
-        "messages": [(one.exposed, one.seconds, one.movement.kind) for one in exchanges],
+        "compute": found.clock.step.compute,
+        "exchange": sum(one.time.seconds for one in exchanges),
+        "exposed": sum(one.time.exposed for one in exchanges),
+        "messages": [(one.time.exposed, one.time.seconds, one.movement.kind) for one in exchanges],
         "filled": sorted(filled, reverse=True),
         "scatters": [name for name in scatters if not name.endswith("/sort")],  # XLA inverts a permutation with one
     }
