@@ -13,7 +13,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.reading.yaml_file import read_record
 from jaxpar.config.spelling import named, quoted
 from jaxpar.hardware.catalogue import GPU, gpu_named
-from jaxpar.hardware.links import Link
+from jaxpar.hardware.links import HOST_SHARE, MEASURED, Link
 from jaxpar.units import GIB, TIB, rate
 
 HOST_MEMORY = TIB
@@ -149,8 +149,9 @@ class Cluster:
 
     @property
     def host_bandwidth(self) -> float:
-        """Bytes per second and direction between a GPU and its host's memory."""
-        return min(group.host.bandwidth for group in self.groups)
+        """Bytes per second and direction that copies between a GPU and its host's memory reach."""
+        reached = lambda link: link.bandwidth * (1.0 if link.source == MEASURED else HOST_SHARE)
+        return min(reached(group.host) for group in self.groups)
 
     def host_limit(self, asked: int | None = None) -> int:
         """Bytes of its host's memory that a GPU may have pinned: what is `asked` (`memory.host_limit`), else its share.

@@ -48,6 +48,14 @@ def pcie(generation: int) -> Link:
     return Link(f"PCIe {generation} x16", per_direction * GIGA, 5.7 * MICRO, f"PCI Express {generation}.0, 16 lanes")
 
 
+MEASURED = "measured"
+"""Source of a bandwidth that copies or collectives were measured to reach on the machine."""
+HOST_SHARE = 0.8
+"""Part of the link to host memory that a copy reaches, in each direction. Measured in one direction at a time with
+nvbandwidth: 24.8 of 32 GB/s on A100 (github.com/NVIDIA/nvbandwidth, issue 53) and 52.8 of 64 GB/s on H100 (issue 24);
+that it holds in both directions at once is assumed (that A100 had 24 and 11 GB/s)."""
+
+
 def network(gigabits: float, source: str) -> Link:
     """The share of a GPU in its host's network cards."""
     return Link("network", gigabits / 8 * GIGA, 9.6 * MICRO, source)

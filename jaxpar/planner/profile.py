@@ -17,6 +17,7 @@ from jaxpar.config.spelling import named
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.tables import Row, Table, Tables
 from jaxpar.hardware.cluster import Cluster, Group
+from jaxpar.hardware.links import MEASURED
 from jaxpar.layout.plan_file import LARGEST_NUMBER
 from jaxpar.memory.layer_shape import ITEM_BYTES
 from jaxpar.planner.machine import CPU, is_cpu
@@ -238,7 +239,7 @@ def _linked(cluster: Cluster, profile: Profile) -> Cluster:
 def _with_links(group: Group, links: dict[str, float]) -> Group:
     """A group with the link to its hosts' memory; and, where no datasheet has them, peaks, memory and other links."""
     if "host_bandwidth" in links:
-        group = replace(group, host=replace(group.host, bandwidth=links["host_bandwidth"], source="measured"))
+        group = replace(group, host=replace(group.host, bandwidth=links["host_bandwidth"], source=MEASURED))
     if group.gpu.short != CPU:
         return group
     gpu = replace(
@@ -246,5 +247,5 @@ def _with_links(group: Group, links: dict[str, float]) -> Group:
         peaks=MappingProxyType(dict.fromkeys(group.gpu.peaks, links["peak_flops"])),
         hbm_bandwidth=links["memory_bandwidth"],
     )
-    node = replace(group.node, bandwidth=links["node_bandwidth"], latency=links["node_latency"], source="measured")
+    node = replace(group.node, bandwidth=links["node_bandwidth"], latency=links["node_latency"], source=MEASURED)
     return replace(group, gpu=gpu, node=node, network=node)

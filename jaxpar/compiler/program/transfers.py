@@ -29,16 +29,9 @@ class Transfer:
         return self.start is self.done
 
 
-def inner_op(module: Module, start: Op, done: Op) -> Op:
-    """The op that an asynchronous pair wraps, with the pair's operands and the result of its done.
-
-    `all-gather-start(x)` wraps `all-gather(x)`; `async-start(x), calls=c` wraps the root of c.
-    """
-    base, _ = wrapped_opcode(start.opcode)
-    if base != "async":
-        return replace(start, opcode=base, shape=done.shape)
-    root = module.body(start).root
-    return replace(start, opcode=root.opcode, attributes=root.attributes, called=root.called, shape=done.shape)
+def inner_op(start: Op, done: Op) -> Op:
+    """The op that an asynchronous pair wraps, with the result of its done: `all-gather(x)` of `all-gather-start(x)`."""
+    return replace(start, opcode=wrapped_opcode(start.opcode)[0], shape=done.shape)
 
 
 def pairs(computation: Computation) -> dict[str, Op]:
@@ -68,7 +61,7 @@ def transfers(module: Module, computation: Computation) -> list[Transfer]:
     for op in computation.ops:
         if op.name in dones:
             done = dones[op.name]
-            inner = inner_op(module, op, done)
+            inner = inner_op(op, done)
         elif wrapped_opcode(op.opcode)[1]:
             continue
         else:

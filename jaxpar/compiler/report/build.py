@@ -10,7 +10,6 @@ from jaxpar.compiler.program.attribution import Movement, place
 from jaxpar.compiler.program.costs.ops import float8_flops, flops_by_kind, recomputed_flops
 from jaxpar.compiler.program.from_program import Overlap
 from jaxpar.compiler.program.hlo.records import Frame, leaves
-from jaxpar.compiler.program.memory.makers import Makers
 from jaxpar.compiler.program.memory.timeline import Occupant, occupants
 from jaxpar.compiler.report.analysis import Analysis
 from jaxpar.compiler.report.record import Collective, DeviceCopy, Exposure, LiveBuffer, Report
@@ -194,7 +193,7 @@ def device_copies(analysis: Analysis) -> tuple[DeviceCopy, ...]:
     seconds = analysis.kernel_seconds
     step = lambda cost: seconds[cost.op.name] * cost.executions
     longest = sorted((cost for cost in analysis.costs if cost.kind == "copy"), key=step, reverse=True)
-    makers = Makers(analysis.module, analysis.buffers.order)
+    makers = analysis.classes.provenance
     rows = []
     for cost in longest:
         frames = cost.op.frames
@@ -237,7 +236,7 @@ def _seconds_by_kind(analysis: Analysis) -> dict[str, float]:
 
 
 def _largest(analysis: Analysis, found: list[Occupant]) -> tuple[LiveBuffer, ...]:
-    makers = Makers(analysis.module, analysis.buffers.order)
+    makers = analysis.classes.provenance
     inputs, classes, rows = analysis.compilation.inputs, analysis.classes, []
     for occupant in found[:LARGEST]:
         number, value = occupant.allocation.parameter, occupant.value

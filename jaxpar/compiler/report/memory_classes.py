@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from jaxpar.compiler.program.hlo.records import Module, Op
 from jaxpar.compiler.program.memory.buffers import Allocation, Buffers, Value
+from jaxpar.compiler.program.memory.provenance import Provenance
 from jaxpar.compiler.program.memory.timeline import Occupant, occupants
-from jaxpar.compiler.report.provenance import Provenance
 
 CLASSES: tuple[str, ...] = ("weights", "optimizer", "gradients", "saved_activations", "temporaries", "host")
 """`optimizer` is the state kept between steps: float32 master weights and moments.
@@ -41,7 +41,7 @@ class MemoryClasses:
         self._entry = module.entry
         self._by_slot: dict[int, dict[tuple[int, int], list[Value]]] = {}
         self._found: dict[tuple[str, tuple[int, ...]], str] = {}
-        self._provenance = Provenance(module, buffers)
+        self.provenance = Provenance(module, buffers.order)
 
     def of(self, occupant: Occupant) -> str:
         """The class of a value in memory at some moment."""
@@ -66,7 +66,7 @@ class MemoryClasses:
         """The class of a value; if its own history has no class, that of the value that follows in its place."""
         key = value.op, value.path
         if key not in self._found:
-            self._found[key] = self._of_ops(self._provenance.trail(*key))
+            self._found[key] = self._of_ops(self.provenance.trail(*key))
             if self._found[key] == "temporaries":
                 successors = [
                     self._of_value(successor, allocation) for successor in self._successors(value, allocation)
@@ -76,15 +76,15 @@ class MemoryClasses:
 
     def _of_copies(self, value: Value) -> str:
         """The class of a value that begins as a copy of a constant buffer of zeros."""
-        made = self._provenance.trail(value.op, value.path)
+        made = self.provenance.trail(value.op, value.path)
         if not made or made[-1].opcode != "broadcast":
             return "temporaries"
         alike = (other for a in self._buffers.allocations for other in a.values if other.size == value.size)
         copies = (
-            self._of_ops(self._provenance.trail(other.op, other.path))
+            self._of_ops(self.provenance.trail(other.op, other.path))
             for other in alike
             if other.first_live > value.first_live
-            and any(op.name == value.op for op in self._provenance.trail(other.op, other.path))
+            and any(op.name == value.op for op in self.provenance.trail(other.op, other.path))
         )
         return next((name for name in copies if name != "temporaries"), "temporaries")
 
@@ -94,7 +94,7 @@ class MemoryClasses:
             other
             for other in self._slots(allocation).get((value.offset, value.size), ())
             if value.first_live < other.first_live <= value.last_live + 1
-            and any(op.name == value.op for op in self._provenance.trail(other.op, other.path))
+            and any(op.name == value.op for op in self.provenance.trail(other.op, other.path))
         ]
 
     def _slots(self, allocation: Allocation) -> dict[tuple[int, int], list[Value]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-DUMPS = {"dump": ".txt", "buffers": "-buffer-assignment.txt", "live": "-live-range.txt"}
+DUMPS = {"buffers": "-buffer-assignment.txt", "live": "-live-range.txt"}
 AFTER = "*gpu_after_optimizations"
 
 

@@ -17,7 +17,7 @@ TINY = ("tiny-0.11.2", "tiny-0.12.0.1")
 
 
 def text(name: str, part: str = "program") -> str:
-    """A text of a fixture: `program` as JAX gives it, `dump` as XLA dumps it, `buffers`, `live`."""
+    """A text of a fixture: `program`, `buffers`, `live`."""
     return gzip.decompress((FIXTURES / f"{name}.{part}.txt.gz").read_bytes()).decode()
 
 
@@ -32,8 +32,8 @@ def leniently(text: str) -> Module:
 
 
 @lru_cache
-def compiled(name: str, part: str = "program") -> Module:
-    return strictly(text(name, part))
+def compiled(name: str) -> Module:
+    return strictly(text(name))
 
 
 @lru_cache

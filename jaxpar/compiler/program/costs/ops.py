@@ -75,7 +75,7 @@ def costs(module: Module, counts: Executions, *, one_backward: bool = False) -> 
         dones = pairs(computation)
         moved = {transfer.start.name: transfer.channel for transfer in transfers(module, computation)}
         for op in computation.ops:
-            inner = inner_op(module, op, dones[op.name]) if op.name in dones else op
+            inner = inner_op(op, dones[op.name]) if op.name in dones else op
             if wrapped_opcode(inner.opcode)[1] or inner.opcode in FREE | CONTROL or inner.target in QUIET_TARGETS:
                 continue
             channel = moved.get(op.name, "")

@@ -1,4 +1,4 @@
-"""The opcodes and attributes of HLO that the records know, and what each opcode does to the costs.
+"""The opcodes of HLO that the records know, and what each does to the costs.
 
 An opcode is here if there is a rule for what it costs; others, such as convolutions, count as memory traffic.
 """
@@ -9,14 +9,6 @@ from __future__ import annotations
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
-
-BITS = {
-    "pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64, "u64": 64,
-    "f4e2m1fn": 4, "f8e3m4": 8, "f8e4m3": 8, "f8e4m3fn": 8, "f8e4m3fnuz": 8, "f8e4m3b11fnuz": 8, "f8e5m2": 8,
-    "f8e5m2fnuz": 8, "f8e8m0fnu": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128,
-    "token": 0, "opaque": 0,
-}  # fmt: skip
-"""Bits of an element of each dtype. A `pred` takes a byte."""
 
 FREE = _words(
     "parameter constant get-tuple-element tuple bitcast after-all add-dependency opt-barrier partition-id replica-id "
@@ -62,14 +54,13 @@ _HALVES = ("-start", "-update", "-done")
 
 
 def wrapped_opcode(opcode: str) -> tuple[str, str]:
-    """What an asynchronous opcode wraps, and which half it is: `all-gather-start` gives (`all-gather`, `start`).
+    """The opcode that an asynchronous one wraps, and its half: `all-gather-start` gives (`all-gather`, `start`).
 
-    The generic `async-start` gives (`async`, `start`); a plain opcode, or one that is not known, itself and the empty
-    string.
+    A plain opcode, or one that is not known, gives itself and the empty string.
     """
     for half in _HALVES:
         base = opcode.removesuffix(half)
-        if base != opcode and (base in PLAIN - FREE or base == "async"):
+        if base != opcode and base in PLAIN - FREE:
             return base, half[1:]
     return opcode, ""
 
@@ -83,30 +74,3 @@ def known(opcode: str) -> bool:
 CALLING = ("calls", "to_apply", "body", "condition", "true_computation", "false_computation", "called_computations",
            "branch_computations")  # fmt: skip
 """Attributes that name computations."""
-
-ATTRIBUTES = frozenset(CALLING) | _words(  # any op
-    "sharding frontend_attributes control-predecessors metadata backend_config origin original_value statistics "
-    "result_accuracy index dimensions "
-    # shapes and data movement
-    "slice dynamic_slice_sizes iota_dimension padding offset_dims collapsed_slice_dims start_index_map "
-    "operand_batching_dims start_indices_batching_dims index_vector_dim slice_sizes indices_are_sorted unique_indices "
-    "update_window_dims inserted_window_dims scatter_dims_to_operand_dims input_batching_dims "
-    "scatter_indices_batching_dims window is_stable k largest "
-    # arithmetic
-    "direction type exponent_bits mantissa_bits lhs_contracting_dims rhs_contracting_dims lhs_batch_dims "
-    "rhs_batch_dims operand_precision algorithm delta "
-    # collectives and transfers
-    "replica_groups channel_id use_global_device_ids constrain_layout source_target_pairs split_dimension mode "
-    "is_host_transfer async_execution_thread async_group_id cross_program_prefetch_index is_cross_program_prefetch "
-    # fusions and custom calls
-    "kind output_to_operand_aliasing custom_call_target api_version operand_layout_constraints "
-    "custom_call_has_side_effect schedule literal"
-)
-"""Attributes that an op may have."""
-
-MODULE_ATTRIBUTES = _words(
-    "is_scheduled input_output_alias buffer_donor entry_computation_layout alias_passthrough_params num_partitions "
-    "replica_count allow_spmd_sharding_propagation_to_parameters allow_spmd_sharding_propagation_to_output "
-    "frontend_attributes"
-)
-"""Attributes of the `HloModule` line."""

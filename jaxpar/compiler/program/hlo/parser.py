@@ -1,9 +1,7 @@
 """The one reader of XLA's HLO text: a scheduled module into `records.Module`, or `ProgramError`.
 
-It reads `compiled.as_text()` and the `*_gpu_after_optimizations.txt` of a dump, which write some things differently:
-the first `%get-tuple-element.3` and `all-gather-start(...)`, the second `%x#3` and `async-start(...), calls=`.
-An opcode, attribute or dtype that is not known goes into the notes of `Module.unknown`, or is an error where the reader
-is strict, as in all tests; a line that cannot be read is an error that shows it.
+It reads `compiled.as_text()`. An opcode that is not known goes into the notes of `Module.unknown`, or is an error where
+the reader is strict, as in all tests; a line that cannot be read is an error that shows it.
 """
 
 from __future__ import annotations
@@ -12,23 +10,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from jaxpar.compiler.program.hlo.opcodes import ATTRIBUTES, CALLING, MODULE_ATTRIBUTES, known
-from jaxpar.compiler.program.hlo.records import Alias, Computation, Module, Op, Operand, ProgramError, Shape, Unknown
+from jaxpar.compiler.program.hlo.opcodes import CALLING, known
+from jaxpar.compiler.program.hlo.records import Alias, Computation, Frame, Module, Op, Operand, ProgramError, Unknown
 from jaxpar.compiler.program.hlo.stacks import Stacks
 from jaxpar.compiler.program.hlo.syntax import attributes, closing, shape_end, shape_of, split, without_comments
 
 _OP = re.compile(r"  (ROOT )?%([\w.\-]+) = ")
 _OPCODE = re.compile(r" ([a-z][\w\-]*)\(")
 _HEADER = re.compile(r"(ENTRY )?%([\w.\-]+) \(.*\) -> .* \{$")
-_OPERAND = re.compile(r"(?:(?P<shape>\S.*) )?%(?P<name>[\w.\-]+)(?P<path>(?:#\d+)*)$")
+_OPERAND = re.compile(r"(?:\S.* )?%([\w.\-]+)$")
 _METADATA = re.compile(r' ?(\w+)=("(?:[^"\\]|\\.)*"|-?\d+)')
-_METADATA_KEYS = frozenset(
-    (
-        *("op_type", "op_name", "source_file", "source_line", "source_end_line", "source_column", "source_end_column"),
-        *("deduplicated_name", "scheduling_name", "stack_frame_id", "size_of_generated_code_in_bytes"),
-        *("size_of_memory_working_set_in_bytes", "preserve_layout"),
-    )
-)
 _ALIAS = re.compile(r"\{([\d,]*)\}: \((\d+), \{([\d,]*)\}, (?:may|must)-alias\)")
 _LITERALS = ("parameter", "constant")
 
@@ -55,7 +46,7 @@ def parse(text: str, *, strict: bool = False) -> Module:
 
     Args:
         text: scheduled HLO.
-        strict: refuse an opcode, attribute or dtype that is not known, and later a kernel whose work is not.
+        strict: refuse an opcode that is not known, and later a kernel whose work is not.
 
     Raises:
         ProgramError: the text cannot be read, or is of an unscheduled module; where `strict`, anything is not known.
@@ -63,7 +54,7 @@ def parse(text: str, *, strict: bool = False) -> Module:
     unknown = Unknown(strict=strict)
     lines = iter(enumerate(text.splitlines(), start=1))
     number, header = _next_filled(lines)
-    name, facts = _module_line(header, number, unknown)
+    name, facts = _module_line(header, number)
     stacks, computations, entry = Stacks(), {}, None
     current: _Open | None = None
     for number, line in lines:
@@ -96,13 +87,11 @@ def _next_filled(lines: Iterator[tuple[int, str]]) -> tuple[int, str]:
     raise ProgramError("the text is empty")
 
 
-def _module_line(line: str, number: int, unknown: Unknown) -> tuple[str, dict[str, str]]:
+def _module_line(line: str, number: int) -> tuple[str, dict[str, str]]:
     if not line.startswith("HloModule "):
         raise ProgramError("not an HLO module", line, number)
     name, _, rest = line.removeprefix("HloModule ").partition(", ")
     facts = attributes(without_comments(rest))
-    for key in sorted(set(facts) - MODULE_ATTRIBUTES):
-        unknown.attribute(f"{key} of the module", ProgramError(f"module attribute {key} is not known", line, number))
     if facts.get("is_scheduled") != "true":
         raise ProgramError("the module is not scheduled, so its order means nothing", line, number)
     if facts.get("replica_count", "1") != "1":
@@ -150,14 +139,12 @@ def _op(line: str, number: int, current: _Open, stacks: Stacks) -> Op:
     end = closing(line, call.end() - 1)
     inside, rest = line[call.end() : end], line[end + 1 :]
     found = attributes(rest.removeprefix(", "))
-    for key in sorted(set(found) - ATTRIBUTES):
-        unknown.attribute(f"{key} of {opcode}", ProgramError(f"attribute {key} of {opcode} is not known"))
-    op_name, frames = _metadata(found.pop("metadata", "{}"), stacks, unknown)
+    op_name, frames = _metadata(found.pop("metadata", "{}"), stacks)
     literal = opcode in _LITERALS or (not ruled and "%" not in inside)
     return Op(
         name=head[2],
         opcode=opcode,
-        shape=shape_of(line[head.end() : after_shape], unknown),
+        shape=shape_of(line[head.end() : after_shape]),
         operands=() if literal else tuple(_operand(part, current) for part in split(inside)),
         attributes=found,
         literal=inside if literal else "",
@@ -174,34 +161,20 @@ def _operand(text: str, current: _Open) -> Operand:
     match = _OPERAND.match(text)
     if match is None:
         raise ProgramError(f"operand {text!r} is not understood")
-    if match["name"] not in current.by_name:
-        raise ProgramError(f"operand %{match['name']} is not defined before it is used")
-    shape: Shape = current.by_name[match["name"]].shape
-    path = tuple(int(part) for part in match["path"].split("#")[1:])
-    for index in path:
-        if not isinstance(shape, tuple) or index >= len(shape):
-            raise ProgramError(f"operand {text!r} names a part that its shape does not have")
-        shape = shape[index]
-    return Operand(match["name"], path, shape)
+    if match[1] not in current.by_name:
+        raise ProgramError(f"operand %{match[1]} is not defined before it is used")
+    return Operand(match[1], current.by_name[match[1]].shape)
 
 
 def _names(text: str) -> list[str]:
     return [part.lstrip("%") for part in split(text.strip("{}"))]
 
 
-def _metadata(text: str, stacks: Stacks, unknown: Unknown) -> tuple[str, tuple]:
+def _metadata(text: str, stacks: Stacks) -> tuple[str, tuple[Frame, ...]]:
     """JAX's op name and the stack of frames."""
-    inside = text[1:-1]
-    found = {match[1]: match[2] for match in _METADATA.finditer(inside)}
-    rest = _METADATA.sub("", inside).strip().partition("=")[0]
-    for what in (*sorted(set(found) - _METADATA_KEYS), *([rest] if rest else [])):
-        unknown.attribute(f"{what} of metadata", ProgramError(f"metadata {what!r} is not known"))
+    found = {match[1]: match[2] for match in _METADATA.finditer(text[1:-1])}
     name = re.sub(r"\\(.)", r"\1", found.get("op_name", '""')[1:-1])
-    if "stack_frame_id" in found:
-        return name, stacks.frames(int(found["stack_frame_id"]))
-    if "source_file" in found:
-        return name, stacks.single(found["source_file"][1:-1], int(found.get("source_line", "0")))
-    return name, ()
+    return name, stacks.frames(int(found["stack_frame_id"])) if "stack_frame_id" in found else ()
 
 
 def _check_calls(module: Module) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from jaxpar.units import plural
+
 HOST_MEMORY = 5
 """XLA's memory space of pinned host memory, written S(5) in a layout."""
 
@@ -26,15 +28,11 @@ class ProgramError(ValueError):
 
 
 class Unknown:
-    """Parts of a program that no rule covers: an error where `strict`, otherwise a note that states how they count.
-
-    A form of the text that cannot be read at all is a `ProgramError` everywhere.
-    """
+    """Operations that no rule covers: an error where `strict`, otherwise they count as memory traffic, with a note."""
 
     def __init__(self, *, strict: bool):
         self._strict = strict
         self._operations: dict[str, set[str]] = {}
-        self._others: dict[str, None] = {}
 
     def operation(self, name: str, op: str, problem: ProgramError) -> None:
         """An operation `op` of the kind `name`. Raises `problem` where `strict`."""
@@ -42,27 +40,13 @@ class Unknown:
             raise problem
         self._operations.setdefault(name, set()).add(op)
 
-    def attribute(self, name: str, problem: ProgramError) -> None:
-        """An attribute, or another mark beside an operation, a shape or the module. Raises `problem` where `strict`."""
-        self._other(f"an attribute that this release does not know is ignored: {name}", problem)
-
-    def dtype(self, name: str, bits: int, problem: ProgramError) -> None:
-        """A dtype that is taken to have `bits`. Raises `problem` where `strict`."""
-        self._other(f"a dtype that this release does not know counts as {bits} bits per element: {name}", problem)
-
-    def _other(self, note: str, problem: ProgramError) -> None:
-        if self._strict:
-            raise problem
-        self._others[note] = None
-
     def notes(self) -> tuple[str, ...]:
-        """A sentence for each kind of operation, attribute and dtype."""
-        counted = [
-            f"{len(ops)} {'operation' if len(ops) == 1 else 'operations'} that this release does not know "
+        """A sentence for each kind of operation."""
+        return tuple(
+            f"{plural(len(ops), 'operation')} that this release does not know "
             f"{'counts' if len(ops) == 1 else 'count'} as memory traffic: {name}"
             for name, ops in self._operations.items()
-        ]
-        return (*counted, *self._others)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +56,6 @@ class ArrayShape:
     dtype: str
     """XLA's name, as in `bf16`."""
     dims: tuple[int, ...]
-    layout: tuple[int, ...]
-    """Dims from minor to major; empty where the text gives none."""
     memory_space: int
     """0 is device memory, `HOST_MEMORY` the host's."""
     bits: int
@@ -109,11 +91,9 @@ def shape_bytes(shape: Shape) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An input of an op: the result of the op `name`, or the part of it at `path`."""
+    """An input of an op: the result of the op `name`."""
 
     name: str
-    path: tuple[int, ...]
-    """Indices into a tuple; empty for the whole. Dumps write `%x#1` for what `get-tuple-element` writes elsewhere."""
     shape: Shape
 
 

@@ -63,7 +63,3 @@ class Stacks:
                 found.setdefault(self._locations[location])
             self._stacks[key] = tuple(found)
         return self._stacks[key]
-
-    def single(self, file: str, line: int) -> tuple[Frame, ...]:
-        """A stack of one frame, for text that names the file at the op."""
-        return (Frame("", file, line),)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from jaxpar.compiler.program.hlo.opcodes import BITS
-from jaxpar.compiler.program.hlo.records import ArrayShape, ProgramError, Shape, Unknown
+from jaxpar.compiler.program.hlo.records import ArrayShape, ProgramError, Shape
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[({\[]|[)}\]]|,')
 _KEY = re.compile(r"([A-Za-z][\w-]*)=")
 _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([\d,]*)\](?:\{([^}]*)\})?")
-_MARK = re.compile(r"E\(\d+\)|S\((\d+)\)")
+_SPACE = re.compile(r"S\((\d+)\)")
+_WITHOUT_DIGITS = {"token": 0, "opaque": 0}
 _COMMENT = re.compile(r"/\*index=\d+\*/")
 
 
@@ -67,40 +67,24 @@ def attributes(text: str) -> dict[str, str]:
 
 
 @lru_cache(maxsize=65536)
-def shape_of(text: str, unknown: Unknown) -> Shape:
-    """A shape from its text, such as `bf16[2,3]{1,0:S(5)}` or a tuple of such.
-
-    A dtype that is not known has the bits that its name begins its digits with, as `f6e2m3fn` has 6; without any, 8.
-    """
+def shape_of(text: str) -> Shape:
+    """A shape from its text, such as `bf16[2,3]{1,0:S(5)}` or a tuple of such."""
     if text.startswith("("):
         if closing(text, 0) != len(text) - 1:
             raise ProgramError("not a shape", text)
-        return tuple(shape_of(part, unknown) for part in split(text[1:-1]))
+        return tuple(shape_of(part) for part in split(text[1:-1]))
     match = _ARRAY.fullmatch(text)
     if match is None:
         raise ProgramError("not a shape", text)
     dtype, dims, layout = match.groups()
-    if dtype not in BITS:
-        unknown.dtype(dtype, _bits(dtype), ProgramError(f"dtype {dtype} is not known", text))
-    order, memory_space = _layout(layout or "", text, unknown)
-    return ArrayShape(dtype, _numbers(dims), order, memory_space, _bits(dtype))
+    space = _SPACE.search(layout or "")
+    return ArrayShape(dtype, _numbers(dims), int(space[1]) if space else 0, _bits(dtype))
 
 
 def _bits(dtype: str) -> int:
+    """Bits of an element: those that a name begins its digits with, as `f6e2m3fn` has 6; else a byte, as `pred`."""
     digits = re.search(r"\d+", dtype)
-    return BITS.get(dtype, int(digits[0]) if digits else 8)
-
-
-def _layout(layout: str, text: str, unknown: Unknown) -> tuple[tuple[int, ...], int]:
-    order, _, marks = layout.partition(":")
-    if not re.fullmatch(r"[\d,]*", order):
-        raise ProgramError(f"layout {{{layout}}} is not known", text)
-    if rest := _MARK.sub("", marks):
-        unknown.attribute(
-            f"{rest.partition('(')[0]} of a layout", ProgramError(f"layout {{{layout}}} is not known", text)
-        )
-    spaces = [int(mark[1]) for mark in _MARK.finditer(marks) if mark[1]]
-    return _numbers(order), spaces[-1] if spaces else 0
+    return int(digits[0]) if digits else _WITHOUT_DIGITS.get(dtype, 8)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

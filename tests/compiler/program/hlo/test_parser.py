@@ -49,7 +49,7 @@ def test_an_op_has_its_parts():
         module(f"%a = bf16[2,3]{{1,0}} parameter(0)\n%b = bf16[2,3]{{1,0}} parameter(1)\n{line}", tables=TABLES), "add"
     )
     assert (op.name, [operand.name for operand in op.operands]) == ("x", ["a", "b"])
-    assert op.shape == ArrayShape("bf16", (2, 3), (1, 0), 0, 16)
+    assert op.shape == ArrayShape("bf16", (2, 3), 0, 16)
     assert op.op_name == 'jit(f)/add "quoted"'
     assert op.config == {"a": {"b": "1,2}"}}
 
@@ -84,12 +84,7 @@ def test_bytes_of_shapes(shape: str, size: int):
 
 def test_host_memory_is_a_mark_in_the_layout():
     (leaf,) = leaves(only(module("%a = bf16[4,8]{1,0:S(5)} parameter(0)"), "parameter").shape)
-    assert (leaf.memory_space, leaf.layout) == (HOST_MEMORY, (1, 0))
-
-
-def test_operands_of_a_dump_name_parts_of_tuples():
-    op = only(module("%t = (f32[2]{0}, f32[3]{0}) parameter(0)\n%x = f32[3]{0} negate(%t#1)"), "negate")
-    assert (op.operands[0].name, op.operands[0].path, op.operands[0].shape) == ("t", (1,), op.shape)
+    assert leaf.memory_space == HOST_MEMORY
 
 
 def test_donated_inputs_are_read_from_the_head():
@@ -104,14 +99,9 @@ def test_donated_inputs_are_read_from_the_head():
     [
         ("%x = f32[] convolve(%a)", "opcode convolve is not known"),
         ("%x = f32[] convolution(%a, %a)", "opcode convolution is not known"),
-        ("%x = f7[2]{0} negate(%a)", "dtype f7 is not known"),
-        ("%x = f32[2]{0:T(8)} negate(%a)", r"layout \{0:T\(8\)\} is not known"),
         ("%x = f32[<=2]{0} negate(%a)", "not a shape"),
-        ("%x = f32[] negate(%a), colour=blue", "attribute colour of negate is not known"),
         ("%x = f32[] negate(%a), oops", "not an attribute"),
         ("%x = f32[] negate(%b)", "operand %b is not defined"),
-        ("%x = f32[] negate(%a#1)", "names a part that its shape does not have"),
-        ("%x = f32[] negate(%a), metadata={flavour=3}", "metadata 'flavour' is not known"),
         ('%x = f32[] negate(%a), metadata={op_name="f" stack_frame_id=9}', "stack frame 9 is not in the table"),
         ("%x = f32[] fusion(%a), kind=kLoop, calls=%gone", "x calls gone, which is not in the module"),
         ("%a = f32[] negate(%a)", "op a stands twice"),
@@ -125,36 +115,18 @@ def test_what_is_not_known_is_an_error_that_shows_the_line(line: str, problem: s
     assert "line 6" in str(error.value) or "calls" in problem
 
 
-@pytest.mark.parametrize(
-    ("line", "note"),
-    [
-        (
-            "%x = f32[] frobnicate(%a)",
-            "1 operation that this release does not know counts as memory traffic: frobnicate",
-        ),
-        ("%x = f32[] frobnicate-done(7)", "counts as memory traffic: frobnicate-done"),
-        (
-            "%x = f32[] negate(%a), colour=blue",
-            "an attribute that this release does not know is ignored: colour of negate",
-        ),
-        ("%x = f32[] negate(%a), metadata={flavour={3} stack_frame_id=3}", "ignored: flavour of metadata"),
-        ("%x = f32[2]{0:T(8)S(5)} negate(%a)", "ignored: T of a layout"),
-        ("%x = f7[2]{0} negate(%a)", "a dtype that this release does not know counts as 7 bits per element: f7"),
-        ("%x = grain[2]{0} negate(%a)", "counts as 8 bits per element: grain"),
-    ],
-)
-def test_what_is_not_known_is_a_note_outside_tests(line: str, note: str):
-    text = module_text(f"%a = f32[] parameter(0)\n{line}", tables=TABLES)
-    (found,) = leniently(text).unknown.notes()
-    assert found.endswith(note)
-    assert strictly(text.replace(line, "%x = f32[] negate(%a)")).unknown.notes() == ()
+@pytest.mark.parametrize("call", ["frobnicate(%a)", "frobnicate-done(7)"])
+def test_an_operation_that_is_not_known_is_a_note_outside_tests(call: str):
+    text = module_text(f"%a = f32[] parameter(0)\n%x = f32[] {call}", tables=TABLES)
+    (note,) = leniently(text).unknown.notes()
+    assert note.endswith(f"counts as memory traffic: {call.partition('(')[0]}")
     with pytest.raises(ProgramError, match="is not known"):
         strictly(text)
 
 
-def test_what_is_not_known_hides_nothing_beside_it():
-    line = "%x = f7[16]{0:T(8)S(5)} frobnicate(%a), metadata={flavour={3} stack_frame_id=3}, colour=blue"
-    op = leniently(module_text(f"%a = f32[] parameter(0)\n{line}", tables=TABLES)).op("x")
+def test_attributes_types_and_layouts_that_are_not_known_hide_nothing_beside_them():
+    line = "%x = f7[16]{0:T(8)S(5)} negate(%a), metadata={flavour={3} stack_frame_id=3}, colour=blue"
+    op = strictly(module_text(f"%a = f32[] parameter(0)\n{line}", tables=TABLES)).op("x")
     assert (shape_bytes(op.shape), next(leaves(op.shape)).memory_space) == (16 * 7 // 8, HOST_MEMORY)
     assert op.operands[0].name == "a"
     assert op.source == Frame("Layer.__call__", "jaxpar/layers/layer.py", 41)
@@ -172,7 +144,6 @@ def test_every_test_states_whether_it_reads_programs_strictly():
     [
         ("is_scheduled=true", "is_scheduled=false", "not scheduled"),
         ("num_partitions=1", "num_partitions=1, replica_count=2", "more than one replica"),
-        ("num_partitions=1", "num_partitions=1, sparkle=true", "module attribute sparkle"),
         ("HloModule", "Module", "not an HLO module"),
         ("ENTRY", "\nExtras\nENTRY", "line is not understood: Extras"),
         ("  ROOT ", "  ", "has no root"),
@@ -197,18 +168,6 @@ def test_parameters_stand_by_number():
 def test_a_computation_of_another_thread_is_read():
     other = computation("side", "%s = f32[] parameter(0)").removesuffix("}") + '}, execution_thread="host"'
     assert set(module("%a = f32[] parameter(0)", other).computations) == {"side", "main"}
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_both_texts_of_a_compiled_program_hold_the_same_work(name: str):
-    given, dumped = compiled(name, "program"), compiled(name, "dump")
-    kinds = ("fusion", "dot", "while", "dynamic-update-slice")
-    count = lambda m: [sum(op.opcode == kind for c in m.computations.values() for op in c.ops) for kind in kinds[1:]]
-    assert count(given) == count(dumped)
-    assert given.partitions == dumped.partitions == 8
-    assert [op.name for op in given.entry_computation.parameters] == [
-        op.name for op in dumped.entry_computation.parameters
-    ]
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxpar.compiler.program.hlo.records import Module
-from jaxpar.compiler.program.memory.makers import Makers
+from jaxpar.compiler.program.memory.provenance import Provenance
 from jaxpar.compiler.program.memory.timeline import occupants, peak
 from tests.compiler.program.programs import TINY, buffers, compiled, computation, module
 
@@ -54,7 +54,7 @@ def stacking_loop() -> Module:
     ],
 )
 def test_buffers_are_traced_to_what_computed_them(name: str, path: tuple[int, ...], maker: str | None):
-    found = Makers(stacking_loop()).maker(name, path)
+    found = Provenance(stacking_loop()).maker(name, path)
     assert (found and found.name) == maker
 
 
@@ -64,7 +64,7 @@ def test_a_fusion_with_several_results_is_looked_into():
         %n = f32[2]{0} negate(%q)
         %t = (f32[2]{0}, f32[2]{0}) tuple(%e, %n)"""
     line = "%x = (f32[2]{0}, f32[2]{0}) fusion(%a), kind=kLoop, calls=%f"
-    makers = Makers(module(f"%a = f32[2]{{0}} parameter(0)\n{line}", computation("f", fused)))
+    makers = Provenance(module(f"%a = f32[2]{{0}} parameter(0)\n{line}", computation("f", fused)))
     assert [makers.maker("x", (i,)).name for i in (0, 1)] == ["e", "n"]
 
 
@@ -72,20 +72,20 @@ def test_what_only_the_order_names_is_found_at_its_start():
     lines = """%a = f32[2]{0} parameter(0)
         %s = ((f32[2]{0}), f32[4]{0}) all-gather-start(%a)
         %d = f32[4]{0} all-gather-done(%s)"""
-    makers = Makers(module(lines, partitions=2), order=("a", "inside", "s", "d"))
+    makers = Provenance(module(lines, partitions=2), order=("a", "inside", "s", "d"))
     assert makers.maker("inside").name == "s"
 
 
 @pytest.mark.parametrize("name", [*TINY, "quickstart"])
 def test_every_buffer_of_a_compiled_step_has_a_maker(name: str):
-    makers = Makers(compiled(name), buffers(name).order)
+    makers = Provenance(compiled(name), buffers(name).order)
     values = [value for allocation in buffers(name).allocations for value in allocation.values]
     assert values
     assert all(makers.maker(value.op, value.path) is not None for value in values)
 
 
 def test_the_largest_buffers_of_the_quickstart_are_named_by_their_lines():
-    held, makers = buffers("quickstart"), Makers(compiled("quickstart"), buffers("quickstart").order)
+    held, makers = buffers("quickstart"), Provenance(compiled("quickstart"), buffers("quickstart").order)
     found = occupants(held, peak(held)[0])[:6]
     made = [makers.maker(occupant.value.op, occupant.value.path) for occupant in found]
     files = [op.source.file for op in made if op is not None and op.source is not None]

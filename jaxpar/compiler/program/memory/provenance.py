@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from jaxpar.compiler.program.hlo.opcodes import wrapped_opcode
 from jaxpar.compiler.program.hlo.records import Computation, Module, Op, Operand
 from jaxpar.compiler.program.loops import branches
-from jaxpar.compiler.program.memory.buffers import Buffers
 
 _PASSING = frozenset(["bitcast", "copy", "reshape", "transpose", "opt-barrier", "convert"])
 """Ops whose result is their operand in another order or type."""
@@ -18,25 +17,44 @@ _NEARBY = 4
 class Provenance:
     """Looks back from the values of one program.
 
-    Unlike `program.makers`, which names the one op that computed a buffer, this follows both a loop's initial value
-    and what its body wrote: either may have the model's scopes.
+    Args:
+        module: the program.
+        order: names of ops in line, from `Buffers.order`.
     """
 
     type Place = tuple[Computation, Op, tuple[int, ...]]
 
-    def __init__(self, module: Module, buffers: Buffers):
+    def __init__(self, module: Module, order: Sequence[str] = ()):
         self._module = module
         self._computation_of = {op.name: c for c in module.computations.values() for op in c.ops}
         self._callers = {
             name: op
             for c in module.computations.values()
             for op in c.ops
-            if op.opcode in ("while", "fusion", "call")
+            if op.opcode == "while" or _enters(op)
             for name in op.called
         }
-        self._order = buffers.order
-        self._places = {name: place for place, name in enumerate(buffers.order)}
+        self._order = order
+        self._places = {name: place for place, name in enumerate(order)}
         self._trails: dict[tuple[str, tuple[int, ...]], tuple[Op, ...]] = {}
+
+    def maker(self, name: str, path: tuple[int, ...] = ()) -> Op | None:
+        """The op that computed part `path` of the result of the op `name`; None if the program's text has no such op.
+
+        A stack that a loop fills slice by slice was made by what made the slices, and what a loop carries unchanged by
+        what made it before the loop.
+        """
+        pending, seen = self._start(name, path), set[tuple[str, tuple[int, ...]]]()
+        first = pending[0][1] if pending else None
+        while pending:
+            computation, op, part = pending.pop()
+            if (op.name, part) not in seen:
+                seen.add((op.name, part))
+                before = list(self._back(computation, op, part))
+                if not before:
+                    return op
+                pending.extend(reversed(before))
+        return first
 
     def trail(self, name: str, path: tuple[int, ...] = ()) -> tuple[Op, ...]:
         """The ops that part `path` of the result of `name` passed through, nearest first.
@@ -48,11 +66,7 @@ class Provenance:
         return self._trails[name, path]
 
     def _walk(self, name: str, path: tuple[int, ...]) -> Iterator[Op]:
-        known = self._known(name)
-        if known is None:
-            return
-        owner = self._computation_of[known]
-        pending: list[Provenance.Place] = [(owner, owner.by_name[known], path if known == name else ())]
+        pending = self._start(name, path)
         seen: set[tuple[str, tuple[int, ...]]] = set()
         while pending:
             computation, op, part = pending.pop(0)
@@ -61,6 +75,14 @@ class Provenance:
             seen.add((op.name, part))
             yield op
             pending.extend(self._back(computation, op, part))
+
+    def _start(self, name: str, path: tuple[int, ...]) -> list[Place]:
+        """The place of a value; none if the text has no such op."""
+        known = self._known(name)
+        if known is None:
+            return []
+        owner = self._computation_of[known]
+        return [(owner, owner.by_name[known], path if known == name else ())]
 
     def _known(self, name: str) -> str | None:
         """`name`, or the asynchronous op that wraps what XLA's list of values calls `name`."""
@@ -86,7 +108,7 @@ class Provenance:
         elif op.opcode == "dynamic-update-slice":
             yield self._at(computation, op.operands[1], path)
             yield self._at(computation, op.operands[0], path)
-        elif op.opcode in ("fusion", "call"):
+        elif _enters(op):
             body = self._module.body(op)
             yield body, body.root, path
         elif op.opcode == "conditional":
@@ -108,4 +130,9 @@ class Provenance:
 
     @staticmethod
     def _at(computation: Computation, operand: Operand, path: tuple[int, ...]) -> Place:
-        return computation, computation.by_name[operand.name], (*operand.path, *path)
+        return computation, computation.by_name[operand.name], path
+
+
+def _enters(op: Op) -> bool:
+    """Whether the op runs a computation whose result is its result."""
+    return op.opcode in ("fusion", "call") or (wrapped_opcode(op.opcode)[1] == "start" and "calls" in op.attributes)
