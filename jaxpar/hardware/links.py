@@ -50,10 +50,10 @@ def pcie(generation: int) -> Link:
 
 MEASURED = "measured"
 """Source of a bandwidth that copies or collectives were measured to reach on the machine."""
-HOST_SHARE = 0.8
+HOST_SHARE = 0.82
 """Part of the link to host memory that a copy reaches, in each direction. Measured in one direction at a time with
-nvbandwidth: 24.8 of 32 GB/s on A100 (github.com/NVIDIA/nvbandwidth, issue 53) and 52.8 of 64 GB/s on H100 (issue 24);
-that it holds in both directions at once is assumed (that A100 had 24 and 11 GB/s)."""
+nvbandwidth: 52.8 of 64 GB/s on H100 (github.com/NVIDIA/nvbandwidth, issue 24), 24.8 of 32 GB/s on A100 (issue 53); that
+it holds in both directions at once is assumed (that A100 had 24 and 11 GB/s)."""
 
 
 def network(gigabits: float, source: str) -> Link:

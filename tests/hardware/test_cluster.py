@@ -8,6 +8,7 @@ import pytest
 
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.cluster import Pods, parse_cluster
+from jaxpar.hardware.links import HOST_SHARE
 from tests.sentences import refused
 
 
@@ -30,7 +31,7 @@ def test_bandwidth_is_bytes_per_second_per_gpu_in_one_direction():
     assert h800.bandwidth(crosses_nodes=False) == 400e9 / 2
     assert h100.bandwidth(crosses_nodes=True) == 400e9 / 8  # 400 Gb/s
     assert h800.bandwidth(crosses_nodes=True) == 100e9 / 8
-    assert h100.host_bandwidth == pytest.approx(0.8 * 64e9), "of the link, as measured"
+    assert h100.host_bandwidth == pytest.approx(HOST_SHARE * 64e9), "of the link, as measured"
     assert 0 < h100.latency(crosses_nodes=False) < h100.latency(crosses_nodes=True) < 1e-4
 
 
@@ -52,7 +53,7 @@ def test_a_file_overrides_levels_in_gigabytes_and_microseconds(tmp_path: Path):
     text = "gpu: h800\nhosts: 4\nlevels:\n  network: {bandwidth: 50, latency: 5}\n  host: {bandwidth: 25}\n"
     cluster = parse_cluster(write(tmp_path, text))
     assert (cluster.name, cluster.devices) == ("c", 32)
-    assert (cluster.bandwidth(True), cluster.latency(True), cluster.host_bandwidth) == (50e9, 5e-6, 20e9)
+    assert (cluster.bandwidth(True), cluster.latency(True), cluster.host_bandwidth) == (50e9, 5e-6, HOST_SHARE * 25e9)
     assert cluster.bandwidth(False) == 200e9  # what is not written is the GPU's own
     assert "c.yaml" in cluster.link(True).source
 
