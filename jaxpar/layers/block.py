@@ -16,6 +16,7 @@ from jaxpar.layers.declaration.part import Part
 from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.layers.ops.plain import Matmul, Matrix, Ops, matrix_of
 from jaxpar.layers.report import Output
+from jaxpar.runtime.batch import Field
 
 type Attend = Callable[..., jax.Array]
 """Attention of this rank's queries over the whole sequence: (query, key, value, tokens) -> output like query. A fifth
@@ -38,6 +39,8 @@ class Block(nnx.Module, ABC):
 
     reports: tuple[str, ...] = ()
     """Names of what it reports."""
+    fields: tuple[Field, ...] = ()
+    """What it reads of a batch, as `TokenContext.fields`."""
     elementwise: ClassVar[Mapping[str, Literal["input", "gradients"]]] = {}
     """The groups of matmuls around its elementwise work, with the operand that this work or its derivative makes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -9,9 +10,6 @@ from jax import lax
 from jaxtyping import Array, Float, Int, UInt
 
 from jaxpar.precision.squares import SquareScales
-
-UPDATES = "updates"
-"""What a training step gives each microbatch besides its arrays: `TokenContext.updates`."""
 
 
 class TokenContext(NamedTuple):
@@ -31,12 +29,8 @@ class TokenContext(NamedTuple):
     """Cosines of the rotary angles; None without rotary embeddings."""
     sin: Float[Array, "batch seq half"] | None
     """Sines of the rotary angles."""
-    ids: Int[Array, "batch seq"] | None = None
-    """The tokens themselves, where a router of experts chooses by them."""
-    experts: Int[Array, "batch seq layers choices"] | None = None
-    """The experts of each token, where they come with the batch (`jaxpar.layers.experts.replay`)."""
-    updates: Int[Array, ""] | None = None
-    """Updates of the weights before this step, in training."""
+    fields: Mapping[str, Array] = {}
+    """By name, the fields that the layer's blocks declare, of those that the batch has."""
     scales: Float[Array, "layers tensors"] | None = None
     """The scales of quantised matmuls of each layer of the model, where they come from earlier steps."""
     seed: UInt[Array, ""] | None = None

@@ -20,6 +20,7 @@ from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops, Tapped
 from jaxpar.layers.ops.tap import Tap
 from jaxpar.layers.report import Output
+from jaxpar.runtime.batch import Field, union
 from jaxpar.runtime.observed import Observed
 
 PLAIN_OPS = Ops()
@@ -40,6 +41,7 @@ class DecoderLayer(nnx.Module):
             self.post_attention_norm, self.post_mlp_norm = norm(model), norm(model)
         self.ops, self.dropout = ops, model.dropout
         self.reports: tuple[str, ...] = tuple(name for block in self.blocks for name in block.reports)
+        self.fields: tuple[Field, ...] = union(*(block.fields for block in self.blocks))
 
     @property
     def blocks(self) -> tuple[Block, ...]:

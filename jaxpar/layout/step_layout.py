@@ -14,7 +14,6 @@ from jaxpar.config.counting import kv_heads
 from jaxpar.config.parts import OBJECTIVES, implementation
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.host import PINNED
-from jaxpar.layers.experts.replay import replay_fields
 from jaxpar.layout.carried import CarriedRequest, carried_of
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
 from jaxpar.layout.choices.wire import wire_of
@@ -24,7 +23,7 @@ from jaxpar.mesh.build import abstract_mesh
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import Nested, Partitions, Specs, initial_weights, map_specs, only, select
 from jaxpar.mesh.placements import Placements, place
-from jaxpar.model.decoder import decoder_specs
+from jaxpar.model.decoder import decoder_specs, layer_of_kind
 from jaxpar.optim.norm import squares_layout
 from jaxpar.optim.optimizer import Optimizer, make_optimizer
 from jaxpar.pipeline.execution.program import PipelineProgram
@@ -136,7 +135,13 @@ class StepLayout:
     @cached_property
     def batch(self) -> BatchLayout:
         """The batch of a training step."""
-        return replace(self.evaluated, fields=union(self.evaluated.fields, replay_fields(self.config)))
+        optional = [
+            field
+            for kind in self.order.stacks
+            for field in layer_of_kind(self.config, kind).fields
+            if field.optional and getattr(self.config.data, field.name) is not None
+        ]
+        return replace(self.evaluated, fields=union(self.evaluated.fields, optional))
 
     @cached_property
     def evaluated(self) -> BatchLayout:

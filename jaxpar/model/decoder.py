@@ -17,12 +17,10 @@ from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import ExpertLayout, Plan
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.block import Attend
-from jaxpar.layers.context import UPDATES, TokenContext, sequence_part
+from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.declared import declare_feed_forward, feed_forward_class
 from jaxpar.layers.dropout import SEED, dropout
-from jaxpar.layers.experts.replay import EXPERTS
-from jaxpar.layers.experts.routers import ROUTERS
 from jaxpar.layers.layer import PLAIN_OPS, DecoderLayer
 from jaxpar.layers.lora import with_frozen
 from jaxpar.layers.matmul_formats import multiplied, tensor_names
@@ -57,6 +55,7 @@ from jaxpar.precision.matmul import SCALES
 from jaxpar.precision.recipe import TILES, QuantisedGroups
 from jaxpar.precision.seen import Seen, nothing_seen
 from jaxpar.precision.weight_codes import WEIGHT_SCALES
+from jaxpar.runtime.batch import Field
 from jaxpar.runtime.objective import Objective
 
 type Batch = dict[str, Any]
@@ -162,19 +161,13 @@ class DecoderStages:
         segments, indices = vary(batch["segments"]), vary(batch["indices"])
         row = gather_context(segments), gather_context(indices)
         plain = vary(TokenContext(segments, indices, *row, batch["examples"], None, None))
-        if EXPERTS in batch:
-            plain = plain._replace(experts=vary(batch[EXPERTS]))
-        if UPDATES in batch:
-            plain = plain._replace(updates=vary(batch[UPDATES]))
         if SCALES in batch:
             plain = plain._replace(scales=vary(batch[SCALES]))
         if SEED in batch:
             plain = plain._replace(seed=vary(batch[SEED]))
         tables: dict[tuple[bytes, float], tuple[jax.Array, jax.Array]] = {}
         models = {kind: kind_model(self.model, kind) for kind in self.order.stacks}
-        routed = [own.experts is not None and ROUTERS[own.experts.router].ids for own in models.values()]
-        ids = vary(batch["tokens"]) if any(routed) else None
-        found = {kind: plain._replace(ids=ids if own else None) for kind, own in zip(models, routed, strict=True)}
+        found = {kind: plain._replace(fields=self._declared(kind, batch)) for kind in models}
         for kind in self.order.stacks:
             if models[kind].position != "rope":
                 continue
@@ -187,6 +180,15 @@ class DecoderStages:
         scales = batch.get(WEIGHT_SCALES)
         own = {kind: scales.get(kind) if isinstance(scales, Mapping) else scales for kind in found}
         return {kind: tokens._replace(weight_scales=vary(own[kind])) for kind, tokens in found.items()}
+
+    def _declared(self, kind: str, batch: Batch) -> dict[str, jax.Array]:
+        """The fields that layers of a kind declare, of those that the batch has."""
+        return {field.name: vary(batch[field.name]) for field in self.fields[kind] if field.name in batch}
+
+    @cached_property
+    def fields(self) -> dict[str, tuple[Field, ...]]:
+        """The fields that layers of each kind declare."""
+        return {kind: layer_of_kind(self.config, kind).fields for kind in self.order.stacks}
 
     @property
     def vocab_axes(self) -> tuple[str, ...]:

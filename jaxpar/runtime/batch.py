@@ -22,14 +22,19 @@ from jaxpar.mesh.axes import DATA_AXES
 
 @dataclass(frozen=True)
 class Field:
-    """An array of a batch: [row, token, *dims], or [row, *dims] of a field per row."""
+    """An array that a batch is made of: [row, token, *dims], [row, *dims] per row, or a scalar per step."""
 
     name: str
     dtype: str = "int32"
-    per: Literal["token", "row"] = "token"
+    per: Literal["token", "row", "step"] = "token"
+    """A field per step is what a training step adds to each microbatch; no loader makes it."""
     dims: tuple[int, ...] = ()
     wraps: bool = False
     """Whether numbers of 2^31 and more wrap around on devices."""
+    limits: tuple[int, int] | None = None
+    """The least and the largest number."""
+    optional: bool = False
+    """Whether a batch may lack it. Training batches have it where `data.<name>` says what to read it from."""
 
     def shape(self, rows: int, tokens: int) -> tuple[int, ...]:
         """Shape of the array of a microbatch."""
@@ -51,11 +56,18 @@ class Field:
         converted = array.astype(self.dtype, copy=False)
         if np.issubdtype(self.dtype, np.integer) and (converted != array).any():
             raise UserError(f"the batch's field {self.name} has numbers up to {np.abs(array).max()}; {expected}")
+        if self.limits is not None and converted.size:
+            (least, most), (low, high) = self.limits, (converted.min(), converted.max())
+            if low < least or high > most:
+                raise UserError(
+                    f"the batch's field {self.name} has numbers from {low} to {high}; expected {least} to {most}"
+                )
         return converted
 
 
+TOKENS = Field("tokens")
 FORWARD = (
-    Field("tokens"),
+    TOKENS,
     Field("positions"),
     Field("indices"),
     Field("segments"),
@@ -65,13 +77,17 @@ FORWARD = (
 row; number of its document in the row, from 1, and 0 for padding; global index of the row's example."""
 LABELS, MASK = Field("labels"), Field("mask", "float32")
 """The token after each token, and 1 where the loss counts it, else 0."""
+UPDATES = Field("updates", per="step")
+"""Updates of the weights before a training step."""
 
 
 def union(*declared: Iterable[Field]) -> tuple[Field, ...]:
-    """All fields, each once."""
+    """All fields, each once. Of two declarations of an optional field the one with more numbers counts."""
     by_name: dict[str, Field] = {}
     for field in (field for fields in declared for field in fields):
-        assert by_name.setdefault(field.name, field) == field, f"two declarations of the field {field.name}"
+        known = by_name.setdefault(field.name, field)
+        assert known == field or field.optional, f"two declarations of the field {field.name}"
+        by_name[field.name] = max(known, field, key=lambda one: (one.dims, one.limits or ()))
     return tuple(by_name.values())
 
 

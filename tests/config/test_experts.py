@@ -67,15 +67,6 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["model.experts={count: 8, capacity_factor: 0.0}"], ("model.experts.capacity_factor", "at least", "0")
     ),
     "routing of a dense model": (["data.routing=a"], ("data.routing", "a", "model.experts", "null")),
-    "recording of a dense model": (["run.record_routing=a"], ("run.record_routing", "a", "null")),
-    "recording of weights that are elsewhere": (
-        ["model.experts={count: 8}", "run.record_routing=a", "memory.optimizer_offload=host"],
-        ("run.record_routing", "a", "memory.optimizer_offload", "host", "none"),
-    ),
-    "recording of products in another format": (
-        ["model.experts={count: 8}", "run.record_routing=a", "precision.matmul=fp8_current"],
-        ("run.record_routing", "a", "precision.matmul", "fp8_current", "null"),
-    ),
     "an unused scale": (["model.experts={count: 8, scale: 2.0}"], ("model.experts.scale", "2.0", "sigmoid")),
     "more rows than choices": (
         ["model.experts={count: 8, compression: 1.5}"], ("model.experts.compression", "1.5", "at most 1")

@@ -22,7 +22,7 @@ READ = {
     "distributed.secret_file",
     "parallel.schedule",
 }
-WRITTEN = {"run.dir", "run.record_routing", "memory.offload_dir"}
+WRITTEN = {"run.dir", "memory.offload_dir"}
 NO_PATHS = {"run.name", "run.profile", "run.wandb", "run.compile_cache", "model.preset", "distributed.coordinator"}
 """Other keys with text; JAX reads and writes its cache of programs at URLs itself."""
 

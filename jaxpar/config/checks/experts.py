@@ -50,7 +50,6 @@ def check_experts(config: Config) -> None:
         return
     for key, value in (
         ("data.routing", config.data.routing),
-        ("run.record_routing", config.run.record_routing),
         ("precision.exchange_wire", config.precision.exchange_wire),
     ):
         if value is not None:
@@ -168,17 +167,7 @@ def _check_groups(key: str, experts: ExpertsConfig) -> None:
 
 def _check_combined(config: Config) -> None:
     """What experts cannot be combined with yet."""
-    memory, recording = config.memory, config.run.record_routing
-    for key, value, usual in (
-        ("precision.matmul", config.precision.matmul, None),
-        ("memory.optimizer_offload", memory.optimizer_offload, "none"),
-        ("memory.weights_offload", memory.weights_offload, "none"),
-    ):
-        if recording is not None and value != usual:
-            raise UserError(
-                f"run.record_routing: {recording} is computed from weights on the device in precision.compute, and "
-                f"{key} is {value}; expected null, or {key}: {'null' if usual is None else usual}"
-            )
+    memory = config.memory
     if config.parallel.expert_exchange == "ragged":
         raise UserError(f"parallel.expert_exchange: ragged is not run, because {NO_RAGGED}; expected all_to_all")
     if config.model.low_rank:

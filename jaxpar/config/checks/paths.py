@@ -21,7 +21,6 @@ def check_paths(config: Config) -> None:
     }
     written = {
         "run.dir": config.run.dir,
-        "run.record_routing": config.run.record_routing,
         "memory.offload_dir": config.memory.offload_dir,
     }
     sources = (("data.sources", path) for path in config.data.sources or ())

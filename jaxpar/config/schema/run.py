@@ -22,9 +22,6 @@ class RunConfig:
     """Where a new run takes its weights from, instead of drawing them: a folder in Hugging Face's format, of another
     run, of a checkpoint, or one that `python -m jaxpar.convert` wrote. Optimizer, data and step start over, and the
     model's weights must have the same shapes. A run that has a checkpoint continues from that."""
-    record_routing: str | None = None
-    """Folder in which each step writes the experts of its tokens, for `data.routing` of another run; null writes
-    none."""
     log_every: int = 10
     """Steps between two logged lines."""
     profile: str | None = None

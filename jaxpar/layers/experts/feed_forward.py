@@ -32,7 +32,6 @@ from jaxpar.layers.experts.clusters import (
 from jaxpar.layers.experts.declaration import IN, OUT, declare
 from jaxpar.layers.experts.exchange import EXCHANGES
 from jaxpar.layers.experts.losses import sequence_loss, share, z_loss
-from jaxpar.layers.experts.replay import EXPERTS, choices_of
 from jaxpar.layers.experts.reports import (
     CLUSTERS,
     DROPPED,
@@ -41,7 +40,7 @@ from jaxpar.layers.experts.reports import (
     MERGED,
     OVERFLOWS,
     RANK_LOAD,
-    TOKENS,
+    ROUTED_TOKENS,
     layer_report,
     reports_of,
 )
@@ -55,6 +54,7 @@ from jaxpar.layers.ops.plain import Grouped, Ops
 from jaxpar.layers.report import AUXILIARY_LOSS, Output, Report
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Arrays
+from jaxpar.runtime.batch import TOKENS, UPDATES, Field
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.varying import vary_alike
 
@@ -64,11 +64,25 @@ FIRST_TEMPERATURE = 0.07
 """By which cosines are divided before training (X-MoE); its factor is learned."""
 
 
+ROUTING = "routing"
+"""The field with the experts of each token in each layer of the model, in place of those that the routers would choose:
+[row, token, layer, choice], and `NO_EXPERT` where there is none. Layers without experts have a place too."""
+
+
+def choices_of(experts: ExpertsConfig) -> int:
+    """The columns of a layer's routing."""
+    return experts.count if ROUTERS[experts.router].all_experts else experts.per_token
+
+
+def fields_of(experts: ExpertsConfig, layers: int) -> tuple[Field, ...]:
+    """What experts read of a batch, in a model of so many layers."""
+    kind, dims = ROUTERS[experts.router], (layers, choices_of(experts))
+    routing = Field(ROUTING, dims=dims, limits=(NO_EXPERT, experts.count - 1), optional=True)
+    return (routing, *([TOKENS] if kind.ids else []), *([UPDATES] if kind.anneals else []))
+
+
 class Experts(Block):
     """`sum_i w_i expert_i(x) + shared(x)` over the experts i that the router chooses for a token."""
-
-    records = False
-    """Whether the report has the experts of each token too, as `EXPERTS`: see `jaxpar.training.routing`."""
 
     def __init__(
         self,
@@ -82,6 +96,7 @@ class Experts(Block):
         self.experts, self.layout = model.experts, layout or ExpertLayout()
         self.reports = reports_of(model.layers, clusters=model.experts.compression is not None)
         self.feed_forward, self.router_kind = feed_forward, ROUTERS[model.experts.router]
+        self.fields = fields_of(model.experts, model.layers)
         self.layers = model.layers
 
     def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
@@ -100,10 +115,9 @@ class Experts(Block):
         y, handled, rounds, sent_clusters = routed(ops, flat, kept, counts, shared)
         chosen = jnp.sum(counts[:, None] & (routing.indices != NO_EXPERT)).astype(jnp.float32)
         of_layers = {layer_report(one): jnp.where(number == one, report[LOAD], 0.0) for one in range(self.layers)}
-        overflows = report[TOKENS] * (rounds > 1)
-        recorded = {EXPERTS: routing.indices.reshape(*x.shape[:2], -1)} if self.records else {}
+        overflows = report[ROUTED_TOKENS] * (rounds > 1)
         return y.reshape(x.shape), {
-            **report, DROPPED: chosen - handled, OVERFLOWS: overflows, **sent_clusters, **of_layers, **recorded
+            **report, DROPPED: chosen - handled, OVERFLOWS: overflows, **sent_clusters, **of_layers
         }  # fmt: skip
 
     # ---- routing
@@ -143,17 +157,16 @@ class Experts(Block):
             drawn = draws(kind.draw, self.experts.count, tokens.seed, site, tokens.examples, indices)
             state = state._replace(drawn=drawn.reshape(-1, self.experts.count))
         if kind.anneals and train:
-            assert tokens.updates is not None, "a temperature that falls with the updates needs their number"
-            state = state._replace(step=tokens.updates.astype(jnp.float32))
-        if kind.ordered and tokens.experts is None:
+            state = state._replace(step=tokens.fields[UPDATES.name].astype(jnp.float32))
+        routed = tokens.fields.get(ROUTING)
+        if kind.ordered and routed is None:
             state = state._replace(order=TokenOrder.of(tokens))
-        if tokens.experts is not None:
-            own = lax.dynamic_index_in_dim(tokens.experts, number, axis=2, keepdims=False)
+        if routed is not None:
+            own = lax.dynamic_index_in_dim(routed, number, axis=2, keepdims=False)
             choices = choices_of(self.experts)
             state = state._replace(given=sequence_part(own)[..., :choices].reshape(-1, choices))
         if kind.ids:
-            assert tokens.ids is not None, "a hash of tokens needs them"
-            state = state._replace(ids=sequence_part(tokens.ids).ravel())
+            state = state._replace(ids=sequence_part(tokens.fields[TOKENS.name]).ravel())
         return state
 
     def _without_dropped(self, routing: Routing, counts: jax.Array, tokens: TokenContext, train: bool) -> Routing:
@@ -196,7 +209,7 @@ class Experts(Block):
         of_rank = whole.counts.reshape(lax.axis_size("expert"), -1).sum(axis=1)
         return {
             AUXILIARY_LOSS: total,
-            TOKENS: own.tokens,
+            ROUTED_TOKENS: own.tokens,
             LOAD: fullest(whole.counts) * own.tokens,
             RANK_LOAD: fullest(of_rank) * own.tokens,
             ENTROPY: jnp.sum(counts * entropy(lax.stop_gradient(logits))) if logits.ndim else 0 * own.tokens,

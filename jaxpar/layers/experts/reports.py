@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from jaxpar.layers.report import AUXILIARY_LOSS
 
-TOKENS, LOAD, RANK_LOAD, ENTROPY, DROPPED, OVERFLOWS, CLUSTERS, MERGED = (
+ROUTED_TOKENS, LOAD, RANK_LOAD, ENTROPY, DROPPED, OVERFLOWS, CLUSTERS, MERGED = (
     "expert_tokens", "expert_load", "expert_rank_load", "expert_entropy", "expert_dropped", "expert_overflows",
     "expert_clusters", "expert_merged",
 )  # fmt: skip
@@ -16,7 +16,7 @@ than one round; of clusters that are sent in place of tokens, and of buckets of 
 
 _OF_LAYER = "expert_load_of_layer_"
 
-REPORTS = (AUXILIARY_LOSS, TOKENS, LOAD, RANK_LOAD, ENTROPY, DROPPED, OVERFLOWS)
+REPORTS = (AUXILIARY_LOSS, ROUTED_TOKENS, LOAD, RANK_LOAD, ENTROPY, DROPPED, OVERFLOWS)
 OF_CLUSTERS = (CLUSTERS, MERGED)
 """Reported where `model.experts.compression` is set."""
 
@@ -28,11 +28,11 @@ def expert_metrics(report: Mapping[str, float]) -> dict[str, float]:
     per token and layer, and `clusters` and `merged` what their names say; `auxiliary_loss` is what is added to the mean
     loss of a token, over all layers.
     """
-    if not report.get(TOKENS):
+    if not report.get(ROUTED_TOKENS):
         return {}
     means = {"load": LOAD, "rank_load": RANK_LOAD, "entropy": ENTROPY, "dropped": DROPPED, "overflows": OVERFLOWS}
     means |= {"clusters": CLUSTERS, "merged": MERGED} if CLUSTERS in report else {}
-    found = {name: float(report[sums]) / float(report[TOKENS]) for name, sums in means.items()}
+    found = {name: float(report[sums]) / float(report[ROUTED_TOKENS]) for name, sums in means.items()}
     return found | {"auxiliary_loss": float(report[AUXILIARY_LOSS])}
 
 
@@ -56,5 +56,5 @@ def layer_loads(report: Mapping[str, float]) -> dict[str, float]:
     # A layer without experts has reported nothing, and every other one at least 1 for each token.
     sums = {name: float(value) for name, value in report.items() if name.startswith(_OF_LAYER)}
     found = {name.removeprefix(_OF_LAYER): value for name, value in sums.items() if value}
-    tokens = float(report.get(TOKENS, 0))
+    tokens = float(report.get(ROUTED_TOKENS, 0))
     return {layer: value * len(found) / tokens for layer, value in found.items()} if tokens else {}

@@ -9,10 +9,9 @@ import jax
 
 from jaxpar.config import Config
 from jaxpar.data import Data, batches
-from jaxpar.layers.experts.replay import EXPERTS
 from jaxpar.layout.stages import mask_of
 from jaxpar.model.flops import Pairs, windows
-from jaxpar.training.routing import RoutingFolder
+from jaxpar.training.field_folder import FieldFolder
 from jaxpar.training.step.batches import BatchPlacer
 from pallas_kernels.masks import kept_pairs
 
@@ -41,12 +40,13 @@ def placed_batches(
         prefetch=settings.prefetch,
     )
     ready = None
-    folder = None if settings.routing is None else RoutingFolder(settings.routing)
+    folders = [FieldFolder(getattr(settings, one.name), one) for one in placer.batch.fields if one.optional]
     for step, rows in enumerate(source, first_step):
-        if folder is not None:
-            if step >= config.run.steps:  # Files end with the run's steps.
-                break
-            rows = rows | {EXPERTS: folder.read(rows["examples"], config)}
+        if folders and step >= config.run.steps:  # Files end with the run's steps.
+            break
+        for folder in folders:
+            read = folder.read(rows["examples"], settings.batch_size, settings.sequence_length)
+            rows = rows | {folder.field.name: read}
         pairs = {window: round(share * kept_pairs(own, rows["segments"])) for window, own in masks.items()}
         following = placer(rows), pairs
         if ready is not None:

@@ -25,7 +25,7 @@ from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
 from jaxpar.layout.memory.device import needed_bytes
 from jaxpar.layout.memory.host import check_offload
 from jaxpar.layout.memory.state_storage import check_offloaded_state
-from jaxpar.layout.state import TrainState, all_weights
+from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.parameters import Weights, merge
@@ -36,7 +36,6 @@ from jaxpar.observe.timer import StepTimer
 from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.training.residency.given_weights import begun_from
 from jaxpar.training.residency.saved_state import SavedState
-from jaxpar.training.routing import Recorder, RoutingFolder
 from jaxpar.training.run.compared import compared_plan
 from jaxpar.training.run.heldout import baseline, evaluates, heldout_metrics
 from jaxpar.training.run.out_of_memory import (
@@ -199,11 +198,6 @@ class Run:
             self.compiled  # noqa: B018 (compiles now)
             initial.result()
 
-    @cached_property
-    def _recorder(self) -> Recorder:
-        """Computes the experts that a step uses."""
-        return Recorder(self.functions, self.placer)
-
     @property
     def predicted_bytes(self) -> int | None:
         """Memory per device that the compiled step needs, by the compiler: arguments, temporaries and output."""
@@ -226,10 +220,6 @@ class Run:
             self._batches = placed_batches(self.config, self.data, self.placer, first, self.left_out)
         with self.timer.fetching():
             batch, self.last_pairs = next(self._batches)
-        if self.config.run.record_routing is not None:
-            number = batch_number(int(state.step), self.left_out)
-            routed = self._recorder(all_weights(state), batch, state.applied)
-            RoutingFolder(self.config.run.record_routing).write(number, routed)
         with self.timer.step():
             self._state, metrics = self.functions.residency.advance(compiled, state, batch, self.functions.arguments)
         return metrics

@@ -24,7 +24,7 @@ class BatchPlacer:
     """Determines the rows of each batch that this process loads, and puts them on its devices in the plan's order."""
 
     def __init__(self, layout: StepLayout, mesh: Mesh):
-        self._batch, self._mesh = layout.batch, mesh
+        self.batch, self._mesh = layout.batch, mesh
         self.order = row_order(layout.plan, layout.batch.shape[-1])
         self.rows = layout.batch.local_rows(mesh)
         """Row numbers, within a batch, that this process loads; ascending."""
@@ -34,4 +34,4 @@ class BatchPlacer:
 
         The arrays are those of the fields of `batch`, by default of a training step.
         """
-        return (batch or self._batch).place(self._mesh, rows, self.rows, self.order)
+        return (batch or self.batch).place(self._mesh, rows, self.rows, self.order)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jaxpar.config.parts import OPTIMIZERS
-from jaxpar.layers.context import UPDATES
 from jaxpar.layers.dropout import SEED
 from jaxpar.layers.matmul_formats import exact_layers, tensor_names
 from jaxpar.layers.report import AUXILIARY_LOSS
@@ -34,6 +33,7 @@ from jaxpar.precision.matmul import SCALES
 from jaxpar.precision.recipe import recipe_of
 from jaxpar.precision.seen import Seen
 from jaxpar.precision.weight_codes import WEIGHT_SCALES, coded_weights
+from jaxpar.runtime.batch import UPDATES
 from jaxpar.runtime.carried import Outcome, where
 from jaxpar.training.residency.protocol import Measured, Residency
 from jaxpar.training.residency.weight_update import UpdateFacts
@@ -117,7 +117,7 @@ class StepFunctions:
     def _shared(self, state: TrainState) -> dict[str, Any]:
         """What layers of every microbatch can read besides it: updates so far, and what carried state gives."""
         each = (kind.shared(state.carried[name]) for name, kind in self.layout.carried.items())
-        return {UPDATES: state.applied} | {name: value for arrays in each for name, value in arrays.items()}
+        return {UPDATES.name: state.applied} | {name: value for arrays in each for name, value in arrays.items()}
 
     def _loss_scale(self, state: TrainState) -> Float[Array, ""]:
         factors = (kind.loss_scale(state.carried[name]) for name, kind in self.layout.carried.items())

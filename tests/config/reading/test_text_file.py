@@ -13,7 +13,6 @@ import pytest
 from benchmarks.validation.published import read_runs
 from jaxpar.config import load_config
 from jaxpar.config.reading.text_file import LONGEST, read_file, read_text_file
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.data.prepare.input.files import find_inputs
 from jaxpar.data.tokens.reference_file import ReferenceFile
 from jaxpar.data.tokens.token_index import read_index
@@ -24,9 +23,9 @@ from jaxpar.layout.choices.pipeline import table_text
 from jaxpar.observe.writers.jsonl import read_metrics
 from jaxpar.planner.placement.placement import read_bandwidth
 from jaxpar.report import _check_is_ours
-from jaxpar.training.routing import RoutingFolder
+from jaxpar.runtime.batch import Field
+from jaxpar.training.field_folder import FieldFolder
 from tests.sentences import refused
-from tests.small_run import small
 
 
 def read_reference(path: Path) -> object:
@@ -37,10 +36,9 @@ def read_reference(path: Path) -> object:
 
 
 def read_routing(path: Path) -> object:
-    config = small(model={"experts": ExpertsConfig(count=4)})
     with TemporaryDirectory() as folder:
         Path(folder, "00000000.npy").symlink_to(path)
-        return RoutingFolder(folder).read(np.arange(2), config)
+        return FieldFolder(folder, Field("routing")).read(np.arange(2), 2, 4)
 
 
 READERS: dict[str, Callable[[Path], object]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxpar.layers.experts.reports import TOKENS, layer_loads, layer_report
+from jaxpar.layers.experts.reports import ROUTED_TOKENS, layer_loads, layer_report
 from jaxpar.observe.report.curves import page_data, points
 from jaxpar.observe.report.load_map import MOST_COLUMNS, load_maps
 from jaxpar.observe.report.page import html_page
@@ -16,7 +16,7 @@ EXPERTS |= {"clusters": 0.4, "merged": 0.1}
 
 
 def test_loads_of_layers_are_means_over_tokens():
-    report = {TOKENS: 20.0, layer_report(0): 0.0, layer_report(1): 15.0, layer_report(2): 30.0}
+    report = {ROUTED_TOKENS: 20.0, layer_report(0): 0.0, layer_report(1): 15.0, layer_report(2): 30.0}
     assert layer_loads(report) == {"1": 1.5, "2": 3.0}
     assert layer_loads({}) == {}
 

@@ -14,7 +14,7 @@ import pytest
 from jaxpar.config import Config
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.layout import MatmulExcept
-from jaxpar.layers.experts.reports import TOKENS
+from jaxpar.layers.experts.reports import ROUTED_TOKENS
 from jaxpar.layers.report import AUXILIARY_LOSS
 from jaxpar.memory.disk_array import DiskArray
 from jaxpar.observe.writers.jsonl import read_metrics
@@ -86,7 +86,7 @@ def test_nothing_of_the_state_changes_in_a_step_in_which_only_the_routers_have_a
     before = jax.device_get(state)
     state, metrics = run.step.residency.advance(compiled, state, run.place(masked(run.rows(2))), run.step.arguments)
     assert float(metrics.tokens) == 0 and np.isnan(metrics.loss) and bool(metrics.finite)
-    assert float(metrics.report[TOKENS]) == 1 and float(metrics.grad_norm) > 0
+    assert float(metrics.report[ROUTED_TOKENS]) == 1 and float(metrics.grad_norm) > 0
     after = jax.device_get(state)
     assert int(after.step) == 3
     assert_same_bits(after._replace(step=before.step), before)

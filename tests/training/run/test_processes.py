@@ -12,12 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config
-from jaxpar.config.schema.experts import ExpertsConfig
 from tests.patience import seconds
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused_by_command
@@ -80,22 +78,6 @@ def test_two_processes_train_as_one(tmp_path: Path):
     fit(longer)
     fit(run_config(tmp_path / "one", 6, **sections))
     assert losses(longer) == pytest.approx(losses(one), rel=1e-6)
-
-
-@pytest.mark.long
-def test_two_processes_record_the_experts_of_one(tmp_path: Path):
-    found = {}
-    for name in ("one", "two"):
-        model = {"layers": 1, "experts": ExpertsConfig(count=4, width=16)}
-        run = {"record_routing": str(tmp_path / f"of {name}")}
-        config = run_config(tmp_path / name, 1, model=model, run=run, parallel={"expert": 4, "fsdp": 2})
-        if name == "one":
-            fit(config)
-        else:
-            done = outputs(start_job(config, tmp_path / "two.yaml", 2))
-            assert [code for code, _, _ in done] == [0, 0], done
-        found[name] = np.load(tmp_path / f"of {name}/00000000.npy")
-    np.testing.assert_array_equal(found["two"], found["one"])
 
 
 @pytest.mark.long
