@@ -64,16 +64,17 @@ def write(folder: Path, batch: int, routed: np.ndarray) -> None:
 def test_a_run_that_replays_its_own_experts_has_its_own_loss_bit_for_bit(router: str, monkeypatch: pytest.MonkeyPatch):
     """And its gradients; with other experts it has another one."""
     chosen: list[np.ndarray] = []
+    kind = ROUTERS[router]
 
     def recording(logits: jax.Array, state: RouterState, options: ExpertsConfig) -> Routing:
-        routing = ROUTERS[router].route(logits, state, options)
+        routing = kind.route(logits, state, options)
         jax.debug.callback(lambda indices: chosen.append(np.asarray(indices)), routing.indices)
         return routing
 
     run = SmallRun(config_of(router))
     state, rows = run.step.residency.initial_state(), run.rows(0)
     with monkeypatch.context() as patched:
-        patched.setitem(ROUTERS, router, replace(ROUTERS[router], route=recording))
+        patched.setitem(ROUTERS, router, replace(kind, route=recording))
         loss, gradients = run.step.gradients(state, run.batch(0))
         jax.effects_barrier()
     routed = np.full((*rows["tokens"].shape, 2, chosen[0].shape[1]), -1, np.int32)
