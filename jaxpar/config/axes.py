@@ -11,6 +11,12 @@ from jaxpar.units import plural
 
 AXES = ("pipe", "replica", "fsdp", "expert", "context", "tensor")
 """The mesh axes, slowest links first."""
+DATA_AXES = ("replica", "fsdp", "expert")
+"""Axes that split the rows of a batch."""
+SHARD_AXES = ("fsdp", "expert", "context")
+"""Axes over which ZeRO shards dense weights, gradients and optimizer state."""
+ROUTED_AXES = ("expert",)
+"""Axes over which the matrices are split among which a router chooses for each token."""
 
 VIRTUAL_DEVICES = 8
 """Devices that an axis of -1 fills on a machine that has only virtual ones."""

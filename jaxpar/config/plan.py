@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
 
-from jaxpar.config.axes import AXES
+from jaxpar.config.axes import AXES, DATA_AXES, ROUTED_AXES, SHARD_AXES
 from jaxpar.config.bounds import (
     BYTES,
     CAPACITY,
@@ -71,12 +71,17 @@ class AxisSizes:
     @property
     def data(self) -> int:
         """Parts into which the batch is split."""
-        return self.replica * self.fsdp * self.expert
+        return prod(self[axis] for axis in DATA_AXES)
 
     @property
     def shards(self) -> int:
         """Ranks over which ZeRO shards."""
-        return self.fsdp * self.expert * self.context
+        return prod(self[axis] for axis in SHARD_AXES)
+
+    @property
+    def routed(self) -> int:
+        """Ranks that split the matrices among which a router chooses."""
+        return prod(self[axis] for axis in ROUTED_AXES)
 
 
 @dataclass(frozen=True)

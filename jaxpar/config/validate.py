@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jaxpar.config.axes import AXES
+from jaxpar.config.axes import AXES, DATA_AXES, SHARD_AXES
 from jaxpar.config.checks.experts import check_expert_ranks, check_experts
 from jaxpar.config.checks.latent_attention import check_latent_attention
 from jaxpar.config.checks.layout import (
@@ -85,13 +85,13 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Config], None]], ...] = (
     (("expert", "tensor"), check_expert_ranks),
     ((VOCAB, "pipe", "tensor"), check_vocab),
     (("context", "tensor"), check_sequence),
-    (("replica", "fsdp", "expert"), check_batch),
-    (("fsdp", "expert", "context"), check_secondary),
-    (("fsdp", "expert", "context"), check_weight_wire),
+    (DATA_AXES, check_batch),
+    (SHARD_AXES, check_secondary),
+    (SHARD_AXES, check_weight_wire),
     (("replica",), check_state_over_replicas),
-    (("replica", "fsdp", "expert", "context", "tensor"), check_tiles),
+    ((*DATA_AXES, "context", "tensor"), check_tiles),
     ((), check_offload),
-    (("pipe", "fsdp", "expert", "context"), check_weights_offload),
+    (("pipe", *SHARD_AXES), check_weights_offload),
     ((), check_unused),
     ((), check_lora),
     ((), check_matmul),

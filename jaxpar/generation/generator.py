@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from jaxpar.generation.programs import Programs
 from jaxpar.generation.sampling import Drawn, NotFinite, Sampling
 from jaxpar.generation.unstacked import is_unstacked, unstacked
 from jaxpar.layout.step_layout import shardings
+from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.parameters import Weights
 from jaxpar.runtime.batch import FORWARD, BatchLayout, one_document_rows
 from jaxpar.units import plural
@@ -80,7 +82,7 @@ class Generator:
         self.config, self.mesh = config, mesh
         self.sampling = Sampling() if sampling is None else sampling
         axes = dict(mesh.shape)
-        self._rows = axes["replica"] * axes["fsdp"] * axes["expert"] * axes["tensor"]
+        self._rows = prod(axes[axis] for axis in (*DATA_AXES, "tensor"))
         self._part = axes["context"] * axes["tensor"]
         self.programs = Programs(config, mesh, self.sampling, zero)
         everywhere, number = NamedSharding(mesh, PartitionSpec()), np.asarray(seed % 2**32, np.uint32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from jax.sharding import Mesh, PartitionSpec
 
@@ -57,7 +58,7 @@ def generation_layout(config: Config, mesh: Mesh, *, rows: int = 0, tokens: int 
     The placement of the weights, `placements.storage`, is the same for all of them.
     """
     axes = dict(mesh.shape)
-    rows = rows or axes["replica"] * axes["fsdp"] * axes["expert"] * axes["tensor"]
+    rows = rows or prod(axes[axis] for axis in (*DATA_AXES, "tensor"))
     tokens, devices = tokens or bucket(0, axes["context"] * axes["tensor"]), list(mesh.devices.flat)
     config = generation_config(config, rows, tokens, zero)
     return StepLayout(config, make_plan(config, devices[0], devices_per_node(devices)))

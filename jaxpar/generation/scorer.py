@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -58,7 +59,7 @@ class Scorer:
     def __init__(self, model: PlacedModel) -> None:
         self.model = model
         axes = dict(model.mesh.shape)
-        self._parts = axes["replica"] * axes["fsdp"] * axes["expert"]
+        self._parts = prod(axes[axis] for axis in DATA_AXES)
         self._part = axes["context"] * axes["tensor"]
         self._compiled: dict[tuple[int, int], Any] = {}
 

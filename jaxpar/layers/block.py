@@ -1,4 +1,4 @@
-"""A block of a layer: attention, a feed-forward, experts, or another mixer, between norms of the residual stream."""
+"""A block of a layer: attention, a feed-forward, or another mixer, between norms of the residual stream."""
 
 from __future__ import annotations
 

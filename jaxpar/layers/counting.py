@@ -8,7 +8,6 @@ from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.lora import adapted
 from jaxpar.layers.norm import NORMS
-from jaxpar.mesh.parameters import ParamSpec
 
 
 def parameter_count(model: ModelConfig, padded: bool) -> int:
@@ -34,17 +33,9 @@ def layer_parameters(model: ModelConfig) -> int:
 
 
 def layer_matmul_parameters(model: ModelConfig) -> int:
-    """Weights that a token is multiplied with in one layer of a model whose layers are all alike: of experts, those of
-    the ones that it uses."""
-    return sum(active_size(model, spec) for spec in declare_layer(model).matrices)
-
-
-def active_size(model: ModelConfig, spec: ParamSpec) -> int:
-    """Elements of a matrix that a token is multiplied with."""
-    if "experts" not in spec.axes:
-        return spec.size
-    assert model.experts is not None, "experts have weights"
-    return spec.size // model.experts.count * model.experts.per_token
+    """Weights that a token is multiplied with in one layer of a model whose layers are all alike: of those that a
+    router chooses among, the chosen ones."""
+    return sum(part.active_size(spec) for part in declare_layer(model).parts for spec in part.matrices)
 
 
 def matmul_parameters(model: ModelConfig, vocab: int) -> int:

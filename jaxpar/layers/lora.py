@@ -40,7 +40,7 @@ def targets_of(part: Part, lora: LoraConfig) -> list[str]:
 
 
 def adaptable(part: Part) -> list[str]:
-    """The matrices of a part that can have factors: not the router of experts, which stays as it is."""
+    """The matrices of a part that can have factors: not a router, which stays as it is."""
     return [name for name in part.matrix_names if part.is_factored(name) or part.weights[name].matrix]
 
 
@@ -67,7 +67,7 @@ def with_frozen(specs: Nested[ParamSpec], lora: LoraConfig) -> Nested[ParamSpec]
 def _factors(name: str, spec: ParamSpec, rank: int) -> dict[str, ParamSpec]:
     """A is drawn as PEFT draws it, with a variance of a third of 1 / inputs; B is zero: the product starts as W's.
 
-    Each expert has its own.
+    Each of several stacked matrices has its own.
     """
     stack, end = spec.stack, spec.stack + spec.inputs
     own = {"inputs": spec.inputs, "scale": (3 * prod(spec.shape[stack:end])) ** -0.5}

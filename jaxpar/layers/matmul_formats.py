@@ -8,6 +8,7 @@ from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
+from jaxpar.config.axes import DATA_AXES
 from jaxpar.config.checks.sizes import known
 from jaxpar.config.kinds import kind_models, layer_kinds
 from jaxpar.config.schema import Config, ModelConfig, ParallelConfig
@@ -54,7 +55,7 @@ def _dense(part: Part) -> Iterator[Matmuls]:
 
 
 def _is_routed(part: Part, group: Matmuls) -> bool:
-    return any("experts" in part.weights[name].axes for name in part.factors_of(*group.weights))
+    return any(part.weights[name].routed for name in part.factors_of(*group.weights))
 
 
 def group_names(model: ModelConfig) -> tuple[str, ...]:
@@ -186,14 +187,14 @@ def exempt(config: Config) -> list[Exempt]:
 
 def rank_tokens(config: Config) -> int:
     """Tokens of a microbatch on a rank, the parts of the tensor ranks joined."""
-    ranks = known(config.parallel, "replica", "fsdp", "expert", "context")
+    ranks = known(config.parallel, *DATA_AXES, "context")
     return config.data.batch_size * config.data.sequence_length // (ranks * config.parallel.microbatches)
 
 
 def rank_sides(parallel: ParallelConfig, part: Part, group: Matmuls, name: str) -> list[int]:
     """Inputs and outputs of a group's matrix on a rank; of routed experts, those of one."""
     spec, tensor = part.weights[name], known(parallel, "tensor")
-    shape = spec.shape[spec.axes.index("experts") + 1 :] if "experts" in spec.axes else spec.shape
+    shape = spec.shape[spec.stack :]
     sides = [prod(shape[: spec.inputs]), prod(shape[spec.inputs :])]
     heads = spec.shape[spec.axes.index("kv_heads")] if "kv_heads" in spec.axes else tensor
     sides[group.inward] //= 1 if group.between else min(tensor, heads)

@@ -15,6 +15,7 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, Choice, LayerRun, Plan
 from jaxpar.distributed.devices import Device
+from jaxpar.layers.declared import declare_layer
 from jaxpar.layout.auto_remat import ESTIMATED, OVERLAPPED
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.layout.weight_prefetch import gathers_ahead
@@ -53,8 +54,8 @@ def layer_unroll(
         return Choice(1, "the loops are short")
     if offloaded(runs) or config.memory.weights_offload != "none":
         return Choice(1, "beside copies to the host XLA starts gathers later with two")
-    if any(model.experts is not None for model in kind_models(config.model).values()):
-        return Choice(1, "layers with experts were not compared")
+    if any(declare_layer(model).routed for model in kind_models(config.model).values()):
+        return Choice(1, "layers with a router were not compared")
     if device.platform == "cpu":
         return Choice(1, "CPU devices gather nothing meanwhile")
     return Choice(2, "gathered weights take turns with two buffers, without a copy")

@@ -18,6 +18,7 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, Choice, LayerRun, Plan
 from jaxpar.distributed.devices import Device
+from jaxpar.layers.declared import declare_layer
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.memory.remat import offloaded
 
@@ -52,8 +53,8 @@ def weight_prefetch(
         return Choice(asked, "named by parallel.overlap.weight_prefetch")
     if device.platform == "cpu":
         return Choice("layer", "CPU devices gather nothing meanwhile")
-    if axes.pipe > 1 or any(model.experts is not None for model in kind_models(config.model).values()):
-        return Choice("layer", "pipelines and layers with experts were not compared")
+    if axes.pipe > 1 or any(declare_layer(model).routed for model in kind_models(config.model).values()):
+        return Choice("layer", "pipelines and layers with a router were not compared")
     if axes.context > 1:
         return Choice("parts", "attention sends messages too")
     if config.precision.matmul is not None:

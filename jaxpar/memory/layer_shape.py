@@ -203,9 +203,7 @@ class LayerShape:
 
     def copies(self, spec: ParamSpec) -> int:
         """Matrices of a weight on a device: one, or one for each of its experts."""
-        if "experts" not in spec.axes:
-            return 1
-        return spec.shape[spec.axes.index("experts")] // self.expert
+        return spec.routed // self.expert if spec.routed else 1
 
     def _side(self, dims: list[tuple[str, int]]) -> int:
         """Numbers of some dims of a weight on a device; the rank between two factors is not split."""
@@ -231,7 +229,7 @@ class LayerShape:
         if group.between:
             return self.part_tokens
         first = part.weights[part.factors_of(group.weights[0])[0]]
-        return self.routed_rows if "experts" in first.axes else self.tokens
+        return self.routed_rows if first.routed else self.tokens
 
     def gathered(self, part: Part, group: Matmuls) -> float:
         """Width of what tensor ranks gather before a group inward, or scatter after one outward, over that of the

@@ -6,16 +6,10 @@ from collections.abc import Iterable
 
 import jax
 
-from jaxpar.config.axes import AXES
+from jaxpar.config.axes import AXES, DATA_AXES, ROUTED_AXES, SHARD_AXES
 from pallas_kernels.varying import vary_over, varying_axes
 
-__all__ = ["AXES", "DATA_AXES", "SHARD_AXES", "assert_varies_over", "vary", "varying_axes"]
-
-DATA_AXES = ("replica", "fsdp", "expert")
-"""Axes that split the rows of a batch."""
-
-SHARD_AXES = ("fsdp", "expert", "context")
-"""Axes over which ZeRO shards dense weights, gradients and optimizer state."""
+__all__ = ["AXES", "DATA_AXES", "ROUTED_AXES", "SHARD_AXES", "assert_varies_over", "vary", "varying_axes"]
 
 
 def vary[Tree](tree: Tree, axes: Iterable[str] = AXES) -> Tree:

@@ -19,7 +19,7 @@ from jaxpar.units import plural
 def build_mesh(sizes: AxisSizes, devices: Sequence[Device] | None = None) -> Mesh:
     """A mesh of all six axes over `devices` (default: all devices of the job).
 
-    Devices are ordered by process and laid out with the last axis fastest, so the inner axes (tensor, context, expert)
+    Devices are ordered by process and laid out with the last axis fastest, so the inner axes (tensor, context, ...)
     stay inside a host as long as their product divides its device count, and the outer ones cross hosts.
 
     Raises `UserError` when the layout needs another number of devices than there are.

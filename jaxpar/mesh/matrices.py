@@ -69,7 +69,7 @@ def scatter_matrices(
 
 
 def gather_stack(x: Float[Array, "*shard"], layout: PartitionSpec, stack: int) -> Float[Array, "share *whole"]:
-    """`gather_matrices` of a shard whose first `stack` dims (layers, and experts) number matrices."""
+    """`gather_matrices` of a shard whose first `stack` dims (`STACKS`) number matrices."""
     return gather_matrices(x.reshape(-1, *x.shape[stack:]), _flat(layout, stack))
 
 

@@ -32,7 +32,9 @@ type Specs = ModelTree[ParamSpec]
 type Partitions = ModelTree[PartitionSpec]
 
 
-STACKS = ("layers", "experts")
+ROUTED = "experts"
+"""The logical axis of matrices among which a router chooses some for each token."""
+STACKS = ("layers", ROUTED)
 """Logical axes that number matrices; they are the first dims of a weight."""
 
 
@@ -79,8 +81,13 @@ class ParamSpec:
 
     @property
     def stack(self) -> int:
-        """Leading dims that number matrices: layers, and experts."""
+        """Leading dims that number matrices: those of `STACKS`."""
         return len([axis for axis in self.axes if axis in STACKS])
+
+    @property
+    def routed(self) -> int | None:
+        """Matrices of a layer among which a router chooses; None where a token uses the weight in any case."""
+        return self.shape[self.axes.index(ROUTED)] if ROUTED in self.axes else None
 
     def stacked(self, layers: int) -> ParamSpec:
         """The spec of `layers` such weights in one array."""

@@ -9,11 +9,11 @@ A ZeRO stage is a choice of placements and nothing else:
 | 2     | compute | sharded  | sharded   |
 | 3     | sharded | sharded  | sharded   |
 
-`compute` is tensor, expert and pipeline parallelism; `sharded` is compute plus the fsdp, expert and context axes: all
-axes but `replica` over which ranks multiply with the same weights. Those of experts are split over expert in both, and
-over fsdp and context in `sharded` alone. HSDP is stage 3 with `replica` above 1: the weights
-are sharded inside a replica and the gradients summed across replicas. With `over_replicas` the optimizer placement,
-of every stage but 0, is split over `replica` too: a dim that is sharded takes it as its innermost axis, so that the
+`compute` is tensor, routed and pipeline parallelism; `sharded` is compute plus `SHARD_AXES`: all axes but `replica`
+over which ranks multiply with the same weights. Routed ones are split over `ROUTED_AXES` in both, and over fsdp and
+context in `sharded` alone. HSDP is stage 3 with `replica` above 1: the weights are sharded inside a replica and the
+gradients summed across replicas. With `over_replicas` the optimizer placement, of every stage but 0, is split over
+`replica` too: a dim that is sharded takes it as its innermost axis, so that the
 shards of a rank's replicas are its own shard in `sharded`.
 
 **Under a pipeline** the weights outside the layers are gathered once a step at every stage, not once a microbatch, and
@@ -134,7 +134,7 @@ def _summed_early(
 
 
 def _wire(spec: ParamSpec, rules: Rules, sizes: AxisSizes, wire: Wire) -> Wire:
-    """How a weight travels: a secondary shard of an expert's has the neighbours that share the expert."""
+    """How a weight travels: a secondary shard of a routed matrix has the neighbours that share it."""
     claimed = {axis for name in spec.axes for axis in getattr(rules, name)}
     secondary = secondary_ranks(wire.secondary, dict(sizes), claimed)
     assert secondary is not None, "neighbours that are whole ranks of an axis"
@@ -143,7 +143,7 @@ def _wire(spec: ParamSpec, rules: Rules, sizes: AxisSizes, wire: Wire) -> Wire:
 
 def may_be_quantised(spec: ParamSpec) -> bool:
     """Whether a weight and its gradient may travel quantised: not norms and biases, which few elements would profit,
-    nor a router of experts, whose small errors send tokens to other experts."""
+    nor a router, whose small errors send tokens to other matrices."""
     return (spec.matrix or spec.decay) and "router" not in spec.axes
 
 

@@ -4,7 +4,7 @@ Model FLOPs are what the mathematics of the model asks for, whatever the layout 
 appendix B; the mask as in Megatron-LM's causal count):
 
 - every token meets every matmul weight once: 2 FLOPs per weight forward and 4 backward, so 6 per weight.
-  Matmul weights are the matrices of the layers, of experts those that a token uses, and the output head. The embedding
+  Matmul weights are the matrices of the layers that a token uses, and the output head. The embedding
   lookup multiplies nothing; a tied table counts once, as the head;
 - attention multiplies Q with K and the probabilities with V over the (query, key) pairs that the mask keeps:
   2 * heads * (width of a query + width of a value) FLOPs per pair and layer forward, three times that with backward.

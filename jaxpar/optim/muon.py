@@ -40,7 +40,7 @@ def newton_schulz(
 
 
 def muon(request: RuleRequest) -> Rule:
-    """Muon for one stacked weight `[layers, inputs..., outputs...]`; experts are stacked too. Other weights, which are
+    """Muon for one stacked weight `[layers, inputs..., outputs...]`, or of more stacked dims. Other weights, which are
     no matrices of a layer, have AdamW.
 
     Nesterov momentum M = mu M + g, u = g + mu M, is elementwise on the shard. Newton-Schulz needs whole matrices

@@ -82,14 +82,14 @@ def counts_of(
     return jnp.stack([held, total(size > LARGEST[form]), flushed])
 
 
-def held_rows(sizes: Int[Array, " experts"], *each: Float[Array, "rows columns"]) -> list[Float[Array, "rows columns"]]:
-    """Rows of experts with zeros in place of those that none has."""
+def held_rows(sizes: Int[Array, " groups"], *each: Float[Array, "rows columns"]) -> list[Float[Array, "rows columns"]]:
+    """Rows of groups with zeros in place of those that none has."""
     there = (jnp.arange(len(each[0])) < sizes.sum())[:, None]
     return [jnp.where(there, rows, 0) for rows in each]
 
 
-def held_numbers(sizes: Int[Array, " experts"], x: Float[Array, "rows columns"]) -> Float[Array, ""]:
-    """How many numbers the rows have that experts have."""
+def held_numbers(sizes: Int[Array, " groups"], x: Float[Array, "rows columns"]) -> Float[Array, ""]:
+    """How many numbers the rows have that groups have."""
     return jnp.minimum(sizes.sum(), len(x)).astype(jnp.float32) * x.shape[1]
 
 
@@ -102,7 +102,7 @@ def seen_by_group(
     scales: Sequence[jax.Array] | jax.Array,
     of_gradients: Sequence[jax.Array] | jax.Array,
     recipe: Recipe,
-    sizes: Int[Array, " experts"] | None = None,
+    sizes: Int[Array, " groups"] | None = None,
     found: bool = False,
 ) -> Seen:
     """What is asked for of a group's tensors on this rank; of weights that are codes already, nothing.
@@ -116,7 +116,7 @@ def seen_by_group(
         scales: of the input and of the weights.
         of_gradients: those of `dys`.
         recipe: how the gradients are quantised.
-        sizes: rows of each expert, where `x` and `dys` are rows of experts; behind these nothing is seen.
+        sizes: rows of each group, where `x` and `dys` are rows of several; behind these nothing is seen.
         found: whether the largest magnitudes of `dys` are found where these are made.
     """
     largest = counts = None

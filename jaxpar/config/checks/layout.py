@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from jaxpar.config.axes import AXES, check_axes
+from jaxpar.config.axes import AXES, DATA_AXES, check_axes
 from jaxpar.config.bounds import RANKS, spell_limit
 from jaxpar.config.checks.sizes import divides, key_of, known
 from jaxpar.config.counting import kv_heads, padded_vocab
@@ -106,5 +106,5 @@ def check_sequence(config: Config) -> None:
 
 def check_batch(config: Config) -> None:
     """Refuse a batch that data ranks x microbatches do not divide."""
-    parts = known(config.parallel, "replica", "fsdp", "expert") * config.parallel.microbatches
-    divides("data.batch_size", config.data.batch_size, "parallel.replica x fsdp x expert x microbatches", parts)
+    parts = known(config.parallel, *DATA_AXES) * config.parallel.microbatches
+    divides("data.batch_size", config.data.batch_size, f"parallel.{' x '.join(DATA_AXES)} x microbatches", parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxpar.config.axes import DATA_AXES, SHARD_AXES
 from jaxpar.config.checks.sizes import known
 from jaxpar.config.errors import UserError
 from jaxpar.config.parts import OPTIMIZERS
@@ -60,7 +61,7 @@ def check_weights_offload(config: Config) -> None:
             f"{choice} is for runs without a pipeline, and parallel.pipe is {parallel.pipe}; expected 1, as a pipeline "
             "would fetch every layer over the link in each of its ticks"
         )
-    if parallel.zero in (1, 2) and known(parallel, "fsdp", "expert", "context") != 1:
+    if parallel.zero in (1, 2) and known(parallel, *SHARD_AXES) != 1:
         raise UserError(
             f"{choice} reads each layer from its master weights, and under parallel.zero: {parallel.zero} these are "
             "sharded differently from the weights; expected 0 or 3"
@@ -76,7 +77,7 @@ def check_weights_offload(config: Config) -> None:
 def check_tiles(config: Config) -> None:
     """An axis of -1 counts as 1, so there are at most as many tokens as this finds."""
     parallel, data = config.parallel, config.data
-    ranks = known(parallel, "replica", "fsdp", "expert", "context", "tensor") * parallel.microbatches
+    ranks = known(parallel, *DATA_AXES, "context", "tensor") * parallel.microbatches
     tokens = data.batch_size * data.sequence_length // ranks
     for key in ("loss_tiles", "mlp_tiles"):
         tiles = getattr(config.memory, key)

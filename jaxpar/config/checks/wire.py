@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxpar.config.axes import SHARD_AXES
 from jaxpar.config.checks.sizes import divides, known
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config
@@ -19,15 +20,14 @@ def check_secondary(config: Config) -> None:
             f"parallel.secondary_shard: {own} is for weights that are sharded between their uses, and parallel.zero is "
             f"{parallel.zero}; expected parallel.zero: 3 with it, or null"
         )
-    sizes = parallel.fsdp, parallel.expert, parallel.context
-    if -1 in sizes:
+    if -1 in (getattr(parallel, axis) for axis in SHARD_AXES):
         return
-    ranks = sizes[0] * sizes[1] * sizes[2]
-    divides("parallel.fsdp x expert x context", ranks, "parallel.secondary_shard", own)
+    ranks, over = known(parallel, *SHARD_AXES), f"parallel.{' x '.join(SHARD_AXES)}"
+    divides(over, ranks, "parallel.secondary_shard", own)
     if ranks == own:
         raise UserError(
             f"parallel.secondary_shard: {own} would not be used, because the weights are sharded over no more than "
-            f"{ranks} ranks (parallel.fsdp x expert x context); expected fewer, or null"
+            f"{ranks} ranks ({over}); expected fewer, or null"
         )
 
 
@@ -57,7 +57,7 @@ def check_state_over_replicas(config: Config) -> None:
 def check_weight_wire(config: Config) -> None:
     """Refuse a quantised gather where no weight is sharded."""
     wire, parallel = config.precision.weight_wire, config.parallel
-    if wire is not None and parallel.zero == 0 and known(parallel, "fsdp", "expert", "context") > 1:
+    if wire is not None and parallel.zero == 0 and known(parallel, *SHARD_AXES) > 1:
         raise UserError(
             f"precision.weight_wire: {wire} would not be used, because parallel.zero: 0 gathers no weights; expected "
             "parallel.zero: 1, 2 or 3 with it, or null"

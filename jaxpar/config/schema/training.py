@@ -103,8 +103,7 @@ class DataConfig:
     batch_size: int = 8
     """Rows per optimizer step, over all devices and microbatches."""
     routing: str | None = None
-    """Folder with the experts of each token, a file for each batch, which routers use in place of their own choice
-    (docs/experts.md); null lets them choose."""
+    """Folder with a file for each batch of what routers use in place of their own choices; null lets them choose."""
     packed: bool = True
     """Separate documents that share a row: attention does not cross them and positions restart."""
     prefetch: int = 2

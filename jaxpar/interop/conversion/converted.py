@@ -27,11 +27,11 @@ from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder
 from jaxpar.interop.sources.saved_weights import HF_FILES
 from jaxpar.interop.sources.source import Origin, ReadPart, WeightSource, read_part
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
-from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.mesh.parameters import ROUTED, ParamSpec
 from jaxpar.model.decoder import decoder_specs
 
 PIECE_BYTES = 64 * 2**20
-"""Of a piece of a table, or of experts; a piece of other stacked weights is a layer's."""
+"""Of a piece of a table, or of routed matrices; a piece of other stacked weights is a layer's."""
 
 
 def write_checkpoint(source: HFFolder, folder: Path, report: Callable[[str], None]) -> None:
@@ -87,9 +87,9 @@ class _ReadPieces(Pieces):
     @property
     def piece_shape(self) -> tuple[int, ...]:
         rows, *others = self.shape
-        if self.spec.axes[:2] == (LAYERS, "experts"):
-            experts, *of_one = others
-            return (1, max(1, min(experts, PIECE_BYTES // (4 * prod(of_one)))), *of_one)
+        if self.spec.axes[:2] == (LAYERS, ROUTED):
+            routed, *of_one = others
+            return (1, max(1, min(routed, PIECE_BYTES // (4 * prod(of_one)))), *of_one)
         if self.spec.axes[0] == LAYERS:
             return (1, *others)
         return (max(1, min(rows, PIECE_BYTES // max(1, 4 * prod(others)))), *others)

@@ -128,7 +128,7 @@ def _tensors(family: Family, model: ModelConfig) -> Iterator[StoredTensor]:
                 weights = tuple(line.weights.split())
                 if not all(weight in own for weight in weights):
                     continue
-                if ("experts" in own[weights[0]].axes) == line.of_experts:
+                if bool(own[weights[0]].routed) == line.of_experts:
                     specs_here = tuple(own[weight] for weight in weights)
                     yield from _of_line(line, weights, layer, _laid(line, specs_here, model))
 

@@ -77,7 +77,7 @@ class Elementwise:
     adds: bool = False
     """Whether it adds to the residual stream."""
     sends_rows: bool = False
-    """Whether rows are sent to the ranks of their experts in it."""
+    """Whether rows are sent to the ranks of the matrices that a router chooses for them."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,8 @@ class Part:
     operations: tuple[Operation, ...]
     """In order; a group of matmuls inward is the first, one outward the last."""
     terms: tuple[Term, ...] = ()
+    chosen: int = 1
+    """Matrices of each routed weight that a token uses."""
 
     def __post_init__(self) -> None:
         first, *_, last = self.groups
@@ -163,9 +165,18 @@ class Part:
 
     @cached_property
     def splits(self) -> bool:
-        """Whether a split backward computes the gradients of its matrices apart. Those of experts are computed with the
-        gradients of their rows, which are exchanged in slices, in rounds whose number is a value on the device."""
-        return not any("experts" in spec.axes for spec in self.matrices)
+        """Whether a split backward computes the gradients of its matrices apart. Those of routed ones are computed with
+        the gradients of their rows, which are exchanged in slices, in rounds whose number is a value on the device."""
+        return not self.routed
+
+    @cached_property
+    def routed(self) -> bool:
+        """Whether a router chooses among some of its matrices."""
+        return any(spec.routed for spec in self.matrices)
+
+    def active_size(self, spec: ParamSpec) -> int:
+        """Elements of a matrix that a token is multiplied with."""
+        return spec.size // spec.routed * self.chosen if spec.routed else spec.size
 
     @property
     def matrix_names(self) -> list[str]:
@@ -219,6 +230,11 @@ class Layer:
     def names(self) -> tuple[str, ...]:
         """Of its activations."""
         return tuple(one.name for one in self.activations)
+
+    @property
+    def routed(self) -> bool:
+        """Whether a router chooses among some of its matrices."""
+        return any(part.routed for part in self.parts)
 
     def part(self, name: str) -> Part:
         """One of its parts."""

@@ -58,7 +58,7 @@ def declare(model: ModelConfig, feed_forward: type[FeedForward]) -> Part:
         operations += [Matmuls("shared_in", names, inward=True, outputs=names), *_non_linear("shared", gated)]
         operations += [Matmuls("shared_out", ("shared_down",), inward=False, input="shared_hidden")]
     operations += [Matmuls(OUT, ("down",), inward=False, input="expert_hidden")]
-    return Part("mlp", weights, tuple(activations), tuple(operations))
+    return Part("mlp", weights, tuple(activations), tuple(operations), chosen=experts.per_token)
 
 
 def _hidden(of: str, dims: Dims, inward: tuple[str, ...]) -> list[Activation]:

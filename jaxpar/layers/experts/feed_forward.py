@@ -274,7 +274,7 @@ class Experts(Block):
         slices = layout.slices.name
         exchange = EXCHANGES[layout.exchange.name](experts, len(x) // slices, layout)
         lists = lists_of(exchange, slices, routing.indices, counts)
-        weights = {name: self.weight(name) for name, spec in self.part.weights.items() if "experts" in spec.axes}
+        weights = {name: self.weight(name) for name, spec in self.part.weights.items() if spec.routed}
         grouped = ops.grouped({group: [weights[name] for name in names] for group, names in self._matrices.items()})
         weights |= grouped.constants
         x, gates = vary_alike((x, routing.weights))  # those of a hash are constants

@@ -75,7 +75,7 @@ class Matmul:
 
 @dataclass(frozen=True)
 class Grouped:
-    """The products of rows, sorted by expert, with the matrices of their experts."""
+    """The products of rows, sorted by group, with the matrices of their groups."""
 
     constants: Arrays = field(default_factory=dict)
     """Numbers that all products of a layer take, besides the matrices."""
@@ -86,7 +86,7 @@ class Grouped:
         self,
         group: str,
         x: Float[Array, "rows inputs"],
-        weights: Sequence[Float[Array, "experts inputs outputs"]],
+        weights: Sequence[Float[Array, "groups inputs outputs"]],
         given: Any,
         **options: Any,
     ) -> Sequence[Float[Array, "rows outputs"]]:
@@ -94,7 +94,7 @@ class Grouped:
 
         Args:
             group: of matmuls.
-            x: rows in the order of the experts.
+            x: rows in the order of the groups.
             weights: the matrices of the group.
             given: `constants` and `observed`, as the exchange passes them for this use.
             options: of `pallas_kernels.grouped_matmul.grouped_matmul`, and `inward`: whether tensor ranks split the
@@ -136,7 +136,7 @@ class Ops:
         return Matmul(self.overlap.get(group, PLAIN))
 
     def grouped(self, matrices: Mapping[str, Sequence[jax.Array]]) -> Grouped:
-        """The products of routed experts, given by group the matrices that a layer gathered."""
+        """The products of routed matrices, given by group the matrices that a layer gathered."""
         del matrices
         return Grouped()
 

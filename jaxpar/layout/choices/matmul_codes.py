@@ -62,7 +62,7 @@ def _passes(recipe: Recipe, *, once: bool, multiplied: bool) -> Passes:
 
 
 def _dense(config: Config) -> tuple[str, ...]:
-    """The groups that are quantised, of all kinds of layers, but those of routed experts."""
+    """The groups that are quantised, of all kinds of layers, but routed ones."""
     models = kind_models(config.model).values()
     each = ((quantised(config, model), group.name) for model in models for _, group in dense_groups(model))
     return tuple(dict.fromkeys(name for own, name in each if name in own))

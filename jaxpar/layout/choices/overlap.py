@@ -196,13 +196,12 @@ def _in_fp8(config: Config, one: _Group) -> bool:
 
 
 def _groups(config: Config, axes: AxisSizes, rows: int) -> dict[str, list[_Group]]:
-    """By name, the groups of each kind of layers; experts exchange rows of their own, always plainly."""
+    """By name, the groups of each kind of layers; routed rows are exchanged apart, always plainly."""
     found: dict[str, list[_Group]] = {}
     counts = kind_counts(config.model)
     for kind, shape in layer_shapes(config, axes, rows).items():
         for part in shape.layer.parts:
-            routed = part.name == "mlp" and shape.model.experts is not None
-            for group in () if routed else part.groups:
+            for group in () if part.routed else part.groups:
                 if group.between:
                     continue
                 found.setdefault(group.name, []).append(_Group(shape, counts[kind], part, group))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from jaxpar.config import Config, ModelConfig, UserError
+from jaxpar.config.axes import DATA_AXES
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Choice, LayerRun
@@ -59,9 +61,9 @@ def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -
         return Choice(1, "a tile would have FP8 scales of its own")
     if splits_backward:
         return Choice(1, "the schedule keeps hidden activations from B to W")
-    dense = [own for own in kind_models(model).values() if own.experts is None]
+    dense = [own for own in kind_models(model).values() if not declare_layer(own).part("mlp").routed]
     if not dense:
-        return Choice(1, "experts are not computed in tiles")
+        return Choice(1, "routed feed-forwards are not computed in tiles")
     first = {declare_layer(own).part("mlp").groups[0].outputs[0] for own in dense}
     if not all(run.activations[name] == "recompute" for run in runs for name in first):
         return Choice(1, "memory.remat keeps hidden activations")
@@ -88,7 +90,7 @@ def head_columns(config: Config) -> int:
 def head_tokens(config: Config) -> int:
     """Tokens of a microbatch on one device, the parts of the tensor ranks joined."""
     parallel, data = config.parallel, config.data
-    rows = data.batch_size // (parallel.replica * parallel.fsdp * parallel.expert * parallel.microbatches)
+    rows = data.batch_size // (prod(getattr(parallel, axis) for axis in DATA_AXES) * parallel.microbatches)
     return rows * data.sequence_length // parallel.context
 
 

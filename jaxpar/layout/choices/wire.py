@@ -8,7 +8,8 @@ from math import gcd
 from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, Plan
-from jaxpar.mesh.axes import SHARD_AXES
+from jaxpar.layers.declared import declare_layer
+from jaxpar.mesh.axes import ROUTED_AXES, SHARD_AXES
 from jaxpar.mesh.wire.levels import split_by_nodes
 from jaxpar.mesh.wire.wire import Wire, secondary_ranks
 
@@ -27,7 +28,7 @@ def wire_of(plan: Plan) -> Wire:
 
 
 def with_exact_messages(plan: Plan) -> Plan:
-    """`plan` with weights, and tokens of experts, that travel as they are."""
+    """`plan` with weights, and routed tokens, that travel as they are."""
     experts = {kind: replace(own, wire=None) for kind, own in plan.experts.items()}
     return replace(plan, dtypes=replace(plan.dtypes, weight_wire=None), experts=experts)
 
@@ -45,7 +46,7 @@ def check_wire(config: Config, axes: AxisSizes, node_devices: int | None) -> int
             f"parallel.collectives: hierarchical would not be used, because all {axes.devices} devices are in one "
             "node; expected flat"
         )
-    routed = axes.expert > 1 and any(own.experts is not None for own in kind_models(config.model).values())
+    routed = axes.routed > 1 and _routes(config)
     if routed:
         _check_neighbours(config, axes)
     if node_devices is None or one_node:
@@ -55,8 +56,8 @@ def check_wire(config: Config, axes: AxisSizes, node_devices: int | None) -> int
         return None
     key = "parallel.collectives: hierarchical" if wire is None else f"precision.gradient_wire: {wire}"
     splits: list[tuple[str, ...]] = [("replica", *SHARD_AXES)] if parallel.zero == 0 else [SHARD_AXES, ("replica",)]
-    if routed:  # the weights of experts travel over the others of these axes
-        splits.append(tuple(axis for axis in splits[0] if axis != "expert"))
+    if routed:  # routed weights travel over the others of these axes
+        splits.append(tuple(axis for axis in splits[0] if axis not in ROUTED_AXES))
     for split in splits:
         if split_by_nodes(dict(axes), split, node_devices) is None:
             ranks = " x ".join(f"{axis} {axes[axis]}" for axis in split if axes[axis] > 1)
@@ -68,15 +69,21 @@ def check_wire(config: Config, axes: AxisSizes, node_devices: int | None) -> int
     return node_devices
 
 
+def _routes(config: Config) -> bool:
+    """Whether some layers have matrices among which a router chooses."""
+    return any(declare_layer(own).routed for own in kind_models(config.model).values())
+
+
 def _check_neighbours(config: Config, axes: AxisSizes) -> None:
-    """Refuse neighbours that are some ranks of one axis and some of another, where experts are split over one."""
+    """Refuse neighbours that are some ranks of one axis and some of another, where routed weights are split."""
     own, ranks = config.parallel.secondary_shard, axes.shards
-    if own is None or secondary_ranks(own, dict(axes), ("expert",)) is not None:
+    if own is None or secondary_ranks(own, dict(axes), ROUTED_AXES) is not None:
         return
-    fits = [n for n in range(2, ranks) if ranks % n == 0 and secondary_ranks(n, dict(axes), ("expert",)) is not None]
+    over = " x ".join(f"{axis} {axes[axis]}" for axis in SHARD_AXES)
+    fits = [n for n in range(2, ranks) if ranks % n == 0 and secondary_ranks(n, dict(axes), ROUTED_AXES) is not None]
     raise UserError(
-        f"parallel.secondary_shard: {own} neighbours of parallel.fsdp {axes.fsdp} x expert {axes.expert} x context "
-        f"{axes.context} are no whole ranks of these axes, and experts are split over one of them; expected "
+        f"parallel.secondary_shard: {own} neighbours of parallel.{over} are no whole ranks of these "
+        "axes, and a router's matrices are split over one of them; expected "
         f"{' or '.join(map(str, fits)) or 'null'}"
     )
 

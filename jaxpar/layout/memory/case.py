@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from jaxpar.config.axes import ROUTED_AXES
 from jaxpar.mesh.wire.wire import secondary_ranks
 
 
@@ -13,7 +14,7 @@ class Case(NamedTuple):
 
     pipe: int
     shards: int
-    """Ranks that ZeRO shards over: fsdp, expert and context."""
+    """Ranks that ZeRO shards over (`SHARD_AXES`)."""
     context: int
     tensor: int
     rows: int
@@ -36,8 +37,8 @@ class Case(NamedTuple):
     """Tiles of a microbatch's tokens in the head; None for the number that the configuration gives."""
     loss_logits: str | None = None
     """What the kernel of the loss does with logits: `recompute` or `keep`; None where XLA computes it in tiles."""
-    expert: int = 1
-    """Ranks among `shards` that share the experts."""
+    routed: int = 1
+    """Ranks among `shards` that split the matrices among which a router chooses."""
     scratch: int = 0
     """Bytes that a layer's attention takes besides its arguments and results."""
     sums_early: bool = False
@@ -62,12 +63,13 @@ class Case(NamedTuple):
         """Pipeline ranks that share embedding and head, in addition to the tensor ranks."""
         return self.pipe if self.shared_ends else 1
 
-    def copies(self, of_experts: bool = False) -> int:
+    def copies(self, routed: bool = False) -> int:
         """Shards of a weight that a device holds during a step: more than one in a secondary shard."""
-        sizes = {"fsdp": self.shards // (self.expert * self.context), "expert": self.expert, "context": self.context}
-        own = secondary_ranks(self.secondary, sizes, ("expert",) if of_experts else ())
+        sizes = {"fsdp": self.shards // (self.routed * self.context), "context": self.context}
+        sizes |= dict.fromkeys(ROUTED_AXES, self.routed)
+        own = secondary_ranks(self.secondary, sizes, ROUTED_AXES if routed else ())
         assert own is not None, "neighbours that are whole ranks of an axis"
-        return (self.shards // self.expert if of_experts else self.shards) // own if own > 1 else 1
+        return (self.shards // self.routed if routed else self.shards) // own if own > 1 else 1
 
     @property
     def alone(self) -> bool:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from jaxpar.config import Config
+from jaxpar.config.axes import ROUTED_AXES
 from jaxpar.config.counting import head_dim, kv_heads
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, LayerRun, Plan
@@ -129,7 +130,7 @@ def case_of(config: Config, plan: Plan) -> Case:
         plan.microbatches, plan.zero, tuple(slot.kind for slot in layer_order(plan, config.model).slots),
         plan.virtual_stages, plan.optimizer_offload, plan.resident_weights,
         plan.pipe_ends == "shared" and axes.pipe > 1, plan.host_layers,
-        plan.secondary_shard, plan.loss_tiles.name, plan.loss_logits.name, axes.expert,
+        plan.secondary_shard, plan.loss_tiles.name, plan.loss_logits.name, axes.routed,
         _attention_scratch(config, plan), plan.replica_sums.name == "overlapped", plan.layer_unroll.name,
         axes.replica if plan.shard_state_over_replicas.name else 1,
     )  # fmt: skip
@@ -220,7 +221,7 @@ class MemoryModel:
         return Units(sum(saved) + scales, sum(offloaded), sum(kept) + scales, max(back), max(transit), max(again))
 
     def _scales(self, shape: LayerShape) -> int:
-        """Of the rows of a layer's routed experts, which every remat policy keeps: one for each group of matmuls."""
+        """Of a layer's routed rows, which every remat policy keeps: one for each group of matmuls."""
         if self.config.precision.matmul != "fp8_current":
             return 0
         groups = quantised(self.config, shape.model)
@@ -266,9 +267,9 @@ class MemoryModel:
 
     def shapes(self, case: Case) -> dict[str, LayerShape]:
         """The shape of a layer of each kind on a device."""
-        key = "shapes", case.rows, case.context, case.tensor, case.expert
+        key = "shapes", case.rows, case.context, case.tensor, case.routed
         if key not in self._known:
-            axes = AxisSizes(expert=case.expert, context=case.context, tensor=case.tensor)
+            axes = AxisSizes(context=case.context, tensor=case.tensor, **dict.fromkeys(ROUTED_AXES, case.routed))
             self._known[key] = layer_shapes(self.config, axes, case.rows)
         return self._known[key]
 

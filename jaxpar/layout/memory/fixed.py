@@ -76,7 +76,7 @@ def fixed_bytes(
 
 def parts_of(weights: Weights, case: Case) -> Parts:
     """Elements and state of each part of the model in a case."""
-    return weights.parts(case.tensor, case.shards, case.ends, case.expert, case.state_replicas)
+    return weights.parts(case.tensor, case.shards, case.ends, case.routed, case.state_replicas)
 
 
 def state_of(config: Config, weights: Weights, case: Case) -> StateBytes:

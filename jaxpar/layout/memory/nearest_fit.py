@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from typing import NamedTuple
 
 from jaxpar.config import Config, UserError
+from jaxpar.config.axes import DATA_AXES
 from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.layout.memory.estimate import estimated_bytes
@@ -119,7 +121,7 @@ def changes(config: Config, *, host: bool = True) -> Iterator[str]:
         yield "memory.weights_resident=0"
     for zero in range(parallel.zero + 1, 3):
         yield f"parallel.zero={zero}"
-    most = config.data.batch_size // (parallel.replica * parallel.fsdp * parallel.expert)
+    most = config.data.batch_size // prod(getattr(parallel, axis) for axis in DATA_AXES)
     for microbatches in range(parallel.microbatches + 1, most + 1):
         if most % microbatches == 0:
             yield f"parallel.microbatches={microbatches}"

@@ -153,7 +153,7 @@ class StoredBytes:
         """Weights in a secondary shard: several shards of each that is sharded, frozen ones too."""
         width = self.widths.storage
         copies = self.case.copies
-        held = lambda part: sum(min(one.compute, one.sharded * copies(one.of_experts)) for one in part.weights)
+        held = lambda part: sum(min(one.compute, one.sharded * copies(one.routed)) for one in part.weights)
         layers = sum(held(own) * self.rows[kind] for kind, own in self.parts.layers.items())
         if self.case.pipe > 1:
             return self._bytes(width, True, False, "trained")._replace(layers=width * layers)

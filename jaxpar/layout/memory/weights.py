@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 
 from jaxpar.config import Config
+from jaxpar.config.axes import ROUTED_AXES
 from jaxpar.config.counting import kv_heads
 from jaxpar.config.kinds import ALIKE, kind_counts
 from jaxpar.memory.layer_shape import FLOAT32_BYTES
@@ -36,7 +37,7 @@ class Weight(NamedTuple):
     compute: int
     """As it is multiplied."""
     sharded: int
-    """Split over fsdp, expert and context too."""
+    """Split over `SHARD_AXES` too."""
     updated: int
     """Split like its state where that is sharded: like `sharded`, or over replicas too."""
     state: float
@@ -47,8 +48,8 @@ class Weight(NamedTuple):
     """Whether its rule sees matrices."""
     trained: bool
     """Whether it has gradients, moments and a master copy."""
-    of_experts: bool
-    """Whether it is split over the ranks of experts, and not sharded over them."""
+    routed: bool
+    """Whether it is split over `ROUTED_AXES`, and not sharded over them."""
     sent_in_codes: bool = False
     """Whether its gradient may travel quantised."""
     half: str = ""
@@ -65,7 +66,7 @@ class Elements(NamedTuple):
     compute: int
     """As they are multiplied."""
     sharded: int
-    """Split over fsdp, expert and context too."""
+    """Split over `SHARD_AXES` too."""
 
     @staticmethod
     def of(weights: Iterable[Weight], trained: bool) -> Elements:
@@ -81,7 +82,7 @@ class Part(NamedTuple):
     compute: int
     """As they are multiplied."""
     sharded: int
-    """Split over fsdp, expert and context too."""
+    """Split over `SHARD_AXES` too."""
     trained: Elements
     """Those of trained weights."""
     frozen: Elements
@@ -137,7 +138,7 @@ class Ends(NamedTuple):
 
 
 type _Ranks = tuple[int, int, int, int, int]
-"""The arguments of `Weights.parts`: tensor, shards, pipe, expert, replicas."""
+"""The arguments of `Weights.parts`: tensor, shards, pipe, routed, replicas."""
 
 
 @dataclass(frozen=True)
@@ -160,17 +161,17 @@ class Weights:
     def _parts(self) -> dict[_Ranks, Parts]:
         return {}
 
-    def parts(self, tensor: int, shards: int, pipe: int = 1, expert: int = 1, replicas: int = 1) -> Parts:
+    def parts(self, tensor: int, shards: int, pipe: int = 1, routed: int = 1, replicas: int = 1) -> Parts:
         """Elements and state of each part.
 
         Args:
             tensor: ranks that share every matrix.
             shards: ranks that ZeRO shards over.
             pipe: ranks that share the ends of the model; 1 where they do not.
-            expert: ranks among `shards` that share the experts.
+            routed: ranks among `shards` that split the matrices among which a router chooses.
             replicas: those that share the state of a weight.
         """
-        key = tensor, shards, pipe, expert, replicas
+        key = tensor, shards, pipe, routed, replicas
         if key not in self._parts:
             ends = {name: self._part((name,), tree, key) for name, tree in self._specs.items() if name != LAYERS}
             paths = {kind: (LAYERS,) if kind == ALIKE else (LAYERS, kind) for kind in self.kinds}
@@ -184,10 +185,10 @@ class Weights:
         return Part.of(self._weight(path, tuple(key.key for key in below), spec, ranks) for below, spec in found)
 
     def _weight(self, path: tuple[str, ...], below: tuple[str, ...], spec: ParamSpec, ranks: _Ranks) -> Weight:
-        tensor, shards, pipe, expert, replicas = ranks
+        tensor, shards, pipe, routed, replicas = ranks
         rules = compute_rules(kv_heads=kv_heads(self.config.model), tensor=tensor, shared_ends=pipe > 1)
-        sizes = {"tensor": tensor, "pipe": pipe, "expert": expert}
-        shards = shards // expert if "experts" in spec.axes else shards
+        sizes = {"tensor": tensor, "pipe": pipe} | dict.fromkeys(ROUTED_AXES, routed)
+        shards = shards // routed if spec.routed else shards
         dims = {name: size for name, size in zip(spec.axes, spec.shape, strict=True) if name != "layers"}
         local = {name: size // prod(sizes[axis] for axis in getattr(rules, name)) for name, size in dims.items()}
         compute, name = prod(local.values()), ".".join((*path, *below))
@@ -208,7 +209,7 @@ class Weights:
             whole,
             spec.trained and self._rule(spec).granularity == "matrix",
             spec.trained,
-            "experts" in spec.axes,
+            bool(spec.routed),
             may_be_quantised(spec),
             *below[:1],
         )

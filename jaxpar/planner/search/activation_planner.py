@@ -139,7 +139,7 @@ class ActivationPlanner:
         case = Case(
             group.pipe, group.shards, group.context, group.tensor, group.microbatch, self._microbatches, choice.zero,
             self.kinds, choice.virtual_stages, "host" if choice.optimizer_offload else "none",
-            loss_logits=logits if memory.loss_backend == "fused" else None, scratch=self._scratch, expert=group.expert,
+            loss_logits=logits if memory.loss_backend == "fused" else None, scratch=self._scratch, routed=group.expert,
             sums_early=self._sums_early, shared_ends=choice.shared_ends, state_replicas=self._state_replicas,
         )  # fmt: skip
         budget = self.model.config.memory.optimizer_resident

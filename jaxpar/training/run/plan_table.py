@@ -22,7 +22,7 @@ from jaxpar.layout.memory.state_bytes import frozen_bytes, state_bytes
 from jaxpar.layout.memory.state_storage import offload_rows
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.remat import offloaded
-from jaxpar.mesh.axes import AXES, SHARD_AXES
+from jaxpar.mesh.axes import AXES, ROUTED_AXES, SHARD_AXES
 from jaxpar.mesh.parameters import ParamSpec, Specs, map_specs, only
 from jaxpar.mesh.placements import REPLICAS, Placement, bytes_per_device, local_shape
 from jaxpar.mesh.rules import mesh_axes_of
@@ -123,7 +123,7 @@ def _wire_row(layout: StepLayout) -> list[tuple[str, str, str]]:
 def _expert_copies(layout: StepLayout) -> list[str]:
     """What of a secondary shard the weights of experts have, where it is not that of other weights."""
     plan = layout.plan
-    ranks = secondary_ranks(plan.secondary_shard, dict(plan.axes), ("expert",))
+    ranks = secondary_ranks(plan.secondary_shard, dict(plan.axes), ROUTED_AXES)
     routed = any(own.experts is not None for own in kind_models(layout.config.model).values())
     if not routed or ranks == plan.secondary_shard:
         return []
