@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxpar.cli import Parser, by_ending, command, seconds, size, stop
+from jaxpar.cli import Parser, by_ending, command, seconds, stop
 from jaxpar.config import UserError
 
 OUTPUTS = {
@@ -15,7 +15,6 @@ OUTPUTS = {
     ".svg": "a picture of one layer over time (with --diff of both), or with --remat-frontier of the frontier",
     ".png": "with --remat-frontier the frontier",
 }
-WHAT_IS_LEFT = -1  # no size that a user can give
 
 
 @command()
@@ -36,15 +35,6 @@ def main(arguments: Sequence[str]) -> int | None:
         action="store_true",
         help="compile nothing; print what layers could keep between forward and backward, in bytes against time",
     )
-    parser.add_argument(
-        "--chunks",
-        metavar="SIZE",
-        type=size,
-        nargs="?",
-        const=WHAT_IS_LEFT,
-        help="compile nothing; print which weights' master weights and moments (or which layers) stay on a GPU, and "
-        "what the others move, if SIZE of them (as in 6GiB; by default what is left) may be there",
-    )
     words = "limit of a compile (default 600)"
     parser.add_argument("--timeout", metavar="SECONDS", type=seconds, default=600, help=words)
     parser.add_argument("--no-cache", action="store_true", help="do not use the cache of compiled programs")
@@ -52,24 +42,13 @@ def main(arguments: Sequence[str]) -> int | None:
 
 
 def _inspect(options: argparse.Namespace) -> int | None:
-    if options.out and options.chunks is not None and not options.remat_frontier:
-        raise UserError("--out: expected no --chunks with it, which writes nothing")
     files = by_ending(options.out, (".svg", ".png") if options.remat_frontier else (".html", ".svg"))
-    from jaxpar.compiler.chunk_plans import ChunkInspection
     from jaxpar.compiler.inspection import Inspection
     from jaxpar.compiler.program.hlo.records import ProgramError
     from jaxpar.compiler.remat_frontier.inspection import FrontierInspection
 
-    quick = "--remat-frontier" if options.remat_frontier else "--chunks" if options.chunks is not None else None
-    if quick is not None:
-        both = "--chunks" if options.remat_frontier and options.chunks is not None else None
-        for name, given in (("--diff", options.diff), ("--chunks", both)):
-            if given is not None:
-                raise UserError(f"{name}: expected no {quick} with it, which compiles nothing")
-    if options.chunks is not None:
-        budget = None if options.chunks == WHAT_IS_LEFT else options.chunks
-        ChunkInspection(options.config, options.cluster, options.overrides, budget, options.json).run()
-        return None
+    if options.remat_frontier and options.diff is not None:
+        raise UserError("--diff: expected no --remat-frontier with it, which compiles nothing")
     if options.remat_frontier:
         FrontierInspection(options.config, options.cluster, options.overrides, options.json, [*files.values()]).run()
         return None

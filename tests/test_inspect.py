@@ -77,7 +77,6 @@ def test_a_configuration_compared_with_itself_is_the_same(config: Path, capfd: p
         (["--cluster", CLUSTER, "--out", "/"], "--out /: expected a name that ends in .html or .svg"),
         (["--cluster", CLUSTER, "--out", "/no/such/folder/x.svg"], "--out /no/such/folder/x.svg: the folder"),
         (["--cluster", CLUSTER, "--out", "x.png"], "--out x.png: expected a name that ends in .html or .svg"),
-        (["--cluster", CLUSTER, "--out", "x.svg", "--chunks"], "--out: expected no --chunks with it"),
         (["--cluster", CLUSTER, "--html", "x.html"], "there is no argument --html; expected --out FILE.html"),
         (["--cluster", CLUSTER, "--picture", "x.svg"], "there is no argument --picture; expected --out FILE.svg"),
         (["--cluster", CLUSTER, "--timeout", "nan"], "--timeout: expected seconds above 0, at most 1000000, got 'nan'"),

@@ -161,8 +161,6 @@ BOUNDS: dict[str, Bound] = {
     "memory.offload_fraction": _SHARE,
     "memory.offload_smallest": _at_least(1, BYTES),
     "memory.host_limit": _at_least(0, BYTES),
-    "memory.optimizer_resident": _at_least(0, BYTES),
-    "memory.weights_resident": _at_least(0, BYTES),
     "memory.loss_tiles": _at_least(1),
     "memory.mlp_tiles": _at_least(1),
     "attention.query_block": _at_least(1),

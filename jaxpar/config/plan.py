@@ -255,12 +255,8 @@ class Plan:
     """Tiles of a microbatch's tokens in which the feed-forward of a layer is computed."""
     optimizer_offload: Literal["none", "host", "file"] = "none"
     """Where master weights and moments are between steps: on the device, in the host's memory, or on disk."""
-    resident_weights: tuple[str, ...] = ()
-    """Weights whose master and moments stay on the device while those of the others are in the host's memory."""
     weights_offload: Literal["none", "host"] = "none"
-    """Where weights and gradients of layers are in a step."""
-    host_layers: int = 0
-    """Number of layers of a chunk, counted from the first, whose weights and gradients are in the host's memory."""
+    """Where weights and gradients of layers are in a step: on the device, or in the host's memory."""
 
     def __post_init__(self) -> None:
         for name, (low, most) in _RANGES.items():
@@ -285,7 +281,6 @@ _RANGES: dict[str, tuple[int, int]] = {
     "layer_unroll": (1, LAYERS),
     "loss_tiles": (1, COUNT),
     "mlp_tiles": (1, COUNT),
-    "host_layers": (0, LAYERS),
     "node_devices": (1, RANKS),
     "joined_gathers": (0, BYTES),
     "joined_scatters": (0, BYTES),

@@ -28,7 +28,8 @@ from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import gather_context, reduce_max, reduce_sum
-from jaxpar.mesh.layer_order import LAYERS, own_layers
+from jaxpar.mesh.layer_order import LAYERS, layers_path, own_layers
+from jaxpar.mesh.materialize import gather
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, DecoderStages
 
@@ -135,7 +136,8 @@ class GenerationFunctions:
         for kind, row in stages.order.slots:
             stack, attend = stages.loop.stack(kind), attending[kind]
             attend.cache = None if cache is None else cache[kind][row]
-            own = stack.gather(own_layers(weights[LAYERS], kind)[row])
+            own = own_layers(weights[LAYERS], kind)[row]
+            own = gather(own, stages.placements, part=layers_path(kind), unstacked=True)
             x, _report = stack.kind.apply(own, x, stack.order.own(0)[row], tokens[kind], None)
             x, filled[kind][row] = vary(x), vary(attend.cache)
         return x, filled

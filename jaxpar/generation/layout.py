@@ -41,8 +41,8 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
         context_strategy="auto" if parallel.context_strategy == "usp" else parallel.context_strategy,
     )  # fmt: skip
     memory = replace(
-        config.memory, remat="full", offload_fraction=0.0, optimizer_offload="none", optimizer_resident=0,
-        weights_offload="none", weights_resident=0, offload_dir=None, mlp_tiles=1, loss_tiles=1,
+        config.memory, remat="full", offload_fraction=0.0, optimizer_offload="none",
+        weights_offload="none", offload_dir=None, mlp_tiles=1, loss_tiles=1,
         loss_backend="xla", loss_logits="auto",
     )  # fmt: skip
     data = replace(config.data, sequence_length=tokens, batch_size=rows, packed=False, routing=None)

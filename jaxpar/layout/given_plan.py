@@ -10,7 +10,6 @@ from jaxpar.config.axes import axis_sizes
 from jaxpar.config.plan import Plan
 from jaxpar.config.reading.typed import shown
 from jaxpar.config.schema.overlap import OverlapConfig
-from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.distributed.devices import Device
 from jaxpar.layers.declared import activation_names
 from jaxpar.layout.choices.attention import check_attention
@@ -24,7 +23,6 @@ from jaxpar.layout.choices.tiles import head_tokens
 from jaxpar.layout.choices.wire import check_wire
 from jaxpar.layout.layer_unroll import check_layer_unroll
 from jaxpar.layout.loss_logits import check_logits
-from jaxpar.layout.step_layout import StepLayout
 from jaxpar.layout.weight_prefetch import check_weight_prefetch
 from jaxpar.units import plural
 
@@ -74,7 +72,6 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
     for key in ("loss_tiles", "mlp_tiles"):
         if (tiles := getattr(plan, key).name) > tokens:
             raise UserError(f"plan.{key}: {tiles} are more than a device's {tokens} tokens of a microbatch")
-    _check_residency(plan, config)
     check_overlap(plan, config)
     check_embedding_messages(plan, config)
     check_replica_sums(plan, config)
@@ -91,27 +88,6 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
         check_logits(plan, config)
     except UserError as error:
         raise UserError(f"{error}; {OTHERWISE}") from None
-
-
-def _check_residency(plan: Plan, config: Config) -> None:
-    """Raise `UserError` if what the plan keeps on the device, or on the host, is impossible for its layers."""
-    if plan.resident_weights and plan.optimizer_offload != "host":
-        raise UserError(
-            f"plan.resident_weights: expected none where plan.optimizer_offload is {plan.optimizer_offload}, got "
-            f"{shown(list(plan.resident_weights))}"
-        )
-    names = StepLayout(config, plan).weight_names if plan.resident_weights else ()
-    for name in plan.resident_weights:
-        if name not in names:
-            raise UserError(
-                f"plan.resident_weights: {quoted(name)} is no weight of the model{did_you_mean(name, names)}"
-            )
-    most = layer_order(plan, config.model).layers_per_chunk if plan.weights_offload == "host" else 0
-    if plan.host_layers > most:
-        raise UserError(
-            f"plan.host_layers: must be at most {most} where plan.weights_offload is {plan.weights_offload}, got "
-            f"{plan.host_layers}"
-        )
 
 
 def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:

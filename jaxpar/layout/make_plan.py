@@ -33,7 +33,6 @@ from jaxpar.layout.layer_costs import costs_of_kinds
 from jaxpar.layout.layer_unroll import layer_unroll, with_room_for_turns
 from jaxpar.layout.loss_logits import asked_logits, kept_beside_layers, kept_where_they_fit
 from jaxpar.layout.memory.device import host_share, own_host_share, usable_bytes
-from jaxpar.layout.memory.resident import with_residency
 from jaxpar.layout.merging import with_merged_matmuls
 from jaxpar.layout.weight_prefetch import weight_prefetch
 from jaxpar.memory.costs import LayerCosts
@@ -114,7 +113,7 @@ def make_plan(
             **attention._asdict(),
         )
         routed_choice(config, device, plan)
-        plan = with_room(with_joined_messages(config, with_residency(config, plan)))
+        plan = with_room(with_joined_messages(config, plan))
         return with_host_buffers(config, with_merged_matmuls(config, plan, device), device, device_bytes)
 
     names = activation_names(config.model)

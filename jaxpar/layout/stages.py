@@ -25,6 +25,7 @@ from jaxpar.layers.matmul_formats import (
     quantised_groups,
     routed_groups,
 )
+from jaxpar.layout.choices.matmul import codes_once
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.layout.weight_prefetch import gathered_before
 from jaxpar.memory.remat import LAYER_INPUT, remat_policy
@@ -36,6 +37,9 @@ from jaxpar.model.loop.layer_kind import Keep, keeps_by_kind
 from jaxpar.precision.recipe import recipe_of
 from jaxpar.precision.squares import Squares, squares_of
 from jaxpar.precision.weight_codes import CodedMatrix
+from jaxpar.stores.host_rows import HostRows
+from jaxpar.stores.quantized import Quantized
+from jaxpar.stores.sharded import Sharded
 from pallas_kernels.attention import Settings
 from pallas_kernels.masks import Mask
 
@@ -139,10 +143,11 @@ def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
         plan=plan,
         placements=layout.placements,
         attend=make_attend(config, plan),
-        keeps=keeps_by_kind(layout.order.slots, keeps, plan.host_layers, variants),
+        keeps=keeps_by_kind(layout.order.slots, keeps, variants),
         train=train,
         order=layout.order,
         split_backward=layout.schedule.splits_backward,
+        store=HostRows if plan.weights_offload == "host" else Quantized if codes_once(plan) else Sharded,
         gathers_before=gathered_before(plan),
         objective=layout.objective,
     )

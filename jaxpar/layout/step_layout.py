@@ -17,7 +17,7 @@ from jaxpar.hardware.host import PINNED
 from jaxpar.layout.carried import CarriedRequest, carried_of
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
 from jaxpar.layout.choices.wire import wire_of
-from jaxpar.layout.state import TrainState, initial_state, join_weights, state_layout, weight_states
+from jaxpar.layout.state import TrainState, initial_state, state_layout
 from jaxpar.layout.step_arguments import StepArguments, step_arguments
 from jaxpar.mesh.build import abstract_mesh
 from jaxpar.mesh.layer_order import LayerOrder
@@ -156,14 +156,6 @@ class StepLayout:
         return abstract_mesh(self.plan.axes)
 
     @cached_property
-    def on_device(self) -> tuple[bool, ...]:
-        """For each leaf of `trained`, whether its master weight and moments are on the device."""
-        plan = self.plan
-        if plan.optimizer_offload == "none":
-            return (True,) * len(self.weight_names)
-        return tuple(name in plan.resident_weights for name in self.weight_names)
-
-    @cached_property
     def weight_names(self) -> tuple[str, ...]:
         """The name of each leaf of `trained`, such as `layers.mlp.up`."""
         paths = jax.tree_util.tree_leaves_with_path(self.trained)
@@ -172,11 +164,11 @@ class StepLayout:
     def state_shardings(self, mesh: AnyMesh | None = None) -> TrainState:
         """The shardings of the state between steps; what is offloaded, or on disk, has those of pinned host memory."""
         everywhere = shardings(self.mesh if mesh is None else mesh, self.state)
-        states = [
-            own if stays else jax.tree.map(lambda sharding: sharding.with_memory_kind(PINNED), own)
-            for own, stays in zip(weight_states(everywhere.master, everywhere.optimizer), self.on_device, strict=True)
-        ]
-        return join_weights(states, everywhere)
+        if self.plan.optimizer_offload == "none":
+            return everywhere
+        offloaded = everywhere.master, everywhere.optimizer
+        master, optimizer = jax.tree.map(lambda sharding: sharding.with_memory_kind(PINNED), offloaded)
+        return everywhere._replace(master=master, optimizer=optimizer)
 
     def initial_state(self, arguments: StepArguments) -> TrainState:
         """The state before the first step; the weights are bit for bit the same on every mesh. To be traced."""

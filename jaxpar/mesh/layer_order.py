@@ -32,22 +32,6 @@ LAYERS = "layers"
 """The key of the layers in a tree of weights; below it, if kinds have names, there is a tree for each kind."""
 
 
-class Parted(NamedTuple):
-    """A stack of weights or of their gradients, of which the first rows are in the host's memory."""
-
-    host: Any
-    """Arrays [row, ...] in pinned host memory, of which only the rows before those on the device are used."""
-    device: Any
-    """Arrays [row, ...] on the device: the other rows."""
-
-
-class Ungathered(NamedTuple):
-    """A stack of weights that the optimizer has elsewhere than a step stores it: each row comes with its first use."""
-
-    master: Any
-    """Arrays [row, ...] in optimizer placement."""
-
-
 class Chunk(NamedTuple):
     """A chunk of this rank in the stacks of weights, or of their gradients."""
 
@@ -203,10 +187,13 @@ class LayerOrder:
         return (*path[:place], *path[place + 1 :])
 
 
+def layers_path(kind: str) -> tuple[str, ...]:
+    """The path of a kind's layers in a tree of weights."""
+    return (LAYERS,) if kind == ALIKE else (LAYERS, kind)
+
+
 def own_layers(layers: Any, kind: str) -> Any:
     """The part of `layers` for one kind: all of it if kinds have no names."""
-    if isinstance(layers, Ungathered):
-        return Ungathered(own_layers(layers.master, kind))
     return layers if kind == ALIKE else layers[kind]
 
 

@@ -26,7 +26,7 @@ type ModelTree[Leaf] = dict[str, Any]
 embedding), and at `LAYERS` those of all layers stacked, or of each kind if kinds have names."""
 
 type Weights = ModelTree[jax.Array]
-"""Weights, or their gradients; if some layers are in the host's memory, the layers are `Parted`."""
+"""Weights, or their gradients."""
 
 type Specs = ModelTree[ParamSpec]
 type Partitions = ModelTree[PartitionSpec]

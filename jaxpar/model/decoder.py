@@ -47,7 +47,7 @@ from jaxpar.model.embedding import (
     vocab_axes,
     vocabulary_logits,
 )
-from jaxpar.model.loop.gathered_chunks import GatheredChunks
+from jaxpar.model.gathered_chunks import GatheredChunks, held
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_scores
@@ -57,6 +57,9 @@ from jaxpar.precision.seen import Seen, nothing_seen
 from jaxpar.precision.weight_codes import WEIGHT_SCALES
 from jaxpar.runtime.batch import Field
 from jaxpar.runtime.objective import Objective
+from jaxpar.stores.early_sums import SummedEarly
+from jaxpar.stores.first_use import FirstUse
+from jaxpar.stores.sharded import Sharded
 
 type Batch = dict[str, Any]
 """One rank's part of a microbatch: its fields (`jaxpar.runtime.batch`), and in training also `SEED` of
@@ -146,6 +149,8 @@ class DecoderStages:
     """The order of the layers in the stacks."""
     split_backward: bool
     """Whether the gradients of the layers' matrices are computed by a later action."""
+    store: type[Sharded]
+    """Where the layers' weights are in a step."""
     gathers_before: str
     """The part of a layer (attention, mlp) before whose products the next attention's weights must have arrived; none
     where it is empty."""
@@ -231,8 +236,25 @@ class DecoderStages:
     @cached_property
     def loop(self) -> LayerLoop:
         """The layers of this pipeline rank."""
-        kinds = {kind: self._kind(kind) for kind in self.order.stacks}
-        return LayerLoop(kinds, self.placements, self.order, self.plan.layer_unroll.name, self.gathers_before)
+        return self._loop(self.store, self.placements)
+
+    @cached_property
+    def first_loop(self) -> LayerLoop:
+        """The layers in their first pass, in which each gets its weights from the optimizer's placement."""
+        return self._loop(FirstUse, self.placements)
+
+    @cached_property
+    def last_loop(self) -> LayerLoop:
+        """The layers in their last pass, in which gradients that are complete are summed."""
+        return self._loop(SummedEarly, self.placements)
+
+    def _loop(self, store: type[Sharded], placements: Placements) -> LayerLoop:
+        stores = {kind: store(kind, placements, self._wide_in(kind)) for kind in self.order.stacks}
+        return LayerLoop(self._kinds, stores, self.order, self.plan.layer_unroll.name, self.gathers_before)
+
+    @cached_property
+    def _kinds(self) -> dict[str, LayerKind]:
+        return {kind: self._kind(kind) for kind in self.order.stacks}
 
     def prototype(self, kind: str, fp8: QuantisedGroups | None = None) -> DecoderLayer:
         """A layer of a kind, as the plan has it run, with `fp8` in place of some of its matmuls."""
@@ -279,8 +301,13 @@ class DecoderStages:
         sees = fp8 is not None and (fp8.recipe.delayed or counts) and self.train
         tensors = len(tensor_names(self.config))
         zeros = (lambda *layers: nothing_seen(*layers, tensors, counts=counts)) if sees else None
-        wide = _wide(prototype, specs, own_layers(self.placements.wires[LAYERS], kind)) if self._widens else None
-        return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen, wide, zeros)
+        return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen, zeros)
+
+    def _wide_in(self, kind: str) -> Nested[bool] | None:
+        if not self._widens:
+            return None
+        prototype = self.prototype(kind)
+        return _wide(prototype, layer_specs(prototype, self.config), own_layers(self.placements.wires[LAYERS], kind))
 
     @property
     def _widens(self) -> bool:
@@ -293,7 +320,7 @@ class DecoderStages:
     @cached_property
     def chunks(self) -> GatheredChunks:
         """Chunks of layers that are gathered once for all microbatches."""
-        return GatheredChunks(self.loop)
+        return GatheredChunks(self.loop, self._loop(Sharded, held(self.placements)), self.placements)
 
     def logits(self, weights: Weights, accumulators: Weights, x: jax.Array) -> Float[Array, "batch seq local_vocab"]:
         """Float32 logits of this rank's part of the vocabulary, for its context part of the sequence.

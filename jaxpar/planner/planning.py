@@ -185,8 +185,8 @@ def planned_config(config: Config) -> Config:
 def without_layout(config: Config) -> Config:
     """`config` on one device, whose layers keep what the presets name; keys that the planner does not search stay."""
     memory = replace(
-        config.memory, remat="gemm_last", offload_fraction=0.0, optimizer_offload="none", optimizer_resident=0,
-        weights_offload="none", weights_resident=0, offload_dir=None, mlp_tiles=None,
+        config.memory, remat="gemm_last", offload_fraction=0.0, optimizer_offload="none",
+        weights_offload="none", offload_dir=None, mlp_tiles=None,
     )  # fmt: skip
     return replace(config, parallel=ParallelConfig(**kept_by_planner(config.parallel)), memory=memory)
 

@@ -58,7 +58,6 @@ def _memory_of(memory: MemoryConfig, layout: Layout) -> MemoryConfig:
         remat=written(layout.remat) if not isinstance(layout.remat, str) else layout.remat,
         offload_fraction=layout.offload_fraction,
         optimizer_offload="host" if layout.optimizer_offload else "none",
-        optimizer_resident=memory.optimizer_resident if layout.optimizer_offload else 0,
         offload_dir=None,
     )  # pyright: ignore[reportArgumentType]
 

@@ -41,9 +41,6 @@ class Accumulator(NamedTuple):
     """Whether gradients are added."""
     fresh: Valid = False
     """Whether nothing has accumulated yet: gradients in host memory are then uninitialised."""
-    completes: bool = False
-    """Whether the gradients are complete afterwards: those that travel early are then summed over their ranks, a
-    layer's while the next one goes backward."""
     taps_slot: Index = 0
     """Where a split backward leaves what the gradients of matrices are computed from."""
 

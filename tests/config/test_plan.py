@@ -68,7 +68,6 @@ def test_axis_sizes_read_like_a_mapping_in_mesh_order():
         (("microbatches",), 10**400, ("plan.microbatches:", "at most 64 bits", f"got {10**76}...")),
         (("microbatch_rows",), 10**18, ("plan.microbatch_rows:", "at most 2^24", f"got {10**18}")),
         (("stage_layers",), [10**9], ("plan.stage_layers:", "at most 10000", "got 1000000000")),
-        (("host_layers",), -1, ("plan.host_layers:", "at least 0", "got -1")),
         (("zero",), True, ("plan.zero:", "0, 1, 2 or 3", "got true")),
         (("axes",), 8, ("plan.axes:", "a mapping", "got 8")),
         (("axes", "fsdp"), 0, ("plan.axes.fsdp:", "at least 1", "got 0")),

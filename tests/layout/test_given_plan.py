@@ -197,22 +197,6 @@ def test_kinds_of_layers_have_a_backend_each():
         check_plan(replace(plan, kind_attention=one), config, jax.devices()[0])
 
 
-def test_what_stays_on_the_device_are_weights_of_the_model_and_layers_of_a_chunk():
-    memory = {"optimizer_offload": "host", "weights_offload": "host"}
-    config, plan = planned(run_config(Path("runs"), 1, parallel=FSDP, memory=memory))
-    check = lambda **keys: check_plan(replace(plan, **keys), config, jax.devices()[0])
-    check(resident_weights=("layers.mlp.up",), host_layers=1)
-    with refused("plan.resident_weights: 'layers.mlp.upp' is no weight of the model", "did you mean layers.mlp.up"):
-        check(resident_weights=("layers.mlp.upp",))
-    with refused("plan.host_layers: must be at most", "plan.weights_offload is host, got 99"):
-        check(host_layers=99)
-    config, plan = planned(run_config(Path("runs"), 1, parallel=FSDP))
-    with refused("plan.resident_weights: expected none where plan.optimizer_offload is none"):
-        check(resident_weights=("layers.mlp.up",))
-    with refused("plan.host_layers: must be at most 0 where plan.weights_offload is none, got 1"):
-        check(host_layers=1)
-
-
 @pytest.mark.parametrize(
     "override",
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, replace
-from typing import Any
 
 import jax
 import pytest
@@ -12,30 +11,11 @@ from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.given_plan import check_plan
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
-from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.build import build_mesh
 from jaxpar.training.step.train_step import TrainStep
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
-
-STAY = {"embedding.tokens", "layers.mlp.up"}
-
-
-def on_device(layout: StepLayout, state: TrainState) -> set[str]:
-    kinds: list[Any] = [leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.master)]
-    return {name for name, kind in zip(layout.weight_names, kinds, strict=True) if kind == "device"}
-
-
-def test_the_state_stays_where_the_plan_states_weight_by_weight():
-    run = SmallRun(small(memory={"optimizer_offload": "host"}, parallel={"fsdp": 2, "zero": 1}))
-    assert on_device(run.step.layout, run.step.residency.initial_state()) == set()
-    plan = replace(run.step.layout.plan, resident_weights=tuple(STAY))
-    step = TrainStep(StepLayout(run.config, plan), run.step.mesh)
-    state = step.residency.initial_state()
-    assert on_device(step.layout, state) == STAY
-    state, _ = step.residency.advance(step.train, state, run.batch(0), step.arguments)
-    assert on_device(step.layout, state) == STAY
 
 
 def test_a_layout_is_frozen_and_knows_no_devices():

@@ -31,6 +31,7 @@ from jaxpar.pipeline.execution.inputs import Seeds
 from jaxpar.pipeline.execution.make_program import make_program
 from jaxpar.pipeline.execution.program import PipelineProgram
 from jaxpar.pipeline.schedules import Schedule
+from jaxpar.stores.sharded import Sharded
 from tests.traced import mesh_of
 
 EMBED, WIDTH, SEQUENCE = 4, 6, 2
@@ -103,7 +104,7 @@ class ToyStages(DecoderStages):
     def loop(self) -> LayerLoop:
         matrices = MATRICES if self.split_backward else None
         kind = LayerKind(layer, self.keeps[ALIKE], linear, matrices)
-        return LayerLoop({ALIKE: kind}, self.placements, self.order)
+        return LayerLoop({ALIKE: kind}, {ALIKE: Sharded(ALIKE, self.placements)}, self.order)
 
     def loss(self, weights: Any, accumulators: Any, x: jax.Array, batch: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         del batch
@@ -151,7 +152,8 @@ class ToyRun:
         unused: Any = None
         self.stages = ToyStages(
             config=unused, plan=unused, placements=self.placements, attend=unused, keeps=keeps, train=True,
-            order=self.order, split_backward=schedule.splits_backward, gathers_before="", objective=unused,
+            order=self.order, split_backward=schedule.splits_backward, store=Sharded, gathers_before="",
+            objective=unused,
         )  # fmt: skip
         draw = np.random.default_rng(schedule.microbatches)
         self.x = draw.standard_normal((schedule.microbatches, 2 * fsdp, SEQUENCE, EMBED)).astype(np.float32)

@@ -23,33 +23,18 @@ def check_offload(config: Config) -> None:
             f"memory.offload_dir: {quoted(memory.offload_dir)} would not be used, because memory.optimizer_offload is "
             f"{memory.optimizer_offload}; expected file with it, or null"
         )
-    if memory.optimizer_resident and memory.optimizer_offload != "host":
-        raise UserError(
-            f"memory.optimizer_resident: {memory.optimizer_resident} bytes are for a state that is offloaded to the "
-            f"host, and memory.optimizer_offload is {memory.optimizer_offload}; expected host, or 0 bytes"
-        )
 
 
 def check_weights_offload(config: Config) -> None:
     """Refuse what `memory.weights_offload: host` cannot be combined with."""
     memory, parallel = config.memory, config.parallel
     if memory.weights_offload == "none":
-        if memory.weights_resident:
-            raise UserError(
-                f"memory.weights_resident: {memory.weights_resident} bytes are for layers whose weights are offloaded, "
-                "and memory.weights_offload is none; expected host, or 0 bytes"
-            )
         return
     choice = "memory.weights_offload: host"
     if memory.optimizer_offload != "host":
         raise UserError(
             f"{choice} reads layers from the master weights in host memory, and memory.optimizer_offload is "
             f"{memory.optimizer_offload}; expected memory.optimizer_offload: host with it"
-        )
-    if memory.optimizer_resident:
-        raise UserError(
-            f"{choice} leaves no master weights on the device, and memory.optimizer_resident is "
-            f"{memory.optimizer_resident}; expected 0 bytes"
         )
     if config.model.kinds:
         raise UserError(

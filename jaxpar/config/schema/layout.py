@@ -193,15 +193,10 @@ class MemoryConfig:
     optimizer_offload: Literal["none", "host", "file"] = "none"
     """Where master weights and moments are stored: on the device, in pinned host memory (`host`), or in files under
     `memory.offload_dir` (`file`). Results and checkpoints have the same bits."""
-    optimizer_resident: int = 0
-    """Bytes of each device for master weights and moments that stay there under `optimizer_offload: host`."""
     weights_offload: Literal["none", "host"] = "none"
     """`host` keeps weights and gradients of layers in pinned host memory within a step, too. It needs
     `optimizer_offload: host`. Losses and gradients have the same bits (seen on CPU devices), but not the last bit of
     the gradient norm."""
-    weights_resident: int = 0
-    """Bytes of each device for weights and gradients of the last layers, which then stay there under
-    `weights_offload: host`; two layers in transit are not counted."""
     offload_dir: str | None = None
     """Folder of the files of `optimizer_offload: file`, on a local disk; null is the run's folder. A later start writes
     new files."""

@@ -26,11 +26,9 @@ class Case(NamedTuple):
     virtual_stages: int = 1
     state: str = "none"
     """Where the optimizer's state is stored: `memory.optimizer_offload`."""
-    resident: tuple[str, ...] = ()
-    """Weights whose state stays on the device while that of the others is on the host."""
     shared_ends: bool = False
-    host_layers: int = 0
-    """Number of layers of a chunk whose weights and gradients are on the host."""
+    layers_on_host: bool = False
+    """Whether weights and gradients of layers are on the host."""
     secondary: int = 1
     """Ranks of a secondary shard of the weights; 1 for none."""
     loss_tiles: int | None = None

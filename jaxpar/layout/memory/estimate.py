@@ -24,7 +24,7 @@ from jaxpar.layers.matmul_formats import quantised, routed_groups
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
 from jaxpar.layout.choices.tiles import loss_tiles
 from jaxpar.layout.memory.case import Case
-from jaxpar.layout.memory.fixed import Fixed, Work, fixed_bytes, state_of
+from jaxpar.layout.memory.fixed import Fixed, Work, fixed_bytes
 from jaxpar.layout.memory.slots import Slots
 from jaxpar.layout.memory.weights import Weights
 from jaxpar.memory.fraction import kept_bytes
@@ -128,8 +128,8 @@ def case_of(config: Config, plan: Plan) -> Case:
     return Case(
         axes.pipe, axes.shards, axes.context, axes.tensor, plan.microbatch_rows,
         plan.microbatches, plan.zero, tuple(slot.kind for slot in layer_order(plan, config.model).slots),
-        plan.virtual_stages, plan.optimizer_offload, plan.resident_weights,
-        plan.pipe_ends == "shared" and axes.pipe > 1, plan.host_layers,
+        plan.virtual_stages, plan.optimizer_offload,
+        plan.pipe_ends == "shared" and axes.pipe > 1, plan.weights_offload == "host",
         plan.secondary_shard, plan.loss_tiles.name, plan.loss_logits.name, axes.routed,
         _attention_scratch(config, plan), plan.replica_sums.name == "overlapped", plan.layer_unroll.name,
         axes.replica if plan.shard_state_over_replicas.name else 1,
@@ -255,15 +255,11 @@ class MemoryModel:
             temporaries=slots.sent * fixed.between + work.temporaries + fixed.batch + IN_TRANSIT * units.transit,
             host=fixed.host + slots.stash * units.offloaded,
         )
-        if not case.host_layers:
+        if not case.layers_on_host:
             return estimate
         # Pieces of the state and of gradients are fetched when what a layer needs is freed.
         others = estimate.device - fixed.passing
         return estimate._replace(optimizer=fixed.optimizer - fixed.passing + max(0, fixed.update - others))
-
-    def resident(self, case: Case, budget: int) -> tuple[str, ...]:
-        """The weights of a case whose state stays on the device, `budget` bytes of it."""
-        return state_of(self.config, self.weights, case).that_stay(budget)
 
     def shapes(self, case: Case) -> dict[str, LayerShape]:
         """The shape of a layer of each kind on a device."""

@@ -98,15 +98,15 @@ class _Counted:
         """All of them."""
         case, stored = self.case, self.stored
         state = StateBytes(self.config, self.parts, case.zero >= 1, stored.rows)
-        device, passing, host = state.stored_bytes(case.state, case.resident)
+        device, passing, host = state.stored_bytes(case.state)
         weights, gradients = stored.on_device(stored.weights), stored.on_device(stored.gradients)
         head, head_gradient, zeros = self._in_head(weights, gradients)
         return Fixed(
             optimizer=device + passing + stored.arriving,
             host=host + stored.gradients.layers - gradients.layers,
             passing=passing,
-            update=gradients.all + PIECES * (state.passing_piece(case.resident) + self._largest_gradient)
-            if case.host_layers
+            update=gradients.all + PIECES * (state.passing_piece + self._largest_gradient)
+            if case.layers_on_host
             else 0,
             head=head,
             head_gradient=head_gradient,
@@ -159,7 +159,7 @@ class _Counted:
     @property
     def _gathered_layers(self) -> int:
         """The layers of a turn of the loop, and the one that is gathered or fetched from the host meanwhile."""
-        if self.case.host_layers:
+        if self.case.layers_on_host:
             return FLOAT32_BYTES * max(one.local(self.case.zero >= 1) for one in self._layer_weights) + 2 * self._layer
         return (1 + self.case.layer_unroll) * self._layer if self.case.zero >= 3 and self.case.shards > 1 else 0
 
@@ -239,7 +239,7 @@ class _Counted:
                 gradients = gradients._replace(head=min(gradients.head, logits))
         whole = shape.tokens * shape.embed * self._widths.compute
         whole_gradients = self._widths.gradient * max(own.trained.compute for own in self.parts.layers.values())
-        own = 2 * self._largest_gradient if case.host_layers else whole_gradients
+        own = 2 * self._largest_gradient if case.layers_on_host else whole_gradients
         own += self._message if case.sums_early else 0
         return Work(
             weights.all + self.stored.frozen + self._gathered_layers,

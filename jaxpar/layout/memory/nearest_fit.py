@@ -111,14 +111,10 @@ def _in_turn(alone: Sequence[str], config: Config) -> Iterator[str]:
 
 
 def changes(config: Config, *, host: bool = True) -> Iterator[str]:
-    """Settings that make a step smaller, in a fixed order of usual cost: no state kept on the device when it is
-    offloaded; more sharding; smaller microbatches; more recomputation; offloading to the `host`, unless its memory is
-    the devices' own; and fewer bits, which change the numbers."""
+    """Settings that make a step smaller, in a fixed order of usual cost: more sharding; smaller microbatches; more
+    recomputation; offloading to the `host`, unless its memory is the devices' own; and fewer bits, which change the
+    numbers."""
     parallel, memory = config.parallel, config.memory
-    if memory.optimizer_resident and (host or memory.optimizer_offload == "file"):
-        yield "memory.optimizer_resident=0"
-    if memory.weights_resident and host:
-        yield "memory.weights_resident=0"
     for zero in range(parallel.zero + 1, 3):
         yield f"parallel.zero={zero}"
     most = config.data.batch_size // prod(getattr(parallel, axis) for axis in DATA_AXES)

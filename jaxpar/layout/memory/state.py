@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,44 +38,29 @@ class StateBytes:
     rows: Mapping[str, int]
     """Of each kind's stack on a device."""
 
-    def stored_bytes(self, place: str, resident: Collection[str]) -> tuple[int, int, int]:
+    def stored_bytes(self, place: str) -> tuple[int, int, int]:
         """Bytes that stay on the device, of buffers there, and in the host's memory; for state on disk the latter are
         buffers too.
 
         Args:
             place: `memory.optimizer_offload`.
-            resident: weights whose state stays on the device.
         """
         if place == "file":
-            return 0, 0, PIECES * self._largest_piece(())
+            return 0, 0, PIECES * self._largest_piece
         name = "state" if self.sharded else "whole_state"
         ends = sum(getattr(own, name) for own in self.parts.ends.values())
         total = int(ends + sum(getattr(own, name) * self.rows[kind] for kind, own in self.parts.layers.items()))
-        if place == "none":
-            return total, 0, 0
-        host = total - int(sum(state.bytes for state in self._weights if state.weight.name in resident))
-        return total - host, min(host, PIECES * self.passing_piece(resident)), host
+        return (total, 0, 0) if place == "none" else (0, min(total, PIECES * self.passing_piece), total)
 
-    def passing_piece(self, resident: Collection[str]) -> int:
+    @property
+    def passing_piece(self) -> int:
         """Bytes of a piece of state that passes through the device: a row may be larger than a piece should be."""
-        return max(PIECE_BYTES, self._largest_piece(resident))
+        return max(PIECE_BYTES, self._largest_piece)
 
     def by_weight(self) -> dict[str, int]:
         """Bytes of each weight's state on a device, in the order of the update."""
         weights = sorted(self._weights, key=lambda state: state.weight.name.split("."))
         return {state.weight.name: int(state.bytes) for state in weights}
-
-    def that_stay(self, budget: int) -> tuple[str, ...]:
-        """The weights whose state stays on the device, `budget` bytes of it.
-
-        From the last that the update reaches, each that still fits.
-        """
-        kept: list[str] = []
-        for name, size in reversed(self.by_weight().items()):
-            if size <= budget:
-                kept.append(name)
-                budget -= size
-        return tuple(reversed(kept))
 
     @property
     def _weights(self) -> Iterator[StackState]:
@@ -86,8 +71,9 @@ class StateBytes:
                     continue
                 yield StackState(weight, weight.state if self.sharded else weight.whole_state, rows)
 
-    def _largest_piece(self, resident: Collection[str]) -> int:
-        return max((self._piece(one) for one in self._weights if one.weight.name not in resident), default=0)
+    @property
+    def _largest_piece(self) -> int:
+        return max((self._piece(one) for one in self._weights), default=0)
 
     def _piece(self, state: StackState) -> int:
         """As many rows as `residency.weight_update` takes: of matrices at least a layer for each rank."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
 
 import jax
 
 from jaxpar.hardware.host import PINNED
 from jaxpar.layout.step_layout import StepLayout
+from jaxpar.mesh.layer_order import LAYERS
+from jaxpar.mesh.placements import Placement, bytes_per_device
 
 
 def state_bytes(layout: StepLayout) -> int:
@@ -30,3 +33,35 @@ def offloaded_state_bytes(layout: StepLayout, *, master_alone: bool = False) -> 
 def bytes_of(leaves: list[jax.ShapeDtypeStruct]) -> int:
     """Of arrays, on one device."""
     return sum(prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+
+class LayerBytes(NamedTuple):
+    """Bytes of one layer on one device."""
+
+    master: int
+    weights: int
+    """In storage placement and dtype."""
+    gradients: int
+    """Accumulated."""
+
+
+def layer_bytes(layout: StepLayout) -> LayerBytes:
+    """The mean over the layers of a chunk."""
+    specs, layers = {LAYERS: layout.specs[LAYERS]}, layout.order.layers_per_chunk
+
+    def size(role: Placement) -> int:
+        stacks = Placement({LAYERS: role.layout[LAYERS]}, role.dtype)
+        return bytes_per_device(specs, stacks, layout.plan.axes) // layers
+
+    roles = layout.placements
+    return LayerBytes(size(roles.optimizer), size(roles.storage), size(roles.gradient))
+
+
+def host_layers(layout: StepLayout) -> int:
+    """Number of layers whose weights and gradients are in host memory during a step."""
+    return layout.order.layers_per_chunk if layout.plan.weights_offload == "host" else 0
+
+
+def host_gradient_bytes(layout: StepLayout) -> int:
+    """Bytes of gradients in host memory, for one device."""
+    return host_layers(layout) * layer_bytes(layout).gradients

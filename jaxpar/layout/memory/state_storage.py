@@ -14,8 +14,13 @@ from jaxpar.hardware.host import require_pinned
 from jaxpar.layout.choices.matmul import codes_once
 from jaxpar.layout.memory.device import host_limit, limit_words
 from jaxpar.layout.memory.estimate import offloaded_bytes
-from jaxpar.layout.memory.resident import host_gradient_bytes, layer_bytes
-from jaxpar.layout.memory.state_bytes import bytes_of, offloaded_state_bytes, state_bytes
+from jaxpar.layout.memory.state_bytes import (
+    bytes_of,
+    host_gradient_bytes,
+    host_layers,
+    layer_bytes,
+    offloaded_state_bytes,
+)
 from jaxpar.layout.stages import coded_matrices
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.disk_array import offload_folder
@@ -40,7 +45,7 @@ def streamed_bytes(layout: StepLayout) -> tuple[int, int]:
         there += offloaded_state_bytes(layout, master_alone=True)
         there += (1 + layout.config.precision.matmul_counts) * _coded_bytes(layout)
     times, gradients = layout.plan.microbatches, host_gradient_bytes(layout)
-    masters = layout.plan.host_layers * layer_bytes(layout).master if layout.plan.host_layers else 0
+    masters = host_layers(layout) * layer_bytes(layout).master
     return there + (2 * times - 1) * masters + (gradient_fetches(times) + 2) * gradients, state + times * gradients
 
 
@@ -49,8 +54,8 @@ def _coded_bytes(layout: StepLayout) -> int:
     if not codes_once(layout.plan):
         return 0
     names = {".".join(matrix.path) for matrix in coded_matrices(layout)}
-    each = zip(layout.weight_names, layout.on_device, jax.tree.leaves(layout.abstract_state().master), strict=True)
-    return bytes_of([leaf for name, stays, leaf in each if name in names and not stays])
+    each = zip(layout.weight_names, jax.tree.leaves(layout.abstract_state().master), strict=True)
+    return bytes_of([leaf for name, leaf in each if name in names])
 
 
 def gradient_fetches(microbatches: int) -> int:
@@ -87,7 +92,8 @@ def check_offloaded_state(layout: StepLayout, mesh: Mesh, limit: int | None = No
     activations = offloaded_bytes(layout.config, layout.plan) * len(local)
     if needed + activations > limit:
         devices = plural(len(local), "device")
-        beside = f" with gradients of {plural(layout.plan.host_layers, 'layer')}" if layout.plan.host_layers else ""
+        layers = host_layers(layout)
+        beside = f" with gradients of {plural(layers, 'layer')}" if layers else ""
         beside += f", and offloaded activations {size(activations, 2)}" if activations else ""
         raise UserError(
             f"memory.optimizer_offload: host takes {size(needed, 2)} of host memory for {devices}{beside}, and "
@@ -97,9 +103,7 @@ def check_offloaded_state(layout: StepLayout, mesh: Mesh, limit: int | None = No
 
 def less_on_the_host(layout: StepLayout) -> str:
     """Settings that free host memory from the state, as far as they are compatible with the others of `layout`."""
-    if not layout.plan.host_layers:
-        return "memory.optimizer_offload: file"
-    return "a larger memory.weights_resident, or memory.weights_offload: none"
+    return "memory.weights_offload: none" if host_layers(layout) else "memory.optimizer_offload: file"
 
 
 def offload_rows(layout: StepLayout, device_kind: str) -> list[tuple[str, str, str]]:
@@ -115,20 +119,11 @@ def offload_rows(layout: StepLayout, device_kind: str) -> list[tuple[str, str, s
     cost = ""
     if gpu is not None:
         cost = f", {seconds(max(there, back) / gpu.host.bandwidth)} at the least over {gpu.host.name}"
-    stays = state_bytes(layout) - offloaded_state_bytes(layout)
-    beside = f", and {size(stays)} stay on the device" if layout.plan.resident_weights else ""
     value = size(offloaded_state_bytes(layout))
-    rows = [("optimizer offload", value, f"per device, in {where}{beside}; {moved}{cost}")]
-    if layout.plan.weights_offload == "none":
-        return rows
-    offloaded, layers = layout.plan.host_layers, layout.order.layers_per_chunk
-    first = (
-        f"weights of layers 0-{offloaded - 1} are fetched for each use, and their gradients are in"
-        if offloaded
-        else "none are in"
-    )
-    stay = f"layers {offloaded}-{layers - 1} stay" if offloaded < layers else "no layer stays"
-    rows.append(("weights offload", size(host_gradient_bytes(layout)), f"per device, {first} {where}; {stay}"))
+    rows = [("optimizer offload", value, f"per device, in {where}; {moved}{cost}")]
+    if host_layers(layout):
+        what = f"weights of layers are fetched for each use, and their gradients are in {where}"
+        rows.append(("weights offload", size(host_gradient_bytes(layout)), f"per device, {what}"))
     return rows
 
 

@@ -90,8 +90,7 @@ class StoredBytes:
 
     def on_device(self, ends: Ends) -> Ends:
         """Rows without the layers that are on the host."""
-        rows = sum(self.rows.values())
-        return ends._replace(layers=ends.layers - ends.layers // rows * self.case.host_layers)
+        return ends._replace(layers=0) if self.case.layers_on_host else ends
 
     def reduced(self, weight: Weight) -> int:
         """A layer's elements in the accumulated gradients."""

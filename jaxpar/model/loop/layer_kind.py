@@ -29,8 +29,6 @@ class Keep(NamedTuple):
     """Remat policy inside a layer, as for `jax.checkpoint`; None keeps every intermediate of autodiff."""
     offload_inputs: bool = False
     """Whether their inputs are offloaded to host memory."""
-    on_host: bool = False
-    """Whether their weights and gradients are in host memory; stacks are then `Parted`."""
     variant: Hashable = None
     """The program among the kind's `variants` that runs them; None for the kind itself."""
 
@@ -51,9 +49,6 @@ class LayerKind:
     """Names of what a layer reports."""
     frozen: Nested[bool] | None = None
     """Which weights have no gradients; None gives all of them one."""
-    wide: Nested[bool] | None = None
-    """Which weights `apply` takes in the dtype of their gradients, so that these leave its matmuls unrounded; None for
-    none."""
     zeros_observed: ZerosObserved | None = None
     """Zeros that `apply` takes for statistics of its backward; None if it collects none."""
     variants: Mapping[Hashable, LayerKind] = field(default_factory=dict)
@@ -73,28 +68,22 @@ class LayerKind:
         """For each of `keeps`, its first row in a chunk."""
         return list(accumulate((keep.layers for keep in self.keeps[:-1]), initial=0))
 
-    @property
-    def host_rows(self) -> int:
-        """Number of layers of a chunk, counted from the first, whose weights and gradients are in host memory."""
-        return sum(keep.layers for keep in self.keeps if keep.on_host)
-
     def keep_of(self, row: int) -> int:
         """Which of `keeps` a row of a chunk belongs to."""
         return next(place for place, end in enumerate(accumulate(k.layers for k in self.keeps)) if row < end)
 
 
 def keeps_by_kind(
-    slots: Sequence[Slot], keeps: Iterable[Keep], host_layers: int, variants: Mapping[str, Sequence[Hashable]]
+    slots: Sequence[Slot], keeps: Iterable[Keep], variants: Mapping[str, Sequence[Hashable]]
 ) -> dict[str, tuple[Keep, ...]]:
     """Saved values of the rows of each kind, from those of a chunk's slots; equal neighbours in a stack are joined.
 
-    The weights of the first `host_layers` slots are in host memory; `variants` has those of each kind's rows.
+    `variants` has those of each kind's rows.
     """
     each = (keep._replace(layers=1) for keep in keeps for _ in range(keep.layers))
     rows: dict[str, list[Keep]] = {}
-    for number, (slot, keep) in enumerate(zip(slots, each, strict=True)):
-        keep = keep._replace(on_host=number < host_layers, variant=variants[slot.kind][slot.row])
-        rows.setdefault(slot.kind, []).append(keep)
+    for slot, keep in zip(slots, each, strict=True):
+        rows.setdefault(slot.kind, []).append(keep._replace(variant=variants[slot.kind][slot.row]))
     return {
         kind: tuple(keep._replace(layers=len(list(same))) for keep, same in groupby(own)) for kind, own in rows.items()
     }

@@ -6,14 +6,13 @@ What autodiff of a plain scan would get wrong, and this does not:
   backward; between the two only the shards exist. (Autodiff would keep every gathered weight alive.)
 - **The next layer's weights are gathered while this layer computes**, in both directions and across kinds of layers, so
   that the gather hides behind the matmuls (`jaxpar.model.loop.walk`).
-- **Gradients go to gradient placement at once** (a reduce-scatter under ZeRO-2 and 3) inside the backward loop, and
-  are added to what has accumulated there.
+- **Where weights come from and gradients go is a store** (`jaxpar.runtime.store`). Gradients are reduced and added to
+  what has accumulated as soon as a layer has gone backward.
 - **What is kept between forward and backward is an argument**: buffers with as many slots as the schedule needs,
   written and read in place. A slot holds, for each layer, its input and what the remat policy saves or offloads.
 - **Layers of a chunk may be of several kinds and keep different things**: equal neighbours are one loop, units of a
   pattern another one around it, and layers of a kind that keep the same share a `Stash`.
-- **What is in host memory is fetched one layer ahead**, together with the gathered weights.
-- **Weights of the first layers may be in host memory**; their gradients are written there as soon as they are computed.
+- **What is in host memory is fetched one layer ahead**, together with the weights.
 """
 
 from __future__ import annotations
@@ -29,16 +28,17 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.report import Report
+from jaxpar.memory.buffers import at, entry_on_device, in_order, put, stacked
 from jaxpar.memory.streaming import to_host
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.layer_order import PADDING, Chunk, Index, LayerOrder, Parted, Ungathered, own_layers, with_own_layers
+from jaxpar.mesh.layer_order import PADDING, Chunk, Index, LayerOrder, own_layers, with_own_layers
 from jaxpar.mesh.parameters import Arrays, merge
-from jaxpar.mesh.placements import Placements
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_stack import LayerStack, Step, tie_to
-from jaxpar.model.loop.stash import Stash, Stashes, at, entry_on_device, fetch, in_order, put, put_x, stacked, written
+from jaxpar.model.loop.stash import Stash, Stashes, fetch, put_x, written
 from jaxpar.model.loop.walk import Site, walk
 from jaxpar.runtime.passes import Accumulator, Cotangents, Saved, Side, Valid
+from jaxpar.runtime.store import WeightStore
 from pallas_kernels.vjp_parts import residuals_of
 
 type Tokens = Mapping[str, TokenContext]
@@ -53,7 +53,8 @@ class LayerLoop:
     """How to run the layers of one pipeline rank."""
 
     kinds: Mapping[str, LayerKind]
-    placements: Placements
+    stores: Mapping[str, WeightStore]
+    """The weights and gradients of each kind."""
     order: LayerOrder
     """The order of the model's layers in the stacks, and the slots of a chunk."""
     unroll: int = 1
@@ -69,7 +70,7 @@ class LayerLoop:
 
     def stack(self, kind: str) -> LayerStack:
         """The operations of a loop on the stack of a kind."""
-        return LayerStack(kind, self.kinds[kind], self.order.stacks[kind], self.placements)
+        return LayerStack(kind, self.kinds[kind], self.order.stacks[kind], self.stores[kind])
 
     def by_stack(self, function: Callable[..., Arrays], *layers: Arrays) -> Arrays:
         """`function(stack, ...)` of the part for each kind of `layers`, in their structure."""
@@ -150,31 +151,28 @@ class LayerLoop:
 
             return Step(step)
 
-        return self._walk(weights, step_of, x, by=lambda keep: (keep.on_host, keep.variant))
+        return self._walk(weights, step_of, x, by=lambda keep: keep.variant)
 
     def forward(
         self, weights: Chunk, x: Stream, tokens: Tokens, saved: Saved, side: Side, valid: Valid = True
     ) -> tuple[Stream, Stashes, Side, PyTree]:
-        """Forward through a chunk: (x, stashes, side, the stack of weights in storage placement).
+        """Forward through a chunk: (x, stashes, side, the weights for later passes).
 
-        What its backward needs is saved; what its layers report is added to `side` where `valid`. The stack is the one
-        of `weights`; if that is `Ungathered`, whose chunk has all of it, the rows that were gathered.
+        What its backward needs is saved; what its layers report is added to `side` where `valid`.
         """
-        layers = None
-        if isinstance(weights.stack, Ungathered):
-            with jax.named_scope("stored_weights"):
-                layers = self.by_stack(LayerStack.room, weights.stack.master)
+        with jax.named_scope("stored_weights"):
+            layers = self.by_stack(lambda stack, own: stack.store.room(own), weights.stack)
 
         def step_of(stack: LayerStack, keep: Keep, place: int) -> Step:
             first = stack.kind.firsts[place]
 
             def step(w: Arrays, stored: Arrays | None, row: jax.Array, carry: PyTree) -> PyTree:
                 x, stashes, reported, layers = carry
-                if stored is not None:
-                    layers = with_own_layers(layers, stack.name, put(own_layers(layers, stack.name), stored, row))
+                rows = stack.store.keep(own_layers(layers, stack.name), stored, row)
+                layers = with_own_layers(layers, stack.name, rows)
                 number = stack.order.own(weights.chunk)[row]
                 stash, at_row = stashes[stack.name, place], (saved.slot, row - first)
-                inputs, x = put_x(stash.inputs, x, *at_row, offload=keep.offload_inputs)
+                inputs, x = put_x(stash.inputs, x, *at_row)
                 derivative = stack.kind.of(keep).derivative
                 (y, report), pullback = derivative.vjp(keep.policy, w, x, number, tokens[stack.name])
                 with jax.named_scope("saved_activations"):
@@ -189,7 +187,8 @@ class LayerLoop:
         x, stashes, new, layers = self._walk(weights, step_of, carry)
         x, stashes = written(x, stashes)
         metrics = {name: total + jnp.where(valid, new[name], 0) for name, total in side.metrics.items()}
-        return x, stashes, side._replace(metrics=metrics), weights.stack if layers is None else layers
+        later = lambda stack, own, rows: own if rows is None else rows
+        return x, stashes, side._replace(metrics=metrics), self.by_stack(later, weights.stack, layers)
 
     def backward(
         self, weights: Chunk, cotangents: Cotangents, tokens: Tokens, saved: Saved, into: Accumulator, side: Side
@@ -200,10 +199,10 @@ class LayerLoop:
         of all but the matrices, for which `into.taps_slot` of the taps fills.
         """
         stack, dy = weights.stack, cotangents.y
-        if isinstance(stack, Parted):
-            # Rows in host memory are read again: the last layer's would stay on the device from its forward on.
-            host, dy = lax.optimization_barrier((stack.host, dy))
-            weights = weights._replace(stack=stack._replace(host=host))
+        for kind, store in self.stores.items():
+            own, dy = store.again(own_layers(stack, kind), dy)
+            stack = with_own_layers(stack, kind, own)
+        weights = weights._replace(stack=stack)
 
         def step_of(stack: LayerStack, keep: Keep, place: int) -> Step:
             stash, first = saved.stashes[stack.name, place], stack.kind.firsts[place]
@@ -216,9 +215,7 @@ class LayerLoop:
                 derivative, own = stack.kind.of(keep).derivative, (w, x, number, tokens[stack.name])
                 total = own_layers(totals, stack.name)
                 dw, through, new_taps, *_, new = derivative.pullback(keep.policy, residuals, *own)((dx, of_report))
-                if into.completes:
-                    total, dw = stack.with_next_summed(total, dw, row)
-                total = stack.accumulate(total, dw, row, number, into, first)
+                total = stack.accumulate(total, dw, row, number, into)
                 if taps is not None:
                     with jax.named_scope("kept_for_weights"):
                         taps = {**taps, stack.name: put(taps[stack.name], new_taps, into.taps_slot, row)}
@@ -231,8 +228,7 @@ class LayerLoop:
 
         carry = vary(dy), into.chunk.stack, side.taps, side.observed
         dx, totals, taps, observed = self._walk(weights, step_of, carry, reverse=True)
-        if into.completes:
-            totals = self.by_stack(LayerStack.with_first_summed, totals)
+        totals = self.by_stack(lambda stack, own: stack.store.finish(own), totals)
         return dx, totals, side._replace(taps=taps, observed=observed)
 
     def weight_gradients(self, weights: Arrays, tokens: Tokens, into: Accumulator, side: Side) -> Arrays:

@@ -47,7 +47,8 @@ def execute(
     has besides; `gradients` are the zeros in gradient placement that gradients accumulate in.
     """
     given = Given(weights, weights[LAYERS], microbatches, seeds, shared or {})
-    executor, loop, slots = _Executor(program, stages), stages.loop, program.slots
+    executor, slots = _Executor(program, stages), program.slots
+    loop = stages.first_loop if program.runs[0].begins else stages.loop
     x, tokens = executor.shapes(given)
     nothing = {name: jnp.float32(0) for name in stages.loss_reports}
     carry = Carry(
@@ -120,7 +121,7 @@ class _Executor(Inputs):
         """The first tick, and what is given with the layers that its forward gathered."""
         assert run.ticks == 1 and Kind.FORWARD in run.kinds and not run.arrivals, "a forward of all layers"
         row = self.own({name: jnp.asarray(table[run.first]) for name, table in self.program.rows.items()})
-        _, carry, layers = self._forwarded(row, carry, given)
+        _, carry, layers = self._forwarded(row, carry, given, self.stages.first_loop)
         given = given._replace(weights=given.weights | {LAYERS: layers}, layers=layers)
         return self.tick(replace(run, kinds=run.kinds - {Kind.FORWARD}), row, carry, given), given
 
@@ -194,15 +195,15 @@ class _Executor(Inputs):
         return lax.cond(valid == 1, program, skip, carry)
 
     def _forward(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
-        return self._forwarded(row, carry, given)[:2]
+        return self._forwarded(row, carry, given, self._loop)[:2]
 
-    def _forwarded(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry, Arrays]:
-        """The output of a chunk, the carry, and the layers that are given, in storage placement."""
+    def _forwarded(self, row: Row, carry: Carry, given: Given, loop: Any) -> tuple[jax.Array, Carry, Arrays]:
+        """The output of a chunk, the carry, and the layers for later passes."""
         data = self.microbatch(given, row["f_microbatch"])
         x = self.input(row, given, carry.arrivals, carry.stash)
         chunk, saved = self._chunk(given.layers, row, "f", "weights"), Saved(carry.stash, row["f_slot"])
         tokens, valid = self.stages.token_context(data), row["f_counts"] == 1
-        y, stash, side, layers = self._loop.forward(chunk, x, tokens, saved, carry.side, valid)
+        y, stash, side, layers = loop.forward(chunk, x, tokens, saved, carry.side, valid)
         outputs = put(carry.outputs, y, row["f_output"], (row["f_counts"] & row["f_last"]) == 1)
         return y, carry._replace(stash=stash, outputs=outputs, side=side), layers
 
@@ -233,7 +234,8 @@ class _Executor(Inputs):
         assert given.seeds is not None, "a backward starts from the cotangent of the objective"
         totals = carry.chunk_gradients if self.program.holds else carry.gradients[LAYERS]
         several = jax.tree.leaves(given.microbatches)[0].shape[0] > 1
-        dx, totals, side = self._loop.backward(
+        loop = self.stages.last_loop if completes else self._loop
+        dx, totals, side = loop.backward(
             self._chunk(given.layers, row, "b", "weights"),
             Cotangents(row["b_dy"], given.seeds.reports),
             self.stages.token_context(data),
@@ -243,7 +245,6 @@ class _Executor(Inputs):
                 valid,
                 fresh=row["b_microbatch"] == 0 if several else True,
                 taps_slot=row["b_kept"],
-                completes=completes,
             ),
             carry.side,
         )

@@ -21,6 +21,16 @@ class Stages(Protocol):
         ...
 
     @property
+    def first_loop(self) -> Any:
+        """The layers in a pass that gathers their weights from where the optimizer has them."""
+        ...
+
+    @property
+    def last_loop(self) -> Any:
+        """The layers in a pass after which their gradients are complete."""
+        ...
+
+    @property
     def vocab_axes(self) -> tuple[str, ...]:
         """Mesh axes that split the vocabulary."""
         ...

@@ -136,16 +136,12 @@ class ActivationPlanner:
         """What memory depends on of the group and the choice."""
         group, choice, memory = self.group, self.choice, self.model.config.memory
         logits = "keep" if memory.loss_logits == "keep" else "recompute"
-        case = Case(
+        return Case(
             group.pipe, group.shards, group.context, group.tensor, group.microbatch, self._microbatches, choice.zero,
             self.kinds, choice.virtual_stages, "host" if choice.optimizer_offload else "none",
             loss_logits=logits if memory.loss_backend == "fused" else None, scratch=self._scratch, routed=group.expert,
             sums_early=self._sums_early, shared_ends=choice.shared_ends, state_replicas=self._state_replicas,
         )  # fmt: skip
-        budget = self.model.config.memory.optimizer_resident
-        return (
-            case._replace(resident=self.model.resident(case, budget)) if choice.optimizer_offload and budget else case
-        )
 
     @property
     def _sums_early(self) -> bool:

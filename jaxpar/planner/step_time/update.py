@@ -46,8 +46,6 @@ class Update:
     writes back."""
     ends_state: float = MASTER + MOMENTS
     """The same of embedding and head."""
-    resident: int = 0
-    """Bytes of state that stay on a device whose other state is on the host: `memory.optimizer_resident`."""
 
     def link_seconds(self, layers: float, ends: float, bandwidth: float, coded: float = 0.0) -> float:
         """Seconds of the host's link in a step, for a device that updates so many parameters of layers and of ends.
@@ -56,8 +54,7 @@ class Update:
         they become codes of 8 bits (`coded`), and all of the state in the update (`training.residency.on_host`).
         """
         state = layers * self.state + ends * self.ends_state
-        moved = max(0.0, state - self.resident)
-        return (moved + MASTER * (layers + ends + coded) * moved / max(1.0, state)) / bandwidth
+        return (state + MASTER * (layers + ends + coded)) / bandwidth
 
 
 ADAMW = Update()
@@ -76,7 +73,7 @@ def update_of(config: Config) -> Update:
     return Update(
         ALWAYS + 2 * (kept + averaged), optimizer if multiplies else None,
         4 if optimizer.matrix_dtype == "float32" else 2, config.lora, MASTER + kept + averaged,
-        MASTER + kept_of_ends + averaged, config.memory.optimizer_resident,
+        MASTER + kept_of_ends + averaged,
     )  # fmt: skip
 
 

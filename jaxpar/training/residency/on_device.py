@@ -17,7 +17,7 @@ from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.layout.step_options import cpu_options, step_options
 from jaxpar.memory.disk_array import copied
-from jaxpar.mesh.layer_order import LAYERS, Ungathered
+from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import Weights, only
@@ -47,19 +47,22 @@ class OnDevice:
     def marked(self, master: Weights) -> Weights:
         return master
 
-    def compute_weights(self, master: Weights, *, layers_later: bool = False) -> Weights:
+    def opened(self, master: Weights, *, layers_later: bool = False) -> tuple[Weights, Weights]:
+        """Weights in storage placement, and zeros in gradient placement for those of them that are trained."""
         placements = self.layout.placements
         if not layers_later:
-            return to_storage(master, placements)
-        ends = {part: own for part, own in master.items() if part != LAYERS}
-        return to_storage(ends, placements) | {LAYERS: Ungathered(master[LAYERS])}
+            weights = to_storage(master, placements)
+            return weights, self._accumulators(weights)
+        others = {part: own for part, own in master.items() if part != LAYERS}
+        weights = to_storage(others, placements) | {LAYERS: master[LAYERS]}
+        return weights, self._accumulators(weights | self._stored_layers(master))
 
-    def accumulators(self, weights: Weights) -> Weights:
-        """Zeros for the gradients of the trained parts of `weights`, which need not be all parts."""
-        trained, layers = self.layout.trained, weights.get(LAYERS)
-        if isinstance(layers, Ungathered):
-            like = jax.eval_shape(lambda: to_storage({LAYERS: layers.master}, self.layout.placements))
-            weights = weights | like
+    def _stored_layers(self, master: Weights) -> Weights:
+        """Shapes of the layers in storage placement."""
+        return jax.eval_shape(lambda: to_storage({LAYERS: master[LAYERS]}, self.layout.placements))
+
+    def _accumulators(self, weights: Weights) -> Weights:
+        trained = self.layout.trained
         return {
             part: zero_accumulators(only(own, trained[part]), self.layout.placements, part=part)
             for part, own in weights.items()

@@ -22,75 +22,61 @@ from jaxpar.layout.state import TrainState, WeightState, join_weights, weight_st
 from jaxpar.memory.streaming import DEVICE, by_rows, fetched_rows, on_host, rows_of_piece, streamed, to_host
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.coded import is_coded_stack
-from jaxpar.mesh.layer_order import LAYERS, Parted
-from jaxpar.mesh.materialize import reduced_gradient, to_storage, zero_accumulators
-from jaxpar.mesh.parameters import Arrays, Nested, Weights, map_specs
+from jaxpar.mesh.layer_order import LAYERS
+from jaxpar.mesh.materialize import reduced_gradient, to_storage
+from jaxpar.mesh.parameters import Arrays, Nested, Weights
 from jaxpar.optim.norm import squares
-from jaxpar.optim.rule import is_stacked
 from jaxpar.training.residency.initial import one_by_one
 from jaxpar.training.residency.on_device import OnDevice
 from jaxpar.training.residency.weight_update import UpdateFacts, WeightUpdate
 
 
 class OnHost(OnDevice):
-    """Master weights and moments in pinned host memory, except those that the plan leaves on the device."""
+    """Master weights and moments in pinned host memory."""
 
     # ---- inside the map
 
     def marked(self, master: Weights) -> Weights:
-        leaves, structure = jax.tree.flatten(master)
-        pairs = zip(leaves, self.layout.on_device, strict=True)
-        return structure.unflatten([own if stays or on_host(own) else to_host(own) for own, stays in pairs])
+        return jax.tree.map(lambda own: own if on_host(own) else to_host(own), master)
 
-    def compute_weights(self, master: Weights, *, layers_later: bool = False) -> Weights:
+    def opened(self, master: Weights, *, layers_later: bool = False) -> tuple[Weights, Weights]:
         assert not layers_later, "master weights in host memory are cast on the device all at once"
-        layout, host_layers = self.layout, self.layout.plan.host_layers
-        dtype = layout.placements.storage.dtype
+        placements, dtype = self.layout.placements, self.layout.placements.storage.dtype
+        stays = {part: own for part, own in master.items() if part == LAYERS and self._layers_on_host}
+        moves = {part: own for part, own in master.items() if part not in stays}
+        fetch = lambda weight: weight if is_coded_stack(weight) else fetched_rows(weight, dtype, rows_of_piece(weight))
         with jax.named_scope("stored_weights"):
-            leaves, structure = jax.tree.flatten(master, is_leaf=is_coded_stack)
-            stacked = jax.tree.leaves(map_specs(is_stacked, layout.trained))
-            fetch = lambda weight, first: fetched_rows(weight, dtype, rows_of_piece(weight), first)
-            there = [
-                weight if stays or is_coded_stack(weight) else fetch(weight, host_layers if layered else 0)
-                for weight, layered, stays in zip(leaves, stacked, layout.on_device, strict=True)
-            ]
-        stored = to_storage(structure.unflatten(there), layout.placements)
-        return stored | {LAYERS: Parted(master[LAYERS], stored[LAYERS])} if host_layers else stored
+            there = jax.tree.map(fetch, moves, is_leaf=is_coded_stack)
+        weights = to_storage(there, placements)
+        return weights | stays, self._accumulators(weights) | (self._host_accumulators(master) if stays else {})
 
-    def accumulators(self, weights: Weights) -> Weights:
-        layers = weights[LAYERS]
-        if not isinstance(layers, Parted):
-            return super().accumulators(weights)
-        rest = {part: own for part, own in weights.items() if part != LAYERS}
-        return super().accumulators(rest) | {LAYERS: self._parted_accumulators(layers)}
+    @property
+    def _layers_on_host(self) -> bool:
+        return self.layout.plan.weights_offload == "host"
 
-    def _parted_accumulators(self, layers: Parted) -> Parted:
-        """Zeros on the device; in host memory uninitialized, since the first gradients do not read it."""
-        zeros = lambda own: zero_accumulators(own, self.layout.placements, part=LAYERS)
-        like, structure = jax.tree.flatten(jax.eval_shape(lambda: zeros(layers.device)))
-        rows = self.layout.plan.host_layers
+    def _host_accumulators(self, master: Weights) -> Weights:
+        """Uninitialized buffers for the layers: the first gradients do not read them."""
+        like, structure = jax.tree.flatten(jax.eval_shape(lambda: self._accumulators(self._stored_layers(master))))
         with jax.named_scope("gradients"):
             # XLA only allocates them, and weights of one shape once, to copy from, unless they differ.
-            host = [to_host(vary(jnp.full((rows, *a.shape[1:]), n, a.dtype))) for n, a in enumerate(like)]
-        return Parted(structure.unflatten(host), zeros(layers.device))
+            return structure.unflatten([to_host(vary(jnp.full(a.shape, n, a.dtype))) for n, a in enumerate(like)])
 
     def reduced(self, accumulated: Weights, scale: Float[Array, ""]) -> Weights:
-        layers = accumulated[LAYERS]
-        if not isinstance(layers, Parted):
+        if not self._layers_on_host:
             return super().reduced(accumulated, scale)
-        device = super().reduced(accumulated | {LAYERS: layers.device}, scale)
-        return device | {LAYERS: self._host_gradients(layers.host, device[LAYERS], scale)}
+        others = {part: own for part, own in accumulated.items() if part != LAYERS}
+        return super().reduced(others, scale) | {LAYERS: self._host_gradients(accumulated[LAYERS], scale)}
 
-    def _host_gradients(self, host: Arrays, device: Arrays, scale: Float[Array, ""]) -> Nested[Any]:
-        """A `HostGradient` for each weight of the layers."""
+    def _host_gradients(self, host: Arrays, scale: Float[Array, ""]) -> Nested[HostGradient]:
         roles = self.layout.placements
 
-        def one(host: jax.Array, device: jax.Array, *layouts: Any) -> HostGradient:
-            finish = lambda rows: reduced_gradient(rows, *layouts, dtype=roles.optimizer.dtype) / scale
-            return HostGradient(host, device, finish)
+        def one(host: jax.Array, *layouts: Any) -> HostGradient:
+            return HostGradient(
+                host, lambda rows: reduced_gradient(rows, *layouts, dtype=roles.optimizer.dtype) / scale
+            )
 
         trees = roles.compute.layout, roles.gradient.layout, roles.optimizer.layout, roles.wires
-        return jax.tree.map(one, host, device, *(tree[LAYERS] for tree in trees))
+        return jax.tree.map(one, host, *(tree[LAYERS] for tree in trees))
 
     def squares(self, gradients: Weights) -> Weights:
         own = lambda leaf: leaf.squares() if isinstance(leaf, HostGradient) else None
@@ -101,10 +87,7 @@ class OnHost(OnDevice):
 
     def updated(self, state: TrainState, gradients: Weights, facts: UpdateFacts) -> TrainState:
         weights, leaves, new = weight_states(state.master, state.optimizer), jax.tree.leaves(gradients), []
-        for update, stays, weight, gradient in zip(self.updates, self.layout.on_device, weights, leaves, strict=True):
-            if stays:
-                new.append(update(weight, gradient, facts))
-                continue
+        for update, weight, gradient in zip(self.updates, weights, leaves, strict=True):
             # XLA would otherwise fetch the first piece of every weight at once, and keep what the forward read of it.
             weight, facts = lax.optimization_barrier((weight, facts))
             if isinstance(gradient, HostGradient):
@@ -125,42 +108,32 @@ class OnHost(OnDevice):
     def placing(self, step: Any) -> Any:
         @wraps(step)
         def placed(state: TrainState, *rest: Any) -> Any:  # shapes alone do not say in which memory an array is
-            states = [
-                own if stays else to_host(own)
-                for own, stays in zip(weight_states(state.master, state.optimizer), self.layout.on_device, strict=True)
-            ]
-            return step(join_weights(states, state), *rest)
+            master, optimizer = to_host((state.master, state.optimizer))
+            return step(state._replace(master=master, optimizer=optimizer), *rest)
 
         return placed
 
 
 @dataclass(frozen=True)
 class HostGradient:
-    """The gradient of a weight of all layers, of which the first rows are in host memory. A leaf of trees."""
+    """The gradient of a weight of all layers, in host memory. A leaf of trees."""
 
-    host: Float[Array, "offloaded *shard"]
+    host: Float[Array, "rows *shard"]
     """In gradient placement, as it accumulated."""
-    device: Float[Array, "stay *shard"]
-    """In optimizer placement."""
     finish: Callable[[Float[Array, "rows *shard"]], Float[Array, "rows *shard"]]
     """Rows of `host`, on the device, in optimizer placement."""
 
     def squares(self) -> Float[Array, " rows"]:
         """Sum of the squares of each row of this device's part, in float32."""
         total = lambda rows: jnp.sum(jnp.square(rows.astype(jnp.float32)), axis=tuple(range(1, rows.ndim)))
-        host = by_rows(lambda rows: total(self.finish(rows)), self.host, rows_of_piece(self.host))
-        return jnp.concatenate([host, total(self.device)])
+        return by_rows(lambda rows: total(self.finish(rows)), self.host, rows_of_piece(self.host))
 
     def whole(self) -> Float[Array, "rows *shard"]:
         """All of it on the device."""
-        return jnp.concatenate([self.finish(jax.device_put(self.host, DEVICE)), self.device])
+        return self.finish(jax.device_put(self.host, DEVICE))
 
     def update(self, update: WeightUpdate, state: WeightState, facts: UpdateFacts) -> WeightState:
         """`state` (in host memory) after a step."""
         rows = update.rows(state)
-        assert rows is not None, "a rule that takes weights whole has its gradients on the device"
-        state = streamed(lambda now, part: update(now, self.finish(part), facts), state, self.host, rows)
-        if not self.device.shape[0]:
-            return state
-        state = jax.lax.optimization_barrier(state)
-        return streamed(lambda now, part: update(now, part, facts), state, self.device, rows, self.host.shape[0])
+        assert rows is not None, "a rule that takes all rows at once has its gradients on the device"
+        return streamed(lambda now, part: update(now, self.finish(part), facts), state, self.host, rows)

@@ -36,7 +36,7 @@ type Measure = Callable[[TrainState, Batch, StepArguments], Measured]
 class Residency(Protocol):
     """Storage of master weights and moments between steps, and their transfer to the device and back.
 
-    `marked`, `compute_weights`, `accumulators`, `reduced`, `squares` and `whole` run inside the step's map,
+    `marked`, `opened`, `reduced`, `squares` and `whole` run inside the step's map,
     on the parts of one device; the others outside.
     """
 
@@ -49,13 +49,10 @@ class Residency(Protocol):
         """The weights passed to a function, each typed by the memory that it is in."""
         ...
 
-    def compute_weights(self, master: Weights, *, layers_later: bool = False) -> Weights:
-        """Weights in storage placement, from the weights passed to the step, with the frozen ones among them; a
-        `CodedStack` is on the device. With `layers_later`, the layers are `Ungathered`."""
-        ...
-
-    def accumulators(self, weights: Weights) -> Weights:
-        """Zeros in gradient placement for those of `weights` (in storage placement) that are trained."""
+    def opened(self, master: Weights, *, layers_later: bool = False) -> tuple[Weights, Weights]:
+        """Weights in storage placement, from the weights passed to the step, with the frozen ones among them, and zeros
+        in gradient placement for those that are trained; a `CodedStack` is on the device. With `layers_later`, layers
+        stay in optimizer placement."""
         ...
 
     def reduced(self, accumulated: Weights, scale: Float[Array, ""]) -> Weights:

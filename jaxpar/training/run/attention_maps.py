@@ -85,7 +85,7 @@ def _weights_function(step: TrainStep, layer: int):
         for number, (kind, place) in enumerate(layout.order.slots[: layer + 1]):
             model = kind_model(layout.config.model, kind)
             attention = _KeepingAttention(mask_of(layout.config, model), model)
-            w = stages.loop.stack(kind).load(own_layers(weights[LAYERS], kind), place)
+            w, _ = stages.loop.stores[kind].fetch(own_layers(weights[LAYERS], kind), place, place)
             prototype = layer_of_kind(layout.config, kind, experts=layout.plan.experts.get(kind))
             x, _ = with_weights(prototype, w)(x, jnp.int32(number), tokens[kind], attention, False)
             kept = attention.kept

@@ -19,8 +19,12 @@ from jaxpar.layout.memory.device import host_limit, limit_words, memory_limit, o
 from jaxpar.layout.memory.estimate import estimate_memory, estimated_bytes, held_on_host, offloaded_bytes
 from jaxpar.layout.memory.host import check_offload
 from jaxpar.layout.memory.nearest_fit import MORE_DEVICES, Search, describe_fit, nearest_fit
-from jaxpar.layout.memory.resident import host_gradient_bytes
-from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, state_bytes
+from jaxpar.layout.memory.state_bytes import (
+    host_gradient_bytes,
+    host_layers,
+    offloaded_state_bytes,
+    state_bytes,
+)
 from jaxpar.layout.memory.state_storage import check_offloaded_state, less_on_the_host
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.units import plural, size
@@ -139,9 +143,7 @@ def _host_explanation(layout: StepLayout, mesh: Mesh, found: str) -> str:
     devices = sum(device.process_index == jax.process_index() for device in mesh.devices.flat)
     state = 0 if layout.plan.optimizer_offload == "file" else offloaded_state_bytes(layout)
     activations, gradients = offloaded_bytes(layout.config, layout.plan), host_gradient_bytes(layout)
-    of_layers = (
-        f", {size(gradients, 2)} of gradients of {plural(layout.plan.host_layers, 'layer')}" if gradients else ""
-    )
+    of_layers = f", {size(gradients, 2)} of gradients of {plural(host_layers(layout), 'layer')}" if gradients else ""
     return (
         f"memory: XLA found no room {found} in the host's pinned memory; for each of {plural(devices, 'device')} the "
         f"step keeps there {size(state, 2)} of master weights and moments{of_layers} and {size(activations, 2)} of "

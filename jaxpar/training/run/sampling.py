@@ -40,8 +40,7 @@ def next_token_logits(step: TrainStep) -> Any:
 
     def function(weights: Weights, batch: Batch, position: jax.Array) -> jax.Array:
         stages = stages_of(step.layout, train=False)
-        weights = step.residency.compute_weights(weights)
-        accumulators = step.residency.accumulators(weights)
+        weights, accumulators = step.residency.opened(weights)
 
         def pick(x: jax.Array, row: Batch) -> jax.Array:
             logits = stages.logits(weights, accumulators, x)[0]

@@ -94,8 +94,7 @@ class StepFunctions:
         counts = self.layout.config.precision.matmul_counts
         weights, of_codes, of_weights = self._with_codes(all_weights(state), shared, counts=counts)
         later = gathers_with_first_use(self.layout.plan)
-        weights = self.residency.compute_weights(weights, layers_later=later)
-        accumulators = self.residency.accumulators(weights)
+        weights, accumulators = self.residency.opened(weights, layers_later=later)
         unpadded = (batch["segments"] > 0).sum().astype(jnp.float32)
         counted = self.layout.objective.count(batch)
         assert_varies_over(counted, TOKEN_AXES, "the count of the objective")
@@ -179,8 +178,7 @@ class StepFunctions:
         """The sums of what the loss reports, and the objective's count of the batch."""
         stages = stages_of(self.layout, train=False)
         weights, shared, _ = self._with_codes(weights, {})
-        weights = self.residency.compute_weights(weights)
-        accumulators = self.residency.accumulators(weights)
+        weights, accumulators = self.residency.opened(weights)
 
         program = forward_program(self.layout.plan, self.layout.plan.microbatches)
         loss = lambda x, microbatch: stages.loss(weights, accumulators, x, microbatch)[1]

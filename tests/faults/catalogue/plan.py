@@ -31,12 +31,4 @@ PLAN = (
         new="self._planned(None, devices)",
         caught_by=("tests/layout/test_given_plan.py::test_a_plan_of_another_machine_gives_the_same_bits",),
     ),
-    Fault(
-        name="residency_of_the_plan_ignored",
-        description="A step keeps no state on the device where its plan does.",
-        file="jaxpar/layout/step_layout.py",
-        old="tuple(name in plan.resident_weights for name in self.weight_names)",
-        new="(False,) * len(self.weight_names)",
-        caught_by=("tests/layout/test_step_layout.py::test_the_state_stays_where_the_plan_states_weight_by_weight",),
-    ),
 )

@@ -26,9 +26,8 @@ from jaxpar.layout.memory.estimate import (
     offloaded_bytes,
 )
 from jaxpar.layout.memory.fixed import parts_of, state_of
-from jaxpar.layout.memory.resident import LayerBytes, host_gradient_bytes, layers_that_stay
 from jaxpar.layout.memory.slots import pipeline_slots
-from jaxpar.layout.memory.state_bytes import frozen_bytes, offloaded_state_bytes, state_bytes
+from jaxpar.layout.memory.state_bytes import frozen_bytes, host_gradient_bytes, offloaded_state_bytes, state_bytes
 from jaxpar.layout.memory.weights import Weights
 from jaxpar.layout.state import weight_states
 from jaxpar.layout.step_layout import StepLayout
@@ -81,14 +80,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "optimizer": {"name": "adafactor", "weight_decay": 0.0},
         "model": {"layers": 64, "mlp": 16384, "embed": 4096},
     },
-    "some weights' state stays": {
-        "parallel": {"fsdp": 8, "zero": 3},
-        "memory": {"optimizer_offload": "host", "optimizer_resident": 6 * 2**20},
-        "optimizer": {"name": "muon"},
-    },
     "layers on the host": {
         "parallel": {"fsdp": 8, "zero": 3, "microbatches": 2},
-        "memory": {"optimizer_offload": "host", "weights_offload": "host", "weights_resident": 10 * 2**20},
+        "memory": {"optimizer_offload": "host", "weights_offload": "host"},
     },
     "state over replicas, Muon": {
         "parallel": {"replica": 4, "fsdp": 2, "zero": 3, "overlap": {"shard_state_over_replicas": True}},
@@ -234,27 +228,11 @@ def test_frozen_weights_have_no_moments_master_copies_or_gradients(parallel: dic
     assert found.gradients <= 2 * whole, "those that accumulate, and those of a layer"
 
 
-@pytest.mark.parametrize(("budget", "stay"), [(0, 0), (9, 0), (10, 1), (39, 3), (40, 6), (100, 6)])
-def test_the_last_layers_stay_and_two_in_transit_where_all_others_do(budget: int, stay: int):
-    assert layers_that_stay(LayerBytes(master=12, weights=4, gradients=6), 6, budget) == stay
-
-
 def test_a_schedule_from_a_table_takes_as_much_as_the_published_one(tmp_path: Path):
     config, plan = planned("activations on the host, a split backward")
     table = tmp_path / "own.csv"
     table.write_text(format_schedule(schedule_of(plan)))
     assert estimate_memory(config, replace(plan, schedule=str(table))) == estimate_memory(config, plan)
-
-
-def test_state_of_weights_that_stay_is_not_on_the_host_and_takes_no_buffers():
-    config, plan = planned("some weights' state stays")
-    kept, none = (estimate_memory(config, replace(plan, resident_weights=own)) for own in (plan.resident_weights, ()))
-    assert plan.resident_weights
-    layout = StepLayout(config, plan)
-    assert none.host - kept.host == pytest.approx(state_bytes(layout) - offloaded_state_bytes(layout), abs=64)
-    every = estimate_memory(config, replace(plan, resident_weights=layout.weight_names))
-    assert every.host == 0
-    assert every.optimizer == none.host
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "one-stage"])

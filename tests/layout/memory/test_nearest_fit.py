@@ -12,16 +12,9 @@ def tried(**memory: Any) -> list[str]:
     return list(changes(small(memory=memory)))
 
 
-def test_state_that_stays_on_the_device_by_choice_goes_first():
-    assert tried(optimizer_offload="host", optimizer_resident=2**20)[0] == "memory.optimizer_resident=0"
-    assert not any("resident" in setting for setting in tried(optimizer_offload="host"))
-
-
 def test_weights_of_layers_follow_a_state_that_is_on_the_host_already():
     assert "memory.weights_offload=host" in tried(optimizer_offload="host")
     assert "memory.weights_offload=host" not in tried(optimizer_offload="none")
-    away = tried(optimizer_offload="host", weights_offload="host", weights_resident=5)
-    assert away[0] == "memory.weights_resident=0" and "memory.weights_offload=host" not in away
 
 
 def test_after_the_host_come_files():
@@ -36,13 +29,3 @@ def test_devices_in_the_hosts_memory_gain_nothing_by_moving_what_they_hold_there
     assert not any("host" in setting or "offload_fraction" in setting or "{" in setting for setting in settings)
     assert "memory.optimizer_offload=file" in settings
     assert "memory.weights_offload=host" not in changes(small(memory={"optimizer_offload": "host"}), host=False)
-
-
-def test_what_stays_on_devices_in_the_hosts_memory_takes_no_more_there_than_what_is_offloaded():
-    def resident(host: bool, **memory: Any) -> list[str]:
-        return [setting for setting in changes(small(memory=memory), host=host) if "resident" in setting]
-
-    on_host = {"optimizer_offload": "host", "optimizer_resident": 2**20}
-    assert resident(True, **on_host) == ["memory.optimizer_resident=0"] and resident(False, **on_host) == []
-    layers = {"weights_offload": "host", "weights_resident": 5, "optimizer_offload": "host"}
-    assert resident(True, **layers) == ["memory.weights_resident=0"] and resident(False, **layers) == []

@@ -27,6 +27,7 @@ from jaxpar.mesh.placements import Placements, place
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.runtime.passes import Accumulator, Cotangents, Saved
+from jaxpar.stores.sharded import Sharded
 from tests.gpu_compile import in_child
 from tests.traced import mesh_of, operations
 
@@ -97,7 +98,9 @@ def sharded(placements: Placements, *keeps: Keep) -> Any:
 
 def loop_of(placements: Placements, *keeps: Keep) -> LayerLoop:
     layers = sum(keep.layers for keep in keeps)
-    return LayerLoop({ALIKE: LayerKind(layer, keeps)}, placements, LayerOrder.of_one_rank(layers))
+    return LayerLoop(
+        {ALIKE: LayerKind(layer, keeps)}, {ALIKE: Sharded(ALIKE, placements)}, LayerOrder.of_one_rank(layers)
+    )
 
 
 def placements_of(layers: int, zero: int) -> Placements:
@@ -176,10 +179,9 @@ def test_chunks_of_unlike_length_in_slots_of_their_own_equal_a_plain_loop(zero: 
 
     def program(master: Any, x: jax.Array, dy: jax.Array) -> Any:
         weights, tokens = to_storage(master, placements)["layers"], {ALIKE: vary(tokens_of(1))}
-        loop, gradients = (
-            LayerLoop({ALIKE: LayerKind(layer, (Keep(order.layers_per_chunk),))}, placements, order),
-            zero_accumulators(weights, placements, part="layers"),
-        )
+        kinds = {ALIKE: LayerKind(layer, (Keep(order.layers_per_chunk),))}
+        loop = LayerLoop(kinds, {ALIKE: Sharded(ALIKE, placements)}, order)
+        gradients = zero_accumulators(weights, placements, part="layers")
         first, second = Chunk(weights, 0, 0), Chunk(weights, 1, 1)
         stash, side = loop.stash(weights, vary(x), tokens, 3), loop.side(weights, vary(x), tokens, 0)
         h, stash, side, _ = loop.forward(first, vary(x), tokens, Saved(stash, 2), side)
@@ -318,7 +320,8 @@ def walks(rows: Rows, keep: Keep) -> tuple[Any, Any]:
 
     def program(master: Any, x: jax.Array) -> Any:
         matrices = {"up": True, "down": True, "scale": False}
-        loop = LayerLoop({ALIKE: LayerKind(rows.apply, (keep,), rows.linear, matrices)}, placements, PADDED)
+        kinds = {ALIKE: LayerKind(rows.apply, (keep,), rows.linear, matrices)}
+        loop = LayerLoop(kinds, {ALIKE: Sharded(ALIKE, placements)}, PADDED)
         weights, tokens, x = to_storage(master, placements)["layers"], {ALIKE: vary(tokens_of(8))}, vary(x)
         chunk = Chunk(weights, 0, 0)
         stash, side = loop.stash(weights, x, tokens, 1), loop.side(weights, x, tokens, 1)

@@ -10,7 +10,6 @@ from jaxpar.config.schema.layout import MatmulExcept
 from jaxpar.layout.memory.state_storage import streamed_bytes
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.planner.search.candidate import Planned
-from jaxpar.planner.step_time.update import Update
 from tests.planner.spaces import model_of, search_of
 
 
@@ -47,8 +46,3 @@ def test_masters_of_codes_pass_over_the_link_once_more():
 def test_smaller_moments_take_less_of_the_link():
     times = [planned(moments).candidate.time.breakdown["optimizer"] for moments in ("float32", "bfloat16", "int8")]
     assert times[0] > 1.2 * times[1] > 1.2 * times[2]
-
-
-def test_state_that_stays_on_the_device_is_not_moved():
-    """16 bytes a parameter with AdamW (docs/memory.md); of half of the state half of that, and of all nothing."""
-    assert [Update(resident=n).link_seconds(90.0, 10.0, 1.0) for n in (0, 600, 1200, 2000)] == [1600.0, 800.0, 0.0, 0.0]

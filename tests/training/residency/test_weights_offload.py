@@ -9,9 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxpar.config.validate import validate
-from jaxpar.layout.memory.estimate import MemoryEstimate, estimate_memory
-from jaxpar.layout.memory.resident import host_gradient_bytes, layer_bytes
-from jaxpar.layout.memory.state_bytes import offloaded_state_bytes
+from jaxpar.layout.memory.state_bytes import host_gradient_bytes, layer_bytes, offloaded_state_bytes
 from jaxpar.layout.memory.state_storage import check_offloaded_state, offload_rows, streamed_bytes
 from jaxpar.memory import streaming
 from jaxpar.training.run.out_of_memory import explained
@@ -29,20 +27,10 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "PIECE_BYTES", 3000)
 
 
-def run_of(offload: str, stay: float = 0, **sections: Any) -> SmallRun:
-    """With room for so many layers to stay."""
+def run_of(offload: str, **sections: Any) -> SmallRun:
     unlike = {name: own for name, own in sections.items() if name != "model"}
-    model = {"layers": LAYERS} | sections.get("model", {})
     memory: dict[str, Any] = {"optimizer_offload": "host", "weights_offload": offload}
-    if stay:
-        each = layer_bytes(run_of("host", **sections).step.layout)
-        memory["weights_resident"] = int(stay * (each.weights + each.gradients))
-    return SmallRun(small(**unlike, model=model, memory=memory))
-
-
-def estimated(offload: str, stay: float) -> MemoryEstimate:
-    layout = run_of(offload, stay).step.layout
-    return estimate_memory(layout.config, layout.plan)
+    return SmallRun(small(**unlike, model={"layers": LAYERS} | sections.get("model", {}), memory=memory))
 
 
 def steps_of(run: SmallRun) -> tuple[list[tuple[float, float]], Any, float]:
@@ -55,29 +43,22 @@ def steps_of(run: SmallRun) -> tuple[list[tuple[float, float]], Any, float]:
     return before, jax.device_get(state), float(run.step.evaluate(state.master, run.batch(0))[0]["loss"])
 
 
-CASES: dict[str, tuple[float, dict[str, Any]]] = {
-    "some stay, replicas, zero 3, microbatches": (
-        1.5,
-        {"parallel": {"replica": 2, "fsdp": 2, "zero": 3, "microbatches": 2}},
-    ),
-    "all away, one device, bfloat16": (0, {"precision": {"compute": "bfloat16"}}),
-    "some stay, muon, tensor, zero 0": (
-        1,
-        {"parallel": {"fsdp": 2, "tensor": 2, "zero": 0}, "optimizer": {"name": "muon", "ema": 0.9}},
-    ),
-}
+CASES: dict[str, dict[str, Any]] = {
+    "replicas, zero 3, microbatches": {"parallel": {"replica": 2, "fsdp": 2, "zero": 3, "microbatches": 2}},
+    "one device, bfloat16": {"precision": {"compute": "bfloat16"}},
+    "muon, tensor, zero 0": {
+        "parallel": {"fsdp": 2, "tensor": 2, "zero": 0}, "optimizer": {"name": "muon", "ema": 0.9},
+    },
+}  # fmt: skip
 
 
 @pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("name", CASES)
 def test_the_state_is_the_same_bits_as_with_weights_on_the_device(name: str):
     """Without clipping: the norm adds up the layers in another order, so its last bit may differ."""
-    stay, sections = CASES[name]
-    sections = sections | {"optimizer": sections.get("optimizer", {}) | {"clip_norm": None}}
+    sections = CASES[name] | {"optimizer": CASES[name].get("optimizer", {}) | {"clip_norm": None}}
     before, state, loss = steps_of(run_of("none", **sections))
-    run = run_of("host", stay, **sections)
-    assert run.step.layout.plan.host_layers == LAYERS - int(stay)
-    found, streamed, evaluated = steps_of(run)
+    found, streamed, evaluated = steps_of(run_of("host", **sections))
     assert [loss for loss, _ in found] == [loss for loss, _ in before]
     assert evaluated == pytest.approx(
         loss, rel=1e-4
@@ -89,36 +70,25 @@ def test_the_state_is_the_same_bits_as_with_weights_on_the_device(name: str):
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_is_traced(name: str):
     """Which takes no compiler, so that it is tried in every run of the tests."""
-    stay, sections = CASES[name]
-    step = (run := run_of("host", stay, **sections)).step
+    step = (run := run_of("host", **CASES[name])).step
     before = step.layout.state_shapes
     after, metrics = jax.eval_shape(step.train, before, run.batch(0), step.layout.arguments)
     assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, before) and metrics.loss.shape == ()
 
 
-def test_the_last_layers_stay_for_which_there_is_room_beside_two():
-    each = layer_bytes(run_of("host").step.layout)
-    layer = each.weights + each.gradients
-    away = lambda stay: run_of("host", stay).step.layout.plan.host_layers
-    assert [away(stay) for stay in (0, 0.9, 1, 1.9, 2)] == [4, 4, 3, 3, 0]
-    kept, none = (estimated("host", stay) for stay in (1, 0))
-    assert kept.weights + kept.gradients - none.weights - none.gradients == layer
-    assert none.host - kept.host == each.gradients
-
-
 def test_the_plan_states_where_they_are_stored_and_what_moves():
     """In a step of AdamW 12 bytes a parameter pass for the update, 4 come forward and 4 backward; gradients go once and
     come for the norm and for the update."""
-    step = run_of("host", 1).step
+    step = run_of("host").step
     optimizer, weights = offload_rows(step.layout, step.mesh.devices.flat[0].device_kind)
     assert optimizer[0] == "optimizer offload"
     gradients = host_gradient_bytes(step.layout)
     assert weights[:2] == ("weights offload", size(gradients))
-    assert "weights of layers 0-2 are fetched for each use" in weights[2] and weights[2].endswith("layers 3-3 stay")
+    assert "weights of layers are fetched for each use" in weights[2]
     there, back = streamed_bytes(step.layout)
     state, masters = offloaded_state_bytes(step.layout), offloaded_state_bytes(step.layout, master_alone=True)
     assert back == state + gradients
-    assert there == state + masters + 3 * layer_bytes(step.layout).master + 2 * gradients
+    assert there == state + masters + LAYERS * layer_bytes(step.layout).master + 2 * gradients
 
 
 def test_gradients_come_with_each_of_several_microbatches():
@@ -140,7 +110,6 @@ def test_a_machine_without_room_for_the_gradients_is_one_sentence():
         "of host memory for 1 device with",
         "gradients of 4 layers",
         "expected",
-        "memory.weights_resident",
         "memory.weights_offload: none",
         "more machines",
     ):
@@ -156,7 +125,7 @@ def test_pinned_memory_that_runs_out_is_reported_with_the_gradients():
             f"{size(gradients, 2)} of gradients of 4 layers",
             "0 B of activations",
             f"{size(state + gradients, 2)} in all",
-            "memory.weights_resident",
+            "memory.weights_offload: none",
         ),
         explained(step.layout, step.mesh),
     ):
@@ -165,14 +134,9 @@ def test_pinned_memory_that_runs_out_is_reported_with_the_gradients():
 
 REFUSED: list[tuple[tuple[str, ...], dict[str, dict[str, Any]]]] = [
     (("expected memory.optimizer_offload: host",), {"memory": {"optimizer_offload": "file"}}),
-    (("memory.optimizer_resident is 5", "expected 0 bytes"), {"memory": {"optimizer_resident": 5}}),
     (("parallel.pipe is 2", "expected 1"), {"parallel": {"pipe": 2}}),
     (("parallel.zero: 1",), {"parallel": {"fsdp": 2, "zero": 1}}),
     (("expected adamw, muon or lion",), {"optimizer": {"name": "adafactor"}}),
-    (
-        ("memory.weights_offload is none", "expected host", "0 bytes"),
-        {"memory": {"weights_offload": "none", "weights_resident": 7}},
-    ),
 ]
 
 

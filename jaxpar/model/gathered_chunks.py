@@ -9,7 +9,6 @@ compute placement.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import gather, to_accumulators
 from jaxpar.mesh.parameters import Arrays
-from jaxpar.mesh.placements import Placement
+from jaxpar.mesh.placements import Placement, Placements
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.loop.layer_stack import LayerStack
 
@@ -29,22 +28,18 @@ class GatheredChunks:
     """Slots of chunks in compute placement, for the layers of `source`."""
 
     source: LayerLoop
-
-    @cached_property
-    def loop(self) -> LayerLoop:
-        """The layers over weights that are already in compute placement, and gradients that stay in it."""
-        roles = self.source.placements
-        gathered = Placement(roles.compute.layout, roles.compute.dtype)
-        gradient = Placement(roles.compute.layout, roles.gradient.dtype)
-        return replace(self.source, placements=replace(roles, storage=gathered, gradient=gradient))
+    loop: LayerLoop
+    """The same layers over weights that are already in compute placement, and gradients that stay in it."""
+    placements: Placements
+    """Of the weights of `source`."""
 
     def zeros(self, layers: Arrays, slots: int, *, gradients: bool = False) -> Arrays:
         """Zeros for `slots` chunks of `layers` (storage placement), or for their `gradients`."""
-        roles = self.source.placements
+        roles = self.placements
         dtype = (roles.gradient if gradients else roles.compute).dtype
 
         def zeros(stack: LayerStack, weights: Arrays) -> Arrays:
-            like = jax.eval_shape(lambda weights: stack.load(weights, 0), weights)
+            like = jax.eval_shape(lambda weights: stack.store.fetch(weights, 0, 0)[0], weights)
             like = stack.kind.derivative.halves(like)[0] if gradients else like
             rows = slots * stack.order.rows_per_chunk
             return jax.tree.map(lambda leaf: vary(jnp.zeros((rows, *leaf.shape), dtype)), like)
@@ -59,7 +54,7 @@ class GatheredChunks:
         """
         part = self.source.by_stack(lambda stack, own: _chunk(stack, own, chunk), layers)
         part, _ = lax.optimization_barrier((part, after))
-        new = gather(part, self.source.placements, part=LAYERS)
+        new = gather(part, self.placements, part=LAYERS)
         return self.source.by_stack(lambda stack, own, new: _put(stack, own, new, slot), chunks, new)
 
     def release(self, chunks: Arrays, slot: int, gradients: Arrays, chunk: int) -> tuple[Arrays, Arrays]:
@@ -68,7 +63,7 @@ class GatheredChunks:
         Bytes: `scatter_gradient` of each weight that the gradient placement shards.
         """
         part = self.source.by_stack(lambda stack, own: _chunk(stack, own, slot), chunks)
-        new = to_accumulators(part, self.source.placements, part=LAYERS)
+        new = to_accumulators(part, self.placements, part=LAYERS)
 
         def added(stack: LayerStack, totals: Arrays, new: Arrays) -> Arrays:
             rows = stack.order.rows_per_chunk
@@ -90,3 +85,9 @@ def _put(stack: LayerStack, weights: Arrays, new: Arrays, place: int) -> Arrays:
     """`weights` with the rows of a chunk replaced."""
     first = place * stack.order.rows_per_chunk
     return jax.tree.map(lambda a, b: lax.dynamic_update_slice_in_dim(a, b, first, 0), weights, new)
+
+
+def held(roles: Placements) -> Placements:
+    """The placements of chunks that are gathered, and of gradients that are not yet scattered."""
+    gathered = Placement(roles.compute.layout, roles.compute.dtype)
+    return replace(roles, storage=gathered, gradient=Placement(roles.compute.layout, roles.gradient.dtype))
