@@ -22,7 +22,7 @@ from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.materialize import materialize, to_optimizer, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import ParamSpec
-from jaxpar.mesh.placements import place
+from jaxpar.mesh.placements import Placements, place
 from jaxpar.model.decoder import DecoderStages
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
@@ -100,11 +100,10 @@ class ToyStages(DecoderStages):
         found = gradients["embedding"]["scale"] + vary(jnp.sum(dx * batch["x"], (0, 1)))
         return gradients | {"embedding": {"scale": found}}
 
-    @cached_property
-    def loop(self) -> LayerLoop:
+    def _loop(self, store: type[Sharded], placements: Placements) -> LayerLoop:
         matrices = MATRICES if self.split_backward else None
         kind = LayerKind(layer, self.keeps[ALIKE], linear, matrices)
-        return LayerLoop({ALIKE: kind}, {ALIKE: Sharded(ALIKE, self.placements)}, self.order)
+        return LayerLoop({ALIKE: kind}, {ALIKE: store(ALIKE, placements)}, self.order)
 
     def loss(self, weights: Any, accumulators: Any, x: jax.Array, batch: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         del batch

@@ -86,7 +86,7 @@ COMMUNICATION = (
     Fault(
         name="first_layer_summed_before_it_is_complete",
         description="Beside the last layer's backward, which no layer follows, gradients of the first one are summed.",
-        file="jaxpar/model/loop/layer_stack.py",
+        file="jaxpar/stores/early_sums.py",
         old="jnp.where(after > 0, new, old)",
         new="new",
         caught_by=(REPLICA_SUMS,),
@@ -103,7 +103,7 @@ COMMUNICATION = (
     Fault(
         name="first_layer_left_unsummed",
         description="The gradients of a stack's first layer, which the backward completes last, are not summed early.",
-        file="jaxpar/model/loop/layer_stack.py",
+        file="jaxpar/stores/early_sums.py",
         old="put(total, new, 0) if wire.early else total",
         new="total",
         caught_by=(REPLICA_SUMS,),
@@ -128,9 +128,9 @@ COMMUNICATION = (
     Fault(
         name="gathered_layer_in_place_of_the_first",
         description="Each layer's weights that come with their first use are stored in the first layer's place.",
-        file="jaxpar/model/loop/layer_loop.py",
-        old="put(own_layers(layers, stack.name), stored, row)",
-        new="put(own_layers(layers, stack.name), stored, 0 * row)",
+        file="jaxpar/stores/first_use.py",
+        old="put(rows, fetched, row)",
+        new="put(rows, fetched, 0 * row)",
         caught_by=(OVER_REPLICAS,),
     ),
     Fault(

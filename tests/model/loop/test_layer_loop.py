@@ -143,7 +143,7 @@ def close(found: Any, wanted: Any) -> None:
     ],
 )
 def test_the_loop_equals_a_plain_one(layers: int, zero: int, policy: str):
-    assert loop_of(placements_of(layers, zero), Keep(layers)).stack(ALIKE).prefetches == (zero == 3)
+    assert loop_of(placements_of(layers, zero), Keep(layers)).stack(ALIKE).store.ahead == (zero == 3)
     equals_a_plain_loop(zero, Keep(layers, POLICIES[policy]))
 
 
