@@ -95,8 +95,8 @@ def _parser() -> Parser:
     add("--verify", action="store_true", help="compile the top ones for the cluster's GPUs, and rank them by that")
     add("--show-model", action="store_true", help="print every number behind the times")
     add("--profile", metavar="FILE", type=Path, help="file of `calibrate`, in place of fitted numbers")
-    words = "runs on this cluster (a run's folder, or a CSV file of published runs): corrects times and intervals"
-    add("--measured", metavar="FOLDER|FILE", type=Path, help=words)
+    words = "a run on this cluster, which corrects times and intervals, as in runs/a; may be given many times"
+    add("--measured", metavar="FOLDER", type=Path, action="append", default=[], help=words)
     add("--timeout", metavar="SECONDS", type=seconds, default=600, help="for each compile of --verify (default 600)")
     return parser
 

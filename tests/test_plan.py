@@ -11,7 +11,7 @@ import pytest
 from jaxpar.config import config_to_yaml
 from jaxpar.layout.plan_file import read
 from jaxpar.plan import main
-from jaxpar.planner.step_time.interval import KNOWN
+from jaxpar.planner.step_time.interval import PUBLISHED
 from jaxpar.train import main as train
 from tests.sentences import refused_by_command
 from tests.small_run import small
@@ -190,7 +190,7 @@ def test_a_budget_has_flat_and_hierarchical_collectives(folder: Path, capsys: py
             assert flat["collectives"]["hierarchical"] is None and flat["total"] == apart["total"]
             continue
         own = apart["collectives"]["hierarchical"]
-        (low, high), (_, most) = own["interval_s"], KNOWN.interval(own["step_time_s"])
+        (low, high), (_, most) = own["interval_s"], PUBLISHED.interval(own["step_time_s"])
         assert low * high == pytest.approx(own["step_time_s"] ** 2) and most <= high < 1.1 * most
         assert own["step_time_s"] != flat["collectives"]["flat"]["step_time_s"]
         assert apart["total"] == pytest.approx({name: own[name] for name in ("days", "price")})

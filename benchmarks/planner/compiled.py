@@ -16,9 +16,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import ceil
 from pathlib import Path
-from statistics import median
 
 from benchmarks.planner.memory import PAGE, with_table
 from jaxpar.cli import Parser, command
@@ -35,7 +33,6 @@ from jaxpar.planner.search.space import Space
 from jaxpar.planner.stage_work import layout_of
 from jaxpar.planner.step_time.exposed import (
     COMPILED,
-    FIELDS,
     MESSAGES,
     Program,
     classes_of,
@@ -43,7 +40,6 @@ from jaxpar.planner.step_time.exposed import (
     read_programs,
     share,
 )
-from jaxpar.planner.step_time.interval import KNOWN, SHARE
 from jaxpar.planner.verified import WAITS, part_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -197,28 +193,6 @@ def shares_table(programs: Sequence[Program]) -> list[str]:
     return lines
 
 
-def share_errors(programs: Sequence[Program]) -> list[float]:
-    """What the shares of each program are above the median of the others of its class and generation, of all messages
-    whose share a layout takes from its class."""
-    found = []
-    for message in FIELDS:
-        shares = defaultdict(list)
-        for one in programs:
-            if one.needed.get(message) and (message != "sums" or one.classes[0] == "replicas"):
-                kind = None if message == "host" else one.classes[0]  # copies: those of all programs
-                shares[kind, one.generation].append(one.exposed[message] / one.needed[message])
-        for own in shares.values():
-            others = [own[:place] + own[place + 1 :] for place in range(len(own))]
-            found += [share - median(rest) for share, rest in zip(own, others, strict=True) if rest]
-    return found
-
-
-def of_one_program(programs: Sequence[Program]) -> float:
-    """`interval.ONE_PROGRAM`: the standard deviation of which `KNOWN.quantile` hold `SHARE` of these errors."""
-    errors = sorted(map(abs, share_errors(programs)))
-    return errors[ceil(SHARE * len(errors)) - 1] / KNOWN.quantile
-
-
 @command()
 def main(arguments: Sequence[str]) -> None:
     """Command line; the exit code is 2 for a user error."""
@@ -237,8 +211,7 @@ def main(arguments: Sequence[str]) -> None:
             print(programs[number - 1].command, file=sys.stderr, flush=True)
             programs[number - 1] = compiled(programs[number - 1])
             write_rows(programs)  # after each, since one takes minutes
-    spread = f"Beside the others of its class, a program is off by {of_one_program(programs):.3f} (`ONE_PROGRAM`)."
-    lines = [*shares_table(programs), "", spread]
+    lines = shares_table(programs)
     print("\n".join([*lines, "", *table(programs)]))
     if options.write:
         PAGE.write_text(with_table(PAGE.read_text(), lines, MARKS))

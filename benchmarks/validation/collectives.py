@@ -10,14 +10,16 @@ import csv
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
+from benchmarks.validation.cells import Cells
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import one_of, quoted
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.messages import Ring, network_of
+from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.planner.measured_runs.cells import Cells
-from jaxpar.units import GIB, GIGA, MICRO
+from jaxpar.units import GIB, GIGA, MIB, MICRO, percent
 
 MEASURED = Path(__file__).parent / "data" / "collectives.csv"
 LARGE = 8.0 * GIB
@@ -103,3 +105,16 @@ def _read(cell: Cells) -> Measured:
             f"expected {found.seconds / MICRO:.4g} us"
         )
     return found
+
+
+def collectives_table() -> list[str]:
+    """All-reduces inside a host, measured and predicted, by GPU and ranks; messages above 16 MiB and smaller ones."""
+    lines = ["| GPU | ranks | to 16 MiB: median | worst | above: median | worst |", "|---|---|---|---|---|---|"]
+    inside = [one for one in read_collectives() if one.hosts == 1 and one.size != LARGE]
+    for gpu, ranks in dict.fromkeys((one.gpu, one.ranks) for one in inside):
+        own = [one for one in inside if (one.gpu, one.ranks) == (gpu, ranks)]
+        small = [one.error() for one in own if one.size <= 16 * MIB]
+        large = [one.error() for one in own if one.size > 16 * MIB]
+        cells = (f"{percent(median(map(abs, part)))} | {100 * max(part, key=abs):+.1f}%" for part in (small, large))
+        lines.append(f"| {gpu_named(gpu).name} | {ranks} | {' | '.join(cells)} |")
+    return lines

@@ -1,131 +1,143 @@
-"""Published runs, predicted from the others: each source in turn, and each generation of software in turn.
+"""How far predictions are from published runs, each system in turn left out, and the spread of plans that follows.
 
-A fit to a part of the runs uses the slopes at the fit to all; what is left out is then predicted in full.
+A system is its software on its kind of GPU. Intervals of a source follow from the runs of all other software. Errors
+are of seconds of a step, relative to the prediction, and means over sources of medians, because two sources hold most
+rows.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log1p, sqrt
-from statistics import fmean, median
+from functools import cached_property
+from itertools import permutations
+from math import exp, expm1
+from statistics import fmean, median, pvariance
+from typing import NamedTuple
 
-from benchmarks.validation.errors import Anchored, anchored
-from benchmarks.validation.fit import Slopes, as_unknown, fit
-from benchmarks.validation.judged import Judged
-from benchmarks.validation.naive import naive, naive_beside_a_run
 from benchmarks.validation.published import Run
 from jaxpar.planner.step_time.interval import SHARE, Spread
 
-REACH = 0.3
-"""Share of its range that a parameter may move when runs are left out."""
+type Sources = Mapping[str, Sequence[Run]]
+
+
+class Pair(NamedTuple):
+    """A run that was predicted after another of its system was measured."""
+
+    measured: float
+    """Logarithm of measured over predicted seconds of the other."""
+    error: float
+    """Its own."""
+
+
+def by_source(runs: Iterable[Run]) -> Sources:
+    """The runs by source, in order."""
+    found: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        found[run.source].append(run)
+    return dict(sorted(found.items()))
+
+
+def pairs_of(runs: Sequence[Run]) -> list[Pair]:
+    """Each run beside each other one of its system."""
+    return [
+        Pair(a.error, b.error)
+        for a, b in permutations(runs, 2)
+        if (a.software, a.cluster.gpu.short) == (b.software, b.cluster.gpu.short)
+    ]
+
+
+def spread_of(sources: Sources) -> Spread:
+    """The spread of sources: widths that hold `SHARE` of their runs, in the mean over sources, and the part of the
+    variance that lies between them."""
+    errors = [[run.error for run in runs] for runs in sources.values()]
+    between, within = fmean(median(own) ** 2 for own in errors), fmean(map(pvariance, errors))
+    spread = Spread(_width(errors), 0.0, between / (between + within))
+    pairs = [pairs_of(runs) for runs in sources.values()]
+    beside = [[_left(spread, pair) for pair in own] for own in pairs if own]
+    return replace(spread, beside=_width(beside))
+
+
+def _left(spread: Spread, pair: Pair) -> float:
+    """Logarithm of measured over predicted seconds, after the other run."""
+    return pair.error - spread.measured([pair.measured]).shift
+
+
+def _width(errors: Sequence[Sequence[float]]) -> float:
+    """The least half of an interval that holds `SHARE` of these, in the mean over sources."""
+    inside = lambda width: fmean(fmean(abs(error) <= width for error in own) for own in errors)
+    return next(width for step in range(1, 1000) if inside(width := step / 200) >= SHARE)
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Errors on systems that nothing was fitted to, by source."""
+    """A source beside the runs of all other software."""
 
-    naive: Mapping[str, Sequence[float]]
-    """Of one constant share of the peak."""
-    naive_anchored: Mapping[str, Sequence[float]]
-    """Of the share of the peak that one run of the source reached, at its others of the same software."""
-    sources: Mapping[str, Sequence[Judged]]
-    """Of each source, predicted by the fit to all others, its software known."""
-    generations: Mapping[str, Sequence[Judged]]
-    """Of each generation, predicted by the fit to all others as software that is not known."""
-    anchored: Mapping[str, Sequence[Anchored]]
-    """Of `generations`, where one run of the source was measured."""
-    anchored_sources: Mapping[str, Sequence[Anchored]]
-    """Of `sources`, the same."""
-    known: Spread
-    """That of `sources`."""
-    unknown: Spread
-    """That of `generations`."""
-    coverage: Mapping[str, float]
-    """Share of the runs of `sources` that are inside their interval, which the others decide."""
-    coverage_unknown: Mapping[str, float]
-    """The same of `generations`."""
+    runs: Sequence[Run]
+    others: Sources
 
+    @cached_property
+    def spread(self) -> Spread:
+        """That of the others."""
+        return spread_of(self.others)
 
-def left_out(
-    runs: Sequence[Run], sources: Mapping[str, Sequence[Judged]], generations: Mapping[str, Sequence[Judged]]
-) -> LeftOut:  # fmt: skip
-    """The errors, spreads and coverages."""
-    return LeftOut(
-        naive(runs), naive_beside_a_run(runs), sources, generations,
-        beside_a_run(generations, sources), beside_a_run(sources, sources),
-        spread_of(sources), spread_of(generations),
-        coverage_left_out(sources), coverage_left_out(generations),
-    )  # fmt: skip
+    @property
+    def errors(self) -> list[float]:
+        """Relative errors of seconds."""
+        return [expm1(run.error) for run in self.runs]
 
+    @cached_property
+    def beside(self) -> list[float]:
+        """The same after one other run of the system; none where a source has one run of each."""
+        return [expm1(_left(self.spread, pair)) for pair in pairs_of(self.runs)]
 
-def sources_left_out(
-    known: Slopes, *, neutral: bool = False, only: Sequence[str] | None = None
-) -> dict[str, list[Judged]]:
-    """Each source, predicted by the fit to all others, with the mechanisms of its software; `neutral` starts all
-    priors in the middle of their ranges; `only` are the sources to leave out, None for each."""
-    found = {}
-    for name in only or sorted({run.source for run in known.runs}):
-        others = fit(known, lambda run: run.source != name, neutral=neutral, reach=REACH)  # noqa: B023 (called here)
-        found[name] = others.judge([run for run in known.runs if run.source == name])
-    return found
+    @property
+    def coverage(self) -> float:
+        """Share of the runs inside their interval."""
+        return fmean(_inside(error, self.spread.alone) for error in self.errors)
 
+    @property
+    def coverage_beside(self) -> float | None:
+        """The same after one other run."""
+        return fmean(_inside(error, self.spread.beside) for error in self.beside) if self.beside else None
 
-def generations_left_out(known: Slopes) -> dict[str, list[Judged]]:
-    """Each generation of software, predicted as software that is not known by the fit to all others; by source."""
-    judged: dict[str, list[Judged]] = defaultdict(list)
-    for name in sorted({run.software or "" for run in known.runs}):
-        others = fit(known, lambda run: run.software != name, reach=REACH)  # noqa: B023 (called here)
-        for one in others.judge(as_unknown([run for run in known.runs if run.software == name])):
-            judged[one.run.source].append(replace(one, run=replace(one.run, software=name or None)))
-    return dict(sorted(judged.items()))
+    @property
+    def naive(self) -> list[float]:
+        """Errors of one share of the peak: the median of all other software on GPUs of the same generation."""
+        return [
+            median(median(shares) for runs in self.others.values() if (shares := _shares_like(run, runs)))
+            / run.share_of_peak
+            - 1
+            for run in self.runs
+        ]
+
+    @property
+    def naive_beside(self) -> list[float]:
+        """Errors of the share of the peak that another run of the system reached."""
+        pairs = ((a, b) for a, b in permutations(self.runs, 2) if a.software == b.software)
+        return [a.share_of_peak / b.share_of_peak - 1 for a, b in pairs]
 
 
-def errors(judged: Sequence[Judged]) -> list[float]:
-    """Logarithms of measured over predicted seconds."""
-    return [log1p(one.error) for one in judged if one.error is not None]
+def _shares_like(run: Run, runs: Sequence[Run]) -> list[float]:
+    """The shares of the peak of those on GPUs of the same generation."""
+    kind = run.cluster.gpu.compute_capability
+    return [one.share_of_peak for one in runs if one.cluster.gpu.compute_capability == kind]
 
 
-def spread_of(sources: Mapping[str, Sequence[Judged]]) -> Spread:
-    """The spread of sources: between them, of their medians around zero; within them, of their runs around these.
-
-    Medians and percentiles in place of squares, so that odd rows do not decide; the quantile is the one at which the
-    intervals hold `SHARE` of the runs, in the mean over sources.
-    """
-    own = {name: errors(judged) for name, judged in sources.items()}
-    middles = {name: median(found) for name, found in own.items()}
-    between = sqrt(fmean(middle**2 for middle in middles.values()))
-    within = fmean(
-        _percentile([abs(error - middles[name]) for error in found], 0.68)
-        for name, found in own.items()
-        if len(found) > 2
-    )
-    width = sqrt(between**2 + within**2)
-    quantiles = sorted(step / 100 for step in range(80, 301))
-    covered = lambda z: fmean(fmean(abs(error) <= z * width for error in found) for found in own.values())
-    return Spread(between, within, quantile=next((z for z in quantiles if covered(z) >= SHARE), quantiles[-1]))
+def _inside(error: float, width: float) -> bool:
+    return exp(-width) <= 1 + error <= exp(width)
 
 
-def coverage_left_out(sources: Mapping[str, Sequence[Judged]]) -> dict[str, float]:
-    """By source: the share of its runs inside the intervals that the spread of all other sources gives."""
-    found = {}
-    for name, judged in sources.items():
-        spread = spread_of({other: rows for other, rows in sources.items() if other != name})
-        found[name] = fmean(spread.holds(exp(error), 1.0) for error in errors(judged))
-    return found
+def left_out(sources: Sources) -> dict[str, LeftOut]:
+    """Each source beside those of other software."""
+    software = {name: {run.software for run in runs} for name, runs in sources.items()}
+    return {
+        name: LeftOut(runs, {o: own for o, own in sources.items() if not software[o] & software[name]})
+        for name, runs in sources.items()
+    }
 
 
-def beside_a_run(
-    judged: Mapping[str, Sequence[Judged]], sources: Mapping[str, Sequence[Judged]]
-) -> dict[str, list[Anchored]]:
-    """By source: its runs where another of them, of the same software, was measured, for each choice of that one. How
-    far runs are from predictions by their own mechanisms is what all other sources show."""
-    prior = {name: spread_of({other: rows for other, rows in sources.items() if other != name}) for name in judged}
-    found = {name: anchored(rows, prior[name]) for name, rows in judged.items()}
-    return {name: pairs for name, pairs in found.items() if pairs}
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def mean_of(found: Mapping[str, LeftOut], of: Callable[[LeftOut], Sequence[float]]) -> float:
+    """The mean over sources of the medians of absolute errors."""
+    return fmean(median(map(abs, errors)) for one in found.values() if (errors := of(one)))

@@ -1,149 +1,221 @@
-"""Published training runs: rows of a CSV file as runs, with what their software may be and what rows leave open."""
+"""Published training runs: rows of a CSV file as model, layouts and cluster, predicted as runs of jaxpar.
+
+Other software differs from jaxpar in mechanisms that few reports state, and so one profile predicts all of it: that of
+the planner itself. `leave_out` measures how far it is from each system.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import cached_property
+from math import log
 from pathlib import Path
 
-from benchmarks.validation.left_open import left_open
-from benchmarks.validation.mechanisms import Software
-from benchmarks.validation.software import generation, kinds_of, mechanisms_of, stated
+from benchmarks.validation.cells import Cells
+from benchmarks.validation.layouts import layouts_of
+from benchmarks.validation.table import NETWORK, Row, read_table
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.spelling import named
-from jaxpar.cost.mechanisms import Mechanisms
-from jaxpar.planner.layout import Remat
-from jaxpar.planner.measured_runs.cells import Cells
-from jaxpar.planner.measured_runs.measured_run import MeasuredRun, measured_run
-from jaxpar.planner.measured_runs.table import Row, read_table
-from jaxpar.units import GIB
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.spelling import named, quoted
+from jaxpar.hardware.catalogue import GPU
+from jaxpar.hardware.cluster import Cluster, Group
+from jaxpar.hardware.variants import Variant, variant
+from jaxpar.model.flops import causal_pairs, flops_per_step
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.step_time.model import step_time
+from jaxpar.units import TERA, operations
 
 DATA = Path(__file__).parent / "data"
-PUBLISHED = DATA / "published.csv"
-"""The runs that the time model was fitted to."""
-HELD_OUT = DATA / "held_out.csv"
-"""Runs that nothing was fitted to."""
-EXPERTS = DATA / "experts.csv"
-"""Runs of models with experts, to which nothing was fitted either."""
+FILES = tuple(DATA / name for name in ("published.csv", "held_out.csv", "experts.csv"))
+"""All published runs. To those of the first file the numbers of `HardwareModel` were fitted once."""
 
-HOPPER = (9, 0)
-"""Compute capability of an H100."""
+HEAD_WIDTHS = (128, 64)
+"""Width of a head, where no number of heads was published: the first that divides the width of the model."""
 
 
 @dataclass(frozen=True)
-class Run(MeasuredRun):
-    """A published run."""
+class Run:
+    """A published run, and its speed."""
 
-    source: str = ""
-    row: str = ""
-    citation: str = ""
-    peak_gib: float | None = None
-    assumed: tuple[str, ...] = ()
-    """Settings that the row leaves open, and the value assumed for each."""
-    stated: str = ""
-    """Properties of its software that the row states, apart from its name."""
-    software: str | None = None
-    """The generation of its software; None where it is not known."""
-    framework: str = ""
-    """The name of its software, as the row has it."""
-    kinds: Mapping[str, Mechanisms] = field(default_factory=dict)
-    """Mechanisms of each kind of software in this run: it is timed by all of them where its own is not known."""
+    source: str
+    row: str
+    software: str
+    """The name of its software, as the row has it: runs of one system share it, and the GPU."""
+    model: ModelConfig
+    sequence: int
+    batch: int
+    layouts: tuple[Layout, ...]
+    """The published layout; where part of it was not published, every layout that it may have been."""
+    cluster: Cluster
+    tokens_per_s_per_gpu: float
 
     @property
-    def candidates(self) -> Mapping[str, Mechanisms]:
-        """Software that it may be, by name."""
-        return self.kinds if self.software is None else {self.software: self.mechanisms}
+    def seconds(self) -> float:
+        """Measured seconds of a step."""
+        return self.sequence * self.batch / self.tokens_per_s_per_gpu / self.layouts[0].devices
+
+    @cached_property
+    def predicted(self) -> float:
+        """Predicted seconds of a step, by the fastest of its layouts."""
+        times = (step_time(self.model, self.sequence, self.batch, one, self.cluster) for one in self.layouts)
+        return min(time.seconds for time in times)
 
     @property
-    def system(self) -> tuple[str, str]:
-        """Its software and its GPU: runs of one system share how far they are from predictions. Software that is not
-        known is itself by its name."""
-        return self.software or self.framework, self.cluster.gpu.short
+    def error(self) -> float:
+        """Logarithm of measured over predicted seconds: above 0 where the run was slower."""
+        return log(self.seconds / self.predicted)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The model, as far as its time depends on it."""
-        model = self.model
-        return (model.layers, model.embed, model.heads, model.mlp, model.vocab or 0)
-
-    @property
-    def group(self) -> tuple[Hashable, ...]:
-        """The key that runs share which differ in layout alone: source, model, batch and cluster."""
-        link = self.cluster.link(True)
-        return (self.source, self.shape, self.sequence, self.batch, self.cluster.name, link.bandwidth)
+    def share_of_peak(self) -> float:
+        """The share of the dense 16-bit peak that it reached (MFU)."""
+        tokens = self.sequence * self.batch
+        pairs = causal_pairs(self.model, tokens, self.sequence)
+        per_token = flops_per_step(self.model, tokens, pairs, self.model.vocab or 0) / tokens
+        return per_token * self.tokens_per_s_per_gpu / self.cluster.gpu.training_peak
 
 
 @dataclass(frozen=True)
 class Refused:
     """A row that cannot be timed."""
 
-    source: str
     row: str
     """Its place in the file, and its name."""
     why: str
 
 
-def read_runs(path: Path) -> list[Run]:
-    """The runs of a CSV file in the schema of `table.COLUMNS`.
-
-    Raises:
-        UserError: no such file, a column is missing, or a cell is not a number or is impossible in its unit.
-    """
-    return [_run(row, f"{named(path)}: {name}") for row, name in read_table(path)]
-
-
-def read_rows(path: Path, option: str = "") -> tuple[list[Run], list[Refused]]:
-    """The runs of a CSV file, and the rows that cannot be timed with the reason of each.
-
-    Args:
-        path: the file.
-        option: the option that named it, with a space; errors begin with it.
+def read_runs(path: Path) -> tuple[list[Run], list[Refused]]:
+    """The runs of a CSV file in the schema of `table.COLUMNS`, and the rows that cannot be timed with the reason of
+    each; rows of which only memory was measured are neither.
 
     Raises:
         UserError: no such file, or a column is missing.
     """
     runs, refused = list[Run](), list[Refused]()
-    for row, name in read_table(path, option):
+    for row, name in read_table(path):
         place = f"{named(path)}: {name}"
         try:
-            runs.append(_run(row, place))
+            if (run := read_run(row, place)) is not None:
+                runs.append(run)
         except UserError as error:
-            refused.append(Refused(row["source"] or "", name, str(error).removeprefix(f"{place}: ")))
+            refused.append(Refused(name, str(error).removeprefix(f"{place}: ")))
     return runs, refused
 
 
-def _run(row: Row, place: str) -> Run:
-    """A row as a run."""
+def read_run(row: Row, place: str) -> Run | None:
+    """A row as a run; None where its speed was not measured.
+
+    Raises:
+        UserError: a cell is not a number, is impossible in its unit, or cannot be timed.
+    """
     cell = Cells(row, place)
     cell.check()
-    does = mechanisms_of(row, place)
-    run = measured_run(row, place, does)
-    if isinstance(does, Software) and does.selective == "operations":
-        again = _operations(run.model)
-        layouts = (replace(one, remat=again) if one.remat == "selective" else one for one in run.layouts)
-        run = replace(run, layouts=tuple(layouts))
-    return Run(
-        **vars(run), source=row["source"], row=row["row_id"], citation=row["citation"], peak_gib=_peak_gib(cell, run),
-        assumed=tuple(left_open(cell, run)), stated=stated(row), software=generation(row["framework"]),
-        framework=row["framework"], kinds=kinds_of(row, place, run.cluster.gpu.compute_capability >= HOPPER),
+    if row.get("architecture") not in (None, "", "decoder"):
+        raise UserError(f"{place}: architecture: the time model has decoders only, got {quoted(row['architecture'])}")
+    model = _model(cell)
+    _check_experts(cell, model)
+    devices = cell.whole("n_gpus")
+    cluster = _cluster(cell, devices)
+    speed = _speed(cell, devices)
+    if row["precision"] == "fp8" and "float8" not in cluster.gpu.peaks:
+        raise UserError(f"{place}: precision: fp8, and a {cluster.gpu.name} does not multiply in float8")
+    layouts = tuple(layouts_of(cell, model.layers, devices))
+    if speed is None:
+        return None
+    _check_unit(cell, model, cluster.gpu, speed)
+    sizes = cell.whole("seq_len"), cell.whole("global_batch_seqs")
+    return Run(row["source"], row["row_id"], row["framework"], model, *sizes, layouts, cluster, speed)
+
+
+def _model(cell: Cells) -> ModelConfig:
+    """The model of a row."""
+    gated, embed = bool(cell.whole("gated_mlp", least=0)), cell.whole("d_model")
+    if cell.given("n_heads"):
+        heads = cell.whole("n_heads")
+    else:
+        heads = embed // cell.whole("head_dim", next((one for one in HEAD_WIDTHS if embed % one == 0), embed))
+    return ModelConfig(
+        layers=cell.whole("n_layers"), embed=embed, heads=heads,
+        kv_heads=cell.whole("n_kv_heads", heads), head_dim=cell.whole("head_dim", max(1, embed // heads)),
+        mlp=cell.whole("d_ff", 4 * embed),
+        vocab=cell.whole("vocab"), norm="rmsnorm" if gated else "layernorm", position="rope" if gated else "learned",
+        attention_bias=not gated, mlp_bias=not gated, activation="swiglu" if gated else "gelu",
+        tied=cell.row["tied_embeddings"] != "0", max_positions=cell.whole("seq_len"), experts=_experts(cell),
     )  # fmt: skip
 
 
-def _operations(model: ModelConfig) -> Remat:
-    """Everything again but attention itself and every second matmul, of every layer."""
-    names = ("attention_input", "key", "attention_residual", "mlp_input", "mlp_up", "mlp_activated", "mlp_hidden")
-    return ((model.layers, tuple((name, "recompute") for name in names)),)
-
-
-def _peak_gib(cell: Cells, run: MeasuredRun) -> float | None:
-    """The peak memory of a GPU; None where it was not measured. Raises `UserError` for more than it has."""
-    if not cell.given("peak_memory_gib"):
+def _experts(cell: Cells) -> ExpertsConfig | None:
+    """The experts of a row; None where it has none."""
+    if not cell.given("n_experts"):
         return None
-    peak, gpu = cell.positive("peak_memory_gib"), run.cluster.gpu
-    if peak * GIB > gpu.hbm_bytes:
+    width = cell.whole("d_expert") if cell.given("d_expert") else None
+    return ExpertsConfig(
+        count=cell.whole("n_experts"), per_token=cell.whole("experts_per_token"), width=width,
+        shared=cell.whole("shared_experts", least=0) if cell.given("shared_experts") else 0,
+    )  # fmt: skip
+
+
+def _check_experts(cell: Cells, model: ModelConfig) -> None:
+    """Raise `UserError` for experts that cannot be timed."""
+    ranks, experts = cell.whole("ep", 1), model.experts
+    if experts is None:
+        if ranks != 1:
+            raise UserError(f"{cell.place}: ep: expected 1, since n_experts is empty, got {ranks}")
+        return
+    if experts.count % ranks:
+        raise UserError(f"{cell.place}: ep: expected a divisor of n_experts ({experts.count}), got {ranks}")
+    if experts.per_token > experts.count:
         raise UserError(
-            f"{cell.place}: peak_memory_gib: {peak:g}, and a {gpu.name} has {gpu.hbm_bytes / GIB:g} GiB: "
-            "expected GiB of one GPU"
+            f"{cell.place}: experts_per_token: expected at most n_experts ({experts.count}), got {experts.per_token}"
         )
-    return peak
+    if cell.row["precision"] == "fp8":
+        raise UserError(f"{cell.place}: precision: fp8, and products of experts are timed in 16 bits alone")
+
+
+def _check_unit(cell: Cells, model: ModelConfig, gpu: GPU, tokens_per_s: float) -> None:
+    """Raise `UserError` for a speed above what the GPU can reach: it is in another unit, or of several GPUs."""
+    sequence, peak = cell.whole("seq_len"), max(gpu.peaks.values())
+    flops = flops_per_step(model, sequence, {model.window: sequence * sequence // 2}, model.vocab or 0) / sequence
+    if tokens_per_s * flops > peak:
+        column = "tokens_per_s_per_gpu" if cell.row["tokens_per_s_per_gpu"] else "step_time_s"
+        raise UserError(
+            f"{cell.place}: {column}: {tokens_per_s:.4g} tokens/s of one GPU are {operations(tokens_per_s * flops)}/s, "
+            f"and a {gpu.name} has {operations(peak)}/s: expected tokens/s of one GPU, and seconds"
+        )
+
+
+def gpu_of(cell: Cells) -> GPU:
+    """The GPU of a row. Raises `UserError`."""
+    number = lambda column, scale=1.0: scale * cell.positive(column) if cell.given(column) else None
+    stated = Variant(number("gpu_memory_gib"), number("gpu_memory_tb_per_s", TERA), number("gpu_power_w"))
+    try:
+        return variant(cell.row["gpu"], stated)[0]
+    except UserError as error:
+        raise UserError(f"{cell.place}: gpu: {error}") from None
+
+
+def _cluster(cell: Cells, devices: int) -> Cluster:
+    """The cluster of a row; an unpublished network is the usual one."""
+    per_host = min(devices, cell.whole("gpus_per_node", 8))
+    gpu = gpu_of(cell)
+    network = gpu.network
+    if cell.given(NETWORK):
+        network = network.with_bandwidth(cell.positive(NETWORK) / 8, None, cell.place)
+    group = Group(gpu.short, gpu, -(-devices // per_host), gpu.node, network, gpu.host)
+    return Cluster(f"{gpu.short}:{group.hosts}x{per_host}", per_host, (group,))
+
+
+def _speed(cell: Cells, devices: int) -> float | None:
+    """tokens/s/GPU; from the time of a step where only that was published, and checked against it where both were."""
+    row = cell.row
+    tokens = cell.whole("seq_len") * cell.whole("global_batch_seqs")
+    by_time = tokens / devices / cell.positive("step_time_s") if row["step_time_s"] else None
+    if not row["tokens_per_s_per_gpu"]:
+        return by_time
+    reported = cell.positive("tokens_per_s_per_gpu")
+    if by_time is not None and not 0.95 < reported / by_time < 1.05:
+        raise UserError(
+            f"{cell.place}: tokens_per_s_per_gpu is {reported:g}, but {tokens} tokens in step_time_s = "
+            f"{row['step_time_s']} on {devices} GPUs are {by_time:.4g}: expected tokens/s of one GPU, and seconds"
+        )
+    return reported

@@ -12,7 +12,6 @@ from functools import cached_property
 from jaxpar.cost.expert_exchange import ExpertExchange, added_numbers, sends
 from jaxpar.cost.grouped import grouped_gradient, grouped_matmul
 from jaxpar.cost.layer_case import LayerCase
-from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.layers.declaration.part import Matmuls, Part
@@ -35,8 +34,8 @@ expert and row of each assignment, and the number of rounds."""
 class ExpertTimes:
     """The operations of a layer's experts."""
 
-    def __init__(self, case: LayerCase, device: Device, network: Network, does: Mechanisms):
-        self.case, self.shape, self.device, self.network, self.does = case, case.shape, device, network, does
+    def __init__(self, case: LayerCase, device: Device, network: Network):
+        self.case, self.shape, self.device, self.network = case, case.shape, device, network
 
     def of(self, part: Part, group: Matmuls) -> bool:
         """Whether a group of matmuls is the experts', each row of which meets one matrix of many."""
@@ -118,7 +117,7 @@ class ExpertTimes:
     @cached_property
     def slices(self) -> int:
         """Parts in which tokens are sent."""
-        if not self.does.overlap_exchange or not sends(self.shape):
+        if not sends(self.shape):
             return 1
         return self.exchange.best(self.device, self.network, self.case.slices)
 
@@ -137,15 +136,13 @@ class ExpertTimes:
     @cached_property
     def exposed(self) -> tuple[float, float]:
         """Seconds of the messages that nothing is computed beside, forward and backward. Rounds after the first hide
-        nothing, nor do systems that send all tokens at once."""
+        nothing."""
         if not sends(self.shape):
             return 0.0, 0.0
         exchange, shape = self.exchange, self.shape
         start = SMALL_MESSAGES * self._start
         send = exchange.message(self.network)
         once = exchange.outward(self.network) + send + start, 2 * send + start
-        if not self.does.overlap_exchange:
-            return shape.rounds * once[0], shape.rounds * once[1]
         forward, backward = exchange.exposed(self.device, self.network, self.slices)
         more = shape.rounds - 1
         return forward + start + more * once[0], backward + start + more * once[1]
@@ -158,7 +155,7 @@ class ExpertTimes:
     @cached_property
     def again(self) -> float:
         """Seconds that a backward which sends tokens to their experts again waits for them."""
-        if not sends(self.shape) or not self.does.overlap_exchange:
+        if not sends(self.shape):
             return self.exposed[0] * self.outward
         exchange = self.exchange
         start, more = SMALL_MESSAGES * self._start / 2, self.shape.rounds - 1
@@ -167,7 +164,7 @@ class ExpertTimes:
     @cached_property
     def hidden(self) -> tuple[float, float]:
         """Seconds of the messages that something is computed beside, forward and backward."""
-        if not sends(self.shape) or not self.does.overlap_exchange:
+        if not sends(self.shape):
             return 0.0, 0.0
         exchange = self.exchange
         to, send = exchange.outward(self.network, self.slices), exchange.message(self.network, self.slices)

@@ -27,12 +27,8 @@ class HardwareModel:
         float, Parameter("of the inner dimension", "a tile's start and end cost as much as this many steps")
     ]
     float8_share: Annotated[float, Parameter("of the dense float8 peak", "large float8 matmuls reach")]
-    attention_first_share: Annotated[
-        float, Parameter("of the dense 16-bit peak", "matmuls inside a FlashAttention kernel reach")
-    ]
-    attention_share: Annotated[float, Parameter("of the dense 16-bit peak", "the same in FlashAttention-2")]
+    attention_share: Annotated[float, Parameter("of the dense 16-bit peak", "matmuls inside FlashAttention-2 reach")]
     memory_share: Annotated[float, Parameter("of the peak bandwidth", "elementwise kernels reach")]
-    launch_seconds: Annotated[float, Parameter("s", "the host needs to launch a kernel")]
     node_share: Annotated[float, Parameter("of the link inside a host", "large collectives reach in a host")]
     network_share: Annotated[float, Parameter("of the link between hosts", "large collectives reach between two hosts")]
     network_decline: Annotated[float, Parameter("per doubling", "collectives lose with each doubling of two hosts")]
@@ -55,7 +51,7 @@ class HardwareModel:
 
 
 _SHARED: dict[str, Any] = {
-    "matmul_ramp": 131.0, "memory_share": 0.73, "launch_seconds": 8e-6, "node_share": 0.74, "network_share": 0.9,
+    "matmul_ramp": 131.0, "memory_share": 0.73, "node_share": 0.74, "network_share": 0.9,
     "network_decline": 0.05, "message_seconds": 3.4e-5, "overlap_slowdown": 0.0614, "host_jitter": 0.00417,
 }  # fmt: skip
 """One value for all kinds, from all sources. `node_share`, `message_seconds`, `network_share` and `network_decline` are
@@ -63,11 +59,11 @@ from collectives that were measured alone, and `launch_seconds` is what a launch
 is bound by it."""
 
 AMPERE = HardwareModel(
-    matmul_share=0.787, float8_share=0.0, attention_first_share=0.385, attention_share=0.849,
+    matmul_share=0.787, float8_share=0.0, attention_share=0.849,
     multiprocessors=108, exponentials=16 * 108 * 1.41e9, **_SHARED,
 )  # fmt: skip
 HOPPER = HardwareModel(
-    matmul_share=0.584, float8_share=0.486, attention_first_share=0.226, attention_share=0.514,
+    matmul_share=0.584, float8_share=0.486, attention_share=0.514,
     multiprocessors=132, exponentials=16 * 132 * 1.755e9, **_SHARED,
 )  # fmt: skip
 VOLTA = replace(AMPERE, multiprocessors=80, exponentials=16 * 80 * 1.53e9, node_share=0.895)

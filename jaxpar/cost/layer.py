@@ -11,15 +11,21 @@ from jaxpar.config.counting import head_dim, value_dim
 from jaxpar.cost.experts import ExpertTimes
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.layer_messages import Exchanged, LayerMessages
-from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.messages import Network
-from jaxpar.cost.operations import Device
+from jaxpar.cost.operations import USUAL_ATTENTION, Device
 from jaxpar.cost.quantised import QuantisedTimes
-from jaxpar.cost.rotation import rotation_passes
 from jaxpar.cost.work import Work, total
 from jaxpar.layers.declaration.activations import LAYER_INPUT
 from jaxpar.layers.declaration.part import RESIDUAL, Core, Elementwise, Matmuls, Part, Traffic
 from jaxpar.memory.layer_shape import RECEIVED, ROUTED
+
+ACCUMULATED = 8.0
+"""Bytes of a gradient of a weight in float32, read and written by the product that adds to it."""
+HEAD_NORMS = (2.0, 6.0)
+"""Times that norms of each head move queries and keys, beyond what their rotation does: forward, and backward with
+their recomputation. XLA writes the norms in float32 forward, and backward makes passes of their own for the sums of
+squares, the sums of rows and the gradient of the scale. Counted in compiled programs (docs/kernels.md, norms of queries
+and keys)."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +36,6 @@ class LayerTime:
     """By the activation that it makes, in order."""
     made: Mapping[str, str]
     """The operation that makes each activation but the layer's input."""
-    last: frozenset[str]
-    """Operations that make no activation: full recomputation does not need to run them."""
     backward: Work
     weight: float
     """Seconds of the backward that are spent on gradients of weights which a split backward computes apart."""
@@ -72,9 +76,9 @@ class LayerTime:
 
 
 @lru_cache(maxsize=50_000)
-def layer_time(case: LayerCase, device: Device, network: Network, does: Mechanisms) -> LayerTime:
+def layer_time(case: LayerCase, device: Device, network: Network) -> LayerTime:
     """The time of a layer, from the operations that its parts declare."""
-    counted = _Counted(case, device, network, does)
+    counted = _Counted(case, device, network)
     operations: dict[str, Work] = {}
     resent: dict[str, float] = {}
     normed: dict[str, float] = {}
@@ -97,23 +101,16 @@ def layer_time(case: LayerCase, device: Device, network: Network, does: Mechanis
             made |= dict.fromkeys(one.outputs, one.outputs[0])
     made = {name: made.get(name, name) for name in case.shape.layer.names if name != LAYER_INPUT}
     backward, weight = counted.backward()
-    last = frozenset(operations) - set(made.values())
-    return LayerTime(operations, made, last, backward, weight, resent, counted.experts.message, normed)
+    return LayerTime(operations, made, backward, weight, resent, counted.experts.message, normed)
 
 
 class _Counted:
     """The seconds of a layer's operations, and of their backward."""
 
-    def __init__(self, case: LayerCase, device: Device, network: Network, does: Mechanisms):
-        self.case, self.device, self.does, self.shape = case, device, does, case.shape
-        self.messages, self.experts = LayerMessages(case, network, does), ExpertTimes(case, device, network, does)
-        self.kernels = case.attention or does.attention
-        """Of attention itself."""
-        self.fused, self.half = does.fused_elementwise, case.item / 2
-        self.unfused, self.launches = (1, 2) if self.fused else (3, 6)
-        self.quantised = QuantisedTimes(case, device, network, does)
-        self.of_gradient = 4 if does.gradient_type == "float32" else 2
-        self.drop, self.drop_back = (3.0, 5.0) if does.dropout else (0.0, 0.0)
+    def __init__(self, case: LayerCase, device: Device, network: Network):
+        self.case, self.device, self.shape, self.half = case, device, case.shape, case.item / 2
+        self.messages, self.experts = LayerMessages(case, network), ExpertTimes(case, device, network)
+        self.quantised = QuantisedTimes(case, device, network)
         made = self.shape.layer.activations
         self.routed = {one.name: self.shape.numbers(one) for one in made if {ROUTED, RECEIVED} & {*one.dims}}
         self.widths = {one.name: self.shape.width(one.dims) for one in made if one.name not in self.routed}
@@ -123,11 +120,10 @@ class _Counted:
         return self.device.matmul(rows, n, k, 1, self.case.item, operand or self.case.item)
 
     def gradients(self, n: int, k: int, rows: int, operand: int | None = None) -> tuple[float, float]:
-        """Gradient of the input, and of the weight [k, n], added to an accumulator of float32 where kernels do."""
+        """Gradient of the input, and of the weight [k, n], which the product adds to an accumulator of float32."""
         case, operand = self.case, operand or self.case.item
-        accumulated = 2 * self.of_gradient if self.does.fused_accumulation else case.item
         inward = self.device.matmul(rows, k, n, 1, case.item, operand)
-        return inward, self.device.matmul(k, n, rows, 1, accumulated, operand)
+        return inward, self.device.matmul(k, n, rows, 1, ACCUMULATED, operand)
 
     def low_rank(self, part: Part, group: Matmuls, name: str) -> tuple[float, float, float]:
         """Seconds of the products with the factors of a matrix: forward, and gradients of inputs and of the factors."""
@@ -198,8 +194,7 @@ class _Counted:
         """`gradients` of a matrix of each expert, or of a router."""
         if self.experts.routes(part, group):
             return self.experts.router_gradients(n, k)
-        accumulated = 2 * self.of_gradient if self.does.fused_accumulation else self.case.item
-        return self.experts.gradients(n, k, group.name, accumulated)
+        return self.experts.gradients(n, k, group.name, ACCUMULATED)
 
     def exchanges_sequence(self, part: Part, group: Matmuls) -> bool:
         """Whether tensor ranks gather the sequence before a group of matmuls, or scatter sums after it."""
@@ -207,8 +202,7 @@ class _Counted:
 
     def moved(self, traffic: Traffic, numbers: float, back: bool = False) -> float:
         """Bytes of elementwise work on so many numbers."""
-        fused, unfused = (traffic.backward, traffic.unfused_backward) if back else (traffic.forward, traffic.unfused)
-        return 2 * (fused if self.fused else unfused) * self.half * numbers
+        return 2 * (traffic.backward if back else traffic.forward) * self.half * numbers
 
     def numbers(self, output: str) -> float:
         """Bytes of an activation; between the blocks, as the software splits it there."""
@@ -223,12 +217,10 @@ class _Counted:
         """Norms and non-linearities."""
         if one.traffic is None:
             return Work()
-        numbers = self.numbers(one.output)
-        moved = self.moved(one.traffic, numbers) + (self.drop * numbers if one.adds else 0.0)
-        kernels = self.launches * one.norms + 2 * self.unfused * one.adds if one.norms else self.unfused
+        moved = self.moved(one.traffic, self.numbers(one.output))
         share = self.experts.outward if one.sends_rows else 0.0
         sent, beside = self.experts.exposed[0] * share, self.experts.hidden[0] * share
-        return Work(other=self.device.bytes_seconds(moved), kernels=kernels, exchange=sent, beside=beside)
+        return Work(other=self.device.bytes_seconds(moved), exchange=sent, beside=beside)
 
     def products(self, part: Part, group: Matmuls) -> dict[str, Work]:
         """One matmul with all matrices of a group and the work on its outputs, divided among these by width."""
@@ -236,7 +228,7 @@ class _Counted:
         scales, sent = self.scales(part, group)[0], 0.0
         if self.exchanges_sequence(part, group):
             item = self.quantised.sent_bytes(part, group)
-            sent = self.messages.gather(joined, self.shape.gathered(part, group), item)
+            sent = self.messages.gather(self.shape.gathered(part, group), item)
         chosen = self.experts.choice_bytes if self.experts.routes(part, group) else 0.0
         rope, layout = self.rotations(group), self._layout(group)
         works: dict[str, Work] = {}
@@ -244,9 +236,8 @@ class _Counted:
             share = self.share(part, group, weight)
             added = self.low_rank_bytes(part, group, weight)
             other = self.device.bytes_seconds(rope.get(name, 0.0) + (layout + cast + chosen) * share + added)
-            kernels = (2 * self.unfused if group.by_head else 1) + 3 * bool(added)
             matmul = joined * share + self.low_rank(part, group, weight)[0]
-            works[name] = Work(matmul, 0.0, other, sent * share, kernels=kernels, scales=scales * share)
+            works[name] = Work(matmul, 0.0, other, sent * share, scales=scales * share)
         return works
 
     def rotations(self, group: Matmuls) -> dict[str, float]:
@@ -268,63 +259,42 @@ class _Counted:
     def back(self, part: Part, group: Matmuls) -> Work:
         """The matmul back into the residual stream."""
         out, (cast, _) = self.group_seconds(part, group), self.casts(part, group)
-        added = self.moved(RESIDUAL, self.case.between) + self.drop * self.case.between if group.adds else 0.0
+        added = self.moved(RESIDUAL, self.case.between) if group.adds else 0.0
         low_rank = sum(self.low_rank_bytes(part, group, name) for name in group.weights)
-        kernels = (2 * self.unfused if group.adds else 1) + 3 * bool(low_rank)
         out += sum(self.low_rank(part, group, name)[0] for name in group.weights)
         if self.experts.of(part, group):
             moved = self.experts.sorted_bytes + self.experts.combined_bytes
             other = self.device.bytes_seconds(added + moved + cast + low_rank)
             back = 1 - self.experts.outward
             returned, beside = self.experts.exposed[0] * back, self.experts.hidden[0] * back
-            return Work(out, 0.0, other, kernels=kernels, exchange=returned, beside=beside)
+            return Work(out, 0.0, other, exchange=returned, beside=beside)
         other = self.device.bytes_seconds(added + cast + low_rank)
-        return Work(out, 0.0, other, self.messages.scatter(out), kernels=kernels, scales=self.scales(part, group)[0])
+        return Work(out, 0.0, other, self.messages.scatter(), scales=self.scales(part, group)[0])
 
     def core(self) -> Work:
         """Attention itself, with its messages of context ranks: recomputing it sends them again."""
-        return Work(attention=self.attention[0], context=self.context[0], kernels=self.core_kernels)
-
-    @property
-    def core_kernels(self) -> int:
-        """Kernels of attention itself."""
-        return 6 if self.kernels == "scores" else 1
+        return Work(attention=self.attention[0], context=self.context[0])
 
     @cached_property
     def attention(self) -> tuple[float, float]:
         """Seconds of attention itself, forward and backward."""
-        case, does, shape = self.case, self.does, self.shape
+        case, shape, kernels = self.case, self.shape, self.case.attention or USUAL_ATTENTION
         # One matmul of scores has the width of a query, the other that of a value.
         heads, widths = shape.model.heads // shape.tensor, (head_dim(shape.model), value_dim(shape.model))
-        width = sum(widths) // 2
-        if self.kernels == "scores":
-            return self.device.scores(
-                shape.rows, heads, case.part, shape.sequence, width, does.dropout, self.fused, case.item
-            )
-        keys = shape.keys_per_query * self._last_rank()
-        asked = shape.rows, max(1, heads), case.part, keys
-        if self.kernels == "blocks":
-            return self.device.blocks(*asked, width, case.item)
-        return self.device.flash(*asked, widths[0], self.kernels, case.item, widths[1])
-
-    def _last_rank(self) -> float:
-        """Keys that the last context rank's queries see, over the mean of all: all ranks wait for it. Of n contiguous
-        parts of a causal row, the last sees all keys but half of its own."""
-        case, ranks = self.case, self.shape.context
-        whole_rows = case.context_strategy == "ulysses"
-        if self.does.context_order != "contiguous" or ranks == 1 or whole_rows or self.shape.model.window is not None:
-            return 1.0
-        return 2.0 - 1.0 / ranks
+        asked = shape.rows, max(1, heads), case.part, shape.keys_per_query
+        if kernels == "xla":
+            return self.device.blocks(*asked, sum(widths) // 2, case.item)
+        return self.device.flash(*asked, widths[0], kernels, case.item, widths[1])
 
     @cached_property
     def context(self) -> tuple[float, float]:
-        """Messages of context ranks that are not hidden, forward and backward."""
-        return self.messages.context(*self.attention)
+        """Messages of context ranks, forward and backward."""
+        return self.messages.context()
 
     def _rope(self, group: Matmuls, back: bool = False) -> float:
-        """Bytes of the rotation, and of norms of each head before it."""
-        normed = self.shape.model.qk_norm is True
-        return self.half * rotation_passes(self.fused, normed, back) * self._numbers(group.rotated)
+        """Bytes of the rotation, which reads and writes each number once, and of norms of each head before it."""
+        normed = HEAD_NORMS[back] if self.shape.model.qk_norm is True else 0.0
+        return self.half * 2.0 * (2.0 + normed) * self._numbers(group.rotated)
 
     def _layout(self, group: Matmuls) -> float:
         """Bytes of laying out outputs by head."""
@@ -337,18 +307,17 @@ class _Counted:
 
     def backward(self) -> tuple[Work, float]:
         """(the backward, `LayerTime.weight`)."""
-        case, layer = self.case, self.shape.layer
         backs: list[tuple[float, float]] = []
         owners: list[Part] = []
         beside: list[Exchanged] = []
-        moved, kernels, exchanged, hidden, scales = 0.0, 0, 0.0, 0.0, 0.0
-        for part, one in layer.operations:
+        moved = exchanged = hidden = scales = 0.0
+        for part, one in self.shape.layer.operations:
             if isinstance(one, Matmuls):
                 backs.append(self._gradients(part, one))
                 owners.append(part)
                 if self.exchanges_sequence(part, one):
                     sent = self.quantised.sent_bytes(part, one)
-                    beside.append(Exchanged(one.inward, self.shape.gathered(part, one), sent, *backs[-1]))
+                    beside.append(Exchanged(one.inward, self.shape.gathered(part, one), sent, backs[-1][0]))
                 elif not one.inward:
                     moved += 2 * self.experts.sorted_bytes + self.experts.combined_bytes
                     exchanged, hidden = exchanged + self.experts.exposed[1], hidden + self.experts.hidden[1]
@@ -356,25 +325,12 @@ class _Counted:
                     moved += self.experts.choice_bytes
                 moved += self._matmuls_back(part, one) + self.casts(part, one)[1]
                 scales += self.scales(part, one)[1]
-                kernels += (2 - case.frozen) * len(self.matmuls(part, one))
-                kernels += 5 * sum(bool(self.shape.factors(part, name)) for name in one.weights)
-                kernels += (2 * self.unfused * len(one.outputs) if one.by_head else 0) + self.unfused * one.adds
-                kernels += any(f"{name}_bias" in part.weights for name in one.weights) and not case.frozen
-            elif isinstance(one, Core):
-                kernels += 2 * self.core_kernels
-            elif one.traffic is not None:
-                numbers = self.numbers(one.output)
-                moved += self.moved(one.traffic, numbers, back=True) + (self.drop_back * numbers if one.adds else 0.0)
-                kernels += (self.launches if one.norms else 2 * self.unfused) * max(1, one.norms)
-                kernels += self.unfused * one.adds
-        if not self.does.fused_accumulation:
-            moved += (2.0 + 2 * self.of_gradient) * case.trained
+            elif isinstance(one, Elementwise) and one.traffic is not None:
+                moved += self.moved(one.traffic, self.numbers(one.output), back=True)
         weight, inward = sum(pair[1] for pair in backs), sum(pair[0] for pair in backs)
         apart = sum(pair[1] for part, pair in zip(owners, backs, strict=True) if part.splits)
         sent, other = self.messages.backward(beside), self.device.bytes_seconds(moved)
-        back = Work(
-            inward + weight, self.attention[1], other, sent, self.context[1], kernels, exchanged, scales, hidden
-        )
+        back = Work(inward + weight, self.attention[1], other, sent, self.context[1], exchanged, scales, hidden)
         return back, apart
 
     def _gradients(self, part: Part, group: Matmuls) -> tuple[float, float]:
@@ -389,7 +345,7 @@ class _Counted:
         """Bytes of what follows a group of matmuls: rotation, layout, addition, biases."""
         moved = self._rope(group, back=True) + self._layout(group)
         if group.adds:
-            moved += self.moved(RESIDUAL, self.case.between, back=True) + self.drop_back * self.case.between
+            moved += self.moved(RESIDUAL, self.case.between, back=True)
         for place, name in enumerate(group.weights):
             moved += self.low_rank_bytes(part, group, name, back=True)
             if f"{name}_bias" in part.weights and not self.case.frozen:

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Literal
 
 from jaxpar.config.schema import LoraConfig, ModelConfig
-from jaxpar.cost.matmul_codes import FLOAT8, MatmulCodes
-from jaxpar.cost.mechanisms import Attention
+from jaxpar.cost.matmul_codes import MatmulCodes
+from jaxpar.cost.operations import Attention
 from jaxpar.layers.declaration.part import Matmuls
 from jaxpar.layers.lora import OFF
 from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes, LayerShape, exchange_by
@@ -22,7 +22,6 @@ class LayerCase:
 
     shape: LayerShape
     context_strategy: str
-    sequence_parallel: bool
     codes: MatmulCodes | None = None
     """How its dense matmuls run in FP8; None where they run in the compute dtype."""
     magnitude_ranks: int = 1
@@ -30,7 +29,7 @@ class LayerCase:
     slices: int | Literal["auto"] = "auto"
     """Parts in which tokens are sent to their experts: `parallel.overlap.expert_slices`."""
     attention: Attention | None = None
-    """The kernels of attention that run; None for those of the software (`Mechanisms.attention`)."""
+    """The kernels of attention that run; None for `USUAL_ATTENTION`."""
 
     own_rows: str = "auto"
     """Treatment of rows of a rank's local experts: `parallel.overlap.expert_own_rows`."""
@@ -63,7 +62,7 @@ class LayerCase:
     @property
     def between(self) -> float:
         """Numbers of the residual stream on this device."""
-        return float(self.tokens * self.embed) / (self.tensor if self.sequence_parallel else 1)
+        return float(self.tokens * self.embed) / self.tensor
 
     @cached_property
     def parameters(self) -> int:
@@ -141,19 +140,17 @@ class LayerCase:
 
 
 def layer_case(
-    model: ModelConfig, sequence: int, rows: int, tensor: int, context: int, strategy: str, parallel: bool,
+    model: ModelConfig, sequence: int, rows: int, tensor: int, context: int, strategy: str,
     precision: str, lora: LoraConfig = OFF, expert: int = 1, exchange: str = "auto", capacity: float = 1.0,
     imbalance: float = 1.0, slices: int | Literal["auto"] = "auto", exchange_wire: str | None = None,
     expert_codes: ExpertCodes = NO_CODES, codes: MatmulCodes | None = None, magnitude_ranks: int = 1,
     attention: Attention | None = None, own_rows: str = "auto",
 ) -> LayerCase:  # fmt: skip
-    """The case of a layer of `model`, whose layers are all alike. A `precision` of float8 stands for the matmuls of
-    published systems; those of a configuration are `codes`."""
+    """The case of a layer of `model`, whose layers are all alike."""
     item = 4 if precision == "float32" else 2
     exchange = exchange_by(model, exchange, capacity, expert, tensor)
     shape = LayerShape(
         model, rows, sequence, context, tensor, item, lora, expert, capacity, exchange, imbalance,
         exchange_wire, expert_codes,
     )  # fmt: skip
-    codes = FLOAT8 if precision == "float8" else codes
-    return LayerCase(shape, strategy, parallel and tensor > 1, codes, magnitude_ranks, slices, attention, own_rows)
+    return LayerCase(shape, strategy, codes, magnitude_ranks, slices, attention, own_rows)

@@ -44,8 +44,6 @@ class Passes(NamedTuple):
     gradient: float
 
 
-PUBLISHED = Passes(4.0, 4.0, 0.0, 0.0, 4.0)
-"""Of published systems, whose runs `float8_share` was fitted to: a code is written along either side."""
 STORED = Passes(1.0, 2.0, 3.0, 0.0, 4.0)
 """One scale for a tensor, and matrices that are stored as codes."""
 EACH_USE = Passes(1.0, 3.0, 3.0, 3.0, 4.0)
@@ -98,7 +96,3 @@ class MatmulCodes:
     def quantises(self, group: str) -> bool:
         """Whether a group of matmuls is quantised."""
         return self.groups is None or group in self.groups
-
-
-FLOAT8 = MatmulCodes(None, PUBLISHED, sends=False)
-"""Of published systems that train in float8."""

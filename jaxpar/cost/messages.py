@@ -71,8 +71,6 @@ class Ring:
     """Seconds before anything is sent."""
     leaving: Leaving | None = None
     """None inside one pod."""
-    shared: bool = True
-    """Whether its members of a host, and of a pod, share the way out."""
     measured: Tables = NOTHING
     """What messages of groups like it took."""
     trees: Trees | None = None
@@ -93,8 +91,7 @@ class Ring:
         """Bytes per second of the slowest level, with so many from host to host."""
         if self.leaving is None:
             return min(self.inside, across)
-        way_out = self._lane if self.shared else self.card / self.leaving.oversubscription
-        return min(self.inside, across, way_out)
+        return min(self.inside, across, self._lane)
 
     @property
     def _lane(self) -> float:
@@ -165,15 +162,15 @@ class Network:
     oversubscription: float = 1.0
     """Bandwidth of a pod's network cards over that of its uplinks."""
 
-    def ring(self, ranks: int, stride: int, shared: bool = True) -> Ring:
+    def ring(self, ranks: int, stride: int) -> Ring:
         """The group of `ranks` devices of which each is `stride` devices after the one before.
 
         Inside a host a ring runs at the share of its link that large messages reach. Between hosts, the members of a
         host share the traffic of gathers and reductions: each byte crosses to the next host once, over the
         network cards of all of them, and other groups of the same axis, one for each other device of the host, use
-        their own. If the cards are not `shared`, every rank gets all of its bytes over its own.
+        their own.
         """
-        return self.group(ranks, max(1, min(ranks, self.per_host // stride)), shared, self.leaving(ranks, stride))
+        return self.group(ranks, max(1, min(ranks, self.per_host // stride)), self.leaving(ranks, stride))
 
     def leaving(self, ranks: int, stride: int) -> Leaving | None:
         """What a group of `ranks` devices, each `stride` after the one before, has of the uplinks of its pods.
@@ -187,28 +184,27 @@ class Network:
         members = ranks // 2 if fits else max(1, self.per_pod // stride)
         return Leaving(max(1.0, self.per_pod / stride), members, self.oversubscription)
 
-    def group(self, ranks: int, per_host: int, shared: bool = True, leaving: Leaving | None = None) -> Ring:
+    def group(self, ranks: int, per_host: int, leaving: Leaving | None = None) -> Ring:
         """The same of `ranks` devices of which `per_host` are in each host."""
         hosts = -(-ranks // per_host)
         bandwidth = self.inside * self.model.node_share
         if not self.switched:
             bandwidth *= UNSWITCHED_LINKS.get(ranks, 1.0)
         card = self.outside * self.share(hosts) if hosts > 1 else inf
-        across = card * (per_host if shared else 1)
+        across = card * per_host
         if per_host == 1:
             bandwidth = inf
         latency = (ranks - hosts) * self.inside_latency + (hosts - 1) * self.outside_latency
         hop = self.outside_latency if hosts > 1 else self.inside_latency
         start = self.model.message_seconds
-        # Groups were measured in one pod, where ranks of a host share its cards.
-        measured = self.model.measured if leaving is None and shared else NOTHING
-        trees = self._trees(hosts, per_host, shared) if hosts > 1 else None
-        return Ring(ranks, hosts, bandwidth, across, card, latency, hop, start, leaving, shared, measured, trees)
+        measured = self.model.measured if leaving is None else NOTHING  # groups were measured in one pod
+        trees = self._trees(hosts, per_host) if hosts > 1 else None
+        return Ring(ranks, hosts, bandwidth, across, card, latency, hop, start, leaving, measured, trees)
 
-    def _trees(self, hosts: int, per_host: int, shared: bool) -> Trees:
+    def _trees(self, hosts: int, per_host: int) -> Trees:
         """Those of `per_host` ranks in each host. Each host sends to three others at most, whatever their number."""
         latency = 2 * ((per_host - 1) * self.inside_latency + log2(hosts) * self.outside_latency)
-        return Trees(latency, self.outside * self.share(2) * (per_host if shared else 1))
+        return Trees(latency, self.outside * self.share(2) * per_host)
 
     def stages(self, stride: int, ranks: int) -> Ring:
         """The group of all stages of a pipeline, of which neighbours are `stride` devices apart; it waits for the
@@ -257,11 +253,3 @@ def overlapped(compute: float, message: float, slowdown: float) -> float:
     """Seconds of `compute` and a `message` beside it: while both run, each takes multiprocessors and bandwidth from the
     other, so that the longer one takes longer (Galvatron's coefficient, arXiv:2211.13878)."""
     return max(compute, message) + slowdown * min(compute, message)
-
-
-def interleaved(compute: float, message: float, slowdown: float, pieces: int) -> float:
-    """The same for a matmul and the message that it depends on, cut into `pieces`: the first is not hidden."""
-    if message == 0:
-        return compute
-    first = (compute + message) / pieces
-    return first + overlapped(compute, message, slowdown) * (pieces - 1) / pieces

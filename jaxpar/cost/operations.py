@@ -29,8 +29,21 @@ ATTENTION_TILE = 128
 SCORES_BLOCK = 512
 """Rows and columns of the blocks of scores in plain JAX (`attention.query_block`, `kv_block`)."""
 
-MEASURED_GENERATIONS = ("flash3", "cudnn")
-"""The generations of kernels that measured attention stands for: those of jaxpar itself, which measured it."""
+type Attention = str
+"""The name of an implementation of `pallas_kernels.attention`, by which attention is timed.
+
+`mosaic`: written for Hopper; on Ampere as fast as FlashAttention-2. `cudnn`: the same, with values as wide as keys
+(zeros are added to narrower ones, of latent attention). `triton`: what FlashAttention-2 reaches on Hopper
+(docs/kernels.md). `mosaic_deterministic` and `triton` have a backward of two launches, seven matmuls in place of five.
+`xla`: plain JAX, whose float32 scores pass through memory block by block."""
+USUAL_ATTENTION: Attention = "mosaic"
+"""The kernels that are timed where none are named."""
+FOR_HOPPER = ("mosaic", "mosaic_deterministic", "cudnn")
+"""Implementations that are written for Hopper."""
+SPLIT_BACKWARD = ("mosaic_deterministic", "triton")
+"""Implementations whose backward is two launches."""
+CALIBRATED = ("mosaic", "cudnn")
+"""Implementations that measured attention stands for: those that `calibrate` takes."""
 
 ACCUMULATOR_BYTES = 4
 """A product whose output takes more bytes a number is added to an accumulator, which is read and written."""
@@ -92,7 +105,7 @@ class Device:
         return max(compute, moved / (self.bandwidth * self.model.memory_share))
 
     def flash(
-        self, rows: int, heads: int, queries: int, keys: float, width: int, generation: str, item: int = 2,
+        self, rows: int, heads: int, queries: int, keys: float, width: int, kernels: Attention, item: int = 2,
         value_width: int | None = None,
     ) -> tuple[float, float]:  # fmt: skip
         """Seconds of an attention kernel forward and backward.
@@ -103,15 +116,15 @@ class Device:
             queries: of each sequence, on this device.
             keys: that a query sees, on average.
             width: of a query and a key.
-            generation: of the kernel; those written for Hopper hide half of their exponentials behind matmuls.
+            kernels: the implementation; those for Hopper hide half of their exponentials behind matmuls.
             item: bytes of a number; matmuls of float32 run at the peak of float32.
             value_width: of a value; that of a key where none is given.
 
         Rows of measured tables are seconds of a query and a head, by the keys that it sees.
         """
         peak, value_width = self.float32_peak if item == 4 else self.peak, value_width or width
-        of_key, of_value = padded_width(width), padded_width(width if generation == "cudnn" else value_width)
-        split = generation.endswith("_split")
+        of_key, of_value = padded_width(width), padded_width(width if kernels == "cudnn" else value_width)
+        split = kernels in SPLIT_BACKWARD
         forward_columns = of_key + of_value
         backward_columns = (4 * of_key + 3 * of_value) if split else (3 * of_key + 2 * of_value)
 
@@ -119,11 +132,11 @@ class Device:
             pairs = keys + ATTENTION_TILE / 2
             flops = 2.0 * (backward_columns if backward else forward_columns) * pairs
             exponentials = pairs * (2 if backward and split else 1)
-            return self.fused_attention(flops, exponentials, peak, generation, backward)
+            return self.fused_attention(flops, exponentials, peak, kernels, backward)
 
         def seconds(backward: bool) -> float:
             of_shape = partial(of_query, backward=backward)
-            if generation not in MEASURED_GENERATIONS:
+            if kernels not in CALIBRATED:
                 return of_shape(keys)
             table = Table("attention backward" if backward else "attention forward", ((width + value_width) // 2, item))
             return self.model.measured.seconds(table, (keys,), of_shape)
@@ -131,12 +144,11 @@ class Device:
         each = float(rows) * heads * queries
         return each * seconds(False), each * seconds(True)
 
-    def fused_attention(self, flops: float, pairs: float, peak: float, generation: str, backward: bool) -> float:
+    def fused_attention(self, flops: float, pairs: float, peak: float, kernels: str, backward: bool) -> float:
         """Seconds of a kernel with so many FLOPs at `peak` FLOP/s, and an exponential for each pair."""
         model = self.model
-        native = generation.startswith(MEASURED_GENERATIONS) and self.float8_peak > 0
-        later = model.attention_native_share if native else model.attention_share
-        rate = peak * (model.attention_first_share if generation == "flash1" else later)
+        native = kernels in FOR_HOPPER and self.float8_peak > 0
+        rate = peak * (model.attention_native_share if native else model.attention_share)
         exponentials = pairs / model.exponentials * (0.5 if native else 1.0)
         return flops / (rate * ATTENTION_BACKWARD if backward else rate) + exponentials
 
@@ -159,24 +171,6 @@ class Device:
         sums = 12.0 * width / block
         forward = product + back + self.bytes_seconds(pairs * (8.0 + 2 * item + sums))
         backward = 2 * product + 3 * back + self.bytes_seconds(pairs * (8.0 + 2 * item + 3 * sums))
-        return forward, backward
-
-    def scores(
-        self, rows: int, heads: int, queries: int, keys: int, width: int, dropout: bool, fused: bool, item: int = 2
-    ) -> tuple[float, float]:
-        """Seconds of attention with all scores in memory, forward and backward; masked scores take part.
-
-        Bytes per score in 16 bits. Forward: softmax with scale and mask in one kernel reads and writes it (4; three
-        kernels 12), dropout reads and writes it and writes a mask (5). Backward: dropout 5, softmax reads the
-        probability and its gradient and writes (6; three kernels 14).
-        """
-        batch = rows * heads
-        elements = float(batch) * queries * keys * item / 2
-        drop = 5.0 if dropout else 0.0
-        product = self.matmul(queries, keys, width, batch, item, item)
-        back = self.matmul(queries, width, keys, batch, item, item)
-        forward = product + back + self.bytes_seconds(elements * ((4.0 if fused else 12.0) + drop))
-        backward = product + 3 * back + self.bytes_seconds(elements * ((6.0 if fused else 14.0) + drop))
         return forward, backward
 
 

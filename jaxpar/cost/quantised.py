@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.matmul_codes import FINDING, MAGNITUDE
-from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.layers.declaration.part import Matmuls, Part
@@ -13,8 +12,8 @@ from jaxpar.layers.declaration.part import Matmuls, Part
 class QuantisedTimes:
     """The quantised matmuls of a layer, but those of routed experts."""
 
-    def __init__(self, case: LayerCase, device: Device, network: Network, does: Mechanisms):
-        self.case, self.shape, self.device, self.does = case, case.shape, device, does
+    def __init__(self, case: LayerCase, device: Device, network: Network):
+        self.case, self.shape, self.device = case, case.shape, device
         self.over_all = network.ring(case.magnitude_ranks, 1)
         self.over_tensor = network.ring(case.tensor, 1)
 
@@ -23,8 +22,7 @@ class QuantisedTimes:
         codes = self.case.codes_of(group)
         if codes is None:
             return self.case.item
-        by_units = codes.multiplied and self.does.float8_scales == "tensor"  # with one for each row as fast as 16 bits
-        return 1 if by_units else self.case.item
+        return 1 if codes.multiplied else self.case.item
 
     def casts(self, part: Part, group: Matmuls) -> tuple[float, float]:
         """Bytes of the passes that make codes, forward and backward. Those that find the scale of an input count in the
@@ -69,5 +67,5 @@ class QuantisedTimes:
         """Rows that this rank quantises of the input of a group: before they are gathered, where they are."""
         rows = float(self.shape.rows_of(part, group))
         codes = self.case.codes_of(group)
-        gathers = group.inward and not group.between and self.case.sequence_parallel
+        gathers = group.inward and not group.between and self.case.tensor > 1
         return rows / self.case.tensor if gathers and codes is not None and codes.sends else rows

@@ -17,9 +17,8 @@ from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import LayerTime, layer_time
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.matmul_codes import MatmulCodes
-from jaxpar.cost.mechanisms import JAXPAR, Attention, Mechanisms
 from jaxpar.cost.messages import Network, network_of
-from jaxpar.cost.operations import Device, device_of
+from jaxpar.cost.operations import Attention, Device, device_of
 from jaxpar.cost.work import Work, total
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.declaration.part import Core, Matmuls
@@ -111,12 +110,12 @@ def operation_flops(shape: LayerShape) -> dict[str, float]:
 
 
 def _case(shape: LayerShape, context_strategy: str) -> LayerCase:
-    return LayerCase(shape, context_strategy, sequence_parallel=shape.tensor > 1)
+    return LayerCase(shape, context_strategy)
 
 
-def _on(cluster: Cluster, hardware: HardwareModel | None) -> tuple[Device, Network, Mechanisms]:
+def _on(cluster: Cluster, hardware: HardwareModel | None) -> tuple[Device, Network]:
     model = nearest_hardware(cluster.gpu) if hardware is None else hardware
-    return device_of(cluster.gpu, model), network_of(cluster, model), JAXPAR
+    return device_of(cluster.gpu, model), network_of(cluster, model)
 
 
 def _replaced(time: LayerTime, measured: Mapping[str, float]) -> LayerTime:

@@ -13,6 +13,9 @@ from jaxpar.mesh.wire.wire import Wire
 CODE_BYTES = {"int8": 1.0, "float8_e4m3fn": 1.0, "int4": 0.5}
 """Bytes of a code."""
 
+GRADIENT = 4.0
+"""Bytes of an accumulated gradient."""
+
 
 def element_bytes(wire: str | None, otherwise: float) -> float:
     """Bytes of an element on the wire, with its share of a scale."""
@@ -33,14 +36,10 @@ class WireMessages:
     """Devices from one rank to the next."""
     item: float
     """Bytes of a stored weight."""
-    gradient_item: float
-    """Bytes of an accumulated gradient."""
-    shared: bool = True
-    """As in `Network.ring`."""
 
     @cached_property
     def _whole(self) -> Ring:
-        return self.network.ring(self.ranks, self.stride, self.shared)
+        return self.network.ring(self.ranks, self.stride)
 
     @property
     def _each(self) -> int:
@@ -49,12 +48,12 @@ class WireMessages:
 
     @cached_property
     def _inside(self) -> Ring:
-        return self.network.group(self._each, self._each, self.shared)
+        return self.network.group(self._each, self._each)
 
     @cached_property
     def _between(self) -> Ring:
         hosts = self._whole.hosts
-        return self.network.group(hosts, 1, self.shared, self.network.leaving(hosts, self.stride * self._each))
+        return self.network.group(hosts, 1, self.network.leaving(hosts, self.stride * self._each))
 
     @property
     def _two_levels(self) -> bool:
@@ -68,7 +67,7 @@ class WireMessages:
         """A microbatch's gather of a weight of so many elements."""
         own = self.wire.secondary
         if own > 1:
-            return self.network.ring(own, self.stride, self.shared).gather(self.item * (elements - coded) + coded)
+            return self.network.ring(own, self.stride).gather(self.item * (elements - coded) + coded)
         return self._gathered(self._sent(elements, coded))
 
     def gather_once(self, elements: float, coded: float = 0.0) -> float:
@@ -77,7 +76,7 @@ class WireMessages:
         if own == 1:
             return 0.0
         sent = self._sent(elements, coded) / own
-        return self.network.ring(self.ranks // own, self.stride * own, self.shared).gather(sent)
+        return self.network.ring(self.ranks // own, self.stride * own).gather(sent)
 
     def gather_whole(self, elements: float, coded: float = 0.0) -> float:
         """The gather of updated weights under ZeRO-1 and 2, once a step."""
@@ -89,7 +88,7 @@ class WireMessages:
 
     def scatter(self, elements: float) -> float:
         """A reduce-scatter of the gradient of so many elements."""
-        sent = element_bytes(self.wire.gradient, self.gradient_item) * elements
+        sent = element_bytes(self.wire.gradient, GRADIENT) * elements
         if self.wire.gradient is None:
             return self._gathered(sent)  # its mirror image
         if not self._two_levels:
@@ -103,8 +102,8 @@ class WireMessages:
             back = replace(self, wire=replace(self.wire, weight=None, hierarchical=True))
             return self.scatter(elements) + back._gathered(element_bytes(self.wire.gradient, 0.0) * elements)
         if not (self.wire.hierarchical and self._two_levels):
-            return self._whole.reduce(self.gradient_item * elements)
-        return 2 * self._gathered(self.gradient_item * elements)
+            return self._whole.reduce(GRADIENT * elements)
+        return 2 * self._gathered(GRADIENT * elements)
 
     def _gathered(self, size: float) -> float:
         if not (self.wire.hierarchical and self._two_levels):

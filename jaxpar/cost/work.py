@@ -16,8 +16,6 @@ class Work(NamedTuple):
     """Messages over the tensor ranks that are not hidden."""
     context: float = 0.0
     """The same, over the context ranks."""
-    kernels: float = 0.0
-    """Number of kernels that the host launches."""
     exchange: float = 0.0
     """Messages of tokens to the ranks of their experts and back, that are not hidden."""
     scales: float = 0.0
@@ -28,7 +26,7 @@ class Work(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The total, if the host launches fast enough."""
+        """The total."""
         return self.matmul + self.attention + self.other + self.tensor + self.context + self.exchange + self.scales
 
     @property

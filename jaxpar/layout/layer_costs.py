@@ -7,7 +7,6 @@ from dataclasses import replace
 from jaxpar.config import Config
 from jaxpar.config.axes import axis_sizes
 from jaxpar.config.plan import AxisSizes
-from jaxpar.cost.mechanisms import BACKENDS, Attention
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
@@ -37,12 +36,11 @@ def costs_of_kinds(config: Config, cluster: Cluster, *, unknown: bool = False) -
         [slot.kind for slot in slots], schedule.chunks, config.memory.weights_offload,
     )  # fmt: skip
     runs = {} if unknown else backends_on(config, cluster.gpu, strategy)
-    attention: dict[str, Attention] = {kind: BACKENDS[name] for kind, name in runs.items()}
     experts, exact = expert_codes(config, DescribedGPU.of(cluster.gpu)), exact_shares(config)
     return {
         kind: layer_costs(
             replace(shape, codes=experts), cluster, strategy, codes=codes, exact=exact[kind],
-            magnitude_ranks=axes.devices // axes.pipe, attention=attention.get(kind),
+            magnitude_ranks=axes.devices // axes.pipe, attention=runs.get(kind),
         )
         for kind, shape in layer_shapes(config, axes, rows).items()
     }  # fmt: skip

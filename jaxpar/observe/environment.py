@@ -18,6 +18,7 @@ import jax
 from jaxpar import __version__
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.strict_json import json_text
+from jaxpar.distributed.devices import devices_per_node
 from jaxpar.hardware.host import host_memory
 from jaxpar.observe.events import Listener, RunInfo
 from jaxpar.observe.files import write_atomically
@@ -62,6 +63,7 @@ def environment() -> dict[str, Any]:
             "kind": devices[0].device_kind,
             "platform": devices[0].platform,
             "count": len(devices),
+            "per_host": devices_per_node(devices),
             "processes": jax.process_count(),
             "runtime": devices[0].client.platform_version.strip(),
         },

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from jaxpar.cost.matmul_codes import MatmulCodes
-from jaxpar.cost.mechanisms import Attention
+from jaxpar.cost.operations import Attention
 from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes
 from jaxpar.mesh.wire.wire import EXACT, Wire
 
 type Remat = str | tuple[tuple[int, tuple[tuple[str, str], ...]], ...]
 """A preset of `memory.remat`, or runs: (layers of a chunk, ((activation, treatment), ...))."""
 
-Precision = Literal["bfloat16", "float16", "float8", "float32"]
-"""Type of matmuls; float8 is that of published systems, whose activations between them stay bfloat16."""
+Precision = Literal["bfloat16", "float16", "float32"]
+"""Type of matmuls that do not run in FP8."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,11 @@ class Layout:
     """Share of what a (microbatch, chunk) keeps that goes to the host's memory."""
     optimizer_offload: bool = False
     """Whether the optimizer's state is stored on the host and streams through the device."""
-    sequence_parallel: bool = True
-    """Whether activations between the blocks are split over the tensor ranks too (sequence parallelism)."""
     precision: Precision = "bfloat16"
     wire: Wire = EXACT
     """How weights and gradients travel."""
     attention: tuple[tuple[str, Attention], ...] = ()
-    """The kernels of attention that run in each kind of layers; where it names none, those of the software."""
+    """The kernels of attention that run in each kind of layers; where it names none, `USUAL_ATTENTION`."""
     stage_layers: tuple[int, ...] | None = None
     """Layers of each chunk, in the order of the model; None makes them as equal as can be."""
     shared_ends: bool = False

@@ -20,8 +20,8 @@ from jaxpar.cost.hardware_model import HardwareModel, borrowed, described
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.checks import validate
 from jaxpar.layout import plan_file
+from jaxpar.planner.anchors import read_anchors
 from jaxpar.planner.machine import is_cpu, named_cluster
-from jaxpar.planner.measured_runs.anchors import read_anchors
 from jaxpar.planner.placement.measured import PLACED, measured
 from jaxpar.planner.profile import read_profile
 from jaxpar.planner.report import words
@@ -60,7 +60,7 @@ class Planning:
     show_model: bool = False
     profile: Path | None = None
     timeout_s: float = 600
-    measured: Path | None = None
+    measured: Sequence[Path] = ()
     avoided: Sequence[str] = ()
 
     def run(self) -> None:
@@ -72,7 +72,7 @@ class Planning:
         hardware = profile = None
         if self.profile is not None:
             hardware, cluster, profile = read_profile(self.profile, cluster)
-        anchors = None if self.measured is None else read_anchors(self.measured, cluster, hardware)
+        anchors = read_anchors(self.measured, cluster, hardware) if self.measured else None
         fixed = parse_fixed(list(self.fixed))
         avoided = parse_avoided(self.avoided)
         check_stages(cluster, fixed)
@@ -105,16 +105,14 @@ class Planning:
             print(json_text(found, indent=2))
             return
         print_plans(plans, search.effort, console)
-        for line in () if self.verify else words.uncertain(plans[0]):
-            console.print(line, highlight=False, soft_wrap=True)
         if idle is not None:
             console.print(idle, highlight=False, soft_wrap=True)
         if self.profile is not None and profile is not None:
             asked = asked_of(search.timer, plans[0].candidate.layout)
             for line in measured_words(self.profile, profile, asked):
                 console.print(line, highlight=False, soft_wrap=True)
-        for line in () if anchors is None else anchors.lines:
-            console.print(line, highlight=False, soft_wrap=True)
+        if anchors is not None:
+            console.print(anchors.line, highlight=False, soft_wrap=True)
         if stages := words.stages(plans[0], search.timer):
             console.print("Stages", style="bold")
             console.print("\n".join(f"  {line}" for line in stages), highlight=False, soft_wrap=True)
@@ -139,7 +137,7 @@ class Planning:
         for option, values in (("--set", self.overrides), ("--fix", self.fixed), ("--avoid", self.avoided)):
             words += [part for value in values for part in (option, value)]
         words += ["--profile", str(self.profile)] if self.profile is not None else []
-        words += ["--measured", str(self.measured)] if self.measured is not None else []
+        words += [part for folder in self.measured for part in ("--measured", str(folder))]
         words += ["--top", str(self.top)] if self.top != Planning.top else []
         return " ".join([words[0], *map(quote, words[1:]), "--verify"])
 
@@ -168,9 +166,7 @@ def best_with_idle_hosts(search: Search, number: int) -> tuple[Search, list[Plan
 
 
 def anchored(planned: Planned, spread: Spread) -> Planned:
-    """A plan with the times of a system of which runs were measured; what its own messages are waited for is as
-    uncertain as before."""
-    spread = spread if planned.spread is None else replace(spread, shares=planned.spread.shares)
+    """A plan with the times of a system of which runs were measured."""
     return replace(planned, candidate=planned.candidate.slower(spread.factor), spread=spread)
 
 

@@ -29,7 +29,6 @@ from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.report import words
 from jaxpar.planner.report.columns import INTERVAL
 from jaxpar.planner.search.candidate import Planned
-from jaxpar.planner.step_time.exposed import uncertain_shares
 from jaxpar.units import seconds, size
 
 WAITS = ("tensor", "context", "exchange", "data", "scales")
@@ -46,7 +45,7 @@ CLASSES = {
     "scales": (("scales",), ("scales",)),
     "host": (("offload",), ("host",)),
     "pipe": (("bubble",), ("pipe",)),
-    "other waiting": (("launches", "stragglers"), ()),
+    "other waiting": (("stragglers",), ()),
 }
 """Classes of time: parts of a predicted step, and kinds of kernels of a program and axes of what it waits for. A
 program's recomputation is in its kernels, and so is what ranks of a pipeline compute in ticks that are idle."""
@@ -208,10 +207,7 @@ def judged(
         memory=memory._replace(temporaries=memory.temporaries + allocated_bytes - memory.device),
     )
     default = planned.default_seconds / faster  # assumed to change by the same ratio
-    spread = planned.spread
-    if spread is not None and "host" not in uncertain_shares(planned.candidate.layout, planned.cluster):
-        spread = replace(spread, shares=0.0)  # what is waited for is this program's; copies to the host are predicted
-    found = replace(planned, candidate=better, default_seconds=default, spread=spread)
+    found = replace(planned, candidate=better, default_seconds=default)
     return Verified(found, planned, fits, sent, notes, dict(compiled))
 
 

@@ -16,7 +16,6 @@ from jaxpar.cost.grouped import grouped_gradient, grouped_matmul, share_of
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.layer import LayerTime, layer_time
 from jaxpar.cost.layer_case import LayerCase, layer_case
-from jaxpar.cost.mechanisms import JAXPAR, Mechanisms
 from jaxpar.cost.messages import Network, network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import parse_cluster
@@ -28,8 +27,6 @@ from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.step_time.model import step_time, steps_of
 
 CLUSTER = named_cluster("h100:2x8")
-AT_ONCE = replace(JAXPAR, overlap_exchange=False)
-"""Systems that send all tokens of a microbatch at once."""
 MODEL = ModelConfig(
     layers=4, embed=2048, heads=16, kv_heads=4, mlp=4096, vocab=32000,
     experts=ExpertsConfig(count=64, per_token=4, width=1024, shared=1),
@@ -43,7 +40,7 @@ def h100() -> Device:
 
 def case_of(expert: int, exchange: str = "all_to_all", capacity: float = 1.0, **other: Any) -> LayerCase:
     return layer_case(
-        MODEL, 4096, 2, other.pop("tensor", 1), other.pop("context", 1), "allgather", True, "bfloat16", expert=expert,
+        MODEL, 4096, 2, other.pop("tensor", 1), other.pop("context", 1), "allgather", "bfloat16", expert=expert,
         exchange=exchange, capacity=capacity, **other,
     )  # fmt: skip
 
@@ -51,7 +48,7 @@ def case_of(expert: int, exchange: str = "all_to_all", capacity: float = 1.0, **
 def times_of(case: LayerCase, cluster: str = "h100:2x8") -> ExpertTimes:
     there = parse_cluster(cluster)
     model = hardware_of(there.gpu)
-    return ExpertTimes(case, device_of(there.gpu, model), network_of(there, model), AT_ONCE)
+    return ExpertTimes(replace(case, slices=1), device_of(there.gpu, model), network_of(there, model))
 
 
 # rows, k, n, groups, milliseconds: tokamax, data/autotuning/nvidia_h100_80gb_hbm3/pallas_mosaic_gpu_ragged_dot.json at
@@ -100,11 +97,11 @@ def test_an_exchange_takes_the_bytes_of_its_formula_over_the_link_of_its_ranks(
     sent = rows_sent(exchange, MODEL.experts, 1.5, 4, tensor)
     own = case.shape.part_tokens * case.embed * case.item
     rate = 1e3 * slow.model.node_share
-    exposed = ExpertTimes(case, h100(), slow, AT_ONCE).exposed
+    exposed = ExpertTimes(replace(case, slices=1), h100(), slow).exposed
     assert exposed == pytest.approx((2 * sent * own / rate,) * 2, rel=1e-6), "to the experts and back"
     in_codes = case_of(4, exchange, 1.5, tensor=tensor, context=context, exchange_wire="float8_e4m3fn")
     row = row_bytes(MODEL.embed, "float8_e4m3fn") * case.shape.part_tokens
-    times = ExpertTimes(in_codes, h100(), slow, AT_ONCE)
+    times = ExpertTimes(replace(in_codes, slices=1), h100(), slow)
     assert times.exposed == pytest.approx((sent * (row + own) / rate, exposed[1]), rel=1e-6), "the way out alone"
     assert times.exposed[0] * times.outward == pytest.approx(sent * row / rate, rel=1e-6)
 
@@ -120,7 +117,7 @@ def test_the_fullest_rank_decides_and_further_rounds_send_again():
     even, fuller, twice = (times_of(case_of(8, capacity=1.5, imbalance=factor)) for factor in (1.0, 1.5, 1.6))
     assert fuller.rows == 1.5 * even.rows
     assert fuller.exposed == even.exposed
-    assert twice.exposed == tuple(2 * seconds for seconds in even.exposed)
+    assert all(a > 2 * b for a, b in zip(twice.exposed, even.exposed, strict=True)), "no shared expert hides the second"
     assert twice.combined_bytes == 2 * even.combined_bytes
     alone = times_of(case_of(1, imbalance=3.0))
     assert alone.rows == times_of(case_of(1)).rows
@@ -172,7 +169,7 @@ def test_a_split_backward_leaves_the_gradients_of_attention_alone_to_w():
     narrow, wide = case_of(4), case_of(4)
     wide = replace(wide, shape=replace(wide.shape, model=replace(MODEL, experts=ExpertsConfig(64, 4, 4096, shared=1))))
     network = network_of(parse_cluster("h100:2x8"), hardware_of(parse_cluster("h100:2x8").gpu))
-    one, other = (layer_time(case, h100(), network, Mechanisms()) for case in (narrow, wide))
+    one, other = (layer_time(case, h100(), network) for case in (narrow, wide))
     assert 0 < one.weight == other.weight
     assert one.backward.seconds < other.backward.seconds
     assert 0 < matmul_bytes(narrow.shape) == matmul_bytes(wide.shape)
@@ -193,7 +190,7 @@ def sliced(number: int, cluster: str = "h100:2x8", **other: Any) -> tuple[float,
     """Seconds that messages add forward and backward, of links that start at once and slow no product."""
     model, network = without_starts(cluster)
     case = case_of(8, slices=number, **other)
-    return ExpertTimes(case, device_of(parse_cluster(cluster).gpu, model), network, JAXPAR).exposed
+    return ExpertTimes(case, device_of(parse_cluster(cluster).gpu, model), network).exposed
 
 
 def without_starts(cluster: str = "h100:2x8") -> tuple[HardwareModel, Network]:
@@ -239,7 +236,7 @@ def test_where_links_are_slow_messages_wait_for_each_other():
     device, slow = device_of(parse_cluster("h100:2x8").gpu, model), replace(network, inside=1e9)
     exchange = ExpertExchange(case_of(8).shape)
     send, work = exchange.message(slow, 4), exchange.products(device, 4)
-    both = sum(ExpertTimes(case_of(8, slices=4), device, slow, JAXPAR).exposed)
+    both = sum(ExpertTimes(case_of(8, slices=4), device, slow).exposed)
     hidden = 16 * send - both
     assert 0 < hidden < 4 * (work.forward + work.backward) + 2 * send
 
@@ -268,7 +265,7 @@ def layer(number: int) -> tuple[LayerTime, ExpertExchange, Network]:
     """A layer in so many slices, its exchange and the links of two hosts of 8 H100s."""
     there, case = parse_cluster("h100:2x8"), case_of(8, slices=number)
     network = network_of(there, hardware_of(there.gpu))
-    return layer_time(case, h100(), network, JAXPAR), ExpertExchange(case.shape), network
+    return layer_time(case, h100(), network), ExpertExchange(case.shape), network
 
 
 def test_messages_of_slices_are_waited_for_or_beside_compute():
@@ -316,7 +313,7 @@ def layer_in(codes: ExpertCodes) -> LayerTime:
     there = parse_cluster("h100:2x8")
     model = hardware_of(there.gpu)
     case = case_of(1, expert_codes=codes)
-    return layer_time(case, device_of(there.gpu, model), network_of(there, model), JAXPAR)
+    return layer_time(case, device_of(there.gpu, model), network_of(there, model))
 
 
 def test_experts_in_fp8_take_the_casts_more_where_no_kernel_multiplies_codes():

@@ -30,12 +30,11 @@ def seconds(links: Network) -> dict[str, float]:
             if ranks * stride > 128:
                 continue
             found[f"pair {ranks} {stride}"] = links.pair(stride, ranks).shift(SIZE)
-            for shared in (True, False):
-                ring, name = links.ring(ranks, stride, shared), f"{ranks} {stride} {shared}"
-                found[f"gather {name}"], found[f"exchange {name}"] = ring.gather(SIZE), ring.exchange(SIZE)
-                found[f"reduce {name}"], found[f"shift {name}"] = ring.reduce(SIZE), ring.shift(SIZE)
-                wire = WireMessages(links, Wire(hierarchical=True), ranks, stride, 2.0, 4.0, shared)
-                found[f"levels {name}"] = wire.gather_whole(SIZE)
+            ring, name = links.ring(ranks, stride), f"{ranks} {stride}"
+            found[f"gather {name}"], found[f"exchange {name}"] = ring.gather(SIZE), ring.exchange(SIZE)
+            found[f"reduce {name}"], found[f"shift {name}"] = ring.reduce(SIZE), ring.shift(SIZE)
+            wire = WireMessages(links, Wire(hierarchical=True), ranks, stride, 2.0)
+            found[f"levels {name}"] = wire.gather_whole(SIZE)
     return found
 
 

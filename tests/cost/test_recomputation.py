@@ -13,7 +13,6 @@ from jaxpar.config.schema import Config, DataConfig
 from jaxpar.cost.hardware_model import AMPERE, HOPPER, borrowed, hardware_of, nearest_hardware
 from jaxpar.cost.layer import LayerTime, layer_time
 from jaxpar.cost.layer_case import LayerCase
-from jaxpar.cost.mechanisms import JAXPAR
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.recomputation import layer_costs, operation_flops
@@ -33,8 +32,8 @@ def again(costs: LayerCosts) -> dict[tuple[str, ...], float]:
 def time_of(shape: LayerShape, cluster: Cluster = CLUSTER) -> LayerTime:
     """Of the planner's clock."""
     model = hardware_of(cluster.gpu)
-    case = LayerCase(shape, "allgather", shape.tensor > 1)
-    return layer_time(case, device_of(cluster.gpu, model), network_of(cluster, model), JAXPAR)
+    case = LayerCase(shape, "allgather")
+    return layer_time(case, device_of(cluster.gpu, model), network_of(cluster, model))
 
 
 def test_operations_make_each_named_activation_once():

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.validation.mechanisms import GENERATIONS
 from jaxpar.config.presets import PRESETS
 from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.layer import LayerTime, layer_time
@@ -25,8 +24,8 @@ LLAMA = PRESETS["llama3-8b"]
 
 def time(qk_norm: Any) -> LayerTime:
     model = replace(LLAMA, qk_norm=qk_norm)
-    case = layer_case(model, 8192, 1, 1, 1, "allgather", False, "bfloat16", attention="flash3")
-    return layer_time(case, DEVICE, network_of(HOST, HARDWARE), GENERATIONS["jaxpar"])
+    case = layer_case(model, 8192, 1, 1, 1, "allgather", "bfloat16", attention="mosaic")
+    return layer_time(case, DEVICE, network_of(HOST, HARDWARE))
 
 
 def mebibytes(seconds: float) -> float:

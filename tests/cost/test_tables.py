@@ -66,10 +66,10 @@ def test_attention_is_measured_for_each_query_and_head_of_our_own_kernels_alone(
         Table("attention forward", (128, 2)): [Row((4096.5,), 1e-7)],
         Table("attention backward", (128, 2)): [Row((4096.5,), 3e-7)],
     }
-    forward, backward = device(rows).flash(2, 32, 8192, 4096.5, 128, "flash3")
+    forward, backward = device(rows).flash(2, 32, 8192, 4096.5, 128, "mosaic")
     assert (forward, backward) == (pytest.approx(2 * 32 * 8192 * 1e-7), pytest.approx(2 * 32 * 8192 * 3e-7))
-    assert device(rows).flash(2, 32, 8192, 4096.5, 128, "flash2") == FITTED.flash(2, 32, 8192, 4096.5, 128, "flash2")
-    assert device(rows).flash(2, 32, 8192, 4096.5, 64, "flash3") == FITTED.flash(2, 32, 8192, 4096.5, 64, "flash3")
+    assert device(rows).flash(2, 32, 8192, 4096.5, 128, "triton") == FITTED.flash(2, 32, 8192, 4096.5, 128, "triton")
+    assert device(rows).flash(2, 32, 8192, 4096.5, 64, "mosaic") == FITTED.flash(2, 32, 8192, 4096.5, 64, "mosaic")
 
 
 @pytest.mark.parametrize(

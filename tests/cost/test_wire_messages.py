@@ -23,7 +23,7 @@ def messages(wire: Wire, hosts: int = 4, *, latency: bool = False) -> WireMessag
     network = network_of(cluster, model)
     if not latency:
         network = replace(network, inside_latency=0, outside_latency=0, model=replace(model, message_seconds=0))
-    return WireMessages(network, wire, 8 * hosts, 1, 2.0, 4.0)
+    return WireMessages(network, wire, 8 * hosts, 1, 2.0)
 
 
 def links() -> tuple[float, float]:

@@ -24,7 +24,6 @@ from jaxpar.config.schema.model import Pattern
 from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.layer import layer_time
 from jaxpar.cost.layer_case import layer_case
-from jaxpar.cost.mechanisms import JAXPAR
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.hardware.cluster import parse_cluster
@@ -42,7 +41,7 @@ from jaxpar.mesh.axes import AXES, vary
 from jaxpar.model.flops import causal_pairs, flops_per_step, windows
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.layer_times import Layers, Sort
-from jaxpar.planner.step_time.steps import Steps
+from jaxpar.planner.step_time.model import Steps
 from jaxpar.planner.step_time.update import ADAMW
 from pallas_kernels.attention.derivative import SAVED_NAMES
 from tests.sentences import refused
@@ -143,7 +142,7 @@ def test_the_time_of_an_average_layer_is_that_of_its_kinds():
     cluster = parse_cluster("h100:1x8")
     layers: dict[str, Layers] = {}
     for name, own in {"all": model, **{kind: kind_model(model, kind) for kind in KINDS}}.items():
-        steps = Steps(own, 1024, 8, cluster, JAXPAR, None, ADAMW)
+        steps = Steps(own, 1024, 8, cluster, None, ADAMW)
         layers[name] = steps.layers(Layout(fsdp=8))
     for what in ("forward", "backward"):
         seconds = {name: getattr(one, what).seconds for name, one in layers.items()}
@@ -194,8 +193,8 @@ def test_norms_behind_a_part_take_time_and_memory():
     seconds = {}
     for placement in PLACEMENTS:
         model = replace(PRESETS["llama3-8b"], norm_placement=placement)
-        case = layer_case(model, 8192, 1, 1, 1, "allgather", False, "bfloat16")
-        seconds[placement] = layer_time(case, device, network, JAXPAR)
+        case = layer_case(model, 8192, 1, 1, 1, "allgather", "bfloat16")
+        seconds[placement] = layer_time(case, device, network)
     assert (
         seconds["sandwich"].forward.other > seconds["pre"].forward.other == pytest.approx(seconds["post"].forward.other)
     )
@@ -209,8 +208,8 @@ def test_sinks_scale_attentions_output_in_a_kernel_of_their_own():
     hardware = hardware_of(cluster.gpu)
     device, network = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
     models = [replace(PRESETS["llama3-8b"], attention_sinks=sinks) for sinks in (False, True)]
-    cases = [layer_case(model, 8192, 1, 1, 1, "allgather", False, "bfloat16") for model in models]
-    plain, scaled = (layer_time(case, device, network, JAXPAR) for case in cases)
+    cases = [layer_case(model, 8192, 1, 1, 1, "allgather", "bfloat16") for model in models]
+    plain, scaled = (layer_time(case, device, network) for case in cases)
     more = 2 * cases[1].shape.sizes["attention_scaled"]  # read and written
     assert scaled.forward.other - plain.forward.other == pytest.approx(device.bytes_seconds(more))
     assert scaled.backward.other > plain.backward.other

@@ -12,7 +12,6 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.validation.mechanisms import GENERATIONS
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config, ModelConfig, load_config
 from jaxpar.config.parts import FEED_FORWARDS
@@ -104,15 +103,13 @@ def test_counts_bytes_and_costs_follow(name: str):
 
 
 def test_the_planner_counts_its_traffic(name: str):
-    """Fused, it is SwiGLU; kernel by kernel it squares besides, which reads and writes once more."""
-    layout, times = Layout(fsdp=8, zero=3), {}
-    for generation in ("jaxpar", "torchtitan"):
-        for activation in (name, "swiglu"):
-            model = ModelConfig(activation=activation, vocab=256, embed=4096, heads=32, mlp=14336)
-            times[generation, activation] = step_time(model, 4096, 8, layout, CLUSTER, GENERATIONS[generation]).seconds
-    assert times["jaxpar", name] == times["jaxpar", "swiglu"]
-    assert GENERATIONS["torchtitan"].fused_elementwise is False
-    assert times["torchtitan", name] > times["torchtitan", "swiglu"]
+    """Fused, it is SwiGLU."""
+    sizes = {"vocab": 256, "embed": 4096, "heads": 32, "mlp": 14336}
+    times = [
+        step_time(ModelConfig(activation=one, **sizes), 4096, 8, Layout(fsdp=8, zero=3), CLUSTER).seconds
+        for one in (name, "swiglu")
+    ]
+    assert times[0] == times[1]
 
 
 @pytest.mark.parametrize("preset", ["none", "gemm_last"])

@@ -21,7 +21,7 @@ from jaxpar.planner.planning import planned_config
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
-from jaxpar.planner.step_time.interval import KNOWN
+from jaxpar.planner.step_time.interval import PUBLISHED
 from jaxpar.planner.verified import CLASSES, WAITS, judged, print_verified, ranked
 from jaxpar.units import seconds
 from tests.small_run import small
@@ -103,7 +103,7 @@ def test_predicted_and_compiled_seconds_stand_side_by_side_by_class(plans: list[
     (line,) = [line for line in printed.splitlines() if line.strip().startswith("matrix products")]
     assert line.split()[2:] == [*seconds(breakdown["matmuls"]).split(), "500", "ms"]
     *_, steps, between, _ = printed.splitlines()
-    ends = [KNOWN.interval(found.candidate.seconds) for found in (one.predicted, one.planned)]
+    ends = [PUBLISHED.interval(found.candidate.seconds) for found in (one.predicted, one.planned)]
     assert between.split() == ["80%", *" ".join(" to ".join(map(seconds, own)) for own in ends).split()]
     assert steps.split()[:3] == ["step", *seconds(plans[0].candidate.seconds).split()]
     assert one.to_dict()["predicted_interval_s"] == list(ends[0])

@@ -11,9 +11,8 @@ from jaxpar.compiler.program.costs.ops import Cost
 from jaxpar.compiler.program.hlo.groups import groups_of
 from jaxpar.compiler.program.hlo.records import ProgramError
 from jaxpar.cost.hardware_model import HardwareModel
-from jaxpar.cost.mechanisms import JAXPAR
 from jaxpar.cost.messages import Leaving, network_of
-from jaxpar.cost.operations import device_of
+from jaxpar.cost.operations import USUAL_ATTENTION, device_of
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
 
@@ -49,8 +48,8 @@ class StepTimer:
             raise ProgramError(f"no peak is known for {cost.arithmetic}, which {cost.op.name} multiplies in")
         peak = peaks[cost.arithmetic]
         if cost.pairs:
-            kernel = JAXPAR.attention
-            return device_of(self.gpu, self.model).fused_attention(cost.flops, cost.pairs, peak, kernel, cost.backward)
+            device = device_of(self.gpu, self.model)
+            return device.fused_attention(cost.flops, cost.pairs, peak, USUAL_ATTENTION, cost.backward)
         share = self.model.float8_share if cost.arithmetic == "float8" else self.model.matmul_share
         return cost.flops / (peak * share)
 

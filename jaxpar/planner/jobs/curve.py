@@ -103,7 +103,7 @@ def planned_curve(config: Config, cluster: Cluster) -> tuple[Curve, dict[int, st
     """
     points: dict[int, Point] = {}
     without: dict[int, str] = {}
-    spread = None
+    spread: Spread | None = None
     parameters = parameter_count(config.model, padded=False)
     for gpus in numbers_of(cluster):
         try:
@@ -111,8 +111,7 @@ def planned_curve(config: Config, cluster: Cluster) -> tuple[Curve, dict[int, st
         except UserError as error:
             without[gpus] = str(error)
             continue
-        found, own = planned.candidate, planned.spread
-        spread = own if own is None or spread is None else max(spread, own, key=lambda one: one.shares)
+        found, spread = planned.candidate, planned.spread
         lost = reliability(gpus, parameters)
         rate = found.time.tokens_per_s_per_gpu * gpus * lost.share
         points[gpus] = Point(rate, lost.save + lost.start, words.whole(found.layout))

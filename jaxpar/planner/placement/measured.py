@@ -47,9 +47,9 @@ class MeasuredNetwork(Network):
     loops: bool = False
     """Whether the last stage of a pipeline sends to the first."""
 
-    def ring(self, ranks: int, stride: int, shared: bool = True) -> Ring:
+    def ring(self, ranks: int, stride: int) -> Ring:
         """Like a cluster's, at the slowest edge of all such rings."""
-        ring = super().ring(ranks, stride, shared)
+        ring = super().ring(ranks, stride)
         if ring.hosts == 1:
             return ring
         places = self._places(self.first, self.devices).reshape(-1, ranks, stride)

@@ -8,7 +8,6 @@ from jaxpar.layout.plan_file import PlanFile
 from jaxpar.planner.search.avoid import never_measured
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.stage_groups import ranks_of, stages_by_group
-from jaxpar.planner.step_time.exposed import uncertain_shares
 
 
 def planned_file(planned: Planned, cluster: str) -> PlanFile:
@@ -24,8 +23,6 @@ def planned_file(planned: Planned, cluster: str) -> PlanFile:
 def _predicted(planned: Planned) -> dict[str, Any]:
     time, memory = planned.candidate.time, planned.candidate.memory
     ranks = ranks_of(planned.candidate.layout)
-    read = planned.spread is not None and planned.spread.shares == 0.0  # from this layout's own program
-    of_one_program = [] if read else sorted(uncertain_shares(planned.candidate.layout, planned.cluster))
     return {
         "step_time_s": time.seconds,
         "interval_s": None if planned.spread is None else list(planned.spread.interval(time.seconds)),
@@ -37,7 +34,6 @@ def _predicted(planned: Planned) -> dict[str, Any]:
         "breakdown": dict(time.breakdown),
         "memory": {name: size for name, size in memory._asdict().items() if name != "host"},
         "never_measured": never_measured(planned.candidate.layout),
-        "of_one_program": of_one_program,
         "node_order": planned.order,
         "hosts": planned.cluster.hosts,
         "stages": [

@@ -24,7 +24,7 @@ def asked_of(timer: StepTimer, layout: Layout) -> set[Asked]:
     reached = timer.reached(timer.cluster)
     tables = reached.measured.recording()
     own = StepTimer(
-        timer.model, timer.sequence_length, timer.global_batch, timer.cluster, timer.mechanisms,
+        timer.model, timer.sequence_length, timer.global_batch, timer.cluster,
         replace(reached, measured=tables), timer.update,
     )  # fmt: skip
     own.step(layout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from jaxpar.config import UserError
@@ -16,7 +15,6 @@ from jaxpar.planner.report.scatter import scatter
 from jaxpar.planner.report.schedules import simulated
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
-from jaxpar.planner.search.share_spread import share_spread
 from jaxpar.planner.step_time.interval import Spread
 from jaxpar.units import percent, plural, seconds, size
 
@@ -65,9 +63,7 @@ def html_page(plans: Sequence[Planned], evaluated: Sequence[Candidate], timer: S
         cards=_cards(best),
         certainty="" if best.spread is None else words.certainty(plans, best.spread),
         marked=" ".join(filter(None, (words.without_evidence(plans), *_experts(best)))),
-        table=_table(
-            layouts, [*(one.spread for one in plans), *_spreads(others, best, timer)], len(plans), data.batch_size
-        ),
+        table=_table(layouts, best.spread, len(plans), data.batch_size),
         left_out=max(0, len(layouts) - MOST_ROWS),
         colorings=[name for name in COLORINGS if len(set(properties[name])) > 1] or COLORINGS[:1],
         count=len(layouts),
@@ -104,16 +100,9 @@ def _cards(best: Planned) -> list[tuple[str, str]]:
     ]
 
 
-def _spreads(others: Sequence[Candidate], best: Planned, timer: StepTimer) -> list[Spread | None]:
-    """Of the layouts beside the plans."""
-    if best.spread is None:
-        return [None] * len(others)
-    return [replace(best.spread, shares=share_spread(timer, one.layout)) for one in others[:MOST_ROWS]]
-
-
-def _table(layouts: Sequence[Candidate], spreads: Sequence[Spread | None], plans: int, batch: int) -> Table:
-    shown = enumerate(zip(layouts[:MOST_ROWS], spreads, strict=False), 1)
-    rows = [columns(one, place if place <= plans else None, batch, spread) for place, (one, spread) in shown]
+def _table(layouts: Sequence[Candidate], spread: Spread | None, plans: int, batch: int) -> Table:
+    shown = enumerate(layouts[:MOST_ROWS], 1)
+    rows = [columns(one, place if place <= plans else None, batch, spread) for place, one in shown]
     first = [head for head in FIRST if head in rows[0]]
     heads = [*first, *(head for head in rows[0] if head not in first)]
     numbers = [index for index, head in enumerate(heads) if head in NUMBERS]

@@ -25,9 +25,8 @@ def simulated(planned: Planned, timer: StepTimer) -> Simulation | None:
     )
     chunks, head, transfer = timer.chunk_times(layout)
     forward, backward, weight = zip(*chunks, strict=True)
-    durations = Durations(forward, backward, weight, head, transfer, timer.mechanisms.overlap_pipe)
-    uniform = "lockstep" if timer.mechanisms.lockstep else "async"
-    return simulate(schedule, durations, mode="branching" if plan.pipe_ticks == "branching" else uniform)
+    durations = Durations(forward, backward, weight, head, transfer, overlap=True)
+    return simulate(schedule, durations, mode="branching" if plan.pipe_ticks == "branching" else "lockstep")
 
 
 def drawn_microbatches(planned: Planned) -> int:

@@ -13,13 +13,11 @@ from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.spelling import one_of
 from jaxpar.memory.remat import nearest_preset
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.machine import CPU
 from jaxpar.planner.search.avoid import never_measured
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.stage_groups import ranks_of, stages_by_group
-from jaxpar.planner.step_time.exposed import Program, generation_of, middle, uncertain_shares
-from jaxpar.planner.step_time.interval import Spread, overlap
+from jaxpar.planner.step_time.interval import Spread
 from jaxpar.units import percent, plural, seconds, size
 
 REMAT = {
@@ -43,7 +41,6 @@ MEANINGS = {
     "exchange": "waiting for tokens on their way to experts and back",
     "scales": "waiting for the largest magnitudes of FP8 operands",
     "data": "waiting for messages over replica, fsdp and expert",
-    "launches": "waiting for the host to launch kernels",
     "offload": "waiting for copies to and from the host",
     "bubble": "waiting for other pipeline ranks (their loss included)",
     "slices": "copies of a pipeline's weights and gradients from and into their stacks",
@@ -51,12 +48,6 @@ MEANINGS = {
     "optimizer": "updating weights",
 }
 """What each part of a step's time is."""
-
-KINDS = {
-    "gathers": "gathers of weights", "scatters": "reduce-scatters of gradients", "sums": "sums over replicas",
-    "host": "copies to and from the host",
-}  # fmt: skip
-"""Messages whose shares are of compiled programs (`step_time/exposed.py`)."""
 
 CURES = {
     "matmuls": "it computes most of the time: larger matrices (less tensor parallelism) or a faster GPU would help",
@@ -73,7 +64,6 @@ CURES = {
     "slices": "ZeRO-3, or fewer ticks",
     "stragglers": "the number of hosts",
     "optimizer": "the bandwidth of the memory that holds the optimizer's state",
-    "launches": "kernels too small for the host",
 }
 """What causes each part, and what would reduce it."""
 
@@ -100,31 +90,6 @@ def without_evidence(plans: Sequence[Planned]) -> str | None:
     if not names:
         return None
     return f"{MARK} never measured: no published run used {one_of(names)}; --avoid {names[0]} leaves it out."
-
-
-def uncertain(best: Planned) -> list[str]:
-    """A sentence for each compiled program that alone decides what of some messages is waited for, and for those of
-    other GPUs or networks that do."""
-    if best.cluster.gpu.short == CPU:  # whose times are nominal
-        return []
-    messages: dict[tuple[int, ...], list[str]] = {}
-    found = uncertain_shares(best.candidate.layout, best.cluster)
-    for name, programs in found.items():
-        messages.setdefault(tuple(map(id, programs)), []).append(name)
-    return [_uncertain(best, names, found[names[0]]) for names in messages.values()]
-
-
-def _uncertain(best: Planned, names: Sequence[str], programs: Sequence[Program]) -> str:
-    *first, last = [f"{KINDS[name]} ({percent(middle(name, programs))})" for name in names]
-    listed = f"{', '.join(first)} and {last}" if first else last
-    known = "one compiled program" if len(programs) == 1 else f"{len(programs)} compiled programs"
-    if any(one.generation != generation_of(best.cluster) for one in programs):
-        known += " of other GPUs or another network"
-    own = "; ".join(f"{one.config} on {one.cluster}, {one.mesh}" for one in programs)
-    return (
-        f"Waiting for {listed} is known from {known} ({own}); programs of a class differ, so the interval is wider; "
-        "--verify reads this layout's own."
-    )
 
 
 def whole(layout: Layout) -> str:
@@ -221,11 +186,11 @@ def limit(planned: Planned) -> str:
 def certainty(plans: Sequence[Planned], spread: Spread) -> str:
     """What the intervals hold, what is known of the system, and which plans may be as fast as the best."""
     best, *others = (one.candidate.seconds for one in plans)
-    text = "80%: four of five measured steps are inside, as of published runs on systems that nothing was fitted to"
-    if spread.shift:
+    text = "80%: four of five measured steps are inside, as of published runs of other systems"
+    if spread.runs:
         ratio = spread.factor - 1
         text = f"80%: after runs that took {percent(abs(ratio))} {'more' if ratio > 0 else 'less'} time than predicted"
-    near = sum(overlap(best, other, spread) for other in others)
+    near = sum(spread.alike(best, other) for other in others)
     if not others:
         return f"{text}."
     if not near:

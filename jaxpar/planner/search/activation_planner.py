@@ -11,7 +11,7 @@ from typing import Any, Literal
 from jaxpar.config.plan import AxisSizes, LayerRun
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.cost.matmul_codes import MatmulCodes
-from jaxpar.cost.mechanisms import BACKENDS, Attention
+from jaxpar.cost.operations import Attention
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
@@ -194,7 +194,7 @@ class ActivationPlanner:
         if key not in self.known:
             gpu = min(self.cluster.gpus, key=lambda gpu: gpu.compute_capability)
             found = backends_on(self.model.alike(self._bare_case), gpu, strategy)
-            self.known[key] = tuple((kind, BACKENDS[name]) for kind, name in found.items())
+            self.known[key] = tuple(found.items())
         return self.known[key]
 
     @property

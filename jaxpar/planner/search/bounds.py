@@ -11,7 +11,6 @@ from itertools import product
 from math import inf
 from typing import Any
 
-from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.work import total
 from jaxpar.layout.choices.pipeline import holds
@@ -38,11 +37,11 @@ class Bounds:
     """Seconds of the nodes of one search."""
 
     def __init__(
-        self, space: Space, timer: StepTimer, mechanisms: Mechanisms,
+        self, space: Space, timer: StepTimer,
         activations: Callable[[Group, Choice], ActivationPlanner], known: dict[Hashable, Any],
     ):  # fmt: skip
         """`activations` is `Search.activations`; `known` holds what searches on other numbers of hosts find too."""
-        self.space, self.timer, self.mechanisms, self.known = space, timer, mechanisms, known
+        self.space, self.timer, self.known = space, timer, known
         self.activations = activations
         self.cluster, self.config = space.cluster, space.config
         self.alike = len(self.cluster.groups) == 1
@@ -63,7 +62,7 @@ class Bounds:
         device = device_of(self.cluster.gpu, reached)
         rate = device.matmul_rate(4 if config.precision.compute == "float32" else 2)
         rate = max(rate, device.matmul_rate(1)) if config.precision.matmul else rate
-        shares = reached.attention_share, reached.attention_first_share, reached.attention_native_share
+        shares = reached.attention_share, reached.attention_native_share
         return (products / rate + attention / (device.peak * max(shares))) / self.cluster.devices
 
     def of_group(self, group: Group) -> float:
@@ -210,7 +209,7 @@ class Bounds:
         """The least share of a stage's layers that a rank waits for while a pipeline fills and empties."""
         family = SCHEDULES[schedule]
         share = SPLIT_SHARE if family.splits_backward else 1.0
-        long = 2 if family.placement == "v" and self.mechanisms.lockstep else 1
+        long = 2 if family.placement == "v" else 1
         return long * share / virtual_stages
 
     def _microbatches(self, group: Group) -> int:

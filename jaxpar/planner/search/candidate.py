@@ -10,7 +10,7 @@ from jaxpar.config.plan import Plan
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout.memory.estimate import MemoryEstimate
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.interval import KNOWN, Spread
+from jaxpar.planner.step_time.interval import PUBLISHED, Spread
 from jaxpar.planner.step_time.model import StepTime
 
 
@@ -56,7 +56,7 @@ class Planned:
     """The node in each place, where bandwidths between them were measured."""
     default_seconds: float = 0.0
     """Seconds of a step with nodes in the order of their numbers."""
-    spread: Spread | None = KNOWN
+    spread: Spread | None = PUBLISHED
     """How far measured steps are from predicted ones; None on CPUs, whose numbers are nominal."""
 
 

@@ -3,8 +3,6 @@
 Tensor ranks stay inside a host, data ranks inside one kind, and pipeline edges alone cross from kind to kind (Holmes,
 arXiv:2312.03549). In uniform ticks all ranks wait for the slowest in every tick, which may be one kind for a chunk and
 another for the loss: forward, backward, loss and transfer each take as long as on the kind that takes longest for them.
-Where ranks go on when they can, a step takes as long as it would on a cluster of the slowest kind alone, which is a
-little too long while the pipeline fills.
 
 Holmes makes stages as long as their devices are fast. Where chunks are padded to the longest, a stage with fewer layers
 takes no less time, and equal stages are best.
@@ -21,7 +19,6 @@ from typing import Any
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.schema.model import ModelConfig, Pattern
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
-from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.messages import Network
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster, Group
@@ -29,12 +26,11 @@ from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.search.stage_groups import Lengths, ranks_of
 from jaxpar.planner.step_time.chunks import why_padded
-from jaxpar.planner.step_time.exposed import Change
 from jaxpar.planner.step_time.layer_times import Layers
-from jaxpar.planner.step_time.model import StepTime, steps_of
-from jaxpar.planner.step_time.pipeline import ChunkTime, Pieces, Stages, chunk_layers, seconds_of_chunks
+from jaxpar.planner.step_time.model import Steps, StepTime, steps_of
+from jaxpar.planner.step_time.pipeline import Pieces, Stages, chunk_layers, seconds_of_chunks
 from jaxpar.planner.step_time.step import Step
-from jaxpar.planner.step_time.steps import Steps
+from jaxpar.planner.step_time.ticks import ChunkTime
 from jaxpar.planner.step_time.update import Update
 
 PER_LAYER = {"matmuls", "attention", "other", "tensor", "scales"}
@@ -49,14 +45,11 @@ class StepTimer:
     sequence_length: int
     global_batch: int
     cluster: Cluster
-    mechanisms: Mechanisms
     hardware: HardwareModel | None
     """What GPUs of the kind `cluster.gpu` reach; None is what was fitted for them."""
     update: Update
     padding: bool = True
     """Whether what pads short chunks is counted, where one program pads them all to the longest."""
-    change: Change | None = None
-    """Made to the shares of messages that compiled programs wait for."""
     _lengths: dict[Hashable, Lengths | None] = field(default_factory=dict, repr=False, compare=False)
     _made: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -105,7 +98,7 @@ class StepTimer:
         spent = dict(least.breakdown)
         for name in spent.keys() - PER_LAYER:
             spent[name] = min(time.breakdown[name] for time in (*own, least))
-        if self.mechanisms.lockstep and self.padding:
+        if self.padding:
             once = [{name: time.breakdown[name] for name in ("data", "optimizer")} for time in own]
             spent |= max(once, key=lambda of_kind: sum(of_kind.values()))
         return replace(least, seconds=sum(spent.values()), breakdown=spent)
@@ -113,7 +106,7 @@ class StepTimer:
     def head(self, layout: Layout) -> float | None:
         """Seconds of loss and head of a microbatch where all ranks wait for the slowest; None elsewhere."""
         kinds = self.kinds(layout)
-        if not kinds or not self.mechanisms.lockstep:
+        if not kinds:
             return None
         return max(self.parts(self.model.layers, layout, group).pieces.head for group in kinds)
 
@@ -149,7 +142,7 @@ class StepTimer:
 
     def why_padded(self, layout: Layout) -> str | None:
         """Why rows that only pad a chunk take time; None where they are skipped."""
-        return why_padded(layout, self.mechanisms)
+        return why_padded(layout)
 
     def lengths(self, layout: Layout) -> Lengths | None:
         """Stages in proportion to speed, where that saves time; None for stages as equal as can be.
@@ -200,7 +193,7 @@ class StepTimer:
     def _steps_of(self, layers: int, cluster: Cluster, network: Network | None) -> Steps:
         return steps_of(
             self._model_of(layers), self.sequence_length, self.global_batch, cluster,
-            self.mechanisms, self._reached(cluster), self.update, network, self.change,
+            self._reached(cluster), self.update, network,
         )  # fmt: skip
 
     def _model_of(self, layers: int) -> ModelConfig:
@@ -221,14 +214,6 @@ class StepTimer:
 
     def _named(self, gpu: GPU) -> Group:
         return next(group for group in self.cluster.groups if group.gpu == gpu)
-
-    def changed(self, change: Change) -> StepTimer:
-        """The timer whose shares of messages that are waited for are so much larger or smaller; the same object for
-        equal arguments."""
-        key = "changed", change
-        if key not in self._made:
-            self._made[key] = replace(self, change=change, _made={})
-        return self._made[key]
 
     def reached(self, cluster: Cluster) -> HardwareModel:
         """The hardware parameters of a cluster of one kind."""
@@ -277,15 +262,8 @@ class _Stages:
         longest = [max(lengths)] * len(self.kinds)
         if not self.timer.padded(self.layout):
             longest = [self._longest(lengths, kind) for kind in range(len(self.kinds))]
-        if self.timer.mechanisms.lockstep:
-            return self._in_ticks(longest, max(lengths))
-        return [self._time(kind, layers) for kind, layers in enumerate(longest)]
-
-    def _in_ticks(self, longest: Sequence[int], padded: int) -> list[StepTime]:
-        """The step of each kind in uniform ticks, with longest chunks of so many layers.
-
-        Rows that pad are left out of ticks; in what comes once a step, messages and the update, they take part.
-        """
+        # Rows that pad are left out of ticks; in what comes once a step, messages and the update, they take part.
+        padded = max(lengths)
         parts = [self._parts(kind, layers) for kind, layers in enumerate(longest)]
         makespan = self._makespan([part.pieces for part in parts], longest)
         found = []
@@ -314,17 +292,14 @@ class _Stages:
 
     def _makespan(self, pieces: Sequence[Pieces], longest: Sequence[int]) -> float:
         """Seconds of a pipeline in which all wait for the slowest rank, for each kind of work."""
-        each = list(zip(pieces, longest, strict=True))
-        chunks = [ChunkTime(*(n * layers for n in (p.forward, p.backward, p.weight))) for p, layers in each]
-        return self._seconds_of(chunks, pieces)
+        return self._seconds_of([each.chunk(layers) for each, layers in zip(pieces, longest, strict=True)], pieces)
 
     def _seconds_of(self, chunks: Sequence[ChunkTime], pieces: Sequence[Pieces]) -> float:
         """Seconds of a pipeline of such chunks, with the slowest head and transfers."""
         layout, timer = self.layout, self.timer
         stages = Stages(
-            layout.schedule, layout.pipe, max(1, layout.microbatches(timer.global_batch)), layout.virtual_stages,
-            len(self.kind_of), lockstep=timer.mechanisms.lockstep, overlap=timer.mechanisms.overlap_pipe,
-        )  # fmt: skip
+            layout.schedule, layout.pipe, max(1, layout.microbatches(timer.global_batch)), layout.virtual_stages
+        )
         head, transfer = max(piece.head for piece in pieces), max(piece.transfer for piece in pieces)
         return seconds_of_chunks(stages, chunks, head, transfer)
 

@@ -27,7 +27,6 @@ from typing import Any
 
 from jaxpar.config import UserError
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
-from jaxpar.cost.mechanisms import JAXPAR, Mechanisms
 from jaxpar.cost.messages import network_of
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
@@ -43,10 +42,9 @@ from jaxpar.planner.search.candidate import Candidate, Effort, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.no_gc import no_collection
 from jaxpar.planner.search.nothing_fits import why_none
-from jaxpar.planner.search.share_spread import share_spread
 from jaxpar.planner.search.space import Bare, Choice, Group, Space
 from jaxpar.planner.settings import config_of, plan_on
-from jaxpar.planner.step_time.interval import KNOWN
+from jaxpar.planner.step_time.interval import PUBLISHED
 from jaxpar.planner.step_time.update import Update, update_of
 
 NEAR = 1.05
@@ -60,7 +58,6 @@ class Search:
     """The search of one space."""
 
     space: Space
-    mechanisms: Mechanisms = JAXPAR
     hardware: HardwareModel | None = None
     limit: int | None = None
     """Bytes of a device that may be planned for; None is what the trainer's own `auto` plans for."""
@@ -105,16 +102,16 @@ class Search:
         """Times layouts."""
         config = self.space.config
         data = config.data.sequence_length, config.data.batch_size
-        return StepTimer(config.model, *data, self.cluster, self.mechanisms, self.reached, self.update)
+        return StepTimer(config.model, *data, self.cluster, self.reached, self.update)
 
     @cached_property
     def bounds(self) -> Bounds:
         """What nodes take at least."""
-        return Bounds(self.space, self.timer, self.mechanisms, self.activations, self._known)
+        return Bounds(self.space, self.timer, self.activations, self._known)
 
     def on(self, cluster: Cluster) -> Search:
         """The same search on another cluster."""
-        other = Search(replace(self.space, cluster=cluster), self.mechanisms, self.hardware, self.limit)
+        other = Search(replace(self.space, cluster=cluster), self.hardware, self.limit)
         if self._alike(cluster):
             other.model, other._known = self.model, self._known
         return other
@@ -178,7 +175,7 @@ class Search:
         if memory.device > self.usable:
             self.effort.declined.append((candidate, "its arrays on the host are fewer than were counted on"))
             return None
-        spread = None if is_cpu(self.cluster) else replace(KNOWN, shares=share_spread(self.timer, candidate.layout))
+        spread = None if is_cpu(self.cluster) else PUBLISHED
         return Planned(config, plan, self.cluster, replace(candidate, memory=memory), self.usable, spread=spread)
 
     def by_time(self) -> Iterator[Candidate]:

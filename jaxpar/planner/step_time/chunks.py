@@ -7,7 +7,6 @@ from itertools import islice
 
 from jaxpar.config.kinds import ALIKE, layer_kinds
 from jaxpar.config.schema import ModelConfig
-from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.mesh.layer_order import common_sequence
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.pipeline import chunk_layers
@@ -47,16 +46,12 @@ def kinds_of_slots(model: ModelConfig, layout: Layout) -> Kinds:
 GATHERED = "ZeRO-3 gathers the weights of every row"
 
 
-def why_padded(layout: Layout, does: Mechanisms) -> str | None:
+def why_padded(layout: Layout) -> str | None:
     """Why rows that only pad a chunk take time; None where they are skipped.
 
-    Where one program runs on all ranks, padding rows run if a layer permutes or offloads activations, and their weights
-    are gathered under ZeRO-3 (`model.layer_loop`).
+    One program runs on all ranks: padding rows run if a layer permutes or offloads activations, and their weights are
+    gathered under ZeRO-3 (`model.layer_loop`).
     """
-    if does.padded:
-        return "all chunks are padded to the longest"
-    if not does.lockstep:
-        return None
     if layout.context > 1 and layout.context_strategy in ("ring", "usp"):
         return f"layers permute ({layout.context_strategy})"
     if layout.offload_fraction > 0:

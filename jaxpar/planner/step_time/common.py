@@ -8,14 +8,13 @@ from math import log2
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
-from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.messages import Network, Ring, network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.wire_messages import WireMessages
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.mesh.wire.wire import Wire
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.exposed import HIDDEN, Change, Exposed, exposed
+from jaxpar.planner.step_time.exposed import Exposed, exposed
 from jaxpar.planner.step_time.layer_times import Layers
 from jaxpar.planner.step_time.update import Update
 
@@ -24,19 +23,17 @@ class Common:
     """A model on a cluster, and what several of its layouts need."""
 
     def __init__(
-        self, model: ModelConfig, sequence: int, batch: int, cluster: Cluster, does: Mechanisms,
-        hardware: HardwareModel | None, update: Update, network: Network | None = None, change: Change | None = None,
+        self, model: ModelConfig, sequence: int, batch: int, cluster: Cluster, hardware: HardwareModel | None,
+        update: Update, network: Network | None = None,
     ):  # fmt: skip
-        """`change` is made to the shares of messages that compiled programs wait for."""
         assert model.vocab is not None, "the vocabulary is known before a step is predicted"
         self.model, self.sequence, self.batch, self.vocab = model, sequence, batch, model.vocab
-        self.cluster, self.does, self.update = cluster, does, update
-        self.change = change
+        self.cluster, self.update = cluster, update
         self.hardware = hardware_of(cluster.gpu) if hardware is None else hardware
         self.device = device_of(cluster.gpu, self.hardware)
         self.network = network_of(cluster, self.hardware) if network is None else network
         self._layers: dict[tuple[object, ...], Layers] = {}
-        self._rings: dict[tuple[int, int, bool], Ring] = {}
+        self._rings: dict[tuple[int, int], Ring] = {}
         self._stages: dict[tuple[int, int], Ring] = {}
         self._messages: dict[tuple[Wire, int, int, float], WireMessages] = {}
         self._routes = any(own.experts is not None for own in kind_models(model).values())
@@ -47,8 +44,8 @@ class Common:
     def layers(self, layout: Layout) -> Layers:
         """The layers of a layout, and its head."""
         key = (
-            layout.microbatch, layout.tensor, layout.context, layout.context_strategy, layout.sequence_parallel,
-            layout.precision, self.expert_of(layout), layout.expert_exchange, layout.expert_capacity, layout.imbalance,
+            layout.microbatch, layout.tensor, layout.context, layout.context_strategy, layout.precision,
+            self.expert_of(layout), layout.expert_exchange, layout.expert_capacity, layout.imbalance,
             layout.expert_slices, layout.exchange_wire, layout.expert_codes, layout.matmul_codes,
             layout.attention, layout.expert_own_rows,
             None if layout.matmul_codes is None else layout.devices // layout.pipe,
@@ -60,7 +57,6 @@ class Common:
                 replace(layout, expert=self.expert_of(layout)),
                 self.device,
                 self.network,
-                self.does,
                 self.update.lora,
             )
         return self._layers[key]
@@ -71,20 +67,17 @@ class Common:
 
     def exposed(self, layout: Layout) -> Exposed:
         """The least shares of a layout's messages that a step waits for."""
-        if not self.does.exposed_as_compiled:
-            return HIDDEN
         expert = self.expert_of(layout)
         own = layout if expert == layout.expert else replace(layout, expert=expert, fsdp=layout.fsdp * layout.expert)
-        found = exposed(own, self.cluster)
-        return found if self.change is None else found.moved(self.change)
+        return exposed(own, self.cluster)
 
     def microbatches(self, layout: Layout) -> int:
         """Microbatches of a step."""
         return max(1, layout.microbatches(self.batch))
 
-    def ring(self, ranks: int, stride: int, shared: bool = True) -> Ring:
+    def ring(self, ranks: int, stride: int) -> Ring:
         """Like `Network.ring`."""
-        key = ranks, stride, shared
+        key = ranks, stride
         if key not in self._rings:
             self._rings[key] = self.network.ring(*key)
         return self._rings[key]
@@ -100,9 +93,7 @@ class Common:
         """Messages of weights and gradients over so many ranks; `item` is the bytes of a stored weight."""
         key = wire, ranks, stride, item
         if key not in self._messages:
-            gradient = 4.0 if self.does.gradient_type == "float32" else 2.0
-            own = WireMessages(self.network, wire, ranks, stride, item, gradient, self.does.shared_cards)
-            self._messages[key] = own
+            self._messages[key] = WireMessages(self.network, wire, ranks, stride, item)
         return self._messages[key]
 
     def jitter(self, devices: int) -> float:

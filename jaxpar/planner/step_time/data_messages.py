@@ -15,7 +15,7 @@ class DataMessages:
 
     def __init__(self, where: Common, layout: Layout, item: float):
         """`item` is the bytes of a stored weight."""
-        self.layout, self.does = layout, where.does
+        self.layout = layout
         own = layout.wire
         shards = layout.fsdp * layout.expert * layout.context
         self.shards = where.messages(own, shards, layout.tensor, item)
@@ -35,13 +35,12 @@ class DataMessages:
         assert secondary is not None, "neighbours that are whole ranks of an axis"
         return replace(wire, secondary=secondary)
 
-    def of_layers(self, case: LayerCase, layers: int = 1) -> tuple[float, float, float]:
-        """Seconds for so many layers of a case, whose weights are sharded, in a microbatch: gathered forward, gathered
-        backward, reduced."""
+    def of_layers(self, case: LayerCase, layers: int = 1) -> tuple[float, float]:
+        """Seconds for so many layers of a case, whose weights are sharded, in a microbatch: gathered, forward and as
+        long again backward, and reduced."""
         if self.layout.zero < 3:
-            return 0.0, 0.0, 0.0
+            return 0.0, 0.0
         gather = self.shards.gather(layers * case.parameters, layers * case.coded)
         gather += self.expert_shards.gather(layers * case.experts, layers * case.coded_experts)
         scatter = self.shards.scatter(layers * case.trained) + self.expert_shards.scatter(layers * case.experts)
-        again = 2 if self.does.gather_again and self.layout.remat != "none" else 1
-        return gather, again * gather, scatter
+        return gather, scatter

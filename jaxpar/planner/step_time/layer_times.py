@@ -13,7 +13,6 @@ from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import LayerTime, layer_time
 from jaxpar.cost.layer_case import LayerCase, layer_case
 from jaxpar.cost.matmul_codes import MatmulCodes
-from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.cost.work import Work, total
@@ -82,16 +81,16 @@ class Layers:
     """A layer of each sort, what they take on average, and the head."""
 
     def __init__(
-        self, model: ModelConfig, sequence: int, layout: Layout, device: Device, network: Network, does: Mechanisms,
+        self, model: ModelConfig, sequence: int, layout: Layout, device: Device, network: Network,
         lora: LoraConfig = OFF,
     ):  # fmt: skip
         assert model.vocab is not None, "the vocabulary is known before a step is predicted"
-        vocab, self._does, self._counts = model.vocab, does, _counts(model, layout.matmul_codes)
+        vocab, self._counts = model.vocab, _counts(model, layout.matmul_codes)
         attention = dict(layout.attention)
         quantised = {
             kind: layer_case(
                 own, sequence, layout.microbatch, layout.tensor, layout.context, layout.context_strategy,
-                layout.sequence_parallel, layout.precision, lora, layout.expert, layout.expert_exchange,
+                layout.precision, lora, layout.expert, layout.expert_exchange,
                 layout.expert_capacity, layout.imbalance, layout.expert_slices, layout.exchange_wire,
                 layout.expert_codes, layout.matmul_codes, layout.devices // layout.pipe, attention.get(kind),
                 layout.expert_own_rows,
@@ -104,7 +103,7 @@ class Layers:
         }
         self.case = next(iter(self.cases.values()))
         """Of one kind, for what they have in common."""
-        self.times = {sort: layer_time(case, device, network, does) for sort, case in self.cases.items()}
+        self.times = {sort: layer_time(case, device, network) for sort, case in self.cases.items()}
         self.forward = self.mean({sort: time.forward for sort, time in self.times.items()})
         self.backward = self.mean({sort: time.backward for sort, time in self.times.items()})
         self.trained = self.average({sort: case.trained for sort, case in self.cases.items()})
@@ -114,7 +113,7 @@ class Layers:
         self.coded = self.average({sort: case.coded for sort, case in self.cases.items()})
         """Those that are stored as codes of 8 bits; without experts."""
         self.coded_experts = self.average({sort: case.coded_experts for sort, case in self.cases.items()})
-        self._head_time = lambda ends: head_time(self.case, vocab, device, network, does, ends)
+        self._head_time = lambda ends: head_time(self.case, vocab, device, network, ends)
         self._heads: dict[int, Work] = {}
         self._again: dict[tuple[Remat, Kinds], dict[Sort, Work]] = {}
 
@@ -153,9 +152,7 @@ class Layers:
     def _made(self, time: LayerTime, remat: Remat) -> Work:
         """What a layer of a sort recomputes."""
         if isinstance(remat, str):
-            names = _recomputed(remat_map(remat, time.made))
-            whole = remat == "full" and self._does.recompute_last_matmul
-            return time.again(names | time.last if whole else names)
+            return time.again(_recomputed(remat_map(remat, time.made)))
         layers = sum(count for count, _ in remat)
         return total(time.again(_recomputed(dict(own))).times(count / layers) for count, own in remat)
 

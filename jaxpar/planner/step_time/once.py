@@ -6,8 +6,6 @@ from collections import Counter
 from math import ceil
 
 from jaxpar.cost.embedding import lookups, of_rows
-from jaxpar.cost.messages import overlapped
-from jaxpar.cost.work import Work
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.chunks import Kinds, chunk_lengths, chunk_slots
 from jaxpar.planner.step_time.common import Common
@@ -15,20 +13,17 @@ from jaxpar.planner.step_time.data_messages import DataMessages
 from jaxpar.planner.step_time.exposed import sums_beside
 from jaxpar.planner.step_time.layer_times import Layers, Sort
 from jaxpar.planner.step_time.update import MASTER
-from jaxpar.planner.step_time.weight_traffic import as_executed, held_seconds, holds_chunks
+from jaxpar.planner.step_time.weight_traffic import held_seconds, holds_chunks
 
 
 class Once:
     """Seconds of a layout that come once a step, after the pipeline."""
 
-    def __init__(
-        self, where: Common, layout: Layout, layers: Layers, again: Work, slots: Kinds, messages: DataMessages
-    ):
-        """`again` is what an average layer recomputes; `slots` are the kinds of a chunk's, none where all layers are
-        alike."""
-        self.where, self.layout, self.layers, self.again, self.slots = where, layout, layers, again, slots
-        self.model, self.does, self.update, self.messages = where.model, where.does, where.update, messages
-        self.executed = as_executed(layout, self.does)
+    def __init__(self, where: Common, layout: Layout, layers: Layers, slots: Kinds, messages: DataMessages):
+        """`slots` are the kinds of a chunk's, none where all layers are alike."""
+        self.where, self.layout, self.layers, self.slots = where, layout, layers, slots
+        self.model, self.update, self.messages = where.model, where.update, messages
+        self.piped = layout.pipe > 1
         self.sharded = messages.shards.ranks if layout.zero else 1
         """Ranks of a replica that share the state of a weight."""
         self.sharded_experts = messages.expert_shards.ranks if layout.zero else 1
@@ -36,9 +31,8 @@ class Once:
         """Those among which a replica's part of it is split again."""
         self.table = where.vocab * self.model.embed // (layout.tensor * layout.ends)
         """Weights of an embedding or a head on a device."""
-        # Every stage of this executor has both tables, or a part of both; elsewhere the first has one, and the last the
-        # other.
-        self.tables = 1 if self.model.tied or (layout.pipe > 1 and not self.executed) else 2
+        self.tables = 1 if self.model.tied else 2
+        """On every stage of a pipeline, or a part of them."""
         self.trained = 0 if layers.case.frozen else self.tables
         self.rows = self._rows()
         """Seconds of rows of the embedding in a microbatch; 0 where tables are sent."""
@@ -52,21 +46,14 @@ class Once:
         held = self.own / self.sharded + self.experts / self.sharded_experts
         exposed = 0.0
         if layout.zero == 3:
-            times = 1 if self.executed else 2  # for the forward and for the backward
+            times = 1 if self.piped else 2  # for the forward and for the backward
             ends = self.tables * times * sent.shards.gather(self.table), self.trained * sent.shards.scatter(self.table)
-            if self.executed:
-                exposed += sum(ends)
-            elif self.does.exposed_as_compiled:
-                exposed += self.where.microbatches(layout) * self._ends(*ends)
-            else:
-                exposed += sum(ends) * (self.where.microbatches(layout) if self.does.prefetch_weights else 1)
+            exposed += sum(ends) if self.piped else self.where.microbatches(layout) * self._ends(*ends)
             exposed += self._over_replicas(held)
             exposed += sent.shards.gather_once(self.own, self.coded) + sent.expert_shards.gather_once(self.experts)
         elif layout.zero == 0:
             reduce = sent.data.reduce(self.own) + sent.expert_data.reduce(self.experts)
-            exposed += (
-                self._left(reduce, backward=True) if self.does.overlap_data != "none" else self._beside_last(reduce)
-            )
+            exposed += self._beside_last(reduce)
         else:
             # Stage 2 holds no whole gradient between microbatches, unless a pipeline takes many through the weights.
             times = self.where.microbatches(layout) if layout.zero == 2 and layout.pipe == 1 else 1
@@ -74,13 +61,11 @@ class Once:
             scatter = sent.shards.scatter(by_table) + sent.expert_shards.scatter(self.experts)
             gather = sent.shards.gather_whole(self.own, self.coded)
             gather += sent.expert_shards.gather_whole(self.experts, self.coded_experts)
-            left = self._left(scatter, backward=True) if self.does.overlap_data != "none" else scatter
-            exposed += times * (left + self.rows) + self._over_replicas(held)
-            exposed += self._left(gather, backward=False) if self.does.overlap_data == "both" else gather
-        if self.executed and holds_chunks(layout):
+            exposed += times * (scatter + self.rows) + self._over_replicas(held) + gather
+        if holds_chunks(layout):
             exposed += self._held()
         exposed += self._maxima()
-        if self.executed and not layout.shared_ends:
+        if self.piped and not layout.shared_ends:
             # The float32 gradients of embedding and head.
             exposed += self.where.sum_over_stages(
                 layout.devices, layout.pipe, 4.0 * self.trained * self.table / (self.sharded * self.replicas)
@@ -89,12 +74,11 @@ class Once:
 
     def optimizer(self) -> float:
         """Seconds of the update."""
-        moved = self.update.moved * (0.5 if self.does.pure_16bit else 1.0)
         held = self.own / self.sharded + self.experts / self.sharded_experts
         # The largest magnitude of a matrix that becomes codes is found from its master weights.
         coded = self.coded / self.sharded + self.coded_experts / self.sharded_experts
         held, coded = held / self.replicas, coded / self.replicas
-        update = self.where.device.bytes_seconds(moved * held + MASTER * coded)
+        update = self.where.device.bytes_seconds(self.update.moved * held + MASTER * coded)
         if self.layout.optimizer_offload:
             ends = self.trained * self.table / (self.sharded * self.replicas)
             update = max(update, self.update.link_seconds(held - ends, ends, self.where.host_bandwidth, coded))
@@ -132,7 +116,7 @@ class Once:
         """Seconds of the messages of chunks that are held whole."""
         rows = Counter(chunk_slots(self.model, chunk_lengths(self.model, self.layout)))
         each = (self.messages.of_layers(self.layers.cases[Sort(kind)], number) for kind, number in rows.items())
-        gathers, _, scatters = zip(*each, strict=True)
+        gathers, scatters = zip(*each, strict=True)
         return self._waited(*held_seconds(self.layout, sum(gathers), sum(scatters)))
 
     def _waited(self, gather: float, scatter: float) -> float:
@@ -149,9 +133,9 @@ class Once:
         return self.rows + self._waited(by_table * gather, by_table * scatter)
 
     def _rows(self) -> float:
-        """Seconds of rows of the embedding that a microbatch exchanges in place of tables; jaxpar waits for all."""
+        """Seconds of rows of the embedding that a microbatch exchanges in place of tables, all of them waited for."""
         layout, case = self.layout, self.layers.case
-        if layout.embedding_messages == "table" or not self.does.exposed_as_compiled:
+        if layout.embedding_messages == "table":
             return 0.0
         assert layout.zero >= 2 and layout.pipe == 1, "rows are exchanged where a microbatch sends tables"
         ring = self.where.ring(self.messages.shards.ranks, layout.tensor)
@@ -184,12 +168,3 @@ class Once:
         exchanged = ring.exchange(self.update.matrix_bytes * own)
         share = ceil(layers / ring.ranks)  # whole layers: some ranks may have none
         return 2 * exchanged + share * self.layers.matrix_seconds(self.where.device, self.update)
-
-    def _left(self, message: float, backward: bool) -> float:
-        """What is left of a message under the last microbatch's backward, or the first one's forward: the first or last
-        of its pieces (a layer's part) has nothing to hide behind."""
-        layers = max(1.0, self.model.layers / self.layout.pipe)
-        work = self.layers.backward.seconds + self.again.seconds if backward else self.layers.forward.seconds
-        hidden = work * (layers - 1)
-        rest = message * (layers - 1) / layers
-        return message / layers + overlapped(hidden, rest, self.where.hardware.overlap_slowdown) - hidden

@@ -13,14 +13,9 @@ from jaxpar.planner.step_time.common import Common
 from jaxpar.planner.step_time.data_messages import DataMessages
 from jaxpar.planner.step_time.layer_times import Passed, Sort, sorts_of
 from jaxpar.planner.step_time.once import Once
-from jaxpar.planner.step_time.pipeline import ChunkTime, Pieces, Stages, pipeline_seconds, seconds_of_chunks
-from jaxpar.planner.step_time.weight_traffic import (
-    SLICED,
-    as_executed,
-    holds_chunks,
-    reduces_with_weights,
-    slices_chunks,
-)
+from jaxpar.planner.step_time.pipeline import Pieces, Stages, chunk_layers, pipeline_seconds, seconds_of_chunks
+from jaxpar.planner.step_time.ticks import ChunkTime
+from jaxpar.planner.step_time.weight_traffic import SLICED, holds_chunks, reduces_with_weights, slices_chunks
 
 
 class Step:
@@ -29,12 +24,12 @@ class Step:
     def __init__(self, where: Common, layout: Layout, like: Step | None = None):
         """`like` is the step of a layout that differs in its ends alone, whose layers and messages are taken over."""
         self.where, self.layout = where, layout
-        self.model, self.does, self.hardware, self.network = where.model, where.does, where.hardware, where.network
+        self.model, self.hardware, self.network = where.model, where.hardware, where.network
         if like is None:
             self._layers()
         else:
             vars(self).update(vars(like) | {"layout": layout})
-        self.rest = Once(where, layout, self.layers, self.again, self.slots, self.messages)
+        self.rest = Once(where, layout, self.layers, self.slots, self.messages)
         self.once = {"data": self.rest.data(), "optimizer": self.rest.optimizer()}
         """Seconds by part that come once a step, after the pipeline."""
         self.spent: dict[str, float] = {}
@@ -49,8 +44,7 @@ class Step:
         self.microbatches = where.microbatches(layout)
         self.layers = where.layers(layout)
         self.case = self.layers.case
-        self.executed = as_executed(layout, self.does)
-        self.holds = self.executed and holds_chunks(layout)
+        self.holds = holds_chunks(layout)
         self.slots: Kinds = kinds_of_slots(where.model, layout)
         """The kind of each; none where all layers are alike."""
         self.unlike = layout.matmul_codes is not None and any(layout.matmul_codes.exact)
@@ -69,20 +63,18 @@ class Step:
         """All seconds, in the schedule of `layout`."""
         makespan = self.ideal
         if layout.pipe > 1 and waits:
-            stages = Stages(
-                layout.schedule, layout.pipe, self.microbatches, layout.virtual_stages, self.model.layers,
-                self.does.lockstep, self.does.overlap_pipe,
-            )  # fmt: skip
-            makespan = (
-                seconds_of_chunks(stages, self.chunks(layout), self.pieces.head, self.pieces.transfer)
-                if self.slots or self.unlike
-                else pipeline_seconds(stages, self.pieces)
-            )
+            stages = Stages(layout.schedule, layout.pipe, self.microbatches, layout.virtual_stages)
+            ends = self.pieces.head, self.pieces.transfer
+            if self.slots or self.unlike:
+                makespan = seconds_of_chunks(stages, self.chunks(layout), *ends)
+            else:
+                longest = max(chunk_layers(self.model.layers, layout.pipe * layout.virtual_stages))
+                makespan = pipeline_seconds(stages, self.pieces.chunk(longest), *ends)
         return {**self.spent, "bubble": makespan - self.ideal, "stragglers": makespan * (self.jitter - 1)}
 
     def chunks(self, layout: Layout) -> tuple[ChunkTime, ...]:
         """Each chunk, in the order of the model: the sum over its layers; slots that pad it count where they run."""
-        model, why, lengths = self.model, why_padded(layout, self.does), chunk_lengths(self.model, layout)
+        model, why, lengths = self.model, why_padded(layout), chunk_lengths(self.model, layout)
         slots, sorts = Counter(chunk_slots(model, lengths)), iter(sorts_of(model, layout.matmul_codes))
         found = []
         for length in lengths:
@@ -99,45 +91,41 @@ class Step:
             found.append(ChunkTime(forward + sums, backward + sums, weight))
         return tuple(found)
 
-    def _of_weights(self, sort: Sort) -> tuple[float, float, float]:
-        """Seconds of gathers of a layer's weights, forward and backward, and of reductions of its gradients."""
-        return (0.0, 0.0, 0.0) if self.holds else self.messages.of_layers(self.layers.cases[sort])
+    def _of_weights(self, sort: Sort) -> tuple[float, float]:
+        """Seconds of gathers of a layer's weights, forward and as long backward, and of reductions of its gradients."""
+        return (0.0, 0.0) if self.holds else self.messages.of_layers(self.layers.cases[sort])
 
     def _works(self, sort: Sort) -> tuple[Work, Work]:
         """Forward and backward of a layer of a sort, beside its weights."""
         time = self.layers.times[sort]
-        if not (self.does.prefetch_weights and time.message):
+        if not time.message:
             return time.forward, time.backward
-        gathered, gathered_back, scattered = self._of_weights(sort)
-        return time.beside_weights(gathered, gathered_back + scattered)
+        gathered, scattered = self._of_weights(sort)
+        return time.beside_weights(gathered, gathered + scattered)
 
     def _passed(self, sort: Sort, again: Work) -> Passed:
         """A layer of a sort, forward and backward."""
         time, (forward, backward) = self.layers.times[sort], self.works[sort]
-        gathered, gathered_back, scattered = self._of_weights(sort)
-        launch = 0.0 if self.does.compiled else self.hardware.launch_seconds
-        f = max(forward.seconds, forward.kernels * launch)
-        b_again = max(again.seconds, again.kernels * launch)
-        b = max(backward.seconds, backward.kernels * launch)
+        gathered, scattered = self._of_weights(sort)
+        f, b, b_again = forward.seconds, backward.seconds, again.seconds
         sliced = self._sliced(sort)
         back = b + b_again
         weight = min(time.weight, back)
-        least, least_back = self.exposed.gather * gathered, self.exposed.gather * gathered_back
-        reduced = self.exposed.scatter * scattered
+        least, reduced = self.exposed.gather * gathered, self.exposed.scatter * scattered
         sends, sends_back = forward.sends, backward.sends + again.sends
         whole_f = self._beside(f, gathered, least, sends)
-        if reduces_with_weights(self.layout, self.does):
+        if reduces_with_weights(self.layout):
             weight = self._beside(weight, scattered, reduced)
-            whole_b = self._beside(back - min(time.weight, back), gathered_back, least_back, sends_back) + weight
+            whole_b = self._beside(back - min(time.weight, back), gathered, least, sends_back) + weight
         else:
-            whole_b = self._beside(back, gathered_back + scattered, least_back + reduced, sends_back)
+            whole_b = self._beside(back, gathered + scattered, least + reduced, sends_back)
         offload = self._offload(sort, whole_f, whole_b)
         whole_f, whole_b = whole_f + offload[0] + sliced[0], whole_b + offload[1] + sliced[1]
         return Passed(whole_f, whole_b, min(weight, whole_b), f, b, b_again, *offload, gathered, sum(sliced))
 
     def _sliced(self, sort: Sort) -> tuple[float, float]:
         """Seconds, forward and backward, of copies of a layer's weights and gradients from and into their stacks."""
-        if not slices_chunks(self.layout, self.does):
+        if not slices_chunks(self.layout):
             return 0.0, 0.0
         case, seconds = self.layers.cases[sort], self.where.device.bytes_seconds
         whole, trained = case.parameters + case.experts, case.trained + case.experts
@@ -146,8 +134,6 @@ class Step:
     def _beside(self, compute: float, message: float, least: float, sends: float = 0.0) -> float:
         """Seconds of compute and the messages of weights beside it, of which `least` cannot be hidden, nor anything in
         the `sends` seconds of it in which tokens travel to experts or back."""
-        if not self.does.prefetch_weights:
-            return compute + message
         free = max(0.0, compute - sends)
         return compute - free + overlapped(free, message - least, self.hardware.overlap_slowdown) + least
 
@@ -174,8 +160,6 @@ class Step:
         spent["tensor"] = count * (forward.tensor + backward.tensor + again.tensor) + share * head.tensor
         spent["context"] = count * (forward.context + backward.context + again.context)
         spent["scales"] = count * (forward.scales + backward.scales)
-        waiting = f - forward.seconds + b - backward.seconds + b_again - again.seconds
-        spent["launches"] = count * waiting
         spent["offload"] = count * sum(offload)
         spent["slices"] = count * mean.sliced
         spent["data"] = count * (whole_f + whole_b - f - back - sum(offload) - mean.sliced)
@@ -218,10 +202,7 @@ class Step:
             return 0.0
         whole = float(self.case.tokens * self.case.embed * self.case.item)
         pair = self.network.pair(layout.devices // layout.pipe, layout.pipe)
-        seconds = pair.shift(whole / layout.tensor)
-        if layout.tensor > 1 and not self.case.sequence_parallel:
-            seconds += self.where.ring(layout.tensor, 1).gather(whole)
-        return seconds
+        return pair.shift(whole / layout.tensor)
 
 
 def _kinds(sorts: Counter[Sort]) -> Counter[str]:

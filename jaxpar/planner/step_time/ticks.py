@@ -15,6 +15,16 @@ from jaxpar.pipeline.schedules.registry import SCHEDULES, make_schedule
 from jaxpar.pipeline.transfers import receiver
 
 
+class ChunkTime(NamedTuple):
+    """Seconds of one microbatch in a chunk."""
+
+    forward: float
+    backward: float
+    """All of it."""
+    weight: float
+    """The part of it that is gradients of weights."""
+
+
 class Tick(NamedTuple):
     """The composition of a tick."""
 
@@ -25,21 +35,18 @@ class Tick(NamedTuple):
     forward_sends: bool
     backward_sends: bool
 
-    def seconds(
-        self, forward: float, backward: float, weight: float, head: float, transfer: float, overlap: bool
-    ) -> float:
-        """Its length; `backward` without `weight` where the schedule splits them."""
+    def seconds(self, chunk: ChunkTime, head: float, transfer: float) -> float:
+        """Its length, where a rank computes while it sends; `chunk.backward` without W where the schedule splits it."""
         now = arrived = 0.0
         kinds = (
-            (self.forward, forward, self.forward_sends),
-            (self.backward, backward + head * self.head, self.backward_sends),
-            (self.weight, weight, False),
+            (self.forward, chunk.forward, self.forward_sends),
+            (self.backward, chunk.backward + head * self.head, self.backward_sends),
+            (self.weight, chunk.weight, False),
         )
         for present, length, sends in kinds:
             now += length * present
             if sends:
                 arrived = now + transfer
-                now = now if overlap else arrived
         return max(now, arrived)
 
 
@@ -48,6 +55,13 @@ class Ticks(NamedTuple):
 
     counts: tuple[tuple[Tick, int], ...]
     splits_backward: bool
+
+    def seconds(self, chunk: ChunkTime, head: float, transfer: float) -> float:
+        """The makespan, as `pipeline.simulate` has it in `lockstep`, of chunks of one length; `head` is loss and head,
+        `transfer` what is sent from a rank to the next."""
+        if self.splits_backward:
+            chunk = chunk._replace(backward=chunk.backward - chunk.weight)
+        return sum(number * tick.seconds(chunk, head, transfer) for tick, number in self.counts)
 
 
 FEW, MORE = 4, 8
@@ -98,34 +112,3 @@ def counted_ticks(schedule: str, ranks: int, microbatches: int, virtual_stages: 
             )
         ] += 1
     return Ticks(tuple(found.items()), table.splits_backward)
-
-
-def lockstep_seconds(
-    schedule: str,
-    ranks: int,
-    microbatches: int,
-    virtual_stages: int,
-    forward: float,
-    backward: float,
-    weight: float,
-    head: float,
-    transfer: float,
-    overlap: bool,
-) -> float:
-    """The makespan, as `pipeline.simulate` has it in `lockstep`.
-
-    Args:
-        schedule: a published one.
-        ranks: of the pipeline.
-        microbatches: of a step.
-        virtual_stages: chunks of a rank.
-        forward: of the longest chunk.
-        backward: of the same, all of it.
-        weight: the part of it that is gradients of weights.
-        head: loss and head.
-        transfer: from a rank to the next.
-        overlap: whether transfers run beside compute.
-    """
-    ticks = ticks_of(schedule, ranks, microbatches, virtual_stages)
-    own = backward - weight if ticks.splits_backward else backward
-    return sum(number * tick.seconds(forward, own, weight, head, transfer, overlap) for tick, number in ticks.counts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.layout.choices.pipeline import holds
 from jaxpar.pipeline.schedules.registry import SCHEDULES
 from jaxpar.planner.layout import Layout
@@ -69,16 +68,11 @@ def holds_chunks(layout: Layout) -> bool:
     return layout.pipe > 1 and holds(layout.schedule, layout.virtual_stages, layout.zero, shards)
 
 
-def slices_chunks(layout: Layout, does: Mechanisms) -> bool:
+def slices_chunks(layout: Layout) -> bool:
     """Whether whole weights and accumulators of a chunk are copied out of their stacks, and in, in each tick."""
-    return as_executed(layout, does) and layout.zero < 3
+    return layout.pipe > 1 and layout.zero < 3
 
 
-def as_executed(layout: Layout, does: Mechanisms) -> bool:
-    """Whether messages are those of this executor: a pipeline in uniform ticks."""
-    return layout.pipe > 1 and does.lockstep
-
-
-def reduces_with_weights(layout: Layout, does: Mechanisms) -> bool:
+def reduces_with_weights(layout: Layout) -> bool:
     """Whether layers' gradients are reduced in ticks with W."""
-    return as_executed(layout, does) and layout.zero == 3 and SCHEDULES[layout.schedule].splits_backward
+    return layout.pipe > 1 and layout.zero == 3 and SCHEDULES[layout.schedule].splits_backward

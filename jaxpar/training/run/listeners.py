@@ -10,7 +10,6 @@ from jaxpar.observe.events import Listener
 from jaxpar.observe.writers.console import ConsoleView
 from jaxpar.observe.writers.event_log import EventLog
 from jaxpar.observe.writers.jsonl import JsonLines
-from jaxpar.observe.writers.measured_row import MeasuredRow
 from jaxpar.observe.writers.plot import LossPlot
 from jaxpar.observe.writers.summary import SummaryFile
 from jaxpar.observe.writers.tensorboard import TensorBoard
@@ -26,5 +25,5 @@ def default_listeners(config: Config, *, verbose: bool = False) -> list[Listener
     if jax.process_index() != 0:
         return []
     online = [] if config.run.wandb is None else [WeightsAndBiases(config.run.wandb)]
-    files = [JsonLines(), EventLog(), EnvironmentFile(), TensorBoard(), LossPlot(), SummaryFile(), MeasuredRow()]
+    files = [JsonLines(), EventLog(), EnvironmentFile(), TensorBoard(), LossPlot(), SummaryFile()]
     return [*files, *online, ConsoleView(verbose=verbose)]

@@ -1,73 +1,27 @@
-"""Published records, predicted at named layouts; and what a row of a file becomes."""
+"""Rows of published runs: what they state, what they leave open, and what is refused."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import csv
+from pathlib import Path
 
 import pytest
 
-from benchmarks.validation.cases import BATCH, LLAMA_175B, LLAMA_405B
-from benchmarks.validation.mechanisms import GENERATIONS
-from benchmarks.validation.published import HELD_OUT, PUBLISHED, Run, read_runs
-from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.model import step_time
+from benchmarks.validation.__main__ import main
+from benchmarks.validation.page import everything
+from benchmarks.validation.published import FILES, Run, read_runs
+from benchmarks.validation.table import COLUMNS
+from tests.sentences import refused
 
-H800 = parse_cluster("h800:32x8")
-SMALL = Layout(
-    pipe=8, fsdp=4, context=2, tensor=4, schedule="interleaved", virtual_stages=12, zero=1, remat="full"
-)  # fmt: skip
-NARROW = replace(SMALL, pipe=16, tensor=2, virtual_stages=6)
-
-
-@pytest.mark.parametrize(
-    ("system", "sequence", "layout", "mfu"),
-    [
-        ("megatron-2024", 32768, replace(NARROW, fsdp=2, context=4), 0.323),
-        ("kuaishou", 32768, replace(SMALL, virtual_stages=6, remat="none", offload_fraction=0.9), 0.427),
-        ("megatron-2024", 8192, NARROW, 0.310),
-        ("kuaishou", 8192, NARROW, 0.334),
-        ("kuaishou", 8192, replace(NARROW, remat="gemm_last", offload_fraction=0.8), 0.432),
-    ],
-)
-def test_175b_on_256_h800_is_predicted_within_5_percent(system: str, sequence: int, layout: Layout, mfu: float):
-    """Yuan et al., USENIX ATC 2024, and its artifact; nothing was fitted to these."""
-    assert layout.devices == 256
-    step = step_time(LLAMA_175B, sequence, BATCH, layout, H800, GENERATIONS[system])
-    assert step.mfu == pytest.approx(mfu, rel=0.05)
-
-
-def test_the_gain_is_the_recomputation_that_goes():
-    full = step_time(LLAMA_175B, 32768, BATCH, SMALL, H800, GENERATIONS["kuaishou"])
-    balanced = replace(SMALL, remat="gemm_last", offload_fraction=0.9)
-    ours = step_time(LLAMA_175B, 32768, BATCH, balanced, H800, GENERATIONS["kuaishou"])
-    saved = full.breakdown["recomputation"] - ours.breakdown["recomputation"]
-    assert saved > 0.75 * (full.seconds - ours.seconds)
-    assert ours.breakdown["offload"] == 0
-
-
-def test_405b_on_1024_h100_in_float8_is_predicted_7_percent_too_slow():
-    """763 TFLOP/s per GPU, counted without a mask in attention, as 6N + 12 L E S per token: 4% more than with one.
-
-    708 are predicted. `float8_share` is fitted to torchtitan and llm-foundry, the only software with float8 rows in the
-    data; Megatron-Core, which this record is of, is faster than both.
-    """
-    cluster = parse_cluster("h100:128x8")
-    layout = Layout(
-        pipe=16, fsdp=8, context=2, tensor=4, schedule="interleaved", virtual_stages=4, zero=1, remat="gemm_last",
-        precision="float8",
-    )  # fmt: skip
-    step = step_time(LLAMA_405B, 8192, 512, layout, cluster, GENERATIONS["megatron-core"])
-    masked = step.mfu * cluster.gpu.training_peak / 1e12
-    assert 1.04 * masked == pytest.approx(763, rel=0.075)
+RUNS, REFUSED = everything()
 
 
 def row(source: str, **wanted: object) -> Run:
-    runs = read_runs(HELD_OUT if source == "kwai_fig9" else PUBLISHED)
     return next(
-        run for run in runs
+        run
+        for run in RUNS
         if run.source == source and all(getattr(run.layouts[0], key) == value for key, value in wanted.items())
-    )  # fmt: skip
+    )
 
 
 def test_a_row_holds_what_its_columns_state():
@@ -75,22 +29,71 @@ def test_a_row_holds_what_its_columns_state():
     assert (run.model.layers, run.model.heads, run.sequence, run.batch) == (96, 96, 4096, 256)
     layout = run.layouts[0]
     assert (layout.pipe, layout.fsdp, layout.context, layout.tensor) == (16, 4, 2, 2)
-    assert (layout.schedule, layout.virtual_stages, layout.remat, layout.offload_fraction) == (
-        "interleaved", 6, "none", 0.522,
-    )  # fmt: skip
+    kept = layout.schedule, layout.virtual_stages, layout.remat, layout.offload_fraction
+    assert kept == ("interleaved", 6, "none", 0.522)
     assert run.cluster.devices == 256 and run.cluster.bandwidth(True) == 100e9 / 8
+    assert run.tokens_per_s_per_gpu * run.seconds * 256 == pytest.approx(run.batch * run.sequence)
 
 
 def test_what_was_not_published_may_have_been_anything_that_divides():
-    run = row("mtnlg_530b")
-    assert {layout.microbatch for layout in run.layouts} == {1, 2, 4, 8}
-    virtual = {layout.virtual_stages for layout in row("megatron_sc21_t2", pipe=12).layouts}
-    assert virtual == {1, 2, 4, 8}
+    assert {layout.microbatch for layout in row("mtnlg_530b").layouts} == {1, 2, 4, 8}
+    assert {layout.virtual_stages for layout in row("megatron_sc21_t2", pipe=12).layouts} == {1, 2, 4, 8}
 
 
-def test_software_has_the_mechanisms_of_its_time():
-    early, late = row("mtnlg_530b").mechanisms, row("vtrain_multi").mechanisms
-    assert not early.overlap_weight_gradient and late.overlap_weight_gradient
-    assert row("mosaic_llmfoundry", precision="float8").mechanisms.attention == "flash1"
-    assert row("korthikanti_t5").mechanisms.attention == "scores"
-    assert row("kwai_7b").mechanisms == GENERATIONS["kuaishou"]
+def test_all_rows_are_timed_but_experts_in_float8():
+    assert len(RUNS) > 400 and {run.source for run in RUNS} >= {"torchtitan_h200_2506", "mcore_moe"}
+    assert [one.why for one in REFUSED] == ["precision: fp8, and products of experts are timed in 16 bits alone"]
+
+
+def test_selection_by_operation_runs_half_of_the_products_again():
+    kept = {one for run in RUNS if run.source.startswith("torchtitan") for one in (run.layouts[0].remat,)}
+    assert any(isinstance(one, tuple) for one in kept)
+
+
+def changed(folder: Path, **cells: str) -> Path:
+    """A file with the first published run, and these cells in place of its own."""
+    with FILES[0].open(newline="") as stream:
+        first = next(csv.DictReader(line for line in stream if not line.startswith("#")))
+    file = folder / "runs.csv"
+    with file.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, first | cells)
+        writer.writeheader()
+        writer.writerow(first | cells)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ({"n_layers": "many"}, "n_layers: expected a number, got 'many'"),
+        ({"dp": "7"}, "dp x tp x cp x pp is 7, but n_gpus 512"),
+        ({"precision": "fp4"}, "precision: expected"),
+        ({"gpu": "A100-80GB", "precision": "fp8"}, "does not multiply in float8"),
+        ({"step_time_s": "", "tokens_per_s_per_gpu": "1e9"}, "expected tokens/s of one GPU"),
+        ({"step_time_s": "1", "tokens_per_s_per_gpu": "1007"}, "tokens_per_s_per_gpu is 1007, but"),
+        ({"architecture": "encoder"}, "the time model has decoders only, got 'encoder'"),
+        ({"recompute": "some"}, "recompute: expected"),
+        ({"micro_batch_seqs": "3"}, "expected a divisor"),
+        ({"ep": "2"}, "ep: expected 1"),
+    ],
+)
+def test_what_cannot_be_timed_is_left_out_with_the_reason(cells: dict[str, str], why: str, tmp_path: Path):
+    runs, (one,) = read_runs(changed(tmp_path, **cells))
+    assert not runs and why in one.why and one.row.startswith("row 2 (mosaic_llmfoundry")
+
+
+def test_a_file_without_a_column_is_refused(tmp_path: Path):
+    file = tmp_path / "a.csv"
+    file.write_text(",".join(name for name in COLUMNS if name != "n_layers") + "\n")
+    with refused("a.csv", "n_layers", "is missing"):
+        read_runs(file)
+    with refused("there is no such file"):
+        read_runs(tmp_path / "b.csv")
+
+
+def test_the_command_prints_the_error_of_each_run_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["--data", str(changed(tmp_path))]) == 0
+    printed = capsys.readouterr().out
+    assert "| mosaic_llmfoundry L75 | 16.3 s |" in printed and "%" in printed
+    assert main(["--data", str(changed(tmp_path, n_layers="many"))]) == 2
+    assert main(["--write", "--data", str(tmp_path / "runs.csv")]) == 2

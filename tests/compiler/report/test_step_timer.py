@@ -46,7 +46,7 @@ def test_a_kernel_takes_what_a_gpu_reaches_of_what_bounds_it():
 def test_fused_attention_takes_as_long_as_in_the_planner():
     device = device_of(CLUSTER.gpu, HOPPER)
     pairs, width = 2.0 * 8 * 4096 * (2048 + 64), 128  # as `flash` counts the diagonal
-    both = device.flash(2, 8, 4096, 2048, width, "flash3")
+    both = device.flash(2, 8, 4096, 2048, width, "mosaic")
     for flops, backward, seconds in zip((4, 10), (False, True), both, strict=True):
         kernel = cost("attention", flops=flops * width * pairs, pairs=pairs, backward=backward)
         assert CLOCK.kernel(kernel) == pytest.approx(seconds)

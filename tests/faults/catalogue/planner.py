@@ -8,23 +8,21 @@ KINDS = "tests/planner/search/test_kinds.py"
 
 PLANNER = (
     Fault(
-        name="an_interval_that_trusts_one_program",
-        description="Intervals are no wider where one compiled program alone shows what messages are waited for.",
-        file="jaxpar/planner/search/search.py",
-        old="replace(KNOWN, shares=share_spread(self.timer, candidate.layout))",
-        new="KNOWN",
-        caught_by=(
-            "tests/planner/search/test_share_spread.py::test_plans_have_it_in_their_interval_their_file_and_their_page",
-        ),
+        name="an_anchor_that_narrows_without_end",
+        description="An interval after measured runs is narrower than left-out runs of one system are apart.",
+        file="jaxpar/planner/step_time/interval.py",
+        old="return self.beside if self.runs else self.alone",
+        new="return self.beside / self.runs if self.runs else self.alone",
+        caught_by=("tests/planner/test_anchors.py::test_an_anchor_narrows_no_further_than_left_out_runs_are_apart",),
     ),
     Fault(
-        name="a_run_that_measures_itself",
-        description="A row that is predicted after measured runs counts as one of them.",
-        file="benchmarks/validation/after_runs.py",
-        old="if one.run.system == run.system and other(one.run)]",
-        new="if one.run.system == run.system]",
+        name="a_source_beside_its_own_software",
+        description="A source's interval follows from runs of its own software too.",
+        file="benchmarks/validation/leave_out.py",
+        old="if not software[o] & software[name]}",
+        new="if o != name}",
         caught_by=(
-            "tests/benchmarks/validation/test_after_runs.py::test_a_row_needs_no_time_and_is_no_measurement_of_itself",
+            "tests/benchmarks/validation/test_leave_out.py::test_all_sources_of_a_software_are_left_out_together",
         ),
     ),
     Fault(
@@ -92,7 +90,7 @@ PLANNER = (
     Fault(
         name="norms_of_heads_for_nothing",
         description="Norms of queries and keys take less time than XLA's passes over memory.",
-        file="jaxpar/cost/rotation.py",
+        file="jaxpar/cost/layer.py",
         old="HEAD_NORMS = (2.0, 6.0)",
         new="HEAD_NORMS = (0.0, 3.0)",
         caught_by=("tests/cost/test_rotation.py::test_norms_of_queries_move_what_their_passes_do",),

@@ -22,7 +22,7 @@ from jaxpar.planner.jobs.policies import POLICIES, by_curves, first_in_first_out
 from jaxpar.planner.jobs.share import print_outcomes
 from jaxpar.planner.jobs.simulation import Outcome, simulate
 from jaxpar.planner.machine import named_cluster
-from jaxpar.planner.step_time.interval import KNOWN
+from jaxpar.planner.step_time.interval import PUBLISHED
 from tests.planner.spaces import model_of
 from tests.sentences import refused
 
@@ -135,14 +135,14 @@ def test_a_curve_leaves_out_numbers_that_are_no_faster():
 
 
 def with_spread(job: Job) -> Job:
-    return replace(job, curve=replace(job.curve, spread=KNOWN))
+    return replace(job, curve=replace(job.curve, spread=PUBLISHED))
 
 
 def test_a_job_alone_finishes_in_the_interval_of_its_speed():
     """Steps that take as long as their interval has them; starting takes no longer."""
     job = with_spread(Job("a", 800, curve(pause=10)))
     (one, *_) = expected(outcomes([job], 8), 8).values()
-    low, high = KNOWN.interval(100.0)
+    low, high = PUBLISHED.interval(100.0)
     assert one.outcome.finished["a"] == 110 and one.finished("a") == pytest.approx((10 + low, 10 + high))
     assert job.curve.interval(8) == pytest.approx((8 * 100 / high, 8 * 100 / low))
 
@@ -158,7 +158,7 @@ def test_intervals_of_jobs_contain_what_is_predicted():
 
 
 def test_a_deadline_inside_the_interval_is_reported():
-    low, high = KNOWN.interval(100 * HOUR)
+    low, high = PUBLISHED.interval(100 * HOUR)
     for deadline, words in (
         (1.01 * high, None),
         (0.99 * high, "meets its deadline as predicted, and misses it by"),

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.validation.mechanisms import GENERATIONS
 from jaxpar.cost.hardware_model import HOPPER, hardware_of
-from jaxpar.cost.mechanisms import JAXPAR
 from jaxpar.cost.messages import network_of
 from jaxpar.distributed import devices
 from jaxpar.hardware.cluster import Cluster, parse_cluster
@@ -39,7 +37,6 @@ from tests.sentences import refused
 LAYERS = 24
 CONFIG = model_of(model={"layers": LAYERS, "embed": 4096, "heads": 32, "mlp": 16384, "vocab": 1024})
 LAYOUT = Layout(pipe=2, fsdp=2, tensor=2, schedule="1f1b", zero=1)
-FREE = replace(JAXPAR, padded=False)
 
 
 def cluster_of(slower: float, hosts: int = 1, gpus: int = 4) -> Cluster:
@@ -63,8 +60,8 @@ def in_proportion(timer: StepTimer, layout: Layout) -> tuple[tuple[int, ...], St
     return found
 
 
-def clock_of(cluster: Cluster, mechanisms=FREE) -> StepTimer:
-    return StepTimer(CONFIG.model, 2048, 64, cluster, mechanisms, None, ADAMW)
+def clock_of(cluster: Cluster) -> StepTimer:
+    return StepTimer(CONFIG.model, 2048, 64, cluster, None, ADAMW)
 
 
 def test_stages_are_as_long_as_their_devices_are_fast():
@@ -146,12 +143,7 @@ def test_no_other_lengths_are_faster(slower: float):
 
 
 def test_padded_stages_gain_nothing_and_stay_equal():
-    timer = clock_of(cluster_of(2.0), GENERATIONS["megatron-core"])
-    assert timer.lengths(LAYOUT) == (16, 8)
-    padded = clock_of(cluster_of(2.0), replace(FREE, padded=True))
-    assert padded.lengths(LAYOUT) is None
-    equal, uneven = padded.step(LAYOUT).seconds, padded.step(replace(LAYOUT, stage_layers=(16, 8))).seconds
-    assert uneven / equal == pytest.approx(4 / 3, rel=0.02)
+    assert clock_of(cluster_of(2.0)).lengths(LAYOUT) == (16, 8)
     for kept in ({"offload_fraction": 0.5}, {"zero": 3}, {"context": 2, "tensor": 1, "context_strategy": "ring"}):
         assert clock_of(cluster_of(2.0)).lengths(replace(LAYOUT, **kept)) is None
 
@@ -196,12 +188,12 @@ def test_every_kind_is_timed_on_its_own_network_and_edges_on_the_slower(tmp_path
     assert clusters["apart"].step(across).breakdown["data"] > 5 * ib.breakdown["data"]
 
 
-@pytest.mark.parametrize(("padded", "words"), [(True, 8192), (False, 8192), (False, 32768)])
-def test_the_search_finds_what_timing_every_layout_finds(padded: bool, words: int):
+@pytest.mark.parametrize("words", [8192, 32768])
+def test_the_search_finds_what_timing_every_layout_finds(words: int):
     """With many words all wait for the loss of the slower GPUs, and uneven stages save less."""
     config = model_of(model={"layers": 4, "activation": "gelu", "vocab": words}, data={"batch_size": 8})
     space = Space(config, cluster_of(2.0, gpus=2), {"context": "1", "offload": "none"})
-    search = Search(space, mechanisms=replace(FREE, padded=padded), limit=2**30)
+    search = Search(space, limit=2**30)
     found: list[Candidate] = []
     for group in space.groups():
         for choice in choices(space, group):
@@ -212,7 +204,7 @@ def test_the_search_finds_what_timing_every_layout_finds(padded: bool, words: in
     wanted = sorted(found, key=lambda one: one.seconds)[:40]
     first_found = list(islice(search.by_time(), 40))
     assert [one.seconds for one in first_found] == pytest.approx([one.seconds for one in wanted], rel=1e-9)
-    assert any(one.layout.stage_layers for one in first_found) is (not padded and words == 8192)
+    assert any(one.layout.stage_layers for one in first_found) is (words == 8192)
 
 
 def test_who_holds_which_stages_is_reported():

@@ -8,7 +8,6 @@ import pytest
 
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema.model import ModelConfig, Pattern
-from jaxpar.cost.mechanisms import JAXPAR
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.pipeline.schedules import make_schedule
 from jaxpar.pipeline.timing.durations import Durations
@@ -35,19 +34,19 @@ def of_kind(name: str) -> ModelConfig:
 
 
 def parts(model: ModelConfig, layout: Layout) -> Step:
-    return steps_of(model, 8192, 64, CLUSTER, JAXPAR).step(layout)
+    return steps_of(model, 8192, 64, CLUSTER).step(layout)
 
 
 @pytest.mark.parametrize("layout", [ONE, replace(ONE, zero=3, remat="full"), TWO], ids=["one", "zero3", "two"])
 def test_kinds_that_do_not_differ_take_as_long_as_layers_that_are_alike(layout: Layout):
     named = replace(ALIKE, kinds={"a": {}, "b": {}}, pattern=Pattern(("a", "b")))
-    steps = [step_time(model, 8192, 64, layout, CLUSTER, JAXPAR) for model in (ALIKE, named)]
+    steps = [step_time(model, 8192, 64, layout, CLUSTER) for model in (ALIKE, named)]
     assert steps[1].seconds == pytest.approx(steps[0].seconds, rel=1e-12)
     assert steps[1].breakdown == pytest.approx(steps[0].breakdown, rel=1e-9)
 
 
 def test_a_layer_attends_to_the_window_of_its_kind():
-    attention = lambda model: step_time(model, 8192, 64, ONE, CLUSTER, JAXPAR).breakdown["attention"]
+    attention = lambda model: step_time(model, 8192, 64, ONE, CLUSTER).breakdown["attention"]
     own, local, whole = (attention(model) for model in (UNLIKE, of_kind("local"), of_kind("global")))
     assert local < 0.2 * whole
     assert own == pytest.approx((6 * local + 2 * whole) / 8)
@@ -90,6 +89,6 @@ def test_what_is_made_again_goes_by_the_slots_of_a_kind():
 
 
 def test_twice_the_layers_are_twice_of_each_kind():
-    timer = StepTimer(UNLIKE, 8192, 64, CLUSTER, JAXPAR, None, ADAMW)
+    timer = StepTimer(UNLIKE, 8192, 64, CLUSTER, None, ADAMW)
     once, twice = (timer.floor(TWO, layers).breakdown["attention"] for layers in (8, 16))
     assert twice == pytest.approx(2 * once)

@@ -223,7 +223,7 @@ def test_rows_of_a_pipeline_that_hold_an_exception_are_gathered_in_the_compute_d
 def test_what_is_stored_as_codes_is_what_the_memory_estimate_counts():
     config = config_of("llama3_8b", *recipe("fp8_delayed"))
     codes = matmul_codes(config, parse_cluster("h100:1x8").gpu, "none", None, ("",) * 32, 1)
-    case = layer_case(config.model, 8192, 1, 1, 1, "allgather", True, "bfloat16", codes=codes)
+    case = layer_case(config.model, 8192, 1, 1, 1, "allgather", "bfloat16", codes=codes)
     whole = sum(spec.size for spec in case.shape.layer.matrices)
     out = 4096 * 4096  # attention_out
     assert case.coded == whole - out and case.exact.coded == 0

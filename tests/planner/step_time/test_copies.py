@@ -17,7 +17,7 @@ from jaxpar.planner.step_time.model import StepTime, step_time
 
 HOST = parse_cluster("h100:1x8")
 MODEL = replace(PRESETS["llama3-8b"], layers=8, vocab=32000)
-CASE: LayerCase = layer_case(MODEL, 8192, 1, 1, 1, "allgather", False, "bfloat16")
+CASE: LayerCase = layer_case(MODEL, 8192, 1, 1, 1, "allgather", "bfloat16")
 SIZES = activation_bytes(CASE.shape)
 
 

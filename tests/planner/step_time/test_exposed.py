@@ -9,17 +9,14 @@ from typing import get_args
 import pytest
 
 from benchmarks.planner.compiled import by_kind, laid_out, prepared, shares_table, table, write_rows
-from benchmarks.validation.mechanisms import GENERATIONS
 from jaxpar.compiler.report.record import Collective
 from jaxpar.config.presets import PRESETS
 from jaxpar.cost.hardware_model import hardware_of
-from jaxpar.cost.mechanisms import JAXPAR
 from jaxpar.cost.messages import network_of
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.report.words import axes
 from jaxpar.planner.step_time.exposed import (
-    HIDDEN,
     LayoutClass,
     Program,
     classes_of,
@@ -89,19 +86,6 @@ def test_a_step_waits_for_the_share_and_the_rest_takes_from_compute():
     least = exposed(layout, HOST)
     waited = least.gather * gathers + least.scatter * scatters
     assert found == pytest.approx(waited + slow * (gathers + scatters - waited), rel=0.01)
-
-
-def test_other_software_waits_for_what_is_longer_than_compute_alone(monkeypatch: pytest.MonkeyPatch):
-    """Programs of ours say nothing about it."""
-    layouts = Layout(fsdp=8, zero=3), Layout(replica=2, fsdp=4, zero=3), Layout(pipe=2, fsdp=4, zero=3, schedule="1f1b")
-    others = {name: does for name, does in GENERATIONS.items() if name != "jaxpar"}
-    assert not any(does.exposed_as_compiled for does in others.values())
-    time = lambda does, layout: step_time(MODEL, 8192, 64, layout, parse_cluster("h100:1x8"), does).seconds
-    found = {name: [time(does, layout) for layout in layouts] for name, does in others.items()}
-    ours = [time(JAXPAR, layout) for layout in layouts]
-    monkeypatch.setattr("jaxpar.planner.step_time.common.exposed", lambda *_: HIDDEN._replace(gather=0.9, scatter=0.9))
-    assert {name: [time(does, layout) for layout in layouts] for name, does in others.items()} == found
-    assert all(time(JAXPAR, layout) > before for layout, before in zip(layouts, ours, strict=True))
 
 
 def test_copies_to_the_host_cost_the_share_that_programs_wait_for():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 import pytest
 
 from jaxpar.hardware.cluster import parse_cluster
@@ -13,10 +11,8 @@ from jaxpar.planner.step_time.exposed import (
     exposed,
     generation_of,
     programs_of_classes,
-    read_programs,
     share,
     share_of_classes,
-    uncertain_shares,
 )
 from tests.planner.search.test_avoid import with_links
 
@@ -89,46 +85,3 @@ LAYOUTS = [
     Layout(pipe=2, fsdp=8, zero=3, schedule="breadth-first", virtual_stages=2),
 ]
 """Of every class."""
-
-ONE_PROGRAM: dict[str, tuple[Layout, set[str]]] = {
-    "fsdp": (Layout(fsdp=16, zero=3), set()),
-    "tensor": (Layout(fsdp=8, tensor=2, zero=3), {"gathers", "scatters"}),
-    "tensor, zero 1": (Layout(fsdp=8, tensor=2, zero=1), set()),
-    "chunks held": (
-        Layout(pipe=2, fsdp=8, zero=3, schedule="breadth-first", virtual_stages=2),
-        {"gathers", "scatters"},
-    ),
-    "ticks": (Layout(pipe=2, fsdp=8, zero=3, schedule="1f1b"), set()),
-    "replicas": (Layout(replica=2, fsdp=8, zero=3), {"gathers", "scatters", "sums"}),
-    "replicas, sums after": (Layout(replica=2, fsdp=8, zero=3, sums_early=False), {"gathers", "scatters"}),
-    "copies": (Layout(fsdp=16, zero=3, offload_fraction=0.5), set()),
-}
-
-
-@pytest.mark.parametrize("case", ONE_PROGRAM)
-def test_shares_of_one_program_are_named(case: str):
-    """Of the shipped rows: one with tensor ranks, one with replicas, one that holds chunks; others have several."""
-    layout, names = ONE_PROGRAM[case]
-    cluster = parse_cluster("h100:2x8")
-    found = uncertain_shares(layout, cluster)
-    assert set(found) == names
-    least = exposed(layout, cluster)
-    values = {"gathers": least.gather, "scatters": least.scatter, "sums": least.sums, "host": least.host}
-    for name, own in found.items():
-        assert values[name] == median(one.exposed[name] / one.needed[name] for one in own)
-        assert all(one in read_programs() for one in own)
-
-
-def test_shares_of_programs_of_other_gpus_are_named_however_many_there_are():
-    """Two programs of pipelines on H100s stand for those of an A100, where they wait for more than its ZeRO-3."""
-    found = uncertain_shares(Layout(pipe=2, fsdp=8, context=2, zero=3, schedule="1f1b"), parse_cluster("a100-80:2x8"))
-    assert set(found) == {"gathers", "scatters"}
-    assert len(found["gathers"]) > 1 and {one.generation for one in found["gathers"]} == {"fast"}
-    copied = uncertain_shares(Layout(fsdp=16, zero=3, offload_fraction=0.5), parse_cluster("a100-80:2x8"))
-    assert len(copied["host"]) > 1
-
-
-def test_a_class_of_another_generation_rests_on_the_program_that_stands_for_it():
-    found = uncertain_shares(Layout(fsdp=8, tensor=2, zero=3), parse_cluster("a100-80:2x8"))
-    assert {one.generation for own in found.values() for one in own} == {"fast"}
-    assert set(found) == {"gathers", "scatters"}

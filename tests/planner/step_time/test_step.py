@@ -6,36 +6,28 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.validation.mechanisms import GENERATIONS
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema import Config, ModelConfig, OptimizerConfig
 from jaxpar.cost.hardware_model import AMPERE, HardwareModel, described, hardware_of
-from jaxpar.cost.mechanisms import JAXPAR
 from jaxpar.cost.messages import network_of, overlapped
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.wire_messages import WireMessages
 from jaxpar.hardware.catalogue import GPUS, gpu_named
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.mesh.wire.wire import Wire
-from jaxpar.pipeline.schedules import make_schedule
-from jaxpar.pipeline.timing.durations import Durations
-from jaxpar.pipeline.timing.simulate import simulate
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.model import StepTime, step_time
-from jaxpar.planner.step_time.pipeline import Pieces, Stages, chunk_layers, pipeline_seconds
-from jaxpar.planner.step_time.steps import Steps
+from jaxpar.planner.step_time.model import Steps, StepTime, step_time
+from jaxpar.planner.step_time.pipeline import chunk_layers
 from jaxpar.planner.step_time.update import ADAMW, Update, update_of
 from tests.sentences import refused
 
 MODEL = PRESETS["llama3-8b"]
 CLUSTER = parse_cluster("h100:4x8")
 BASE = Layout(fsdp=32, zero=3)
-MEGATRON = GENERATIONS["megatron-core"]
 
 
-def seconds(layout: Layout = BASE, generation: str = "megatron-core", batch: int = 64, vocab: int = 32000) -> StepTime:
-    model = replace(MODEL, vocab=vocab)
-    return step_time(model, 8192, batch, layout, CLUSTER, GENERATIONS[generation])
+def seconds(layout: Layout = BASE, batch: int = 64, vocab: int = 32000) -> StepTime:
+    return step_time(replace(MODEL, vocab=vocab), 8192, batch, layout, CLUSTER)
 
 
 def test_the_breakdown_adds_up():
@@ -69,10 +61,10 @@ def test_a_remat_map_of_a_preset_takes_as_long_as_the_preset():
 
 
 def test_half_the_layers_recomputed_takes_half_the_time_of_it():
-    whole, none = seconds(replace(BASE, remat="full"), "jaxpar"), seconds(BASE, "jaxpar")
+    whole, none = seconds(replace(BASE, remat="full")), seconds(BASE)
     every = "attention_input query key value attention_output attention_residual mlp_input mlp_gate mlp_activated"
     names = tuple((name, "recompute") for name in (*every.split(), "mlp_up", "mlp_hidden"))
-    half = seconds(replace(BASE, remat=((16, names), (16, ()))), "jaxpar").breakdown["recomputation"]
+    half = seconds(replace(BASE, remat=((16, names), (16, ())))).breakdown["recomputation"]
     assert half == pytest.approx(whole.breakdown["recomputation"] / 2)
     assert none.breakdown["recomputation"] == 0
 
@@ -90,7 +82,7 @@ def test_virtual_stages_shrink_the_bubble():
 
 
 def test_a_large_vocabulary_holds_up_the_last_stage():
-    assert _bubble(Layout(pipe=4, fsdp=8, zero=1, schedule="1f1b"), vocab=128256) > 1.5 * _bubble(
+    assert _bubble(Layout(pipe=4, fsdp=8, zero=1, schedule="1f1b"), vocab=128256) > 1.3 * _bubble(
         Layout(pipe=4, fsdp=8, zero=1, schedule="1f1b")
     )
 
@@ -101,32 +93,26 @@ def _bubble(layout: Layout, vocab: int = 1024) -> float:
 
 def test_tensor_ranks_over_a_slow_network_cost_more():
     inside, across = (Layout(fsdp=32 // tensor, tensor=tensor, zero=1) for tensor in (8, 16))
-    assert seconds(across).breakdown["tensor"] > 3 * seconds(inside).breakdown["tensor"]
+    assert seconds(across).breakdown["tensor"] > 2 * seconds(inside).breakdown["tensor"]
 
 
 def test_rows_of_the_embedding_are_timed_in_place_of_its_table():
-    """In jaxpar alone; of many tokens they take longer, and of a tied table, which the head
+    """Of many tokens they take longer, and of a tied table, which the head
     needs, they save nothing."""
     model = replace(MODEL, vocab=128256)
     base = Layout(fsdp=8, replica=4, zero=3)
 
-    def saved(layout: Layout, does: str = "jaxpar", model: ModelConfig = model) -> float:
+    def saved(layout: Layout, model: ModelConfig = model) -> float:
         """Share of the seconds of messages of weights; both layouts are of the same `Steps`."""
-        steps = Steps(model, 8192, 2048, CLUSTER, GENERATIONS[does], None, ADAMW)
+        steps = Steps(model, 8192, 2048, CLUSTER, None, ADAMW)
         table, rows = (steps.time(replace(layout, embedding_messages=sent)) for sent in ("table", "rows"))
         return 1 - rows.breakdown["data"] / table.breakdown["data"]
 
     assert saved(base) > 0.02
     assert saved(replace(base, microbatch=64)) < 0
-    assert saved(base, "megatron-core") == 0
     assert saved(replace(base, zero=2)) > 0.02
     assert saved(base, model=replace(model, tied=True)) < 0
     assert 0 < saved(base, model=replace(model, position="learned", max_positions=8192)) < saved(base)
-
-
-def test_prefetch_hides_the_gathers_of_weights():
-    alone = step_time(replace(MODEL, vocab=32000), 8192, 64, BASE, CLUSTER, replace(MEGATRON, prefetch_weights=False))
-    assert seconds().breakdown["data"] < 0.5 * alone.breakdown["data"]
 
 
 def test_a_window_makes_attention_cheaper():
@@ -137,16 +123,11 @@ def test_a_window_makes_attention_cheaper():
 
 def test_offloading_more_than_the_link_carries_is_not_free():
     layout = Layout(fsdp=32, zero=3, offload_fraction=0.1)
-    assert seconds(layout).breakdown["offload"] == 0
     slow = parse_cluster("h100:4x8")
     group = slow.groups[0]
     group = replace(group, host=replace(group.host, bandwidth=1e9))
     slow = replace(slow, groups=(group,))
-    assert step_time(MODEL, 8192, 64, layout, slow, MEGATRON).breakdown["offload"] > 0
-
-
-def test_float8_is_faster_where_matmuls_are_large():
-    assert seconds(replace(BASE, precision="float8")).breakdown["matmuls"] < 0.7 * seconds().breakdown["matmuls"]
+    assert step_time(MODEL, 8192, 64, layout, slow).breakdown["offload"] > 10 * seconds(layout).breakdown["offload"]
 
 
 def test_large_matmuls_reach_their_share_and_thin_ones_do_not():
@@ -159,7 +140,7 @@ def test_large_matmuls_reach_their_share_and_thin_ones_do_not():
 
 @pytest.mark.parametrize(
     ("gpu", "generation", "published", "error"),
-    [("h100", "flash3", 640, 0.02), ("h100", "flash2", 350, 0.135), ("a100-80", "flash2", 200, 0.08)],
+    [("h100", "mosaic", 640, 0.02), ("h100", "triton", 350, 0.135), ("a100-80", "triton", 200, 0.08)],
 )
 def test_attention_kernels_reach_what_is_published(gpu: str, generation: str, published: float, error: float):
     """TFLOP/s forward, causal, width 128 at 8k: cuDNN on Hopper 640 (NVIDIA), FlashAttention-2 about 350 and 200.
@@ -191,22 +172,6 @@ def test_overlap_is_never_faster_than_its_parts_nor_slower_than_their_sum():
         assert max(compute, message) <= overlapped(compute, message, 0.2) <= compute + message
 
 
-@pytest.mark.parametrize(
-    ("schedule", "virtual", "microbatches"),
-    [("1f1b", 1, 8), ("1f1b", 1, 21), ("interleaved", 2, 24), ("gpipe", 1, 9), ("zb-h1", 1, 12)],
-)
-@pytest.mark.parametrize("overlap", [True, False])
-def test_pipelines_take_as_long_as_the_simulator_states(schedule: str, virtual: int, microbatches: int, overlap: bool):
-    """Also those that are too long to be simulated each time, of which a part repeats itself."""
-    pieces = Pieces(forward=1.0, backward=2.1, weight=1.0, head=0.7, transfer=0.1)
-    stages = Stages(schedule, 4, microbatches, virtual, 8, False, overlap)
-    made = make_schedule(schedule, ranks=4, microbatches=microbatches, virtual_stages=virtual)
-    layers = chunk_layers(8, made.chunks)
-    of = lambda each: tuple(each * count for count in layers)
-    durations = Durations(of(1.0), of(2.1), of(1.0), 0.7, 0.1, overlap)
-    assert pipeline_seconds(stages, pieces) == pytest.approx(float(simulate(made, durations).makespan), rel=0.01)
-
-
 def test_chunks_share_layers_evenly():
     assert chunk_layers(10, 4) == (2, 3, 3, 2)
     assert sum(chunk_layers(126, 16)) == 126
@@ -224,7 +189,7 @@ def test_every_gpu_of_the_catalogue_has_a_model_within_its_datasheet():
 
 def test_every_parameter_states_what_it_means():
     rows = described(AMPERE)
-    assert len(rows) <= 16 and all(meaning for _, _, _, meaning in rows)
+    assert len(rows) <= 14 and all(meaning for _, _, _, meaning in rows)
     assert {name for name, *_ in rows} | {"measured"} == set(HardwareModel.__dataclass_fields__)
 
 
@@ -251,7 +216,7 @@ def test_an_all_to_all_between_hosts_sends_each_rank_s_own_bytes_over_its_own_ca
 def test_usp_exchanges_inside_a_host_and_shifts_between_hosts():
     """16 context ranks of a model with 32 heads, 8 of keys: groups of 8, two of them."""
     times = {
-        strategy: seconds(Layout(fsdp=2, context=16, zero=3, context_strategy=strategy), "jaxpar", batch=2).breakdown
+        strategy: seconds(Layout(fsdp=2, context=16, zero=3, context_strategy=strategy), batch=2).breakdown
         for strategy in ("ring", "ulysses", "usp")
     }
     part = 2 * 8192 // 16 * 8 * 128 * 2
@@ -265,22 +230,22 @@ def test_usp_exchanges_inside_a_host_and_shifts_between_hosts():
 
 
 def test_zero_2_reduces_gradients_once_a_microbatch_and_zero_1_once_a_step():
-    once, often = (seconds(Layout(fsdp=32, zero=zero), "jaxpar", batch=128).breakdown["data"] for zero in (1, 2))
-    alone = seconds(Layout(fsdp=32, zero=2), "jaxpar", batch=32).breakdown["data"]
-    assert alone == pytest.approx(seconds(Layout(fsdp=32, zero=1), "jaxpar", batch=32).breakdown["data"])
+    once, often = (seconds(Layout(fsdp=32, zero=zero), batch=128).breakdown["data"] for zero in (1, 2))
+    alone = seconds(Layout(fsdp=32, zero=2), batch=32).breakdown["data"]
+    assert alone == pytest.approx(seconds(Layout(fsdp=32, zero=1), batch=32).breakdown["data"])
     scatter = network_of(CLUSTER, hardware_of(CLUSTER.gpu)).ring(32, 1).gather(4.0 * _parameters())
     assert often - once == pytest.approx(3 * scatter, rel=0.01)
 
 
 def test_under_a_pipeline_zero_2_takes_as_long_as_zero_1():
     pipeline = Layout(pipe=4, fsdp=8, schedule="1f1b")
-    one, two = (seconds(replace(pipeline, zero=zero), "jaxpar") for zero in (1, 2))
+    one, two = (seconds(replace(pipeline, zero=zero)) for zero in (1, 2))
     assert two.seconds == pytest.approx(one.seconds)
 
 
 def test_replicas_hold_whole_copies_of_the_optimizer_s_state():
     """Only fsdp, expert and context shard it: a replica more makes no update shorter, and adds a sum over replicas."""
-    update = lambda layout: seconds(layout, "jaxpar").breakdown["optimizer"]
+    update = lambda layout: seconds(layout).breakdown["optimizer"]
     assert update(Layout(replica=4, fsdp=8, zero=1)) == pytest.approx(4 * update(Layout(fsdp=32, zero=1)))
     assert update(Layout(replica=32, zero=1)) == pytest.approx(update(Layout(replica=32, zero=0)))
     assert update(Layout(fsdp=8, context=4, zero=1)) == pytest.approx(update(Layout(fsdp=32, zero=1)))
@@ -288,20 +253,20 @@ def test_replicas_hold_whole_copies_of_the_optimizer_s_state():
 
 def test_sums_over_replicas_after_the_backward_are_waited_for():
     early = Layout(replica=4, fsdp=8, zero=3)
-    data = [seconds(layout, "jaxpar").breakdown["data"] for layout in (early, replace(early, sums_early=False))]
+    data = [seconds(layout).breakdown["data"] for layout in (early, replace(early, sums_early=False))]
     assert data[1] > 1.05 * data[0]
     alone = Layout(fsdp=32, zero=3)
-    assert seconds(alone, "jaxpar").seconds == seconds(replace(alone, sums_early=False), "jaxpar").seconds
+    assert seconds(alone).seconds == seconds(replace(alone, sums_early=False)).seconds
 
 
 def test_state_over_replicas_shortens_the_update_and_sends_three_quarters_of_the_bytes():
     """In place of a sum of float32, half of it, and a gather of bfloat16, half as large."""
     whole = Layout(replica=32, zero=1, sums_early=False)
-    apart, split = (seconds(replace(whole, shard_state=own), "jaxpar").breakdown for own in (False, True))
+    apart, split = (seconds(replace(whole, shard_state=own)).breakdown for own in (False, True))
     assert split["data"] == pytest.approx(0.75 * apart["data"], rel=0.03)
     early = replace(whole, shard_state=True, sums_early=True)
-    assert seconds(early, "jaxpar").breakdown["data"] < 0.4 * apart["data"]
-    update = lambda **own: seconds(Layout(zero=3, **own), "jaxpar").breakdown["optimizer"]
+    assert seconds(early).breakdown["data"] < 0.4 * apart["data"]
+    update = lambda **own: seconds(Layout(zero=3, **own)).breakdown["optimizer"]
     assert update(replica=4, fsdp=8, shard_state=True) == pytest.approx(update(fsdp=32))
 
 
@@ -312,7 +277,7 @@ def _parameters() -> int:
 
 
 def test_float32_multiplies_at_the_peak_of_float32():
-    half, whole = (seconds(replace(BASE, precision=p), "jaxpar").breakdown for p in ("bfloat16", "float32"))
+    half, whole = (seconds(replace(BASE, precision=p)).breakdown for p in ("bfloat16", "float32"))
     peaks = CLUSTER.gpu.peaks
     ratio = peaks["bfloat16"] / peaks["float32"]
     assert whole["matmuls"] == pytest.approx(ratio * half["matmuls"], rel=0.05)
@@ -358,8 +323,7 @@ def test_muon_pays_for_its_matmuls():
 
 
 def _optimizer(layout: Layout, update: Update) -> float:
-    does = JAXPAR
-    return step_time(replace(MODEL, vocab=32000), 8192, 64, layout, CLUSTER, does, None, update).breakdown["optimizer"]
+    return step_time(replace(MODEL, vocab=32000), 8192, 64, layout, CLUSTER, None, update).breakdown["optimizer"]
 
 
 def test_experts_without_neighbours_that_share_them_have_no_secondary_shard():
@@ -369,7 +333,7 @@ def test_experts_without_neighbours_that_share_them_have_no_secondary_shard():
     for expert, secondary in ((8, 1), (8, 8), (8, 16), (2, 8)):
         wire = Wire(secondary=secondary)
         layout = Layout(fsdp=64 // expert, expert=expert, zero=3, microbatch=1, remat="full", wire=wire)
-        step = Steps(model, 4096, 256, cluster, JAXPAR, None, ADAMW).step(layout)
+        step = Steps(model, 4096, 256, cluster, None, ADAMW).step(layout)
         of = step.messages.expert_shards
         gathered[expert, secondary] = of.gather(1e9), of.gather_once(1e9)
     assert gathered[8, 8] == gathered[8, 1] and gathered[8, 1][1] == 0
@@ -380,7 +344,7 @@ def test_experts_without_neighbours_that_share_them_have_no_secondary_shard():
 def test_the_copy_of_experts_between_nodes_is_a_part_of_the_step(monkeypatch: pytest.MonkeyPatch):
     model, cluster = replace(PRESETS["mixtral-8x7b"], vocab=32000), parse_cluster("h100:8x8")
     layout = Layout(fsdp=32, expert=2, zero=3, microbatch=1, remat="full", wire=Wire(secondary=8))
-    step_of = lambda: Steps(model, 4096, 256, cluster, JAXPAR, None, ADAMW).step(layout)
+    step_of = lambda: Steps(model, 4096, 256, cluster, None, ADAMW).step(layout)
     step = step_of()
     dense, experts = step.rest.own_layers()
     sent = step.messages

@@ -79,7 +79,6 @@ def assert_the_files_are_those_that_are_promised(folder: Path, steps: int):
         "loss.png",
         "tensorboard",
         "checkpoints",
-        "measured.csv",
     }
     assert len(list((folder / "tensorboard").iterdir())) == 1
     events = [json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()]

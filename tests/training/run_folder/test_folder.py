@@ -45,7 +45,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Config:
 def test_a_run_leaves_the_promised_files(finished: Config):
     folder = folder_of(finished)
     names = {"config.yaml", "plan.json", "metrics.jsonl", "summary.json", "tensorboard", "loss.png", "checkpoints"}
-    names |= {"events.jsonl", "environment.json", "measured.csv"}
+    names |= {"events.jsonl", "environment.json"}
     assert {path.name for path in folder.iterdir()} == names
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name.split(".")[:3] for path in (folder / "tensorboard").iterdir()] == [["events", "out", "tfevents"]]

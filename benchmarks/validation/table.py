@@ -1,4 +1,4 @@
-"""The rows of a CSV file of measured runs: its columns, and errors of files that cannot be read."""
+"""The rows of a CSV file of published runs: its columns, and errors of files that cannot be read."""
 
 from __future__ import annotations
 
@@ -21,24 +21,19 @@ COLUMNS = (
 """Columns that a file must have; others than these and `OPTIONAL` are not read."""
 
 OPTIONAL = (
-    "mechanisms", "gpu_memory_gib", "gpu_memory_tb_per_s", "gpu_power_w", "architecture",
+    "gpu_memory_gib", "gpu_memory_tb_per_s", "gpu_power_w", "architecture",
     "n_experts", "experts_per_token", "d_expert", "shared_experts", "imbalance",
 )  # fmt: skip
-"""Columns that a file may have besides. `mechanisms` changes those of the software (`stated_mechanisms`). The next
-three state how a GPU differs from that of the catalogue; `architecture` is `decoder`, and other ones are not timed. The
-others are of models with experts in all layers, of which `ep` ranks each hold some, and of which each token is sent to
-its own without empty rows; `imbalance` is 1 where routing was balanced by force."""
+"""Columns that a file may have besides. The first three state how a GPU differs from that of the catalogue;
+`architecture` is `decoder`, and other ones are not timed. The others are of models with experts in all layers, of which
+`ep` ranks each hold some; `imbalance` is 1 where routing was balanced by force."""
 
 NETWORK = "inter_node_gbps_per_gpu"
 """The column of a GPU's share of the network between hosts; an empty one is the usual share of such GPUs."""
 
 
-def read_table(path: Path, option: str = "") -> list[tuple[Row, str]]:
+def read_table(path: Path) -> list[tuple[Row, str]]:
     """The rows of a file that has all columns, each with its place in words for errors.
-
-    Args:
-        path: the file.
-        option: the option that named it, with a space; errors begin with it.
 
     Raises:
         UserError: no such file, it cannot be read, or a column is missing.
@@ -50,12 +45,10 @@ def read_table(path: Path, option: str = "") -> list[tuple[Row, str]]:
             rows = list(reader)
             columns = reader.fieldnames or []
     except FileNotFoundError:
-        raise UserError(f"{option}{named(path)}: there is no such file") from None
+        raise UserError(f"{named(path)}: there is no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{option}{named(path)}: cannot be read as text ({error})") from None
+        raise UserError(f"{named(path)}: cannot be read as text ({error})") from None
     for column in COLUMNS:
         if column not in columns:
-            raise UserError(
-                f"{option}{named(path)}: the column {quoted(column)} is missing{did_you_mean(column, columns)}"
-            )
+            raise UserError(f"{named(path)}: the column {quoted(column)} is missing{did_you_mean(column, columns)}")
     return [(row, f"row {number} ({row['source']} {row['row_id']})") for number, row in enumerate(rows, 2)]

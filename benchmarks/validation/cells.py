@@ -11,7 +11,7 @@ from jaxpar.config.spelling import quoted
 MOST = 10**9
 """The largest value of any count."""
 
-SWITCHES = ("gated_mlp", "sequence_parallel", "flash_attention", "tied_embeddings")
+SWITCHES = ("gated_mlp", "tied_embeddings")
 """Columns whose cells are 0 or 1."""
 
 

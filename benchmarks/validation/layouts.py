@@ -1,20 +1,23 @@
-"""The layout of a measured run; where part of it was not published, every layout that it may have been."""
+"""The layout of a published run; where part of it was not published, every layout that it may have been."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from benchmarks.validation.cells import Cells
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import one_of, quoted
+from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules.registry import SCHEDULES, check_sizes
-from jaxpar.planner.layout import Layout, Precision
-from jaxpar.planner.measured_runs.cells import Cells
+from jaxpar.planner.layout import Layout, Precision, Remat
 
-REMATS = ("none", "selective", "gemm_last", "full")
+REMATS = ("none", "selective", "operations", "gemm_last", "full")
 """Values of the recomputation column; `selective` where it is empty."""
+OPERATIONS = ("attention_input", "key", "attention_residual", "mlp_input", "mlp_up", "mlp_activated", "mlp_hidden")
+"""What `operations` makes again, torchtitan's selection: all but attention itself and every second matmul."""
 
-PRECISIONS: Mapping[str, Precision] = {"fp8": "float8", "fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
+PRECISIONS: Mapping[str, Precision] = {"fp8": "bfloat16", "fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
 """Types as the column has them; bfloat16 where the cell is empty."""
 
 
@@ -36,9 +39,11 @@ def layouts_of(cell: Cells, layers: int, devices: int) -> Iterable[Layout]:
             raise UserError(f"{cell.place}: micro_batch_seqs: expected a divisor of {each}, got {micro[0]}")
     else:
         micro = [size for size in (1, 2, 4, 8) if rows % size == 0]
-    remat = row["recompute"] or "selective"
-    if remat not in REMATS:
-        raise UserError(f"{cell.place}: recompute: expected {one_of(REMATS)}, got {quoted(remat)}")
+    named = row["recompute"] or "selective"
+    if named not in REMATS:
+        raise UserError(f"{cell.place}: recompute: expected {one_of(REMATS)}, got {quoted(named)}")
+    again = tuple((name, "recompute") for name in OPERATIONS)
+    remat: Remat = ((layers, again),) if named == "operations" else named
     if row["precision"] and row["precision"] not in PRECISIONS:
         raise UserError(f"{cell.place}: precision: expected {one_of(PRECISIONS)}, got {quoted(row['precision'])}")
     precision = PRECISIONS[row["precision"] or "bf16"]
@@ -57,7 +62,8 @@ def layouts_of(cell: Cells, layers: int, devices: int) -> Iterable[Layout]:
                 expert_exchange="all_to_all", expert_capacity=1.0,
                 imbalance=imbalance, context=context, tensor=tensor,
                 microbatch=size, schedule=schedule, virtual_stages=virtual, zero=zero, remat=remat,
-                offload_fraction=share, sequence_parallel=row["sequence_parallel"] == "1", precision=precision,
+                offload_fraction=share, precision=precision,
+                matmul_codes=MatmulCodes(None, layers=layers) if row["precision"] == "fp8" else None,
             )  # fmt: skip
 
 
