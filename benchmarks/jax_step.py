@@ -64,7 +64,6 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
         "step_time_s": seconds,
         "tokens_per_second": tokens / seconds,
         "mfu": share(trainer.peak_flops),
-        "mfu_float8": share(trainer.float8_peak_flops),
         "model_flops_per_step": flops,
         "compile_s": compile_seconds,
         "first_step_s": times[0],

@@ -48,7 +48,7 @@ def loss_of(options: argparse.Namespace, recipe: str, seed: int) -> float:
     name = f"{recipe}-{options.embed}"
     if not planted:
         return held_out(options, name, seed, settings)
-    settings |= {"precision.matmul_except": "{first_layers: 0, last_layers: 0}"}
+    settings |= {"precision.matmul_options": "{first_layers: 0, last_layers: 0}"}
     command = "benchmarks.fp8.planted", str(options.outlier)
     return held_out(options, f"{name}-outlier{options.outlier:g}", seed, settings, command)
 

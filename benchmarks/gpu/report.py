@@ -155,8 +155,6 @@ def _step(row: Mapping[str, Any]) -> str:
     if "step_time_s" not in row:
         return head + _why_not(row)
     mfu = "-" if row["mfu"] is None else percent(row["mfu"])
-    if row.get("mfu_float8") is not None:
-        mfu += f" ({percent(row['mfu_float8'])} of FP8)"
     peak = size(row["peak_bytes"]) + ("" if row["memory_kind"] == "device" else " (of the process)")
     return (
         f"{head}{row['parameters'] / GIGA:7.2f}B{row['tokens_per_second']:12,.0f} tokens/s"

@@ -44,11 +44,11 @@ RECIPES = {
     "fp8_current": ("precision.matmul=fp8_current",),
     "fp8_delayed": ("precision.matmul=fp8_delayed",),
     "fp8_block": ("precision.matmul=fp8_block",),
-    "fp8_block, mosaic": ("precision.matmul=fp8_block", "precision.matmul_backend=mosaic"),
+    "fp8_block, mosaic": ("precision.matmul=fp8_block", "precision.matmul_options.backend=mosaic"),
 }
 """Name of a row to what multiplies: bfloat16, and what `precision.matmul` takes on a Hopper GPU. `fp8_block` takes the
 kernel by itself only where that was verified, and multiplies in bfloat16 elsewhere."""
-EVERY_MATRIX = "precision.matmul_except={parts: [head, router], first_layers: 0, last_layers: 0}"
+EVERY_MATRIX = "precision.matmul_options={exclude: [head, router], first_layers: 0, last_layers: 0}"
 """As torchao quantises (`benchmarks.torch_step.to_float8`)."""
 GPT_1_3B = "1.3b"
 """Before the names of its rows."""

@@ -105,23 +105,23 @@ def check_targets(config: Config) -> None:
 
 
 def check_exceptions(config: Config) -> None:
-    """Refuse `precision.matmul_except.parts` that are no group of matmuls of the model's layers.
+    """Refuse `precision.matmul_options.exclude` that are no group of matmuls of the model's layers.
 
     Raises:
         UserError: see above.
     """
     known = (*group_names(config.model), *NEVER)
-    parts = config.precision.matmul_except.parts
+    parts = config.precision.matmul_options.exclude
     for name in parts:
         if name not in known:
             raise UserError(
-                f"precision.matmul_except.parts: {quoted(name, 80)} is no group of matmuls of this model's layers"
+                f"precision.matmul_options.exclude: {quoted(name, 80)} is no group of matmuls of this model's layers"
                 f"{did_you_mean(name, known) or f'; there are {one_of(known)}'}"
             )
     recipe = config.precision.matmul
     if recipe and not tensor_names(config):
         raise UserError(
-            f"precision.matmul_except.parts: {', '.join(parts)} leave no matmul to precision.matmul: {recipe}; "
+            f"precision.matmul_options.exclude: {', '.join(parts)} leave no matmul to precision.matmul: {recipe}; "
             "expected fewer, or precision.matmul: null"
         )
 
@@ -154,7 +154,7 @@ def check_multiples(config: Config) -> None:
                 raise UserError(
                     f"precision.matmul: {recipe} needs multiples of {MULTIPLE} tokens on each rank, and {group.name} "
                     f"has {tokens // tensor} with parallel.tensor: {tensor}; expected longer sequences or fewer ranks, "
-                    f"{group.name} in precision.matmul_except.parts, {otherwise}"
+                    f"{group.name} in precision.matmul_options.exclude, {otherwise}"
                 )
             for name in groups.get(group.name, ()):
                 sides = rank_sides(parallel, part, group, name)
@@ -162,7 +162,7 @@ def check_multiples(config: Config) -> None:
                     raise UserError(
                         f"precision.matmul: {recipe} needs sizes that are multiples of {multiple} on each rank, and "
                         f"matrix {name} is {sides[0]} x {sides[1]} with parallel.tensor: {tensor}; expected less of "
-                        f"it, {group.name} in precision.matmul_except.parts, {otherwise}"
+                        f"it, {group.name} in precision.matmul_options.exclude, {otherwise}"
                     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt
 
-from jaxpar.precision.squares import SquareScales
+CARRIED = "carried"
+"""What a training step gives each microbatch besides its arrays: `TokenContext.carried`."""
 
 
 class TokenContext(NamedTuple):
@@ -31,13 +32,10 @@ class TokenContext(NamedTuple):
     """Sines of the rotary angles."""
     fields: Mapping[str, Array] = {}
     """By name, the fields that the layer's blocks declare, of those that the batch has."""
-    scales: Float[Array, "layers tensors"] | None = None
-    """The scales of quantised matmuls of each layer of the model, where they come from earlier steps."""
     seed: UInt[Array, ""] | None = None
     """Seed of dropout and of routers that draw, in training."""
-    weight_scales: Float[Array, "layers tensors"] | SquareScales | None = None
-    """Where quantised matrices are codes already (`jaxpar.precision.weight_codes`), their scales: of matrices, 0 of
-    other tensors, or of squares."""
+    carried: Mapping[str, Any] = {}
+    """Arrays by name that carried state gives to layers (`jaxpar.runtime.carried`): read by a feature's own ops."""
 
 
 def sequence_part(x: jax.Array) -> jax.Array:

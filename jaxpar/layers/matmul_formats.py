@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 from typing import NamedTuple
@@ -71,7 +71,7 @@ def quantised(config: Config, model: ModelConfig) -> dict[str, tuple[str, ...]]:
     found = {
         group.name: tuple(name for name in group.weights if not part.is_factored(name))
         for part, group in (*dense_groups(model), *routed_groups(model))
-        if group.name not in config.precision.matmul_except.parts
+        if group.name not in config.precision.matmul_options.exclude
     }
     return {name: matrices for name, matrices in found.items() if matrices}
 
@@ -107,7 +107,7 @@ def _groups_of_kinds(config: Config) -> list[tuple[str, tuple[str, ...]]]:
 
 def exact_layers(config: Config) -> tuple[int, int]:
     """Layers before the first number, and from the second on, are not quantised."""
-    excepted = config.precision.matmul_except
+    excepted = config.precision.matmul_options
     return excepted.first_layers, config.model.layers - excepted.last_layers
 
 
@@ -115,6 +115,12 @@ def is_exact(config: Config, layer: int) -> bool:
     """Whether the products of a layer, by its number, are not quantised."""
     first, last = exact_layers(config)
     return config.precision.matmul is None or not first <= layer < last
+
+
+def are_exact(config: Config, layers: Collection[int]) -> bool | None:
+    """Whether the products of all these layers are not quantised; None if those of some are."""
+    exact = {is_exact(config, layer) for layer in layers}
+    return None if len(exact) > 1 else exact != {False}
 
 
 def exact_shares(config: Config) -> dict[str, float]:
@@ -127,7 +133,7 @@ def exact_shares(config: Config) -> dict[str, float]:
 def coded_rows(config: Config, slots: Sequence[str]) -> Counter[str]:
     """By kind of layers, the slots of a chunk in whose place no chunk has an exception: their quantised matrices are
     stored as codes, where any are. `slots` are the kinds of a chunk's layers, in order."""
-    excepted = config.precision.matmul_except
+    excepted = config.precision.matmul_options
     return Counter(slots[excepted.first_layers : max(0, len(slots) - excepted.last_layers)])
 
 
@@ -151,33 +157,31 @@ def why_each_use(recipe: str | None, optimizer_offload: str, weights_offload: st
     return None
 
 
-def quantised_groups(config: Config, model: ModelConfig, exact: bool | None) -> QuantisedGroups | None:
-    """What the program of layers of `model`, a model of one kind, multiplies in FP8; None for nothing.
-
-    `exact` is whether these layers are exceptions; None if only some are.
-    """
-    recipe, groups = recipe_of(config.precision), quantised(config, model)
+def quantised_groups(config: Config, kind: str, layers: Collection[int]) -> QuantisedGroups | None:
+    """The quantised matmuls of the program of layers of a kind with such numbers; None where there are none."""
+    recipe, groups = recipe_of(config.precision), quantised(config, kind_models(config.model)[kind])
+    exact = are_exact(config, layers)
     if recipe is None or exact or not groups:
         return None
-    first = first_columns(config, groups)
-    return QuantisedGroups(recipe, groups, first, exact_layers(config) if exact is None else None)
+    between = exact_layers(config) if exact is None else None
+    return QuantisedGroups(recipe, groups, first_columns(config, groups), between, kind, len(tensor_names(config)))
 
 
 def exempt(config: Config) -> list[Exempt]:
     """What stays in the compute dtype under the recipe of `config`, each with the reason."""
     precision, models = config.precision, kind_models(config.model).values()
-    excepted, layers = precision.matmul_except, config.model.layers
+    excepted, layers = precision.matmul_options, config.model.layers
     found = [Exempt("head", NEVER["head"])]
     if any(own.experts is not None for own in models):
         found.append(Exempt("router", NEVER["router"]))
-    named = [name for name in group_names(config.model) if name in excepted.parts]
-    found += [Exempt(name, "precision.matmul_except.parts") for name in named]
+    named = [name for name in group_names(config.model) if name in excepted.exclude]
+    found += [Exempt(name, "precision.matmul_options.exclude") for name in named]
     first, last = exact_layers(config)
     ends = [f"0 to {first - 1}"] if first else []
     ends += [f"{last} to {layers - 1}"] if last < layers else []
     if ends:
         what = "first_layers and last_layers" if len(ends) == 2 else "first_layers" if first else "last_layers"
-        found.append(Exempt(f"layers {' and '.join(ends)}", f"precision.matmul_except: {what}"))
+        found.append(Exempt(f"layers {' and '.join(ends)}", f"precision.matmul_options: {what}"))
     if config.lora.rank is not None:
         found.append(Exempt("LoRA's factors", f"{config.lora.rank} columns are too few to gain"))
     if config.model.low_rank:

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-from functools import cache, reduce
-from math import prod
-from typing import Any
+from functools import cache
 
 import jax
-from jax.sharding import PartitionSpec
 
 from jaxpar.attention import ContextLayout, RowTokens, attend
 from jaxpar.attention.balance import run_length
 from jaxpar.config import Config, ModelConfig
 from jaxpar.config.counting import attention_scale
-from jaxpar.config.kinds import ALIKE, kind_models
+from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.layers.block import Attend
 from jaxpar.layers.context import TokenContext
-from jaxpar.layers.matmul_formats import (
-    dense_groups,
-    first_columns,
-    is_exact,
-    quantised,
-    quantised_groups,
-    routed_groups,
-)
 from jaxpar.layout.choices.matmul import codes_once
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.layout.weight_prefetch import gathered_before
 from jaxpar.memory.remat import LAYER_INPUT, remat_policy
-from jaxpar.mesh.layer_order import LAYERS, PADDING, StackOrder
-from jaxpar.mesh.parameters import ParamSpec
-from jaxpar.mesh.placements import added_dim, local_shape
 from jaxpar.model.decoder import DecoderStages
 from jaxpar.model.loop.layer_kind import Keep, keeps_by_kind
-from jaxpar.precision.recipe import recipe_of
-from jaxpar.precision.squares import Squares, squares_of
-from jaxpar.precision.weight_codes import CodedMatrix
+from jaxpar.model.programs import program_of
 from jaxpar.stores.host_rows import HostRows
 from jaxpar.stores.quantized import Quantized
 from jaxpar.stores.sharded import Sharded
@@ -81,50 +65,6 @@ def _attend(config: Config, plan: Plan, model: ModelConfig, backend: str) -> Att
     return attention
 
 
-def exact_rows(config: Config, stack: StackOrder) -> list[bool | None]:
-    """Of each row of a chunk, whether the matmuls of its layers are not quantised; None if only in some chunks."""
-    rows = [
-        {is_exact(config, layer) for layer in stack.numbers[:, :, row].ravel().tolist() if layer != PADDING}
-        for row in range(stack.rows_per_chunk)
-    ]
-    return [None if len(found) > 1 else found != {False} for found in rows]
-
-
-@cache
-def coded_matrices(layout: StepLayout) -> tuple[CodedMatrix, ...]:
-    """The stacked matrices that are quantised once per step, where `codes_once`."""
-    config, found = layout.config, []
-    for kind, model in kind_models(config.model).items():
-        groups, stack = quantised(config, model), layout.order.stacks[kind]
-        rows = tuple(exact_rows(config, stack))
-        if not groups or all(rows):
-            continue
-        above = (LAYERS,) if kind == ALIKE else (LAYERS, kind)
-        first = first_columns(config, groups)
-        for part, group in (*dense_groups(model), *routed_groups(model)):
-            for place, name in enumerate(groups.get(group.name, ()), start=first.get(group.name, 0) + 1):
-                path = (*above, part.name, name)
-                squares = _squares(layout, path, part.weights[name].stacked(stack.rows))
-                found.append(CodedMatrix(path, place, rows, stack, kind, group.name, squares))
-    return tuple(found)
-
-
-def _squares(layout: StepLayout, path: tuple[str, ...], spec: ParamSpec) -> Squares | None:
-    """The squares of a stacked matrix as its master weights are placed; None if a matrix has one scale."""
-    recipe, sizes = recipe_of(layout.config.precision), layout.plan.axes
-    if recipe is None or recipe.tiles is None:
-        return None
-    roles = layout.placements.compute, layout.placements.optimizer
-    compute, own = (_at(role.layout, path) for role in roles)
-    added = added_dim(compute, own)
-    ranks = prod(getattr(sizes, axis) for axis in added[1]) if added else 1
-    return squares_of(recipe.tiles.size, local_shape(spec.shape, own, sizes), spec.stack, spec.inputs, added, ranks)
-
-
-def _at(tree: Any, path: tuple[str, ...]) -> PartitionSpec:
-    return reduce(lambda tree, name: tree[name], path, tree)
-
-
 def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
     """The parts of the model of a plan; without `train` there is no dropout."""
     config, plan = layout.config, layout.plan
@@ -133,9 +73,8 @@ def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
         Keep(run.layers, policy(tuple(run.activations.items())), run.activations[LAYER_INPUT] == "offload")
         for run in plan.runs
     ]
-    models = kind_models(config.model)
     variants = {
-        kind: [quantised_groups(config, models[kind], exact) for exact in exact_rows(config, stack)]
+        kind: [program_of(config, kind, layers) for layers in stack.layers_of_rows]
         for kind, stack in layout.order.stacks.items()
     }
     return DecoderStages(

@@ -110,7 +110,12 @@ class StepLayout:
     @cached_property
     def carried(self) -> dict[str, Carried[Any]]:
         """State that features carry from step to step, by name."""
-        return carried_of(CarriedRequest(self.config, self.plan, self.trained, self.placements))
+        return carried_of(self.carried_request)
+
+    @property
+    def carried_request(self) -> CarriedRequest:
+        """The facts that carried state depends on."""
+        return CarriedRequest(self.config, self.plan, self.placements, self.order)
 
     @cached_property
     def squares(self) -> Partitions:

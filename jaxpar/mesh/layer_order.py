@@ -101,6 +101,12 @@ class StackOrder:
         flat = self.numbers.ravel()
         return np.where(flat == PADDING, PADDING, np.searchsorted(self.layers, flat))
 
+    @property
+    def layers_of_rows(self) -> list[list[int]]:
+        """For each row of a chunk, the numbers of the layers that it has in any chunk."""
+        rows = self.numbers.reshape(-1, self.rows_per_chunk).T
+        return [row[row != PADDING].tolist() for row in rows]
+
     def own(self, chunk: Index) -> Int[Array, " rows"]:
         """Inside the step's `shard_map`: the numbers of the layers of this rank's `chunk`."""
         numbers = jnp.asarray(self.numbers, jnp.int32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,16 +17,14 @@ from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import ExpertLayout, Plan
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.block import Attend
-from jaxpar.layers.context import TokenContext, sequence_part
+from jaxpar.layers.context import CARRIED, TokenContext, sequence_part
 from jaxpar.layers.declaration.weights import specs_of, with_weights
-from jaxpar.layers.declared import declare_feed_forward, feed_forward_class
 from jaxpar.layers.dropout import SEED, dropout
 from jaxpar.layers.layer import PLAIN_OPS, DecoderLayer
 from jaxpar.layers.lora import with_frozen
-from jaxpar.layers.matmul_formats import multiplied, tensor_names
+from jaxpar.layers.matmul_formats import multiplied
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops
-from jaxpar.layers.ops.quantised import quantised_ops
 from jaxpar.layers.ops.tap import Tap
 from jaxpar.layers.report import Output
 from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables
@@ -50,11 +48,8 @@ from jaxpar.model.embedding import (
 from jaxpar.model.gathered_chunks import GatheredChunks, held
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
+from jaxpar.model.programs import has_wide_gradients, ops_of
 from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_scores
-from jaxpar.precision.matmul import SCALES
-from jaxpar.precision.recipe import TILES, QuantisedGroups
-from jaxpar.precision.seen import Seen, nothing_seen
-from jaxpar.precision.weight_codes import WEIGHT_SCALES
 from jaxpar.runtime.batch import Field
 from jaxpar.runtime.objective import Objective
 from jaxpar.stores.early_sums import SummedEarly
@@ -63,9 +58,7 @@ from jaxpar.stores.sharded import Sharded
 
 type Batch = dict[str, Any]
 """One rank's part of a microbatch: its fields (`jaxpar.runtime.batch`), and in training also `SEED` of
-`jaxpar.layers.dropout`, a scalar. Under delayed scaling also `SCALES` of `jaxpar.precision.matmul`, [layers, tensors],
-the same in all microbatches; where matrices are codes also `WEIGHT_SCALES` of
-`jaxpar.precision.weight_codes`."""
+`jaxpar.layers.dropout`, a scalar, and `CARRIED` of `jaxpar.layers.context`, the same in all microbatches."""
 
 
 class Decoder(nnx.Module):
@@ -166,8 +159,8 @@ class DecoderStages:
         segments, indices = vary(batch["segments"]), vary(batch["indices"])
         row = gather_context(segments), gather_context(indices)
         plain = vary(TokenContext(segments, indices, *row, batch["examples"], None, None))
-        if SCALES in batch:
-            plain = plain._replace(scales=vary(batch[SCALES]))
+        if CARRIED in batch:
+            plain = plain._replace(carried=vary(batch[CARRIED]))
         if SEED in batch:
             plain = plain._replace(seed=vary(batch[SEED]))
         tables: dict[tuple[bytes, float], tuple[jax.Array, jax.Array]] = {}
@@ -182,9 +175,7 @@ class DecoderStages:
                 tables[table] = vary(rotary_tables(batch["positions"], own, table[1]))
             cos, sin = tables[table]
             found[kind] = found[kind]._replace(cos=cos, sin=sin)
-        scales = batch.get(WEIGHT_SCALES)
-        own = {kind: scales.get(kind) if isinstance(scales, Mapping) else scales for kind in found}
-        return {kind: tokens._replace(weight_scales=vary(own[kind])) for kind, tokens in found.items()}
+        return found
 
     def _declared(self, kind: str, batch: Batch) -> dict[str, jax.Array]:
         """The fields that layers of a kind declare, of those that the batch has."""
@@ -256,27 +247,19 @@ class DecoderStages:
     def _kinds(self) -> dict[str, LayerKind]:
         return {kind: self._kind(kind) for kind in self.order.stacks}
 
-    def prototype(self, kind: str, fp8: QuantisedGroups | None = None) -> DecoderLayer:
-        """A layer of a kind, as the plan has it run, with `fp8` in place of some of its matmuls."""
+    def prototype(self, kind: str, program: Hashable = None) -> DecoderLayer:
+        """A layer of a kind, as the plan has it run, with the ops of a program."""
         plan = self.plan
-        ops: Ops = Ops(plan.tensor_overlap)
-        if fp8 is not None:
-            own = kind_model(self.model, kind)
-            elementwise = feed_forward_class(own).elementwise if own.experts is None else {}
-            ops = quantised_ops(fp8, plan.tensor_overlap, declare_feed_forward(own), elementwise)
+        ops = ops_of(self.config, plan, kind, program)
         return layer_of_kind(self.config, kind, plan.mlp_tiles.name, plan.experts.get(kind), ops)
 
     def _kind(self, kind: str) -> LayerKind:
-        """Layers whose matmuls are exact, and below it the programs of those of which some or all are quantised."""
-        programs = {
-            keep.variant: self._program(kind, keep.variant)
-            for keep in self.keeps[kind]
-            if isinstance(keep.variant, QuantisedGroups)
-        }
-        return replace(self._program(kind, None), variants=programs)
+        """Layers with plain ops, and below it the other programs of some of them."""
+        variants = dict.fromkeys(keep.variant for keep in self.keeps[kind] if keep.variant is not None)
+        return replace(self._program(kind, None), variants={key: self._program(kind, key) for key in variants})
 
-    def _program(self, kind: str, fp8: QuantisedGroups | None) -> LayerKind:
-        prototype = self.prototype(kind, fp8)
+    def _program(self, kind: str, program: Hashable) -> LayerKind:
+        prototype = self.prototype(kind, program)
         attend = self.attend[kind]
 
         def apply(
@@ -285,10 +268,10 @@ class DecoderStages:
             number: jax.Array,
             tokens: TokenContext,
             tap: Tap | None,
-            unseen: Seen | None = None,
+            zeros: Any = None,
         ) -> Output:
             layer: Any = with_weights(prototype, w)
-            return layer(x, number, tokens, attend, self.train, tap, unseen)
+            return layer(x, number, tokens, attend, self.train, tap, zeros)
 
         def linear(w: Arrays, name: str, x: jax.Array, number: jax.Array, tokens: TokenContext) -> Any:
             return with_weights(prototype, w).linear(name, x, number, tokens)
@@ -297,10 +280,7 @@ class DecoderStages:
         matrices = _computed_apart(prototype, specs) if self.split_backward else None
         frozen = map_specs(lambda spec: not spec.trained, specs)
         frozen = frozen if any(jax.tree.leaves(frozen)) else None
-        counts = self.config.precision.matmul_counts
-        sees = fp8 is not None and (fp8.recipe.delayed or counts) and self.train
-        tensors = len(tensor_names(self.config))
-        zeros = (lambda *layers: nothing_seen(*layers, tensors, counts=counts)) if sees else None
+        zeros = prototype.ops.zeros_observed if self.train else None
         return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen, zeros)
 
     def _wide_in(self, kind: str) -> Nested[bool] | None:
@@ -311,11 +291,9 @@ class DecoderStages:
 
     @property
     def _widens(self) -> bool:
-        """Whether gradients are wider than the matrices that they are of. Products of tiles make theirs in compute
-        dtype, and of matrices with `lora` none."""
+        """Whether gradients are wider than the matrices that they are of."""
         compute, gradient = (jnp.dtype(role.dtype) for role in (self.placements.compute, self.placements.gradient))
-        apart = self.config.precision.matmul in TILES or self.config.lora.rank is not None
-        return gradient.itemsize > compute.itemsize and not apart
+        return gradient.itemsize > compute.itemsize and has_wide_gradients(self.config)
 
     @cached_property
     def chunks(self) -> GatheredChunks:

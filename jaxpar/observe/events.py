@@ -32,7 +32,7 @@ MemoryKind = Literal["device", "host"]
 
 AnomalyKind = Literal[
     "not_finite", "empty_step", "loss_spike", "slow_step", "slow_pace", "data_wait", "straggler",
-    "fp8_range", "fp8_saturated", "fp8_flushed",
+    "layer_limit",
 ]  # fmt: skip
 """`docs/operations.md` states what each looks like and what to do."""
 
@@ -105,25 +105,8 @@ class StepRecord:
     """Of a model with experts: `jaxpar.layers.experts.reports.expert_metrics`."""
     expert_loads: dict[str, float] | None = None
     """Number of a layer with experts to `load` in it."""
-    mfu_float8: float | None = None
-    """As `mfu`, of the FP8 peak, under `precision.matmul`; None elsewhere."""
-    matmul_magnitudes: dict[str, list[float]] | None = None
-    """Under `fp8_delayed`, and with `precision.matmul_counts`: tensor of a quantised matmul to its largest magnitude in
-    each layer of the model."""
-    matmul_scales: dict[str, list[float]] | None = None
-    """The scales by which they were divided, of a tensor that had several in this step the largest; None with scales
-    of tiles."""
-    matmul_reach: dict[str, float] | None = None
-    """Number of a layer to the largest share that a tensor of it has of what its codes reach: above 1 values were cut
-    off."""
-    matmul_saturated: dict[str, list[float]] | None = None
-    """With `precision.matmul_counts`: tensor to the share of its numbers that were cut off, in each layer."""
-    matmul_flushed: dict[str, list[float]] | None = None
-    """Likewise, the share that is not zero and whose code is."""
-    matmul_most_saturated: dict[str, float] | None = None
-    """Number of a layer to the largest of these shares among its tensors."""
-    matmul_most_flushed: dict[str, float] | None = None
-    """Likewise."""
+    features: dict[str, Any] | None = None
+    """The values that features with carried state record (`jaxpar.runtime.carried.Carried.record`), by name."""
     data_wait: float = 0.0
     """Share of the time since the previous record in which the devices of this process waited for a batch."""
     metrics: dict[str, float] | None = None

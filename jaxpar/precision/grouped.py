@@ -35,9 +35,7 @@ from jaxpar.precision.grouped_by_tensor import (
 )
 from jaxpar.precision.grouped_by_tensor import products as by_tensor
 from jaxpar.precision.recipe import E4M3, Recipe, Tiles
-from jaxpar.precision.scale import largest_of
-from jaxpar.precision.seen import COUNTS, Seen, held_numbers, held_rows, joined
-from jaxpar.precision.tiles import Codes, counts_in_tiles, in_tiles
+from jaxpar.precision.tiles import Codes, in_tiles
 from pallas_kernels.grouped_matmul.api import Static, request_of
 from pallas_kernels.grouped_matmul.blocks import row_blocks
 from pallas_kernels.grouped_matmul.registry import REGISTRY
@@ -83,7 +81,7 @@ def grouped_products(
     if scaling.recipe.tiles is None:
         return by_tensor(x, weights, sizes, scaling, static, inward=inward)
     scales = scaling.scales if scaling.coded else None
-    arguments = x, tuple(weights), scales, sizes, scaling.unseen, scaling.exact
+    arguments = x, tuple(weights), scales, sizes, scaling.exact
     return _products(_How(scaling.recipe, static), *vary_alike(arguments))
 
 
@@ -100,11 +98,11 @@ class _How:
 
     def rows(self, x: jax.Array, form: str) -> Codes:
         """In tiles of numbers of one row."""
-        return in_tiles(x, (1, self.tiles.size), form, self.recipe.margin)
+        return in_tiles(x, (1, self.tiles.size), form)
 
     def by_expert(self, x: jax.Array, places: Places, form: str) -> Codes:
         """In tiles of neighbouring rows of one expert, each in whole tiles."""
-        return in_tiles(_filled(x, places), (self.tiles.size, 1), form, self.recipe.margin)
+        return in_tiles(_filled(x, places), (self.tiles.size, 1), form)
 
     def weights(self, weights: Sequence[jax.Array], scales: jax.Array | None, *, by_input: bool) -> list[Codes]:
         """Each [experts, inputs, outputs], in squares, or in tiles along the inputs or along the outputs; with `scales`
@@ -114,7 +112,7 @@ class _How:
         return [self._weight(w, by_input) for w in weights]
 
     def _weight(self, w: jax.Array, by_input: bool) -> Codes:
-        return in_tiles(w, self._tile_of_weight(by_input), E4M3, self.recipe.margin)
+        return in_tiles(w, self._tile_of_weight(by_input), E4M3)
 
     def times(self, rows: Codes, matrices: Codes, sizes: jax.Array, dtype: Any) -> jax.Array:
         """[rows, outputs] of codes [rows, inputs] and those of matrices [experts, outputs, inputs]."""
@@ -123,41 +121,6 @@ class _How:
     def of_weights(self, rows: Codes, dy: Codes, sizes: jax.Array, dtype: Any) -> jax.Array:
         """[experts, inputs, outputs] of the codes of rows [places, inputs] and of gradients [places, outputs]."""
         return grouped_tiled_weight_gradients(*rows, *dy, sizes, dtype, **multiplied_by(self.recipe, self.grouped))
-
-    def seen(
-        self,
-        x: jax.Array,
-        weights: Sequence[jax.Array],
-        dys: Sequence[jax.Array],
-        unseen: Seen,
-        sizes: jax.Array,
-        places: Places,
-        coded: bool,
-    ) -> Seen:
-        """What is asked for of the tensors on this rank; of matrices that are codes already, nothing. What is quantised
-        along two sides is counted along both."""
-        largest = counts = None
-        held, *of_outputs = held_rows(sizes, x, *dys)
-        if unseen.largest is not None:
-            of_weights = [jnp.float32(0) if coded else largest_of(w) for w in weights]
-            largest = joined([largest_of(held), *of_weights, *map(largest_of, of_outputs)], unseen.largest)
-        if unseen.counts is not None:
-            margin, size = self.recipe.margin, self.tiles.size
-
-            def of_rows(rows: jax.Array, form: str) -> jax.Array:
-                numbers = held_numbers(sizes, rows)
-                by_row = counts_in_tiles(rows, (1, size), form, margin, numbers)
-                return by_row + counts_in_tiles(_filled(rows, places), (size, 1), form, margin, numbers)
-
-            def of_matrices(w: jax.Array) -> jax.Array:
-                sides = (True,) if self.tiles.square else (True, False)
-                found = [counts_in_tiles(w, self._tile_of_weight(side), E4M3, margin) for side in sides]
-                return sum(found[1:], found[0])
-
-            of_dys = [of_rows(dy, self.recipe.gradient) for dy in of_outputs]
-            of_weights = [jnp.zeros(len(COUNTS)) if coded else of_matrices(w) for w in weights]
-            counts = joined([of_rows(held, E4M3), *of_weights, *of_dys], unseen.counts)
-        return Seen(largest, counts)
 
     def _tile_of_weight(self, by_input: bool) -> tuple[int, int]:
         size = self.tiles.size
@@ -181,7 +144,7 @@ def in_whole_tiles(sizes: Int[Array, " experts"], rows: int, tile: int) -> Place
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _products(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: Any, sizes: jax.Array, unseen: Seen, exact: Any
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: Any, sizes: jax.Array, exact: Any
 ) -> tuple[jax.Array, ...]:
     def quantised() -> tuple[jax.Array, ...]:
         rows = how.rows(x, E4M3)
@@ -197,23 +160,22 @@ def _forward(how: _How, *arguments: Any) -> Any:
 
 
 def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
-    x, weights, scales, sizes, unseen, exact = kept
+    x, weights, scales, sizes, exact = kept
 
-    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
+    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...]]:
         form = how.recipe.gradient
         pairs = zip(dys, how.weights(weights, scales, by_input=False), strict=True)
         terms = [how.times(how.rows(dy, form), matrix, sizes, x.dtype) for dy, matrix in pairs]
         places = in_whole_tiles(sizes, len(x), how.tiles.size)
         rows = how.by_expert(x, places, E4M3)
         dws = [how.of_weights(rows, how.by_expert(dy, places, form), places.sizes, x.dtype) for dy in dys]
-        seen = how.seen(x, weights, dys, unseen, sizes, places, scales is not None)
-        return sum(terms[1:], terms[0]), tuple(dws), seen
+        return sum(terms[1:], terms[0]), tuple(dws)
 
-    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
-        return *exact_gradients(how.grouped, x, weights, sizes, dys), jax.tree.map(jnp.zeros_like, unseen)
+    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        return exact_gradients(how.grouped, x, weights, sizes, dys)
 
-    dx, dws, seen = quantised() if exact is None else lax.cond(exact, exactly, quantised)
-    return dx, dws, None, None, seen, None
+    dx, dws = quantised() if exact is None else lax.cond(exact, exactly, quantised)
+    return dx, dws, None, None, None
 
 
 _products.defvjp(_forward, _backward)

@@ -1,7 +1,7 @@
 """Products of routed experts in FP8 under `fp8_delayed` and `fp8_current`: a scale for a tensor, or for a row.
 
 **`fp8_delayed`** has a scale for each tensor of a layer, from the history: the rows of all experts together, each stack
-of matrices, the gradients of each output. What a product sees leaves its backward as the cotangent of zeros.
+of matrices, the gradients of each output.
 
 **`fp8_current`** scales by the tensor's own magnitude. A stack of matrices has one scale. Rows have one each: they come
 from everywhere, in slices and in rounds of the exchange, and no rank has seen all of them when the first is multiplied.
@@ -29,10 +29,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.mesh.axes import varying_axes
 from jaxpar.mesh.collectives import reduce_max
+from jaxpar.precision.amax import Amax, amax_of_group
 from jaxpar.precision.matmul import SCALES, GroupScaling, largest_over
 from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.scale import quantise, scale_of
-from jaxpar.precision.seen import Seen, seen_by_group
 from jaxpar.precision.tiles import Codes
 from pallas_kernels.grouped_matmul.api import Static
 from pallas_kernels.grouped_tiled_matmul import REGISTRY, grouped_tiled_matmul
@@ -55,8 +55,8 @@ class GroupedScaling(NamedTuple):
     """Whether they are not quantised in this layer; None if they are in all layers."""
     scales: Float[Array, "scales"] | Float[Array, "matrices experts inputs outputs"] | None = None
     """`scales_of_experts`."""
-    unseen: Seen = Seen()
-    """Zeros, whose cotangents are what is seen of each tensor of the group on this rank."""
+    zeros: Amax | None = None
+    """As of `GroupScaling`."""
 
 
 def scales_of_experts(
@@ -75,7 +75,7 @@ def scales_of_experts(
         return scaling.scales
     if scaling.of_codes is not None:
         return scaling.of_codes
-    return checkpoint_name(scale_of(largest_over(weights, EXPERT_AXES), E4M3, scaling.recipe.margin), SCALES)
+    return checkpoint_name(scale_of(largest_over(weights, EXPERT_AXES), E4M3), SCALES)
 
 
 def products(
@@ -100,7 +100,7 @@ def products(
     else:
         (of_x,) = how.of_rows([lax.stop_gradient(x)], E4M3, split=not inward)
         of_x, of_others = checkpoint_name(of_x, SCALES), scales
-    arguments = x, tuple(weights), sizes, of_x, of_others, scaling.unseen, scaling.exact
+    arguments = x, tuple(weights), sizes, of_x, of_others, scaling.zeros, scaling.exact
     return _products(how, *vary_alike(arguments))
 
 
@@ -151,7 +151,7 @@ class _How:
         own = jnp.stack([jnp.max(jnp.abs(x), axis=1).astype(jnp.float32) for x in each])
         if split and "tensor" in varying_axes(own) and lax.axis_size("tensor") > 1:
             own = vary_alike((reduce_max(own, ("tensor",)), own))[0]
-        return list(scale_of(own, form, self.recipe.margin))
+        return list(scale_of(own, form))
 
     def of_gradients(self, dys: tuple[jax.Array, ...], scales: jax.Array) -> list[jax.Array]:
         """The scale, or those of the rows, of the gradient of each output."""
@@ -183,7 +183,7 @@ class _How:
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _products(
     how: _How, x: jax.Array, weights: tuple[jax.Array, ...], sizes: jax.Array, of_x: jax.Array, scales: jax.Array,
-    unseen: Seen, exact: Any,
+    zeros: Amax | None, exact: Any,
 ) -> tuple[jax.Array, ...]:  # fmt: skip
     def quantised() -> tuple[jax.Array, ...]:
         rows = quantise(x, of_x.reshape(-1, 1), E4M3)
@@ -199,25 +199,24 @@ def _forward(how: _How, *arguments: Any) -> Any:
 
 
 def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
-    x, weights, sizes, of_x, scales, unseen, exact = kept
+    x, weights, sizes, of_x, scales, zeros, exact = kept
     of_dys = how.of_gradients(dys, scales)  # not in the branch, because it may send
 
-    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
+    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], Amax | None]:
         rows = how.numbers(quantise(x, of_x.reshape(-1, 1), E4M3), of_x, x.dtype)
         terms, dws = [], []
         for dy, of_dy, w, of_w in zip(dys, of_dys, how.matrices(weights, scales), scales, strict=False):
             codes = quantise(dy, of_dy.reshape(-1, 1), how.recipe.gradient)
             terms.append(how.times(codes, of_dy, w, of_w, sizes, x.dtype))
             dws.append(how.grouped.of_weights(rows, how.numbers(codes, of_dy, x.dtype), sizes))
-        own_x, *own_dys = (scale.reshape(-1, 1) for scale in (of_x, *of_dys))
-        seen = seen_by_group(x, weights, dys, unseen, how.coded, [own_x, *scales], own_dys, how.recipe, sizes)
-        return sum(terms[1:], terms[0]), tuple(dws), seen
+        amax = amax_of_group(x, weights, dys, zeros, coded=how.coded, sizes=sizes)
+        return sum(terms[1:], terms[0]), tuple(dws), amax
 
-    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
-        return *exact_gradients(how.grouped, x, weights, sizes, dys), jax.tree.map(jnp.zeros_like, unseen)
+    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], Amax | None]:
+        return *exact_gradients(how.grouped, x, weights, sizes, dys), jax.tree.map(jnp.zeros_like, zeros)
 
-    dx, dws, seen = quantised() if exact is None else lax.cond(exact, exactly, quantised)
-    return dx, dws, None, None, None, seen, None
+    dx, dws, amax = quantised() if exact is None else lax.cond(exact, exactly, quantised)
+    return dx, dws, None, None, None, amax, None
 
 
 _products.defvjp(_forward, _backward)

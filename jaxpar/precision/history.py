@@ -1,8 +1,8 @@
 """Delayed scaling: scales from the largest magnitudes of earlier steps (arXiv:2209.05433, section 3.2).
 
-The state is a window of the last steps: of each layer and tensor of a quantised matmul, the largest magnitude that the
-step saw, over all microbatches and ranks. A step scales by the largest of the window. What it sees itself leaves its
-backward (`jaxpar.model.loop.layer_loop`), and replaces the oldest entry. The window has the layers in the order of the
+The state is a window of the last steps: of each layer and tensor of a quantised matmul, the largest magnitude in the
+step, over all microbatches and ranks. A step scales by the largest of the window. Its own magnitudes leave its backward
+(`jaxpar.precision.amax`), and replace the oldest entry. The window has the layers in the order of the
 model and is the same on all ranks, so that a checkpoint is restored on any mesh.
 """
 
@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from jaxpar.mesh.parameters import Weights
+from jaxpar.precision.amax import Amax
 from jaxpar.precision.matmul import SCALES
 from jaxpar.precision.recipe import E4M3, LARGEST, Recipe
 from jaxpar.precision.scale import scale_of
-from jaxpar.precision.seen import Seen
-from jaxpar.runtime.carried import Carried, Outcome, where
+from jaxpar.runtime.carried import REPLICATED, Carried, Limit, Outcome, StepWeights, where
 
 type History = Float[Array, "steps layers tensors"]
 """The largest magnitudes, of the last step first; 0 where there was none."""
@@ -41,14 +44,8 @@ def scales_of(history: History, tensors: Sequence[str], recipe: Recipe, tokens: 
         form = recipe.gradient if is_gradient(name) else E4M3
         first = 2.0 ** -round(math.log2(tokens)) if is_gradient(name) else 1.0
         own = largest[:, place]
-        found.append(jnp.where(own > 0, scale_of(own, form, recipe.margin), first))
+        found.append(jnp.where(own > 0, scale_of(own, form), first))
     return jnp.stack(found, axis=1)
-
-
-def reach(magnitude: float, scale: float, tensor: str, recipe: Recipe) -> float:
-    """A magnitude as a share of the largest number that a tensor's codes reach with this scale: above 1, it was cut
-    off."""
-    return magnitude / (scale * LARGEST[recipe.gradient if is_gradient(tensor) else E4M3])
 
 
 class MatmulStatistics(NamedTuple):
@@ -56,30 +53,37 @@ class MatmulStatistics(NamedTuple):
 
     magnitudes: Float[Array, "layers tensors"]
     """The largest magnitude of each tensor, over microbatches and ranks."""
-    scales: Float[Array, "layers tensors"] | None
-    """The scales that the tensors were divided by, under delayed scaling."""
-    counts: Float[Array, "layers tensors counts"] | None
-    """`jaxpar.precision.seen.COUNTS` of each tensor, with `precision.matmul_counts`."""
+    scales: Float[Array, "layers tensors"]
+    """The scales that the tensors were divided by."""
 
 
 @dataclass(frozen=True)
-class ObservedMatmuls(Carried[None]):
-    """Statistics of quantised matmuls whose scales do not come from earlier steps: there is nothing to hand on."""
+class QuantisedMatmuls(Carried[Any]):
+    """Quantised matmuls whose scales come from the tensors themselves: they hand nothing on."""
 
+    codes: Callable[..., StepWeights] | None
+    """`coded_weights` of a layout, but for the weights and the scales; None where matrices are quantised with each
+    use."""
     name = "matmuls"
-    title = "statistics of quantised matmuls"
-    reports = True
+    title = "quantised matmuls"
 
-    def init(self) -> None:
+    @property
+    def converts(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.codes is not None
+
+    def init(self) -> Any:
         return None
 
-    def metrics(self, state: None, outcome: Outcome) -> MatmulStatistics:
-        del state
-        return MatmulStatistics(outcome.observed.largest, None, outcome.observed.counts)
+    def partitions(self) -> Any:
+        return None
+
+    def weights(self, master: Weights, shared: dict[str, Any]) -> StepWeights:
+        assert self.codes is not None, "matrices become codes once per step"
+        return self.codes(master, scales=shared.get(SCALES))
 
 
 @dataclass(frozen=True)
-class DelayedScales(Carried[History]):
+class DelayedScales(QuantisedMatmuls):
     """The window of magnitudes that scales are computed from."""
 
     recipe: Recipe
@@ -90,9 +94,11 @@ class DelayedScales(Carried[History]):
     """Steps in the window."""
     tokens: int
     """Tokens of a batch."""
-    name = "matmuls"
     title = "window of magnitudes (precision.matmul: fp8_delayed)"
     reports = True
+    limits = MappingProxyType(
+        {"matmul_reach": Limit(2.0, "times what its numbers of 8 bits reach, and was cut off (docs/operations.md)")}
+    )
 
     @property
     def saved_as(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -101,6 +107,9 @@ class DelayedScales(Carried[History]):
     def init(self) -> History:
         return jnp.zeros((self.steps, self.layers, len(self.tensors)), jnp.float32)
 
+    def partitions(self) -> Any:
+        return REPLICATED
+
     def scales(self, state: History) -> Float[Array, "layers tensors"]:
         """The scales of a step."""
         return scales_of(state, self.tensors, self.recipe, self.tokens)
@@ -108,14 +117,27 @@ class DelayedScales(Carried[History]):
     def shared(self, state: History) -> dict[str, Any]:
         return {SCALES: self.scales(state)}
 
-    def accepts(self, observed: Seen) -> Bool[Array, ""]:
+    def accepts(self, observed: Amax) -> Bool[Array, ""]:
         # An infinite input would be saturated without a trace.
-        assert observed.largest is not None, "layers observe magnitudes under delayed scaling"
-        return jnp.isfinite(observed.largest).all()
+        return jnp.isfinite(observed.values).all()
 
     def next(self, state: History, outcome: Outcome) -> History:
-        newest = outcome.observed.largest[None]
+        newest = outcome.observed.values[None]
         return where(outcome.finite, jnp.concatenate([newest, state[:-1]]), state)
 
     def metrics(self, state: History, outcome: Outcome) -> MatmulStatistics:
-        return MatmulStatistics(outcome.observed.largest, self.scales(state), outcome.observed.counts)
+        return MatmulStatistics(outcome.observed.values, self.scales(state))
+
+    def record(self, metrics: MatmulStatistics) -> dict[str, Any]:
+        """By tensor `matmul_magnitudes` and `matmul_scales` of each layer, and by layer `matmul_reach`: the largest
+        magnitude as a share of the largest number that its codes reach; above 1, it was cut off."""
+        magnitudes, scales = (np.asarray(one, np.float64) for one in metrics)
+        if not np.isfinite(magnitudes).all():
+            return {}
+        largest = np.array([LARGEST[self.recipe.gradient if is_gradient(name) else E4M3] for name in self.tensors])
+        reach = (magnitudes / (scales * largest)).max(axis=1)
+        by_tensor = lambda values: dict(zip(self.tensors, values.T.tolist(), strict=True))
+        return {
+            "matmul_magnitudes": by_tensor(magnitudes), "matmul_scales": by_tensor(scales),
+            "matmul_reach": {str(layer): float(value) for layer, value in enumerate(reach) if value},
+        }  # fmt: skip

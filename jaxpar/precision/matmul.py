@@ -15,7 +15,7 @@ numbers; `fp8_delayed` once per step (`jaxpar.precision.history`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -30,15 +30,17 @@ from jaxpar.mesh.axes import AXES, varying_axes
 from jaxpar.mesh.collective_matmul import GRADIENTS, OUTPUTS
 from jaxpar.mesh.collectives import gather_sequence, reduce_max, scatter_sequence
 from jaxpar.precision import tiles
+from jaxpar.precision.amax import Amax, amax_of_group
 from jaxpar.precision.recipe import E4M3, QuantisedGroups, Recipe
 from jaxpar.precision.scale import largest_of, quantise, scale_of
-from jaxpar.precision.seen import Seen, seen_by_group
-from jaxpar.precision.squares import SquareScales
 from pallas_kernels.varying import vary_alike
 
 SCALES = "matmul_scales"
-"""The name of the scales of a group, which every remat policy saves; and of those of all layers, [layers, tensors], as
-layers read them under delayed scaling."""
+"""The name of the scales of a group, which every remat policy saves; and among what layers read of carried state the
+scales of earlier steps, [layers, tensors]."""
+WEIGHT_SCALES = "weight_scales"
+"""Among what layers read of carried state the scales of matrices that are codes already: [layers, tensors], 0 of other
+tensors; or by kind of layers `SquareScales`."""
 
 TOKEN_AXES = tuple(axis for axis in AXES if axis != "pipe")
 """Axes that split activations and their gradients: by row, by token, or by column."""
@@ -52,50 +54,45 @@ class GroupScaling(NamedTuple):
     """Whether they are not quantised in this layer; None if they are in all layers."""
     scales: Float[Array, "tensors"] | None = None
     """Of the input, of each matrix, and of the gradient of each output; None if they come from the tensors."""
-    observed: Float[Array, "tensors"] | None = None
-    """Zeros, whose cotangent is the largest magnitude of each of these tensors on this rank."""
+    zeros: Amax | None = None
+    """Zeros, whose cotangent is the largest magnitude of each of these tensors on this rank; None observes none."""
     of_codes: Float[Array, "matrices"] | tuple[Float[Array, "inputs outputs"], ...] | None = None
     """Scales of the matrices, or of their squares, where these are values of codes already; then none are quantised,
     nor observed."""
-    counted: Float[Array, "tensors counts"] | None = None
-    """Zeros, whose cotangent is the counts of each of these tensors on this rank."""
     elementwise: Literal["input", "gradients"] | None = None
     """Which operands an elementwise derivative makes, that makes other operands too: their codes are written in one
     order and transposed from there, where it would else run once more for those in the other order. Of `gradients` it
-    also finds the largest magnitudes (`jaxpar.precision.seen.seeing_gradients`)."""
-
-    @property
-    def unseen(self) -> Seen:
-        """The zeros of both."""
-        return Seen(self.observed, self.counted)
+    also finds the largest magnitudes (`jaxpar.precision.amax.observing_gradients`)."""
 
 
 def scaling_of(
-    fp8: QuantisedGroups,
-    group: str,
-    layer: Int[Array, ""],
-    scales: Float[Array, "layers tensors"] | None,
-    weight_scales: Float[Array, "layers tensors"] | SquareScales | None,
-    unseen: Seen | None,
+    groups: QuantisedGroups, group: str, layer: Int[Array, ""], carried: Mapping[str, Any], zeros: Amax | None
 ) -> GroupScaling | None:
-    """How a group of a layer is scaled, given the scales of all layers, those of codes among the weights, and the zeros
-    of this layer; None if it is not."""
-    if group not in fp8.groups:
+    """The scaling of a group of a layer; None if the group is not quantised.
+
+    Args:
+        groups: those that are.
+        group: its name.
+        layer: number of the layer in the model.
+        carried: what layers read of carried state, with `SCALES` and `WEIGHT_SCALES` where there are any.
+        zeros: of all tensors of the layer; None where nothing observes them.
+    """
+    if group not in groups.groups:
         return None
     exact = None
-    if fp8.exact_layers is not None:
-        first, last = fp8.exact_layers
+    if groups.exact_layers is not None:
+        first, last = groups.exact_layers
         exact = (layer < first) | (layer >= last)
-    own = slice(fp8.first[group], fp8.first[group] + 1 + 2 * len(fp8.groups[group]))
-    row = lambda table: None if table is None else lax.dynamic_index_in_dim(table, layer, keepdims=False)[own]
-    mine = row(scales)
-    if isinstance(weight_scales, SquareScales):
-        of_codes = weight_scales.of_layer(group, layer)
-    else:
-        of_codes = row(weight_scales)
-        of_codes = None if of_codes is None else of_codes[1 : 1 + len(fp8.groups[group])]
-    observed, counted = jax.tree.map(lambda zeros: zeros[own], unseen or Seen())
-    return GroupScaling(fp8.recipe, exact, mine, observed, of_codes, counted)
+    matrices = len(groups.groups[group])
+    columns = slice(groups.first[group], groups.first[group] + 1 + 2 * matrices)
+    row = lambda table: lax.dynamic_index_in_dim(table, layer, keepdims=False)[columns]
+    scales, of_codes = carried.get(SCALES), carried.get(WEIGHT_SCALES)
+    if isinstance(of_codes, Mapping):
+        of_codes = of_codes[groups.kind].of_layer(group, layer) if groups.kind in of_codes else None
+    elif of_codes is not None:
+        of_codes = row(of_codes)[1 : 1 + matrices]
+    zeros = None if zeros is None else Amax(zeros.values[columns])
+    return GroupScaling(groups.recipe, exact, None if scales is None else row(scales), zeros, of_codes)
 
 
 # ---- one tensor
@@ -130,28 +127,28 @@ def products(
     if scaling.recipe.tiles is not None:
         of_codes = scaling.of_codes
         assert of_codes is None or isinstance(of_codes, tuple), "matrices of tiles have a scale for each square"
-        found = tiles.products(x, weights, scaling.recipe, scaling.exact, scaling.unseen, of_codes, gathers=gathers)
+        found = tiles.products(x, weights, scaling.recipe, scaling.exact, of_codes, gathers=gathers)
         return tuple(map(scatter_sequence, found)) if scatters else found
-    x, given, scales, unseen = scales_of_group(x, weights, scaling)
-    exact, x, given, scales, unseen = vary_alike((scaling.exact, x, given, scales, unseen))
+    x, given, scales, zeros = scales_of_group(x, weights, scaling)
+    exact, x, given, scales, zeros = vary_alike((scaling.exact, x, given, scales, zeros))
     how = _How(scaling.recipe, gathers, scatters, scaling.of_codes is not None, scaling.elementwise)
-    return _products(how, x, given, scales, unseen, exact)
+    return _products(how, x, given, scales, zeros, exact)
 
 
 def scales_of_group(
     x: jax.Array, weights: Sequence[jax.Array], scaling: GroupScaling
-) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array, Seen]:
-    """(input, weights, scales of both and perhaps of gradients, zeros for what is seen), varying over the same axes."""
+) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array, Amax | None]:
+    """(input, weights, scales of both and perhaps of gradients, zeros of `scaling`), varying over the same axes."""
     x, given = vary_alike((x, tuple(weights)))
-    recipe, scales = scaling.recipe, scaling.scales
+    scales = scaling.scales
     if scales is None:
-        of_x = scale_of(largest_over([x], TOKEN_AXES), E4M3, recipe.margin)
+        of_x = scale_of(largest_over([x], TOKEN_AXES), E4M3)
         of_weights = scaling.of_codes
         assert not isinstance(of_weights, tuple), "squares have scales with tiles alone"
         if of_weights is None:
-            of_weights = scale_of(largest_over(given, ("tensor",)), E4M3, recipe.margin)
+            of_weights = scale_of(largest_over(given, ("tensor",)), E4M3)
         scales = checkpoint_name(jnp.concatenate(vary_alike((of_x, of_weights, x))[:2]), SCALES)
-    return vary_alike((x, given, scales, scaling.unseen))
+    return vary_alike((x, given, scales, scaling.zeros))
 
 
 def codes_of(weights: Sequence[jax.Array], scales: jax.Array, coded: bool) -> list[jax.Array]:
@@ -164,7 +161,7 @@ def gradient_scales(dys: Sequence[jax.Array], scales: jax.Array, number: int, re
     """The scales of the gradients of the outputs of so many weights: those given, or of the gradients themselves."""
     if scales.shape[0] > 1 + number:
         return scales[1 + number :]
-    return scale_of(largest_over(dys, TOKEN_AXES), recipe.gradient, recipe.margin)
+    return scale_of(largest_over(dys, TOKEN_AXES), recipe.gradient)
 
 
 @jax.tree_util.register_static
@@ -204,7 +201,7 @@ class _How:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _products(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, unseen: Any, exact: Any
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, zeros: Any, exact: Any
 ) -> tuple[jax.Array, ...]:
     def quantised() -> tuple[jax.Array, ...]:
         q = how.before(quantise(x, scales[0], E4M3))
@@ -219,20 +216,18 @@ def _products(
     return quantised() if exact is None else lax.cond(exact, exactly, quantised)
 
 
-def _forward(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, unseen: Any, exact: Any
-) -> Any:
-    return _products(how, x, weights, scales, unseen, exact), (x, weights, scales, unseen, exact)
+def _forward(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, zeros: Any, exact: Any) -> Any:
+    return _products(how, x, weights, scales, zeros, exact), (x, weights, scales, zeros, exact)
 
 
 def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
-    x, weights, scales, unseen, exact = kept
+    x, weights, scales, zeros, exact = kept
     recipe = how.recipe
     of_gradients = gradient_scales(dys, scales, len(weights), recipe)
 
-    # What is seen comes out of the branch: XLA for CPUs does not order the collectives of a branch with a maximum that
+    # Magnitudes come out of the branch: XLA for CPUs does not order the collectives of a branch with a maximum that
     # does not depend on it, and ranks that run them in different orders wait for each other.
-    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
+    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], Amax | None]:
         q = how.written("input", how.before(quantise(x, scales[0], E4M3)))
         of_input, of_weights = [], []
         for n, (w, matrix, dy) in enumerate(zip(weights, codes_of(weights, scales, how.coded), dys, strict=True)):
@@ -240,18 +235,18 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
             codes = how.written("gradients", how.before_backward(codes))
             of_input.append(_input_gradient(codes, matrix, scales[1 + n] * of_gradients[n], x))
             of_weights.append(_weight_gradient(q, codes, scales[0] * of_gradients[n], w))
-        found = how.elementwise == "gradients"
-        seen = seen_by_group(x, weights, dys, unseen, how.coded, scales, of_gradients, recipe, found=found)
-        return how.after_backward(_sum(of_input)), tuple(of_weights), seen
+        made = how.elementwise == "gradients"
+        amax = amax_of_group(x, weights, dys, zeros, coded=how.coded, by_derivative=made)
+        return how.after_backward(_sum(of_input)), tuple(of_weights), amax
 
-    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
+    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], Amax | None]:
         whole, each = how.before(x), [how.before_backward(dy) for dy in dys]
         of_input = [_input_gradient(dy, w.astype(x.dtype), None, x) for dy, w in zip(each, weights, strict=True)]
         of_weights = tuple(_weight_gradient(whole, dy, None, w) for dy, w in zip(each, weights, strict=True))
-        return how.after_backward(_sum(of_input)), of_weights, jax.tree.map(jnp.zeros_like, unseen)
+        return how.after_backward(_sum(of_input)), of_weights, jax.tree.map(jnp.zeros_like, zeros)
 
-    dx, dws, seen = quantised() if exact is None else lax.cond(exact, exactly, quantised)
-    return dx, dws, None, seen, None
+    dx, dws, amax = quantised() if exact is None else lax.cond(exact, exactly, quantised)
+    return dx, dws, None, amax, None
 
 
 _products.defvjp(_forward, _backward)

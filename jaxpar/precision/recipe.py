@@ -33,27 +33,28 @@ TILES = {"fp8_block": Tiles(128, square=True), "mxfp8": Tiles(32, square=False)}
 class Recipe:
     """How a tensor becomes codes of 8 bits and their scales."""
 
-    delayed: bool
+    delayed: bool = False
     """Whether scales come from earlier steps; else from the tensor itself."""
-    gradient: str = E5M2
-    """Format of the gradients of outputs; inputs and weights are `E4M3`."""
-    margin: int = 0
-    """Powers of two that are left unused above the largest magnitude."""
     tiles: Tiles | None = None
     """None if a tensor has one scale."""
     backend: str = "auto"
     """Which implementation of `pallas_kernels.tiled_matmul` multiplies tiles."""
+
+    @property
+    def gradient(self) -> str:
+        """Format of the gradients of outputs; inputs and weights are `E4M3`.
+
+        A tile spans fewer powers of two than a tensor: it has more use for significant bits (arXiv:2412.19437, section
+        3.3; arXiv:2209.05433, section 3.1, for tensors).
+        """
+        return E5M2 if self.tiles is None else E4M3
 
 
 def recipe_of(precision: PrecisionConfig) -> Recipe | None:
     """The recipe of a configuration; None where matmuls run in the compute dtype."""
     if precision.matmul is None:
         return None
-    tiles = TILES.get(precision.matmul)
-    # A tile spans fewer powers of two than a tensor: it has more use for significant bits.
-    asked = precision.matmul_gradient or ("e5m2" if tiles is None else "e4m3")
-    gradient = E5M2 if asked == "e5m2" else E4M3
-    return Recipe(precision.matmul == "fp8_delayed", gradient, precision.matmul_margin, tiles, precision.matmul_backend)
+    return Recipe(precision.matmul == "fp8_delayed", TILES.get(precision.matmul), precision.matmul_options.backend)
 
 
 def in_compute_dtype(precision: PrecisionConfig) -> PrecisionConfig:
@@ -75,9 +76,13 @@ class QuantisedGroups:
     exact_layers: tuple[int, int] | None = None
     """Layers before the first number, and from the second on, are multiplied exactly; None if no layer that runs the
     program is."""
+    kind: str = ""
+    """Of the layers."""
+    tensors: int = 0
+    """Tensors of a layer that have a scale, in all groups of all kinds."""
 
     def __hash__(self) -> int:
-        return hash((self.recipe, tuple(self.groups.items()), tuple(self.first.items()), self.exact_layers))
+        return hash((self.recipe, self.kind, tuple(self.groups.items()), self.exact_layers))
 
 
 def group_tensors(group: str, matrices: tuple[str, ...]) -> tuple[str, ...]:

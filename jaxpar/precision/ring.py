@@ -22,9 +22,9 @@ from jaxpar.mesh.collective_matmul import (
     scattered_products,
 )
 from jaxpar.mesh.rings import Asked, asked_of, instantiated
+from jaxpar.precision.amax import amax_of_group
 from jaxpar.precision.matmul import GroupScaling, codes_of, gradient_scales, quantise, scales_of_group
 from jaxpar.precision.recipe import E4M3, Recipe
-from jaxpar.precision.seen import seen_by_group
 
 
 @jax.tree_util.register_static
@@ -45,8 +45,8 @@ def ring_in(
     Sends `x * (n - 1)` bytes with n = tensor, of codes: one byte a number. Backward the same again, and
     `x * (n - 1)` bytes of the input's gradient in its own dtype.
     """
-    x, weights, scales, unseen = scales_of_group(x, weights, scaling)
-    return _in(_How(scaling.recipe, chunks, scaling.of_codes is not None), x, weights, scales, unseen)
+    x, weights, scales, zeros = scales_of_group(x, weights, scaling)
+    return _in(_How(scaling.recipe, chunks, scaling.of_codes is not None), x, weights, scales, zeros)
 
 
 def ring_out(
@@ -57,32 +57,32 @@ def ring_out(
     Sends `y * (n - 1) / n` bytes with n = tensor and y the bytes of the product in the dtype of `x`. Backward
     `y * (n - 1) / n` bytes of codes: one byte a number.
     """
-    x, weights, scales, unseen = scales_of_group(x, [weight], scaling)
-    return _out(_How(scaling.recipe, chunks, scaling.of_codes is not None), x, weights, scales, unseen)
+    x, weights, scales, zeros = scales_of_group(x, [weight], scaling)
+    return _out(_How(scaling.recipe, chunks, scaling.of_codes is not None), x, weights, scales, zeros)
 
 
 # ---- in
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _in(how: _How, x: Any, weights: tuple[Any, ...], scales: Any, unseen: Any) -> tuple[jax.Array, ...]:
-    del unseen
+def _in(how: _How, x: Any, weights: tuple[Any, ...], scales: Any, zeros: Any) -> tuple[jax.Array, ...]:
+    del zeros
     codes = quantise(x, scales[0], E4M3)
     found = gathered_products(how.chunks, codes, codes_of(weights, scales, how.coded), x.dtype)
     return tuple(y * (scales[0] * scale).astype(x.dtype) for y, scale in zip(found, scales[1:], strict=False))
 
 
-def _in_forward(how: _How, x: Any, weights: Any, scales: Any, unseen: Any) -> tuple[Any, Any]:
+def _in_forward(how: _How, x: Any, weights: Any, scales: Any, zeros: Any) -> tuple[Any, Any]:
     asked, x, weights = asked_of(x, weights)
-    scales, unseen = _values((scales, unseen))
-    return _in(how, x, weights, scales, unseen), (asked, x, weights, scales, unseen)
+    scales, zeros = _values((scales, zeros))
+    return _in(how, x, weights, scales, zeros), (asked, x, weights, scales, zeros)
 
 
 def _in_backward(how: _How, kept: Any, dys: Any) -> tuple[Any, ...]:
-    asked, x, weights, scales, unseen = kept
+    asked, x, weights, scales, zeros = kept
     dys = [instantiated(dy, x) for dy in dys]
     of_dys = gradient_scales(dys, scales, len(weights), how.recipe)
-    seen = seen_by_group(x, weights, dys, unseen, how.coded, scales, of_dys, how.recipe)
+    amax = amax_of_group(x, weights, dys, zeros, coded=how.coded)
     codes = [quantise(dy, scale, how.recipe.gradient) for dy, scale in zip(dys, of_dys, strict=True)]
     dx, sums = gathered_gradients(
         how.chunks, asked, quantise(x, scales[0], E4M3), codes_of(weights, scales, how.coded), codes, x.dtype,
@@ -92,7 +92,7 @@ def _in_backward(how: _How, kept: Any, dys: Any) -> tuple[Any, ...]:
         dx,
         _gradients(asked, sums, weights, scales[0], of_dys),
         None,
-        seen,
+        amax,
     )
 
 
@@ -103,29 +103,29 @@ _in.defvjp(_in_forward, _in_backward, symbolic_zeros=True)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _out(how: _How, x: Any, weights: tuple[Any, ...], scales: Any, unseen: Any) -> jax.Array:
-    del unseen
+def _out(how: _How, x: Any, weights: tuple[Any, ...], scales: Any, zeros: Any) -> jax.Array:
+    del zeros
     codes = quantise(x, scales[0], E4M3)
     found = scattered_products(how.chunks, [codes], codes_of(weights, scales, how.coded), x.dtype)
     return found * (scales[0] * scales[1]).astype(x.dtype)
 
 
-def _out_forward(how: _How, x: Any, weights: Any, scales: Any, unseen: Any) -> tuple[Any, Any]:
+def _out_forward(how: _How, x: Any, weights: Any, scales: Any, zeros: Any) -> tuple[Any, Any]:
     asked, x, weights = asked_of(x, weights)
-    scales, unseen = _values((scales, unseen))
-    return _out(how, x, weights, scales, unseen), (asked, x, weights, scales, unseen)
+    scales, zeros = _values((scales, zeros))
+    return _out(how, x, weights, scales, zeros), (asked, x, weights, scales, zeros)
 
 
 def _out_backward(how: _How, kept: Any, dy: Any) -> tuple[Any, ...]:
-    asked, x, weights, scales, unseen = kept
+    asked, x, weights, scales, zeros = kept
     dy = instantiated(dy, x)
     of_dys = gradient_scales([dy], scales, 1, how.recipe)
-    seen = seen_by_group(x, weights, [dy], unseen, how.coded, scales, of_dys, how.recipe)
+    amax = amax_of_group(x, weights, [dy], zeros, coded=how.coded)
     codes = quantise(dy, of_dys[0], how.recipe.gradient)
     matrices = codes_of(weights, scales, how.coded)
     dxs, sums = scattered_gradients(how.chunks, asked, [quantise(x, scales[0], E4M3)], matrices, codes, x.dtype)
     dx = None if dxs is None else dxs[0] * (of_dys[0] * scales[1]).astype(x.dtype)
-    return dx, _gradients(asked, sums, weights, scales[0], of_dys), None, seen
+    return dx, _gradients(asked, sums, weights, scales[0], of_dys), None, amax
 
 
 _out.defvjp(_out_forward, _out_backward, symbolic_zeros=True)

@@ -17,13 +17,13 @@ def largest_of(x: Float[Array, "..."]) -> Float[Array, ""]:
     return jnp.max(jnp.abs(x)).astype(jnp.float32)
 
 
-def scale_of(largest: Float[Array, "..."], form: str, margin: int = 0) -> Float[Array, "..."]:
-    """The least power of two by which a tensor with the `largest` magnitude fits `form` when divided, times
-    2^`margin`. It is 1 for zeros, and NaN where a magnitude is not finite."""
+def scale_of(largest: Float[Array, "..."], form: str) -> Float[Array, "..."]:
+    """The least power of two by which a tensor with the `largest` magnitude fits `form` when divided; 1 for zeros, and
+    NaN where a magnitude is not finite."""
     bits = lax.bitcast_convert_type(largest.astype(jnp.float32), jnp.uint32)
     fraction, exponent = bits & 0x7FFFFF, (bits >> 23).astype(jnp.int32) - 127
     highest = {448.0: 8, 57344.0: 15}[LARGEST[form]]
-    power = exponent - highest + (fraction > 0x600000).astype(jnp.int32) + margin
+    power = exponent - highest + (fraction > 0x600000).astype(jnp.int32)
     scale = lax.bitcast_convert_type((jnp.clip(power, SMALLEST, MOST) + 127) << 23, jnp.float32)
     return jnp.where(jnp.isfinite(largest), jnp.where(largest > 0, scale, 1.0), jnp.nan)
 

@@ -24,8 +24,7 @@ from jaxtyping import Array, Bool, Float, Shaped
 
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.precision.recipe import E4M3, Recipe, Tiles
-from jaxpar.precision.scale import largest_of, quantise, scale_of
-from jaxpar.precision.seen import COUNTS, Seen, counts_of, joined
+from jaxpar.precision.scale import quantise, scale_of
 from pallas_kernels.tiled_matmul import tiled_matmul
 from pallas_kernels.varying import vary_alike
 
@@ -37,25 +36,12 @@ class Codes(NamedTuple):
     scales: Float[Array, "... row_tiles column_tiles"]
 
 
-def in_tiles(x: Float[Array, "... rows columns"], tile: tuple[int, int], form: str, margin: int = 0) -> Codes:
+def in_tiles(x: Float[Array, "... rows columns"], tile: tuple[int, int], form: str) -> Codes:
     """`x` as codes, with a scale for each tile of so many rows and columns."""
-    cut, scales = _cut(x, tile, form, margin)
-    return Codes(quantise(cut, scales, form).reshape(x.shape), scales[..., :, 0, :, 0])
-
-
-def counts_in_tiles(
-    x: Float[Array, "... rows columns"], tile: tuple[int, int], form: str, margin: int, numbers: Any = None
-) -> jax.Array:
-    """What `jaxpar.precision.seen.counts_of` has of the codes of `in_tiles`."""
-    return counts_of(*_cut(x, tile, form, margin), form, numbers)
-
-
-def _cut(x: jax.Array, tile: tuple[int, int], form: str, margin: int) -> tuple[jax.Array, jax.Array]:
-    """`x` [..., row tiles, rows, column tiles, columns], and the scales of its tiles with 1 for rows and columns."""
     rows, columns = x.shape[-2] // tile[0], x.shape[-1] // tile[1]
     cut = x.astype(jnp.float32).reshape(*x.shape[:-2], rows, tile[0], columns, tile[1])
-    scales = scale_of(jnp.max(jnp.abs(cut), axis=(-3, -1)), form, margin)
-    return cut, scales[..., :, None, :, None]
+    scales = scale_of(jnp.max(jnp.abs(cut), axis=(-3, -1)), form)
+    return Codes(quantise(cut, scales[..., :, None, :, None], form).reshape(x.shape), scales)
 
 
 @jax.tree_util.register_static
@@ -72,12 +58,12 @@ class _How:
 
     def inputs(self, x: jax.Array, *, by_token: bool) -> Codes:
         """[tokens, inputs] of the joined sequence, in tiles along the tokens or along the inputs."""
-        codes = in_tiles(_flat(x), self._tile(by_token), E4M3, self.recipe.margin)
+        codes = in_tiles(_flat(x), self._tile(by_token), E4M3)
         return _matrix(Codes(*map(gather_sequence, codes)) if self.gathers else codes)
 
     def gradient(self, dy: jax.Array, *, by_token: bool) -> Codes:
         """[tokens, outputs], in tiles along the tokens or along the outputs."""
-        return _matrix(in_tiles(_flat(dy), self._tile(by_token), self.recipe.gradient, self.recipe.margin))
+        return _matrix(in_tiles(_flat(dy), self._tile(by_token), self.recipe.gradient))
 
     def weight(self, w: jax.Array, scales: jax.Array | None, inputs: int, *, by_input: bool) -> Codes:
         """[inputs, outputs], in squares, or in tiles along the inputs or along the outputs. With `scales`, of squares,
@@ -85,31 +71,7 @@ class _How:
         w = w.reshape(inputs, -1)
         if scales is not None:
             return Codes(w.astype(E4M3), scales)
-        return in_tiles(w, self._tile_of_weight(by_input), E4M3, self.recipe.margin)
-
-    def seen(
-        self, x: jax.Array, weights: Sequence[jax.Array], dys: Sequence[jax.Array], unseen: Seen, coded: bool
-    ) -> Seen:
-        """What is asked for of the tensors on this rank; of matrices that are codes already, nothing. What is quantised
-        along two sides is counted along both."""
-        largest = counts = None
-        if unseen.largest is not None:
-            of_weights = [jnp.float32(0) if coded else largest_of(w) for w in weights]
-            largest = joined([largest_of(x), *of_weights, *map(largest_of, dys)], unseen.largest)
-        if unseen.counts is not None:
-            count = lambda each, tile, form: counts_in_tiles(each, tile, form, self.recipe.margin)
-            sides = lambda each, form: _sum([count(_flat(each), self._tile(side), form) for side in (False, True)])
-            flat = [w.reshape(_flat(x).shape[2], -1) for w in weights]
-            of_weight = lambda w: _sum([count(w, self._tile_of_weight(side), E4M3) for side in self._sides])
-            of_weights = [jnp.zeros(len(COUNTS)) if coded else of_weight(w) for w in flat]
-            of_dys = [sides(dy, self.recipe.gradient) for dy in dys]
-            counts = joined([sides(x, E4M3), *of_weights, *of_dys], unseen.counts)
-        return Seen(largest, counts)
-
-    @property
-    def _sides(self) -> tuple[bool, ...]:
-        """Along which sides matrices are quantised: squares are the same along both."""
-        return (True,) if self.tiles.square else (True, False)
+        return in_tiles(w, self._tile_of_weight(by_input), E4M3)
 
     def _tile_of_weight(self, by_input: bool) -> tuple[int, int]:
         return (self.tiles.size, self.tiles.size) if self.tiles.square else self._tile(by_input)
@@ -126,7 +88,6 @@ def products(
     weights: Sequence[Float[Array, "..."]],
     recipe: Recipe,
     exact: Bool[Array, ""] | None,
-    unseen: Seen,
     of_codes: tuple[Float[Array, "inputs outputs"], ...] | None = None,
     *,
     gathers: bool,
@@ -135,13 +96,13 @@ def products(
 
     With `of_codes`, scales of squares, the matrices are values of codes.
     """
-    x, weights, of_codes, unseen, exact = vary_alike((x, tuple(weights), of_codes, unseen, exact))
-    return _products(_How(recipe, gathers), x, weights, of_codes, unseen, exact)
+    x, weights, of_codes, exact = vary_alike((x, tuple(weights), of_codes, exact))
+    return _products(_How(recipe, gathers), x, weights, of_codes, exact)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _products(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], of_codes: Any, unseen: Seen, exact: Any
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], of_codes: Any, exact: Any
 ) -> tuple[jax.Array, ...]:
     inputs = _flat(x).shape[2]
 
@@ -161,12 +122,12 @@ def _products(
     return quantised() if exact is None else lax.cond(exact, exactly, quantised)
 
 
-def _forward(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], of_codes: Any, unseen: Seen, exact: Any) -> Any:
-    return _products(how, x, weights, of_codes, unseen, exact), (x, weights, of_codes, unseen, exact)
+def _forward(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], of_codes: Any, exact: Any) -> Any:
+    return _products(how, x, weights, of_codes, exact), (x, weights, of_codes, exact)
 
 
 def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
-    x, weights, of_codes, unseen, exact = kept
+    x, weights, of_codes, exact = kept
     inputs, pairs, backend = _flat(x).shape[2], list(zip(dys, weights, strict=True)), how.recipe.backend
     each_scales = of_codes or (None,) * len(weights)
 
@@ -174,7 +135,7 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
         dx = _sum(terms)
         return how.joined(dx.reshape(x.shape[0], -1, *x.shape[2:]))
 
-    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
+    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...]]:
         codes = how.inputs(x, by_token=True)
         matrices = [how.weight(w, s, inputs, by_input=False) for w, s in zip(weights, each_scales, strict=True)]
         terms = [
@@ -183,16 +144,16 @@ def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ..
         ]
         of_weight = lambda dy, w: product(codes, how.gradient(dy, by_token=True), (0, 0), w.dtype, backend)
         dws = [of_weight(dy, w).reshape(w.shape) for dy, w in pairs]
-        return of_input(terms), tuple(dws), how.seen(x, weights, dys, unseen, of_codes is not None)
+        return of_input(terms), tuple(dws)
 
-    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], Seen]:
+    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...]]:
         whole = _rows(gather_sequence(x) if how.gathers else x)
         terms = [_dot(_rows(dy), w.reshape(inputs, -1), (1, 1), x.dtype) for dy, w in pairs]
         dws = tuple(_dot(whole, _rows(dy), (0, 0), w.dtype).reshape(w.shape) for dy, w in pairs)
-        return of_input(terms), dws, jax.tree.map(jnp.zeros_like, unseen)
+        return of_input(terms), dws
 
-    dx, dws, seen = quantised() if exact is None else lax.cond(exact, exactly, quantised)
-    return dx, dws, None, seen, None
+    dx, dws = quantised() if exact is None else lax.cond(exact, exactly, quantised)
+    return dx, dws, None, None
 
 
 _products.defvjp(_forward, _backward)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,18 +24,13 @@ from jaxpar.mesh.coded import coded_stack
 from jaxpar.mesh.collectives import reduce_max
 from jaxpar.mesh.layer_order import PADDING, StackOrder
 from jaxpar.mesh.parameters import Nested, Weights
-from jaxpar.precision.matmul import TOKEN_AXES
-from jaxpar.precision.recipe import E4M3, Recipe
+from jaxpar.precision.amax import Amax
+from jaxpar.precision.matmul import WEIGHT_SCALES
+from jaxpar.precision.recipe import E4M3
 from jaxpar.precision.scale import largest_of, quantise, scale_of
-from jaxpar.precision.seen import COUNTS, Seen, counts_of
 from jaxpar.precision.squares import Squares, SquareScales, rows_of_layers
+from jaxpar.runtime.carried import StepWeights
 from pallas_kernels.varying import vary_alike
-
-WEIGHT_SCALES = "weight_scales"
-"""The key of a microbatch with the scales of the codes."""
-
-type WeightScales = Float[Array, "layers tensors"] | Mapping[str, SquareScales]
-"""The scales of the codes of this pipeline rank's layers: of matrices, 0 elsewhere, or by kind those of squares."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,64 +85,46 @@ class CodedMatrix:
         exact = exact.reshape(-1, *[1] * (rows.ndim - 1))
         return jnp.where(exact, rows, self.codes(rows, wide).astype(rows.dtype)).astype(dtype)
 
-    def counts(self, rows: Float[Array, "rows ..."], wide: Float[Array, "rows ..."]) -> Float[Array, "rows counts"]:
-        """`COUNTS` of each row on this rank."""
-        return jax.vmap(lambda w, scale: counts_of(w, scale, E4M3))(self.cut(rows), wide)
-
 
 type ByRows = Callable[[Callable[..., jax.Array], jax.Array, tuple[jax.Array, ...], range], jax.Array]
 """How a stack is read: a function of rows of it and of the same rows of other arrays, the stack, these arrays, and
 which rows, to what the function makes of them, on the device."""
 
 
-class WeightCodes(NamedTuple):
-    """The weights of a step, and what its layers need to know about the codes among them."""
-
-    weights: Weights
-    """With a `CodedStack` on the device for each matrix."""
-    scales: WeightScales
-    """Of the codes."""
-    seen: Seen
-    """Of each matrix that is quantised, in this pipeline rank's layers; 0 elsewhere. Magnitudes are those of all ranks,
-    counts are this rank's share of a sum over all."""
-
-
 def coded_weights(
     weights: Weights,
     matrices: Sequence[CodedMatrix],
-    recipe: Recipe,
     exact_layers: tuple[int, int],
     shape: tuple[int, int],
     scales: Float[Array, "layers tensors"] | None,
     storage: str,
     by_rows: ByRows,
-    counts: bool = False,
-) -> WeightCodes:
-    """The `matrices` among master `weights` as codes, inside the step's map.
+) -> StepWeights:
+    """The master `weights` with a `CodedStack` on the device for each of `matrices`, inside the step's map.
 
-    Sends a maximum of one number for each matrix or square, and layer. Reads each matrix once for that, once for its
-    codes, and once more for its counts.
+    Layers read the scales of the codes as `WEIGHT_SCALES`. The statistics are magnitudes, the same on all ranks
+    of a pipeline stage, and 0 of other tensors and stages.
+
+    Sends a maximum of one number for each matrix or square, and layer. Reads each matrix once for that and once for its
+    codes.
 
     Args:
         weights: in any placement; scales are of whole matrices.
         matrices: which are coded.
-        recipe: how.
         exact_layers: layers before the first number, and from the second on, are not quantised.
         shape: of the tables of scales, [layers, tensors].
         scales: of earlier steps; None takes those of the matrices themselves.
         storage: dtype of rows that are not coded.
         by_rows: how a matrix is read.
-        counts: whether numbers that codes do not hold are counted.
     """
     stacks = {own.path: _at(weights, own.path) for own in matrices}
     found = _largest(stacks, matrices, by_rows)
     of_codes, of_matrices = vary((jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32)))
-    of_counts = vary(jnp.zeros((*shape, len(COUNTS)), jnp.float32)) if counts else None
     of_squares: dict[str, dict[str, tuple[jax.Array, ...]]] = {}
     for own in matrices:
         stack, largest, numbers = stacks[own.path], found[own.path], own.numbers
         if scales is None:
-            scale = scale_of(largest, E4M3, recipe.margin)
+            scale = scale_of(largest, E4M3)
         else:
             scale = jnp.where(numbers == PADDING, 1.0, scales[numbers, own.column])
         wide = own.wide(scale, stack.ndim)
@@ -165,14 +142,11 @@ def coded_weights(
             groups[own.group] = (*groups.get(own.group, ()), scale)
         largest = largest.max(tuple(range(1, largest.ndim)))
         of_matrices = of_matrices.at[numbers, own.column].max(vary(jnp.where(padding | exact, 0, largest)))
-        if of_counts is not None:
-            counted = jnp.where((padding | exact)[:, None], 0, _counted(own, stack, wide, by_rows))
-            of_counts = of_counts.at[numbers, own.column].add(vary(counted))
     orders = {own.kind: own.order for own in matrices}
     by_kind = {
         kind: SquareScales(rows_of_layers(orders[kind], shape[0]), groups) for kind, groups in of_squares.items()
     }
-    return WeightCodes(weights, by_kind or of_codes, Seen(of_matrices, of_counts))
+    return StepWeights(weights, {WEIGHT_SCALES: by_kind or of_codes}, Amax(of_matrices))
 
 
 def _largest(
@@ -200,18 +174,6 @@ def _largest(
         parts = jnp.split(joined, ends)
         found |= {path: own.reshape(found[path].shape) for path, own in zip(paths, parts, strict=True)}
     return found
-
-
-def _counted(
-    matrix: CodedMatrix, stack: jax.Array, wide: Float[Array, "rows ..."], by_rows: ByRows
-) -> Float[Array, "rows counts"]:
-    """What is counted of each row of a stack, as this rank's share of a sum over all ranks: of ranks that hold the same
-    part, the first has it."""
-    counts = by_rows(matrix.counts, stack, (wide,), range(stack.shape[0]))
-    for axis in TOKEN_AXES:
-        if axis not in varying_axes(stack):
-            counts = jnp.where(lax.axis_index(axis) == 0, counts, 0)
-    return counts
 
 
 def _at(tree: Nested[Any], path: tuple[str, ...]) -> Any:

@@ -6,12 +6,16 @@ turn and names none of them; a checkpoint saves each under its name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
+
+from jaxpar.mesh.parameters import Weights
 
 REPLICATED: Any = PartitionSpec()
 """The partition of state that is the same on every device."""
@@ -24,6 +28,25 @@ class Outcome(NamedTuple):
     """Whether the update is applied."""
     observed: Any
     """Statistics that the layers collected in their backward, over microbatches and ranks."""
+
+
+class Limit(NamedTuple):
+    """A number of each layer that a run warns of."""
+
+    least: float
+    """From this number on."""
+    meaning: str
+    """What such a number means and what helps, as the end of a sentence about it."""
+
+
+class StepWeights(NamedTuple):
+    """The weights of a step in another form."""
+
+    weights: Weights
+    shared: Mapping[str, Any] = MappingProxyType({})
+    """Arrays by name that layers read with them."""
+    observed: Any = None
+    """Statistics of the weights, to join to those of layers."""
 
 
 class Carried[State]:
@@ -40,6 +63,10 @@ class Carried[State]:
     """What the state describes besides its shape. A run continues with saved state only if this is the same."""
     reports: bool = False
     """Whether `metrics` has any."""
+    limits: Mapping[str, Limit] = MappingProxyType({})
+    """Limits of numbers of layers, by their name in `record`."""
+    converts: bool = False
+    """Whether `weights` has any effect; at most one feature of a run does."""
 
     def init(self) -> State:
         """The state before the first step, as global arrays."""
@@ -59,6 +86,12 @@ class Carried[State]:
         del state
         return {}
 
+    def weights(self, master: Weights, shared: dict[str, Any]) -> StepWeights:
+        """The weights that a step stores and gathers, from the master weights; `shared` is that of all features, and
+        empty in an evaluation."""
+        del shared
+        return StepWeights(master)
+
     def accepts(self, observed: Any) -> Bool[Array, ""] | bool:
         """Whether the update may be applied, by what the layers observed."""
         del observed
@@ -72,6 +105,12 @@ class Carried[State]:
     def metrics(self, state: State, outcome: Outcome) -> Any:
         """The metrics of a step that `reports`, the same on every device; `state` is that before the step."""
         raise NotImplementedError
+
+    def record(self, metrics: Any) -> dict[str, Any]:
+        """Plain values by name that a logged step records of its `metrics`; a value of each layer is a mapping from the
+        layer's number, as a string."""
+        del metrics
+        return {}
 
 
 def where(condition: Bool[Array, ""], yes: Any, no: Any) -> Any:

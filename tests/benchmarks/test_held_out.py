@@ -60,7 +60,7 @@ def test_an_outlier_is_planted_in_quantised_runs_alone(trained: list[Any], tmp_p
     fp8.main(["--folder", str(tmp_path), "--seeds", "1", "--recipes", "none", "fp8_block", "--outlier", "64"])
     exact, block = trained
     assert block.run.name == "fp8_block-128-outlier64-400-0" and block.precision.matmul == "fp8_block"
-    assert block.precision.matmul_except.first_layers == 0 and exact.precision.matmul is None
+    assert block.precision.matmul_options.first_layers == 0 and exact.precision.matmul is None
 
 
 def test_all_recipes_go_on_from_the_weights_of_one_bfloat16_run(

@@ -11,7 +11,7 @@ import pytest
 
 from jaxpar.config import load_config
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.config.schema.layout import MatmulExcept, ParallelConfig
+from jaxpar.config.schema.layout import MatmulOptions, ParallelConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers.checks import validate
@@ -38,6 +38,8 @@ BLOCK = (
     "data.sequence_length=256",
 )
 
+KERNEL = MatmulOptions(backend="mosaic")
+
 REFUSED = {
     "tokens of a small tile": (
         ["precision.matmul=mxfp8", "data.sequence_length=80", "data.batch_size=1"],
@@ -60,32 +62,32 @@ REFUSED = {
         ("multiples of 128", "128 x 192", "mlp_in", "precision.matmul: null"),
     ),
     "a kernel that no product takes": (
-        [CURRENT, "precision.matmul_backend=mosaic"],
-        ("precision.matmul_backend", "mosaic", "fp8_current", "fp8_block"),
+        [CURRENT, "precision.matmul_options.backend=mosaic"],
+        ("precision.matmul_options.backend", "mosaic", "fp8_current", "fp8_block"),
     ),
     "cuDNN for experts": (
-        [CURRENT, "precision.matmul_backend=cudnn", "model.experts={count: 4}"],
-        ("precision.matmul_backend", "cudnn", "fp8_current"),
+        [CURRENT, "precision.matmul_options.backend=cudnn", "model.experts={count: 4}"],
+        ("precision.matmul_options.backend", "cudnn", "fp8_current"),
     ),
     "misspelt": (["precision.matmul=fp8_curent"], ("precision.matmul", "fp8_curent", "fp8_current")),
     "float16": ([CURRENT, "precision.compute=float16"], ("precision.compute", "float16", "bfloat16")),
     "no layers": (
-        [CURRENT, "precision.matmul_except={first_layers: 2, last_layers: 2}"],
+        [CURRENT, "precision.matmul_options={first_layers: 2, last_layers: 2}"],
         ("first_layers 2", "last_layers 2", "4 layers", "fewer"),
     ),
-    "negative": ([CURRENT, "precision.matmul_except={first_layers: -1}"], ("first_layers", "at least 0", "-1")),
+    "negative": ([CURRENT, "precision.matmul_options={first_layers: -1}"], ("first_layers", "at least 0", "-1")),
     "ring of tiles": (
         ["precision.matmul=fp8_block", "parallel.tensor=2", "parallel.overlap.tensor=ring"],
         ("overlap.tensor: ring", "fp8_block", "auto or plain"),
     ),
     "tiles": ([CURRENT, "memory.mlp_tiles=2"], ("memory.mlp_tiles: 2", "1 or null")),
     "unknown part": (
-        [CURRENT, "precision.matmul_except={parts: [atention_out]}"],
-        ("precision.matmul_except.parts", "atention_out", "attention_out"),
+        [CURRENT, "precision.matmul_options={exclude: [atention_out]}"],
+        ("precision.matmul_options.exclude", "atention_out", "attention_out"),
     ),
     "no part": (
-        [CURRENT, "precision.matmul_except={parts: [attention_in, attention_out, mlp_in, mlp_out]}"],
-        ("precision.matmul_except.parts", "leave no matmul", "fewer"),
+        [CURRENT, "precision.matmul_options={exclude: [attention_in, attention_out, mlp_in, mlp_out]}"],
+        ("precision.matmul_options.exclude", "leave no matmul", "fewer"),
     ),
     "width": ([CURRENT, "model.mlp=120"], ("precision.matmul", "multiples of 16", "up", "64 x 120", "mlp_in")),
     "width of a rank": (
@@ -95,19 +97,19 @@ REFUSED = {
     "tokens": ([CURRENT, "data.sequence_length=34", "data.batch_size=1"], ("34 tokens", "multiple of 16", "null")),
     "tokens of latent attention": (
         [CURRENT, "parallel.tensor=8", "data.batch_size=1", "model.latent_attention={kv_rank: 48, rope_dim: 16}"],
-        ("attention_down", "8 with parallel.tensor: 8", "matmul_except.parts"),
+        ("attention_down", "8 with parallel.tensor: 8", "matmul_options.exclude"),
     ),
-    "history without delay": ([CURRENT, "precision.matmul_history=4"], ("matmul_history: 4", "fp8_delayed")),
-    "margin without recipe": (["precision.matmul_margin=1"], ("matmul_margin: 1", "precision.matmul")),
+    "history without delay": ([CURRENT, "precision.matmul_options.history=4"], ("history: 4", "fp8_delayed")),
     "exceptions without recipe": (
-        ["precision.matmul_except={parts: [head, attention_out]}"],
+        ["precision.matmul_options={exclude: [head, attention_out]}"],
         (
-            "precision.matmul_except: {parts: [head, attention_out], first_layers: 1, last_layers: 1}",
-            "{parts: [head, router, attention_out], first_layers: 1, last_layers: 1}",
+            "precision.matmul_options: {exclude: [head, attention_out], first_layers: 1, last_layers: 1, ",
+            "{exclude: [head, router, attention_out], first_layers: 1, last_layers: 1, ",
         ),
     ),
-    "counts without recipe": (["precision.matmul_counts=true"], ("matmul_counts: true", "precision.matmul")),
-    "history": (["precision.matmul=fp8_delayed", "precision.matmul_history=0"], ("matmul_history", "at least 1")),
+    "history": (["precision.matmul=fp8_delayed", "precision.matmul_options.history=0"], ("history", "at least 1")),
+    "an older key": (["precision.matmul_except={first_layers: 2}"], ("matmul_except", "precision.matmul_options")),
+    "an older key of history": (["precision.matmul_history=2"], ("matmul_history", "precision.matmul_options.history")),
 }
 
 
@@ -151,8 +153,8 @@ def test_gpus_with_fp8_take_the_recipes_that_their_units_have():
 
 
 def test_a_kernel_that_is_named_and_does_not_run_is_refused():
-    config = small(precision={"matmul": "fp8_block", "matmul_backend": "mosaic"})
-    with refused("precision.matmul_backend is mosaic", "NVIDIA GPU", "expected auto"):
+    config = small(precision={"matmul": "fp8_block", "matmul_options": KERNEL})
+    with refused("precision.matmul_options.backend is mosaic", "NVIDIA GPU", "expected auto"):
         tiled_choice(config, jax.devices()[0])
 
 
@@ -162,11 +164,11 @@ def test_a_kernel_is_chosen_by_the_largest_arrays_of_a_rank():
         model={"embed": 128, "mlp": 2048, "head_dim": 32}, data={"sequence_length": tokens, "batch_size": 8},
         precision={"matmul": "fp8_block", "compute": "bfloat16", **precision},
     )  # fmt: skip
-    found = tiled_choice(of(2**16, matmul_backend="mosaic"), HOPPER)
+    found = tiled_choice(of(2**16, matmul_options=KERNEL), HOPPER)
     assert found is not None and found.name == "mosaic"
-    with refused("precision.matmul_backend is mosaic", "2^31 - 1", "1048576 x 128", "expected auto"):
-        tiled_choice(of(2**17, matmul_backend="mosaic"), HOPPER)
-    split = replace(of(2**17, matmul_backend="mosaic"), parallel=ParallelConfig(fsdp=4))
+    with refused("precision.matmul_options.backend is mosaic", "2^31 - 1", "1048576 x 128", "expected auto"):
+        tiled_choice(of(2**17, matmul_options=KERNEL), HOPPER)
+    split = replace(of(2**17, matmul_options=KERNEL), parallel=ParallelConfig(fsdp=4))
     found = tiled_choice(split, HOPPER)
     assert found is not None and found.name == "mosaic"
 
@@ -178,9 +180,9 @@ def test_a_kernel_of_experts_is_chosen_by_the_rows_of_a_rank():
         data={"sequence_length": tokens, "batch_size": 8}, parallel={"fsdp": 1}, precision=precision | named,
     )  # fmt: skip
     many, few = (make_plan(of(tokens), jax.devices()[0]) for tokens in (2**17, 2**10))
-    with refused("precision.matmul_backend is mosaic", "routed experts", "2^31 - 1"):
-        routed_choice(of(2**17, matmul_backend="mosaic"), HOPPER, many)
-    found = routed_choice(of(2**10, matmul_backend="mosaic"), HOPPER, few)
+    with refused("precision.matmul_options.backend is mosaic", "routed experts", "2^31 - 1"):
+        routed_choice(of(2**17, matmul_options=KERNEL), HOPPER, many)
+    found = routed_choice(of(2**10, matmul_options=KERNEL), HOPPER, few)
     assert found is not None and found.name == "mosaic"
 
 
@@ -189,24 +191,26 @@ def test_what_multiplies_tiles_of_routed_experts_is_chosen_apart():
     hopper = HOPPER
     model = {"layers": 4, "embed": 128, "experts": ExpertsConfig(count=4, width=128)}
     of = lambda **precision: small(model=model, precision={"matmul": "fp8_block", **precision})
-    found = routed_choice(of(compute="bfloat16", matmul_backend="mosaic"), hopper)
+    found = routed_choice(of(compute="bfloat16", matmul_options=KERNEL), hopper)
     assert found is not None and found.name == "mosaic"
-    found = routed_choice(of(compute="bfloat16", matmul_backend="auto"), hopper)
+    found = routed_choice(of(compute="bfloat16"), hopper)
     assert found is not None and found.name == "xla" and "verified" in found.rejected["mosaic"]
-    found = routed_choice(of(compute="bfloat16", matmul="mxfp8", matmul_backend="cudnn"), hopper)
+    found = routed_choice(of(compute="bfloat16", matmul="mxfp8", matmul_options=MatmulOptions(backend="cudnn")), hopper)
     assert found is not None and found.name == "xla" and "squares" in found.rejected["mosaic"]
-    with refused("precision.matmul_backend is mosaic", "routed experts", "float32", "experts_in and experts_out"):
-        routed_choice(of(matmul_backend="mosaic"), hopper)
-    excepted = MatmulExcept(parts=("experts_in", "experts_out"))
-    assert routed_choice(of(matmul_backend="mosaic", matmul_except=excepted), hopper) is None
+    with refused(
+        "precision.matmul_options.backend is mosaic", "routed experts", "float32", "experts_in and experts_out"
+    ):
+        routed_choice(of(matmul_options=KERNEL), hopper)
+    excepted = MatmulOptions(exclude=("experts_in", "experts_out"), backend="mosaic")
+    assert routed_choice(of(matmul_options=excepted), hopper) is None
     for recipe in ("fp8_current", "fp8_delayed"):
-        found = routed_choice(of(matmul=recipe, compute="bfloat16", matmul_backend="mosaic"), hopper)
+        found = routed_choice(of(matmul=recipe, compute="bfloat16", matmul_options=KERNEL), hopper)
         assert found is not None and found.name == "mosaic"
     narrow = small(
         model={**model, "experts": ExpertsConfig(count=4, width=192)},
-        precision={"matmul": "fp8_current", "compute": "bfloat16", "matmul_backend": "mosaic"},
+        precision={"matmul": "fp8_current", "compute": "bfloat16", "matmul_options": KERNEL},
     )
-    with refused("precision.matmul_backend is mosaic", "routed experts", "multiples of 128"):
+    with refused("precision.matmul_options.backend is mosaic", "routed experts", "multiples of 128"):
         routed_choice(narrow, hopper)
 
 
@@ -218,7 +222,7 @@ def test_widths_of_experts_that_are_no_whole_tiles_on_a_rank_are_refused():
     )  # fmt: skip
     with refused("precision.matmul: fp8_block", "multiples of 128", "up is 128 x 192", "experts_in"):
         resolve_config(config, 1)
-    excepted = replace(config.precision, matmul_except=MatmulExcept(parts=("experts_in", "experts_out")))
+    excepted = replace(config.precision, matmul_options=MatmulOptions(exclude=("experts_in", "experts_out")))
     resolve_config(replace(config, precision=excepted), 1)
     resolve_config(replace(config, precision=replace(config.precision, matmul="mxfp8")), 1)
 

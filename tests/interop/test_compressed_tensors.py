@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from jaxpar.convert import main
-from jaxpar.interop.conversion.compressed_tensors import codes_of, float8_names, margin_of, quantization_config
+from jaxpar.interop.conversion.compressed_tensors import codes_of, float8_names, quantization_config
 from jaxpar.interop.mapping.family import tensors_of
 from jaxpar.interop.sources.compressed_tensors import CompressedFiles
 from jaxpar.interop.sources.hf_folder import HFFolder
@@ -93,21 +93,14 @@ def test_a_scale_is_the_least_power_of_two_by_which_a_matrix_fits(largest: float
     assert scale == wanted and np.isfinite(codes.astype(np.float32)).all()
 
 
-@pytest.mark.parametrize("margin", [0, 2])
 @pytest.mark.parametrize("largest", [1e-44, 1e-30, 0.75, 448.0, 3e38, 0.0])
-def test_a_scale_is_that_of_a_run(largest: float, margin: int):
+def test_a_scale_is_that_of_a_run(largest: float):
     values = np.asarray([[largest, -largest / 3]], np.float32)
-    codes, (scale,) = codes_of(values, margin)
-    assert scale == scale_of(np.abs(values).max(), E4M3, margin)
+    codes, (scale,) = codes_of(values)
+    assert scale == scale_of(np.abs(values).max(), E4M3)
     np.testing.assert_array_equal(
         codes.astype(np.float32), np.asarray(quantise(values, scale, E4M3)).astype(np.float32)
     )
-
-
-def test_a_margin_of_a_run_is_that_of_its_export():
-    config = small(precision={"matmul": "fp8_delayed", "matmul_margin": 2})
-    source: Any = SimpleNamespace(model=config.model, config=config)
-    assert margin_of(source) == 2 and margin_of(HFFolder(GOLDEN)) == 0
 
 
 def test_a_run_with_fp8_matmuls_has_the_same_exceptions_in_its_export():

@@ -6,11 +6,10 @@ import jax
 import pytest
 
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.config.schema.layout import MatmulOptions
 from jaxpar.config.schema.model import Pattern
-from jaxpar.layers.matmul_formats import coded_rows
+from jaxpar.layers.matmul_formats import are_exact, coded_rows
 from jaxpar.layout.make_plan import make_plan, resolve_config
-from jaxpar.layout.stages import exact_rows
 from jaxpar.layout.step_layout import StepLayout
 from tests.small_run import small
 
@@ -27,11 +26,11 @@ def test_an_exception_is_none_of_the_other_kind(unit: tuple[str, ...], excepted:
         },
         precision={
             "matmul": "fp8_current",
-            "matmul_except": MatmulExcept(parts=("head", "router"), first_layers=first, last_layers=last),
+            "matmul_options": MatmulOptions(exclude=("head", "router"), first_layers=first, last_layers=last),
         },
     )  # fmt: skip
     config = resolve_config(config, 1)
     layout = StepLayout(config, make_plan(config, jax.devices()[0]))
     expected = coded_rows(config, [slot.kind for slot in layout.order.slots])
     for kind, stack in layout.order.stacks.items():
-        assert sum(row is False for row in exact_rows(config, stack)) == expected[kind]
+        assert sum(are_exact(config, layers) is False for layers in stack.layers_of_rows) == expected[kind]

@@ -25,9 +25,9 @@ RECIPES = {
     "16 bits": (),
     "delayed": recipe("fp8_delayed"),
     "current": recipe("fp8_current"),
-    "tiles by xla": recipe("fp8_block", matmul_backend="xla"),
-    "tiles by the kernel": recipe("fp8_block", matmul_backend="mosaic"),
-    "half of the layers": recipe("fp8_delayed", matmul_except="{first_layers: 8, last_layers: 8}"),
+    "tiles by xla": recipe("fp8_block", backend="xla"),
+    "tiles by the kernel": recipe("fp8_block", backend="mosaic"),
+    "half of the layers": recipe("fp8_delayed", matmul_options="{first_layers: 8, last_layers: 8}"),
 }
 
 

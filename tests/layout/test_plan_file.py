@@ -129,8 +129,8 @@ def test_every_number_of_a_plan_has_a_range(file: Path, value: int):
 @pytest.mark.parametrize(
     ("section", "mapping"),
     [
-        ("precision", {"matmul_except": {"first_layers": ...}}),
-        ("precision", {"matmul_except": {"last_layers": ...}}),
+        ("precision", {"matmul_options": {"first_layers": ...}}),
+        ("precision", {"matmul_options": {"last_layers": ...}}),
         ("model", {"kinds": {"local": {"window": ...}}, "pattern": {"unit": ["local"]}}),
         ("model", {"experts": {"count": ...}}),
         ("model", {"latent_attention": {"kv_rank": ...}}),

@@ -10,10 +10,8 @@ import pytest
 
 from jaxpar.precision.grouped import grouped_products, in_whole_tiles
 from jaxpar.precision.grouped_by_tensor import GroupedScaling
-from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, TILES, Recipe, Tiles
-from jaxpar.precision.seen import Seen, nothing_seen
+from jaxpar.precision.recipe import E4M3, LARGEST, TILES, Recipe, Tiles
 from tests.gpu_compile import in_child
-from tests.precision.test_seen import reference
 from tests.precision.test_tiles import reference_scales
 
 ROWS, INPUTS, OUTPUTS = 400, 256, 384
@@ -42,24 +40,24 @@ def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def found_by(recipe: Recipe, exact: bool | None = None) -> tuple[np.ndarray, ...]:
-    """(output, gradients of rows and of matrices, largest magnitudes, counts), with no number behind the experts."""
+    """(output, gradients of rows and of matrices), with no number behind the experts."""
     x, w, dy = (jnp.asarray(a, jnp.float32) for a in drawn())
     x, dy = (a.at[sum(SIZES) :].set(jnp.nan) for a in (x, dy))
 
     @jax.jit
     def run(x: jax.Array, w: jax.Array, dy: jax.Array) -> list[jax.Array]:
-        def product(x: jax.Array, w: jax.Array, unseen: Seen) -> jax.Array:
-            scaling = GroupedScaling(recipe, exact=None if exact is None else jnp.bool_(exact), unseen=unseen)
+        def product(x: jax.Array, w: jax.Array) -> jax.Array:
+            scaling = GroupedScaling(recipe, exact=None if exact is None else jnp.bool_(exact))
             options = {"implementation": "xla", "expected": ROWS}
             return grouped_products(x, [w], jnp.array(SIZES), scaling, inward=True, **options)[0]
 
-        y, pull = jax.vjp(product, x, w, nothing_seen(3, counts=True))
+        y, pull = jax.vjp(product, x, w)
         return jax.tree.leaves((y, *pull(dy)))
 
     return tuple(np.asarray(a, np.float64) for a in run(x, w, dy))
 
 
-def expected_of(tiles: Tiles, gradient: str) -> tuple[np.ndarray, ...]:
+def expected_of(tiles: Tiles) -> tuple[np.ndarray, ...]:
     """The same in float64."""
     x, w, dy = drawn()
     y, dx, dw = np.zeros((ROWS, OUTPUTS)), np.zeros((ROWS, INPUTS)), np.zeros(w.shape)
@@ -68,9 +66,9 @@ def expected_of(tiles: Tiles, gradient: str) -> tuple[np.ndarray, ...]:
     for expert, (end, size) in enumerate(zip(np.cumsum(SIZES), SIZES, strict=True)):
         own = slice(end - size, end)
         y[own] = numbers_of(x[own], along, E4M3) @ numbers_of(w[expert], of_inputs, E4M3)
-        dx[own] = numbers_of(dy[own], along, gradient) @ numbers_of(w[expert], of_outputs, E4M3).T
+        dx[own] = numbers_of(dy[own], along, E4M3) @ numbers_of(w[expert], of_outputs, E4M3).T
         if size:
-            dw[expert] = numbers_of(x[own], down, E4M3).T @ numbers_of(dy[own], down, gradient)
+            dw[expert] = numbers_of(x[own], down, E4M3).T @ numbers_of(dy[own], down, E4M3)
     return y, dx, dw
 
 
@@ -82,38 +80,15 @@ def apart(found: np.ndarray, wanted: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("name", TILES)
-@pytest.mark.parametrize("gradient", [E4M3, E5M2])
-def test_products_of_experts_are_those_of_the_numbers_that_the_codes_stand_for(name: str, gradient: str):
+def test_products_of_experts_are_those_of_the_numbers_that_the_codes_stand_for(name: str):
     """No expert's tiles have numbers of another, so what is quantised here expert by expert has the same codes."""
-    found = found_by(Recipe(delayed=False, gradient=gradient, tiles=TILES[name]))
-    for have, wanted in zip(found, expected_of(TILES[name], gradient), strict=False):
+    found = found_by(Recipe(tiles=TILES[name]))
+    for have, wanted in zip(found, expected_of(TILES[name]), strict=True):
         assert apart(have, wanted) < 2e-6
 
 
-@pytest.mark.parametrize("name", TILES)
-def test_what_is_seen_of_experts_are_magnitudes_and_counts_of_float64(name: str):
-    """Along both sides of the rows that experts have; of matrices in squares once."""
-    tiles, (x, w, dy) = TILES[name], drawn()
-    along, down, square = (1, tiles.size), (tiles.size, 1), (tiles.size, tiles.size)
-
-    def of_rows(rows: np.ndarray) -> np.ndarray:
-        each = [part for part in np.split(rows, np.cumsum(SIZES)[:-1]) if len(part)]
-        return np.sum([of(part, tile) for part in each for tile in (along, down)], axis=0)
-
-    of = lambda a, tile: np.array(reference(a, reference_scales(a, tile, E4M3), E4M3))
-    of_matrices = np.sum([of(own, tile) for own in w for tile in ([square] if tiles.square else [along, down])], axis=0)
-    x, dy = x[: sum(SIZES)], dy[: sum(SIZES)]
-    wanted = np.array([of_rows(x), of_matrices, of_rows(dy)])
-    recipe = Recipe(delayed=False, gradient=E4M3, tiles=tiles)
-    for exact in (None, False):
-        *_, largest, counts = found_by(recipe, exact)
-        np.testing.assert_array_equal(largest, [np.abs(a).max() for a in (x, w, dy)])
-        np.testing.assert_array_equal(counts, wanted)
-    assert wanted[:, 2].any() and not any(found.any() for found in found_by(recipe, exact=True)[3:])
-
-
 def test_an_exception_among_layers_that_share_a_program_is_not_quantised():
-    recipe = Recipe(delayed=False, gradient=E4M3, tiles=TILES["fp8_block"])
+    recipe = Recipe(tiles=TILES["fp8_block"])
     x, w, _ = drawn()
     ends = np.cumsum(SIZES)
     wanted = np.concatenate([x[end - SIZES[e] : end] @ w[e] for e, end in enumerate(ends)])

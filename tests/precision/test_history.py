@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.config.schema.layout import MatmulOptions
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.layers.ops import quantised as ops
-from jaxpar.model import decoder
+from jaxpar.model import programs
+from jaxpar.precision.amax import Amax, observing_gradients
 from jaxpar.precision.history import DelayedScales, is_gradient, scales_of
-from jaxpar.precision.recipe import E5M2, Recipe, recipe_of
-from jaxpar.precision.seen import Seen, seeing_gradients
+from jaxpar.precision.recipe import Recipe, recipe_of
 from jaxpar.runtime.carried import Outcome
 from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
@@ -40,7 +41,7 @@ class Simulated:
 
 def test_twenty_steps_equal_a_simulation():
     """Magnitudes rise and fall, so that entries leave the window; a step that is skipped leaves no trace."""
-    recipe, layers, steps, tokens = Recipe(delayed=True, gradient=E5M2), 3, 4, 4096
+    recipe, layers, steps, tokens = Recipe(delayed=True), 3, 4, 4096
     draw = np.random.default_rng(0)
     simulated = {
         (layer, name): Simulated(
@@ -49,14 +50,14 @@ def test_twenty_steps_equal_a_simulation():
         for layer in range(layers)
         for name in NAMES
     }
-    delayed = DelayedScales(recipe, NAMES, layers, steps, tokens)
+    delayed = DelayedScales(None, recipe, NAMES, layers, steps, tokens)
     history = delayed.init()
     for step in range(20):
         wanted = [[simulated[layer, name].scale() for name in NAMES] for layer in range(layers)]
         np.testing.assert_array_equal(delayed.scales(history), np.asarray(wanted, np.float32))
         seen = np.exp(draw.normal(0, 6, (layers, len(NAMES)))).astype(np.float32)
         finite = step not in (5, 11)
-        history = delayed.next(history, Outcome(jnp.bool_(finite), Seen(jnp.asarray(seen))))
+        history = delayed.next(history, Outcome(jnp.bool_(finite), Amax(jnp.asarray(seen))))
         for layer in range(layers):
             for place, name in enumerate(NAMES):
                 if finite:
@@ -66,10 +67,10 @@ def test_twenty_steps_equal_a_simulation():
 @pytest.mark.long
 def test_what_a_step_saw_does_not_depend_on_the_layout():
     """Of weights bit for bit, in the order of the model; of activations and gradients up to the order of sums."""
-    excepted = MatmulExcept(parts=("head", "router", "attention_out"), first_layers=1, last_layers=0)
+    excepted = MatmulOptions(exclude=("head", "router", "attention_out"), first_layers=1, last_layers=0)
     seen: list[Any] = []
     for parallel in ({"microbatches": 2}, {"pipe": 2, "fsdp": 2, "tensor": 2, "microbatches": 2}):
-        precision = {"matmul": "fp8_delayed", "matmul_except": excepted, "matmul_history": 3}
+        precision = {"matmul": "fp8_delayed", "matmul_options": replace(excepted, history=3)}
         config = small(
             model={"layers": 4, "embed": 64, "mlp": 96, "kv_heads": 4}, precision=precision, parallel=parallel
         )
@@ -103,7 +104,7 @@ def test_a_derivative_that_finds_magnitudes_itself_changes_no_step(compute: str,
     In bfloat16 it finds magnitudes before they are rounded. The second step has the same bits there because none of
     these is at the border of a power of two, where its scale would be another one."""
     config = small(
-        precision={"matmul": "fp8_delayed", "compute": compute, "matmul_history": 2},
+        precision={"matmul": "fp8_delayed", "compute": compute, "matmul_options": MatmulOptions(history=2)},
         model={"embed": 64, "mlp": 128, "head_dim": 16, "kv_heads": 2},
         parallel={"fsdp": 2, "tensor": 2, "microbatches": 2}, memory={"remat": "full"},
     )  # fmt: skip
@@ -119,14 +120,14 @@ def test_a_derivative_that_finds_magnitudes_itself_changes_no_step(compute: str,
 
     def counted(*given: Any) -> jax.Array:
         calls.append(1)
-        return seeing_gradients(*given)
+        return observing_gradients(*given)
 
-    monkeypatch.setattr(ops, "seeing_gradients", counted)
+    monkeypatch.setattr(ops, "observing_gradients", counted)
     history, losses, weights = two_steps()
     assert calls and (history[:, 1] > 0).all()
     calls.clear()
     apart = lambda groups, overlap, *_: ops.QuantisedOps(overlap, groups=groups)
-    monkeypatch.setattr(decoder, "quantised_ops", apart)
+    monkeypatch.setattr(programs, "quantised_ops", apart)
     plain, plain_losses, plain_weights = two_steps()
     assert not calls
     np.testing.assert_allclose(history, plain, rtol=2.0**-7 if compute == "bfloat16" else 1e-6)
@@ -140,7 +141,7 @@ def test_a_derivative_that_finds_magnitudes_itself_changes_no_step(compute: str,
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_a_magnitude_that_is_not_finite_does_not_enter(bad: float):
     """The update is refused, and a step without one leaves the window as it was."""
-    delayed = DelayedScales(Recipe(delayed=True), ("up",), layers=1, steps=2, tokens=1)
-    observed = Seen(jnp.full((1, 1), bad, jnp.float32))
+    delayed = DelayedScales(None, Recipe(delayed=True), ("up",), layers=1, steps=2, tokens=1)
+    observed = Amax(jnp.full((1, 1), bad, jnp.float32))
     assert not delayed.accepts(observed)
     assert not np.asarray(delayed.next(delayed.init(), Outcome(jnp.bool_(False), observed))).any()

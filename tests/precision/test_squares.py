@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.config.schema.layout import MatmulOptions
 from jaxpar.memory.streaming import of_rows, to_host
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.mapped import mapped
+from jaxpar.precision.matmul import WEIGHT_SCALES
 from jaxpar.precision.recipe import E4M3, TILES, Recipe
 from jaxpar.precision.squares import squares_of
 from jaxpar.precision.tiles import in_tiles
@@ -26,7 +27,7 @@ from tests.small_run import SmallRun, small
 from tests.traced import mesh_of, operations
 
 SIZE = 128
-RECIPE = Recipe(delayed=False, tiles=TILES["fp8_block"])
+RECIPE = Recipe(tiles=TILES["fp8_block"])
 
 
 class Case(NamedTuple):
@@ -78,10 +79,9 @@ def test_codes_and_scales_on_ranks_are_those_of_the_whole_matrix(name: str):
     side = 1 + (bool(tensor) and tensor[0] > case.inputs)
 
     def function(stack: jax.Array) -> Any:
-        found = coded_weights({"w": stack}, [matrix], RECIPE, (0, 9), (3, 3), None, "float32", of_rows)
-        assert isinstance(found.scales, dict) and found.seen.largest is not None, "of squares"
-        (scales,) = found.scales[""].groups["group"]
-        return found.weights["w"].codes, vary(scales)[None], found.seen.largest[None]
+        found = coded_weights({"w": stack}, [matrix], (0, 9), (3, 3), None, "float32", of_rows)
+        (scales,) = found.shared[WEIGHT_SCALES][""].groups["group"]
+        return found.weights["w"].codes, vary(scales)[None], found.observed.values[None]
 
     of_scales: list[str | None] = [None, None, None]
     if tensor:
@@ -106,7 +106,7 @@ def test_codes_of_squares_come_from_the_master_weights():
     stack = np.full((1, 128, 128), 1.0625 + 2.0**-12, np.float32)
     stack[0, 0, 0] = 448.0
     matrix = matrix_of(Case(stack.shape, 1, (None, "fsdp"), 1, {"fsdp": 1}), (False,))
-    run = lambda w: coded_weights({"w": w}, [matrix], RECIPE, (0, 9), (1, 3), None, "bfloat16", of_rows).weights["w"]
+    run = lambda w: coded_weights({"w": w}, [matrix], (0, 9), (1, 3), None, "bfloat16", of_rows).weights["w"]
     codes = lambda w: run(w).codes.astype(jnp.float32)
     split = PartitionSpec(None, "fsdp")
     found = jax.jit(mapped(codes, mesh_of(), "float32", split, split))(stack)
@@ -123,7 +123,7 @@ def test_a_matrix_with_squares_that_is_read_in_pieces_has_the_codes_of_the_whole
     matrix = matrix_of(Case(stack.shape, 1, (None, "fsdp"), 1, {"fsdp": 1}), exact)
 
     def coded(stack: jax.Array) -> Any:
-        asked = {"w": stack}, [matrix], RECIPE, (1, 2), (3, 3), None, "bfloat16", of_rows, True
+        asked = {"w": stack}, [matrix], (1, 2), (3, 3), None, "bfloat16", of_rows
         return jax.tree.map(lambda own: vary(own)[None], coded_weights(*asked))
 
     run = lambda own: jax.jit(mapped(own, mesh_of(), "float32", PartitionSpec(), PartitionSpec(AXES)))
@@ -135,9 +135,9 @@ def test_a_matrix_with_squares_that_is_read_in_pieces_has_the_codes_of_the_whole
 def test_a_matrix_with_squares_is_quantised_once_per_step(microbatches: int):
     """Numbers that become codes from float32: of a matrix that is cut into parts once, in the loops none."""
     model = {"layers": 2, "embed": 128, "mlp": 256, "heads": 4, "kv_heads": 4, "head_dim": 64}
-    excepted = MatmulExcept(parts=("head", "router"), first_layers=1, last_layers=0)
+    excepted = MatmulOptions(exclude=("head", "router"), first_layers=1, last_layers=0)
     config = small(
-        model=model, precision={"compute": "bfloat16", "matmul": "fp8_block", "matmul_except": excepted},
+        model=model, precision={"compute": "bfloat16", "matmul": "fp8_block", "matmul_options": excepted},
         data={"sequence_length": 128, "batch_size": 8}, parallel={"fsdp": 2, "microbatches": microbatches},
     )  # fmt: skip
     run = SmallRun(config)

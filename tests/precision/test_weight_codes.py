@@ -12,30 +12,30 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.config.schema.layout import MatmulOptions
 from jaxpar.layout.choices.matmul import codes_once, matmul_rows
-from jaxpar.layout.stages import coded_matrices
+from jaxpar.layout.coded_matrices import coded_matrices
 from jaxpar.memory.streaming import of_rows, to_host
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.coded import CodedStack
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.wire.codes import decode, encode
-from jaxpar.precision.matmul import largest_of, quantise, scale_of
-from jaxpar.precision.recipe import E4M3, Recipe
+from jaxpar.precision.matmul import WEIGHT_SCALES, largest_of, quantise, scale_of
+from jaxpar.precision.recipe import E4M3
 from jaxpar.precision.weight_codes import CodedMatrix, coded_weights
 from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
 from tests.traced import group_size, mesh_of, operations
 
-EXCEPT = MatmulExcept(parts=("head", "router", "attention_out"), first_layers=1, last_layers=0)
+EXCEPT = MatmulOptions(exclude=("head", "router", "attention_out"), first_layers=1, last_layers=0)
 MODEL = {"layers": 3, "embed": 64, "mlp": 112, "kv_heads": 4, "heads": 4, "head_dim": 16}
 MATRICES = {(64, 4, 16): 3, (64, 112): 2, (112, 64): 1}
 """Shapes of the matrices of a layer that are quantised, and how many there are."""
 
 
 def run_of(matmul: str = "fp8_current", compute: str = "bfloat16", **sections: dict[str, Any]) -> SmallRun:
-    precision = {"compute": compute, "matmul": matmul, "matmul_except": EXCEPT} | sections.pop("precision", {})
+    precision = {"compute": compute, "matmul": matmul, "matmul_options": EXCEPT} | sections.pop("precision", {})
     return SmallRun(small(model=MODEL, precision=precision, **sections))
 
 
@@ -85,7 +85,7 @@ def test_the_numbers_are_those_of_quantising_with_each_use(name: str, monkeypatc
     run = run_of(compute="float32", **options)
     assert codes_once(run.step.layout.plan)
     losses, weights = run.train(2)
-    monkeypatch.setattr("jaxpar.training.step.forward_backward.codes_once", lambda plan: False)
+    monkeypatch.setattr("jaxpar.layout.carried.codes_once", lambda plan: False)
     again_losses, again = run_of(compute="float32", **options).train(2)
     assert losses == again_losses
     jax.tree.map(np.testing.assert_array_equal, weights, again)
@@ -108,7 +108,7 @@ def test_beside_quantised_messages_no_matrix_is_rounded_twice():
 
 def _as_sent(state: Any, run: SmallRun, wire: str) -> Any:
     """A state whose weights have the values of their shards' block codes, but for rows that are codes already."""
-    rows_of = {matrix.path: matrix.coded for matrix in coded_matrices(run.step.layout)}
+    rows_of = {matrix.path: matrix.coded for matrix in coded_matrices(*run.step.layout.carried_request)}
 
     def rounded(shard: jax.Array) -> jax.Array:
         flat = shard.reshape(1, -1)
@@ -134,9 +134,7 @@ def _as_sent(state: Any, run: SmallRun, wire: str) -> Any:
 def code(stack: Any, exact: tuple[bool | None, ...]) -> Any:
     order = LayerOrder.of_one_rank(len(exact)).stacks[""]
     matrix = CodedMatrix(("w",), 1, exact, order)
-    return coded_weights(
-        {"w": stack}, [matrix], Recipe(delayed=False), (1, 9), (len(exact), 3), None, "float32", of_rows
-    )
+    return coded_weights({"w": stack}, [matrix], (1, 9), (len(exact), 3), None, "float32", of_rows)
 
 
 @pytest.mark.parametrize(("axes", "split"), [
@@ -150,7 +148,11 @@ def test_codes_and_scales_of_a_split_matrix_are_those_of_the_whole(axes: dict[st
     def function(stack: jax.Array) -> Any:
         found = code(stack, (True, False, False))
         assert isinstance(found.weights["w"], CodedStack)
-        return found.weights["w"].codes.astype(jnp.float32), found.scales[None], found.seen.largest[None]
+        return (
+            found.weights["w"].codes.astype(jnp.float32),
+            found.shared[WEIGHT_SCALES][None],
+            found.observed.values[None],
+        )
 
     out = split, PartitionSpec(AXES), PartitionSpec(AXES)
     codes, scales, largest = jax.jit(mapped(function, mesh_of(**axes), "float32", split, out))(stack)
@@ -184,7 +186,7 @@ def test_a_matrix_that_is_read_in_pieces_has_the_codes_of_the_whole(
     scales = jnp.exp2(jnp.arange(-10.0, 5.0)).reshape(5, 3) if delayed else None
 
     def coded(stack: jax.Array) -> Any:
-        asked = {"w": stack}, [matrix], Recipe(delayed), (1, 3), (5, 3), scales, "bfloat16", of_rows, True
+        asked = {"w": stack}, [matrix], (1, 3), (5, 3), scales, "bfloat16", of_rows
         return jax.tree.map(lambda own: vary(own)[None], coded_weights(*asked))
 
     run = lambda own: jax.jit(mapped(own, mesh_of(), "float32", PartitionSpec(), PartitionSpec(AXES)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config
+from jaxpar.config.schema.layout import MatmulOptions
 
 OF_TILES = ("fp8_block", "mxfp8")
 """Recipes with scales of tiles."""
@@ -12,17 +13,28 @@ OF_TILES = ("fp8_block", "mxfp8")
 def check_matmul(config: Config) -> None:
     """Refuse what a recipe cannot be combined with, and exceptions that leave nothing."""
     precision, layers = config.precision, config.model.layers
-    recipe, excepted = precision.matmul, precision.matmul_except
+    recipe, options = precision.matmul, precision.matmul_options
     if recipe is None:
         return
+    if options.history != MatmulOptions().history and recipe != "fp8_delayed":
+        raise UserError(
+            f"precision.matmul_options.history: {options.history} would not be used, because precision.matmul is "
+            f"{recipe}; expected precision.matmul: fp8_delayed with it, or the default, {MatmulOptions().history}"
+        )
+    experts = any([config.model.experts, *(kind.get("experts") for kind in config.model.kinds.values())])
+    if options.backend != "auto" and recipe not in OF_TILES and (options.backend == "cudnn" or not experts):
+        raise UserError(
+            f"precision.matmul_options.backend: {options.backend} would not be used, because precision.matmul is "
+            f"{recipe}; expected {' or '.join(OF_TILES)} with it, or the default, auto"
+        )
     if precision.compute == "float16":
         raise UserError(
             f"precision.matmul: {recipe} needs the range of bfloat16 between matmuls, and precision.compute is "
             "float16; expected precision.compute: bfloat16 with it, or precision.matmul: null"
         )
-    if excepted.first_layers + excepted.last_layers >= layers:
+    if options.first_layers + options.last_layers >= layers:
         raise UserError(
-            f"precision.matmul_except: first_layers {excepted.first_layers} and last_layers {excepted.last_layers} "
+            f"precision.matmul_options: first_layers {options.first_layers} and last_layers {options.last_layers} "
             f"leave none of the {layers} layers of the model (model.layers) to {recipe}; expected fewer, or "
             "precision.matmul: null"
         )

@@ -12,6 +12,7 @@ from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.aliases import known_elsewhere
 from jaxpar.config.reading.typed import checked, field_types, shown, spell, type_names
 from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.schema.layout import MatmulOptions
 from jaxpar.config.schema.overlap import OFF, OverlapConfig
 from jaxpar.config.schema.rope import RopeConfig
 from jaxpar.config.schema.run import LimitsConfig
@@ -23,6 +24,7 @@ SECTIONS: dict[str, type] = field_types(Config)
 NESTED: dict[str, type] = {
     "model.rope": RopeConfig,
     "parallel.overlap": OverlapConfig,
+    "precision.matmul_options": MatmulOptions,
     "watch.limits": LimitsConfig,
 }
 """Sections within sections, whose keys are set one by one, to their dataclasses."""

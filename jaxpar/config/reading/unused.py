@@ -29,12 +29,6 @@ class _Owner:
     """Whether the rest of the configuration uses them with any other value."""
 
 
-def _multiplies_codes_of_experts(config: Config) -> bool:
-    """Whether `precision.matmul_backend` names what multiplies codes of routed experts: cuDNN does not."""
-    own = [config.model.experts, *(kind.get("experts") for kind in config.model.kinds.values())]
-    return any(own) and config.precision.matmul_backend != "cudnn"
-
-
 _OWNERS = (
     _Owner("optimizer", "schedule", ("decay_fraction",), lambda shape: shape == "wsd", "wsd"),
     _Owner(
@@ -42,22 +36,7 @@ _OWNERS = (
     ),
     _Owner("attention", "backend", ("query_block", "kv_block"), lambda name: name in ("xla", "auto"), "xla"),
     _Owner("precision", "compute", ("loss_scale",), lambda dtype: dtype == "float16", "float16"),
-    _Owner("precision", "matmul", ("matmul_history",), lambda recipe: recipe == "fp8_delayed", "fp8_delayed"),
-    _Owner(
-        "precision",
-        "matmul",
-        ("matmul_backend",),
-        lambda recipe: recipe in ("fp8_block", "mxfp8"),
-        "fp8_block or mxfp8",
-        lambda config: config.precision.matmul is not None and _multiplies_codes_of_experts(config),
-    ),
-    _Owner(
-        "precision",
-        "matmul",
-        ("matmul_",),
-        lambda recipe: recipe is not None,
-        "fp8_current, fp8_delayed, fp8_block or mxfp8",
-    ),
+    _Owner("precision", "matmul", ("matmul_options",), lambda recipe: recipe is not None, "a recipe"),
     _Owner("evaluation", "sample_tokens", ("sample_temperature",), lambda tokens: tokens > 0, "above 0"),
     *(
         _Owner("loss", "name", (key,), lambda name, key=key: key in OBJECTIVES[name].keys, objective)

@@ -96,17 +96,24 @@ def kept_by_planner(parallel: ParallelConfig) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class MatmulExcept:
-    """The mapping `precision.matmul_except`: products that stay in the compute dtype."""
+class MatmulOptions:
+    """The mapping `precision.matmul_options`: what runs in `precision.matmul`, and how."""
 
-    parts: tuple[str, ...] = ("head", "router", "attention_out")
-    """Groups of a layer's matmuls (`attention_in`, `attention_out`, `mlp_in`, `mlp_out`; of latent attention also
-    `attention_down` and `attention_up`; of shared experts `shared_in` and `shared_out`, of routed ones `experts_in` and
-    `experts_out`). `head` and `router` may be named, and are exceptions in any case."""
+    exclude: tuple[str, ...] = ("head", "router", "attention_out")
+    """Groups of matmuls that stay in the compute dtype (`attention_in`, `attention_out`, `mlp_in`, `mlp_out`; of latent
+    attention also `attention_down` and `attention_up`; of shared experts `shared_in` and `shared_out`, of routed ones
+    `experts_in` and `experts_out`). `head` and `router` may be named, and are excluded in any case."""
     first_layers: int = 1
-    """Number of layers at the beginning of the model."""
+    """Layers at the beginning of the model that stay in the compute dtype."""
     last_layers: int = 1
-    """Number of layers at its end."""
+    """Layers at its end that do."""
+    history: int = 16
+    """Steps of which `fp8_delayed` remembers the largest magnitudes."""
+    backend: Literal["auto", "mosaic", "cudnn", "xla"] = "auto"
+    """What multiplies numbers with scales of tiles, and those of routed experts: `mosaic` is a kernel for Hopper GPUs
+    (`fp8_block`; of experts also `fp8_current` and `fp8_delayed`), `cudnn` the units of Blackwell GPUs (`mxfp8`), and
+    `xla` multiplies in bfloat16; `auto` takes the first that runs, the kernel on GPUs where it was verified
+    (`docs/kernels.md`)."""
 
 
 @dataclass(frozen=True)
@@ -117,28 +124,11 @@ class PrecisionConfig:
     """Matmuls and activations; float16 turns on dynamic loss scaling."""
     matmul: Literal["fp8_current", "fp8_delayed", "fp8_block", "mxfp8"] | None = None
     """Format of the layers' matmuls (`docs/fp8.md`): `fp8_current` quantises to 8 bits with one scale for each tensor,
-    from its own largest magnitude; `fp8_delayed` from those of the last `matmul_history` steps; `fp8_block` with one
+    from its own largest magnitude; `fp8_delayed` from those of earlier steps; `fp8_block` with one
     for 128 numbers, of weights for 128 x 128; `mxfp8` with one for 32 numbers, on Blackwell GPUs. null multiplies in
     `compute`."""
-    matmul_except: MatmulExcept = field(default_factory=MatmulExcept)
-    """Matmuls that stay in `compute`: `{parts: [head, router, attention_out], first_layers: 1, last_layers: 1}`. The
-    parts are groups of a layer's matmuls; head and router are exceptions in any case."""
-    matmul_gradient: Literal["e5m2", "e4m3"] | None = None
-    """8-bit format of the gradients of outputs; inputs and weights are e4m3. null is e4m3 under `fp8_block` and
-    `mxfp8`, else e5m2."""
-    matmul_history: int = 16
-    """Steps of which `fp8_delayed` remembers the largest magnitudes."""
-    matmul_margin: int = 0
-    """Powers of two that are left unused above the largest magnitude."""
-    matmul_counts: bool = False
-    """Count the numbers of each tensor that FP8 codes cut off, and those that they flush to zero, in each step, and
-    report their shares and the largest magnitudes with each logged step (`docs/fp8.md`). Losses and weights have the
-    same bits."""
-    matmul_backend: Literal["auto", "mosaic", "cudnn", "xla"] = "auto"
-    """What multiplies codes with scales of tiles, and codes of routed experts: `mosaic` is a kernel for Hopper GPUs
-    (`fp8_block`; of experts also `fp8_current` and `fp8_delayed`), `cudnn` the units of Blackwell GPUs (`mxfp8`), and
-    `xla` multiplies what the codes stand for in bfloat16; `auto` takes the first that runs, the kernel on GPUs where
-    it was verified (`docs/kernels.md`)."""
+    matmul_options: MatmulOptions = field(default_factory=MatmulOptions)
+    """Exceptions and other options of `matmul`."""
     storage: Literal["float32", "bfloat16", "float16"] | None = None
     """Weights between their uses in a step, and on the wire when they are gathered; null means `compute`."""
     gradient: Literal["float32", "bfloat16"] = "float32"

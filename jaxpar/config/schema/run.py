@@ -62,13 +62,6 @@ class LimitsConfig:
     """Waiting for data is reported from this share of the time on."""
     straggler: float | None = 0.1
     """A process is reported when all others wait for it for this share of the time."""
-    fp8_range: float | None = 2.0
-    """Under `fp8_delayed`, a tensor is reported if its largest magnitude is this many times what its codes reach."""
-    fp8_saturated: float | None = 0.001
-    """With `precision.matmul_counts`, a tensor is reported if more than this share of its numbers was cut off."""
-    fp8_flushed: float | None = 2.0
-    """With `precision.matmul_counts`, a tensor is reported if the share of its numbers that became zero is this many
-    times the median of the last 100 logged steps, and at least 0.01 more."""
 
 
 @dataclass(frozen=True)

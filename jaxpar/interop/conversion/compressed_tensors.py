@@ -1,8 +1,7 @@
 """An export in FP8: matrices as codes of float8_e4m3fn with a scale each, in the format `compressed-tensors` of vLLM.
 
 `NAME.weight` has the codes [outputs, inputs] and `NAME.weight_scale` the factor, float32 [1]: the least power of two by
-which the largest magnitude fits, times 2^`precision.matmul_margin` of a run with FP8 matmuls, whose scale of a weight
-it is (`jaxpar.precision.scale`).
+which the largest magnitude fits, as in training (`jaxpar.precision.scale`).
 The inputs of these matrices are quantised by what reads the folder, each token with a scale of its own.
 """
 
@@ -69,16 +68,11 @@ def _matrices(source: Model, layer: int) -> set[str]:
     return {name for group in groups for name in group.weights}
 
 
-def margin_of(source: Model) -> int:
-    """Powers of two by which scales are larger than they need be: those of the run that is exported."""
-    return 0 if isinstance(source, HFFolder) else source.config.precision.matmul_margin
-
-
-def codes_of(values: np.ndarray, margin: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def codes_of(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(codes, scale [1]) of a matrix."""
     values = values.astype(np.float32)
     fraction, power = frexp(float(np.abs(values).max()) / LARGEST[E4M3])
-    power = min(max(power - (fraction == 0.5) + margin, SMALLEST), MOST)
+    power = min(max(power - (fraction == 0.5), SMALLEST), MOST)
     scale = np.float32(2.0**power if fraction else 1)
     return np.clip(values / scale, -LARGEST[E4M3], LARGEST[E4M3]).astype(FLOAT8), scale.reshape(1)
 

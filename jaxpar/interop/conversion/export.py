@@ -23,7 +23,6 @@ from jaxpar.interop.conversion.compressed_tensors import (
     WEIGHT,
     codes_of,
     float8_names,
-    margin_of,
     quantization_config,
 )
 from jaxpar.interop.conversion.new_folder import copy_beside
@@ -73,7 +72,7 @@ class Export:
         """What the file has of a tensor, by name."""
         if tensor.name not in self.float8:
             return {tensor.name: self.values(tensor)}
-        codes, scale = codes_of(tensor.laid.join(self.weights(tensor)), margin_of(self.source))
+        codes, scale = codes_of(tensor.laid.join(self.weights(tensor)))
         return {tensor.name: codes, _scale_name(tensor): scale}
 
     def weights(self, tensor: StoredTensor) -> list[np.ndarray]:

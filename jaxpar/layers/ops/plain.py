@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from jaxpar.layers.declaration.part import Part
 from jaxpar.layers.ops.tap import Tap
 from jaxpar.mesh.collective_matmul import PLAIN, gather_matmul, matmul_scatter, product
 from jaxpar.mesh.parameters import Arrays
-from jaxpar.runtime.observed import Observed
+from jaxpar.runtime.observed import Observed, ZerosObserved
 from pallas_kernels.grouped_matmul import grouped_matmul
 
 
@@ -118,6 +118,9 @@ class Ops:
 
     overlap: Mapping[str, TensorOverlap] = field(default_factory=dict)
     """By group, how tensor ranks exchange the sequence; others take `PLAIN`."""
+
+    zeros_observed: ClassVar[ZerosObserved | None] = None
+    """Zeros for what the ops observe in the backward of training; None where that is nothing."""
 
     def of_layer(self, index: Int[Array, ""], tokens: TokenContext, observed: Any, *, split: bool = False) -> Self:
         """The ops of one layer.

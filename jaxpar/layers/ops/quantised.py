@@ -18,12 +18,13 @@ from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collective_matmul import PLAIN, gather_matmul, product
 from jaxpar.mesh.collectives import scatter_sequence
 from jaxpar.mesh.parameters import Arrays
+from jaxpar.precision.amax import Amax, observing_gradients, zero_amax
 from jaxpar.precision.grouped import grouped_products
 from jaxpar.precision.grouped_by_tensor import GroupedScaling, scales_of_experts
 from jaxpar.precision.matmul import SCALES, GroupScaling, products, scaling_of
 from jaxpar.precision.recipe import QuantisedGroups
 from jaxpar.precision.ring import ring_in, ring_out
-from jaxpar.precision.seen import seeing_gradients
+from jaxpar.runtime.observed import ZerosObserved
 
 type Elementwise = Mapping[str, Literal["input", "gradients"]]
 """Groups of matmuls around elementwise work, with the operand that this work or its derivative makes."""
@@ -68,9 +69,9 @@ class QuantisedMatmul(Matmul):
 
     def elementwise(self, function: Callable[..., jax.Array], *outputs: jax.Array) -> jax.Array:
         """Where the derivative makes the gradients of the outputs, it observes them."""
-        if self.scaling.elementwise is None or self.scaling.observed is None:
+        if self.scaling.elementwise is None or self.scaling.zeros is None:
             return function(*outputs)
-        return seeing_gradients(function, self.scaling.observed[-len(outputs) :], *outputs)
+        return observing_gradients(function, self.scaling.zeros.values[-len(outputs) :], *outputs)
 
     @property
     def _rings(self) -> bool:
@@ -94,7 +95,7 @@ class QuantisedGrouped(Grouped):
             return super().products(group, x, weights, given, **options)
         exact = constants[EXACT] > 0 if EXACT in constants else None
         coded, scales = scaling.of_codes is not None, constants.get(f"{group}.{SCALES}")
-        grouped = GroupedScaling(scaling.recipe, coded, exact, scales, observed[group])
+        grouped = GroupedScaling(scaling.recipe, coded, exact, scales, observed.get(group))
         return grouped_products(x, weights, options.pop("group_sizes"), grouped, **options)
 
 
@@ -106,10 +107,16 @@ class QuantisedOps(Ops):
     elementwise: Elementwise = field(default_factory=dict)
     """The groups around a block's elementwise work, with the operand that this work or its derivative makes, where both
     are quantised with all their matrices and not in a ring."""
-    layer: tuple[Int[Array, ""], TokenContext, Any] | None = None
+    layer: tuple[Int[Array, ""], TokenContext, Amax | None] | None = None
     """The layer's number, its tokens, and zeros for what is observed."""
     split: bool = False
     """Whether weights' gradients are computed by a later action."""
+
+    @property
+    def zeros_observed(self) -> ZerosObserved | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Implements that of `Ops`."""
+        tensors = self.groups.tensors
+        return (lambda *layers: zero_amax(*layers, tensors)) if self.groups.recipe.delayed else None
 
     def of_layer(self, index: Int[Array, ""], tokens: TokenContext, observed: Any, *, split: bool = False) -> Ops:
         """Implements that of `Ops`."""
@@ -130,17 +137,17 @@ class QuantisedOps(Ops):
                 constants[f"{group}.{SCALES}"] = vary(scales)
             if scaling.exact is not None:  # a number, because the loops make gradients of all that they are given
                 constants[EXACT] = vary(scaling.exact.astype(jnp.float32))
-        observed: Any = {group: scaling.unseen for group, scaling in scalings.items()}
+        observed = {group: scaling.zeros for group, scaling in scalings.items() if scaling.zeros is not None}
         return QuantisedGrouped(constants, observed, scalings=scalings)
 
     def _scaling(self, group: str) -> GroupScaling | None:
         assert self.layer is not None, "scales are those of a layer"
         index, tokens, observed = self.layer
-        scaling = scaling_of(self.groups, group, index, tokens.scales, tokens.weight_scales, observed)
+        scaling = scaling_of(self.groups, group, index, tokens.carried, observed)
         if scaling is None or self.split:
             return scaling
-        # Scales that are computed from gradients need these in memory; branches and counts read them there.
-        if scaling.scales is None or scaling.exact is not None or scaling.counted is not None:
+        # Scales that are computed from gradients need these in memory; branches read them there.
+        if scaling.scales is None or scaling.exact is not None:
             return scaling
         return scaling._replace(elementwise=self.elementwise.get(group))
 

@@ -68,7 +68,7 @@ def tiled_choice(config: Config, device: Device, *, laid_out: bool = True) -> Ch
         laid_out: whether the sizes of `config.parallel` are those of the layout; without them one tile is asked for.
 
     Raises:
-        UserError: What `precision.matmul_backend` names does not run on such a device.
+        UserError: What `precision.matmul_options.backend` names does not run on such a device.
     """
     precision = config.precision
     recipe = recipe_of(precision)
@@ -79,11 +79,11 @@ def tiled_choice(config: Config, device: Device, *, laid_out: bool = True) -> Ch
     m, n, k = max(products, key=_elements, default=(size, size, size))
     forms = E4M3, recipe.gradient
     request = tiled.Request(forms=forms, dtype=precision.compute, m=m, n=n, k=k, tile=size, **hardware_of(device))
-    key = "precision.matmul_backend"
+    key = "precision.matmul_options.backend"
     try:
-        found = tiled.REGISTRY.choose(precision.matmul_backend, request, named_by=f"{key} names")
+        found = tiled.REGISTRY.choose(precision.matmul_options.backend, request, named_by=f"{key} names")
     except Unsupported as error:
-        name = precision.matmul_backend
+        name = precision.matmul_options.backend
         raise UserError(f"{key} is {name}, which does not run here: {error.refused[name]}; expected auto") from None
     return Choice(found.name, found.reason, found.rejected)
 
@@ -124,7 +124,7 @@ def routed_choice(config: Config, device: Device, plan: Plan | None = None) -> C
             asked for.
 
     Raises:
-        UserError: What `precision.matmul_backend` names does not run on such a device.
+        UserError: What `precision.matmul_options.backend` names does not run on such a device.
     """
     precision = config.precision
     recipe = recipe_of(precision)
@@ -138,14 +138,14 @@ def routed_choice(config: Config, device: Device, plan: Plan | None = None) -> C
         forms=(E4M3, recipe.gradient), dtype=precision.compute, m=m, groups=groups, n=n, k=k, tile=size,
         squares=recipe.tiles is None or recipe.tiles.square, **hardware_of(device),
     )  # fmt: skip
-    key, name = "precision.matmul_backend", precision.matmul_backend
+    key, name = "precision.matmul_options.backend", precision.matmul_options.backend
     names = grouped.REGISTRY.names
     try:
         found = grouped.REGISTRY.choose(name if name in names else "auto", request, named_by=f"{key} names")
     except Unsupported as error:
         raise UserError(
             f"{key} is {name}, which does not run here for routed experts: {error.refused[name]}; expected auto, or "
-            f"{' and '.join(sorted(sides))} in precision.matmul_except.parts"
+            f"{' and '.join(sorted(sides))} in precision.matmul_options.exclude"
         ) from None
     return Choice(found.name, found.reason, found.rejected)
 
@@ -245,6 +245,6 @@ def _scales(config: Config, recipe: Recipe) -> str:
         size = recipe.tiles.size
         return f"a scale for {size} numbers" + (f", of weights for {size} x {size}" if recipe.tiles.square else "")
     if recipe.delayed:
-        return f"a scale per tensor by the maximum of the last {config.precision.matmul_history} steps"
+        return f"a scale per tensor by the maximum of the last {config.precision.matmul_options.history} steps"
     of_rows = ", of each row of routed experts" if _routed_sides(config) else ""
     return f"a scale per tensor by the maximum of the tensor{of_rows}"

@@ -12,6 +12,7 @@ from jaxpar.config import UserError
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.hardware.host import require_pinned
 from jaxpar.layout.choices.matmul import codes_once
+from jaxpar.layout.coded_matrices import coded_matrices
 from jaxpar.layout.memory.device import host_limit, limit_words
 from jaxpar.layout.memory.estimate import offloaded_bytes
 from jaxpar.layout.memory.state_bytes import (
@@ -21,7 +22,6 @@ from jaxpar.layout.memory.state_bytes import (
     layer_bytes,
     offloaded_state_bytes,
 )
-from jaxpar.layout.stages import coded_matrices
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.disk_array import offload_folder
 from jaxpar.units import plural, seconds, size
@@ -32,7 +32,7 @@ def streamed_bytes(layout: StepLayout) -> tuple[int, int]:
 
     All offloaded state is fetched and written back. From host memory the master weights are fetched a second time, at
     the beginning of a step, to make the weights of the forward; with files the update makes those. Matrices that become
-    codes of 8 bits are fetched once more for their largest magnitudes, and once more where numbers are counted.
+    codes of 8 bits are fetched once more for their largest magnitudes.
     Layers in host memory are fetched for each forward and each backward instead. Their gradients are written back after
     each backward; they are fetched in each of several microbatches (in the first without being used, since all run one
     program), and always for the norm and for the update.
@@ -43,7 +43,7 @@ def streamed_bytes(layout: StepLayout) -> tuple[int, int]:
     there = state
     if layout.plan.optimizer_offload != "file":
         there += offloaded_state_bytes(layout, master_alone=True)
-        there += (1 + layout.config.precision.matmul_counts) * _coded_bytes(layout)
+        there += _coded_bytes(layout)
     times, gradients = layout.plan.microbatches, host_gradient_bytes(layout)
     masters = host_layers(layout) * layer_bytes(layout).master
     return there + (2 * times - 1) * masters + (gradient_fetches(times) + 2) * gradients, state + times * gradients
@@ -53,7 +53,7 @@ def _coded_bytes(layout: StepLayout) -> int:
     """Offloaded master weights of matrices that are quantised once per step."""
     if not codes_once(layout.plan):
         return 0
-    names = {".".join(matrix.path) for matrix in coded_matrices(layout)}
+    names = {".".join(matrix.path) for matrix in coded_matrices(*layout.carried_request)}
     each = zip(layout.weight_names, jax.tree.leaves(layout.abstract_state().master), strict=True)
     return bytes_of([leaf for name, leaf in each if name in names])
 

@@ -37,7 +37,7 @@ CHARTS = (
     Chart("Time of a step", "seconds", ("step_time_s",)),
     Chart("Devices waiting for data, share of the time", "share", ("data_wait",), unless_zero=True),
     Chart("Memory in use", "bytes", ("memory_bytes",), smooth=False),
-    Chart("Model FLOPs utilisation of the 16-bit peak, and of the FP8 peak", "share", ("mfu", "mfu_float8")),
+    Chart("Model FLOPs utilisation of the 16-bit peak", "share", ("mfu",)),
     Chart("Experts: load of the fullest, relative to the mean", "plain", ("experts.load",)),
     Chart("Experts: entropy of the router's logits, nats", "nats", ("experts.entropy",)),
     Chart("Experts: auxiliary losses", "plain", ("experts.auxiliary_loss",)),

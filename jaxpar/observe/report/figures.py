@@ -101,7 +101,6 @@ FIGURES = (
     Figure("time of a step, median", usual("step_time_s"), seconds),
     Figure("tokens per second, median", usual("tokens_per_second"), count),
     Figure("model FLOPs utilisation of the 16-bit peak, median", usual("mfu"), percent, relative=False),
-    Figure("model FLOPs utilisation of the FP8 peak, median", usual("mfu_float8"), percent, relative=False),
     Figure("compilation", of_summary("compile_seconds"), seconds),
     Figure("time in steps", of_summary("train_seconds"), seconds),
     Figure("memory, peak", of_summary("peak_bytes"), size),

@@ -1,4 +1,4 @@
-"""Heat maps of a run by layer and step: the load of the fullest expert, and what FP8 codes hold."""
+"""Heat maps of a run by layer and step: the load of the fullest expert, and numbers that features record of layers."""
 
 from __future__ import annotations
 
@@ -23,34 +23,10 @@ class Kind:
     """Of the section."""
     pale: str
     """What the palest color means."""
-    form: str = ".2f"
-    """Of a value."""
 
 
-KINDS = (
-    Kind(
-        "expert_loads", 1.0, "Load of the fullest expert, by layer and step", "1, as many tokens as every other expert"
-    ),
-    Kind(
-        "matmul_reach",
-        0.0,
-        "FP8: largest magnitude against what codes reach, by layer and step",
-        "0; above 1 values were cut off",
-    ),
-    Kind(
-        "matmul_most_flushed",
-        0.0,
-        "FP8: share of values flushed to zero, by layer and step",
-        "0; of the tensor of the layer that has most",
-        ".2%",
-    ),
-    Kind(
-        "matmul_most_saturated",
-        0.0,
-        "FP8: share of values cut off, by layer and step",
-        "0; of the tensor of the layer that has most",
-        ".3%",
-    ),
+LOADS = Kind(
+    "expert_loads", 1.0, "Load of the fullest expert, by layer and step", "1, as many tokens as every other expert"
 )
 
 
@@ -71,12 +47,15 @@ class LoadMap:
 
 def load_maps(runs: Sequence[RunRecord]) -> dict[str, list[LoadMap]]:
     """By title of a section, the maps of the runs that have such values."""
-    found = {kind.title: [made for run in runs if (made := _map(run, kind)) is not None] for kind in KINDS}
+    names = dict.fromkeys(name for run in runs for line in run.metrics for name in line.get("features") or {})
+    kinds = (LOADS, *(Kind(name, 0.0, f"{name.replace('_', ' ')}, by layer and step", "0") for name in names))
+    found = {kind.title: [made for run in runs if (made := _map(run, kind)) is not None] for kind in kinds}
     return {title: maps for title, maps in found.items() if maps}
 
 
 def _map(run: RunRecord, kind: Kind) -> LoadMap | None:
-    lines = [(line["step"], line[kind.key]) for line in run.metrics if isinstance(line.get(kind.key), dict)]
+    each = ((line["step"], (line | (line.get("features") or {})).get(kind.key)) for line in run.metrics)
+    lines = [(step, values) for step, values in each if isinstance(values, dict)]
     layers = sorted({int(name) for _, loads in lines for name in loads if name.isdecimal()})
     if not layers:
         return None
@@ -85,10 +64,10 @@ def _map(run: RunRecord, kind: Kind) -> LoadMap | None:
     means = [[_mean(column, layer) for column in columns] for layer in layers]
     most = max((value for row in means for value in row if value is not None), default=kind.least)
     share = lambda value: (value - kind.least) / (most - kind.least) if most > kind.least else 0.0
-    written = lambda value: (0.0, "") if value is None else (max(0.0, share(value)), f"{value:{kind.form}}")
+    written = lambda value: (0.0, "") if value is None else (max(0.0, share(value)), f"{value:.2f}")
     rows = [[written(value) for value in row] for row in means]
     spans = [str(one[0][0]) if len(one) == 1 else f"{one[0][0]} to {one[-1][0]}" for one in columns]
-    return LoadMap(run.label, kind, layers, spans, rows, f"{most:{kind.form}}")
+    return LoadMap(run.label, kind, layers, spans, rows, f"{most:.2f}")
 
 
 def _mean(column: Sequence[tuple[int, dict[str, float]]], layer: int) -> float | None:

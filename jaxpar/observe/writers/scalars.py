@@ -18,7 +18,6 @@ _TAGS = {
     "tokens_per_second_per_device": "speed/tokens_per_second_per_device",
     "step_time_s": "speed/step_time_s",
     "mfu": "speed/mfu",
-    "mfu_float8": "speed/mfu_float8",
     "data_wait": "speed/data_wait",
 }
 

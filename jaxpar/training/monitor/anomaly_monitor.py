@@ -10,7 +10,7 @@ import json
 import math
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -27,8 +27,8 @@ from jaxpar.observe.pace import LAST, SECONDS, WARMING_UP, Losses, Pace, SlowSte
 from jaxpar.observe.spikes import LossWindow, Spike
 from jaxpar.observe.stragglers import ProcessPace, find_straggler
 from jaxpar.observe.timer import Turn
+from jaxpar.runtime.carried import Limit
 from jaxpar.training.errors import TrainingError
-from jaxpar.training.monitor.codes import CodeMonitor
 from jaxpar.training.monitor.diagnosis import broken_gradients, broken_weights, describe
 from jaxpar.training.step.forward_backward import StepMetrics
 from jaxpar.units import percent, plain, plural, seconds
@@ -48,20 +48,21 @@ WORDS: dict[str, str] = {
     "slow_pace": "stretches of slower steps",
     "data_wait": "times that devices waited for data",
     "straggler": "times that one process held up the others",
-    "fp8_range": "times that FP8 codes did not reach the values",
-    "fp8_saturated": "times that FP8 codes cut off many values",
-    "fp8_flushed": "times that FP8 codes flushed more values to zero",
+    "layer_limit": "times that a number of a layer was above its limit",
 }
 
 
 class AnomalyMonitor:
     """Watches one run; all processes of a job see the same, and process 0 reports."""
 
-    def __init__(self, config: Config, order: LayerOrder, listeners: Listener) -> None:
+    def __init__(
+        self, config: Config, order: LayerOrder, listeners: Listener, limits: Mapping[str, Limit] | None = None
+    ) -> None:
+        """`limits` are those of numbers of layers, by their name in `StepRecord.features`."""
         self._config, self._watch, self._order, self._listeners = config, config.watch, order, listeners
         self._losses = LossWindow(self._watch.spike_window, self._watch.spike)
         self._slow, self._pace = SlowSteps(self._watch.limits.slow_step), Pace(self._watch.limits.slow_pace)
-        self._codes = CodeMonitor(self._watch)
+        self._limits = limits or {}
         self._episodes = Episodes(quiet=LAST, apart_s=dict.fromkeys(("slow_step", "slow_pace"), SLOW_APART_S))
         self._reported: dict[str, int] = {}
         self._rollbacks = 0
@@ -109,10 +110,16 @@ class AnomalyMonitor:
             self._compare_processes(number, lap)
         return lap.batch_share
 
-    def codes(self, number: int, record: StepRecord) -> None:
-        """Judge what FP8 codes did not hold in step `number`, which was logged."""
-        for found in self._codes.judge(number, record.matmul_reach, record.matmul_saturated, record.matmul_flushed):
-            self._report(number, found.kind, found.text, **found.facts)
+    def features(self, number: int, record: StepRecord) -> None:
+        """Judge the numbers of layers in step `number`, which was logged, each by the layer where it is largest."""
+        for name, limit in self._limits.items():
+            layers = (record.features or {}).get(name)
+            if not layers:
+                continue
+            layer, most = max(layers.items(), key=lambda item: item[1])
+            if most >= limit.least:
+                text = f"{name} of layer {layer} at step {number}: {plain(most, 3)} {limit.meaning}."
+                self._report(number, "layer_limit", text, metric=name, layer=int(layer), value=most)
 
     def skipped(self, number: int, metrics: StepMetrics, weights: Weights, newest: Callable[[], str]) -> None:
         """Step `number` was not finite and not applied; `weights` are those after it.

@@ -21,7 +21,7 @@ _NAMED_BY = {
     "kind_attention": "attention.backend",
     "products": "parallel.expert_backend",
     "loss": "memory.loss_backend",
-    "matmul": "precision.matmul_backend",
+    "matmul": "precision.matmul_options.backend",
 }
 """By a part of a choice's name, the key that names what `auto` would take from records."""
 _SHOWN = 3

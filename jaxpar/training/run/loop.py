@@ -74,7 +74,8 @@ class _Loop:
         self.folder = RunFolder(self.config)
         self.saves = Saves(self.folder.checkpoints, self.config.checkpoint, listeners)
         self.progress = progress
-        self.monitor = AnomalyMonitor(self.config, trainer.layout.order, listeners)
+        limits = {key: one for kind in trainer.layout.carried.values() for key, one in kind.limits.items()}
+        self.monitor = AnomalyMonitor(self.config, trainer.layout.order, listeners, limits)
         self.logged = 0
         """Last step that was logged; 0 before the first of this process."""
         self.clock = SaveClock(self.config.checkpoint.every_minutes)
@@ -315,7 +316,7 @@ class _Loop:
         if self.trainer.evaluates and not stop and (number == last or (every and number % every == 0)):
             self._evaluate(number)
         record = self.progress.record(self.trainer, number, metrics, lap, data_wait)
-        self.monitor.codes(number, record)
+        self.monitor.features(number, record)
         self.listeners.step(record)
         if save:
             liveness.at(f"saving step {number}")

@@ -14,7 +14,6 @@ from jaxpar.model.flops import Pairs, mfu
 from jaxpar.observe.events import StepRecord
 from jaxpar.observe.memory import bytes_in_use, limit_bytes, memory_kind, peak_bytes
 from jaxpar.observe.timer import Lap
-from jaxpar.training.run.matmul_metrics import matmul_metrics
 from jaxpar.training.run.run import Run
 from jaxpar.training.step.forward_backward import StepMetrics
 
@@ -96,7 +95,6 @@ class Progress:
             tokens_per_second_per_device=tokens / seconds / devices,
             step_time_s=seconds,
             mfu=share(trainer.peak_flops),
-            mfu_float8=share(trainer.float8_peak_flops),
             memory_bytes=bytes_in_use(),
             eta_s=(config.run.steps - number) * seconds,
             skipped_steps=self.skipped,
@@ -109,7 +107,7 @@ class Progress:
             epochs=trainer.epochs(number),
             experts=_of_experts(trainer, metrics) or None,
             expert_loads=layer_loads({name: float(value) for name, value in metrics.report.items()}) or None,
-            **matmul_metrics(config, metrics),
+            features=_of_features(trainer, metrics) or None,
             data_wait=data_wait,
             metrics=self._metrics(number, metrics) or None,
         )
@@ -122,6 +120,12 @@ class Progress:
         if self.heldout_loss(number) is None:
             return found
         return found | {f"eval_{name}": value for name, value in self._heldout_metrics.items()}
+
+
+def _of_features(trainer: Run, metrics: StepMetrics) -> dict[str, Any]:
+    """The values that features with carried state record of a step, by name."""
+    each = (trainer.layout.carried[name].record(own) for name, own in metrics.carried.items())
+    return {name: value for values in each for name, value in values.items()}
 
 
 def _of_experts(trainer: Run, metrics: StepMetrics) -> dict[str, float]:

@@ -305,12 +305,6 @@ class Run:
         gpu = gpu_of(self.mesh.devices.flat[0].device_kind)
         return None if gpu is None else gpu.training_peak
 
-    @property
-    def float8_peak_flops(self) -> float | None:
-        """Dense FP8 peak of one device in FLOP/s; None in other runs, and where the catalogue has none."""
-        gpu = gpu_of(self.mesh.devices.flat[0].device_kind)
-        return None if gpu is None or self.config.precision.matmul is None else gpu.peaks.get("float8")
-
     def _arrays(self) -> dict[str, Any]:
         """The arrays of this run, by purpose; arrays that do not exist yet are not made."""
         shapes = {(leaf.shape, leaf.dtype) for leaf in self.layout.abstract_batch().values()}

@@ -22,12 +22,7 @@ MAY_CHANGE_KEYS = (
     "optimizer.clip_norm",
     "optimizer.ema",
     "precision.matmul",
-    "precision.matmul_backend",
-    "precision.matmul_counts",
-    "precision.matmul_except",
-    "precision.matmul_gradient",
-    "precision.matmul_history",
-    "precision.matmul_margin",
+    "precision.matmul_options",
 )
 """Other keys that may change: the length of a run, and the remedies for a run that diverged or exceeds its formats."""
 

@@ -10,17 +10,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jaxpar.config.parts import OPTIMIZERS
+from jaxpar.layers.context import CARRIED
 from jaxpar.layers.dropout import SEED
-from jaxpar.layers.matmul_formats import exact_layers, tensor_names
 from jaxpar.layers.report import AUXILIARY_LOSS
-from jaxpar.layout.choices.matmul import codes_once
 from jaxpar.layout.choices.pipeline import forward_program
 from jaxpar.layout.choices.replica_sums import gathers_with_first_use
-from jaxpar.layout.stages import coded_matrices, stages_of
+from jaxpar.layout.stages import stages_of
 from jaxpar.layout.state import TrainState, all_weights
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.memory.streaming import of_rows
 from jaxpar.mesh.axes import AXES, DATA_AXES, assert_varies_over
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Weights
@@ -29,12 +27,8 @@ from jaxpar.model.embedding import vocab_axes
 from jaxpar.optim.norm import global_norm
 from jaxpar.pipeline.execution.executor import evaluate, execute
 from jaxpar.pipeline.execution.inputs import Seeds
-from jaxpar.precision.matmul import SCALES
-from jaxpar.precision.recipe import recipe_of
-from jaxpar.precision.seen import Seen
-from jaxpar.precision.weight_codes import WEIGHT_SCALES, coded_weights
 from jaxpar.runtime.batch import UPDATES
-from jaxpar.runtime.carried import Outcome, where
+from jaxpar.runtime.carried import Outcome, StepWeights, where
 from jaxpar.training.residency.protocol import Measured, Residency
 from jaxpar.training.residency.weight_update import UpdateFacts
 
@@ -76,8 +70,8 @@ class StepGradients(NamedTuple):
     tokens: Float[Array, ""]
     """Unmasked tokens in the global batch."""
     report: dict[str, Float[Array, ""]]
-    observed: Seen
-    """Statistics of the layers, [layers, tensors]."""
+    observed: Any
+    """Statistics that layers observed; None where they observe none."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +84,8 @@ class StepFunctions:
     def gradients(self, state: TrainState, batch: Batch, seed: UInt[Array, ""]) -> StepGradients:
         """Forward and backward over all microbatches, with random draws of `seed`."""
         stages = stages_of(self.layout, train=True)
-        shared = self._shared(state) | {SEED: seed}
-        counts = self.layout.config.precision.matmul_counts
-        weights, of_codes, of_weights = self._with_codes(all_weights(state), shared, counts=counts)
+        shared = self._shared(state)
+        weights, more, of_weights = self._weights(all_weights(state), shared)
         later = gathers_with_first_use(self.layout.plan)
         weights, accumulators = self.residency.opened(weights, layers_later=later)
         unpadded = (batch["segments"] > 0).sum().astype(jnp.float32)
@@ -102,41 +95,31 @@ class StepFunctions:
         scale = self._loss_scale(state)
         loss_seed = scale / jnp.maximum(count, 1.0)
         seeds = Seeds(loss_seed, {AUXILIARY_LOSS: scale / jnp.maximum(unpadded, 1.0)})
-        accumulated, reported, side = execute(
-            self.layout.program, stages, weights, accumulators, batch, seeds, shared | of_codes
-        )
+        given = {UPDATES.name: state.applied, SEED: seed, CARRIED: {**shared, **more}}
+        accumulated, reported, side = execute(self.layout.program, stages, weights, accumulators, batch, seeds, given)
         gradients = self.residency.reduced(accumulated, scale)
         count = jnp.where(tokens == 0, jnp.nan, jnp.maximum(count, 1.0))
         means = {name: self._sum(total) / count for name, total in reported.items()}
         loss = means.pop("loss")
         report = {name: reduce_sum(value, AXES) / jnp.maximum(unpadded, 1.0) for name, value in side.metrics.items()}
-        observed = Seen() if side.observed is None else side.observed.over_ranks(of_weights)
+        observed = None if side.observed is None else side.observed.over_ranks(of_weights)
         return StepGradients(loss, gradients, tokens, report | means, observed)
 
     def _shared(self, state: TrainState) -> dict[str, Any]:
-        """What layers of every microbatch can read besides it: updates so far, and what carried state gives."""
+        """Arrays by name that carried state gives to the layers of every microbatch."""
         each = (kind.shared(state.carried[name]) for name, kind in self.layout.carried.items())
-        return {UPDATES.name: state.applied} | {name: value for arrays in each for name, value in arrays.items()}
+        return {name: value for arrays in each for name, value in arrays.items()}
 
     def _loss_scale(self, state: TrainState) -> Float[Array, ""]:
         factors = (kind.loss_scale(state.carried[name]) for name, kind in self.layout.carried.items())
         return jnp.asarray(prod(factors), jnp.float32)
 
-    def _with_codes(self, master: Weights, shared: Batch, *, counts: bool = False) -> tuple[Weights, Batch, Seen]:
-        """Weights with matrices as codes, what each microbatch then has of their scales, and what was seen of these
-        matrices, with `counts` or without; nothing where products quantise them. `shared` has the scales of earlier
-        steps, if any."""
-        if not codes_once(self.layout.plan):
-            return master, {}, Seen()
-        config = self.layout.config
-        recipe = recipe_of(config.precision)
-        assert recipe is not None, "matmuls are quantised"
-        found = coded_weights(
-            self.residency.marked(master), coded_matrices(self.layout), recipe, exact_layers(config),
-            (config.model.layers, len(tensor_names(config))), shared.get(SCALES),
-            self.layout.placements.storage.dtype, of_rows, counts,
-        )  # fmt: skip
-        return found.weights, {WEIGHT_SCALES: found.scales}, found.seen
+    def _weights(self, master: Weights, shared: dict[str, Any]) -> StepWeights:
+        """The weights of a step in the form in which layers take them; `shared` is given by carried state."""
+        for kind in self.layout.carried.values():
+            if kind.converts:
+                return kind.weights(self.residency.marked(master), shared)
+        return StepWeights(master)
 
     def measured(self, state: TrainState, batch: Batch, arguments: StepArguments) -> Measured:
         """Gradients and the facts of the update; the state after the step, without what the update makes; metrics."""
@@ -177,12 +160,12 @@ class StepFunctions:
     def evaluate(self, weights: Weights, batch: Batch) -> tuple[dict[str, Float[Array, ""]], Float[Array, ""]]:
         """The sums of what the loss reports, and the objective's count of the batch."""
         stages = stages_of(self.layout, train=False)
-        weights, shared, _ = self._with_codes(weights, {})
+        weights, shared, _ = self._weights(weights, {})
         weights, accumulators = self.residency.opened(weights)
 
         program = forward_program(self.layout.plan, self.layout.plan.microbatches)
         loss = lambda x, microbatch: stages.loss(weights, accumulators, x, microbatch)[1]
-        totals = evaluate(program, stages, weights, batch, loss, shared)
+        totals = evaluate(program, stages, weights, batch, loss, {CARRIED: shared})
         count = reduce_sum(self.layout.objective.count(batch), TOKEN_AXES)
         return {name: self._sum(total) for name, total in totals.items()}, count
 

@@ -32,11 +32,11 @@ def test_a_step_of_a_recipe_names_what_multiplies():
     }  # fmt: skip
     assert multiplies(configs["fp8_current"], jax.devices()[0]) == "xla"
     row = {
-        "kind": "recipe", "name": "fp8_block, mosaic", "mfu": 0.5, "mfu_float8": 0.25, "peak_bytes": 2**30,
+        "kind": "recipe", "name": "fp8_block, mosaic", "mfu": 0.5, "peak_bytes": 2**30,
         "memory_kind": "device", "parameters": 1e9, "tokens_per_second": 1e4, "step_time_s": 0.5, "attention": "cudnn",
         "matmuls": "mosaic",
     }  # fmt: skip
-    assert _step(row).endswith("MFU 50.0% (25.0% of FP8)  peak 1.0 GiB  attention: cudnn  matmuls: mosaic")
+    assert _step(row).endswith("MFU 50.0%  peak 1.0 GiB  attention: cudnn  matmuls: mosaic")
 
 
 @pytest.mark.parametrize("recipe", torch_recipes.RECIPES.values())

@@ -12,7 +12,7 @@ from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.program.hlo.records import leaves
 from jaxpar.compiler.report import Analysis
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.config.schema.layout import MatmulOptions
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.memory.estimate import estimate_memory
 from tests.compiler.inspected import inspected, wide
@@ -68,8 +68,10 @@ def test_experts_multiply_codes_in_fp8(recipe: str, backend: str):
             "expert_capacity": 4.0,
         },
         precision={
-            "matmul": recipe, "matmul_backend": backend,
-            "matmul_except": MatmulExcept(("attention_in", "attention_out"), first_layers=0, last_layers=0),
+            "matmul": recipe,
+            "matmul_options": MatmulOptions(
+                ("attention_in", "attention_out"), first_layers=0, last_layers=0, backend=backend
+            ),
         },
         data={"sequence_length": 256, "batch_size": 16},
     )  # fmt: skip

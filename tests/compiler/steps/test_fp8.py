@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxpar.config.kinds import kind_model
-from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.config.schema.layout import MatmulOptions
 from jaxpar.layers.matmul_formats import dense_groups, quantised
 from tests.compiler.inspected import inspected, wide
 
@@ -26,10 +26,10 @@ BACKENDS = {"fp8_block": "mosaic", "mxfp8": "auto"}
 def test_all_products_but_the_exceptions_run_in_fp8(recipe: str):
     """FLOPs of 8-bit calls of cuBLASLt, of our kernel for tiles, or of cuDNN for MXFP8 are exactly those of three
     products for each quantised matrix and layer."""
-    excepted = MatmulExcept(parts=("head", "router"), first_layers=1, last_layers=1)
+    excepted = MatmulOptions(exclude=("head", "router"), first_layers=1, last_layers=1)
     config = wide(
         model={"layers": 5, "embed": 256, "mlp": 512}, data={"sequence_length": 128, "batch_size": 16},
-        precision={"matmul": recipe, "matmul_except": excepted, "matmul_backend": BACKENDS.get(recipe, "auto")},
+        precision={"matmul": recipe, "matmul_options": replace(excepted, backend=BACKENDS.get(recipe, "auto"))},
         parallel=LAYOUTS[recipe],
     )  # fmt: skip
     analysis, report = inspected(config, "b200:1x8" if recipe == "mxfp8" else "h100:1x8")
@@ -61,12 +61,12 @@ def test_all_products_but_the_exceptions_run_in_fp8(recipe: str):
 def test_tensor_ranks_send_tiles_of_inputs_as_codes_and_gradients_in_the_compute_dtype():
     """Codes of a gradient along both sides would be as many bytes. Bytes that a rank sends in each product: inputs of
     attention and feed-forward forward and backward, a byte a number and a float32 for each 128."""
-    excepted = MatmulExcept(parts=("head", "router"), first_layers=0, last_layers=0)
+    excepted = MatmulOptions(exclude=("head", "router"), first_layers=0, last_layers=0)
     layers, embed, length, rows = 2, 256, 256, 16
     config = wide(
         model={"layers": layers, "embed": embed, "mlp": 512, "kv_heads": 8, "head_dim": 64},
         data={"sequence_length": length, "batch_size": rows},
-        precision={"matmul": "fp8_block", "matmul_except": excepted, "matmul_backend": "mosaic"},
+        precision={"matmul": "fp8_block", "matmul_options": replace(excepted, backend="mosaic")},
         parallel={"fsdp": 4, "tensor": 2, "microbatches": 1},
     )  # fmt: skip
     _, report = inspected(config, "h100:1x8")

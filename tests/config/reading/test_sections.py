@@ -23,7 +23,7 @@ from jaxpar.config.reading.sections import SECTIONS
 from jaxpar.config.reading.typed import field_types
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.latent_attention import LatentAttentionConfig
-from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.config.schema.layout import MatmulOptions
 from jaxpar.config.schema.overlap import OFF, OverlapConfig
 from jaxpar.config.schema.rope import RopeConfig
 from jaxpar.config.schema.run import LimitsConfig
@@ -58,8 +58,8 @@ def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
         return st.dictionaries(st.text(max_size=8), st.booleans() | _PLAIN[int] | _PLAIN[str], max_size=3)
     if (section, key) == ("model", "low_rank"):
         return st.dictionaries(st.text(max_size=8), _PLAIN[int], max_size=3)
-    if (section, key) == ("precision", "matmul_except"):
-        return _records("matmul_except", MatmulExcept)
+    if (section, key) == ("precision", "matmul_options"):
+        return _records("matmul_options", MatmulOptions)
     if (section, key) == ("parallel", "overlap"):
         return _records("overlap", OverlapConfig)
     if (section, key) == ("watch", "limits"):

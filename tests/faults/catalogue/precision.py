@@ -10,7 +10,7 @@ CODES = "tests/precision/test_weight_codes.py"
 SQUARES = "tests/precision/test_squares.py"
 TILES = "tests/precision/test_tiles.py"
 GROUPED = "tests/precision/test_grouped.py"
-SEEN = "tests/precision/test_seen.py"
+AMAX = "tests/precision/test_amax.py"
 BY_TENSOR = "tests/precision/test_grouped_by_tensor.py"
 
 PRECISION = (
@@ -20,7 +20,7 @@ PRECISION = (
         file="jaxpar/precision/scale.py",
         old="jnp.clip(x.astype(jnp.float32) / scale, -most, most)",
         new="jnp.clip(x.astype(jnp.float32) * scale, -most, most)",
-        caught_by=(f"{MATMUL}::test_each_product_is_within_its_formats_bound[1.0-float8_e5m2]",),
+        caught_by=(f"{MATMUL}::test_each_product_is_within_its_formats_bound[1.0]",),
     ),
     Fault(
         name="fp8_scale_of_one_ranks_part",
@@ -44,7 +44,7 @@ PRECISION = (
         file="jaxpar/precision/matmul.py",
         old="codes = quantise(dy, of_gradients[n], recipe.gradient)",
         new="codes = quantise(dy, jnp.float32(1), E4M3)",
-        caught_by=(f"{MATMUL}::test_each_product_is_within_its_formats_bound[1e-06-float8_e5m2]",),
+        caught_by=(f"{MATMUL}::test_each_product_is_within_its_formats_bound[1e-06]",),
     ),
     Fault(
         name="fp8_weight_from_its_stored_copy",
@@ -81,25 +81,9 @@ PRECISION = (
         name="fp8_exact_layers_are_seen",
         description="Layers that are not quantised in a pipeline's chunk enter the history.",
         file="jaxpar/precision/matmul.py",
-        old="of_weights, jax.tree.map(jnp.zeros_like, unseen)",
-        new="of_weights, seen_by_group(x, weights, dys, unseen, how.coded, scales, of_gradients, recipe)",
+        old="of_weights, jax.tree.map(jnp.zeros_like, zeros)",
+        new="of_weights, amax_of_group(x, weights, dys, zeros, coded=how.coded)",
         caught_by=(f"{HISTORY}::test_what_a_step_saw_does_not_depend_on_the_layout",),
-    ),
-    Fault(
-        name="fp8_ties_are_not_flushed",
-        description="Half of a format's smallest number is not counted among those that codes flush to zero.",
-        file="jaxpar/precision/seen.py",
-        old="(size <= ROUNDED_TO_ZERO[form])",
-        new="(size < ROUNDED_TO_ZERO[form])",
-        caught_by=(f"{SEEN}::test_counts_are_those_of_the_codes[1.0-float8_e4m3fn]",),
-    ),
-    Fault(
-        name="fp8_counts_of_one_rank",
-        description="What the ranks have counted is not added up.",
-        file="jaxpar/precision/seen.py",
-        old="reduce_sum(counts, AXES)",
-        new="reduce_max(counts, AXES)",
-        caught_by=(f"{SEEN}::test_counts_on_ranks_are_those_of_one_device[current-False]",),
     ),
     Fault(
         name="fp8_tiles_with_scales_of_other_tokens",
@@ -107,7 +91,7 @@ PRECISION = (
         file="jaxpar/precision/tiles.py",
         old="codes = how.inputs(x, by_token=True)",
         new="codes = how.inputs(x, by_token=True)._replace(scales=how.inputs(x, by_token=True).scales[::-1])",
-        caught_by=(f"{TILES}::test_each_product_is_within_the_bound_of_its_tiles[float8_e4m3fn-fp8_block]",),
+        caught_by=(f"{TILES}::test_each_product_is_within_the_bound_of_its_tiles[fp8_block]",),
     ),
     Fault(
         name="fp8_experts_with_scales_of_other_experts",
@@ -117,8 +101,7 @@ PRECISION = (
         new="""other = lambda codes: codes._replace(scales=codes.scales[::-1])
         terms = [how.times(how.rows(dy, form), other(matrix), sizes, x.dtype) for dy, matrix in pairs]""",
         caught_by=(
-            f"{GROUPED}::test_products_of_experts_are_those_of_the_numbers_that_the_codes_stand_for"
-            "[float8_e4m3fn-fp8_block]",
+            f"{GROUPED}::test_products_of_experts_are_those_of_the_numbers_that_the_codes_stand_for[fp8_block]",
         ),
     ),
     Fault(
@@ -143,19 +126,19 @@ PRECISION = (
     Fault(
         name="fp8_magnitudes_added_up_over_slices",
         description="What slices and rounds saw of routed experts is added up.",
-        file="jaxpar/precision/seen.py",
-        old="join(jnp.maximum, self.largest, other.largest)",
-        new="join(jnp.add, self.largest, other.largest)",
-        caught_by=(f"{SEEN}::test_of_several_uses_the_largest_magnitude_and_all_counts_are_seen",),
+        file="jaxpar/precision/amax.py",
+        old="return Amax(jnp.maximum(self.values, other.values))",
+        new="return Amax(self.values + other.values)",
+        caught_by=(f"{AMAX}::test_of_several_uses_the_largest_magnitude_is_observed",),
     ),
     Fault(
         name="fp8_magnitude_of_the_other_gradient",
         description="A derivative that finds magnitudes gives that of gate's gradient to up, and up's to gate.",
-        file="jaxpar/precision/seen.py",
+        file="jaxpar/precision/amax.py",
         old="map(largest_of, in_float32(wide(d_out)))",
         new="map(largest_of, in_float32(wide(d_out))[::-1])",
         caught_by=(
-            f"{SEEN}::test_magnitudes_of_gradients_that_elementwise_work_makes_are_those_of_float64"
+            f"{AMAX}::test_magnitudes_of_gradients_that_elementwise_work_makes_are_those_of_float64"
             "[float32-9.5367431640625e-07]",
         ),
     ),
@@ -163,8 +146,8 @@ PRECISION = (
         name="fp8_magnitudes_of_gradients_among_those_of_inputs",
         description="What a derivative finds of the gradients of up and gate enters the history of others.",
         file="jaxpar/layers/ops/quantised.py",
-        old="self.scaling.observed[-len(outputs) :]",
-        new="self.scaling.observed[: len(outputs)]",
+        old="self.scaling.zeros.values[-len(outputs) :]",
+        new="self.scaling.zeros.values[: len(outputs)]",
         caught_by=(f"{HISTORY}::test_a_derivative_that_finds_magnitudes_itself_changes_no_step[float32]",),
     ),
 )

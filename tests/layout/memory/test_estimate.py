@@ -14,7 +14,7 @@ from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config, load_config
 from jaxpar.config.plan import Choice, Plan
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.config.schema.layout import MatmulOptions
 from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.choices.pipeline import schedule_of
@@ -151,7 +151,7 @@ def test_scales_of_rows_of_experts_are_kept_and_counted(remat: str):
                 model={"layers": 4, "experts": ExpertsConfig(count=8, per_token=2, width=512)},
                 parallel={"expert": 4, "fsdp": 2, "expert_exchange": "all_to_all", "expert_capacity": 1.5},
                 memory={"remat": remat},
-                precision={"matmul": matmul, "matmul_except": MatmulExcept(("head",), 0, 0)} if matmul else {},
+                precision={"matmul": matmul, "matmul_options": MatmulOptions(("head",), 0, 0)} if matmul else {},
             ),
             parse_cluster("h100:1x8"),
         )
@@ -261,11 +261,11 @@ def test_memory_is_within_a_twentieth_of_what_xla_allocates(name: str):
 
 def test_codes_with_scales_of_squares_are_counted_with_these():
     """As stored codes with one scale, and a float32 for each 128 x 128 of the matrices of all rows."""
-    excepted = MatmulExcept(("head",), 0, 0)
+    excepted = MatmulOptions(("head",), 0, 0)
 
     def found(matmul: str) -> MemoryEstimate:
         config = load_config("configs/llama3_8b.yaml", ("model.layers=4", f"precision.matmul={matmul}"))
-        config = replace(config, precision=replace(config.precision, matmul_except=excepted))
+        config = replace(config, precision=replace(config.precision, matmul_options=excepted))
         return estimate_memory(*plan_for(config, parse_cluster("h100:1x8")))
 
     squares, delayed = found("fp8_block"), found("fp8_delayed")

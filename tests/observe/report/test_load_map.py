@@ -39,14 +39,9 @@ def test_the_page_shows_the_map_and_the_curves(tmp_path: Path):
     assert "layer 1, step 2: 2.50" in html_page(runs) and "cut off" not in html_page(runs)
 
 
-def test_the_page_shows_how_far_codes_of_fp8_are_filled(tmp_path: Path):
-    write_run(tmp_path / "run", matmul_reach={"1": 0.5, "2": 1.25})
+def test_the_page_shows_what_features_record_of_layers(tmp_path: Path):
+    features = {"matmul_reach": {"1": 0.5, "2": 1.25}, "matmul_scales": {"up": [1.0, 2.0]}}
+    write_run(tmp_path / "run", features=features)
     page = html_page(read_runs([tmp_path / "run"]))
-    assert "layer 2, step 2: 1.25" in page and "above 1 values were cut off" in page and "fullest expert" not in page
-
-
-def test_the_page_shows_the_shares_that_codes_of_fp8_do_not_hold(tmp_path: Path):
-    write_run(tmp_path / "run", matmul_most_flushed={"1": 0.0, "2": 0.125}, matmul_most_saturated={"1": 0.0005})
-    page = html_page(read_runs([tmp_path / "run"]))
-    assert "layer 2, step 2: 12.50%" in page and "layer 1, step 2: 0.00%" in page and "layer 1, step 2: 0.050%" in page
-    assert "flushed to zero, by layer and step" in page and "values cut off, by layer and step" in page
+    assert "layer 2, step 2: 1.25" in page and "matmul reach, by layer and step" in page
+    assert "fullest expert" not in page and "scales, by layer" not in page, "a list is no number of a layer"

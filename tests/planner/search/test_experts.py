@@ -120,13 +120,14 @@ def test_codes_of_experts_are_timed_by_what_multiplies_them():
         best = search_of(config, fsdp=8).best(1)[0]
         return best.candidate.layout, best.candidate.time.breakdown["matmuls"]
 
+    kernel = MatmulOptions(backend="mosaic")
     (layout, plain), (auto, as_numbers), (named, as_codes) = (
-        timed(), timed(matmul="fp8_block"), timed(matmul="fp8_block", matmul_backend="mosaic")
+        timed(), timed(matmul="fp8_block"), timed(matmul="fp8_block", matmul_options=kernel)
     )  # fmt: skip
     assert layout.expert_codes == NO_CODES
     assert auto.expert_codes == ExpertCodes(("experts_in", "experts_out"))
     assert named.expert_codes == ExpertCodes(("experts_in", "experts_out"), by_kernel=True, gradients_by_kernel=True)
-    of_rows, _ = timed(matmul="fp8_current", matmul_backend="mosaic")  # whose scales are no factor of gradients
+    of_rows, _ = timed(matmul="fp8_current", matmul_options=kernel)  # whose scales are no factor of gradients
     assert of_rows.expert_codes == ExpertCodes(("experts_in", "experts_out"), by_kernel=True)
     assert as_codes < 0.95 * as_numbers and as_numbers == pytest.approx(plain, rel=1e-6)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.config.schema.layout import MatmulOptions
 from jaxpar.layout.memory.state_storage import streamed_bytes
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.planner.search.candidate import Planned
@@ -16,7 +16,7 @@ from tests.planner.spaces import model_of, search_of
 def planned(moments: str, optimizer: str = "adamw", matmul: str | None = None, **rule: Any) -> Planned:
     precision = {"moments": moments, "matmul": matmul}
     if matmul is not None:
-        precision["matmul_except"] = MatmulExcept(first_layers=0, last_layers=0)
+        precision["matmul_options"] = MatmulOptions(first_layers=0, last_layers=0)
     config = model_of(model={"activation": "gelu"}, precision=precision, optimizer={"name": optimizer, **rule})
     fixed = {"offload": "optimizer", "fsdp": 4, "remat": "none", "zero": 3}
     return search_of(config, "h100:1x4", **fixed).best(1)[0]

@@ -11,18 +11,13 @@ import numpy as np
 import pytest
 
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.config.schema.layout import MatmulOptions
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.matmul_formats import exempt, tensor_names
 from jaxpar.layout.choices.matmul import codes_once
-from jaxpar.layout.stages import coded_matrices
-from jaxpar.precision.recipe import E4M3
-from jaxpar.training.run.matmul_metrics import matmul_metrics
+from jaxpar.layout.coded_matrices import coded_matrices
 from tests.nonzero_gradients import nonzero_gradients
-from tests.precision.test_grouped_by_tensor import own_scales
 from tests.precision.test_matmul import apart
-from tests.precision.test_seen import reference
-from tests.precision.test_tiles import reference_scales
 from tests.small_run import SmallRun, small
 
 EXPERTS = ExpertsConfig(count=8, per_token=2, router="hash", shared=1, width=32)
@@ -68,7 +63,7 @@ SPLIT: dict[str, dict[str, Any]] = {
         }
     },
 }
-EXCEPTED = MatmulExcept(parts=("head", "router", "attention_in", "attention_out"), first_layers=1, last_layers=0)
+EXCEPTED = MatmulOptions(exclude=("head", "router", "attention_in", "attention_out"), first_layers=1, last_layers=0)
 
 
 @cache
@@ -82,7 +77,7 @@ def _one_device() -> tuple[float, Any]:
 
 
 def _in_fp8(sections: dict[str, Any]) -> Any:
-    return small(**sections | {"model": MODEL, "precision": {"matmul": "fp8_current", "matmul_except": EXCEPTED}})
+    return small(**sections | {"model": MODEL, "precision": {"matmul": "fp8_current", "matmul_options": EXCEPTED}})
 
 
 @pytest.mark.matrix(ci=1)
@@ -140,7 +135,7 @@ ROUTED_ON: dict[str, dict[str, Any]] = {
 
 
 def _routed(sections: dict[str, Any], matmul: str | None) -> tuple[float, Any]:
-    precision = {} if matmul is None else {"matmul": matmul, "matmul_except": EXCEPTED}
+    precision = {} if matmul is None else {"matmul": matmul, "matmul_options": EXCEPTED}
     return nonzero_gradients(SmallRun(small(**sections | {"model": WIDE, "data": LONG, "precision": precision})))
 
 
@@ -176,7 +171,7 @@ def test_what_a_step_saw_of_routed_experts_does_not_depend_on_slices_and_rounds(
     found, names = [], ()
     for name in (None, "four expert ranks, slices, several rounds"):
         sections = {"parallel": {"microbatches": 2}} if name is None else ROUTED_ON[name]
-        precision = {"matmul": "fp8_delayed", "matmul_except": EXCEPTED}
+        precision = {"matmul": "fp8_delayed", "matmul_options": EXCEPTED}
         run = SmallRun(small(**sections | {"model": WIDE, "data": LONG, "precision": precision}))
         assert codes_once(run.step.layout.plan)
         names = tensor_names(run.step.layout.config)
@@ -196,49 +191,6 @@ def test_what_a_step_saw_of_routed_experts_does_not_depend_on_slices_and_rounds(
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("matmul", CHANGED)
-def test_shares_and_magnitudes_of_routed_experts_are_reported_and_do_not_depend_on_the_layout(matmul: str):
-    """Of matrices the shares are those of float64; of rows as far as another order of sums, and with tiles other
-    neighbours, move no number over a border. A margin makes room for small numbers to be flushed."""
-    experts = ExpertsConfig(count=4, per_token=2, router="hash", width=128)
-    excepted = replace(EXCEPTED, first_layers=0)
-    precision = {"matmul": matmul, "matmul_except": excepted, "matmul_margin": 7, "matmul_gradient": "e4m3"}
-    found: list[dict[str, Any]] = []
-    for parallel in (
-        {},
-        {"expert": 2, "overlap": {"expert_slices": 2}, "expert_capacity": 1.0, "expert_exchange": "all_to_all"},
-    ):
-        model, counts = WIDE | {"layers": 1, "experts": experts}, {"matmul_counts": True}
-        run = SmallRun(small(model=model, data=LONG, precision=precision | counts, parallel=parallel))
-        state = run.step.residency.initial_state()
-        weights = run.by_layer(state.master)["layers"]["mlp"]
-        metrics = jax.device_get(run.step.train(state, run.batch(0), run.step.arguments)[1])
-        found.append(matmul_metrics(run.config, metrics))
-        assert metrics.carried["matmuls"].counts[0, 0, 0] == 4 * 256 * 2 * 128 * (2 if matmul == "fp8_block" else 1), (
-            "no row is lost"
-        )
-        for name in ("up", "gate", "down"):
-            [w] = weights[name]
-            assert found[-1]["matmul_magnitudes"][name] == [np.abs(w).max()]
-            own = 2.0**7 * own_scales(w, E4M3, None).item() if matmul == "fp8_current" else 1.0
-            assert matmul == "fp8_block" or found[-1]["matmul_scales"][name] == [own]
-            if matmul == "fp8_block":
-                own = np.stack([2.0**7 * reference_scales(matrix, (128, 128), E4M3) for matrix in w])
-            numbers, saturated, flushed = reference(w, own, E4M3)
-            assert found[-1]["matmul_saturated"][name] == [saturated / numbers]
-            assert found[-1]["matmul_flushed"][name] == [flushed / numbers] != [0.0]
-    (one, split), off = found, 0.05 if matmul == "fp8_block" else 0.01
-    assert set(one["matmul_flushed"]) == set(one["matmul_magnitudes"]) == set(tensor_names(small(
-        model=WIDE | {"layers": 1, "experts": experts}, precision=precision
-    )))  # fmt: skip
-    for name, wanted in one.items():
-        if name.startswith("matmul_most") or name == "matmul_reach":
-            continue
-        for tensor, [value] in wanted.items():
-            assert split[name][tensor] == [pytest.approx(value, rel=off, abs=1e-6)], (name, tensor)
-
-
 def test_a_dense_kind_and_experts_of_another_have_columns_of_their_own():
     """Both have a matrix `up`, whose scales differ by the group."""
     kinds = {"dense": {"experts": None}, "routed": {}}
@@ -252,7 +204,7 @@ def test_a_dense_kind_and_experts_of_another_have_columns_of_their_own():
         names
     )
     assert "up" not in names
-    for matrix in coded_matrices(SmallRun(config).step.layout):
+    for matrix in coded_matrices(*SmallRun(config).step.layout.carried_request):
         kind, name = matrix.path[1], matrix.path[-1]
         group = {"dense": "mlp", "routed": "experts"}[kind]
         assert names[matrix.column] in (name, f"{group}_in.{name}", f"{group}_out.{name}")
@@ -269,7 +221,7 @@ def test_routers_are_exceptions_with_a_reason_and_routed_experts_where_they_are_
         assert not {"router", "noise", "projection"} & set(names)
         assert "which experts" in reasons["router"]
         assert {"up", "gate", "down", "experts_in.input", "down.gradient"} <= set(names)
-        excepted = replace(in_recipe(recipe).precision, matmul_except=MatmulExcept(parts=("head", "experts_out")))
+        excepted = replace(in_recipe(recipe).precision, matmul_options=MatmulOptions(exclude=("head", "experts_out")))
         config = replace(in_recipe(recipe), precision=excepted)
         assert "up" in tensor_names(config) and "down" not in tensor_names(config)
-        assert {one.what: one.why for one in exempt(config)}["experts_out"] == "precision.matmul_except.parts"
+        assert {one.what: one.why for one in exempt(config)}["experts_out"] == "precision.matmul_options.exclude"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxpar.config.schema.latent_attention import LatentAttentionConfig
-from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.config.schema.layout import MatmulOptions
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.matmul_formats import exempt, tensor_names
 from tests.nonzero_gradients import nonzero_gradients
@@ -30,8 +30,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def config_of(sections: dict[str, Any], matmul: str | None) -> Any:
-    excepted = MatmulExcept(parts=("head", "router"), first_layers=1, last_layers=0)
-    precision = {} if matmul is None else {"matmul": matmul, "matmul_except": excepted}
+    excepted = MatmulOptions(exclude=("head", "router"), first_layers=1, last_layers=0)
+    precision = {} if matmul is None else {"matmul": matmul, "matmul_options": excepted}
     return small(**sections | {"model": MODEL, "precision": precision})
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from jaxpar.config import Config, LoraConfig
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.config.schema.layout import MatmulOptions
 from jaxpar.generation.layout import generation_config
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.training.run_folder.same_run import forbidden_changes
@@ -24,13 +24,13 @@ from tests.training.parity.test_dpo import batch_of, of_pairs
 from tests.training.parity.test_lora import adapted, lively
 from tests.training.runs import fit, losses, run_config, saved_state
 
-EXCEPTED = MatmulExcept(parts=("head", "router"), first_layers=0, last_layers=0)
+EXCEPTED = MatmulOptions(exclude=("head", "router"), first_layers=0, last_layers=0)
 MODEL: dict[str, Any] = {"layers": 2, "embed": 32, "mlp": 64, "kv_heads": 8}
 SPLIT = {"fsdp": 2, "tensor": 2, "context": 2, "microbatches": 2}
 
 
 def fp8(recipe: str, **other: Any) -> dict[str, Any]:
-    return {"matmul": recipe, "matmul_except": EXCEPTED, **other}
+    return {"matmul": recipe, "matmul_options": replace(EXCEPTED, **other)}
 
 
 HISTORIES: dict[str, tuple[dict[str, Any], dict[str, int], dict[str, int]]] = {
@@ -53,7 +53,7 @@ def test_a_run_goes_on_with_its_history_bit_for_bit_and_on_another_mesh(name: st
 
     def config(name: str, steps: int, **parallel: int) -> Config:
         sections = {"run": {"name": name}, "checkpoint": {"every": 2, "keep_last": 9}}
-        precision = fp8("fp8_delayed", matmul_history=3)
+        precision = fp8("fp8_delayed", history=3)
         return run_config(tmp_path, steps, model=model, precision=precision, parallel=parallel, **sections)
 
     fit(config("whole", 4, **first))
@@ -70,21 +70,18 @@ def test_a_run_goes_on_with_its_history_bit_for_bit_and_on_another_mesh(name: st
 
 
 REMEDIES: dict[str, tuple[dict[str, Any], bool]] = {
-    "counts": ({"matmul_counts": True}, True),
-    "margin": ({"matmul_margin": 1}, True),
-    "gradient": ({"matmul_gradient": "e5m2"}, True),
-    "recipe": ({"matmul": "fp8_current", "matmul_history": 16}, False),
-    "history": ({"matmul_history": 5}, False),
-    "layers": ({"matmul_except": MatmulExcept(parts=("head", "router"), first_layers=1, last_layers=0)}, True),
-    "parts": ({"matmul_except": MatmulExcept(parts=("mlp_out",), first_layers=0, last_layers=0)}, False),
+    "recipe": (fp8("fp8_current"), False),
+    "history": (fp8("fp8_delayed", history=5), False),
+    "layers": (fp8("fp8_delayed", history=3, first_layers=1), True),
+    "groups": (fp8("fp8_delayed", history=3, exclude=("mlp_out",)), False),
 }
 """What helps a run that warns of its FP8 codes, and whether the window of magnitudes is still that of its tensors."""
 
 
 def test_all_keys_of_matmuls_may_change_in_a_run_and_other_precision_may_not():
     old = small(precision={"matmul": None})
-    keys = fp8("fp8_block", matmul_margin=1, matmul_gradient="e5m2", matmul_counts=True, matmul_backend="xla")
-    assert forbidden_changes(old, small(precision=keys | {"matmul_history": 4})) == []
+    assert forbidden_changes(old, small(precision=fp8("fp8_block", backend="xla"))) == []
+    assert forbidden_changes(old, small(precision=fp8("fp8_delayed", history=4))) == []
     assert forbidden_changes(old, small(precision={"moments": "bfloat16"})) == [
         "precision.moments: float32 -> bfloat16"
     ]
@@ -94,7 +91,7 @@ def test_all_keys_of_matmuls_may_change_in_a_run_and_other_precision_may_not():
 @pytest.mark.parametrize("name", REMEDIES)
 def test_a_run_goes_on_with_a_remedy(name: str, tmp_path: Path):
     changed, same_window = REMEDIES[name]
-    precision = fp8("fp8_delayed", matmul_history=3)
+    precision = fp8("fp8_delayed", history=3)
     config = lambda steps, own: run_config(tmp_path, steps, model=MODEL, precision=own, parallel={"fsdp": 2})
     fit(config(1, precision))
     had = saved_state(config(1, precision), 1).carried["matmuls"]
@@ -117,7 +114,7 @@ def test_a_run_goes_on_with_a_remedy(name: str, tmp_path: Path):
 def test_a_run_returns_to_scales_of_earlier_steps_with_an_empty_window(tmp_path: Path):
     of = lambda steps, own: run_config(tmp_path, steps, model=MODEL, precision=own, parallel={"fsdp": 2})
     fit(of(1, {}))
-    _, recorded = fit(of(2, fp8("fp8_delayed", matmul_history=3)))
+    _, recorded = fit(of(2, fp8("fp8_delayed", history=3)))
     assert any("begins anew" in text for text in recorded.messages)
 
 

@@ -105,7 +105,7 @@ def test_what_multiplies_fp8_is_no_part_of_the_plan_and_is_compared_too(monkeypa
     names = iter(("cudnn", "mosaic"))
     monkeypatch.setattr(agreed, "tiled_choice", lambda *_: Choice(next(names), "recorded"))
     [one, _] = plans([lambda: plan] * 2, config, monkeypatch)
-    assert "plan.matmul.dense: " in str(one) and "or set precision.matmul_backend" in str(one)
+    assert "plan.matmul.dense: " in str(one) and "or set precision.matmul_options.backend" in str(one)
 
 
 def test_a_plan_that_one_host_alone_refuses_ends_all(monkeypatch: pytest.MonkeyPatch):

@@ -13,7 +13,7 @@ import pytest
 
 from jaxpar.config import Config
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.config.schema.layout import MatmulExcept
+from jaxpar.config.schema.layout import MatmulOptions
 from jaxpar.layers.experts.reports import ROUTED_TOKENS
 from jaxpar.layers.report import AUXILIARY_LOSS
 from jaxpar.memory.disk_array import DiskArray
@@ -67,7 +67,7 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "biases of a router": {},
     "loss scale": {"precision": {"compute": "float16", "loss_scale_interval": 2}},
     "history of FP8": {
-        "precision": {"matmul": "fp8_delayed", "matmul_except": MatmulExcept(first_layers=0, last_layers=0)}
+        "precision": {"matmul": "fp8_delayed", "matmul_options": MatmulOptions(first_layers=0, last_layers=0)}
     },
     "offloaded": {"memory": {"optimizer_offload": "host"}},
 }

@@ -11,7 +11,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import pytest
 
 from jaxpar.checkpoint import CheckpointError
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.observe.events import Listener, RunInfo, StepRecord
 from jaxpar.observe.writers.event_log import EVENTS_FILE, EventLog
 from jaxpar.observe.writers.jsonl import JsonLines
@@ -92,7 +91,6 @@ def test_the_utilisation_that_is_logged_is_that_of_the_batches_that_were_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(Run, "peak_flops", 1e12)
-    monkeypatch.setattr(Run, "float8_peak_flops", 2e12)
     config = run_config(tmp_path, 6, parallel=MESH, run={"log_every": 2})
     trainer = make_run(config)
     pairs = [pairs for _, pairs in itertools.islice(placed_batches(trainer.config, trainer.data, trainer.placer, 0), 7)]
@@ -104,19 +102,8 @@ def test_the_utilisation_that_is_logged_is_that_of_the_batches_that_were_run(
         together = sum((Counter(each) for each in pairs[done : record.step]), Counter())
         flops = trainer.flops(steps, together)
         assert record.mfu == pytest.approx(flops / (steps * record.step_time_s * 8 * 1e12), rel=1e-9)
-        assert record.mfu_float8 == pytest.approx(record.mfu / 2)
         done = record.step
     assert done == 6
-
-
-def test_the_peak_of_fp8_is_that_of_runs_that_multiply_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run = make_run(run_config(tmp_path, 1))
-    assert run.peak_flops is run.float8_peak_flops is None, "a CPU"
-    monkeypatch.setattr("jaxpar.training.run.run.gpu_of", lambda kind: gpu_named("h100"))
-    assert (run.peak_flops, run.float8_peak_flops) == (989.4e12, None)
-    precision = replace(run.config.precision, matmul="fp8_current")
-    monkeypatch.setattr(run, "config", replace(run.config, precision=precision))
-    assert (run.peak_flops, run.float8_peak_flops) == (989.4e12, 1978.9e12)
 
 
 def test_a_held_out_loss_is_that_of_the_last_step_or_none(tmp_path: Path):

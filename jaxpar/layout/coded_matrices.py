@@ -1,0 +1,57 @@
+"""The stacked matrices of a layout that become codes once per step."""
+
+from __future__ import annotations
+
+from functools import reduce
+from math import prod
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from jaxpar.config import Config
+from jaxpar.config.kinds import ALIKE, kind_models
+from jaxpar.config.plan import Plan
+from jaxpar.layers.matmul_formats import are_exact, dense_groups, first_columns, quantised, routed_groups
+from jaxpar.mesh.layer_order import LAYERS, LayerOrder
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.mesh.placements import Placements, added_dim, local_shape
+from jaxpar.precision.recipe import recipe_of
+from jaxpar.precision.squares import Squares, squares_of
+from jaxpar.precision.weight_codes import CodedMatrix
+
+
+def coded_matrices(config: Config, plan: Plan, placements: Placements, order: LayerOrder) -> tuple[CodedMatrix, ...]:
+    """The matrices that are quantised once per step, where `codes_once`."""
+    found = []
+    for kind, model in kind_models(config.model).items():
+        groups, stack = quantised(config, model), order.stacks[kind]
+        rows = tuple(are_exact(config, layers) for layers in stack.layers_of_rows)
+        if not groups or all(rows):
+            continue
+        above = (LAYERS,) if kind == ALIKE else (LAYERS, kind)
+        first = first_columns(config, groups)
+        for part, group in (*dense_groups(model), *routed_groups(model)):
+            for column, name in enumerate(groups.get(group.name, ()), start=first.get(group.name, 0) + 1):
+                path = (*above, part.name, name)
+                squares = _squares(config, plan, placements, path, part.weights[name].stacked(stack.rows))
+                found.append(CodedMatrix(path, column, rows, stack, kind, group.name, squares))
+    return tuple(found)
+
+
+def _squares(
+    config: Config, plan: Plan, placements: Placements, path: tuple[str, ...], spec: ParamSpec
+) -> Squares | None:
+    """The squares of a stacked matrix as its master weights are placed; None if a matrix has one scale."""
+    recipe, sizes = recipe_of(config.precision), plan.axes
+    if recipe is None or recipe.tiles is None:
+        return None
+    roles = placements.compute, placements.optimizer
+    compute, optimizer = (_at(role.layout, path) for role in roles)
+    added = added_dim(compute, optimizer)
+    ranks = prod(getattr(sizes, axis) for axis in added[1]) if added else 1
+    shape = local_shape(spec.shape, optimizer, sizes)
+    return squares_of(recipe.tiles.size, shape, spec.stack, spec.inputs, added, ranks)
+
+
+def _at(tree: Any, path: tuple[str, ...]) -> PartitionSpec:
+    return reduce(lambda tree, name: tree[name], path, tree)

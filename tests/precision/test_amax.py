@@ -1,0 +1,108 @@
+"""Largest magnitudes of the tensors of quantised matmuls: against float64, and on layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxpar.mesh.axes import vary
+from jaxpar.mesh.mapped import mapped
+from jaxpar.precision.amax import Amax, observing_gradients, zero_amax
+from jaxpar.precision.history import DelayedScales, MatmulStatistics
+from jaxpar.precision.matmul import GroupScaling, products
+from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe
+from jaxpar.precision.ring import ring_in, ring_out
+from jaxpar.runtime.observed import for_each_use
+from tests.traced import mesh_of
+
+
+def test_of_several_uses_the_largest_magnitude_is_observed():
+    _, pull = jax.vjp(lambda zeros: for_each_use(zeros, 3), zero_amax(2))
+    (found,) = pull(tuple(Amax(jnp.array(largest)) for largest in ([1.0, 0.0], [3.0, 5.0], [2.0, 4.0])))
+    assert found.values.tolist() == [3.0, 5.0]
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 2.0**-8), ("float32", 2.0**-20)])
+def test_magnitudes_of_gradients_that_elementwise_work_makes_are_those_of_float64(dtype: str, limit: float):
+    """Of SwiGLU; its value and its gradients have the bits that they have without."""
+    draw = np.random.default_rng(0)
+    up, gate, d_out = (jnp.asarray(4 * draw.standard_normal((3, 7, 11)), dtype) for _ in range(3))
+    swiglu = lambda up, gate: jax.nn.silu(gate) * up
+    observing = lambda zeros, *inputs: observing_gradients(swiglu, zeros, *inputs)
+    value, pull = jax.vjp(jax.jit(observing), jnp.zeros(2), up, gate)
+    largest, *gradients = pull(d_out)
+    plain, plain_pull = jax.vjp(jax.jit(swiglu), up, gate)
+    for found, wanted in zip((value, *gradients), (plain, *plain_pull(d_out)), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    wide_up, wide_gate, wide_d = (np.asarray(x, np.float64) for x in (up, gate, d_out))
+    sigmoid = 1 / (1 + np.exp(-wide_gate))
+    of_up, of_gate = wide_d * wide_gate * sigmoid, wide_d * wide_up * sigmoid * (1 + wide_gate * (1 - sigmoid))
+    wanted = [np.abs(of_up).max(), np.abs(of_gate).max()]
+    assert abs(wanted[0] / wanted[1] - 1) > 0.05, "not the same one twice"
+    np.testing.assert_allclose(largest, wanted, rtol=limit)
+
+
+# ---- the products of a layer on ranks
+
+ROWS, TOKENS, EMBED, HIDDEN = 4, 16, 8, 16
+SPLIT = P(("replica", "fsdp"), ("context", "tensor"))
+GIVEN = np.float32([2.0**-6, 2.0**-7, 2.0**-5, 2.0**-6, 2.0**-7, 2.0**-6])
+
+
+def tensors() -> dict[str, np.ndarray]:
+    """Those of two products, over many powers of two; the hidden activation is not that of the first product, so that
+    no tensor depends on the order of a sum."""
+    draw = np.random.default_rng(0)
+    wide = lambda *shape: (draw.normal(size=shape) * np.exp2(draw.integers(-16, 3, shape))).astype(np.float32)
+    tokens, hidden = (ROWS, TOKENS, EMBED), (ROWS, TOKENS, HIDDEN)
+    shapes = dict(x=tokens, up=(EMBED, HIDDEN), y=hidden, hidden=hidden, down=(HIDDEN, EMBED), z=tokens)
+    return {name: wide(*shape) for name, shape in shapes.items()}
+
+
+def amax_on(axes: dict[str, int], ring: bool) -> Any:
+    """The magnitudes that the backward of both products observes of all tensors on a mesh."""
+
+    def function(*given: jax.Array) -> Amax:
+        x, up, y, hidden, down, z = vary(given)
+
+        def both(x: jax.Array, up: jax.Array, hidden: jax.Array, down: jax.Array, zeros: Amax) -> Any:
+            scaling = lambda own: GroupScaling(
+                Recipe(delayed=True), scales=jnp.asarray(GIVEN)[own], zeros=Amax(zeros.values[own])
+            )
+            inward, outward = scaling(slice(0, 3)), scaling(slice(3, 6))
+            if ring:
+                return *ring_in(x, [up], inward, 1), ring_out(hidden, down, outward, 1)
+            (made,) = products(x, [up], inward, gathers=True)
+            return made, *products(hidden, [down], outward, gathers=False, scatters=True)
+
+        _, pullback = jax.vjp(both, x, up, hidden, down, vary(zero_amax(6)))
+        return pullback((y, z))[-1].over_ranks(None)
+
+    hidden, parts = P(("replica", "fsdp"), "context", "tensor"), SPLIT
+    layouts = parts, P(None, "tensor"), hidden, hidden, P("tensor"), parts
+    program = mapped(function, mesh_of(**axes), "float32", layouts, Amax(P()))
+    return jax.device_get(jax.jit(program)(*tensors().values()))
+
+
+@pytest.mark.parametrize(
+    ("axes", "ring"), [({}, False), ({"fsdp": 2, "context": 2, "tensor": 2}, True), ({"fsdp": 2, "tensor": 4}, False)]
+)
+def test_magnitudes_of_a_groups_tensors_are_those_of_the_whole_tensors(axes: dict[str, int], ring: bool):
+    np.testing.assert_array_equal(amax_on(axes, ring).values, [np.abs(x).max() for x in tensors().values()])
+
+
+def test_a_step_records_magnitudes_scales_and_what_codes_do_not_reach():
+    delayed = DelayedScales(None, Recipe(delayed=True), ("up", "up.gradient"), layers=3, steps=2, tokens=1)
+    magnitudes = np.float32([[0, 0], [448.0, 1.0], [900.0, 57344.0]])
+    scales = np.float32([[1, 1], [2, 1], [1, 4]])
+    found = delayed.record(MatmulStatistics(magnitudes, scales))
+    assert found["matmul_magnitudes"] == {"up": [0, 448, 900], "up.gradient": [0, 1, 57344]}
+    assert found["matmul_scales"]["up.gradient"] == [1, 1, 4]
+    assert found["matmul_reach"] == {"1": 0.5, "2": 900 / LARGEST[E4M3]} and LARGEST[E5M2] == 57344
+    infinite = np.full_like(magnitudes, np.inf)
+    assert delayed.record(MatmulStatistics(infinite, scales)) == {}, "of a step that is skipped"
