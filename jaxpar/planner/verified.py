@@ -1,17 +1,14 @@
-"""`--verify`: compiles plans for the cluster's GPUs, and ranks them by the programs' memory and exposed bytes.
+"""`--verify`: compiles plans for the cluster's GPUs, and compares each program with its prediction, class by class.
 
-The program gives the memory of a device and the bytes that are sent while nothing computes. Both replace what was
-predicted: memory is what XLA allocates, and the time waiting for messages follows from those bytes, and from how much
-hidden messages slow down the compute beside them, by the same model of links. Compute, the bubble, copies to the host
-and the update stay as predicted: products are timed by tiles there, and a program's conditionals count every branch.
-The program's own seconds stand beside the predicted ones, by class.
+Memory and the time of a step become those of the program: kernels and transfers on the clock of the inspector
+(`trace.clock`), by the same model of GPUs and links as the prediction. Stragglers, which no program has, stay as predicted. A verdict names the classes of time in which the two are apart.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +26,14 @@ from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.report import words
 from jaxpar.planner.report.columns import INTERVAL
 from jaxpar.planner.search.candidate import Planned
-from jaxpar.units import seconds, size
+from jaxpar.units import percent, seconds, size
 
 WAITS = ("tensor", "context", "exchange", "data", "scales")
 """Parts of a step's time that wait for messages of the program."""
 CLASSES = {
-    "matrix products": (("matmuls",), ("matmul",)),
+    "matrix products": (("matmuls", "recomputation"), ("matmul",)),
     "attention": (("attention",), ("attention",)),
     "memory traffic": (("other", "slices", "optimizer"), ("elementwise", "copy")),
-    "recomputation": (("recomputation",), ()),
     "tensor": (("tensor",), ("tensor",)),
     "context": (("context",), ("context",)),
     "experts": (("exchange",), ("exchange",)),
@@ -45,10 +41,12 @@ CLASSES = {
     "scales": (("scales",), ("scales",)),
     "host": (("offload",), ("host",)),
     "pipe": (("bubble",), ("pipe",)),
-    "other waiting": (("stragglers",), ()),
 }
-"""Classes of time: parts of a predicted step, and kinds of kernels of a program and axes of what it waits for. A
-program's recomputation is in its kernels, and so is what ranks of a pipeline compute in ticks that are idle."""
+"""Classes of time: parts of a predicted step, and kinds of kernels of a program and axes of what it waits for."""
+ONCE = ("optimizer", "stragglers")
+"""Parts of a predicted step that are in no tick of a pipeline."""
+APART = 0.05
+"""Share of the step from which the seconds of a class are apart."""
 OF_TOKENS = ("exchange_tokens", "gather_tokens", "scatter_tokens")
 """Collectives that send tokens to their experts."""
 OF_WEIGHTS = ("gather_weight", "scatter_gradient", "gather_rows", "scatter_rows")
@@ -62,52 +60,55 @@ class Verified:
     """A plan and the results of compiling it."""
 
     planned: Planned
-    """The plan with the memory and the waiting time of the program."""
+    """The plan with the memory and the time of the program."""
     predicted: Planned
     """The plan as it was predicted."""
     fits: bool
-    exposed_bytes: float
-    """Bytes that a device sends to others in a step while nothing computes, in the compiled program."""
     notes: tuple[str, ...] = ()
-    """Where the compiled program differs from the one that will run."""
-    compiled: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the program by kind of kernel, and those that it waits for, by axis: keys of `CLASSES`."""
+    """Where the compiled program differs from the one that will run, and caveats of its numbers."""
 
     @property
-    def seconds_by_class(self) -> dict[str, tuple[float, float | None]]:
-        """(predicted, compiled) by class; None where the program's seconds are in other classes."""
-        breakdown = self.predicted.candidate.time.breakdown
-        of = lambda names, found: sum(found.get(name, 0.0) for name in names)
-        return {
-            name: (of(parts, breakdown), of(kinds, self.compiled) if kinds else None)
-            for name, (parts, kinds) in CLASSES.items()
-        }
+    def seconds_by_class(self) -> dict[str, tuple[float, float]]:
+        """(predicted, compiled) by class.
+
+        All ranks of a pipeline run each tick of its program, so the predicted bubble is in the classes of what runs there.
+        """
+        time, after = self.predicted.candidate.time, self.planned.candidate.time.breakdown
+        once = sum(time.breakdown.get(name, 0.0) for name in ONCE)
+        bubble = time.breakdown["bubble"]
+        ticks = (time.seconds - once) / (time.seconds - once - bubble)
+        before = {name: part * (1.0 if name in ONCE else ticks) for name, part in time.breakdown.items()}
+        before["bubble"] = 0.0
+        of = lambda parts, found: sum(found.get(part, 0.0) for part in parts)
+        return {name: (of(parts, before), of(parts, after)) for name, (parts, _) in CLASSES.items()}
 
     @property
     def differences(self) -> dict[str, float]:
-        """Predicted less compiled seconds by class, over the compiled step.
+        """Predicted less compiled seconds by class, over the compiled step."""
+        compiled = self.planned.candidate.seconds
+        return {name: (before - after) / compiled for name, (before, after) in self.seconds_by_class.items()}
 
-        Recomputation counts as matrix products, which most of it is. All ranks of a pipeline run each tick, and so the
-        predicted bubble is in the classes of what they run.
-        """
-        time, compiled = self.predicted.candidate.time, sum(self.compiled.values())
-        once = sum(time.breakdown[name] for name in ("optimizer", "stragglers"))
-        ticks = (time.seconds - once) / (time.seconds - once - time.breakdown["bubble"])
-        found = {
-            name: (before * ticks - after) / compiled
-            for name, (before, after) in self.seconds_by_class.items()
-            if after is not None
-        }
-        found["pipe"] = -sum(self.compiled.get(kind, 0.0) for kind in CLASSES["pipe"][1]) / compiled
-        found["matrix products"] += ticks * time.breakdown["recomputation"] / compiled
-        return found
+    @property
+    def verdict(self) -> str:
+        """Whether program and prediction agree, and if not, the classes that are apart."""
+        before, after = self.predicted.candidate.seconds, self.planned.candidate.seconds
+        apart = {name: share for name, share in self.differences.items() if abs(share) > APART}
+        way = lambda less: "less" if less else "more"
+        of_step = f"{percent(abs(after - before), after)} {way(after < before)} than the predicted {seconds(before)}"
+        if not apart:
+            return f"agrees by class: the program takes {seconds(after)}, {of_step}"
+        found = ", ".join(
+            f"{name} {seconds(abs(share) * after)} {way(share > 0)}"
+            for name, share in sorted(apart.items(), key=lambda item: -abs(item[1]))
+        )
+        return f"does not agree: the program takes {seconds(after)}, {of_step}: {found}"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, beside the plan."""
         return {
             "fits": self.fits,
+            "verdict": self.verdict,
             "allocated_bytes": self.planned.candidate.memory.device,
-            "exposed_bytes": self.exposed_bytes,
             "predicted_step_time_s": self.predicted.candidate.seconds,
             "predicted_interval_s": interval_of(self.predicted),
             "predicted_peak_bytes": self.predicted.candidate.memory.device,
@@ -137,7 +138,7 @@ def verify(
     cache: Path | None,
     report_progress: Callable[[str], None] = lambda _: None,
 ) -> list[Verified]:
-    """Each plan compiled for its cluster; those that fit first, by the time of a step with the program's messages.
+    """Each plan compiled for its cluster; those that fit first, by the time of a step of the program.
 
     Args:
         plans: of one cluster.
@@ -149,66 +150,58 @@ def verify(
     Raises:
         UserError: there is no compiler for the devices, or it failed.
     """
-    found = []
+    results = []
     for place, planned in enumerate(plans, 1):
         report_progress(f"Compiling {place} of {len(plans)}: {words.axes(planned.candidate.layout)}")
         compilation = compile_step(planned.config, planned.cluster, timeout_s=timeout_s, cache=cache)
         report = make_report(Analysis(compilation, planned.cluster, hardware=hardware), planned.config.run.name)
-        found.append(
-            judged(
-                planned, hardware, report.allocated_bytes, report.fits, report.collectives, report.notes,
-                report.seconds_by_kind,
-            )
-        )  # fmt: skip
-    return ranked(found)
+        kernels, messages = report.seconds_by_kind, report.collectives
+        results.append(judged(planned, report.allocated_bytes, report.fits, messages, kernels, report.notes))
+    return ranked(results)
 
 
 def judged(
     planned: Planned,
-    hardware: HardwareModel,
     allocated_bytes: int,
     fits: bool,
-    collectives: Iterable[Collective],
+    messages: Iterable[Collective],
+    kernels: Mapping[str, float],
     notes: tuple[str, ...] = (),
-    kernels: Mapping[str, float] | None = None,
 ) -> Verified:
-    """A plan with the memory and the messages of its program in place of the predicted ones.
+    """A plan with the memory and the time of its program in place of the predicted ones.
 
-    The program's messages are timed at one bandwidth between hosts, the median where several were measured, whatever
-    the places of its nodes. A message that compute hides takes from it what the hardware model has for it
-    (`overlap_slowdown`), as in the prediction. Ranks of a pipeline send in ticks in which they have nothing to do, too;
-    those are in the predicted bubble, and so the messages count by the share of the step that is none. `kernels` has
-    the program's seconds by kind.
+    Args:
+        planned: the plan as predicted.
+        allocated_bytes: what XLA reserves on a device.
+        fits: whether a device has that.
+        messages: of the program, each waited for, or taking time from the compute beside it.
+        kernels: the program's seconds by kind.
+        notes: see `Verified`.
     """
     time, memory = planned.candidate.time, planned.candidate.memory
-    busy = 1 - time.breakdown["bubble"] / time.seconds
-    waits: dict[str, float] = dict.fromkeys(WAITS, 0.0)
-    sent, compiled = 0.0, defaultdict(float, kernels or {})
-    for row in collectives:
+    compiled = defaultdict(float, kernels)
+    for row in messages:
         apart = next((axis for axis in ("host", "pipe") if axis in row.axis.split("+")), None)
-        compiled[apart or part_of(row)] += row.exposed_s
-        if apart or not row.seconds:
-            continue
-        hidden = hardware.overlap_slowdown * (row.seconds - row.exposed_s)
-        waits[part_of(row)] += busy * (row.exposed_s + hidden)
-        sent += row.bytes * row.exposed_s / row.seconds
-    breakdown = {**time.breakdown, **waits}
-    whole = sum(breakdown.values())
-    faster = time.seconds / whole
+        compiled[apart or part_of(row)] += row.exposed_s + row.slowed_s
+    breakdown = {name: part if name == "stragglers" else 0.0 for name, part in time.breakdown.items()}
+    for parts, kinds in CLASSES.values():
+        breakdown[parts[0]] = sum(compiled[kind] for kind in kinds)
+    total = sum(breakdown.values())
+    faster = time.seconds / total
     better = replace(
         planned.candidate,
         time=replace(
             time,
-            seconds=whole,
+            seconds=total,
             breakdown=breakdown,
             tokens_per_s_per_gpu=faster * time.tokens_per_s_per_gpu,
             mfu=faster * time.mfu,
         ),
         memory=memory._replace(temporaries=memory.temporaries + allocated_bytes - memory.device),
     )
-    default = planned.default_seconds / faster  # assumed to change by the same ratio
-    found = replace(planned, candidate=better, default_seconds=default)
-    return Verified(found, planned, fits, sent, notes, dict(compiled))
+    # What places are worth is assumed to change by the same ratio.
+    after = replace(planned, candidate=better, default_seconds=planned.default_seconds / faster)
+    return Verified(after, planned, fits, notes)
 
 
 def part_of(row: Collective) -> str:
@@ -225,68 +218,37 @@ def part_of(row: Collective) -> str:
     return "tensor" if "tensor" in axes else "context"
 
 
-def ranked(found: Iterable[Verified]) -> list[Verified]:
+def ranked(results: Iterable[Verified]) -> list[Verified]:
     """Those that fit first, by the time of a step."""
-    return sorted(found, key=lambda one: (not one.fits, one.planned.candidate.seconds))
+    return sorted(results, key=lambda one: (not one.fits, one.planned.candidate.seconds))
 
 
-def print_verified(found: Sequence[Verified], console: Console) -> None:
-    """The compiler's results beside the prediction."""
-    table = Table(
-        title="As XLA compiles them", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
-    )
-    for name in (
-        "mesh", "rows", "memory predicted", "allocated", "ratio", "fits", "waiting predicted", "exposed",
-        "sent exposed", "step predicted", "step",
-    ):  # fmt: skip
-        table.add_column(name, justify="left" if name == "mesh" else "right")
-    for one in found:
-        before, after = one.predicted.candidate, one.planned.candidate
-        table.add_row(
-            words.axes(after.layout),
-            str(after.layout.microbatch),
-            size(before.memory.device),
-            size(after.memory.device),
-            f"{before.memory.device / after.memory.device:.3f}",
-            "yes" if one.fits else "no",
-            seconds(sum(before.time.breakdown[name] for name in WAITS)),
-            seconds(sum(after.time.breakdown[name] for name in WAITS)),
-            size(one.exposed_bytes),
-            seconds(before.seconds),
-            seconds(after.seconds),
-        )
-    console.print(table)
-    console.print(_classes(found))
-    if not found[0].fits:
-        console.print("  none of these fits: raise --top, or hold less with --fix", highlight=False, soft_wrap=True)
-    for note in dict.fromkeys(note for one in found for note in one.notes):
-        console.print(f"  {note}", highlight=False, soft_wrap=True)
-
-
-def _classes(found: Sequence[Verified]) -> Table:
-    """Predicted seconds and those of the program by class, in pairs of columns; below them the step before and after,
-    as in the first table, with its interval."""
-    table = Table(
-        title="By class of time: predicted, compiled", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False,
-        padding=(0, 1),
-    )  # fmt: skip
-    table.add_column("class")
-    for one in found:
-        table.add_column(words.axes(one.planned.candidate.layout), justify="right")
-        table.add_column("compiled", justify="right")
+def print_verified(results: Sequence[Verified], console: Console) -> None:
+    """The compiler's results beside the prediction, and a verdict for each plan."""
+    names = [words.axes(one.planned.candidate.layout) for one in results]
+    table = _table("Predicted, and as XLA compiles it", "", *(head for name in names for head in (name, "compiled")))
+    pair = lambda show, of: [show(of(planned)) for one in results for planned in (one.predicted, one.planned)]
+    table.add_row("memory", *pair(size, lambda planned: planned.candidate.memory.device))
     for name in CLASSES:
-        pairs = [one.seconds_by_class[name] for one in found]
-        if any(before or after for before, after in pairs):
-            shown = [text for before, after in pairs for text in (seconds(before), _shown(after))]
-            table.add_row(name, *shown)
-    steps = [planned for one in found for planned in (one.predicted, one.planned)]
+        pairs = [part for one in results for part in one.seconds_by_class[name]]
+        if any(pairs):
+            table.add_row(name, *map(seconds, pairs))
     table.add_section()
-    table.add_row("step", *(seconds(planned.candidate.seconds) for planned in steps))
-    table.add_row(
-        INTERVAL, *("-" if (own := interval_of(one)) is None else " to ".join(map(seconds, own)) for one in steps)
-    )
+    table.add_row("step", *pair(seconds, lambda planned: planned.candidate.seconds))
+    table.add_row(INTERVAL, *pair(lambda ends: "-" if ends is None else " to ".join(map(seconds, ends)), interval_of))
+    console.print(table)
+    write = lambda text: console.print(f"  {text}", highlight=False, soft_wrap=True)
+    for name, one in zip(names, results, strict=True):
+        fits = "fits" if one.fits else "does not fit"
+        write(f"{name}, {one.planned.candidate.layout.microbatch} rows: {fits}; {one.verdict}")
+    if not results[0].fits:
+        write("none of these fits: raise --top, or hold less with --fix")
+    for note in dict.fromkeys(note for one in results for note in one.notes):
+        write(note)
+
+
+def _table(title: str, *heads: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="right" if place else "left")
     return table
-
-
-def _shown(compiled: float | None) -> str:
-    return "in the others" if compiled is None else seconds(compiled)

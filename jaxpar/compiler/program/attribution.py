@@ -57,8 +57,6 @@ class Part:
     """Bytes of this rank's input."""
     sent_bytes: float
     """Bytes that one device sends, by the ring formula of the collective's docstring."""
-    recomputed: bool
-    """Whether it belongs to a recomputation."""
 
 
 @dataclass(frozen=True)
@@ -127,17 +125,16 @@ def _movement(
 ) -> Movement:
     op = transfer.inner
     times, source = counts.of(transfer.start), place(op.frames)
-    again = op.name in counts.repeated_by_xla or counts.again_share(transfer.start) == 1.0
     if transfer.channel == "host":
         moved = shape_bytes(op.shape) if op.opcode in ("send", "recv") else moved_bytes(module, op)
         dtype = next(leaves(op.shape)).dtype
-        part = Part(None, dtype, moved, float(moved), again or recomputed(op.op_name))
+        part = Part(None, dtype, moved, float(moved))
         kind = "to_host" if op.opcode == "send" or to_host(op) else "from_host"
         return Movement(transfer, kind, (), 1, False, (part,), source, times)
     groups = groups_of(op, module.partitions)
     parts = tuple(
-        Part(collective, leaf.dtype, leaf.bytes, sent(op, leaf.bytes, groups), repeated)
-        for (collective, repeated), leaf in zip(_asked_by(op, again), _inputs(op), strict=True)
+        Part(collective, leaf.dtype, leaf.bytes, sent(op, leaf.bytes, groups))
+        for collective, leaf in zip(_asked_by(op), _inputs(op), strict=True)
     )
     ranks = 2 if groups.permutes else groups.size
     return Movement(
@@ -197,15 +194,11 @@ def collective_of(op_name: str, opcode: str) -> str | None:
     return None
 
 
-def _asked_by(op: Op, again: bool) -> list[tuple[str | None, bool]]:
-    """Collective and recomputation of each input. XLA lists the names of what it combines as `prefix/(a:b:c)`.
+def _asked_by(op: Op) -> list[str | None]:
+    """Collective of each input. XLA lists the names of what it combines as `prefix/(a:b:c)`.
 
-    Where it gives one name for several inputs, or another number of names, all inputs get the names' common answer;
-    if they disagree, the collective is None.
+    Where it gives one name for several inputs, or another number of names, all inputs get the names' common answer, and
+    None if they disagree.
     """
-    names, count = combined_names(op.op_name), len(_inputs(op))
-    asked = [(collective_of(name, op.opcode), again or recomputed(name)) for name in names]
-    if len(asked) == count:
-        return asked
-    collectives = {collective for collective, _ in asked}
-    return [(collectives.pop() if len(collectives) == 1 else None, all(flag for _, flag in asked))] * count
+    asked, count = [collective_of(name, op.opcode) for name in combined_names(op.op_name)], len(_inputs(op))
+    return asked if len(asked) == count else [asked[0] if len(set(asked)) == 1 else None] * count

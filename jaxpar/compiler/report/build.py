@@ -131,10 +131,10 @@ def with_utilisation(report: Report, config: Config, gpu: GPU) -> Report:
 class _Sums:
     movements: dict[str, float]
     bytes: float = 0.0
-    recomputed: float = 0.0
     seconds: float = 0.0
     enclosed: float = 0.0
     exposed: float = 0.0
+    slowed: float = 0.0
 
 
 def collectives(overlaps: tuple[Overlap, ...]) -> tuple[Collective, ...]:
@@ -155,12 +155,12 @@ def collectives(overlaps: tuple[Overlap, ...]) -> tuple[Collective, ...]:
             times, entry = movement.executions, sums[key]
             entry.movements[movement.transfer.start.name] = times
             entry.bytes += part.sent_bytes * times
-            entry.recomputed += part.sent_bytes * times if part.recomputed else 0.0
             entry.seconds += overlap.time.seconds * share * times
             entry.enclosed += overlap.time.enclosed * share * times
             entry.exposed += overlap.exposed_per_step * share
+            entry.slowed += overlap.time.slowed * share * times
     rows = [
-        Collective(*key, sum(s.movements.values()), s.bytes, s.recomputed, s.seconds, s.enclosed, s.exposed)
+        Collective(*key, sum(s.movements.values()), s.bytes, s.seconds, s.enclosed, s.exposed, s.slowed)
         for key, s in sums.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.bytes, row.axis, row.collective, row.dtype)))

@@ -25,14 +25,14 @@ class Collective:
     """Executions in a step, loops multiplied out. XLA may have joined several arrays in one."""
     bytes: float
     """In a step, by the formula of the collective."""
-    recomputed_bytes: float
-    """The part of them in a recomputation."""
     seconds: float
     """Time on its link, in a step."""
     enclosed_s: float
     """Time of the compute between start and done, in a step; of overlapping transfers each counts its own."""
     exposed_s: float
     """The part of `seconds` that no compute hides."""
+    slowed_s: float
+    """Time that the compute beside them takes longer."""
 
 
 @dataclass(frozen=True)

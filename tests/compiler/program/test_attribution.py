@@ -94,9 +94,9 @@ def test_a_combined_collective_has_a_part_for_each_input():
         f"{X}\n%w = f32[4]{{0}} parameter(1)\n%y = (bf16[64,32]{{1,0}}, f32[16]{{0}}) all-gather(%x, %w), "
         f'replica_groups=[2,4]<=[8], dimensions={{0}}, metadata={{op_name="{name}"}}'
     )
-    assert [(part.collective, part.dtype, part.sent_bytes, part.recomputed) for part in move.parts] == [
-        ("gather_sequence", "bf16", 3 * X_BYTES, False),
-        ("gather_weight", "f32", 3 * 16, True),
+    assert [(part.collective, part.dtype, part.sent_bytes) for part in move.parts] == [
+        ("gather_sequence", "bf16", 3 * X_BYTES),
+        ("gather_weight", "f32", 3 * 16),
     ]
 
 
@@ -218,16 +218,6 @@ def test_transfers_of_a_compiled_step(name: str):
         (None, (), "to_host", False, "bf16"): LAYERS * BATCH // 2 * SEQUENCE * HIDDEN // 2 * 2,
         (None, (), "from_host", False, "bf16"): LAYERS * BATCH // 2 * SEQUENCE * HIDDEN // 2 * 2,
     }
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_what_is_gathered_again_is_marked(name: str):
-    again = {True: 0.0, False: 0.0}
-    for move in moves(compiled(name), MESH, GPUS_PER_HOST):
-        for each in move.parts:
-            if each.collective == "gather_weight":
-                again[each.recomputed] += move.executions
-    assert again == {True: 2 * LAYERS, False: 2 * LAYERS}
 
 
 def test_a_scope_of_recomputation_counts_inside_the_names_of_derivatives():

@@ -50,13 +50,10 @@ def level(one: Shipped) -> pytest.MarkDecorator:
 COMPILED = [pytest.param(one, marks=level(one), id=one.file.stem) for one in shipped()]
 
 
-def compiled(first: Planned, search: Search) -> Verified:
+def compiled(first: Planned) -> Verified:
     compilation = compile_step(first.config, first.cluster, timeout_s=TIMEOUT_S)
     report = make_report(Analysis(compilation, first.cluster, strict=True), "first choice")
-    return judged(
-        first, search.reached, report.allocated_bytes, report.fits, report.collectives, report.notes,
-        report.seconds_by_kind,
-    )  # fmt: skip
+    return judged(first, report.allocated_bytes, report.fits, report.collectives, report.seconds_by_kind, report.notes)
 
 
 def cut(first: Planned, search: Search, layers: int) -> Planned:
@@ -77,7 +74,7 @@ def cut(first: Planned, search: Search, layers: int) -> Planned:
 def test_a_first_choice_fits_and_takes_what_was_predicted(one: Shipped):
     layers = CUT.get(one.file.stem)
     search, first, _ = first_choice(one, OF_EXPERTS if layers else ())
-    found = compiled(cut(first, search, layers) if layers else first, search)
+    found = compiled(cut(first, search, layers) if layers else first)
     assert found.fits
     far = {name: f"{share:+.1%}" for name, share in found.differences.items() if abs(share) > WITHIN}
     assert not far, "predicted less compiled seconds, of the step"
