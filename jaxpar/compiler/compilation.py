@@ -65,10 +65,6 @@ class Compilation:
     compile_seconds: float
     """Tracing, lowering and XLA, on the machine that compiled."""
 
-    def host_of(self, device: int) -> int:
-        """The host of a device; in the program, devices are numbered in mesh order."""
-        return device // self.gpus_per_host
-
     def to_json(self) -> str:
         """The compilation as JSON."""
         return json.dumps(asdict(self))

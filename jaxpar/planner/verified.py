@@ -1,7 +1,8 @@
 """`--verify`: compiles plans for the cluster's GPUs, and compares each program with its prediction, class by class.
 
 Memory and the time of a step become those of the program: kernels and transfers on the clock of the inspector
-(`trace.clock`), by the same model of GPUs and links as the prediction. Stragglers, which no program has, stay as predicted. A verdict names the classes of time in which the two are apart.
+(`trace.clock`), by the same model of GPUs and links as the prediction. Stragglers, which no program has, stay as
+predicted. A verdict names the classes of time in which the two are apart.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Verified:
     def seconds_by_class(self) -> dict[str, tuple[float, float]]:
         """(predicted, compiled) by class.
 
-        All ranks of a pipeline run each tick of its program, so the predicted bubble is in the classes of what runs there.
+        All ranks of a pipeline run each tick of its program, so the predicted bubble is in the classes that run in it.
         """
         time, after = self.predicted.candidate.time, self.planned.candidate.time.breakdown
         once = sum(time.breakdown.get(name, 0.0) for name in ONCE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jaxpar.compiler.program.attribution import Movement, place
 from jaxpar.compiler.program.costs.ops import float8_flops, flops_by_kind, recomputed_flops
@@ -127,42 +127,23 @@ def with_utilisation(report: Report, config: Config, gpu: GPU) -> Report:
     return replace(report, utilisation=shares)
 
 
-@dataclass
-class _Sums:
-    movements: dict[str, float]
-    bytes: float = 0.0
-    seconds: float = 0.0
-    enclosed: float = 0.0
-    exposed: float = 0.0
-    slowed: float = 0.0
-
-
 def collectives(overlaps: tuple[Overlap, ...]) -> tuple[Collective, ...]:
     """Transfers summed by axes, collective, kind, dtype and whether they leave a host. A combined transfer gives
     each of its arrays their share of its time, by bytes."""
-    sums: dict[tuple[str, str, str, str, bool], _Sums] = defaultdict(lambda: _Sums({}))
+    groups: dict[tuple[str, str, str, str, bool], list[tuple[Overlap, float, float]]] = defaultdict(list)
     for overlap in overlaps:
         movement = overlap.movement
         for part in movement.parts:
-            key = (
-                axis_of(movement),
-                collective_name(movement, part.collective),
-                movement.kind,
-                part.dtype,
-                movement.crosses_nodes,
-            )
+            name = collective_name(movement, part.collective)
+            key = axis_of(movement), name, movement.kind, part.dtype, movement.crosses_nodes
             share = part.sent_bytes / movement.sent_bytes if movement.sent_bytes else 1 / len(movement.parts)
-            times, entry = movement.executions, sums[key]
-            entry.movements[movement.transfer.start.name] = times
-            entry.bytes += part.sent_bytes * times
-            entry.seconds += overlap.time.seconds * share * times
-            entry.enclosed += overlap.time.enclosed * share * times
-            entry.exposed += overlap.exposed_per_step * share
-            entry.slowed += overlap.time.slowed * share * times
-    rows = [
-        Collective(*key, sum(s.movements.values()), s.bytes, s.seconds, s.enclosed, s.exposed, s.slowed)
-        for key, s in sums.items()
-    ]
+            groups[key].append((overlap, part.sent_bytes * movement.executions, share * movement.executions))
+    rows = []
+    for key, parts in groups.items():
+        total = lambda field, parts=parts: sum(getattr(one.time, field) * times for one, _, times in parts)
+        count = sum({one.movement.transfer.start.name: one.movement.executions for one, _, _ in parts}.values())
+        sent, seconds = sum(sent for _, sent, _ in parts), total("seconds")
+        rows.append(Collective(*key, count, sent, seconds, total("enclosed"), total("exposed"), total("slowed")))
     return tuple(sorted(rows, key=lambda row: (-row.bytes, row.axis, row.collective, row.dtype)))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from jaxpar.compiler.program.hlo.opcodes import CALLING, known
-from jaxpar.compiler.program.hlo.records import Alias, Computation, Frame, Module, Op, Operand, ProgramError, Unknown
+from jaxpar.compiler.program.hlo.records import Computation, Frame, Module, Op, Operand, ProgramError, Unknown
 from jaxpar.compiler.program.hlo.stacks import Stacks
 from jaxpar.compiler.program.hlo.syntax import attributes, closing, shape_end, shape_of, split, without_comments
 
@@ -20,7 +20,6 @@ _OPCODE = re.compile(r" ([a-z][\w\-]*)\(")
 _HEADER = re.compile(r"(ENTRY )?%([\w.\-]+) \(.*\) -> .* \{$")
 _OPERAND = re.compile(r"(?:\S.* )?%([\w.\-]+)$")
 _METADATA = re.compile(r' ?(\w+)=("(?:[^"\\]|\\.)*"|-?\d+)')
-_ALIAS = re.compile(r"\{([\d,]*)\}: \((\d+), \{([\d,]*)\}, (?:may|must)-alias\)")
 _LITERALS = ("parameter", "constant")
 
 
@@ -75,7 +74,7 @@ def parse(text: str, *, strict: bool = False) -> Module:
             raise ProgramError("line is not understood", line, number)
     if entry is None or entry not in computations:
         raise ProgramError("the text ends before the entry computation does")
-    module = Module(name, computations, entry, _aliases(facts), int(facts.get("num_partitions", "1")), unknown)
+    module = Module(name, computations, entry, int(facts.get("num_partitions", "1")), unknown)
     _check_calls(module)
     return module
 
@@ -97,17 +96,6 @@ def _module_line(line: str, number: int) -> tuple[str, dict[str, str]]:
     if facts.get("replica_count", "1") != "1":
         raise ProgramError("more than one replica; partitions were expected", line, number)
     return name, facts
-
-
-def _aliases(facts: dict[str, str]) -> tuple[Alias, ...]:
-    found = []
-    for part in split(facts.get("input_output_alias", "{}")[1:-1]):
-        match = _ALIAS.fullmatch(part)
-        if match is None:
-            raise ProgramError("input_output_alias is not understood", part)
-        path, inner = (tuple(int(i) for i in text.split(",")) if text else () for text in (match[1], match[3]))
-        found.append(Alias(path, int(match[2]), inner))
-    return tuple(found)
 
 
 def _read_op(line: str, number: int, current: _Open, stacks: Stacks) -> None:
@@ -152,7 +140,6 @@ def _op(line: str, number: int, current: _Open, stacks: Stacks) -> Op:
         op_name=op_name,
         frames=frames,
         computation=current.name,
-        position=len(current.ops),
         line=number,
     )
 

@@ -125,8 +125,6 @@ class Op:
     frames: tuple[Frame, ...] = field(repr=False)
     """Where it was traced, innermost frame first."""
     computation: str
-    position: int
-    """Index in its computation."""
     line: int
     """Line of the text, from 1."""
 
@@ -186,22 +184,12 @@ class Computation:
 
 
 @dataclass(frozen=True, slots=True)
-class Alias:
-    """A donated input: `output` (path in the result) lies in the memory of `parameter` (number and path)."""
-
-    output: tuple[int, ...]
-    parameter: int
-    parameter_path: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Module:
     """A scheduled program for one device of an SPMD partition."""
 
     name: str
     computations: Mapping[str, Computation] = field(repr=False)
     entry: str
-    aliases: tuple[Alias, ...] = field(repr=False)
     partitions: int
     unknown: Unknown = field(repr=False)
     """What there is no rule for; `costs` adds the kernels whose work is not known."""

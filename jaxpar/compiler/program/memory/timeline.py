@@ -22,7 +22,7 @@ class Occupant:
     """Other values in exactly the same bytes at that moment, such as a loop's view of its input."""
 
 
-def timeline(buffers: Buffers, *, host: bool = False) -> np.ndarray:
+def timeline(buffers: Buffers) -> np.ndarray:
     """Live bytes at each place of `buffers.order` [places].
 
     In the shared allocation, bytes in which some value lives; values that share bytes count once. Every other
@@ -31,23 +31,23 @@ def timeline(buffers: Buffers, *, host: bool = False) -> np.ndarray:
     """
     live = np.zeros(len(buffers.order), np.int64)
     for allocation in buffers.allocations:
-        if allocation.on_host == host:
+        if not allocation.on_host:
             live += _live(allocation, len(buffers.order)) if allocation.shared else allocation.size
     return live
 
 
-def peak(buffers: Buffers, *, host: bool = False) -> tuple[int, int]:
+def peak(buffers: Buffers) -> tuple[int, int]:
     """(place in the order, bytes) where most is live; the first of equals."""
-    live = timeline(buffers, host=host)
+    live = timeline(buffers)
     place = int(live.argmax())
     return place, int(live[place])
 
 
-def occupants(buffers: Buffers, place: int, *, host: bool = False) -> list[Occupant]:
+def occupants(buffers: Buffers, place: int) -> list[Occupant]:
     """What is live at `place`, largest first. Every live byte counts for one value: the sum is the timeline there."""
     found: list[Occupant] = []
     for allocation in buffers.allocations:
-        if allocation.on_host != host:
+        if allocation.on_host:
             continue
         if allocation.shared:
             found.extend(_cover(allocation, [v for v in allocation.values if v.first_live <= place <= v.last_live]))

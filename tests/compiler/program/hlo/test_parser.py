@@ -87,13 +87,6 @@ def test_host_memory_is_a_mark_in_the_layout():
     assert leaf.memory_space == HOST_MEMORY
 
 
-def test_donated_inputs_are_read_from_the_head():
-    text = module_text("%a = f32[] parameter(0)")
-    head = "is_scheduled=true, input_output_alias={ {0}: (3, {}, may-alias), {2,1}: (0, {1}, must-alias) }"
-    aliases = strictly(text.replace("is_scheduled=true", head)).aliases
-    assert [(a.output, a.parameter, a.parameter_path) for a in aliases] == [((0,), 3, ()), ((2, 1), 0, (1,))]
-
-
 @pytest.mark.parametrize(
     ("line", "problem"),
     [

@@ -103,7 +103,6 @@ def test_bytes_that_values_share_count_once(small: Buffers):
     # a and its view through the loop are the same bytes; c and d share 40.
     assert timeline(small).tolist() == [HELD + live for live in (0, 100, 160 + 48, 160 + 48, 300, 300 + 20, 40)]
     assert peak(small) == (5, HELD + 320)
-    assert timeline(small, host=True).tolist() == [0, 0, 64, 64, 64, 0, 0]
 
 
 def test_occupants_share_out_every_live_byte(small: Buffers):
@@ -167,4 +166,3 @@ def test_totals_and_peaks_are_those_of_the_compiler(name: str):
 @pytest.mark.parametrize("name", TINY)
 def test_offloaded_memory_is_the_hosts(name: str):
     assert buffers(name).total(host=True) == memory(name)["host_temp_size_in_bytes"] > 0
-    assert peak(buffers(name), host=True)[1] == memory(name)["host_temp_size_in_bytes"]
