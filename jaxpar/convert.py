@@ -58,7 +58,7 @@ def _parser() -> Parser:
     parser.add_argument("--check", action="store_true", help="both ways in memory, bit for bit; writes nothing")
     words = f"of {BACK}: float32, bfloat16 or float16 (default: what the weights came in, or float32)"
     parser.add_argument("--dtype", help=words)
-    words = f"of {BACK}: compressed-tensors, matrices in FP8 with a scale each, as vLLM reads them (default: none is)"
+    words = f"of {BACK}: compressed-tensors, 8-bit matrices with a scale each, as vLLM reads them (default: none is)"
     parser.add_argument("--format", choices=("compressed-tensors",), help=words)
     words = f"of {BACK}: the largest file, as 500MB (default: 5GB)"
     parser.add_argument("--shard-size", metavar="SIZE", help=words)
@@ -120,8 +120,8 @@ def _into_hf(options: argparse.Namespace) -> None:
     export = plan_export(source, options.dtype, compressed=options.format is not None)
     dtypes = ", ".join(sorted({dtype.name for dtype in export.dtypes.values()}))
     what = f"{export.family.name}, {plural(len(export.tensors), 'tensor')}, {export.parameters:,} weights in {dtypes}"
-    if export.float8:
-        what += f", {plural(len(export.float8), 'tensor')} of them in FP8"
+    if export.quantized:
+        what += f", {plural(len(export.quantized), 'tensor')} of them in 8 bits"
     if options.check:
         check_export(export)
         print(f"{named(export.source.path)}: {what}: the same bits both ways")

@@ -155,8 +155,6 @@ BOUNDS: dict[str, Bound] = {
     "precision.matmul_options.first_layers": _at_least(0, LAYERS),
     "precision.matmul_options.last_layers": _at_least(0, LAYERS),
     "precision.matmul_options.history": _at_least(1, 1024),
-    "precision.loss_scale": _POSITIVE,
-    "precision.loss_scale_interval": _at_least(1),
     "memory.offload_fraction": _SHARE,
     "memory.offload_smallest": _at_least(1, BYTES),
     "memory.host_limit": _at_least(0, BYTES),

@@ -103,7 +103,7 @@ class Dtypes:
     gradient_wire: str | None = None
     """Gradients of matrices while they are exchanged; null for that of `gradient`."""
     matmul: str | None = None
-    """The FP8 recipe of the layers' matmuls; null for `compute`."""
+    """The recipe of the layers' matmuls (`precision.matmul`); null for `compute`."""
     matrix: Literal["float32", "bfloat16"] = "float32"
     """Matmuls of updates of matrices, and the messages that exchange matrices for them."""
 

@@ -68,6 +68,11 @@ class GPU:
         """FLOP/s that MFU divides by: dense, in `training_dtype`."""
         return self.peaks[self.training_dtype]
 
+    @property
+    def eight_bit_peak(self) -> float | None:
+        """FLOP/s of dense products of 8-bit floats; None where the GPU has no units for them."""
+        return self.peaks.get("float8")
+
 
 def _teraflops(**peaks: float) -> Mapping[Arithmetic, float]:
     return MappingProxyType({kind: value * TERA for kind, value in peaks.items()})  # pyright: ignore[reportReturnType]

@@ -37,7 +37,7 @@ QUANTIZATION = "quantization_config"
 """The key of tensors that are stored in fewer bits."""
 
 COMPRESSED = "compressed-tensors"
-"""A `quant_method` of any family, of which matrices in float8 with a scale, or one for each output, are read."""
+"""A `quant_method` of any family, of which matrices in 8 bits with a scale, or one for each output, are read."""
 _READ = {"num_bits": (8,), "type": ("float",), "strategy": ("tensor", "channel"), "symmetric": (True, None)}
 """By key of a group's `weights`, the values that are read."""
 
@@ -123,7 +123,7 @@ def quantization_of(given: Given) -> str | None:
 
 
 def _check_compressed(given: Given, options: Mapping[str, Any]) -> None:
-    """Refuse weights that are packed otherwise than in float8 with a scale, or one for each output."""
+    """Refuse weights that are packed otherwise than in 8 bits with a scale, or one for each output."""
     groups = options.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise given.refusal(f"{QUANTIZATION}.config_groups", groups, "a mapping of groups")

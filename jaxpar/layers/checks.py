@@ -32,7 +32,7 @@ from jaxpar.layers.matmul_formats import (
 from jaxpar.precision.recipe import TILES
 
 MULTIPLE = 16
-"""What the sizes of an FP8 matmul are multiples of: 16 bytes of a row (cuBLAS documentation, cublasLtMatmul)."""
+"""What the sizes of a quantised matmul are multiples of: 16 bytes of a row (cuBLAS documentation, cublasLtMatmul)."""
 
 
 def validate(config: Config, since: Config | None = None) -> None:
@@ -127,7 +127,7 @@ def check_exceptions(config: Config) -> None:
 
 
 def check_multiples(config: Config) -> None:
-    """Refuse matmuls that FP8 units cannot run: the three sizes of each are multiples of 16 on every rank, or of the
+    """Refuse matmuls that 8-bit units cannot run: the three sizes of each are multiples of 16 on every rank, or of the
     tiles that have a scale.
 
     Raises:
@@ -144,7 +144,7 @@ def check_multiples(config: Config) -> None:
     if tokens % multiple:
         raise UserError(
             f"data.batch_size x data.sequence_length: {tokens} tokens on each rank in a microbatch are no multiple of "
-            f"{multiple}, which matmuls in FP8 need; expected longer sequences or fewer ranks, {otherwise}"
+            f"{multiple}, which quantised matmuls need; expected longer sequences or fewer ranks, {otherwise}"
         )
     tensor = known(parallel, "tensor")
     for model in kind_models(config.model).values():
@@ -177,14 +177,14 @@ def check_parts(config: Config, tile: int) -> None:
     if context > 1 and parallel.context_order == "striped":
         raise UserError(
             f"parallel.context_order: striped separates the {tile} neighbouring tokens that share a scale under "
-            f"precision.matmul: {recipe}; expected zigzag or contiguous, or precision.matmul: fp8_current"
+            f"precision.matmul: {recipe}; expected zigzag or contiguous, or a recipe without tiles"
         )
     pieces = max(context * tensor, 2 * context if context > 1 else 1)
     if length % (pieces * tile):
         raise UserError(
             f"precision.matmul: {recipe} scales {tile} neighbouring tokens together, and data.sequence_length: "
             f"{length} in {pieces} parts (parallel.context: {context}, parallel.tensor: {tensor}) leaves parts that "
-            f"are no multiple of {tile}; expected a multiple of {pieces * tile}, fewer ranks, or fp8_current"
+            f"are no multiple of {tile}; expected a multiple of {pieces * tile}, fewer ranks, or a recipe without tiles"
         )
 
 

@@ -1,4 +1,4 @@
-"""Which of a model's matmuls run in FP8, which do not and why: what `precision.matmul` and its exceptions come to."""
+"""Quantised matmuls of a model, the exceptions, and why: what `precision.matmul` and its exceptions come to."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from jaxpar.memory.layer_shape import layer_shapes
 def costs_of_kinds(config: Config, cluster: Cluster, *, unknown: bool = False) -> dict[str, LayerCosts]:
     """Of a layer of each kind of the resolved `config` on `cluster`, for one microbatch on one device.
 
-    Where layers are quantised, a product that runs again takes its time in FP8 with the passes that make its codes; in
-    the exceptions that of `precision.compute`. Attention takes the time of the backend that runs, and on `unknown`
+    Where layers are quantised, a product that runs again takes its time with the passes that make its codes; in the
+    exceptions that of `precision.compute`. Attention takes the time of the backend that runs, and on `unknown`
     devices, for which the cluster's stand in, that of cuDNN.
     """
     axes = AxisSizes(**axis_sizes(config.parallel))

@@ -37,7 +37,7 @@ RECEIVED = "received"
 
 @dataclass(frozen=True)
 class ExpertCodes:
-    """How the products of routed experts run in FP8."""
+    """How the products of routed experts are quantised."""
 
     groups: tuple[str, ...] = ()
     """The groups of matmuls that are quantised."""

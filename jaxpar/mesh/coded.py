@@ -1,4 +1,4 @@
-"""Stacks of matrices of which a step stores codes of 8 bits: the rows of layers that multiply in FP8."""
+"""Stacks of matrices of which a step stores codes of 8 bits: the rows of layers whose matmuls are quantised."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ partial sums of all ranks then exist whole. The derivatives are rings, too:
   pairs of Kwai's system (USENIX ATC'24); the ring of a dependent pair is that of arXiv:2302.05442 and of
   asynchronous tensor parallelism in PyTorch.
 
-`jaxpar.mesh.rings` has what passes round; `jaxpar.precision.ring` has the same rings for matmuls in FP8.
+`jaxpar.mesh.rings` has what passes round; `jaxpar.precision.ring` has the same rings for quantised matmuls.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pallas_kernels.varying import vary_alike
 PLAIN = TensorOverlap()
 """Collectives before and after whole matmuls."""
 OUTPUTS, GRADIENTS = lax.Precision.DEFAULT, lax.Precision.HIGHEST
-"""Of products of codes of 8 bits. On Hopper GPUs XLA has cuBLASLt keep the first in the FP8 units' own sums, which have
+"""Of products of codes of 8 bits. On Hopper GPUs XLA has cuBLASLt keep the first in the units' own sums, which have
 about 14 bits (arXiv:2412.19437, section 3.3.2), and add the second up in float32. CPUs do so in both."""
 
 

@@ -83,7 +83,7 @@ def observing_gradients(
 
     The derivative computes these gradients twice, in float32 for their magnitudes. With one use each, XLA writes no
     array of them: one kernel reads what the derivative needs, and makes their codes and magnitudes. A gradient with two
-    uses it writes, and reads again (docs/fp8.md, passes over memory).
+    uses it writes, and reads again.
     """
     return _observing(function, *vary_alike((zeros, *inputs)))
 

@@ -1,4 +1,4 @@
-"""Products of routed experts in FP8, and those with a scale for each tile: `fp8_block` and `mxfp8`.
+"""Quantised products of routed experts, and those with a scale for each tile.
 
 Recipes with a scale for a tensor are in `jaxpar.precision.grouped_by_tensor`.
 
@@ -9,9 +9,9 @@ of two experts, and the last tile of an expert is filled up with zeros. Which ro
 Scales are powers of two, so that this moves only codes of numbers that are too small for the format's full precision,
 2^-14 of their tile's largest and less.
 
-FP8 units sum along neighbouring bytes alone, so the kernel for the gradient of a matrix takes both operands transposed:
-XLA writes their codes in that order. Without kernels a product is of what the codes stand for, in the compute dtype,
-which has it exactly.
+8-bit units sum along neighbouring bytes alone, so the kernel for the gradient of a matrix takes both operands
+transposed: XLA writes their codes in that order. Without kernels a product is of what the codes stand for, in the
+compute dtype, which has it exactly.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Products of routed experts in FP8 under `fp8_delayed` and `fp8_current`: a scale for a tensor, or for a row.
+"""Quantised products of routed experts with a scale for a tensor, or for a row.
 
-**`fp8_delayed`** has a scale for each tensor of a layer, from the history: the rows of all experts together, each stack
-of matrices, the gradients of each output.
+**Delayed scaling** has a scale for each tensor of a layer: the rows of all experts together, each stack of matrices,
+the gradients of each output.
 
-**`fp8_current`** scales by the tensor's own magnitude. A stack of matrices has one scale. Rows have one each: they come
+**Current scaling** is by the tensor's own magnitude. A stack of matrices has one scale. Rows have one each: they come
 from everywhere, in slices and in rounds of the exchange, and no rank has seen all of them when the first is multiplied.
 A row's scale is that of its numbers, and so the same on every layout, in every slice and round. In outputs and in
 gradients of rows it is a factor of the row. Tensor ranks have a part of the hidden activation and of its gradient, and
 find the maximum of each row together: 4 bytes a row, which no other rank waits for.
 
-Gradients of matrices multiply what the codes stand for, in the compute dtype. Under `fp8_current` a row's scale is no
-factor of a sum over rows. One scale of all rows, as `fp8_delayed` has, is one; multiplying its codes by the kernel,
+Gradients of matrices multiply what the codes stand for, in the compute dtype. Under current scaling a row's is no
+factor of a sum over rows. One scale of all rows is one; multiplying its codes by the kernel,
 with tiles of rows as in `jaxpar.precision.grouped`, has not been built.
 """
 

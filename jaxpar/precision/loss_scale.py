@@ -15,6 +15,11 @@ from jaxtyping import Array, Float, Int
 from jaxpar.config.schema import PrecisionConfig
 from jaxpar.runtime.carried import REPLICATED, Carried, Outcome
 
+INITIAL = 2.0**16
+"""The scale of the first step."""
+INTERVAL = 1000
+"""Steps in a row with finite gradients before the scale doubles."""
+
 
 class LossScale(NamedTuple):
     """State of the loss scale."""
@@ -27,15 +32,11 @@ class LossScale(NamedTuple):
 class LossScaling(Carried[LossScale]):
     """The loss scale from step to step."""
 
-    initial: float
-    """The scale of the first step."""
-    interval: int
-    """Steps in a row with finite gradients before the scale doubles."""
     name = "loss_scale"
     title = "loss scale"
 
     def init(self) -> LossScale:
-        return LossScale(jnp.float32(self.initial), jnp.int32(0))
+        return LossScale(jnp.float32(INITIAL), jnp.int32(0))
 
     def partitions(self) -> Any:
         return LossScale(REPLICATED, REPLICATED)
@@ -45,7 +46,7 @@ class LossScaling(Carried[LossScale]):
 
     def next(self, state: LossScale, outcome: Outcome) -> LossScale:
         good = jnp.where(outcome.finite, state.good_steps + 1, 0)
-        doubled = good >= self.interval
+        doubled = good >= INTERVAL
         grown = jnp.where(doubled, state.value * 2, state.value)
         value = jnp.where(outcome.finite, grown, jnp.maximum(state.value / 2, 1.0))
         return LossScale(value, jnp.where(doubled, 0, good))
@@ -55,4 +56,4 @@ def loss_scaling(precision: PrecisionConfig) -> LossScaling | None:
     """The loss scale of a configuration; None unless matmuls are computed in float16."""
     if precision.compute != "float16":
         return None
-    return LossScaling(precision.loss_scale, precision.loss_scale_interval)
+    return LossScaling()

@@ -1,4 +1,4 @@
-"""Matmuls in FP8 as rings over tensor ranks: what passes from rank to rank is codes of 8 bits.
+"""Quantised matmuls as rings over tensor ranks: what passes from rank to rank is codes of 8 bits.
 
 The rings of `jaxpar.mesh.collective_matmul` with the products of `jaxpar.precision.matmul`: inputs on their way into a
 layer, and gradients of what leaves it, travel as codes, which have the scale of the whole tensor; so they have the bits

@@ -1,4 +1,4 @@
-"""Squares of a stored matrix that share a scale, wherever ZeRO cuts them: the weights of `fp8_block`.
+"""Squares of a stored matrix that share a scale, wherever ZeRO cuts them.
 
 A square is of the matrix that a tensor rank multiplies with. Ranks that share that matrix store parts of one of its
 dims, of any size: of 16 rows each, eight ranks hold a square. A rank finds the largest magnitudes of *runs*, neighbours

@@ -1,7 +1,7 @@
-"""Matmuls in FP8 with a scale for each tile of an operand, computed where the tile is: `fp8_block` and `mxfp8`.
+"""Quantised matmuls with a scale for each tile of an operand, computed where the tile is (`recipe.TILES`).
 
 A tile is so many numbers (`Tiles.size`) along the side that a product sums over, of one row; of weights under
-`fp8_block` a square. Inputs are quantised along their columns for the output and along tokens for the weight's
+some recipes a square. Inputs are quantised along their columns for the output and along tokens for the weight's
 gradient; gradients of outputs along columns for the input's gradient and along tokens for the weight's. Where weights
 have squares, their codes are the same in both products.
 

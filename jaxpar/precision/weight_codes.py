@@ -3,7 +3,7 @@
 All microbatches, forward and backward, multiply these codes, and they are what ranks gather: one byte a number. A
 matrix has one scale, or one for each of its squares (`jaxpar.precision.squares`). A layer that may multiply exactly,
 depending on the pipeline rank, shares its rows' program with one that does not. Such rows are stored in the dtype of
-the others: of a layer in FP8 they hold the codes' values, which that dtype has exactly.
+the others: of a quantised layer they hold the codes' values, which that dtype has exactly.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ REFUSED = {
     ),
     "tokens of a tile": (
         [*BLOCK, "data.sequence_length=320"],
-        ("precision.matmul: fp8_block", "data.sequence_length: 320", "multiple of 128", "fp8_current"),
+        ("precision.matmul: fp8_block", "data.sequence_length: 320", "multiple of 128", "a recipe without tiles"),
     ),
     "tokens of a part": (
         [*BLOCK, "parallel.tensor=2", "parallel.context=2"],

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from jaxpar.convert import main
-from jaxpar.interop.conversion.compressed_tensors import codes_of, float8_names, quantization_config
+from jaxpar.interop.conversion.compressed_tensors import codes_of, quantization_config, quantized_names
 from jaxpar.interop.mapping.family import tensors_of
 from jaxpar.interop.sources.compressed_tensors import CompressedFiles
 from jaxpar.interop.sources.hf_folder import HFFolder
@@ -109,7 +109,7 @@ def test_a_run_with_fp8_matmuls_has_the_same_exceptions_in_its_export():
     source: Any = SimpleNamespace(model=config.model, config=config)
     family = HFFolder(FOLDER / "llama").family
     table = tensors_of(family, config.model)
-    found = float8_names(source, family, table)
+    found = quantized_names(source, family, table)
     inside = (
         "self_attn.q_proj",
         "self_attn.k_proj",
@@ -123,7 +123,7 @@ def test_a_run_with_fp8_matmuls_has_the_same_exceptions_in_its_export():
     assert "model.layers.1.self_attn.o_proj" in ignored and "model.layers.0.mlp.up_proj" in ignored
     assert "lm_head" in ignored and not any("norm" in name or "embed" in name for name in ignored)
     source.config = replace(config, precision=replace(config.precision, matmul=None))
-    assert len(float8_names(source, family, table)) == 7 * 3
+    assert len(quantized_names(source, family, table)) == 7 * 3
 
 
 REFUSED = {

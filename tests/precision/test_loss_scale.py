@@ -8,12 +8,19 @@ import numpy as np
 import pytest
 
 from jaxpar.config import PrecisionConfig
+from jaxpar.precision import loss_scale
 from jaxpar.precision.loss_scale import LossScale, loss_scaling
 from jaxpar.runtime.carried import Outcome
 from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
 
-HALF = PrecisionConfig(compute="float16", loss_scale=1024.0, loss_scale_interval=3)
+HALF = PrecisionConfig(compute="float16")
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_scale, "INITIAL", 1024.0)
+    monkeypatch.setattr(loss_scale, "INTERVAL", 3)
 
 
 def after(outcomes: list[bool], start: float = 1024.0) -> list[float]:
@@ -42,15 +49,16 @@ def test_the_scale_does_not_fall_below_one():
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_other_dtypes_have_no_scale(compute: str):
-    assert loss_scaling(PrecisionConfig(compute=compute, loss_scale=1024.0)) is None
+    assert loss_scaling(PrecisionConfig(compute=compute)) is None
     scaling = loss_scaling(HALF)
     assert scaling is not None
     assert float(scaling.init().value) == 1024.0
 
 
-def test_a_step_that_overflows_is_skipped_until_the_scale_fits():
+def test_a_step_that_overflows_is_skipped_until_the_scale_fits(monkeypatch: pytest.MonkeyPatch):
     """At 2^40 the scaled gradients exceed float16; halved some ten times they fit, and then training goes on."""
-    precision = {"compute": "float16", "loss_scale": 2.0**40}
+    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**40)
+    precision = {"compute": "float16"}
     run = SmallRun(small(model={"layers": 1}, precision=precision, parallel={"fsdp": 2}))
     state = run.step.residency.initial_state()
     initial, batch, scale, skipped = jax.device_get(state.master), run.batch(0), 2.0**40, 0

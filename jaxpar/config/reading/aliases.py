@@ -156,7 +156,7 @@ ALIASES: dict[str, str] = {
     "precision.matmul_options.exclude": "matmul_except filter_fqns",
     "precision.matmul_options.first_layers": "num_layers_at_start_in_bf16",
     "precision.matmul_options.last_layers": "num_layers_at_end_in_bf16",
-    "precision.matmul_options.history": "matmul_history fp8_amax_history_len amax_history_len",
+    "precision.matmul_options.history": "matmul_history amax_history_len",
     "precision.matmul_options.backend": "matmul_backend",
     "distributed.coordinator": "master_addr master_address jax_coordinator_ip coordinator_address rdzv_endpoint",
     "distributed.processes": "world_size nnodes num_processes num_nodes",

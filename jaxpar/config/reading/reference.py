@@ -31,9 +31,8 @@ key, the value written as in YAML:
 - Later wins: defaults, then the model's preset, then the file, then the overrides.
 - Scalars are YAML 1.2's: `1e-3` is a number, `10:15` and `on` are text. A key may appear once.
 - A wrong name or value, or sizes that do not fit together, give one sentence and exit status 2 before a device is used.
-- A key that has no effect because of another one (`optimizer.muon_momentum` without Muon, `precision.loss_scale`
-  without float16) is refused; if an override is the cause, as `--set optimizer.name=adamw` over a file for Muon, there
-  is a warning instead.
+- A key that has no effect because of another one (`optimizer.muon_momentum` without Muon) is refused; if an
+  override is the cause, as `--set optimizer.name=adamw` over a file for Muon, there is a warning instead.
 - Numbers also have an upper limit, far above any use; the error message names it.
 - The resolved configuration of a run is in its folder as `config.yaml`, and can be run again unchanged.
 """

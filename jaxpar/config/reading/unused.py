@@ -35,7 +35,6 @@ _OWNERS = (
         "optimizer", "schedule", ("final_fraction",), lambda schedule: schedule != "constant", "cosine, linear or wsd"
     ),
     _Owner("attention", "backend", ("query_block", "kv_block"), lambda name: name in ("xla", "auto"), "xla"),
-    _Owner("precision", "compute", ("loss_scale",), lambda dtype: dtype == "float16", "float16"),
     _Owner("precision", "matmul", ("matmul_options",), lambda recipe: recipe is not None, "a recipe"),
     _Owner("evaluation", "sample_tokens", ("sample_temperature",), lambda tokens: tokens > 0, "above 0"),
     *(

@@ -147,10 +147,6 @@ class PrecisionConfig:
     """How the optimizer's moments are stored between updates: `bfloat16` halves them; `int8` takes about 1 byte an
     element for the layers' matrices (8 bits in blocks with a scale each), with bfloat16 for embedding and head and
     float32 for norms and biases. Updates are computed in float32."""
-    loss_scale: float = 65536.0
-    """First loss scale under float16; halved after an overflow, doubled after `loss_scale_interval` good steps."""
-    loss_scale_interval: int = 1000
-    """Good steps before the loss scale doubles."""
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ class OverlapConfig:
     weight_prefetch: Literal["auto", "layer", "parts"] = "auto"
     """How the next layer's weights are gathered while a layer computes: wherever XLA's scheduler places that (`layer`),
     or so that those of attention have arrived before products of the feed-forward, or with context ranks of
-    attention (`parts`). `auto` is `parts` on GPUs where context ranks exchange messages, or layers without FP8 are
-    copied to and from the host, or have tensor ranks and `collectives_at_once` is above 1, or have none on GPUs before
-    Hopper, and `layer` elsewhere (`docs/overlap.md`)."""
+    attention (`parts`). `auto` is `parts` on GPUs where context ranks exchange messages, or layers without
+    `precision.matmul` are copied to and from the host, or have tensor ranks and `collectives_at_once` is above 1, or
+    have none on GPUs before Hopper, and `layer` elsewhere (`docs/overlap.md`)."""
     collectives_at_once: int = 1
     """Collectives that XLA may have in flight on GPUs. With 2, gathers of weights from other nodes can run beside
     messages of tensor ranks inside a node. No GPU has run it (`docs/overlap.md`)."""

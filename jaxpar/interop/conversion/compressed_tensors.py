@@ -32,7 +32,7 @@ SCALE_BYTES = 4
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
-def float8_names(source: Model, family: Family, tensors: Iterable[StoredTensor]) -> frozenset[str]:
+def quantized_names(source: Model, family: Family, tensors: Iterable[StoredTensor]) -> frozenset[str]:
     """The tensors that are written as codes: the matrices that a run multiplies in FP8; of a run without FP8, and of
     other sources, all matrices of the layers but routers.
 
@@ -77,10 +77,10 @@ def codes_of(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.clip(values / scale, -LARGEST[E4M3], LARGEST[E4M3]).astype(FLOAT8), scale.reshape(1)
 
 
-def quantization_config(tensors: Iterable[StoredTensor], float8: frozenset[str]) -> dict[str, Any]:
+def quantization_config(tensors: Iterable[StoredTensor], quantized: frozenset[str]) -> dict[str, Any]:
     """`quantization_config` of `config.json`. Linear maps that are not quantised are named."""
     linear = [one.name for one in tensors if one.laid.form is Form.LINEAR and len(one.laid.shape) == 2]
-    ignored = [name.removesuffix(WEIGHT) for name in linear if name not in float8]
+    ignored = [name.removesuffix(WEIGHT) for name in linear if name not in quantized]
     of_weights = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
     of_inputs = of_weights | {"strategy": "token", "dynamic": True}
     group = {"targets": ["Linear"], "weights": of_weights, "input_activations": of_inputs, "output_activations": None}

@@ -22,8 +22,8 @@ from jaxpar.interop.conversion.compressed_tensors import (
     SCALE_BYTES,
     WEIGHT,
     codes_of,
-    float8_names,
     quantization_config,
+    quantized_names,
 )
 from jaxpar.interop.conversion.new_folder import copy_beside
 from jaxpar.interop.conversion.tokenizer_files import TokenizerFiles, tokenizer_files
@@ -55,7 +55,7 @@ class Export:
     beside: Path | None
     """A folder whose `generation_config.json` is copied."""
     tokenizer: TokenizerFiles
-    float8: frozenset[str] = frozenset()
+    quantized: frozenset[str] = frozenset()
     """Tensors that are written as codes of 8 bits and a scale."""
     _last: dict[tuple[str, int | None], np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
@@ -70,7 +70,7 @@ class Export:
 
     def written(self, tensor: StoredTensor) -> dict[str, np.ndarray]:
         """What the file has of a tensor, by name."""
-        if tensor.name not in self.float8:
+        if tensor.name not in self.quantized:
             return {tensor.name: self.values(tensor)}
         codes, scale = codes_of(tensor.laid.join(self.weights(tensor)))
         return {tensor.name: codes, _scale_name(tensor): scale}
@@ -127,7 +127,7 @@ class Export:
         return files
 
     def _bytes(self, tensor: StoredTensor) -> int:
-        if tensor.name in self.float8:
+        if tensor.name in self.quantized:
             return prod(tensor.laid.shape) + SCALE_BYTES
         return prod(tensor.laid.shape) * self.dtypes[tensor.name].itemsize
 
@@ -154,7 +154,7 @@ def plan_export(
         source: the weights.
         dtype: that of all tensors; None takes those that the tensors had where the weights came from, or float32.
         report: takes a sentence about what is written from scratch because its origin cannot be used.
-        compressed: whether matrices are written in FP8, in the format `compressed-tensors`.
+        compressed: whether matrices are written in 8 bits, in the format `compressed-tensors`.
 
     Raises:
         UserError: no family of Hugging Face's format can hold the model.
@@ -176,11 +176,11 @@ def plan_export(
         if differences(model, model_of(before)[1]):
             config = config_of(family, model, before.values, length)
     beside = None if origin is None else origin.folder
-    config, float8 = _with_dtype(config, dtypes), frozenset()
+    config, quantized = _with_dtype(config, dtypes), frozenset()
     if compressed:
-        float8 = float8_names(source, family, tensors)
-        config |= {QUANTIZATION: quantization_config(tensors, float8)}
-    return Export(source, family, tensors, dtypes, config, beside, tokenizer, float8)
+        quantized = quantized_names(source, family, tensors)
+        config |= {QUANTIZATION: quantization_config(tensors, quantized)}
+    return Export(source, family, tensors, dtypes, config, beside, tokenizer, quantized)
 
 
 def _holds(family: Family, model: ModelConfig) -> bool:

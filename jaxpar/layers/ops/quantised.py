@@ -1,4 +1,4 @@
-"""A layer's matmuls in FP8 (`jaxpar.layers.ops.plain`): the groups of a recipe are quantised, all others are plain."""
+"""Quantised ops of a layer (`jaxpar.layers.ops.plain`): the groups of a recipe are quantised, all others are plain."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXACT = "exact"
 
 @dataclass(frozen=True)
 class QuantisedMatmul(Matmul):
-    """Full matrices multiply in FP8, factors in their dtype."""
+    """Full matrices multiply in 8 bits, factors in their dtype."""
 
     scaling: GroupScaling = field(kw_only=True)
 

@@ -233,8 +233,8 @@ def matmul_rows(
         only = "" if recipe.tiles is not None else f"; {WEIGHT_GRADIENTS}"
         rows.append(("codes of routed experts", routed.name, why_of(routed) + only))
     rows += [(f"matmuls, {precision.compute}", own.what, own.why) for own in exempt(config)]
-    if gpu is not None and "float8" in gpu.peaks:
-        peaks = f"{operations(gpu.training_peak)}/s in bfloat16, {operations(gpu.peaks['float8'])}/s in FP8"
+    if gpu is not None and gpu.eight_bit_peak is not None:
+        peaks = f"{operations(gpu.training_peak)}/s in bfloat16, {operations(gpu.eight_bit_peak)}/s in FP8"
         rows.append(("peaks", peaks, "of a GPU, dense; MFU is a share of the first"))
     return rows
 

@@ -1,4 +1,4 @@
-"""How the matmuls of a configuration run in FP8 under a layout, as the time model takes it."""
+"""Quantised matmuls of a configuration under a layout, as the time model takes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def matmul_codes(
     config: Config, gpu: GPU, optimizer_offload: str, holds: str | None, slots: Sequence[str], chunks: int,
     weights_offload: str = "none",
 ) -> MatmulCodes | None:  # fmt: skip
-    """How the matmuls of layers run in FP8; None without `precision.matmul`.
+    """How the matmuls of layers are quantised; None without `precision.matmul`.
 
     Args:
         config: its `parallel` and `memory` are not used.
@@ -43,7 +43,7 @@ def matmul_codes(
         passes=_passes(recipe, once=once, multiplied=multiplied),
         multiplied=multiplied,
         tile=None if recipe.tiles is None else recipe.tiles.size,
-        found=precision.matmul == "fp8_current",
+        found=recipe.tiles is None and not recipe.delayed,
         once=once,
         stored=min(1.0, coded / max(1, last - first)) if once else 0.0,
         exact=(first, layers - last),
@@ -80,7 +80,7 @@ def _by_derivative(config: Config) -> tuple[str, ...]:
 def _multiplies_codes(config: Config, gpu: GPU) -> bool:
     """Whether codes are multiplied, and not what they stand for; where a backend is named that does not run on such a
     GPU, they are not."""
-    if "float8" not in gpu.peaks:
+    if gpu.eight_bit_peak is None:
         return False
     try:
         found = tiled_choice(config, DescribedGPU.of(gpu), laid_out=False)

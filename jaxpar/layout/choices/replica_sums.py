@@ -97,7 +97,7 @@ def _gathered_before(sums: str, *, offloaded: bool, codes: bool) -> str | None:
     if offloaded:
         return "master weights in host memory are copied to the device before the forward"
     if codes:
-        return "with matmuls in FP8 the matrices of all layers become codes together"
+        return "with quantised matmuls the matrices of all layers become codes together"
     return None
 
 

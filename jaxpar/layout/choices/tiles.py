@@ -58,7 +58,7 @@ def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -
             )
         return Choice(asked, "asked for")
     if config.precision.matmul is not None:
-        return Choice(1, "a tile would have FP8 scales of its own")
+        return Choice(1, "a tile would have scales of its own (precision.matmul)")
     if splits_backward:
         return Choice(1, "the schedule keeps hidden activations from B to W")
     dense = [own for own in kind_models(model).values() if not declare_layer(own).part("mlp").routed]

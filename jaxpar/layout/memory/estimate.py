@@ -30,6 +30,7 @@ from jaxpar.layout.memory.weights import Weights
 from jaxpar.memory.fraction import kept_bytes
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, LayerShape, activation_bytes, layer_shapes
 from jaxpar.memory.remat import offloaded, runs_by_kind
+from jaxpar.precision.recipe import recipe_of
 from pallas_kernels.attention.packed_room import Shape, scratch_bytes
 
 TWICE = 0.5
@@ -222,7 +223,8 @@ class MemoryModel:
 
     def _scales(self, shape: LayerShape) -> int:
         """Of a layer's routed rows, which every remat policy keeps: one for each group of matmuls."""
-        if self.config.precision.matmul != "fp8_current":
+        recipe = recipe_of(self.config.precision)
+        if recipe is None or recipe.delayed or recipe.tiles is not None:
             return 0
         groups = quantised(self.config, shape.model)
         routed = sum(group.name in groups for _, group in routed_groups(shape.model))

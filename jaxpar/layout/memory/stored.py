@@ -111,7 +111,7 @@ class StoredBytes:
         return self.case.zero >= 3 or self.ends_sharded
 
     def _coded(self, sharded: bool, trained: bool) -> int:
-        """Elements of matrices that are stored as codes of 8 bits, once per step (`docs/fp8.md`), trained or frozen.
+        """Elements of matrices that are stored as codes of 8 bits, once per step, trained or frozen.
 
         Rows that may hold an exception are not among them. A case with several chunks a rank under ZeRO-3 counts none,
         because its schedule may gather chunks in the compute dtype.

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from jaxpar.config import Config, config_difference
 
-MAY_CHANGE = ("parallel.", "memory.", "attention.", "evaluation.", "checkpoint.", "watch.", "distributed.")
+MAY_CHANGE = (
+    "parallel.",
+    "memory.",
+    "attention.",
+    "evaluation.",
+    "checkpoint.",
+    "watch.",
+    "distributed.",
+    "precision.matmul_options.",
+)
 """Sections that change how a run is computed and monitored, not what it computes."""
 
 MAY_CHANGE_KEYS = (
@@ -22,7 +31,6 @@ MAY_CHANGE_KEYS = (
     "optimizer.clip_norm",
     "optimizer.ema",
     "precision.matmul",
-    "precision.matmul_options",
 )
 """Other keys that may change: the length of a run, and the remedies for a run that diverged or exceeds its formats."""
 

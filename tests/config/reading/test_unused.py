@@ -29,15 +29,6 @@ from tests.sentences import refused
             ["attention.backend=triton", "attention.kv_block=256"],
             ("attention.kv_block: 256", "attention.backend is triton", "attention.backend: xla", "null"),
         ),
-        (
-            ["precision.loss_scale_interval=10"],
-            (
-                "precision.loss_scale_interval: 10",
-                "precision.compute is bfloat16",
-                "precision.compute: float16",
-                "1000",
-            ),
-        ),
     ],
 )
 def test_a_setting_that_is_ignored_is_one_sentence(overrides, parts):
@@ -69,7 +60,6 @@ def test_a_setting_that_another_one_switches_off_is_refused(overrides, needed):
         ["optimizer.name=muon", "optimizer.muon_momentum=0.9"],
         ["attention.backend=xla", "attention.kv_block=256"],
         ["attention.query_block=256"],
-        ["precision.compute=float16", "precision.loss_scale=1024"],
         ["optimizer.muon_momentum=0.95"],
     ],
 )

@@ -13,6 +13,7 @@ from rich.console import Console
 from jaxpar.config import Config
 from jaxpar.config.plan import ExpertLayout
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.layout import MatmulOptions
 from jaxpar.layout.plan_file import write
 from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes
 from jaxpar.planner.layout import Layout

@@ -65,7 +65,7 @@ def test_an_empty_step_has_no_loss_changes_nothing_and_is_counted_also_after_a_r
 
 PRECISIONS: dict[str, dict[str, Any]] = {
     "biases of a router": {},
-    "loss scale": {"precision": {"compute": "float16", "loss_scale_interval": 2}},
+    "loss scale": {"precision": {"compute": "float16"}},
     "history of FP8": {
         "precision": {"matmul": "fp8_delayed", "matmul_options": MatmulOptions(first_layers=0, last_layers=0)}
     },

@@ -13,6 +13,7 @@ import pytest
 
 from jaxpar.config import Config
 from jaxpar.observe.writers.jsonl import JsonLines
+from jaxpar.precision import loss_scale
 from jaxpar.train import main
 from jaxpar.training.errors import TrainingError
 from tests.same_bits import assert_same_bits
@@ -142,12 +143,13 @@ def test_a_single_good_step_restarts_the_count(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_float16_recovers_from_a_loss_scale_that_is_too_large(tmp_path: Path):
+def test_float16_recovers_from_a_loss_scale_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**24)
     half = run_config(
         tmp_path / "half",
         12,
         parallel=MESH,
-        precision={"compute": "float16", "loss_scale": 2.0**24, "loss_scale_interval": 100},
+        precision={"compute": "float16"},
     )
     _, recorded = fit(half)
     skipped = [int(found[1]) for text in recorded.messages if (found := re.match(r"Step (\d+) skipped", text))]
