@@ -6,7 +6,6 @@ import math
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.schema.experts import ExpertsConfig
 
 
 def kv_heads(model: ModelConfig) -> int:
@@ -58,8 +57,3 @@ def padded_vocab(model: ModelConfig) -> int:
     if model.vocab is None:
         raise UserError("model.vocab is null: set it, or take it from the data source, before sizes are computed")
     return -(-model.vocab // model.vocab_multiple) * model.vocab_multiple
-
-
-def projection_of(experts: ExpertsConfig) -> int:
-    """Width in which the router `cosine` compares tokens and experts."""
-    return experts.projection or max(1, experts.count // 2)

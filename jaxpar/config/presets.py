@@ -176,7 +176,12 @@ PRESETS: dict[str, ModelConfig] = {
         rope=replace(_DEEPSEEK.rope, mscale=1.0, mscale_all_dim=1.0),
         latent_attention=LatentAttentionConfig(kv_rank=512, query_rank=1536),
         experts=ExpertsConfig(
-            count=256, per_token=8, width=2048, shared=1, router="sigmoid", groups=8, groups_per_token=4, scale=2.5
+            count=256,
+            per_token=8,
+            width=2048,
+            shared=1,
+            router="sigmoid",
+            router_options={"groups": 8, "groups_per_token": 4, "scale": 2.5},
         ),
         pattern=Pattern(("routed",), prefix=("dense",) * 3),
     ),

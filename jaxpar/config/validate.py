@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxpar.config.axes import AXES, DATA_AXES, SHARD_AXES
-from jaxpar.config.checks.experts import check_expert_ranks, check_experts
 from jaxpar.config.checks.latent_attention import check_latent_attention
 from jaxpar.config.checks.layout import (
     check_auto,
@@ -74,7 +73,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Config], None]], ...] = (
     ((), check_run),
     ((), check_model),
     ((), check_latent_attention),
-    ((), check_experts),
     ((), check_mesh_axes),
     ((VOCAB,), check_table),
     ((), check_batches),
@@ -82,7 +80,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Config], None]], ...] = (
     ((), check_auto),
     (("pipe",), check_pipeline),
     (("tensor",), check_heads),
-    (("expert", "tensor"), check_expert_ranks),
     ((VOCAB, "pipe", "tensor"), check_vocab),
     (("context", "tensor"), check_sequence),
     (DATA_AXES, check_batch),

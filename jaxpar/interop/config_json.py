@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
 from jaxpar.config.counting import attention_scale, head_dim, kv_heads
@@ -20,6 +20,7 @@ from jaxpar.interop.mapping.family import Family, tensors_of
 from jaxpar.interop.mapping.keys import Given
 from jaxpar.interop.mapping.layer_packing import layer_models, packed
 from jaxpar.interop.mapping.rope_keys import OPTIONAL, SCALINGS
+from jaxpar.layers.experts.routers import options_of
 
 UNUSED = (
     "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path",
@@ -41,17 +42,8 @@ COMPRESSED = "compressed-tensors"
 _READ = {"num_bits": (8,), "type": ("float",), "strategy": ("tensor", "channel"), "symmetric": (True, None)}
 """By key of a group's `weights`, the values that are read."""
 
-ONLY_IN_TRAINING = (
-    "balance_loss",
-    "sequence_loss",
-    "z_loss",
-    "bias_rate",
-    "capacity_factor",
-    "compression",
-    "hashes",
-    "residual",
-)
-"""Keys of experts that do not change what a trained model computes."""
+ONLY_IN_TRAINING = ("balance_loss", "sequence_loss", "z_loss", "capacity_factor", "clusters", "bias_rate")
+"""Keys of experts, and options of routers, that do not change what a trained model computes."""
 TRAINING = ("preset", "vocab_multiple", "dropout", "init_scale", "z_loss", "kinds", "pattern")
 """Keys of our model section that do not change what a trained model computes, or that are spelled out by layer."""
 
@@ -210,7 +202,8 @@ def _spelled(value: Any) -> str:
     """In YAML; of a mapping of its own, such as `model.experts`, the keys that are not at their defaults."""
     if not is_dataclass(value):
         return spell(value)
-    return spell({one.name: own for one in fields(value) if (own := getattr(value, one.name)) != one.default})
+    usual = {one.name: {} if one.default is MISSING else one.default for one in fields(value)}
+    return spell({name: own for name, own in vars(value).items() if own != usual[name]})
 
 
 def differences(a: ModelConfig, b: ModelConfig) -> list[Difference]:
@@ -237,8 +230,14 @@ def _experts(model: ModelConfig, experts: ExpertsConfig) -> ExpertsConfig:
     """Those of the keys of experts that decide what they compute."""
     width = model.mlp if experts.width is None else experts.width
     router = SAME.get(experts.router, experts.router)
-    trained = {name: getattr(ExpertsConfig(1), name) for name in ONLY_IN_TRAINING}
-    return replace(experts, width=width, router=router, **trained)
+    options = options_of(experts)
+    options = {
+        one.name: own
+        for one in fields(options)
+        if one.name not in ONLY_IN_TRAINING and (own := getattr(options, one.name)) != one.default
+    }
+    kept = {name: getattr(experts, name) for name in ("count", "per_token", "shared")}
+    return ExpertsConfig(width=width, router=router, router_options=options, **kept)
 
 
 def _function(model: ModelConfig) -> dict[str, Any]:

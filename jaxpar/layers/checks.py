@@ -16,6 +16,7 @@ from jaxpar.config.validate import VOCAB, became_known
 from jaxpar.config.validate import validate as validate_keys
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layers.declared import declare_layer, feed_forward_class
+from jaxpar.layers.experts.checks import check_expert_ranks, check_experts
 from jaxpar.layers.feed_forward.gated import Gated
 from jaxpar.layers.feed_forward.plain import Plain
 from jaxpar.layers.lora import adaptable
@@ -43,6 +44,7 @@ def validate(config: Config, since: Config | None = None) -> None:
     """
     validate_keys(config, since)
     if since is None:
+        check_experts(config)
         check_feed_forwards(config.model)
         check_low_rank(config.model)
     if since is None or VOCAB in became_known(since, config):
@@ -51,6 +53,7 @@ def validate(config: Config, since: Config | None = None) -> None:
         check_targets(config)
         check_exceptions(config)
     if since is None or not became_known(since, config).isdisjoint(AXES):
+        check_expert_ranks(config)
         check_multiples(config)
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import ceil, prod
 from types import MappingProxyType
 
-from jaxpar.config.counting import head_dim, kv_heads, projection_of, value_dim
+from jaxpar.config.counting import head_dim, kv_heads, value_dim
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import Config, LoraConfig, ModelConfig
@@ -121,7 +121,7 @@ class LayerShape:
         return {
             "embed": model.embed, "heads": model.heads, "kv_heads": self.kv_heads, "head_dim": head_dim(model),
             "value_dim": value_dim(model), "mlp": model.mlp,
-        } | self._latent_dims | self._expert_dims  # fmt: skip
+        } | self._latent_dims | {name: size for part in self.layer.parts for name, size in part.dims}  # fmt: skip
 
     @property
     def _latent_dims(self) -> dict[str, int]:
@@ -129,17 +129,6 @@ class LayerShape:
         if latent is None:
             return {}
         return {"kv_latent": latent.kv_rank + latent.rope_dim, "query_latent": latent.query_rank or 0}
-
-    @property
-    def _expert_dims(self) -> dict[str, int]:
-        experts = self.model.experts
-        if experts is None:
-            return {}
-        width = self.model.mlp if experts.width is None else experts.width
-        return {
-            "experts": experts.count, "projection": projection_of(experts), "expert_mlp": width,
-            "shared_mlp": experts.shared * width,
-        }  # fmt: skip
 
     @property
     def routed_rows(self) -> int:

@@ -30,54 +30,62 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["model.experts={count: 8, per_token: 3, router: k_top_1}"], ("model.experts.count", "8", "per_token (3)", "9")
     ),
     "groups that do not divide": (
-        ["model.experts={count: 8, groups: 3, groups_per_token: 1}"], ("model.experts.count", "groups (3)")
+        ["model.experts={count: 8, router_options: {groups: 3, groups_per_token: 1}}"],
+        ("model.experts.count", "groups (3)"),
     ),
-    "groups alone": (["model.experts={count: 8, groups: 4}"], ("model.experts.groups_per_token", "null", "both")),
+    "groups alone": (
+        ["model.experts={count: 8, router_options: {groups: 4}}"],
+        ("model.experts.router_options.groups_per_token", "null", "both"),
+    ),
     "too few groups": (
-        ["model.experts={count: 8, per_token: 3, groups: 4, groups_per_token: 1}"],
+        ["model.experts={count: 8, per_token: 3, router_options: {groups: 4, groups_per_token: 1}}"],
         ("model.experts.per_token", "at most 2"),
     ),
     "groups of a hash": (
-        ["model.experts={count: 8, router: hash, groups: 4, groups_per_token: 1}"], ("model.experts.groups", "hash")
+        ["model.experts={count: 8, router: hash, router_options: {groups: 4}}"],
+        ("model.experts.router_options", "'groups'"),
     ),
     "expert choice": (
         ["model.experts={count: 8, router: expert_choice}"], ("model.experts.router", "expert_choice", "force: true")
     ),
-    "an unused force": (["model.experts={count: 8, force: true}"], ("model.experts.force", "expert_choice")),
+    "an unused force": (["model.experts={count: 8, router_options: {force: true}}"], ("router_options", "'force'")),
     "base": (["model.experts={count: 8, per_token: 2, router: base}"], ("model.experts.per_token", "base", "1")),
-    "sam without groups": (["model.experts={count: 8, router: sam}"], ("model.experts.groups", "null", "sam")),
+    "sam without groups": (["model.experts={count: 8, router: sam}"], ("router_options", "groups", "missing")),
     "sam of two groups": (
-        ["model.experts={count: 8, router: sam, groups: 4, groups_per_token: 2}"],
-        ("model.experts.groups_per_token", "sam", "1", "2"),
+        ["model.experts={count: 8, router: sam, router_options: {groups: 4, groups_per_token: 2}}"],
+        ("model.experts.router_options", "'groups_per_token'", "groups?"),
     ),
     "an unused temperature": (
-        ["model.experts={count: 8, anneal_steps: 5}"], ("model.experts.anneal_steps", "5", "dense_to_sparse")
+        ["model.experts={count: 8, router: dense_to_sparse, router_options: {anneal_step: 5}}"],
+        ("model.experts.router_options", "'anneal_step'", " anneal_steps?"),
     ),
     "sequences of a hash": (
         ["model.experts={count: 8, router: hash, sequence_loss: 0.1}"], ("model.experts.sequence_loss", "0.1", "hash")
     ),
     **{
         f"a balance that {router} has already": (
-            [f"model.experts={{count: 8, per_token: 1, router: {router}, force: {force}, balance_loss: 0.1}}"],
+            [f"model.experts={{count: 8, per_token: 1, router: {router}, router_options: {more}, balance_loss: 0.1}}"],
             ("model.experts.balance_loss", "0.1", router, "0.01"),
         )
-        for router, force in (("hash", "false"), ("base", "false"), ("expert_choice", "true"))
+        for router, more in (("hash", "{}"), ("base", "{}"), ("expert_choice", "{force: true}"))
     },
     "no capacity": (
         ["model.experts={count: 8, capacity_factor: 0.0}"], ("model.experts.capacity_factor", "at least", "0")
     ),
     "routing of a dense model": (["data.routing=a"], ("data.routing", "a", "model.experts", "null")),
-    "an unused scale": (["model.experts={count: 8, scale: 2.0}"], ("model.experts.scale", "2.0", "sigmoid")),
+    "an unused scale": (["model.experts={count: 8, router_options: {scale: 2.0}}"], ("router_options", "'scale'")),
     "more rows than choices": (
-        ["model.experts={count: 8, compression: 1.5}"], ("model.experts.compression", "1.5", "at most 1")
+        ["model.experts={count: 8, clusters: {share: 1.5}}"], ("model.experts.clusters.share", "1.5", "at most 1")
     ),
-    "hashes of nothing": (["model.experts={count: 8, hashes: 3}"], ("model.experts.hashes", "3", "compression", "6")),
-    "residuals of nothing": (
-        ["model.experts={count: 8, residual: 0.5}"], ("model.experts.residual", "0.5", "compression", "1.0")
+    "hashes of nothing": (["model.experts={count: 8, clusters: {hashes: 3}}"], ("clusters", "share", "missing")),
+    "misspelt clusters": (
+        ["model.experts={count: 8, clusters: {share: 0.5, hash: 3}}"], ("model.experts.clusters", "'hash'", " hashes?")
     ),
+    "an old key of routers": (["model.experts={count: 8, groups: 4}"], ("'groups'", "router_options")),
+    "an old key of clusters": (["model.experts={count: 8, compression: 0.5}"], ("'compression'", "clusters")),
     "clusters of any number": (
-        ["model.experts={count: 8, router: dense_to_sparse, compression: 0.5}"],
-        ("model.experts.compression", "0.5", "dense_to_sparse", "null"),
+        ["model.experts={count: 8, router: dense_to_sparse, clusters: {share: 0.5}}"],
+        ("model.experts.clusters", "0.5", "dense_to_sparse", "{}"),
     ),
     "a negative loss": (["model.experts={count: 8, balance_loss: -1.0}"], ("model.experts.balance_loss", "0", "-1.0")),
     "ranks": ([GOOD, "parallel.expert=3"], ("model.experts.count", "8", "parallel.expert (3)")),
@@ -132,9 +140,9 @@ def test_what_does_not_fit_is_one_sentence(name: str):
 @pytest.mark.parametrize("value", ["0", "0.01"])
 def test_no_balance_loss_and_the_default_are_allowed_with_any_router(value: str):
     for router, own in ROUTERS.items():
-        force, per_token = router == "expert_choice", {"switch": 1, "base": 1}.get(router, 2)
-        more = ", groups: 4" if router == "sam" else ""
-        experts = f"{{count: 8, per_token: {per_token}, router: {router}, force: {str(force).lower()}{more}"
+        options = {"expert_choice": "{force: true}", "sam": "{groups: 4}"}.get(router, "{}")
+        per_token = own.per_token or 2
+        experts = f"{{count: 8, per_token: {per_token}, router: {router}, router_options: {options}"
         validate(load_config(None, [f"model.experts={experts}, balance_loss: {value}}}", "model.vocab=256"]))
         other = [f"model.experts={experts}, balance_loss: 0.1}}", "model.vocab=256"]
         if own.loss is not None:
@@ -166,7 +174,7 @@ def test_a_plan_keeps_what_is_asked_of_messages_where_every_layout_can_have_it()
     "experts",
     [
         {"count": 8, "per_token": 2, "shared": 1, "width": 64},
-        {"count": 8, "per_token": 8, "router": "sigmoid", "groups": 4, "groups_per_token": 4},
+        {"count": 8, "per_token": 8, "router": "sigmoid", "router_options": {"groups": 4, "groups_per_token": 4}},
     ],
 )
 def test_weights_are_counted_and_those_that_a_token_uses(experts: dict[str, Any]):

@@ -22,11 +22,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 ROUTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "drops": ("all_to_all", {"capacity_factor": 0.25}),
-    "clusters": ("slices", {"compression": 0.25}),
+    "clusters": ("slices", {"clusters": {"share": 0.25}}),
     "hash": ("all_gather", {"router": "hash"}),
-    "sigmoid": ("all_to_all", {"router": "sigmoid", "groups": 4, "groups_per_token": 2}),
+    "sigmoid": ("all_to_all", {"router": "sigmoid", "router_options": {"groups": 4, "groups_per_token": 2}}),
     "noisy_top_k": ("slices", {"router": "noisy_top_k"}),
-    "dense_to_sparse": ("all_to_all", {"router": "dense_to_sparse", "threshold": 0.05}),
+    "dense_to_sparse": ("all_to_all", {"router": "dense_to_sparse", "router_options": {"threshold": 0.05}}),
     "base": ("all_gather", {"router": "base", "per_token": 1}),
 }
 """A layout, and `model.experts`."""
@@ -66,7 +66,7 @@ def test_greedy_tokens_are_the_likeliest_of_the_training_forward(router: str):
     given = prompts(61)
     found = Generator(run.config, run.step.mesh, weights).continued(given, NEW)
     rows = [[*a, *b.tokens.tolist()] for a, b in zip(given, found, strict=True)]
-    exact = replace(own, capacity_factor=None, compression=None)
+    exact = replace(own, capacity_factor=None, clusters={})
     after = log_probabilities(*run_with_weights(exact, {}), rows)
     for row, (prompt, own_tokens) in enumerate(zip(given, found, strict=True)):
         wanted = after[row, len(prompt) - 1 : len(prompt) - 1 + NEW]

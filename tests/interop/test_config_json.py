@@ -188,7 +188,7 @@ def test_experts_that_sent_less_in_training_are_exported_like_others():
     """Clusters, drops and losses change how a model is trained, not what it computes then."""
     preset = PRESETS["mixtral-8x7b"]
     assert preset.experts is not None
-    trained = {"compression": 0.5, "residual": 0.5, "capacity_factor": 1.5, "sequence_loss": 0.1}
+    trained = {"clusters": {"share": 0.5, "residual": 0.5}, "capacity_factor": 1.5, "sequence_loss": 0.1}
     model = replace(preset, experts=replace(preset.experts, **trained))
     assert (
         differences(model_of(Given("config.json", config_of(family_for(preset), model, {}, length=4096)))[1], model)

@@ -27,6 +27,7 @@ def route(
     logits: Float64[Array, "tokens experts"], ids: Int[Array, " tokens"], bias: Any, options: Mapping[str, Any]
 ) -> tuple[Float64[Array, "tokens experts"], Any]:
     """(the weight of each expert, 0 if it is not chosen; the statistics whose means the balance loss takes)."""
+    options = {"groups": None, "scale": 1.0, **options, **options.get("router_options", {})}
     router, k, count = options["router"], options["per_token"], options["count"]
     tokens = jnp.arange(len(logits))
     if router == "hash":
@@ -88,6 +89,7 @@ def balance(weights: Array, statistics: Any, counts: Array, options: Mapping[str
     if options["router"] == "gshard":
         first, softmax = statistics
         return jnp.mean((counts @ first) / tokens * (counts @ softmax) / tokens)
+    options = {**options, **options.get("router_options", {})}
     if options["router"] == "sam":
         statistics, above = statistics
         alignment = counts @ above / tokens

@@ -17,7 +17,7 @@ from jaxpar.config.schema.model import Pattern
 from jaxpar.data import batch_rows
 from jaxpar.layers.experts.feed_forward import ROUTING
 from jaxpar.layers.experts.routers import ROUTERS
-from jaxpar.layers.experts.routing import RouterState, Routing
+from jaxpar.layers.experts.routing import Routing
 from jaxpar.runtime.batch import Field
 from jaxpar.training.field_folder import FieldFolder
 from tests.given_weights import state_with
@@ -29,14 +29,14 @@ OWN: dict[str, dict[str, Any]] = {
     "top_k_softmax": {"per_token": 2},
     "sigmoid": {"per_token": 2},
     "noisy_top_k": {"per_token": 2},
-    "dense_to_sparse": {"per_token": 2, "anneal_steps": 10, "threshold": 0.05},
+    "dense_to_sparse": {"per_token": 2, "router_options": {"anneal_steps": 10, "threshold": 0.05}},
     "base": {"per_token": 1},
-    "expert_choice": {"per_token": 2, "force": True},
+    "expert_choice": {"per_token": 2, "router_options": {"force": True}},
     "gshard": {"per_token": 2},
     "softmax_top_k": {"per_token": 2},
     "cosine": {"per_token": 1},
     "k_top_1": {"per_token": 2},
-    "sam": {"per_token": 2, "groups": 2},
+    "sam": {"per_token": 2, "router_options": {"groups": 2}},
 }
 
 
@@ -66,8 +66,8 @@ def test_a_run_that_replays_its_own_experts_has_its_own_loss_bit_for_bit(router:
     chosen: list[np.ndarray] = []
     kind = ROUTERS[router]
 
-    def recording(logits: jax.Array, state: RouterState, options: ExpertsConfig) -> Routing:
-        routing = kind.route(logits, state, options)
+    def recording(logits: jax.Array, *arguments: Any) -> Routing:
+        routing = kind.route(logits, *arguments)
         jax.debug.callback(lambda indices: chosen.append(np.asarray(indices)), routing.indices)
         return routing
 

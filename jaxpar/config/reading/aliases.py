@@ -164,6 +164,19 @@ ALIASES: dict[str, str] = {
 }  # fmt: skip
 """Our key to the names that other systems have for it."""
 
+MOVED: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "experts.groups", "experts.groups_per_token", "experts.projection", "experts.temperature",
+            "experts.last_temperature", "experts.anneal_steps", "experts.threshold", "experts.force", "experts.scale",
+            "experts.bias_rate",
+        ),
+        "router_options",
+    ),
+    **dict.fromkeys(("experts.compression", "experts.hashes", "experts.residual"), "clusters"),
+}  # fmt: skip
+"""Old keys of mappings, by `mapping.key`, to the mapping beside them that has them now."""
+
 _BY_ALIAS = {alias: key for key, aliases in ALIASES.items() for alias in aliases.split()}
 
 

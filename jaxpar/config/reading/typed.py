@@ -14,6 +14,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.reading.aliases import MOVED
 from jaxpar.config.spelling import cut, did_you_mean, one_of, printable
 
 LARGEST = 2**63
@@ -110,7 +111,9 @@ def record_from_plain[T](record: type[T], plain: object, key: str) -> T:
     known = field_types(record)
     for name in plain:
         if name not in known:
-            raise UserError(f"{key}: unknown key {shown(name)}{did_you_mean(name, known)}")
+            moved = MOVED.get(f"{key.rpartition('.')[2]}.{name}")
+            near = did_you_mean(name, known) if moved is None else f"; expected it in {key}.{moved}"
+            raise UserError(f"{key}: unknown key {shown(name)}{near}")
     for field in fields(get_origin(record) or record):  # pyright: ignore[reportArgumentType]
         if field.name not in plain and field.default is MISSING and field.default_factory is MISSING:
             raise UserError(f"{key}: the key {field.name} is missing")

@@ -11,6 +11,7 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.interop.mapping.keys import REQUIRED, Given
+from jaxpar.layers.experts.routers import options_of
 from jaxpar.layers.latent_attention import shape_of
 
 _WIDTHS = {
@@ -88,11 +89,11 @@ class DeepSeekExperts:
         count, shared = given.whole_number(given.agreed(*_COUNT)), given.get("n_shared_experts", REQUIRED)
         if type(shared) is not int or shared < 0:
             raise given.refusal("n_shared_experts", shared, "a whole number, 0 or more")
-        groups, some = self._groups(given)
+        options = self._groups(given) | ({"scale": float(scale)} if scale != 1 else {})
         experts = ExpertsConfig(
             count=count, per_token=given.whole_number("num_experts_per_tok"),
-            width=given.whole_number("moe_intermediate_size"), shared=shared, router=self.router, groups=groups,
-            groups_per_token=some, scale=float(scale),
+            width=given.whole_number("moe_intermediate_size"), shared=shared, router=self.router,
+            router_options=options,
         )  # fmt: skip
         first = given.get("first_k_dense_replace", absent or 0)
         if type(first) is not int or not 0 <= first < layers:
@@ -102,10 +103,11 @@ class DeepSeekExperts:
     def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
         dense = [model.experts is None for model in models]
         model = next((one for one in models if one.experts is not None), models[0])
-        experts = model.experts or ExpertsConfig(0)
+        experts = model.experts or ExpertsConfig(0, router=self.router)
+        options = options_of(experts)
         method = {"topk_method": "noaux_tc"}
         if not self.normalised:
-            method = {"topk_method": "greedy" if experts.groups is None else "group_limited_greedy"}
+            method = {"topk_method": "greedy" if options.groups is None else "group_limited_greedy"}
         return method | {
             "first_k_dense_replace": dense.index(False) if False in dense else len(dense),
             "moe_layer_freq": 1,
@@ -113,21 +115,21 @@ class DeepSeekExperts:
             "num_experts_per_tok": experts.per_token,
             "n_shared_experts": experts.shared,
             "moe_intermediate_size": model.mlp if experts.width is None else experts.width,
-            "n_group": experts.groups or 1,
-            "topk_group": experts.groups_per_token or 1,
+            "n_group": options.groups or 1,
+            "topk_group": options.groups_per_token or 1,
             "scoring_func": "sigmoid" if self.normalised else "softmax",
             "norm_topk_prob": self.normalised,
-            "routed_scaling_factor": experts.scale,
+            "routed_scaling_factor": options.scale,
         }
 
     @property
     def _methods(self) -> tuple[str, ...]:
         return ("noaux_tc",) if self.normalised else ("greedy", "group_limited_greedy")
 
-    def _groups(self, given: Given) -> tuple[int | None, int | None]:
+    def _groups(self, given: Given) -> dict[str, object]:
         """Groups, and those of a token; none where a token may use any."""
         method, absent = given.get("topk_method") or self._methods[0], REQUIRED if self.normalised else None
         if method == "greedy" or given.get("n_group", absent) in (None, 1):
-            return None, None
+            return {}
         groups, some = given.whole_number("n_group"), given.whole_number("topk_group")
-        return (None, None) if groups == some else (groups, some)
+        return {} if groups == some else {"groups": groups, "groups_per_token": some}

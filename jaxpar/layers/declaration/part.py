@@ -149,6 +149,8 @@ class Part:
     terms: tuple[Term, ...] = ()
     chosen: int = 1
     """Matrices of each routed weight that a token uses."""
+    dims: tuple[tuple[str, int], ...] = ()
+    """Sizes of the logical dims that its activations alone have."""
 
     def __post_init__(self) -> None:
         first, *_, last = self.groups

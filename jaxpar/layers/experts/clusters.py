@@ -2,11 +2,15 @@
 
 Tokens of one expert with the same locality-sensitive hashes form a cluster. The expert computes its centroid c, and a
 token x of it gets `expert(c) + residual (x - c)`. So the exchange has a row for each centroid, each for one expert.
+Clusters are those of a rank's tokens; evaluation and generation send each token.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +18,46 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxpar.config.reading.typed import record_from_plain
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts.lists import NONE
-from jaxpar.layers.experts.routing import NO_EXPERT
+from jaxpar.layers.experts.routing import NO_EXPERT, Routing
 from jaxpar.layers.experts.rows import collect, spread
+from jaxpar.layers.report import Report
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """The mapping `model.experts.clusters`."""
+
+    share: float
+    """Rows that are sent to experts, as a share of the choices of a rank's tokens."""
+    hashes: int = 6
+    """Hashes in which tokens that are sent as one are equal, where there are enough rows."""
+    residual: float = 1.0
+    """Factor of a token's difference from the mean that is sent for it."""
+
+
+@lru_cache(maxsize=1000)
+def clustering_of(experts: ExpertsConfig, key: str = "model.experts") -> Clustering | None:
+    """The clustering of experts, if any; raises `UserError` for a wrong name or type."""
+    return record_from_plain(Clustering, experts.clusters, f"{key}.clusters") if experts.clusters else None
+
+
+def as_sent(experts: ExpertsConfig) -> tuple[ExpertsConfig, float]:
+    """(experts as the exchange sees them, rows of each token that it may send to several ranks): clusters have one
+    expert each."""
+    clustering = clustering_of(experts)
+    if clustering is None:
+        return experts, 1.0
+    one = ExpertsConfig(experts.count, 1, experts.width, experts.shared)
+    return one, clustering.share * experts.per_token
+
+
+CLUSTERS, MERGED = "expert_clusters", "expert_merged"
+"""What is reported: sums over tokens and layers of clusters that are sent in place of tokens, and of buckets of equal
+hashes that share one."""
+REPORTS = (CLUSTERS, MERGED)
 
 DIMENSIONS = 256
 """Of a rotated token that a hash looks at, at most."""
@@ -45,6 +86,48 @@ class Clusters(NamedTuple):
     """The expert of each cluster, or `NO_EXPERT`."""
     merged: Int[Array, ""]
     """Buckets of equal hashes that have no cluster of their own, because there are no places left."""
+
+
+def cluster_room(experts: ExpertsConfig, share: float, tokens: int, slices: int) -> int:
+    """Clusters of so many tokens of a rank: at least one for each expert, at most one for each choice."""
+    choices = tokens * experts.per_token
+    return slices * ceil(min(choices, max(experts.count, share * choices)) / slices)
+
+
+class Send(Protocol):
+    """The experts of rows with their exchange: (rows, routing, which rows are valid) -> (results, assignments that this
+    rank has handled, rounds)."""
+
+    def __call__(
+        self, x: jax.Array, routing: Routing, counts: jax.Array, experts: ExpertsConfig
+    ) -> tuple[jax.Array, jax.Array, jax.Array]: ...
+
+
+def clustered(
+    send: Send,
+    experts: ExpertsConfig,
+    slices: int,
+    layer: Int[Array, ""],
+    x: Float[Array, "tokens embed"],
+    routing: Routing,
+    counts: Bool[Array, " tokens"],
+) -> tuple[Float[Array, "tokens embed"], Float[Array, ""], Int[Array, ""], Report]:
+    """(results, assignments that this rank has handled, rounds, report), where `send` gets clusters of tokens."""
+    clustering = clustering_of(experts)
+    assert clustering is not None, "experts whose tokens are sent in clusters"
+    room = cluster_room(experts, clustering.share, len(x), slices)
+    hashes = hashes_of(x, clustering.hashes, layer, dimensions_of(x.shape[1], experts.count, room))
+    clusters = clusters_of(hashes, routing.indices, counts, experts.count, room)
+    indices = interleaved(clusters.expert, slices)[:, None]
+    of_one = Routing(indices, jnp.ones(indices.shape, jnp.float32), {})
+    centroids = centroids_of(clusters, x)
+    rows, valid = interleaved(centroids, slices), indices[:, 0] != NO_EXPERT
+    results, handled, rounds = send(rows, of_one, valid, as_sent(experts)[0])
+    y = restored(clusters, x, routing.weights, centroids, joined(results, slices), clustering.residual)
+    number_of = lambda there: jnp.sum(there).astype(jnp.float32)
+    sent = number_of(clusters.expert != NO_EXPERT)
+    handled = handled + number_of(clusters.token >= 0) - sent
+    return y, handled, rounds, {CLUSTERS: sent, MERGED: clusters.merged.astype(jnp.float32)}
 
 
 def dimensions_of(embed: int, experts: int, room: int) -> int:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxpar.config.counting import projection_of
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.declaration.activations import Activation, Dims
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Operation, Part, Traffic, Weights, matrix, vector
 from jaxpar.layers.experts.rounds import INPUT
-from jaxpar.layers.experts.routers import ROUTERS
+from jaxpar.layers.experts.routers import ROUTERS, options_of, projection_of
 from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.layers.feed_forward.gated import Gated
 from jaxpar.mesh.parameters import ParamSpec
@@ -58,7 +57,10 @@ def declare(model: ModelConfig, feed_forward: type[FeedForward]) -> Part:
         operations += [Matmuls("shared_in", names, inward=True, outputs=names), *_non_linear("shared", gated)]
         operations += [Matmuls("shared_out", ("shared_down",), inward=False, input="shared_hidden")]
     operations += [Matmuls(OUT, ("down",), inward=False, input="expert_hidden")]
-    return Part("mlp", weights, tuple(activations), tuple(operations), chosen=experts.per_token)
+    width = width_of(model)
+    dims = [("experts", experts.count), ("expert_mlp", width), ("shared_mlp", experts.shared * width)]
+    dims += [("projection", projection_of(experts))] if ROUTERS[experts.router].cosine else []
+    return Part("mlp", weights, tuple(activations), tuple(operations), chosen=experts.per_token, dims=tuple(dims))
 
 
 def _hidden(of: str, dims: Dims, inward: tuple[str, ...]) -> list[Activation]:
@@ -89,7 +91,7 @@ def _weights(model: ModelConfig, experts: ExpertsConfig, inward: tuple[str, ...]
     if kind.noise:
         found["noise"] = ParamSpec((embed, count), ("embed", "router"), init="zeros", decay=True)
     if kind.bias:
-        found["bias"] = ParamSpec((count,), ("router",), init="zeros", balance_rate=experts.bias_rate)
+        found["bias"] = ParamSpec((count,), ("router",), init="zeros", balance_rate=options_of(experts).bias_rate)
     if model.mlp_bias and kind.learned and not kind.cosine:
         found["router_bias"] = vector((count,), ("router",))
     for name in inward:

@@ -18,35 +18,25 @@ from jaxpar.layers.block import Block, Context
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.part import Part
 from jaxpar.layers.dropout import draws
+from jaxpar.layers.experts import clusters
 from jaxpar.layers.experts.assignment import within_capacity
 from jaxpar.layers.experts.biases import expert_of_row, rows_of_experts
-from jaxpar.layers.experts.clusters import (
-    centroids_of,
-    clusters_of,
-    dimensions_of,
-    hashes_of,
-    interleaved,
-    joined,
-    restored,
-)
+from jaxpar.layers.experts.clusters import clustered
 from jaxpar.layers.experts.declaration import IN, OUT, declare
 from jaxpar.layers.experts.exchange import EXCHANGES
 from jaxpar.layers.experts.losses import sequence_loss, share, z_loss
 from jaxpar.layers.experts.reports import (
-    CLUSTERS,
     DROPPED,
     ENTROPY,
     LOAD,
-    MERGED,
     OVERFLOWS,
     RANK_LOAD,
     ROUTED_TOKENS,
     layer_report,
     reports_of,
 )
-from jaxpar.layers.experts.room import cluster_room, of_clusters
 from jaxpar.layers.experts.rounds import Operands, Shared, exchanged, lists_of
-from jaxpar.layers.experts.routers import ROUTERS, entropy
+from jaxpar.layers.experts.routers import ROUTERS, entropy, options_of
 from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums
 from jaxpar.layers.experts.token_order import TOKEN_AXES, TokenOrder
 from jaxpar.layers.feed_forward.base import FeedForward
@@ -94,9 +84,9 @@ class Experts(Block):
         assert model.experts is not None, "a model with experts"
         super().__init__(part or declare(model, feed_forward))
         self.experts, self.layout = model.experts, layout or ExpertLayout()
-        self.reports = reports_of(model.layers, clusters=model.experts.compression is not None)
+        self.reports = (*reports_of(model.layers), *(clusters.REPORTS if model.experts.clusters else ()))
         self.feed_forward, self.router_kind = feed_forward, ROUTERS[model.experts.router]
-        self.fields = fields_of(model.experts, model.layers)
+        self.fields, self.options = fields_of(model.experts, model.layers), options_of(model.experts)
         self.layers = model.layers
 
     def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
@@ -106,18 +96,23 @@ class Experts(Block):
         counts = sequence_part(tokens.segments).ravel() > 0
         logits = self._router_logits(flat)
         state = self._state(flat, number, tokens, train)._replace(train=train, counts=counts)
-        routing = self.router_kind.route(logits, state, self.experts)
+        routing = self.router_kind.route(logits, state, self.experts, self.options)
         report = self._report(logits, routing, counts.astype(jnp.float32).reshape(x.shape[:2]))
         kept = self._without_dropped(routing, counts, tokens, train)
         every = lambda flat: self._shared(flat.reshape(x.shape), ops).reshape(flat.shape)
         shared = every if self.experts.shared else None
-        routed = self._routed if self.experts.compression is None or not train else partial(self._clustered, number)
-        y, handled, rounds, sent_clusters = routed(ops, flat, kept, counts, shared)
+        if self.experts.clusters and train:
+            send, slices = partial(self._exchanged, ops), self.layout.slices.name
+            y, handled, rounds, more = clustered(send, self.experts, slices, number, flat, kept, counts)
+            y = y if shared is None else y + shared(flat)
+        else:
+            y, handled, rounds = self._exchanged(ops, flat, kept, counts, self.experts, shared)
+            more = {}
         chosen = jnp.sum(counts[:, None] & (routing.indices != NO_EXPERT)).astype(jnp.float32)
         of_layers = {layer_report(one): jnp.where(number == one, report[LOAD], 0.0) for one in range(self.layers)}
         overflows = report[ROUTED_TOKENS] * (rounds > 1)
         return y.reshape(x.shape), {
-            **report, DROPPED: chosen - handled, OVERFLOWS: overflows, **sent_clusters, **of_layers
+            **report, DROPPED: chosen - handled, OVERFLOWS: overflows, **more, **of_layers
         }  # fmt: skip
 
     # ---- routing
@@ -217,56 +212,14 @@ class Experts(Block):
 
     # ---- experts
 
-    def _routed(
-        self,
-        ops: Ops,
-        x: Float[Array, "tokens embed"],
-        routing: Routing,
-        counts: jax.Array,
-        shared: Shared | None,
-    ) -> tuple[Float[Array, "tokens embed"], Float[Array, ""], Int[Array, ""], Report]:
-        """(the sums over each token's experts, `shared` included, assignments that this rank has handled, rounds of the
-        exchange, what is reported of clusters)."""
-        found = self._exchanged(self.experts, ops, x, routing, counts, shared)
-        if self.experts.compression is None:
-            return *found, {}
-        return *found, {CLUSTERS: found[1], MERGED: 0 * found[1]}
-
-    def _clustered(
-        self,
-        number: Int[Array, ""],
-        ops: Ops,
-        x: Float[Array, "tokens embed"],
-        routing: Routing,
-        counts: jax.Array,
-        shared: Shared | None,
-    ) -> tuple[Float[Array, "tokens embed"], Float[Array, ""], Int[Array, ""], Report]:
-        """`_routed`, where a row of the exchange is a cluster of tokens of one expert."""
-        slices, experts = self.layout.slices.name, self.experts
-        room = cluster_room(experts, len(x), slices)
-        hashes = hashes_of(x, experts.hashes, number, dimensions_of(x.shape[1], experts.count, room))
-        clusters = clusters_of(hashes, routing.indices, counts, experts.count, room)
-        indices = interleaved(clusters.expert, slices)[:, None]
-        of_one = Routing(indices, jnp.ones(indices.shape, jnp.float32), {})
-        centroids = centroids_of(clusters, x)
-        results, handled, rounds = self._exchanged(
-            of_clusters(experts), ops, interleaved(centroids, slices), of_one, indices[:, 0] != NO_EXPERT, None
-        )
-        y = restored(clusters, x, routing.weights, centroids, joined(results, slices), experts.residual)
-        number_of = lambda there: jnp.sum(there).astype(jnp.float32)
-        sent = number_of(clusters.expert != NO_EXPERT)
-        handled = handled + number_of(clusters.token >= 0) - sent
-        report = {CLUSTERS: sent, MERGED: clusters.merged.astype(jnp.float32)}
-        return y if shared is None else y + shared(x), handled, rounds, report
-
     def _exchanged(
         self,
-        experts: ExpertsConfig,
         ops: Ops,
         x: Float[Array, "tokens embed"],
         routing: Routing,
         counts: jax.Array,
-        shared: Shared | None,
+        experts: ExpertsConfig,
+        shared: Shared | None = None,
     ) -> tuple[Float[Array, "tokens embed"], Float[Array, ""], Int[Array, ""]]:
         """(the sums over the experts of each row, `shared` included, assignments that this rank has handled, rounds of
         the exchange)."""

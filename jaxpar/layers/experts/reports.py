@@ -6,19 +6,14 @@ from collections.abc import Mapping
 
 from jaxpar.layers.report import AUXILIARY_LOSS
 
-ROUTED_TOKENS, LOAD, RANK_LOAD, ENTROPY, DROPPED, OVERFLOWS, CLUSTERS, MERGED = (
+ROUTED_TOKENS, LOAD, RANK_LOAD, ENTROPY, DROPPED, OVERFLOWS = (
     "expert_tokens", "expert_load", "expert_rank_load", "expert_entropy", "expert_dropped", "expert_overflows",
-    "expert_clusters", "expert_merged",
 )  # fmt: skip
 """Sums over tokens and layers: of 1; of the load of the fullest expert, relative to the mean; of that of the fullest
 expert rank; of the entropy of the routing; of assignments that no expert has computed; of 1 where an exchange took more
-than one round; of clusters that are sent in place of tokens, and of buckets of equal hashes that share one."""
+than one round."""
 
-_OF_LAYER = "expert_load_of_layer_"
-
-REPORTS = (AUXILIARY_LOSS, ROUTED_TOKENS, LOAD, RANK_LOAD, ENTROPY, DROPPED, OVERFLOWS)
-OF_CLUSTERS = (CLUSTERS, MERGED)
-"""Reported where `model.experts.compression` is set."""
+_PREFIX, _OF_LAYER = "expert_", "expert_load_of_layer_"
 
 
 def expert_metrics(report: Mapping[str, float]) -> dict[str, float]:
@@ -30,10 +25,10 @@ def expert_metrics(report: Mapping[str, float]) -> dict[str, float]:
     """
     if not report.get(ROUTED_TOKENS):
         return {}
-    means = {"load": LOAD, "rank_load": RANK_LOAD, "entropy": ENTROPY, "dropped": DROPPED, "overflows": OVERFLOWS}
-    means |= {"clusters": CLUSTERS, "merged": MERGED} if CLUSTERS in report else {}
-    found = {name: float(report[sums]) / float(report[ROUTED_TOKENS]) for name, sums in means.items()}
-    return found | {"auxiliary_loss": float(report[AUXILIARY_LOSS])}
+    names = [name for name in report if name.startswith(_PREFIX) and not name.startswith(_OF_LAYER)]
+    tokens = float(report[ROUTED_TOKENS])
+    means = {name.removeprefix(_PREFIX): float(report[name]) / tokens for name in names if name != ROUTED_TOKENS}
+    return means | {"auxiliary_loss": float(report[AUXILIARY_LOSS])}
 
 
 def layer_report(layer: int) -> str:
@@ -41,14 +36,15 @@ def layer_report(layer: int) -> str:
     return f"{_OF_LAYER}{layer}"
 
 
-def reports_of(layers: int, *, clusters: bool) -> tuple[str, ...]:
+def reports_of(layers: int) -> tuple[str, ...]:
     """What a layer of experts reports, in a model of so many layers."""
-    return (*REPORTS, *(OF_CLUSTERS if clusters else ()), *map(layer_report, range(layers)))
+    names = (AUXILIARY_LOSS, ROUTED_TOKENS, LOAD, RANK_LOAD, ENTROPY, DROPPED, OVERFLOWS)
+    return (*names, *map(layer_report, range(layers)))
 
 
 def is_of_experts(name: str) -> bool:
-    """Whether a report is one of `reports_of`."""
-    return name in REPORTS or name in OF_CLUSTERS or name.startswith(_OF_LAYER)
+    """Whether a report is one of experts."""
+    return name == AUXILIARY_LOSS or name.startswith(_PREFIX)
 
 
 def layer_loads(report: Mapping[str, float]) -> dict[str, float]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil, prod
 
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.layers.experts.clusters import as_sent
+from jaxpar.layers.experts.routers import groups_of
 
 PLACE_BYTES = 8
 """What is sent with each assignment: its weight, and its expert and row."""
@@ -28,8 +29,9 @@ def _aligned(rows: int) -> int:
 def ranks_per_token(experts: ExpertsConfig, ranks: int) -> float:
     """Ranks that have one of a token's experts, on average over routers that choose all alike."""
     count, own = experts.count, experts.count // ranks
-    if experts.groups and experts.groups_per_token and ranks % experts.groups == 0:
-        ranks = ranks * experts.groups_per_token // experts.groups
+    groups, some = groups_of(experts)
+    if some < groups and ranks % groups == 0:
+        ranks = ranks * some // groups
         count = own * ranks
     none = prod(max(0, count - own - i) / (count - i) for i in range(experts.per_token))
     return ranks * (1 - none)
@@ -42,27 +44,13 @@ def row_room(tokens: int, room: int, experts: ExpertsConfig, ranks: int, capacit
     return min(room, _aligned(own))
 
 
-def cluster_room(experts: ExpertsConfig, tokens: int, slices: int) -> int:
-    """Clusters of so many tokens of a rank (`model.experts.compression`): at least one for each expert, at most one
-    for each choice."""
-    assert experts.compression is not None, "experts whose tokens are sent in clusters"
-    choices = tokens * experts.per_token
-    return slices * ceil(min(choices, max(experts.count, experts.compression * choices)) / slices)
-
-
-def of_clusters(experts: ExpertsConfig) -> ExpertsConfig:
-    """Experts as the exchange sees them where it sends clusters, which have one expert each."""
-    return replace(experts, per_token=1, groups=None, groups_per_token=None, compression=None)
-
-
 def rows_to_send(experts: ExpertsConfig) -> float:
     """Rows that are sent, for each of a rank's tokens, before one is sent to several ranks: clusters or the token."""
-    return 1.0 if experts.compression is None else experts.compression * experts.per_token
+    return as_sent(experts)[1]
 
 
 def rows_for_ranks(experts: ExpertsConfig, capacity: float, expert: int) -> float:
     """Rows that a round has room for on all expert ranks together, for each of a rank's tokens, before each rank's are
     rounded up to `ALIGN`."""
-    if experts.compression is not None:
-        return rows_to_send(experts) * rows_for_ranks(of_clusters(experts), capacity, expert)
-    return min(expert, experts.per_token * min(capacity, expert), capacity * ranks_per_token(experts, expert))
+    seen, rows = as_sent(experts)
+    return rows * min(expert, seen.per_token * min(capacity, expert), capacity * ranks_per_token(seen, expert))

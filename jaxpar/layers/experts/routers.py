@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts.assignment import balanced, chosen_by_experts
 from jaxpar.layers.experts.losses import balance_loss, gshard_loss, importance_and_load_loss, sam_loss
 from jaxpar.layers.experts.routing import (
     NO_EXPERT,
     Logits,
+    Plain,
     Router,
     RouterState,
     Routing,
@@ -23,27 +29,82 @@ from jaxpar.layers.experts.routing import (
     selected,
 )
 
+
+@dataclass(frozen=True)
+class InGroups:
+    """Neighbouring experts in groups, of which a token uses some; null means that it may use any."""
+
+    groups: int | None = None
+    groups_per_token: int | None = None
+
+
+@dataclass(frozen=True)
+class Scaled(InGroups):
+    """And a factor of the weights."""
+
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Biased(Scaled):
+    """And the step by which each update moves the biases towards an equal load."""
+
+    bias_rate: float = 0.001
+
+
+@dataclass(frozen=True)
+class Cosine(Scaled):
+    """And the width in which tokens and experts are compared; null means half of `count`."""
+
+    projection: int | None = None
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The number of groups of neighbouring experts."""
+
+    groups: int
+
+
+@dataclass(frozen=True)
+class Annealed:
+    """Temperatures at the first step, and after `anneal_steps` and in evaluations; the share of the weights from which
+    an expert is used."""
+
+    temperature: float = 2.0
+    last_temperature: float = 0.3
+    anneal_steps: int = 1000
+    threshold: float = 0.001
+
+
+@dataclass(frozen=True)
+class Forced:
+    """Leave to let a token's experts depend on later tokens."""
+
+    force: bool = False
+
+
 HIDDEN = -1e30
 """Stands for minus infinity, without NaN in derivatives."""
 
 
-def softmax_top_k(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+def softmax_top_k(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Scaled) -> Routing:
     """The k largest probabilities are the weights, which add up to less than 1 (OLMoE, arXiv:2409.02060), times `scale`
     (DeepSeek-V2, arXiv:2405.04434)."""
     probabilities = jax.nn.softmax(logits)
-    indices = selected(state, _in_groups(logits, options, best=1), options.per_token)
+    indices = selected(state, _in_groups(logits, options, best=1), experts.per_token)
     return Routing(indices, options.scale * chosen(probabilities, indices), {"probabilities": probabilities})
 
 
-def top_k_softmax(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+def top_k_softmax(logits: Logits, state: RouterState, experts: ExpertsConfig, options: InGroups) -> Routing:
     """The weights are the softmax of the k largest logits (Mixtral, arXiv:2401.04088); normalising the k largest
     probabilities gives the same (Qwen3)."""
-    indices = selected(state, _in_groups(logits, options, best=1), options.per_token)
+    indices = selected(state, _in_groups(logits, options, best=1), experts.per_token)
     weights = jax.nn.softmax(jnp.where(indices == NO_EXPERT, HIDDEN, chosen(logits, indices)))
     return Routing(indices, weights, {"probabilities": jax.nn.softmax(logits)})
 
 
-def gshard(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+def gshard(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Plain) -> Routing:
     """The two largest probabilities, divided by their sum (GShard, arXiv:2006.16668, algorithm 1). Both experts are
     always used: the paper leaves the second out at random to save room, and here no token is dropped."""
     probabilities = jax.nn.softmax(logits)
@@ -53,7 +114,7 @@ def gshard(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routin
     return Routing(indices, gates / gates.sum(-1, keepdims=True), {"probabilities": probabilities, "first": first})
 
 
-def noisy_top_k(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+def noisy_top_k(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Plain) -> Routing:
     """Noise of a learned deviation is added before the k largest logits are chosen (arXiv:1701.06538, section 2.1).
 
     `load` is the probability that an expert is among the k largest if its own noise is drawn again.
@@ -62,8 +123,8 @@ def noisy_top_k(logits: Logits, state: RouterState, options: ExpertsConfig) -> R
     deviation = jax.nn.softplus(state.noise) + 1e-2
     noisy = logits if state.drawn is None else logits + state.drawn * deviation
     # One more than are chosen: what an expert has to exceed to be among the k largest of all but itself.
-    best = largest(noisy, options.per_token + 1)
-    indices = selected(state, noisy, options.per_token)
+    best = largest(noisy, experts.per_token + 1)
+    indices = selected(state, noisy, experts.per_token)
     values = chosen(noisy, best)
     weights = jax.nn.softmax(chosen(noisy, indices))
     gates = jnp.einsum("tk,tke->te", weights, ones_at(indices, logits.shape[-1]), precision="highest")
@@ -73,75 +134,74 @@ def noisy_top_k(logits: Logits, state: RouterState, options: ExpertsConfig) -> R
     return Routing(indices, weights, {"gates": gates, "load": load})
 
 
-def sigmoid(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+def sigmoid(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Biased) -> Routing:
     """The largest sums of sigmoid and bias are chosen, and the weights are the sigmoids divided by their sum, times
     `scale` (DeepSeek-V3, arXiv:2412.19437, equations 12-16)."""
     assert state.bias is not None, "this router chooses by a bias"
-    indices = selected(state, _in_groups(jax.nn.sigmoid(logits) + state.bias, options, best=2), options.per_token)
+    indices = selected(state, _in_groups(jax.nn.sigmoid(logits) + state.bias, options, best=2), experts.per_token)
     # Sigmoids divided by their sum, also where all of them are 0 in float32: a bias can choose such experts.
     logarithms = jax.nn.log_sigmoid(logits)
     weights = jax.nn.softmax(jnp.where(indices == NO_EXPERT, HIDDEN, chosen(logarithms, indices)))
     return Routing(indices, options.scale * weights, {"probabilities": jax.nn.softmax(logarithms)})
 
 
-def k_top_1(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+def k_top_1(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Plain) -> Routing:
     """Experts stand in k groups, each with a softmax of its own whose largest probability is chosen (M6-T,
     arXiv:2105.15082, section 3.1)."""
-    groups = logits.reshape(len(logits), options.per_token, -1)
+    groups = logits.reshape(len(logits), experts.per_token, -1)
     probabilities = jax.nn.softmax(groups)
     within = largest(groups, 1)[..., 0]
-    indices = within + jnp.arange(options.per_token) * groups.shape[-1] if state.given is None else state.given
+    indices = within + jnp.arange(experts.per_token) * groups.shape[-1] if state.given is None else state.given
     flat = probabilities.reshape(logits.shape)
-    return Routing(indices, chosen(flat, indices), {"probabilities": flat / options.per_token})
+    return Routing(indices, chosen(flat, indices), {"probabilities": flat / experts.per_token})
 
 
-def hashed(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+def hashed(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Plain) -> Routing:
     """A fixed function of the token chooses each expert, with equal weights (hash layers, arXiv:2106.04426).
 
     The experts of a token are neighbours from a hash on, so that they differ.
     """
     assert state.ids is not None, "a hash is one of tokens"
-    first = _mixed(state.ids) % np.uint32(options.count)
-    indices = (first[:, None].astype(jnp.int32) + jnp.arange(options.per_token)) % options.count
+    first = _mixed(state.ids) % np.uint32(experts.count)
+    indices = (first[:, None].astype(jnp.int32) + jnp.arange(experts.per_token)) % experts.count
     indices = indices if state.given is None else state.given
-    weights = jnp.full(indices.shape, 1 / options.per_token, jnp.float32)
+    weights = jnp.full(indices.shape, 1 / experts.per_token, jnp.float32)
     return Routing(indices, weights, {})
 
 
-def sam(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+def sam(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Groups) -> Routing:
     """Switch and mixture (arXiv:2110.07431): the group with the largest sum of probabilities is chosen, and within it
     the k largest, which are the weights. Probabilities of other groups above the least of those are `misaligned`."""
-    assert options.groups is not None, "groups to switch between"
     probabilities = jax.nn.softmax(logits)
     of_groups = probabilities.reshape(len(logits), options.groups, -1).sum(-1)
     group = ones_at(largest(of_groups, 1), options.groups)[:, 0]
-    inside = jnp.repeat(group, options.count // options.groups, axis=1) > 0
-    indices = selected(state, jnp.where(inside, logits, HIDDEN), options.per_token)
+    inside = jnp.repeat(group, experts.count // options.groups, axis=1) > 0
+    indices = selected(state, jnp.where(inside, logits, HIDDEN), experts.per_token)
     weights = chosen(probabilities, indices)
     above = jnp.where(inside, 0.0, jax.nn.relu(probabilities - weights[:, -1:]))
     return Routing(indices, weights, {"probabilities": probabilities, "misaligned": above.sum(-1, keepdims=True)})
 
 
-def dense_to_sparse(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+def dense_to_sparse(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Annealed) -> Routing:
     """A softmax with Gumbel noise whose temperature falls with the step, so that fewer and fewer experts have more than
     `threshold` of it (EvoMoE, arXiv:2112.14397, section 4.2). Those are used, and in any case the k largest; without
     noise, as in an evaluation, the k largest at the last temperature."""
     if state.drawn is None or state.step is None:
-        indices = largest(logits, options.per_token)
+        indices = largest(logits, experts.per_token)
         probabilities = jax.nn.softmax(logits / options.last_temperature)
         weights = jax.nn.softmax(chosen(logits, indices) / options.last_temperature)
         return Routing(indices, weights, {"probabilities": probabilities})
     done = jnp.minimum(state.step / max(1, options.anneal_steps), 1.0)
     temperature = options.temperature + done * (options.last_temperature - options.temperature)
     gates = jax.nn.softmax((logits + state.drawn) / temperature)
-    best = ones_at(largest(gates, options.per_token), options.count).sum(1) > 0
+    best = ones_at(largest(gates, experts.per_token), experts.count).sum(1) > 0
     used = best | (lax.stop_gradient(gates) >= options.threshold)
     if state.given is not None:
         return Routing(state.given, chosen(gates, state.given), {"probabilities": gates})
     return Routing(_used(used), gates, {"probabilities": gates})
 
 
-def base(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+def base(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Plain) -> Routing:
     """In training every expert gets equally many tokens of the microbatch, such that the sum of their logits is the
     largest; else a token's largest logit is chosen. The weight is its sigmoid (BASE layers, arXiv:2103.16716)."""
     if state.train and state.given is None:
@@ -152,7 +212,7 @@ def base(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
     return Routing(indices, jax.nn.sigmoid(chosen(logits, indices)), {})
 
 
-def expert_choice(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+def expert_choice(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Forced) -> Routing:
     """Each expert takes the tokens of the microbatch with its largest probabilities, k/E of them, and the probabilities
     are the weights (arXiv:2202.09368, section 3.2)."""
     probabilities = jax.nn.softmax(logits)
@@ -160,7 +220,7 @@ def expert_choice(logits: Logits, state: RouterState, options: ExpertsConfig) ->
         return Routing(state.given, chosen(probabilities, state.given), {})
     assert state.order is not None and state.counts is not None, "a choice is one among all tokens"
     all_counts = state.order.whole(state.counts)
-    used = state.order.own(chosen_by_experts(state.order.whole(probabilities), all_counts, options.per_token))
+    used = state.order.own(chosen_by_experts(state.order.whole(probabilities), all_counts, experts.per_token))
     return Routing(_used(used), probabilities, {})
 
 
@@ -177,7 +237,7 @@ def _mixed(ids: Int[Array, " tokens"]) -> Array:
     return x ^ (x >> 16)
 
 
-def _in_groups(scores: Logits, options: ExpertsConfig, best: int) -> Logits:
+def _in_groups(scores: Logits, options: InGroups, best: int) -> Logits:
     """`scores` with those outside a token's `groups_per_token` best groups hidden; a group is as good as the sum of its
     `best` largest scores (DeepSeek-V2, arXiv:2405.04434, with 1; DeepSeek-V3 with 2)."""
     if options.groups is None:
@@ -196,19 +256,42 @@ def entropy(logits: Logits) -> Float[Array, " tokens"]:
 
 
 ROUTERS: dict[str, Router] = {
-    "softmax_top_k": Router(softmax_top_k, balance_loss),
-    "top_k_softmax": Router(top_k_softmax, balance_loss),
-    "switch": Router(softmax_top_k, balance_loss),
-    "gshard": Router(gshard, gshard_loss),
-    "noisy_top_k": Router(noisy_top_k, importance_and_load_loss, noise=True, draw=jax.random.normal),
-    "sigmoid": Router(sigmoid, balance_loss, bias=True),
+    "softmax_top_k": Router(softmax_top_k, balance_loss, options=Scaled),
+    "top_k_softmax": Router(top_k_softmax, balance_loss, options=InGroups, normalised=True),
+    "switch": Router(softmax_top_k, balance_loss, options=Scaled, per_token=1),
+    "gshard": Router(gshard, gshard_loss, per_token=2, by_row=False),
+    "noisy_top_k": Router(
+        noisy_top_k, importance_and_load_loss, noise=True, draw=jax.random.normal, by_row=False, normalised=True
+    ),
+    "sigmoid": Router(sigmoid, balance_loss, bias=True, options=Biased, normalised=True),
     "k_top_1": Router(k_top_1, balance_loss),
-    "hash": Router(hashed, None, ids=True, learned=False),
-    "sam": Router(sam, sam_loss),
-    "cosine": Router(softmax_top_k, balance_loss, cosine=True),
-    "dense_to_sparse": Router(dense_to_sparse, balance_loss, draw=jax.random.gumbel, anneals=True, all_experts=True),
-    "base": Router(base, None, ordered=True),
-    "expert_choice": Router(expert_choice, None, ordered=True, all_experts=True),
+    "hash": Router(hashed, None, ids=True, learned=False, by_row=False),
+    "sam": Router(sam, sam_loss, options=Groups, by_row=False),
+    "cosine": Router(softmax_top_k, balance_loss, cosine=True, options=Cosine),
+    "dense_to_sparse": Router(
+        dense_to_sparse, balance_loss, draw=jax.random.gumbel, anneals=True, all_experts=True, options=Annealed
+    ),
+    "base": Router(base, None, ordered=True, per_token=1, by_row=False),
+    "expert_choice": Router(expert_choice, None, ordered=True, all_experts=True, options=Forced, by_row=False),
 }
 """By name; `jaxpar.config.parts.ROUTERS` lists the names.
 `switch` is `softmax_top_k` of one expert (arXiv:2101.03961), and `cosine` of other logits (X-MoE, arXiv:2204.09179)."""
+
+
+@lru_cache(maxsize=1000)
+def options_of(experts: ExpertsConfig, key: str = "model.experts") -> Any:
+    """`router_options` as the dataclass of the router; raises `UserError` for a wrong name or type."""
+    kind = ROUTERS[experts.router]
+    return record_from_plain(kind.options, experts.router_options, f"{key}.router_options")
+
+
+def groups_of(experts: ExpertsConfig) -> tuple[int, int]:
+    """Groups of experts, and those of them that a token uses."""
+    options = options_of(experts)
+    groups = getattr(options, "groups", None)
+    return (1, 1) if groups is None else (groups, getattr(options, "groups_per_token", None) or groups)
+
+
+def projection_of(experts: ExpertsConfig) -> int:
+    """Width in which the router `cosine` compares tokens and experts."""
+    return options_of(experts).projection or max(1, experts.count // 2)

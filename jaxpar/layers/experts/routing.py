@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -76,10 +76,16 @@ type Loss = Callable[[Sums], Float[Array, ""]]
 
 
 @dataclass(frozen=True)
+class Plain:
+    """No options."""
+
+
+@dataclass(frozen=True)
 class Router:
     """An entry of the registry."""
 
-    route: Callable[[Logits, RouterState, ExpertsConfig], Routing]
+    route: Callable[[Logits, RouterState, ExpertsConfig, Any], Routing]
+    """The last argument are its `options`."""
     loss: Loss | None
     """The loss that `balance_loss` weighs; None for routers that balance otherwise."""
     bias: bool = False
@@ -100,6 +106,14 @@ class Router:
     """Whether a token may use all experts, so that `Routing.indices` has a column for each."""
     learned: bool = True
     """Whether it uses its logits."""
+    options: type = Plain
+    """The dataclass of `model.experts.router_options`."""
+    per_token: int | None = None
+    """Experts that it chooses for a token, where it is always the same number."""
+    by_row: bool = True
+    """Whether `sequence_loss` weighs its loss of each row."""
+    normalised: bool = False
+    """Whether the weights of a token are divided by their sum."""
 
 
 def chosen(values: Logits, indices: Int[Array, "tokens chosen"]) -> Float[Array, "tokens chosen"]:

@@ -13,7 +13,9 @@ import pytest
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts.clusters import (
     Clusters,
+    as_sent,
     centroids_of,
+    cluster_room,
     clusters_of,
     dimensions_of,
     hashes_of,
@@ -22,7 +24,6 @@ from jaxpar.layers.experts.clusters import (
     restored,
 )
 from jaxpar.layers.experts.messages import rows_sent
-from jaxpar.layers.experts.room import cluster_room, of_clusters
 from jaxpar.layers.experts.routing import NO_EXPERT
 
 TOKENS, CHOSEN, EXPERTS, EMBED = 40, 2, 4, 8
@@ -114,13 +115,14 @@ def test_a_hash_is_the_nearest_vertex_of_a_rotated_cross_polytope():
 
 
 def test_room_and_bytes_are_a_share_of_the_choices():
-    experts = ExpertsConfig(count=8, per_token=2, compression=0.25)
-    assert cluster_room(experts, 1000, 3) == 501 and cluster_room(experts, 4, 1) == 8
-    assert cluster_room(experts, 2, 1) == 4, "fewer choices than experts"
+    experts = ExpertsConfig(count=8, per_token=2, clusters={"share": 0.25})
+    assert cluster_room(experts, 0.25, 1000, 3) == 501 and cluster_room(experts, 0.25, 4, 1) == 8
+    assert cluster_room(experts, 0.25, 2, 1) == 4, "fewer choices than experts"
     few = clusters_of(jnp.zeros((2, 3), jnp.int32), jnp.asarray([[0, 1], [0, 5]]), jnp.ones(2, bool), 8, 4)
     assert sorted(np.asarray(few.expert).tolist()) == [NO_EXPERT, 0, 1, 5]
     assert dimensions_of(128, 8, 512) == 16 and dimensions_of(128, 8, 10**6) == 128 and dimensions_of(128, 8, 8) == 1
-    one = of_clusters(experts)
+    one, rows = as_sent(experts)
+    assert rows == 0.5
     for exchange, factor in (("all_to_all", 0.5), ("all_gather", 0.5)):
         assert rows_sent(exchange, experts, 1.5, 4, 2) == pytest.approx(factor * rows_sent(exchange, one, 1.5, 4, 2))
     x = jnp.arange(12)

@@ -15,7 +15,7 @@ from scipy.special import ndtr
 
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts.losses import share
-from jaxpar.layers.experts.routers import ROUTERS
+from jaxpar.layers.experts.routers import ROUTERS, options_of
 from jaxpar.layers.experts.routing import RouterState
 from tests.layers.experts.test_routers import ALONE, COUNT, COUNTS, FACTORS, LOGITS, TOKENS, dense, sums_of
 
@@ -23,7 +23,9 @@ DRAW = np.random.default_rng(1)
 NOISE, NORMAL = DRAW.standard_normal((2, TOKENS, COUNT))
 GUMBEL = DRAW.gumbel(size=(TOKENS, COUNT))
 NOISY = ExpertsConfig(count=COUNT, per_token=2, router="noisy_top_k")
-DENSE = ExpertsConfig(count=COUNT, per_token=2, router="dense_to_sparse", anneal_steps=100, threshold=0.05)
+DENSE = ExpertsConfig(
+    count=COUNT, per_token=2, router="dense_to_sparse", router_options={"anneal_steps": 100, "threshold": 0.05}
+)
 BASE = ExpertsConfig(count=COUNT, per_token=1, router="base")
 TEMPERATURES = {0: 2.0, 50: 1.15, 300: 0.3}
 """Of `DENSE`, by step."""
@@ -78,7 +80,7 @@ def sparse_loss(logits: Scores, temperature: float, used: Bool[np.ndarray, "toke
 def objective(options: ExpertsConfig, state: RouterState, logits: jax.Array) -> jax.Array:
     """What is differentiated: weights by `FACTORS`, and the router's loss."""
     router = ROUTERS[options.router]
-    routing = router.route(logits, state, options)
+    routing = router.route(logits, state, options, options_of(options))
     sums = sums_of(routing, jnp.float32(COUNTS))
     loss: Any = share(router.loss, sums, sums, 1) if router.loss else 0.0
     return (jnp.float32(FACTORS) * dense(routing)).sum() + loss
@@ -86,14 +88,14 @@ def objective(options: ExpertsConfig, state: RouterState, logits: jax.Array) -> 
 
 def test_noisy_top_k_and_its_losses_are_those_of_the_paper():
     state = RouterState(noise=jnp.float32(NOISE), drawn=jnp.float32(NORMAL))
-    routing = ROUTERS["noisy_top_k"].route(jnp.float32(LOGITS), state, NOISY)
+    routing = ROUTERS["noisy_top_k"].route(jnp.float32(LOGITS), state, NOISY, options_of(NOISY))
     gates, load = noisy_gates(LOGITS, NOISE)
     np.testing.assert_allclose(dense(routing), gates, atol=1e-5)
     np.testing.assert_allclose(routing.statistics["load"], load, atol=1e-5)
     loss = ROUTERS["noisy_top_k"].loss
     assert loss is not None
     assert float(loss(sums_of(routing, jnp.float32(COUNTS)))) == pytest.approx(noisy_loss(gates, load), rel=1e-4)
-    still = ROUTERS["noisy_top_k"].route(jnp.float32(LOGITS), state._replace(drawn=None), NOISY)
+    still = ROUTERS["noisy_top_k"].route(jnp.float32(LOGITS), state._replace(drawn=None), NOISY, options_of(NOISY))
     np.testing.assert_array_equal(still.indices, jnp.argsort(-jnp.float32(LOGITS), axis=1)[:, :2])
 
 
@@ -119,12 +121,12 @@ def sparse_state(step: int) -> RouterState:
 def test_a_dense_gate_becomes_sparse_with_the_step():
     used = []
     for step, temperature in TEMPERATURES.items():
-        routing = ROUTERS["dense_to_sparse"].route(jnp.float32(LOGITS), sparse_state(step), DENSE)
+        routing = ROUTERS["dense_to_sparse"].route(jnp.float32(LOGITS), sparse_state(step), DENSE, options_of(DENSE))
         gates, kept = sparse_gates(LOGITS, temperature)
         np.testing.assert_allclose(dense(routing), np.where(kept, gates, 0), rtol=1e-5)
         used.append(kept.sum())
     assert used[0] > used[1] > used[2] >= 2 * TOKENS
-    still = ROUTERS["dense_to_sparse"].route(jnp.float32(LOGITS), RouterState(), DENSE)
+    still = ROUTERS["dense_to_sparse"].route(jnp.float32(LOGITS), RouterState(), DENSE, options_of(DENSE))
     best = np.sort(LOGITS, axis=1)[:, :-3:-1]
     np.testing.assert_array_equal(still.indices, np.argsort(-LOGITS, axis=1)[:, :2])
     heat = np.exp((best - best[:, :1]) / 0.3)
@@ -136,7 +138,7 @@ def test_the_loss_and_gradients_of_a_gate_that_becomes_sparse_are_those_of_the_p
     temperature, (router, state) = TEMPERATURES[step], (ROUTERS["dense_to_sparse"], sparse_state(step))
     _, used = sparse_gates(LOGITS, temperature)
     assert router.loss is not None
-    loss = router.loss(sums_of(router.route(jnp.float32(LOGITS), state, DENSE), jnp.float32(COUNTS)))
+    loss = router.loss(sums_of(router.route(jnp.float32(LOGITS), state, DENSE, options_of(DENSE)), jnp.float32(COUNTS)))
     assert float(loss) == pytest.approx(sparse_loss(LOGITS, temperature, used), rel=1e-5)
 
     def wanted(logits: Scores) -> float:
@@ -151,7 +153,7 @@ def test_the_loss_and_gradients_of_a_gate_that_becomes_sparse_are_those_of_the_p
 def test_base_is_greedy_outside_training_and_weights_by_a_sigmoid(train: bool):
     """A weight is the sigmoid of its logit, so its derivative is `s (1 - s)`, and no other logit has one."""
     state = ALONE._replace(train=train)
-    routing = ROUTERS["base"].route(jnp.float32(LOGITS), state, BASE)
+    routing = ROUTERS["base"].route(jnp.float32(LOGITS), state, BASE, options_of(BASE))
     real = COUNTS > 0
     experts = np.asarray(routing.indices)[real, 0]
     weights = 1 / (1 + np.exp(-LOGITS[real][np.arange(9), experts]))

@@ -134,7 +134,7 @@ def test_a_token_meets_as_many_ranks_as_draws_without_replacement_give():
     assert ranks_per_token(qwen, 8) == pytest.approx(8 * (1 - comb(112, 8) / comb(128, 8)))
     assert ranks_per_token(ExpertsConfig(count=8, per_token=1), 8) == pytest.approx(1)
     assert ranks_per_token(ExpertsConfig(count=8, per_token=8), 4) == pytest.approx(4)
-    grouped = ExpertsConfig(count=256, per_token=8, groups=8, groups_per_token=4)
+    grouped = ExpertsConfig(count=256, per_token=8, router_options={"groups": 8, "groups_per_token": 4})
     assert ranks_per_token(grouped, 8) == pytest.approx(4 * (1 - comb(96, 8) / comb(128, 8)))
 
 

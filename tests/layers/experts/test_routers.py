@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from jaxpar.config.checks.experts import routers_without_gradient
 from jaxpar.config.parts import ROUTERS as NAMES
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.layers.experts import routers
 from jaxpar.layers.experts.assignment import balanced, within_capacity
+from jaxpar.layers.experts.checks import routers_without_gradient
 from jaxpar.layers.experts.losses import share, z_loss
 from jaxpar.layers.experts.routers import ROUTERS, entropy
 from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums, ones_at
@@ -29,12 +30,12 @@ CASES: dict[str, dict[str, Any]] = {
     "top_k_softmax": {"per_token": 2},
     "switch": {"per_token": 1},
     "gshard": {"per_token": 2},
-    "sigmoid": {"per_token": 2, "scale": 1.7},
+    "sigmoid": {"per_token": 2, "router_options": {"scale": 1.7}},
     "k_top_1": {"per_token": 2},
     "cosine": {"per_token": 2},
-    "sam": {"per_token": 2, "groups": 2},
-    "expert_choice": {"per_token": 2, "force": True},
-    "groups": {"router": "sigmoid", "per_token": 3, "groups": 4, "groups_per_token": 2},
+    "sam": {"per_token": 2, "router_options": {"groups": 2}},
+    "expert_choice": {"per_token": 2, "router_options": {"force": True}},
+    "groups": {"router": "sigmoid", "per_token": 3, "router_options": {"groups": 4, "groups_per_token": 2}},
 }
 DRAW = np.random.default_rng(0)
 LOGITS = DRAW.standard_normal((TOKENS, COUNT))
@@ -81,7 +82,7 @@ def test_weights_losses_and_gradients_are_those_of_the_paper(name: str):
     router = ROUTERS[options.router]
 
     def found(logits: jax.Array) -> tuple[jax.Array, Any]:
-        routing = router.route(logits, ALONE, options)
+        routing = router.route(logits, ALONE, options, routers.options_of(options))
         sums = sums_of(routing, jnp.float32(COUNTS))
         loss = share(router.loss, sums, sums, 1) if router.loss else 0.0
         return (jnp.float32(FACTORS) * dense(routing)).sum() + loss, (dense(routing), loss)
@@ -109,7 +110,7 @@ def test_weights_of_sigmoids_that_underflow_are_those_of_the_formula():
     state = RouterState(bias=jnp.float32([3.0, 3.0, 0.0, 0.0]))
 
     def found(logits: jax.Array) -> tuple[jax.Array, Routing]:
-        routing = ROUTERS["sigmoid"].route(logits, state, options)
+        routing = ROUTERS["sigmoid"].route(logits, state, options, routers.options_of(options))
         return (routing.weights * jnp.float32([1.0, 2.0])).sum() + routing.statistics["probabilities"].max(), routing
 
     (_, routing), gradient = jax.value_and_grad(found, has_aux=True)(jnp.float32(FAR))
@@ -128,7 +129,9 @@ def test_a_run_says_which_routers_the_loss_of_the_task_does_not_train(router: st
     """Those whose weights have no derivative."""
     options = ExpertsConfig(count=COUNT, per_token=per_token, router=router)
     state = ALONE._replace(noise=jnp.zeros((TOKENS, COUNT)))
-    of = lambda logits: (jnp.float32(FACTORS) * dense(ROUTERS[router].route(logits, state, options))).sum()
+    of = lambda logits: (
+        jnp.float32(FACTORS) * dense(ROUTERS[router].route(logits, state, options, routers.options_of(options)))
+    ).sum()
     untrained = not np.abs(jax.grad(of)(jnp.float32(LOGITS))).max() > 1e-6
     said = routers_without_gradient(ModelConfig(experts=options))
     assert len(said) == untrained == (per_token == 1 and router in ("top_k_softmax", "noisy_top_k", "sigmoid"))
@@ -137,10 +140,11 @@ def test_a_run_says_which_routers_the_loss_of_the_task_does_not_train(router: st
 
 def test_a_hash_chooses_by_the_token_alone():
     options = ExpertsConfig(count=COUNT, per_token=2, router="hash")
-    routing = ROUTERS["hash"].route(jnp.zeros(()), RouterState(ids=jnp.asarray(IDS)), options)
+    state = RouterState(ids=jnp.asarray(IDS))
+    routing = ROUTERS["hash"].route(jnp.zeros(()), state, options, routers.options_of(options))
     weights, _ = experts64.route(jnp.zeros((TOKENS, COUNT)), jnp.asarray(IDS), None, asdict(options))
     np.testing.assert_allclose(dense(routing), weights)
-    many = ROUTERS["hash"].route(jnp.zeros(()), RouterState(ids=jnp.arange(8000)), options)
+    many = ROUTERS["hash"].route(jnp.zeros(()), RouterState(ids=jnp.arange(8000)), options, routers.options_of(options))
     counts = np.bincount(np.asarray(many.indices).ravel(), minlength=COUNT)
     assert counts.min() > 0.9 * counts.mean()
 
@@ -189,14 +193,14 @@ def test_shares_of_ranks_add_up_to_the_loss_and_its_gradient():
 
     def split(logits: jax.Array) -> jax.Array:
         parts = [
-            sums_of(router.route(own, RouterState(), options), jnp.float32(counts))
+            sums_of(router.route(own, RouterState(), options, routers.options_of(options)), jnp.float32(counts))
             for own, counts in zip(jnp.split(logits, ranks), np.split(COUNTS, ranks), strict=True)
         ]
         whole = jax.lax.stop_gradient(jax.tree.map(lambda *each: sum(each), *parts))
         return sum(share(router.loss, own, whole, ranks) for own in parts)
 
     def together(logits: jax.Array) -> jax.Array:
-        sums = sums_of(router.route(logits, RouterState(), options), jnp.float32(COUNTS))
+        sums = sums_of(router.route(logits, RouterState(), options, routers.options_of(options)), jnp.float32(COUNTS))
         return router.loss(sums)
 
     for one, other in zip(*(jax.value_and_grad(of)(jnp.float32(LOGITS)) for of in (split, together)), strict=True):

@@ -35,22 +35,22 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "switch": {"per_token": 1, "balance_loss": 0.1},
     "gshard": {"per_token": 2, "balance_loss": 1.0},
     "noisy_top_k": {"per_token": 2, "balance_loss": 0.1},
-    "sigmoid": {"per_token": 2, "balance_loss": 0.1, "scale": 1.7},
-    "groups": {"router": "sigmoid", "per_token": 2, "groups": 4, "groups_per_token": 2},
+    "sigmoid": {"per_token": 2, "balance_loss": 0.1, "router_options": {"scale": 1.7}},
+    "groups": {"router": "sigmoid", "per_token": 2, "router_options": {"groups": 4, "groups_per_token": 2}},
     "k_top_1": {"per_token": 2, "balance_loss": 0.1},
     "hash": {"per_token": 2},
     "sequences": {"router": "softmax_top_k", "per_token": 2, "balance_loss": 0.0, "sequence_loss": 0.1},
     "drops": {"router": "top_k_softmax", "per_token": 2, "balance_loss": 0.1, "capacity_factor": 0.75},
-    "sam": {"per_token": 2, "groups": 4, "balance_loss": 0.1},
+    "sam": {"per_token": 2, "router_options": {"groups": 4}, "balance_loss": 0.1},
     "cosine": {"per_token": 1, "balance_loss": 0.1},
-    "dense_to_sparse": {"per_token": 2, "anneal_steps": 10, "threshold": 0.05, "balance_loss": 0.1},
+    "dense_to_sparse": {"per_token": 2, "router_options": {"anneal_steps": 10, "threshold": 0.05}, "balance_loss": 0.1},
     "base": {"per_token": 1},
-    "expert_choice": {"per_token": 2, "force": True},
+    "expert_choice": {"per_token": 2, "router_options": {"force": True}},
 }
 """`model.experts` by router; 8 experts each."""
 OTHERS: dict[str, dict[str, Any]] = {
     "gpt_oss": {"router": "top_k_softmax", "per_token": 2, "balance_loss": 0.1},
-    "compressed": {"router": "top_k_softmax", "per_token": 2, "compression": 1.0, "hashes": 64},
+    "compressed": {"router": "top_k_softmax", "per_token": 2, "clusters": {"share": 1.0, "hashes": 64}},
 }
 """Models whose layers have more that is particular; clusters of one token each, which change nothing."""
 
@@ -295,7 +295,7 @@ def test_a_run_goes_on_with_experts_on_fewer_ranks(tmp_path: Path):
 def test_clusters_are_fewer_than_choices_and_counted_and_evaluations_send_each_token():
     own = ExpertsConfig(count=8, per_token=2, width=WIDTH)
     parallel = {"expert": 2, "expert_exchange": "all_to_all", "overlap": {"expert_slices": 2}}
-    model = {"layers": 1, "experts": replace(own, compression=0.25)}
+    model = {"layers": 1, "experts": replace(own, clusters={"share": 0.25})}
     run = SmallRun(small(model=model, parallel=parallel))
     exact = SmallRun(small(model={"layers": 1, "experts": own}, parallel=parallel))
     state = run.step.residency.initial_state()

@@ -11,25 +11,8 @@ from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, ModelConfig, ParallelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.overlap import OFF, OverlapConfig
-
-_PER_TOKEN = {"switch": 1, "gshard": 2, "base": 1}
-"""Routers that choose a fixed number of experts."""
-_IN_GROUPS = ("softmax_top_k", "top_k_softmax", "sigmoid", "sam")
-"""Routers that can be limited to groups."""
-_UNBALANCED = ("hash", "base", "expert_choice")
-"""Routers without a loss that `balance_loss` would weigh."""
-_ALL_EXPERTS = ("dense_to_sparse", "expert_choice")
-"""Routers with which a token uses as many experts as it may."""
-_NORMALISED = ("top_k_softmax", "noisy_top_k", "sigmoid")
-"""Routers whose weights of a token are divided by their sum."""
-_ANNEALED = ("temperature", "last_temperature", "anneal_steps", "threshold")
-_ONLY = {
-    "scale": ("sigmoid", "softmax_top_k"), "bias_rate": ("sigmoid",), "projection": ("cosine",),
-    "force": ("expert_choice",),
-    "sequence_loss": ("top_k_softmax", "softmax_top_k", "switch", "sigmoid", "k_top_1", "cosine", "dense_to_sparse"),
-} | dict.fromkeys(_ANNEALED, ("dense_to_sparse",))  # fmt: skip
-"""Keys that only some routers use."""
-
+from jaxpar.layers.experts.clusters import clustering_of
+from jaxpar.layers.experts.routers import ROUTERS, options_of
 
 NO_RAGGED = (
     "the result of JAX's ragged_all_to_all has the varying type of its output buffer, which the step's types cannot "
@@ -88,80 +71,63 @@ def routers_without_gradient(model: ModelConfig) -> list[str]:
         "token by their sum: its one expert always weighs the same, so the loss of the task gives the router no "
         "gradient. softmax_top_k and switch weigh by a probability."
         for kind, own in kind_models(model).items()
-        if own.experts is not None and own.experts.per_token == 1 and own.experts.router in _NORMALISED
+        if own.experts is not None and own.experts.per_token == 1 and ROUTERS[own.experts.router].normalised
     ]
 
 
 def _check(key: str, experts: ExpertsConfig) -> None:
-    for field in fields(experts):
-        value = getattr(experts, field.name)
-        if field.name in _ONLY and value != field.default and experts.router not in _ONLY[field.name]:
-            raise UserError(
-                f"{key}.{field.name}: {spell(value)} would not be used, because {key}.router is {experts.router}; "
-                f"expected {' or '.join(_ONLY[field.name])}, or the default, {spell(field.default)}"
-            )
-    if experts.router == "expert_choice" and not experts.force:
+    count, chosen, router, usual = experts.count, experts.per_token, ROUTERS[experts.router], ExpertsConfig.balance_loss
+    options, clustering = options_of(experts, key), clustering_of(experts, key)
+    if getattr(options, "force", True) is False:
         raise UserError(
-            f"{key}.router: with expert_choice a token's experts depend on later tokens, which a causal model does not "
-            f"have when it generates; expected another router, or {key}.force: true"
+            f"{key}.router: with {experts.router} a token's experts depend on later tokens, which a causal model does "
+            f"not have when it generates; expected another router, or {key}.router_options: {{force: true}}"
         )
-    count, chosen, router = experts.count, experts.per_token, experts.router
-    most = count - 1 if router == "noisy_top_k" else count
+    most = count - 1 if router.noise else count
     if chosen > most:
-        why = "; noisy_top_k leaves one out" if most < count else ""
+        why = f"; {experts.router} leaves one out" if most < count else ""
         raise UserError(f"{key}.per_token: expected at most {most} of {count} experts ({key}.count), got {chosen}{why}")
-    if chosen != _PER_TOKEN.get(router, chosen):
-        raise UserError(f"{key}.per_token: the router {router} chooses {_PER_TOKEN[router]}, got {chosen}")
-    if router == "k_top_1":
+    if router.per_token not in (None, chosen):
+        raise UserError(f"{key}.per_token: the router {experts.router} chooses {router.per_token}, got {chosen}")
+    if experts.router == "k_top_1":
         divides(f"{key}.count", count, f"{key}.per_token", chosen, ", since k_top_1 has a group for each")
-    if router == "hash" and experts.z_loss:
-        raise UserError(f"{key}.z_loss: {experts.z_loss} would not be used, because the router hash has no logits")
-    usual = ExpertsConfig.balance_loss
-    if router in _UNBALANCED and experts.balance_loss not in (0, usual):
-        raise UserError(
-            f"{key}.balance_loss: {spell(experts.balance_loss)} would not be used, because the router {router} has no "
-            f"loss that balances the load; expected 0, or the default, {spell(usual)}"
-        )
-    for name in ("hashes", "residual"):
-        value, usual = getattr(experts, name), getattr(ExpertsConfig, name)
-        if experts.compression is None and value != usual:
+    for name, value, unused in (
+        ("z_loss", experts.z_loss, not router.learned),
+        ("sequence_loss", experts.sequence_loss, not router.by_row),
+        ("balance_loss", 0 if experts.balance_loss == usual else experts.balance_loss, router.loss is None),
+    ):
+        if value and unused:
             raise UserError(
-                f"{key}.{name}: {value} would not be used, because {key}.compression is null; expected {usual}, or a "
-                "compression"
+                f"{key}.{name}: {spell(value)} would not be used, because the router {experts.router} has no such "
+                f"loss; expected 0{f', or the default, {spell(usual)}' if name == 'balance_loss' else ''}"
             )
-    if experts.compression is not None and router in _ALL_EXPERTS:
+    if clustering is not None and router.all_experts:
         raise UserError(
-            f"{key}.compression: {experts.compression:g}, and the router {router} has no fixed number of experts of a "
-            "token, of which it would be a share; expected null"
+            f"{key}.clusters: {spell(experts.clusters)}, and the router {experts.router} has no fixed number of "
+            "experts of a token, of which they would be a share; expected {}"
         )
     _check_groups(key, experts)
 
 
 def _check_groups(key: str, experts: ExpertsConfig) -> None:
-    groups, some = experts.groups, experts.groups_per_token
-    if experts.router == "sam":
-        if groups is None:
-            raise UserError(f"{key}.groups: null, and the router sam chooses one of them; expected their number")
-        if some not in (None, 1):
-            raise UserError(f"{key}.groups_per_token: the router sam chooses 1, got {some}")
-        some = 1
-    if groups is None and some is None:
-        return
-    if groups is None or some is None:
+    options, key_of_options = options_of(experts), f"{key}.router_options"
+    groups, some = (getattr(options, name, None) for name in ("groups", "groups_per_token"))
+    if hasattr(options, "groups_per_token") and (groups is None) != (some is None):
         name, other = ("groups_per_token", "groups") if groups is None else ("groups", "groups_per_token")
-        raise UserError(f"{key}.{other}: null, and {key}.{name} is {getattr(experts, name)}; expected both or neither")
-    if experts.router not in _IN_GROUPS:
         raise UserError(
-            f"{key}.groups: the router {experts.router} is not limited to groups; expected {', '.join(_IN_GROUPS)}, or "
-            "null"
+            f"{key_of_options}.{other}: null, and {name} is {getattr(options, name)}; expected both or neither"
         )
-    divides(f"{key}.count", experts.count, f"{key}.groups", groups)
+    if groups is None:
+        return
+    some = some or 1
+    divides(f"{key}.count", experts.count, f"{key_of_options}.groups", groups)
     if some > groups:
-        raise UserError(f"{key}.groups_per_token: expected at most {groups} ({key}.groups), got {some}")
-    if some * (experts.count // groups) < experts.per_token:
+        raise UserError(f"{key_of_options}.groups_per_token: expected at most {groups} (groups), got {some}")
+    most = some * (experts.count // groups)
+    if most < experts.per_token:
         raise UserError(
             f"{key}.per_token: {some} groups of {experts.count // groups} experts have fewer than {experts.per_token}; "
-            f"expected at most {some * (experts.count // groups)}"
+            f"expected at most {most}"
         )
 
 
