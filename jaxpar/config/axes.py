@@ -15,7 +15,8 @@ DATA_AXES = ("replica", "fsdp", "expert")
 """Axes that split the rows of a batch."""
 SHARD_AXES = ("fsdp", "expert", "context")
 """Axes over which ZeRO shards dense weights, gradients and optimizer state."""
-ROUTED_AXES = ("expert",)
+ROUTED_AXIS = "expert"
+ROUTED_AXES = (ROUTED_AXIS,)
 """Axes over which the matrices are split among which a router chooses for each token."""
 
 VIRTUAL_DEVICES = 8

@@ -15,8 +15,7 @@ from jaxpar.cost.grouped import grouped_gradient, grouped_matmul
 from jaxpar.cost.messages import Network, overlapped
 from jaxpar.cost.operations import Device
 from jaxpar.cost.wire_messages import element_bytes
-from jaxpar.layers.experts.messages import messages_of
-from jaxpar.layers.experts.room import rows_for_ranks
+from jaxpar.layers.experts.messages import messages_of, rows_for_ranks
 from jaxpar.memory.layer_shape import LayerShape
 
 MOVED = 4.0

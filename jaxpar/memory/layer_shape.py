@@ -15,8 +15,7 @@ from jaxpar.config.schema import Config, LoraConfig, ModelConfig
 from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
 from jaxpar.layers.declaration.part import Layer, Matmuls, Part
 from jaxpar.layers.declared import declare_layer
-from jaxpar.layers.experts.messages import exchange_of
-from jaxpar.layers.experts.room import room_of, row_room
+from jaxpar.layers.experts.messages import exchange_of, room_of, row_room
 from jaxpar.layers.lora import OFF, targets_of
 from jaxpar.mesh.parameters import ParamSpec
 

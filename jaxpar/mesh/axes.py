@@ -6,10 +6,12 @@ from collections.abc import Iterable
 
 import jax
 
-from jaxpar.config.axes import AXES, DATA_AXES, ROUTED_AXES, SHARD_AXES
+from jaxpar.config.axes import AXES, DATA_AXES, ROUTED_AXES, ROUTED_AXIS, SHARD_AXES
 from pallas_kernels.varying import vary_over, varying_axes
 
-__all__ = ["AXES", "DATA_AXES", "ROUTED_AXES", "SHARD_AXES", "assert_varies_over", "vary", "varying_axes"]
+__all__ = [
+    "AXES", "DATA_AXES", "ROUTED_AXES", "ROUTED_AXIS", "SHARD_AXES", "assert_varies_over", "vary", "varying_axes",
+]  # fmt: skip
 
 
 def vary[Tree](tree: Tree, axes: Iterable[str] = AXES) -> Tree:

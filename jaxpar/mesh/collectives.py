@@ -14,7 +14,7 @@ import jax
 from jax import lax
 from jaxtyping import Array, Shaped
 
-from jaxpar.mesh.axes import varying_axes
+from jaxpar.mesh.axes import ROUTED_AXIS, varying_axes
 from pallas_kernels.varying import vary_over
 
 
@@ -102,34 +102,34 @@ def _neighbours(ranks: int) -> list[list[int]]:
 
 
 def gather_tokens(x: Shaped[Array, "tokens ..."]) -> Shaped[Array, "more_tokens ..."]:
-    """Join the tokens of the expert and tensor ranks, for experts that lie on some of them.
+    """Join the tokens of routed and tensor ranks, for matrices that lie on some of them.
 
-    The derivative is `scatter_tokens`. Sends `x * (n - 1)` bytes with n = expert * tensor.
+    The derivative is `scatter_tokens`. Sends `x * (n - 1)` bytes with n = routed * tensor.
     """
-    must_vary(x, ("expert", "tensor"), "gather_tokens")
+    must_vary(x, (ROUTED_AXIS, "tensor"), "gather_tokens")
     with jax.named_scope("gather_tokens"):
-        return lax.all_gather(x, ("expert", "tensor"), axis=0, tiled=True)
+        return lax.all_gather(x, (ROUTED_AXIS, "tensor"), axis=0, tiled=True)
 
 
 def scatter_tokens(x: Shaped[Array, "more_tokens ..."]) -> Shaped[Array, "tokens ..."]:
-    """Sum over the expert and tensor ranks what each has for all their tokens, and keep this rank's tokens.
+    """Sum over routed and tensor ranks what each has for all their tokens, and keep this rank's tokens.
 
-    The derivative is `gather_tokens`. Sends `x * (n - 1) / n` bytes with n = expert * tensor.
+    The derivative is `gather_tokens`. Sends `x * (n - 1) / n` bytes with n = routed * tensor.
     """
-    must_vary(x, ("expert", "tensor"), "scatter_tokens")
+    must_vary(x, (ROUTED_AXIS, "tensor"), "scatter_tokens")
     must_add_up(x, "scatter_tokens")
     with jax.named_scope("scatter_tokens"):
-        return lax.psum_scatter(x, ("expert", "tensor"), scatter_dimension=0, tiled=True)
+        return lax.psum_scatter(x, (ROUTED_AXIS, "tensor"), scatter_dimension=0, tiled=True)
 
 
 def exchange_tokens(x: Shaped[Array, "rows ..."]) -> Shaped[Array, "rows ..."]:
-    """Send the i-th of `expert` equal parts of the rows to expert rank i; received parts stand in the ranks' order.
+    """Send the i-th of n equal parts of the rows to rank i of `ROUTED_AXIS`; received parts stand in the ranks' order.
 
-    It is its own inverse, and its own derivative. Sends `x * (n - 1) / n` bytes with n = expert.
+    It is its own inverse, and its own derivative. Sends `x * (n - 1) / n` bytes.
     """
-    must_vary(x, ("expert",), "exchange_tokens")
+    must_vary(x, (ROUTED_AXIS,), "exchange_tokens")
     with jax.named_scope("exchange_tokens"):
-        return lax.all_to_all(x, "expert", 0, 0, tiled=True)
+        return lax.all_to_all(x, ROUTED_AXIS, 0, 0, tiled=True)
 
 
 def join_ranks(x: Shaped[Array, "rows ..."], axes: Sequence[str]) -> Shaped[Array, "more_rows ..."]:

@@ -22,7 +22,7 @@ SMALLEST_SQUARE, SMALLEST_WEIGHT = 1e-30, 1e-3
 
 def adafactor(request: RuleRequest) -> Rule:
     """Algorithms 4 and 5 without momentum, for one weight; each layer of a stack by itself, and
-    each expert.
+    each stacked matrix.
 
     A matrix (or table) `[inputs..., outputs...]` keeps R, the means of squared gradients over its outputs, and C, those
     over its inputs: an element's second moment is `R C / mean(R)`. Norms and biases keep theirs whole. Means are over

@@ -1,4 +1,4 @@
-"""Biases of a router that balance the load of experts without a loss (arXiv:2408.15664)."""
+"""Biases of a router that balance its load without a loss (arXiv:2408.15664)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ ROUNDING = 1e-6
 
 
 def balance(rate: float) -> Rule:
-    """Each bias moves by `rate`: up where its expert got fewer tokens than the mean, down where it got more, and not at
+    """Each bias moves by `rate`: up where its choice got fewer tokens than the mean, down where it got more, and not at
     all where it got as many.
 
-    What comes as the gradient are the tokens of each expert in the batch, [layers, experts], in any unit.
+    What comes as the gradient are the tokens of each choice in the batch, [layers, choices], in any unit.
     """
 
     def direction(gradient, weight, state, step, arguments):

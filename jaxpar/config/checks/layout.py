@@ -6,10 +6,9 @@ from dataclasses import asdict
 
 from jaxpar.config.axes import AXES, DATA_AXES, check_axes
 from jaxpar.config.bounds import RANKS, spell_limit
-from jaxpar.config.checks.sizes import divides, key_of, known
+from jaxpar.config.checks.sizes import divides, known
 from jaxpar.config.counting import kv_heads, padded_vocab
 from jaxpar.config.errors import UserError
-from jaxpar.config.kinds import kind_models
 from jaxpar.config.reading.sections import by_key
 from jaxpar.config.schema import Config, ParallelConfig
 from jaxpar.config.schema.layout import kept_by_planner
@@ -81,9 +80,6 @@ def check_heads(config: Config) -> None:
         raise UserError(
             f"model.kv_heads: expected a multiple or a divisor of parallel.tensor ({tensor}), got {kv_heads(model)}"
         )
-    for kind, own in kind_models(model).items():
-        if own.experts is None:
-            divides(key_of(kind, "mlp"), own.mlp, "parallel.tensor", tensor)
 
 
 def check_vocab(config: Config) -> None:

@@ -78,10 +78,10 @@ class Export:
     def weights(self, tensor: StoredTensor) -> list[np.ndarray]:
         """The weights that a tensor holds."""
         whole = [self._whole(weight, tensor.layer) for weight in tensor.weights]
-        return whole if tensor.expert is None else [weight[tensor.expert] for weight in whole]
+        return whole if tensor.member is None else [weight[tensor.member] for weight in whole]
 
     def _whole(self, weight: str, layer: int | None) -> np.ndarray:
-        """A weight, of a layer or outside them. The last one is kept: its experts are asked for one after the other."""
+        """A weight, of a layer or outside them. The last one is kept: its matrices are asked for in turn."""
         if (weight, layer) not in self._last:
             model = whole_model(self.source.model)
             spec = own_specs(model, layer_kinds(model)[layer or 0])[weight]

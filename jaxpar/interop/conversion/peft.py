@@ -78,7 +78,7 @@ class Adapter:
                 continue
             whole = tuple(slice(0, size) for size in spec.shape)
             assert tensor.layer is not None, "the matrices of layers have factors"
-            numbers = () if tensor.expert is None else (slice(tensor.expert, tensor.expert + 1),)
+            numbers = () if tensor.member is None else (slice(tensor.member, tensor.member + 1),)
             parts = numbers, whole[: spec.inputs], whole[spec.inputs :]
             (a,), (b,) = self.source.read_factors(weight, [tensor.layer], parts)
             first, columns = sum(sizes[:place]), slice(rank * targets.index(weight), rank * (targets.index(weight) + 1))
@@ -116,7 +116,7 @@ def plan_adapter(source: Model, dtype: np.dtype, report: Callable[[str], None]) 
     for one in tensors:
         if one.laid.specs[0].stack:
             raise UserError(
-                f"--adapter: {family.name} has the matrices of all experts in one tensor, as {one.name}, and an "
+                f"--adapter: {family.name} has stacked matrices in one tensor, as {one.name}, and an "
                 "adapter has modules of one matrix; expected factors of other matrices (lora.targets), or the export "
                 "without --adapter, which merges them"
             )

@@ -56,7 +56,7 @@ class StoredTensor:
     """Our names."""
     layer: int | None
     laid: Laid
-    expert: int | None = None
+    member: int | None = None
     """The expert whose matrix it is; None if it is not one of several."""
 
 

@@ -2,7 +2,7 @@
 
 A weight's dims are its *inputs*, which a matmul sums over (`ParamSpec.inputs` of them), and its *outputs*. A form joins
 each of the two groups into one dim, and orders the two; several weights of one input may stand one after the other in
-a tensor, along the outputs, or take turns there. Matrices of all experts that are one tensor are numbered by its first
+a tensor, along the outputs, or take turns there. Stacked matrices that are one tensor are numbered by its first
 dim, as in ours. The rotary halves of queries and keys have the same order in both formats.
 """
 
@@ -89,7 +89,7 @@ class Laid:
 
     @property
     def _stack(self) -> int:
-        """Dims before the two groups, which number experts."""
+        """Dims before the two groups, which number stacked matrices."""
         return self.specs[0].stack
 
     @property

@@ -90,7 +90,7 @@ class HFFolder:
         self.tensors = tensors_of(self.family, self.model, self._most)
         self._names = self._checked()
         self._place = {
-            (weight, tensor.layer, tensor.expert): (tensor, place)
+            (weight, tensor.layer, tensor.member): (tensor, place)
             for tensor in self.tensors
             for place, weight in enumerate(tensor.weights)
         }
@@ -146,8 +146,8 @@ class HFFolder:
     def _part(self, weight: str, layer: int | None, region: Region) -> np.ndarray:
         if (weight, layer, 0) not in self._place:
             return self._part_of_tensor((weight, layer, None), region)
-        experts = range(region[0].start, region[0].stop)
-        return np.stack([self._part_of_tensor((weight, layer, expert), region[1:]) for expert in experts])
+        members = range(region[0].start, region[0].stop)
+        return np.stack([self._part_of_tensor((weight, layer, member), region[1:]) for member in members])
 
     def _part_of_tensor(self, key: tuple[str, int | None, int | None], region: Region) -> np.ndarray:
         tensor, place = self._place[key]

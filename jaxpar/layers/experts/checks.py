@@ -54,10 +54,12 @@ def check_experts(config: Config) -> None:
 
 
 def check_expert_ranks(config: Config) -> None:
-    """Refuse experts that the ranks of the mesh do not divide."""
+    """Refuse feed-forwards, or experts, that the ranks of the mesh do not divide."""
     expert, tensor = known(config.parallel, "expert"), known(config.parallel, "tensor")
     for kind, own in kind_models(config.model).items():
-        if own.experts is not None:
+        if own.experts is None:
+            divides(key_of(kind, "mlp"), own.mlp, "parallel.tensor", tensor)
+        else:
             key = key_of(kind, "experts")
             divides(f"{key}.count", own.experts.count, "parallel.expert", expert)
             width = own.mlp if own.experts.width is None else own.experts.width

@@ -20,9 +20,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.layers.experts.lists import NONE
+from jaxpar.layers.declaration.activations import ALWAYS_SAVED
 from jaxpar.layers.experts.routing import NO_EXPERT, Routing
-from jaxpar.layers.experts.rows import collect, spread
+from jaxpar.layers.experts.rows import NONE, collect, spread
 from jaxpar.layers.report import Report
 
 
@@ -61,9 +61,6 @@ REPORTS = (CLUSTERS, MERGED)
 
 DIMENSIONS = 256
 """Of a rotated token that a hash looks at, at most."""
-HASHES = "cluster_hashes"
-"""The name of the hashes for remat: one that came out otherwise when it ran again would move rows that are kept."""
-
 SEED = 0x15A8
 """Of the rotations, which are the same in all steps and runs."""
 
@@ -147,7 +144,7 @@ def hashes_of(
     rotated = jnp.einsum("te,ehv->thv", x, rotations, precision="highest")
     best = jnp.argmax(jnp.abs(rotated), axis=2)
     negative = jnp.take_along_axis(rotated, best[:, :, None], axis=2)[:, :, 0] < 0
-    return checkpoint_name(2 * best + negative, HASHES)
+    return checkpoint_name(2 * best + negative, ALWAYS_SAVED)
 
 
 def clusters_of(

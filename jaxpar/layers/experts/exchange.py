@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config.plan import ExpertLayout
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.layers.experts.lists import NONE, Lists, Places, Window, by_expert, by_rank
-from jaxpar.layers.experts.own_rows import OwnRows, own_places, without_own
-from jaxpar.layers.experts.room import room_of, row_room
-from jaxpar.layers.experts.rows import collect, spread
+from jaxpar.layers.experts.messages import room_of, row_room
+from jaxpar.layers.experts.rows import NONE, Lists, Places, Window, by_expert, by_rank, collect, spread
 from jaxpar.mesh.collectives import (
     exchange_tokens,
     gather_sequence,
@@ -174,3 +172,63 @@ EXCHANGES: dict[str, Callable[[ExpertsConfig, int, ExpertLayout], Exchange]] = {
 }
 """By the name in a plan. `hierarchical` is `AllToAll` by `exchange_tokens_by_node`. There is no `ragged`: see
 `jaxpar.config.checks.experts.NO_RAGGED`."""
+
+
+class OwnRows(NamedTuple):
+    """What a rank sends nowhere, of all slices."""
+
+    places: Places
+    """Where it is multiplied. Sources are the tokens of all slices."""
+    wire: str | None
+    """How what is sent is rounded, and these rows like it."""
+
+    def of(self, x: Float[Array, "tokens embed"]) -> Float[Array, "rows embed"]:
+        """The rows in the order of experts."""
+        return sent(self.wire, spread, x, self.places.take, self.places.back)
+
+
+def own_places(
+    window: Window, gates: Float[Array, "slices tokens chosen"], rank: Int[Array, ""], ranks: int, rows: int, each: int
+) -> Places:
+    """Where what `rank` has in its own list is multiplied, of all slices together.
+
+    Args:
+        window: What the first round takes, stacked by slice.
+        gates: Weights of the choices.
+        rank: This one, of `ranks`.
+        rows: Rows of a list in a round.
+        each: Experts of a rank.
+
+    Returns:
+        Places whose sources are the tokens, slice by slice, and not rows.
+    """
+    slices, tokens, chosen = gates.shape
+
+    def own(window: Window, gates: jax.Array) -> tuple[jax.Array, ...]:
+        weights = spread(gates.reshape(-1, 1), window.assignments, window.slots)[:, 0]
+        lists = (x.reshape(ranks, -1)[rank] for x in (window.expert, window.row, weights, window.tokens))
+        return *lists, _row_in(window, rank, rows)
+
+    expert, row, weights, token, row_of = jax.vmap(own)(window, gates)
+    found = by_expert(expert, row, weights, rows, each, min(chosen, each))
+    number = jnp.arange(slices)[:, None]
+    sources = jnp.where(token >= 0, number * tokens + token, NONE).ravel()
+    places = jnp.where(row_of >= 0, number * rows + row_of, NONE).reshape(-1, 1)
+    take = jnp.where(found.take >= 0, sources[found.take], NONE)
+    return found._replace(take=take, back=jnp.where(places >= 0, found.back[places[:, 0]], NONE))
+
+
+def without_own(window: Window, rank: Int[Array, ""], ranks: int, rows: int) -> Window:
+    """What is left to send, of one slice. The room of this rank's own list stays empty."""
+
+    def others(x: jax.Array) -> jax.Array:
+        lists = x.reshape(ranks, -1)
+        return jnp.where(jnp.arange(ranks)[:, None] == rank, NONE, lists).ravel()
+
+    back = jnp.where(window.back // rows == rank, NONE, window.back)
+    return window._replace(tokens=others(window.tokens), back=back, expert=others(window.expert))
+
+
+def _row_in(window: Window, rank: jax.Array, rows: int) -> Int[Array, " tokens"]:
+    """The row of each token in the list of `rank`, or `NONE`."""
+    return jnp.where(window.back // rows == rank, window.back % rows, NONE).max(axis=1)

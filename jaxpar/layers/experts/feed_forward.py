@@ -19,8 +19,7 @@ from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.part import Part
 from jaxpar.layers.dropout import draws
 from jaxpar.layers.experts import clusters
-from jaxpar.layers.experts.assignment import within_capacity
-from jaxpar.layers.experts.biases import expert_of_row, rows_of_experts
+from jaxpar.layers.experts.assignment import TOKEN_AXES, TokenOrder, within_capacity
 from jaxpar.layers.experts.clusters import clustered
 from jaxpar.layers.experts.declaration import IN, OUT, declare
 from jaxpar.layers.experts.exchange import EXCHANGES
@@ -38,7 +37,7 @@ from jaxpar.layers.experts.reports import (
 from jaxpar.layers.experts.rounds import Operands, Shared, exchanged, lists_of
 from jaxpar.layers.experts.routers import ROUTERS, entropy, options_of
 from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums
-from jaxpar.layers.experts.token_order import TOKEN_AXES, TokenOrder
+from jaxpar.layers.experts.rows import expert_of_row, rows_of_experts
 from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.layers.ops.plain import Grouped, Ops
 from jaxpar.layers.report import AUXILIARY_LOSS, Output, Report

@@ -19,12 +19,10 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxpar.layers.experts.exchange import Exchange
-from jaxpar.layers.experts.lists import Lists, Places, Window, rounds_of, window_of
+from jaxpar.layers.experts.assignment import TOKEN_AXES
+from jaxpar.layers.experts.exchange import Exchange, OwnRows
 from jaxpar.layers.experts.messages import FURTHER_ROUNDS
-from jaxpar.layers.experts.own_rows import OwnRows
-from jaxpar.layers.experts.rows import collect, spread
-from jaxpar.layers.experts.token_order import TOKEN_AXES
+from jaxpar.layers.experts.rows import Lists, Places, Window, collect, rounds_of, spread, window_of
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import reduce_max
 from jaxpar.mesh.parameters import Arrays

@@ -19,7 +19,7 @@ NO_EXPERT = -1
 
 
 class Order(Protocol):
-    """The order of the tokens of all ranks: `jaxpar.layers.experts.token_order.TokenOrder`."""
+    """The order of the tokens of all ranks: `jaxpar.layers.experts.assignment.TokenOrder`."""
 
     def whole(self, x: Shaped[Array, "tokens *rest"]) -> Shaped[Array, "all_tokens *rest"]:
         """`x` of the tokens of all ranks, in order."""

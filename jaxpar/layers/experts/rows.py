@@ -1,14 +1,21 @@
-"""Rows to other places and back, by gathers in both directions: the derivative of each function is the other one.
+"""Rows to other places and back, and sorted lists of assignments of tokens to experts: pure functions of indices.
 
-`take` has the source of each row of the destination, and `back` the destinations of each source; -1 is none. Both come
-from one sort, so that no direction needs a scatter.
+Rows move by gathers in both directions: `take` has the source of each row of the destination, and `back` the
+destinations of each source; -1 is none. Both come from one sort, so that no direction needs a scatter.
+
+There are two orders. For the exchange a list is what one rank gets, in the order of tokens: a token whose experts live
+on one rank is next to itself, and is sent once. For the products a list has the order of the experts.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxpar.layers.experts.routing import NO_EXPERT
 
 type Take = Int[Array, " places"]
 type Back = Int[Array, "sources copies"]
@@ -48,3 +55,165 @@ def _sums(y: jax.Array, back: Back) -> jax.Array:
     for copy in range(back.shape[1]):
         total = total + _rows(y, back[:, copy]).astype(jnp.float32)
     return total.astype(y.dtype)
+
+
+def expert_of_row(group_sizes: Int[Array, " groups"], rows: int) -> Float[Array, "rows groups"]:
+    """1 at the group of each row, which is 0 after the last group."""
+    ends = jnp.cumsum(group_sizes)
+    places = jnp.arange(rows)[:, None]
+    return ((places >= ends - group_sizes) & (places < ends)).astype(jnp.float32)
+
+
+def rows_of_experts(of_row: Float[Array, "rows groups"], vectors: Float[Array, "groups n"]) -> Float[Array, "rows n"]:
+    """The vector of each row's group, as a product, so that the derivative has no scatter."""
+    return jnp.matmul(of_row, vectors.astype(jnp.float32), precision="highest").astype(vectors.dtype)
+
+
+NONE = -1
+
+
+class Lists(NamedTuple):
+    """Assignments in lists, sorted."""
+
+    order: Int[Array, " assignments"]
+    """Assignments list by list; those that do not count are last."""
+    list: Int[Array, "tokens chosen"]
+    """The list of each assignment; `NONE` of those that do not count."""
+    place: Int[Array, "tokens chosen"]
+    """Its place in the list."""
+    token: Int[Array, "tokens chosen"]
+    """The place of its token among those of the list; in lists by expert, its own."""
+    heads: Int[Array, " assignments"]
+    """Where in `order` each token of a list stands first, list by list; in lists by expert, where each assignment
+    stands."""
+    expert: Int[Array, "tokens chosen"]
+    """The number of its expert on the expert's rank."""
+    lengths: Int[Array, " lists"]
+    """Assignments of each list."""
+    tokens: Int[Array, " lists"]
+    """Tokens of each list."""
+    first: Int[Array, " lists"]
+    """Assignments of each list that the first round takes."""
+
+
+class Window(NamedTuple):
+    """What a round takes of each list: room for so many assignments and rows."""
+
+    tokens: Int[Array, " rows"]
+    """The token of each row that is sent, or `NONE`."""
+    back: Int[Array, "tokens chosen"]
+    """The row of each token for the first of its assignments in a list, or `NONE`."""
+    assignments: Int[Array, " slots"]
+    """The assignment in each slot, or `NONE`."""
+    slots: Int[Array, "assignments 1"]
+    """The slot of each assignment, or `NONE`."""
+    expert: Int[Array, " slots"]
+    """The number of the expert of each slot on its rank, or `NONE`."""
+    row: Int[Array, " slots"]
+    """The row of each slot in its list."""
+
+
+def by_rank(
+    experts: Int[Array, "tokens chosen"], counts: Bool[Array, " tokens"], ranks: int, each: int, room: int, rows: int
+) -> Lists:
+    """A list for each of `ranks`, which has `each` experts, in the order of tokens. The first round takes `room`
+    assignments of a list at most, of `rows` tokens at most."""
+    rank = jnp.where(counts[:, None] & (experts != NO_EXPERT), experts // each, ranks)
+    key = rank.ravel()
+    order = jnp.argsort(key, stable=True)
+    here = rank[:, :, None] == jnp.arange(ranks)
+    number = here.sum(axis=1)
+    before, tokens_before = (jnp.cumsum(x, axis=0) - x for x in (number, (number > 0).astype(number.dtype)))
+    own = jnp.minimum(rank, ranks - 1)
+    within = jnp.tril(rank[:, :, None] == rank[:, None, :], -1).sum(axis=2)
+    place = jnp.take_along_axis(before, own, axis=1) + within
+    token = jnp.take_along_axis(tokens_before, own, axis=1)
+    # Assignments that do not count stand last and are the first of nothing.
+    leads = (within == 0) & (rank < ranks)
+    heads = jnp.argsort(~leads.ravel()[order], stable=True)
+    lengths = number.sum(axis=0)
+    first = jnp.minimum(room, jnp.sum(jnp.where(tokens_before < rows, number, 0), axis=0))
+    found = jnp.where(rank < ranks, rank, NONE)
+    return Lists(order, found, place, token, heads, experts % each, lengths, (number > 0).sum(axis=0), first)
+
+
+def window_of(lists: Lists, number: int | jax.Array, room: int, rows: int) -> Window:
+    """What round `number` takes: the first one `Lists.first` of each list, others `rows` assignments.
+
+    `room` and `rows` are those of this round.
+    """
+    start = jnp.where(number == 0, 0, lists.first + (number - 1) * rows)
+    end = jnp.minimum(jnp.where(number == 0, lists.first, start + rows), lists.lengths)
+    begins = jnp.cumsum(lists.lengths) - lists.lengths
+    last, chosen = lists.order.size - 1, lists.list.shape[1]
+    # Slots.
+    at = start[:, None] + jnp.arange(room)
+    inside = at < end[:, None]
+    assignments = jnp.where(inside, lists.order[jnp.minimum(begins[:, None] + at, last)], NONE)
+    own = jnp.maximum(lists.list, 0)
+    taken = (lists.list >= 0) & (lists.place >= start[own]) & (lists.place < end[own])
+    slots = jnp.where(taken, own * room + lists.place - start[own], NONE)
+    # Rows: one for each token of a list. A list may have been cut within a token, whose row is then sent again.
+    skipped = lists.token.ravel()[lists.order[jnp.minimum(begins + start, last)]]
+    row = lists.token - skipped[own]
+    heads = jnp.cumsum(lists.tokens) - lists.tokens + skipped
+    head = lists.heads[jnp.minimum(heads[:, None] + jnp.arange(rows), last)]
+    head = jnp.maximum(head, (begins + start)[:, None])
+    among = (skipped[:, None] + jnp.arange(rows) < lists.tokens[:, None]) & (head < (begins + end)[:, None])
+    tokens = jnp.where(among, lists.order[jnp.minimum(head, last)] // chosen, NONE)
+    leads = taken & ((lists.place == start[own]) | ~_repeats(lists.list))
+    back = jnp.where(leads, own * rows + row, NONE)
+    pick = lambda values: jnp.where(inside, values.ravel()[jnp.maximum(assignments, 0)], NONE)
+    return Window(
+        tokens.ravel(), back, assignments.ravel(), slots.reshape(-1, 1), pick(lists.expert).ravel(), pick(row).ravel()
+    )
+
+
+def rounds_of(lists: Lists, rows: int) -> Int[Array, ""]:
+    """Rounds that the lists need, one at least."""
+    return jnp.max(1 + -(-(lists.lengths - lists.first) // rows))
+
+
+class Places(NamedTuple):
+    """Where received rows are multiplied."""
+
+    take: Int[Array, " slots"]
+    """The received row of each row of a product, or `NONE`."""
+    back: Int[Array, "rows copies"]
+    """The rows of the products of each received row, or `NONE`."""
+    weights: Float[Array, " slots"]
+    """Of each row of a product."""
+    sizes: Int[Array, " experts"]
+    """Rows of each expert."""
+
+
+def by_expert(
+    expert: Int[Array, "sources slots"], row: Int[Array, "sources slots"], weights: Float[Array, "sources slots"],
+    rows: int, each: int, copies: int,
+) -> Places:  # fmt: skip
+    """Slots of all sources in the order of `each` experts; a source has sent `rows` rows, each for at most `copies`
+    of them."""
+    sources, room = expert.shape
+    key = jnp.where(expert >= 0, expert, each).ravel()
+    order = jnp.argsort(key, stable=True)
+    place = jnp.argsort(order)
+    there = key < each
+    source = jnp.arange(sources)[:, None]
+    take = jnp.where(there, (source * rows + row).ravel(), NONE)[order]
+    # Slots of a row are neighbours. Its first one is where the row differs from that of the slot before.
+    leads = (expert >= 0) & (row != jnp.pad(row, [(0, 0), (1, 0)], constant_values=NONE)[:, :-1])
+    heads = jnp.argsort(~leads, axis=1, stable=True)[:, :rows]
+    sent = jnp.arange(rows) < leads.sum(axis=1, keepdims=True)
+    at = heads[:, :, None] + jnp.arange(copies)
+    inside = (at < room) & sent[:, :, None]
+    slot = source[:, :, None] * room + jnp.minimum(at, room - 1)
+    same = inside & there[slot] & (row.ravel()[slot] == jnp.arange(rows)[:, None])
+    back = jnp.where(same, place[slot], NONE).reshape(sources * rows, copies)
+    own = spread(weights.reshape(-1, 1), jnp.where(there[order], order, NONE), jnp.where(there, place, NONE)[:, None])
+    sizes = jnp.sum(key[:, None] == jnp.arange(each), axis=0)
+    return Places(take, back, own[:, 0], sizes)
+
+
+def _repeats(list: Int[Array, "tokens chosen"]) -> Bool[Array, "tokens chosen"]:
+    """Whether an earlier assignment of the token is in the same list."""
+    return jnp.tril(list[:, :, None] == list[:, None, :], -1).any(axis=2)

@@ -1,4 +1,4 @@
-"""The exchange of tokens between expert ranks: in two levels, and as codes of 8 bits."""
+"""The exchange of tokens between the ranks of routed matrices: in two levels, and as codes of 8 bits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
+from jaxpar.mesh.axes import ROUTED_AXIS
 from jaxpar.mesh.collectives import exchange_tokens, must_vary
 from jaxpar.mesh.wire.codes import decode, encode
 from jaxpar.mesh.wire.levels import levels_of
@@ -25,15 +26,15 @@ def exchange_tokens_by_node(x: Shaped[Array, "rows ..."], node_devices: int) -> 
     `x * (nodes - 1) / nodes`, in `nodes - 1` messages and not in `(nodes - 1) * ranks`. Inside the node it sends
     `x * (ranks - 1) / ranks` in `ranks - 1` messages; in one step these are `x * (ranks - 1) / n`.
     """
-    must_vary(x, ("expert",), "exchange_tokens")
-    levels = levels_of(("expert",), node_devices)
+    must_vary(x, (ROUTED_AXIS,), "exchange_tokens")
+    levels = levels_of((ROUTED_AXIS,), node_devices)
     if 1 in levels:
         return exchange_tokens(x)
     with jax.named_scope("exchange_tokens"):
         parts = x.reshape(levels.nodes, levels.ranks, -1, *x.shape[1:])
         # [node of the receiver, its place, ...] to [node of the receiver, place of the sender, ...]
-        inside = lax.all_to_all(parts, "expert", 1, 1, axis_index_groups=levels.inside, tiled=True)
-        return lax.all_to_all(inside, "expert", 0, 0, axis_index_groups=levels.between, tiled=True).reshape(x.shape)
+        inside = lax.all_to_all(parts, ROUTED_AXIS, 1, 1, axis_index_groups=levels.inside, tiled=True)
+        return lax.all_to_all(inside, ROUTED_AXIS, 0, 0, axis_index_groups=levels.between, tiled=True).reshape(x.shape)
 
 
 def sent(

@@ -14,11 +14,17 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.layers.experts.lists import by_expert, by_rank, rounds_of, window_of
-from jaxpar.layers.experts.messages import exchange_of, messages_of, row_bytes_of_ways, rows_sent
-from jaxpar.layers.experts.own_rows import own_places, without_own
-from jaxpar.layers.experts.room import ranks_per_token, room_of, row_room
-from jaxpar.layers.experts.rows import collect, spread
+from jaxpar.layers.experts.exchange import own_places, without_own
+from jaxpar.layers.experts.messages import (
+    exchange_of,
+    messages_of,
+    ranks_per_token,
+    room_of,
+    row_bytes_of_ways,
+    row_room,
+    rows_sent,
+)
+from jaxpar.layers.experts.rows import by_expert, by_rank, collect, rounds_of, spread, window_of
 from jaxpar.memory.layer_shape import LayerShape
 from pallas_kernels.grouped_matmul.mosaic import times_weights
 

@@ -15,7 +15,7 @@ from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.layers.experts.room import PLACE_BYTES, room_of, row_room
+from jaxpar.layers.experts.messages import PLACE_BYTES, room_of, row_room
 from jaxpar.memory.layer_shape import LayerShape
 from tests.gpu_compile import in_child
 
