@@ -53,7 +53,7 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "sam without groups": (["model.experts={count: 8, router: sam}"], ("router_options", "groups", "missing")),
     "sam of two groups": (
         ["model.experts={count: 8, router: sam, router_options: {groups: 4, groups_per_token: 2}}"],
-        ("model.experts.router_options", "'groups_per_token'", "groups?"),
+        ("model.experts.router_options", "'groups_per_token'"),
     ),
     "an unused temperature": (
         ["model.experts={count: 8, router: dense_to_sparse, router_options: {anneal_step: 5}}"],
@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ("model.experts.clusters", "0.5", "dense_to_sparse", "{}"),
     ),
     "a negative loss": (["model.experts={count: 8, balance_loss: -1.0}"], ("model.experts.balance_loss", "0", "-1.0")),
-    "ranks": ([GOOD, "parallel.expert=3"], ("model.experts.count", "8", "parallel.expert (3)")),
+    "ranks": ([GOOD, "parallel.expert=3", "data.batch_size=24"], ("model.experts.count", "8", "parallel.expert (3)")),
     "tensor ranks": (
         ["model.experts={count: 8, width: 6}", "parallel.tensor=4"], ("model.experts.width", "6", "parallel.tensor (4)")
     ),

@@ -303,10 +303,10 @@ def test_a_model_goes_to_the_family_that_can_hold_it():
 def test_experts_that_differ_are_named_by_the_keys_in_which_they_do():
     model = PRESETS["mixtral-8x7b"]
     assert model.experts is not None
-    other = replace(model, experts=replace(model.experts, router="sigmoid", scale=2.5))
+    other = replace(model, experts=replace(model.experts, router="sigmoid", router_options={"scale": 2.5}))
     [found] = map(str, differences(model, other))
     assert found == (
-        "model.experts.router (top_k_softmax, not sigmoid); model.experts.scale (1.0, not 2.5)"
+        "model.experts.router (top_k_softmax, not sigmoid); model.experts.router_options ({}, not {scale: 2.5})"
     )  # fmt: skip
     dense = replace(model, experts=None)
     text = "; ".join(map(str, differences(model, dense)))

@@ -171,7 +171,7 @@ EXCHANGES: dict[str, Callable[[ExpertsConfig, int, ExpertLayout], Exchange]] = {
     "all_gather": AllGather,
 }
 """By the name in a plan. `hierarchical` is `AllToAll` by `exchange_tokens_by_node`. There is no `ragged`: see
-`jaxpar.config.checks.experts.NO_RAGGED`."""
+`jaxpar.layers.experts.checks.NO_RAGGED`."""
 
 
 class OwnRows(NamedTuple):

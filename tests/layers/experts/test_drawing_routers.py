@@ -68,7 +68,7 @@ def sparse_gates(logits: Scores, temperature: float) -> tuple[Scores, Bool[np.nd
     """(gates of all experts, those that are used) of arXiv:2112.14397, section 4.2."""
     heat = np.exp((logits + GUMBEL) / temperature)
     gates = heat / heat.sum(1, keepdims=True)
-    return gates, (gates >= DENSE.threshold) | (gates >= np.sort(gates, axis=1)[:, -2:-1])
+    return gates, (gates >= options_of(DENSE).threshold) | (gates >= np.sort(gates, axis=1)[:, -2:-1])
 
 
 def sparse_loss(logits: Scores, temperature: float, used: Bool[np.ndarray, "tokens experts"]) -> float:

@@ -106,7 +106,7 @@ FAR = np.array([[-200.0, -150.0, -300.0, 5.0], [-101.0, -100.0, -300.0, -90.0], 
 
 def test_weights_of_sigmoids_that_underflow_are_those_of_the_formula():
     """A bias chooses such experts. Gradients are finite."""
-    options = ExpertsConfig(count=4, per_token=2, router="sigmoid", scale=1.7)
+    options = ExpertsConfig(count=4, per_token=2, router="sigmoid", router_options={"scale": 1.7})
     state = RouterState(bias=jnp.float32([3.0, 3.0, 0.0, 0.0]))
 
     def found(logits: jax.Array) -> tuple[jax.Array, Routing]:
