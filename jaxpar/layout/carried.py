@@ -14,7 +14,7 @@ from jaxpar.layout.coded_matrices import coded_matrices
 from jaxpar.memory.streaming import of_rows
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.placements import Placements
-from jaxpar.precision.history import DelayedScales, QuantisedMatmuls
+from jaxpar.precision.history import QuantisedMatmuls, ScaleHistory
 from jaxpar.precision.loss_scale import loss_scaling
 from jaxpar.precision.recipe import recipe_of
 from jaxpar.precision.weight_codes import coded_weights
@@ -41,10 +41,10 @@ def _matmuls(request: CarriedRequest) -> Carried[Any] | None:
             coded_weights, matrices=coded_matrices(*request), exact_layers=exact_layers(config),
             shape=(layers, len(names)), storage=request.placements.storage.dtype, by_rows=of_rows,
         )  # fmt: skip
-    if not recipe.delayed:
+    if not recipe.from_history:
         return QuantisedMatmuls(codes)
     tokens = config.data.batch_size * config.data.sequence_length
-    return DelayedScales(codes, recipe, names, layers, config.precision.matmul_options.history, tokens)
+    return ScaleHistory(codes, recipe, names, layers, config.precision.matmul_options.history, tokens)
 
 
 CARRIED: list[Callable[[CarriedRequest], Carried[Any] | None]] = [

@@ -1,4 +1,4 @@
-"""Largest magnitudes (amax) of the tensors of quantised matmuls, which delayed scales are computed from.
+"""Largest magnitudes (amax) of the tensors of quantised matmuls, which scales of later steps are computed from.
 
 They leave the backward as cotangents of zeros, and accumulate over layers, microbatches and ranks as a maximum.
 """

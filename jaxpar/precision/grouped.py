@@ -27,13 +27,13 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxpar.precision.grouped_by_tensor import (
-    GroupedScaling,
     codes_times,
     exact_gradients,
     exact_products,
     multiplied_by,
 )
 from jaxpar.precision.grouped_by_tensor import products as by_tensor
+from jaxpar.precision.matmul import GroupScaling
 from jaxpar.precision.recipe import E4M3, Recipe, Tiles
 from jaxpar.precision.tiles import Codes, in_tiles
 from pallas_kernels.grouped_matmul.api import Static, request_of
@@ -56,7 +56,7 @@ def grouped_products(
     x: Float[Array, "rows inputs"],
     weights: Sequence[Float[Array, "experts inputs outputs"]],
     sizes: Int[Array, " experts"],
-    scaling: GroupedScaling,
+    scaling: GroupScaling,
     *,
     inward: bool,
     implementation: str,
@@ -70,7 +70,7 @@ def grouped_products(
         x: Rows in the order of the experts.
         weights: Of one or more stacks of matrices.
         sizes: Rows of each expert.
-        scaling: Of the group.
+        scaling: Of the group; its scales are those of `scales_of_experts`.
         inward: Whether tensor ranks split the outputs of the matrices; else their inputs.
         implementation: Of `pallas_kernels.grouped_matmul`, for what the codes stand for where no kernel multiplies
             codes.

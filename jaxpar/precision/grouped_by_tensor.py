@@ -1,6 +1,6 @@
 """Quantised products of routed experts with a scale for a tensor, or for a row.
 
-**Delayed scaling** has a scale for each tensor of a layer: the rows of all experts together, each stack of matrices,
+**Scales of earlier steps** are one for each tensor of a layer: the rows of all experts, each stack of matrices,
 the gradients of each output.
 
 **Current scaling** is by the tensor's own magnitude. A stack of matrices has one scale. Rows have one each: they come
@@ -19,13 +19,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxpar.mesh.axes import varying_axes
 from jaxpar.mesh.collectives import reduce_max
@@ -43,20 +43,6 @@ EXPERT_AXES = ("expert", "tensor")
 """Axes that split the matrices of a layer's experts, gathered from those of ZeRO."""
 TILE = 128
 """Numbers for which the kernel takes a scale."""
-
-
-class GroupedScaling(NamedTuple):
-    """How the products of one group of the routed experts' matmuls are scaled."""
-
-    recipe: Recipe
-    coded: bool = False
-    """Whether the matrices are values of codes already."""
-    exact: Bool[Array, ""] | None = None
-    """Whether they are not quantised in this layer; None if they are in all layers."""
-    scales: Float[Array, "scales"] | Float[Array, "matrices experts inputs outputs"] | None = None
-    """`scales_of_experts`."""
-    zeros: Amax | None = None
-    """As of `GroupScaling`."""
 
 
 def scales_of_experts(
@@ -82,7 +68,7 @@ def products(
     x: Float[Array, "rows inputs"],
     weights: Sequence[Float[Array, "experts inputs outputs"]],
     sizes: Int[Array, " experts"],
-    scaling: GroupedScaling,
+    scaling: GroupScaling,
     grouped: Static,
     *,
     inward: bool,

@@ -83,7 +83,7 @@ class QuantisedMatmuls(Carried[Any]):
 
 
 @dataclass(frozen=True)
-class DelayedScales(QuantisedMatmuls):
+class ScaleHistory(QuantisedMatmuls):
     """The window of magnitudes that scales are computed from."""
 
     recipe: Recipe

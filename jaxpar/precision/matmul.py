@@ -64,6 +64,11 @@ class GroupScaling(NamedTuple):
     order and transposed from there, where it would else run once more for those in the other order. Of `gradients` it
     also finds the largest magnitudes (`jaxpar.precision.amax.observing_gradients`)."""
 
+    @property
+    def coded(self) -> bool:
+        """Whether the matrices are values of codes already."""
+        return self.of_codes is not None
+
 
 def scaling_of(
     groups: QuantisedGroups, group: str, layer: Int[Array, ""], carried: Mapping[str, Any], zeros: Amax | None
@@ -131,7 +136,7 @@ def products(
         return tuple(map(scatter_sequence, found)) if scatters else found
     x, given, scales, zeros = scales_of_group(x, weights, scaling)
     exact, x, given, scales, zeros = vary_alike((scaling.exact, x, given, scales, zeros))
-    how = _How(scaling.recipe, gathers, scatters, scaling.of_codes is not None, scaling.elementwise)
+    how = _How(scaling.recipe, gathers, scatters, scaling.coded, scaling.elementwise)
     return _products(how, x, given, scales, zeros, exact)
 
 

@@ -33,7 +33,7 @@ TILES = {"fp8_block": Tiles(128, square=True), "mxfp8": Tiles(32, square=False)}
 class Recipe:
     """How a tensor becomes codes of 8 bits and their scales."""
 
-    delayed: bool = False
+    from_history: bool = False
     """Whether scales come from earlier steps; else from the tensor itself."""
     tiles: Tiles | None = None
     """None if a tensor has one scale."""

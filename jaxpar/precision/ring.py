@@ -46,7 +46,7 @@ def ring_in(
     `x * (n - 1)` bytes of the input's gradient in its own dtype.
     """
     x, weights, scales, zeros = scales_of_group(x, weights, scaling)
-    return _in(_How(scaling.recipe, chunks, scaling.of_codes is not None), x, weights, scales, zeros)
+    return _in(_How(scaling.recipe, chunks, scaling.coded), x, weights, scales, zeros)
 
 
 def ring_out(
@@ -58,7 +58,7 @@ def ring_out(
     `y * (n - 1) / n` bytes of codes: one byte a number.
     """
     x, weights, scales, zeros = scales_of_group(x, [weight], scaling)
-    return _out(_How(scaling.recipe, chunks, scaling.of_codes is not None), x, weights, scales, zeros)
+    return _out(_How(scaling.recipe, chunks, scaling.coded), x, weights, scales, zeros)
 
 
 # ---- in

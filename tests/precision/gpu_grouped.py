@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from jaxpar.precision.grouped import grouped_products
-from jaxpar.precision.grouped_by_tensor import GroupedScaling
+from jaxpar.precision.matmul import GroupScaling
 from jaxpar.precision.recipe import TILES, Recipe
 from tests.gpu_compile import compile_for_gpu, h100s
 from tests.pallas_kernels.mosaic_compile import DEVICE
@@ -19,7 +19,7 @@ def passes_over_codes(rows: int, experts: int, inputs: int, outputs: int) -> lis
     """What writes codes of 8 bits in the gradient of matrices, by the kernel, on each of 8 GPUs."""
     mesh = Mesh(np.array(h100s("1x1x8")).reshape(8), ("expert",), axis_types=(AxisType.Auto,))
     spec = PartitionSpec("expert")
-    scaling = GroupedScaling(Recipe(tiles=TILES["fp8_block"], backend="mosaic"))
+    scaling = GroupScaling(Recipe(tiles=TILES["fp8_block"], backend="mosaic"))
 
     def local(x: jax.Array, w: jax.Array, dy: jax.Array, sizes: jax.Array) -> jax.Array:
         options = {"implementation": "mosaic", "expected": rows}

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.mapped import mapped
 from jaxpar.precision.amax import Amax, observing_gradients, zero_amax
-from jaxpar.precision.history import DelayedScales, MatmulStatistics
+from jaxpar.precision.history import MatmulStatistics, ScaleHistory
 from jaxpar.precision.matmul import GroupScaling, products
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe
 from jaxpar.precision.ring import ring_in, ring_out
@@ -72,7 +72,7 @@ def amax_on(axes: dict[str, int], ring: bool) -> Any:
 
         def both(x: jax.Array, up: jax.Array, hidden: jax.Array, down: jax.Array, zeros: Amax) -> Any:
             scaling = lambda own: GroupScaling(
-                Recipe(delayed=True), scales=jnp.asarray(GIVEN)[own], zeros=Amax(zeros.values[own])
+                Recipe(from_history=True), scales=jnp.asarray(GIVEN)[own], zeros=Amax(zeros.values[own])
             )
             inward, outward = scaling(slice(0, 3)), scaling(slice(3, 6))
             if ring:
@@ -97,7 +97,7 @@ def test_magnitudes_of_a_groups_tensors_are_those_of_the_whole_tensors(axes: dic
 
 
 def test_a_step_records_magnitudes_scales_and_what_codes_do_not_reach():
-    delayed = DelayedScales(None, Recipe(delayed=True), ("up", "up.gradient"), layers=3, steps=2, tokens=1)
+    delayed = ScaleHistory(None, Recipe(from_history=True), ("up", "up.gradient"), layers=3, steps=2, tokens=1)
     magnitudes = np.float32([[0, 0], [448.0, 1.0], [900.0, 57344.0]])
     scales = np.float32([[1, 1], [2, 1], [1, 4]])
     found = delayed.record(MatmulStatistics(magnitudes, scales))

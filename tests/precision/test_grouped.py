@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpar.precision.grouped import grouped_products, in_whole_tiles
-from jaxpar.precision.grouped_by_tensor import GroupedScaling
+from jaxpar.precision.matmul import GroupScaling
 from jaxpar.precision.recipe import E4M3, LARGEST, TILES, Recipe, Tiles
 from tests.gpu_compile import in_child
 from tests.precision.test_tiles import reference_scales
@@ -47,7 +47,7 @@ def found_by(recipe: Recipe, exact: bool | None = None) -> tuple[np.ndarray, ...
     @jax.jit
     def run(x: jax.Array, w: jax.Array, dy: jax.Array) -> list[jax.Array]:
         def product(x: jax.Array, w: jax.Array) -> jax.Array:
-            scaling = GroupedScaling(recipe, exact=None if exact is None else jnp.bool_(exact))
+            scaling = GroupScaling(recipe, exact=None if exact is None else jnp.bool_(exact))
             options = {"implementation": "xla", "expected": ROWS}
             return grouped_products(x, [w], jnp.array(SIZES), scaling, inward=True, **options)[0]
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from jaxpar.mesh.mapped import mapped
 from jaxpar.precision.amax import Amax, zero_amax
 from jaxpar.precision.grouped import grouped_products
-from jaxpar.precision.grouped_by_tensor import GroupedScaling, scales_of_experts
+from jaxpar.precision.grouped_by_tensor import scales_of_experts
 from jaxpar.precision.matmul import SCALES, GroupScaling
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe
 from tests.precision.test_grouped import OUTPUTS, ROWS, SIZES, apart, drawn
@@ -59,14 +59,14 @@ def found_by(recipe: Recipe, exact: bool | None = None, coded: bool = False) -> 
     @jax.jit
     def run(x: jax.Array, w: jax.Array, dy: jax.Array) -> list[jax.Array]:
         branch = None if exact is None else jnp.bool_(exact)
-        scales = jnp.asarray(DELAYED) if recipe.delayed else None
+        scales = jnp.asarray(DELAYED) if recipe.from_history else None
         of_layer = scales_of_experts([w], GroupScaling(recipe, scales=scales))
         assert of_layer is not None
         if coded:
-            w = (jnp.clip(w / of_layer[recipe.delayed * 1], -448, 448)).astype(E4M3).astype(jnp.float32)
+            w = (jnp.clip(w / of_layer[recipe.from_history * 1], -448, 448)).astype(E4M3).astype(jnp.float32)
 
         def product(x: jax.Array, w: jax.Array, zeros: Amax) -> jax.Array:
-            own = GroupedScaling(recipe, coded, branch, of_layer, zeros)
+            own = GroupScaling(recipe, branch, of_layer, zeros, of_layer if coded else None)
             return grouped_products(x, [w], jnp.array(SIZES), own, inward=True, **OPTIONS)[0]
 
         y, pull = jax.vjp(product, x, w, zero_amax(3))
@@ -78,7 +78,7 @@ def found_by(recipe: Recipe, exact: bool | None = None, coded: bool = False) -> 
 @pytest.mark.parametrize("delayed", [False, True])
 def test_products_of_experts_are_those_of_the_numbers_that_the_codes_stand_for(delayed: bool):
     """Also where the matrices are codes already, of which the gradients are those of the matrices themselves."""
-    recipe, wanted = Recipe(delayed), expected_of(delayed)
+    recipe, wanted = Recipe(from_history=delayed), expected_of(delayed)
     for coded in (False, True):
         for have, own in zip(found_by(recipe, coded=coded), wanted, strict=False):
             assert apart(have, own) < 2e-6
@@ -88,8 +88,8 @@ def test_what_is_seen_is_the_largest_magnitude_of_the_rows_that_experts_have():
     """Rows behind the last expert hold no numbers here. Codes of matrices were seen where they were made."""
     x, w, dy = drawn()
     wanted = [np.abs(a).max() for a in (x[: sum(SIZES)], w, dy[: sum(SIZES)])]
-    np.testing.assert_array_equal(found_by(Recipe(delayed=False))[3], np.float32(wanted))
-    recipe = Recipe(delayed=True)
+    np.testing.assert_array_equal(found_by(Recipe())[3], np.float32(wanted))
+    recipe = Recipe(from_history=True)
     np.testing.assert_array_equal(found_by(recipe)[3], np.float32(wanted))
     np.testing.assert_array_equal(found_by(recipe, exact=False)[3], np.float32(wanted))
     np.testing.assert_array_equal(found_by(recipe, coded=True)[3], np.float32(wanted) * [1, 0, 1])
@@ -99,10 +99,10 @@ def test_what_is_seen_is_the_largest_magnitude_of_the_rows_that_experts_have():
 def test_a_recomputed_product_has_the_scales_and_the_bits_of_the_first():
     """A policy that keeps nothing but scales: gradients are the same bits, and no magnitude is looked for again."""
     x, w, _ = (jnp.asarray(a, jnp.float32) for a in drawn())
-    recipe = Recipe(delayed=False)
+    recipe = Recipe()
 
     def block(x: jax.Array, w: jax.Array) -> jax.Array:
-        own = GroupedScaling(recipe, scales=scales_of_experts([w], GroupScaling(recipe)))
+        own = GroupScaling(recipe, scales=scales_of_experts([w], GroupScaling(recipe)))
         (y,) = grouped_products(jnp.sin(x), [w], jnp.array(SIZES), own, inward=False, **OPTIONS)
         return jnp.sum(y * y)
 
@@ -127,11 +127,11 @@ def test_scales_of_split_experts_are_those_of_the_whole(inward: bool):
         rows[:, 20] = 3.0
         rows *= 2.0 ** draw.integers(-9, 9, size=(64, 1))
     w[3, 31, 31] = 2.0**19
-    sizes, recipe = np.int32([16, 16, 16, 16]), Recipe(delayed=False)
+    sizes, recipe = np.int32([16, 16, 16, 16]), Recipe()
 
     def run(x: jax.Array, w: jax.Array, dy: jax.Array, sizes: jax.Array) -> tuple[jax.Array, ...]:
         def product(x: jax.Array, w: jax.Array) -> jax.Array:
-            own = GroupedScaling(recipe, scales=scales_of_experts([w], GroupScaling(recipe)))
+            own = GroupScaling(recipe, scales=scales_of_experts([w], GroupScaling(recipe)))
             (y,) = grouped_products(x, [w], sizes, own, inward=inward, **OPTIONS)
             return y if inward else jax.lax.psum(y, "tensor")
 

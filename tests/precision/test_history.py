@@ -15,7 +15,7 @@ from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.layers.ops import quantised as ops
 from jaxpar.model import programs
 from jaxpar.precision.amax import Amax, observing_gradients
-from jaxpar.precision.history import DelayedScales, is_gradient, scales_of
+from jaxpar.precision.history import ScaleHistory, is_gradient, scales_of
 from jaxpar.precision.recipe import Recipe, recipe_of
 from jaxpar.runtime.carried import Outcome
 from tests.same_bits import assert_same_bits
@@ -41,7 +41,7 @@ class Simulated:
 
 def test_twenty_steps_equal_a_simulation():
     """Magnitudes rise and fall, so that entries leave the window; a step that is skipped leaves no trace."""
-    recipe, layers, steps, tokens = Recipe(delayed=True), 3, 4, 4096
+    recipe, layers, steps, tokens = Recipe(from_history=True), 3, 4, 4096
     draw = np.random.default_rng(0)
     simulated = {
         (layer, name): Simulated(
@@ -50,7 +50,7 @@ def test_twenty_steps_equal_a_simulation():
         for layer in range(layers)
         for name in NAMES
     }
-    delayed = DelayedScales(None, recipe, NAMES, layers, steps, tokens)
+    delayed = ScaleHistory(None, recipe, NAMES, layers, steps, tokens)
     history = delayed.init()
     for step in range(20):
         wanted = [[simulated[layer, name].scale() for name in NAMES] for layer in range(layers)]
@@ -141,7 +141,7 @@ def test_a_derivative_that_finds_magnitudes_itself_changes_no_step(compute: str,
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_a_magnitude_that_is_not_finite_does_not_enter(bad: float):
     """The update is refused, and a step without one leaves the window as it was."""
-    delayed = DelayedScales(None, Recipe(delayed=True), ("up",), layers=1, steps=2, tokens=1)
+    delayed = ScaleHistory(None, Recipe(from_history=True), ("up",), layers=1, steps=2, tokens=1)
     observed = Amax(jnp.full((1, 1), bad, jnp.float32))
     assert not delayed.accepts(observed)
     assert not np.asarray(delayed.next(delayed.init(), Outcome(jnp.bool_(False), observed))).any()

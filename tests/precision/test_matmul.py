@@ -29,7 +29,7 @@ from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
 from tests.traced import mesh_of
 
-CURRENT = Recipe(delayed=False)
+CURRENT = Recipe()
 STEP = {E4M3: 2.0**-4, E5M2: 2.0**-3}
 """Half of the distance between neighbouring numbers, as a share of them."""
 

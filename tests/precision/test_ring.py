@@ -36,7 +36,7 @@ def arguments(ranks: int, dtype: Any = np.float32) -> list[Any]:
 def block(chunks: int | None, x: jax.Array, *given: jax.Array) -> jax.Array:
     """In, something that differs from token to token, out; plain without `chunks`."""
     *weights, observed = given
-    scaling = lambda group: GroupScaling(Recipe(delayed=False), observed=observed[group])
+    scaling = lambda group: GroupScaling(Recipe(), observed=observed[group])
     if chunks is None:
         q, up = products(x, weights[:2], scaling(slice(0, 5)), gathers=True)
     else:

@@ -20,7 +20,7 @@ from jaxpar.mesh.collectives import scatter_sequence
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.precision.amax import Amax, observing_gradients, zero_amax
 from jaxpar.precision.grouped import grouped_products
-from jaxpar.precision.grouped_by_tensor import GroupedScaling, scales_of_experts
+from jaxpar.precision.grouped_by_tensor import scales_of_experts
 from jaxpar.precision.matmul import SCALES, GroupScaling, products, scaling_of
 from jaxpar.precision.recipe import QuantisedGroups
 from jaxpar.precision.ring import ring_in, ring_out
@@ -94,9 +94,8 @@ class QuantisedGrouped(Grouped):
         if scaling is None:
             return super().products(group, x, weights, given, **options)
         exact = constants[EXACT] > 0 if EXACT in constants else None
-        coded, scales = scaling.of_codes is not None, constants.get(f"{group}.{SCALES}")
-        grouped = GroupedScaling(scaling.recipe, coded, exact, scales, observed.get(group))
-        return grouped_products(x, weights, options.pop("group_sizes"), grouped, **options)
+        scaling = scaling._replace(exact=exact, scales=constants.get(f"{group}.{SCALES}"), zeros=observed.get(group))
+        return grouped_products(x, weights, options.pop("group_sizes"), scaling, **options)
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class QuantisedOps(Ops):
     def zeros_observed(self) -> ZerosObserved | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Implements that of `Ops`."""
         tensors = self.groups.tensors
-        return (lambda *layers: zero_amax(*layers, tensors)) if self.groups.recipe.delayed else None
+        return (lambda *layers: zero_amax(*layers, tensors)) if self.groups.recipe.from_history else None
 
     def of_layer(self, index: Int[Array, ""], tokens: TokenContext, observed: Any, *, split: bool = False) -> Ops:
         """Implements that of `Ops`."""

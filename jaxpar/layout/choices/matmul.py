@@ -244,7 +244,7 @@ def _scales(config: Config, recipe: Recipe) -> str:
     if recipe.tiles is not None:
         size = recipe.tiles.size
         return f"a scale for {size} numbers" + (f", of weights for {size} x {size}" if recipe.tiles.square else "")
-    if recipe.delayed:
+    if recipe.from_history:
         return f"a scale per tensor by the maximum of the last {config.precision.matmul_options.history} steps"
     of_rows = ", of each row of routed experts" if _routed_sides(config) else ""
     return f"a scale per tensor by the maximum of the tensor{of_rows}"

@@ -43,12 +43,12 @@ def matmul_codes(
         passes=_passes(recipe, once=once, multiplied=multiplied),
         multiplied=multiplied,
         tile=None if recipe.tiles is None else recipe.tiles.size,
-        found=recipe.tiles is None and not recipe.delayed,
+        found=recipe.tiles is None and not recipe.from_history,
         once=once,
         stored=min(1.0, coded / max(1, last - first)) if once else 0.0,
         exact=(first, layers - last),
         layers=layers,
-        by_derivative=_by_derivative(config) if recipe.delayed else (),
+        by_derivative=_by_derivative(config) if recipe.from_history else (),
     )
 
 

@@ -224,7 +224,7 @@ class MemoryModel:
     def _scales(self, shape: LayerShape) -> int:
         """Of a layer's routed rows, which every remat policy keeps: one for each group of matmuls."""
         recipe = recipe_of(self.config.precision)
-        if recipe is None or recipe.delayed or recipe.tiles is not None:
+        if recipe is None or recipe.from_history or recipe.tiles is not None:
             return 0
         groups = quantised(self.config, shape.model)
         routed = sum(group.name in groups for _, group in routed_groups(shape.model))
