@@ -45,12 +45,12 @@ def _inspect(options: argparse.Namespace) -> int | None:
     files = by_ending(options.out, (".svg", ".png") if options.remat_frontier else (".html", ".svg"))
     from jaxpar.compiler.inspection import Inspection
     from jaxpar.compiler.program.hlo.records import ProgramError
-    from jaxpar.compiler.remat_frontier.inspection import FrontierInspection
+    from jaxpar.compiler.remat_frontier.inspection import inspect_frontier
 
     if options.remat_frontier and options.diff is not None:
         raise UserError("--diff: expected no --remat-frontier with it, which compiles nothing")
     if options.remat_frontier:
-        FrontierInspection(options.config, options.cluster, options.overrides, options.json, [*files.values()]).run()
+        inspect_frontier(options.config, options.cluster, options.overrides, options.json, [*files.values()])
         return None
     inspection = Inspection(
         config=options.config,

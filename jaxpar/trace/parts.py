@@ -38,7 +38,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Repeat:
-    """A trace that runs several times in a row, such as the body of a loop; a share of a time for a branch."""
+    """A trace that runs several times in a row, such as the body of a loop."""
 
     name: str
     trace: Trace

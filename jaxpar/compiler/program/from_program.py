@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from jaxpar.compiler.program.attribution import Movement
 from jaxpar.compiler.program.hlo.records import Module
-from jaxpar.compiler.program.loops import Shares, controlled, every_branch
+from jaxpar.compiler.program.loops import controlled
 from jaxpar.trace.clock import Clock, Timed
 from jaxpar.trace.parts import Done, Message, Op, Repeat, Trace
 
@@ -53,7 +53,6 @@ def schedule(
     kernels: Mapping[str, float],
     seconds: Callable[[Movement], float],
     slowdown: float,
-    shares: Shares = every_branch,
     channel: Callable[[Movement], str] = attrgetter("channel"),
 ) -> Schedule:
     """Run a program on the clock.
@@ -64,7 +63,6 @@ def schedule(
         kernels: seconds of one execution of each kernel, by name of its op.
         seconds: time of one execution of a transfer on its link.
         slowdown: as for `Clock`.
-        shares: how often each branch of a conditional runs, as for `loops.executions`.
         channel: what a transfer shares with others: `Movement.channel`, or `link` where several may be in flight.
     """
     starts = {one.transfer.start.name: one for one in movements}
@@ -77,7 +75,7 @@ def schedule(
             for op in module.computations[name].ops:
                 if (took := kernels.get(op.name, 0.0)) > 0:
                     parts.append(Op(op.name, took))
-                for called, times in controlled(module, op, shares):
+                for called, times in controlled(module, op):
                     parts.append(Repeat(op.name, trace(called.name), times))
                 if (one := starts.get(op.name)) is not None:
                     parts.append(Message(op.name, seconds(one), channel(one), one.transfer.synchronous))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxpar.compiler.program.hlo.opcodes import wrapped_opcode
@@ -12,9 +12,6 @@ from jaxpar.compiler.program.scopes import innermost, segments
 from jaxpar.layers.experts.messages import FURTHER_ROUNDS
 from pallas_kernels.attention.cudnn_packed import CALLS
 from pallas_kernels.grouped_matmul.work import expected_blocks
-
-type Shares = Callable[[Op], Sequence[float]]
-"""The share of a conditional's executions that each branch gets, in the order of `branches`."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,7 @@ class Executions:
     """How many of them a recomputation asked for: those under a loop, branch or call that runs again. The ops inside
     may carry the names of the forward pass, because JAX lowers the same code once."""
     conditionals: tuple[Op, ...]
-    """Conditionals, whose branches are counted by their shares."""
+    """Conditionals, of which each branch is counted every time."""
     repeated_by_xla: frozenset[str]
     """Names of ops that XLA runs once more than the program asks for."""
 
@@ -66,19 +63,17 @@ def branches(op: Op) -> tuple[str, ...]:
     return op.computation_of("true_computation"), op.computation_of("false_computation")
 
 
-def every_branch(op: Op) -> tuple[float, ...]:
-    """Shares that count every branch each time: an upper bound, exact where the other branches do nothing."""
-    return (1.0,) * len(branches(op))
+def controlled(module: Module, op: Op) -> list[tuple[Computation, float]]:
+    """Computations that `op` runs op by op, each with how often per execution of `op`.
 
-
-def controlled(module: Module, op: Op, shares: Shares = every_branch) -> list[tuple[Computation, float]]:
-    """Computations that `op` runs op by op, each with how often per execution of `op`."""
+    Every branch of a conditional counts each time: an upper bound, exact where the other branches do nothing.
+    """
     base, half = wrapped_opcode(op.opcode)
     if op.opcode == "while":
         trips = trip_count(op)
         names = [(op.computation_of("body"), float(trips)), (op.computation_of("condition"), float(trips + 1))]
     elif op.opcode == "conditional":
-        names = list(zip(branches(op), map(float, shares(op)), strict=True))
+        names = [(name, 1.0) for name in branches(op)]
     elif op.opcode == "call" or (base == "call" and half == "start"):
         names = [(module.body(op).name, 1.0)]
     else:
@@ -86,7 +81,7 @@ def controlled(module: Module, op: Op, shares: Shares = every_branch) -> list[tu
     return [(module.computations[name], count) for name, count in names]
 
 
-def executions(module: Module, shares: Shares = every_branch) -> Executions:
+def executions(module: Module) -> Executions:
     """Count every computation that the entry reaches. Raises `ProgramError` for a loop without a known trip count."""
     counts: dict[str, float] = {}
     asked_again: dict[str, float] = {}
@@ -99,7 +94,7 @@ def executions(module: Module, shares: Shares = every_branch) -> Executions:
         counts[computation.name] = counts.get(computation.name, 0.0) + times
         asked_again[computation.name] = asked_again.get(computation.name, 0.0) + times * again
         for op in computation.ops:
-            for called, each in controlled(module, op, shares):
+            for called, each in controlled(module, op):
                 walk(called, times * each, again or runs_again(op, repeated))
 
     walk(module.entry_computation, 1.0, False)

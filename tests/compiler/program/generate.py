@@ -1,7 +1,7 @@
-"""Make the fixtures again: `python -m tests.compiler.program.generate tiny` (and `quickstart`).
+"""Make the fixtures again: `python -m tests.compiler.program.generate`.
 
-`tiny` runs under the versions of JAX and its CUDA plugin that are installed, and needs no more than these; its files
-carry JAX's version in their names. `quickstart` is the training step of `configs/quickstart.yaml` on `h100:1x8`.
+It runs under the versions of JAX and its CUDA plugin that are installed, and needs no more than these; its files
+carry JAX's version in their names.
 """
 
 from __future__ import annotations
@@ -34,19 +34,6 @@ def tiny() -> None:
         _keep(f"tiny-{version('jax')}", texts, json.loads(memory.read_text()))
 
 
-def quickstart() -> None:
-    """The texts of the quickstart's step, as the compiler of this project gives them."""
-    from jaxpar.compiler.compile import compile_step
-    from jaxpar.config import load_config
-    from jaxpar.hardware.cluster import parse_cluster
-
-    config = load_config(ROOT / "configs" / "quickstart.yaml")
-    made = compile_step(config, parse_cluster("h100:1x8"), cache=None)
-    texts = {"program": made.program, "buffers": made.buffer_assignment, "live": made.live_ranges}
-    numbers = {"peak_memory_in_bytes": made.memory.peak, "total_allocation_bytes": made.memory.total_allocation}
-    _keep("quickstart", texts, numbers)
-
-
 def _keep(name: str, texts: dict[str, str], memory: dict[str, int]) -> None:
     for part, text in texts.items():
         plain = re.sub(r'"[^"\n]*/site-packages/', '"', text.replace(f"{ROOT}/", "")).encode()
@@ -55,5 +42,4 @@ def _keep(name: str, texts: dict[str, str], memory: dict[str, int]) -> None:
 
 
 if __name__ == "__main__":
-    for wanted in sys.argv[1:]:
-        {"tiny": tiny, "quickstart": quickstart}[wanted]()
+    tiny()

@@ -72,13 +72,11 @@ CHOICE = (
 YES, NO = computation("yes", "%y = f32[] parameter(0)"), computation("no", "%n = f32[] parameter(0)")
 
 
-def test_branches_count_every_time_unless_shares_are_given():
+def test_branches_count_every_time():
     made = module(CHOICE, YES, NO)
     counts = executions(made)
     assert (counts.counts["yes"], counts.counts["no"]) == (1, 1)
     assert [op.name for op in counts.conditionals] == ["c"]
-    shared = executions(made, lambda op: (0.25, 0.75)).counts
-    assert (shared["yes"], shared["no"]) == (0.25, 0.75)
 
 
 def test_branches_by_number_stand_in_their_order():

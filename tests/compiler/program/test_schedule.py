@@ -16,15 +16,13 @@ from tests.compiler.program.tiny_step import GPUS_PER_HOST, MESH
 
 
 def run(made: Module, *, several: bool = False, gpus_per_host: int = 8, **seconds: float) -> Schedule:
-    """The schedule in which transfer `x` takes `seconds["x"]` and a kernel of one float32 a second; conditionals run
-    each branch half of the time."""
-    half = lambda op: (0.5, 0.5)
-    counts = executions(made, half)
+    """The schedule in which transfer `x` takes `seconds["x"]` and a kernel of one float32 a second."""
+    counts = executions(made)
     mesh = {"fsdp": 2} if made.partitions == 2 else {"replica": 2, "fsdp": 2}
     moves = movements(made, counts, mesh, gpus_per_host)
     kernels = {c.op.name: (c.read_bytes + c.written_bytes) / 8 for c in costs(made, counts) if c.computes}
     time = lambda move: seconds[move.transfer.start.name]
-    return schedule(made, moves, kernels, time, 0.0, half, attrgetter("link" if several else "channel"))
+    return schedule(made, moves, kernels, time, 0.0, attrgetter("link" if several else "channel"))
 
 
 def entry(*lines: str, others: tuple[str, ...] = (), partitions: int = 2) -> Module:
@@ -67,13 +65,6 @@ def test_a_loop_runs_as_often_as_its_trip_count():
     assert found.clock.step.compute == 8.0
     found = run(entry(loop("w", "b", 10), others=body("b", gather("i"), work("x"), done("i"))), i=1.5)
     assert (exposed(found), found.exposed_seconds) == ({"i": 0.5}, 5.0)
-
-
-def test_branches_count_by_their_shares():
-    line = "%c = f32[] conditional(%start, %start, %start), true_computation=%b, false_computation=%n"
-    idle = computation("n", "%n_start = f32[] parameter(0)")
-    found = run(entry(gather("a"), line, done("a"), others=(body("b", work("x"), work("y"))[0], idle)), a=3.0)
-    assert (exposed(found), found.clock.step.compute) == ({"a": 2.0}, 1.0)
 
 
 def test_copies_to_and_from_the_host_go_at_the_same_time():

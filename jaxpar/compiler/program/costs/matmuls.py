@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -31,18 +31,9 @@ class Product:
     """Of a fused attention: whether it makes gradients."""
 
 
-_PLAIN = {"bf16": "bfloat16", "f16": "float16", "f64": "float64"}
-_ALGORITHMS = {
-    "dot_f32_f32_f32": "float32",
-    "dot_tf32_tf32_f32": "tensorfloat32",
-    "dot_bf16_bf16_f32": "bfloat16",
-    "dot_bf16_bf16_bf16": "bfloat16",
-    "dot_f16_f16_f32": "float16",
-    "dot_f16_f16_f16": "float16",
-    "dot_f64_f64_f64": "float64",
-    "dot_any_f8_any_f8_f32": "float8",
-    "dot_any_f8_any_f8_f32_fast_accum": "float8",
-}
+_TYPES = {"bf16": "bfloat16", "f16": "float16", "f64": "float64"}
+_ALGORITHMS = _TYPES | {"f32": "float32", "tf32": "tensorfloat32", "any": "float8"}
+"""Arithmetic by the second part of the name of a dot algorithm, as in `dot_tf32_tf32_f32`; FP8 is `any`."""
 _UNSET = ("", "ALG_UNSET", "unset")
 QUIET_TARGETS = frozenset({"AllocateBuffer"})
 """Custom calls that run nothing."""
@@ -123,20 +114,18 @@ def elementwise_operations(op: Op) -> float:
 
 
 def _dot(op: Op) -> Product:
-    left, right = _array(op, 0), _array(op, 1)
+    left = _array(op, 0)
     contracted = prod(left.dims[dim] for dim in op.dims_of("lhs_contracting_dims"))
     precisions = op.attributes.get("operand_precision", "").strip("{}").split(",")
-    kind = arithmetic(op, left, right, op.attributes.get("algorithm", ""), precisions)
-    return _product(op, 2.0 * prod(next(leaves(op.shape)).dims) * contracted, kind)
+    return _product(op, 2.0 * _results(op) * contracted, 1, op.attributes.get("algorithm", ""), precisions)
 
 
 def _gemm(op: Op) -> Product:
     config = _section(op, "gemm_backend_config")
-    left, right = _array(op, 0), _array(op, 1)
+    left, precision = _array(op, 0), config.get("precision_config", {})
     contracted = prod(left.dims[int(dim)] for dim in config["dot_dimension_numbers"]["lhs_contracting_dimensions"])
-    precision = config.get("precision_config", {})
-    kind = arithmetic(op, left, right, precision.get("algorithm", ""), precision.get("operand_precision", []))
-    return _product(op, 2.0 * prod(next(leaves(op.shape)).dims) * contracted, kind)
+    asked = precision.get("algorithm", ""), precision.get("operand_precision", [])
+    return _product(op, 2.0 * _results(op) * contracted, 1, *asked)
 
 
 def _attention(op: Op) -> Product:
@@ -177,32 +166,27 @@ def _head_loss(op: Op) -> Product:
     """One product: of x and the table in the forward, and again of x and a chunk of the table in the backward."""
     x, table, backward = _array(op, 0), _array(op, 1), _HEAD_LOSS[1] in op.op_name
     columns = next(leaves(op.shape)).dims[1] if backward else prod(table.dims) // x.dims[1]
-    flops = 2.0 * prod(x.dims) * columns
-    again = backward or recomputed(op.op_name)
-    return Product(flops, flops if again else 0.0, arithmetic(op, x, table, "", []))
+    made = _product(op, 2.0 * prod(x.dims) * columns)
+    return replace(made, recomputed_flops=made.flops) if backward else made
 
 
 def _grouped(op: Op) -> Product:
     """Rows times the matrices of their groups, or the gradients of these: of as many rows as are expected."""
-    left, right, out = _array(op, 0), _array(op, 1), next(leaves(op.shape))
+    left, out = _array(op, 0), next(leaves(op.shape))
     stated = (expected_rows(innermost(name)) for name in segments(op.op_name))
     rows = next((rows for rows in stated if rows is not None), left.dims[0])
-    inputs = out.dims[1] if len(out.dims) == 3 else left.dims[1]
-    return _product(op, 2.0 * rows * inputs * out.dims[-1], arithmetic(op, left, right, "", []))
+    return _product(op, 2.0 * rows * (out.dims[1] if len(out.dims) == 3 else left.dims[1]) * out.dims[-1])
 
 
 def _tiled(op: Op) -> Product:
-    """Codes [m, k] times codes [n, k], with scales between them."""
+    """Quantized values [m, k] times [n, k], with scales between them."""
     left, right = _array(op, 0), _array(op, 2)
-    kind = arithmetic(op, left, right, "", [])
-    return _product(op, 2.0 * left.dims[0] * right.dims[0] * left.dims[1], kind)
+    return _product(op, 2.0 * left.dims[0] * right.dims[0] * left.dims[1], 2)
 
 
 def _block_scaled(op: Op) -> Product:
-    """Codes [batch, m, k] times codes [batch, n, k], with scales."""
-    left, right = _array(op, 0), _array(op, 1)
-    flops = 2.0 * prod(left.dims) * right.dims[-2]
-    return _product(op, flops, arithmetic(op, left, right, "", []))
+    """Quantized values [batch, m, k] times [batch, n, k], with scales."""
+    return _product(op, 2.0 * prod(_array(op, 0).dims) * _array(op, 1).dims[-2])
 
 
 def _kept_pairs(op: Op, config: Mapping[str, Any], queries: int, keys: int) -> int:
@@ -216,28 +200,35 @@ def _kept_pairs(op: Op, config: Mapping[str, Any], queries: int, keys: int) -> i
     return sum(max(0, count) for count in seen)
 
 
-def arithmetic(op: Op, left: ArrayShape, right: ArrayShape, algorithm: str, precisions: list[str]) -> str:
+def arithmetic(op: Op, left: ArrayShape, right: ArrayShape, algorithm: str, precisions: Sequence[str]) -> str:
     """The type in which a product multiplies. Raises `ProgramError` if it cannot be determined.
 
     float32 goes through the tensor cores as TF32, unless the algorithm or a precision above the default forbids it.
     """
-    name = algorithm.lower() if algorithm not in _UNSET else ""
-    if name:
-        if name.removeprefix("alg_") not in _ALGORITHMS:
+    if algorithm not in _UNSET:
+        kind = algorithm.lower().removeprefix("alg_").split("_")[1:2]
+        if not kind or kind[0] not in _ALGORITHMS:
             raise ProgramError(f"dot algorithm {algorithm} of {op.name} is not known", line=op.line)
-        return _ALGORITHMS[name.removeprefix("alg_")]
+        return _ALGORITHMS[kind[0]]
     if left.dtype.startswith("f8") and right.dtype.startswith("f8"):
         return "float8"
-    if left.dtype != right.dtype or left.dtype not in (*_PLAIN, "f32"):
+    if left.dtype != right.dtype or left.dtype not in (*_TYPES, "f32"):
         raise ProgramError(f"{op.name} multiplies {left.dtype} with {right.dtype}", line=op.line)
     if left.dtype == "f32":
         exact = any(precision.strip().upper() in ("HIGH", "HIGHEST") for precision in precisions)
         return "float32" if exact else "tensorfloat32"
-    return _PLAIN[left.dtype]
+    return _TYPES[left.dtype]
 
 
-def _product(op: Op, flops: float, kind: str) -> Product:
+def _product(op: Op, flops: float, right: int = 1, algorithm: str = "", precisions: Sequence[str] = ()) -> Product:
+    """A product of the first operand and operand number `right`."""
+    kind = arithmetic(op, _array(op, 0), _array(op, right), algorithm, precisions)
     return Product(flops, flops if recomputed(op.op_name) else 0.0, kind)
+
+
+def _results(op: Op) -> int:
+    """Elements of the result."""
+    return next(leaves(op.shape)).elements
 
 
 def _array(op: Op, place: int) -> ArrayShape:

@@ -153,7 +153,7 @@ def test_other_live_ranges_are_refused(old: str, new: str, problem: str):
         parse_buffers(ASSIGNMENT, LIVE.replace(old, new))
 
 
-@pytest.mark.parametrize("name", [*TINY, "quickstart"])
+@pytest.mark.parametrize("name", TINY)
 def test_totals_and_peaks_are_those_of_the_compiler(name: str):
     stats = memory(name)
     place, most = peak(buffers(name))
