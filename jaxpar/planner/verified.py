@@ -95,7 +95,7 @@ class Verified:
         before, after = self.predicted.candidate.seconds, self.planned.candidate.seconds
         apart = {name: share for name, share in self.differences.items() if abs(share) > APART}
         way = lambda less: "less" if less else "more"
-        of_step = f"{percent(abs(after - before), after)} {way(after < before)} than the predicted {seconds(before)}"
+        of_step = f"{percent(abs(after - before), before)} {way(after < before)} than the predicted {seconds(before)}"
         if not apart:
             return f"agrees by class: the program takes {seconds(after)}, {of_step}"
         found = ", ".join(
