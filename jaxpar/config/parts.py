@@ -10,6 +10,12 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+MIXERS: dict[str, str] = {
+    "attention": "jaxpar.layers.attention:Attention",
+    "latent_attention": "jaxpar.layers.latent_attention:LatentAttention",
+}
+"""What `model.mixer` can be."""
+
 FEED_FORWARDS: dict[str, str] = {
     "swiglu": "jaxpar.layers.feed_forward.gated:SwiGLU",
     "clamped_swiglu": "jaxpar.layers.feed_forward.gated:ClampedSwiGLU",

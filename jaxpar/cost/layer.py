@@ -16,7 +16,7 @@ from jaxpar.cost.operations import USUAL_ATTENTION, Device
 from jaxpar.cost.quantised import QuantisedTimes
 from jaxpar.cost.work import Work, total
 from jaxpar.layers.declaration.activations import LAYER_INPUT
-from jaxpar.layers.declaration.part import RESIDUAL, Core, Elementwise, Matmuls, Part, Traffic
+from jaxpar.layers.declaration.part import RESIDUAL, Core, Elementwise, Matmuls, Part, Recurrence, Traffic
 from jaxpar.memory.layer_shape import RECEIVED, ROUTED
 
 ACCUMULATED = 8.0
@@ -89,6 +89,8 @@ def layer_time(case: LayerCase, device: Device, network: Network) -> LayerTime:
                 resent |= {one.output: counted.experts.again} if one.sends_rows else {}
             case Core():
                 operations[one.outputs[0]] = counted.core()
+            case Recurrence():
+                operations[one.outputs[0]] = Work(counted.recurrence(one))
             case Matmuls(inward=True):
                 operations |= counted.products(part, one)
                 normed |= counted.normed(one)
@@ -97,7 +99,7 @@ def layer_time(case: LayerCase, device: Device, network: Network) -> LayerTime:
                 operations[name] = counted.back(part, one)
     made: dict[str, str] = {}
     for _, one in case.shape.layer.operations:
-        if isinstance(one, Core):
+        if isinstance(one, Core | Recurrence):
             made |= dict.fromkeys(one.outputs, one.outputs[0])
     made = {name: made.get(name, name) for name in case.shape.layer.names if name != LAYER_INPUT}
     backward, weight = counted.backward()
@@ -275,6 +277,10 @@ class _Counted:
         """Attention itself, with its messages of context ranks: recomputing it sends them again."""
         return Work(attention=self.attention[0], context=self.context[0])
 
+    def recurrence(self, one: Recurrence) -> float:
+        """Seconds of a state that is carried along rows, forward; without the states that context ranks exchange."""
+        return one.flops * self.case.tokens / self.case.tensor / self.device.matmul_rate(self.case.item)
+
     @cached_property
     def attention(self) -> tuple[float, float]:
         """Seconds of attention itself, forward and backward."""
@@ -310,7 +316,7 @@ class _Counted:
         backs: list[tuple[float, float]] = []
         owners: list[Part] = []
         beside: list[Exchanged] = []
-        moved = exchanged = hidden = scales = 0.0
+        moved = exchanged = hidden = scales = attention = context = recurrences = 0.0
         for part, one in self.shape.layer.operations:
             if isinstance(one, Matmuls):
                 backs.append(self._gradients(part, one))
@@ -327,10 +333,14 @@ class _Counted:
                 scales += self.scales(part, one)[1]
             elif isinstance(one, Elementwise) and one.traffic is not None:
                 moved += self.moved(one.traffic, self.numbers(one.output), back=True)
+            elif isinstance(one, Core):
+                attention, context = attention + self.attention[1], context + self.context[1]
+            elif isinstance(one, Recurrence):
+                recurrences += 2 * self.recurrence(one)
         weight, inward = sum(pair[1] for pair in backs), sum(pair[0] for pair in backs)
         apart = sum(pair[1] for part, pair in zip(owners, backs, strict=True) if part.splits)
         sent, other = self.messages.backward(beside), self.device.bytes_seconds(moved)
-        back = Work(inward + weight, self.attention[1], other, sent, self.context[1], exchanged, scales, hidden)
+        back = Work(inward + weight + recurrences, attention, other, sent, context, exchanged, scales, hidden)
         return back, apart
 
     def _gradients(self, part: Part, group: Matmuls) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from jaxpar.cost.messages import Network, network_of
 from jaxpar.cost.operations import Attention, Device, device_of
 from jaxpar.cost.work import Work, total
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.layers.declaration.part import Core, Matmuls
+from jaxpar.layers.declaration.part import Core, Matmuls, Recurrence
 from jaxpar.memory.costs import LayerCosts, Recomputation
 from jaxpar.memory.layer_shape import LayerShape, activation_bytes
 
@@ -98,6 +98,8 @@ def operation_flops(shape: LayerShape) -> dict[str, float]:
             dims = {each.name: each.dims for each in shape.layer.activations}
             widths = shape.width(dims[one.query]) + shape.width(dims[one.outputs[0]])
             found[one.outputs[0]] = 2.0 * shape.tokens * shape.keys_per_query * widths
+        elif isinstance(one, Recurrence):
+            found[one.outputs[0]] = float(one.flops * shape.tokens // shape.tensor)
         elif isinstance(one, Matmuls):
             for place, weight in enumerate(one.weights):
                 sides = [shape.matrix(part.weights[factor]) for factor in part.factors_of(weight)]

@@ -7,23 +7,21 @@ token is whose, and attention takes the tokens apart again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, UInt
+from jaxtyping import Array, Bool, Float, Int, PyTree, UInt
 
 from jaxpar.config.counting import padded_vocab
-from jaxpar.config.kinds import kind_model
-from jaxpar.generation.attending import Attending, Decoding, Prefilling
-from jaxpar.generation.cache import Cache, capacities
 from jaxpar.generation.sampling import Drawn, Sampling, draw
-from jaxpar.layers.block import Attend
+from jaxpar.layers.block import Context, DecodedRows
 from jaxpar.layers.context import sequence_part
+from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import vary
@@ -32,6 +30,9 @@ from jaxpar.mesh.layer_order import LAYERS, layers_path, own_layers
 from jaxpar.mesh.materialize import gather
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, DecoderStages
+
+type Cache = Mapping[str, Sequence[Mapping[str, PyTree]]]
+"""By kind, for each layer the cache of each block."""
 
 SAME_AXES = ("pipe", "context", "tensor")
 """Axes whose ranks draw the same token."""
@@ -70,11 +71,6 @@ class GenerationFunctions:
         """In which layers compute and keys and values are kept."""
         return self.layout.plan.dtypes.compute
 
-    @cached_property
-    def capacities(self) -> dict[str, int]:
-        """Places of each kind of layers."""
-        return capacities(self.layout.config.model, self.capacity, self.layout.plan.axes.context)
-
     def prefill(
         self,
         weights: Weights,
@@ -93,13 +89,8 @@ class GenerationFunctions:
             seed: of the draws.
         """
         batch, lengths, numbers = vary((batch, lengths, numbers))
-
-        attending = {
-            kind: Prefilling(capacity, lengths, self.stages.attend[kind], self.dtype)
-            for kind, capacity in self.capacities.items()
-        }
         x = self.stages.embed(weights, batch)
-        x, cache = self._layers(weights, x, batch, attending, None)
+        x, cache = self._layers(weights, x, batch, lengths, None)
         last = sequence_part(batch["indices"]) == lengths[:, None] - 1
         x = vary(reduce_sum(jnp.where(last[..., None], x, 0).sum(axis=1), ("context", "tensor")))
         seen = None
@@ -117,29 +108,26 @@ class GenerationFunctions:
             "segments": jnp.ones_like(rows.token)[None],
             "examples": jnp.zeros(1, jnp.int32),
         }
-
-        attending = {
-            kind: Decoding(capacity, rows.lengths, kind_model(self.layout.config.model, kind))
-            for kind, capacity in self.capacities.items()
-        }
-        x, cache = self._layers(weights, self.stages.embed(weights, batch), batch, attending, rows.cache)
+        x, cache = self._layers(weights, self.stages.embed(weights, batch), batch, rows.lengths, rows.cache)
         return self._next(weights, x, rows._replace(cache=cache), seed)
 
     def _layers(
-        self, weights: Weights, x: jax.Array, batch: Batch, attending: Mapping[str, Attending], cache: Cache | None
+        self, weights: Weights, x: jax.Array, batch: Batch, lengths: Int[Array, " batch"], cache: Cache | None
     ) -> tuple[jax.Array, Cache]:
         """`x` and the cache after all layers."""
-        attends: dict[str, Attend] = dict(attending)
-        stages = replace(self.stages, attend=attends)
+        stages, rows = self.stages, DecodedRows(lengths, self.capacity)
         tokens, x = stages.token_context(batch), vary(x)
+        layers = {kind: stages.prototype(kind) for kind in stages.order.stacks}
         filled: dict[str, list[Any]] = {kind: [None] * stack.rows for kind, stack in stages.order.stacks.items()}
         for kind, row in stages.order.slots:
-            stack, attend = stages.loop.stack(kind), attending[kind]
-            attend.cache = None if cache is None else cache[kind][row]
-            own = own_layers(weights[LAYERS], kind)[row]
-            own = gather(own, stages.placements, part=layers_path(kind), unstacked=True)
-            x, _report = stack.kind.apply(own, x, stack.order.own(0)[row], tokens[kind], None)
-            x, filled[kind][row] = vary(x), vary(attend.cache)
+            weight = gather(
+                own_layers(weights[LAYERS], kind)[row], stages.placements, part=layers_path(kind), unstacked=True
+            )
+            layer: Any = with_weights(layers[kind], weight)
+            index = stages.loop.stack(kind).order.own(0)[row]
+            context = Context(index, tokens[kind], stages.attend[kind], train=False, rows=rows)
+            x, after = layer.decode(x, None if cache is None else cache[kind][row], context)
+            x, filled[kind][row] = vary(x), vary(after)
         return x, filled
 
     def _seen(self, batch: Batch, lengths: Int[Array, " batch"]) -> Bool[Array, "batch vocab"]:

@@ -9,8 +9,6 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxpar.config import Config
-from jaxpar.config.kinds import kind_model
-from jaxpar.generation.cache import partition_of
 from jaxpar.generation.functions import GenerationFunctions, Rows
 from jaxpar.generation.layout import BY_ROW, generation_layout
 from jaxpar.generation.sampling import Drawn, Sampling
@@ -55,8 +53,10 @@ class Programs:
         """The functions, for a batch of `tokens` tokens a row, and the layouts of weights, `Rows` and `Drawn`."""
         layout = generation_layout(self.config, self.mesh, rows=rows, tokens=tokens, zero=self.zero)
         functions = GenerationFunctions(layout, capacity, self.sampling)
-        own = {kind: partition_of(kind_model(self.config.model, kind)) for kind in layout.order.stacks}
-        cache = {kind: [own[kind]] * stack.rows for kind, stack in layout.order.stacks.items()}
+        cache = {
+            kind: [{block.part.name: block.cache for block in functions.stages.prototype(kind).blocks}] * stack.rows
+            for kind, stack in layout.order.stacks.items()
+        }
         seen = BY_ROW if self.sampling.repetition_penalty != 1.0 else None
         state, drawn = _specs(Rows, cache, *[BY_ROW] * 3, seen), _specs(Drawn, BY_ROW, BY_ROW)
         return functions, unstacked_layout(layout.placements.storage.layout, layout.order), state, drawn

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import jax
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jaxpar.config import counting
 from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.attention_cache import PARTITION, KeyValues, SlotTable
 from jaxpar.layers.block import Attend, Block, Context
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import Activation
@@ -29,8 +30,11 @@ VALUE, OUTPUT = ("kv_heads", "value_dim"), ("heads", "value_dim")
 class Attention(Block):
     """Multi-head attention with grouped queries (arXiv:2305.13245)."""
 
+    cache = KeyValues(PARTITION, PARTITION)
+
     def __init__(self, model: ModelConfig, part: Part | None = None):
         super().__init__(part or self.declare(model))
+        self.model = model
         self.kv_heads, self.epsilon = counting.kv_heads(model), model.norm_epsilon
         self.normed, self.factors = model.qk_norm, NORMS[model.norm].factors
 
@@ -71,6 +75,22 @@ class Attention(Block):
         q, k, v = ops.run(self, "attention_in", x)
         y = ops.run(self, "attention_out", self.mix(q, k, v, context.tokens, context.attend))
         return self.biased(y, "output"), {}
+
+    def decode(self, x: jax.Array, cache: PyTree, context: Context, ops: Ops) -> tuple[jax.Array, PyTree]:
+        """See `Block.decode`; keys and values are cached as attention reads them."""
+        assert context.rows is not None, "rows that are continued"
+        table = SlotTable(self.model, context.rows)
+
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, *sinks: jax.Array) -> jax.Array:
+            nonlocal cache
+            if cache is None:
+                cache = KeyValues(table.filled(k, x.dtype), table.filled(v, x.dtype))
+                return context.attend(q, k, v, tokens, *sinks)
+            cache = KeyValues(table.stored(cache.key, k), table.stored(cache.value, v))
+            return table.attend(q, *cache, *sinks)
+
+        y, _ = self(x, context._replace(attend=attend), ops)
+        return y, cache
 
     def matrix(self, name: str) -> Matrix:
         """A matrix or its factors; of key heads, those of this rank's queries."""

@@ -8,19 +8,34 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
+from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declaration.part import Part
 from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.layers.ops.plain import Matmul, Matrix, Ops, matrix_of
 from jaxpar.layers.report import Output
+from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.runtime.batch import Field
 
 type Attend = Callable[..., jax.Array]
 """Attention of this rank's queries over the whole sequence: (query, key, value, tokens) -> output like query. A fifth
 argument, if heads have them, is their sinks."""
+
+
+CACHED_ROWS = ("pipe", *DATA_AXES)
+"""Mesh axes of the rows of a cache. Generation has one pipeline stage: the pipe axis has size 1."""
+
+
+class DecodedRows(NamedTuple):
+    """The rows that generation continues."""
+
+    lengths: Int[Array, " batch"]
+    """Tokens of each row, the last one included."""
+    capacity: int
+    """Tokens that a row may get to."""
 
 
 class Context(NamedTuple):
@@ -32,6 +47,8 @@ class Context(NamedTuple):
     attend: Attend
     train: bool
     """Whether what is drawn in training is drawn."""
+    rows: DecodedRows | None = None
+    """In generation, the rows that are continued."""
 
 
 class Block(nnx.Module, ABC):
@@ -43,6 +60,13 @@ class Block(nnx.Module, ABC):
     """What it reads of a batch, as `TokenContext.fields`."""
     elementwise: ClassVar[Mapping[str, Literal["input", "gradients"]]] = {}
     """The groups of matmuls around its elementwise work, with the operand that this work or its derivative makes."""
+    order: ClassVar[Literal["any", "contiguous"]] = "any"
+    """Which orders of a row's tokens over context ranks it can take."""
+    wide_gradients: ClassVar[bool] = False
+    """Whether the gradients of its matrices leave their products in the dtype in which they accumulate and travel.
+    Those of mixers are computed beside gathers, which XLA would hide behind too little (docs/decisions.md)."""
+    cache: ClassVar[PyTree] = ()
+    """The partition of each array of its cache in generation: it keeps nothing of earlier tokens."""
 
     def __init__(self, part: Part):
         self.part = part
@@ -51,6 +75,21 @@ class Block(nnx.Module, ABC):
     @abstractmethod
     def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
         """The summand of the residual stream, computed from the stream or its norm, and the report."""
+
+    @classmethod
+    def check(cls, model: ModelConfig) -> None:
+        """Raise `UserError` for a model, whose layers are all alike, that the block cannot be of."""
+
+    def decode(
+        self, x: Float[Array, "batch part embed"], cache: PyTree, context: Context, ops: Ops
+    ) -> tuple[jax.Array, PyTree]:
+        """The summand of the residual stream in generation, and the cache after these tokens.
+
+        Where `cache` is None, they are the prompts of `context.rows` in contiguous order, padded behind their lengths.
+        Else they are the last token of each row, side by side as one row.
+        """
+        assert not self.cache, "a block with a cache decodes"
+        return self(x, context, ops)[0], ()
 
     def project(self, group: str, x: jax.Array, matmul: Matmul) -> Any:
         """A group of matmuls with the collectives around it: linear in the block's matrices, and in `x`."""

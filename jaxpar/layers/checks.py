@@ -15,7 +15,7 @@ from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.config.validate import VOCAB, became_known
 from jaxpar.config.validate import validate as validate_keys
 from jaxpar.layers.counting import parameter_count
-from jaxpar.layers.declared import declare_layer, feed_forward_class
+from jaxpar.layers.declared import declare_layer, feed_forward_class, mixer_class
 from jaxpar.layers.experts.checks import check_expert_ranks, check_experts
 from jaxpar.layers.feed_forward.gated import Gated
 from jaxpar.layers.feed_forward.plain import Plain
@@ -45,7 +45,7 @@ def validate(config: Config, since: Config | None = None) -> None:
     validate_keys(config, since)
     if since is None:
         check_experts(config)
-        check_feed_forwards(config.model)
+        check_blocks(config.model)
         check_low_rank(config.model)
     if since is None or VOCAB in became_known(since, config):
         check_parameters(config.model)
@@ -57,9 +57,11 @@ def validate(config: Config, since: Config | None = None) -> None:
         check_multiples(config)
 
 
-def check_feed_forwards(model: ModelConfig) -> None:
-    """Refuse experts of a feed-forward without a non-linearity of its own, which they compute. Raises `UserError`."""
+def check_blocks(model: ModelConfig) -> None:
+    """Refuse models that a mixer cannot be of, and experts of a feed-forward without a non-linearity, which they
+    compute. Raises `UserError`."""
     for own in kind_models(model).values():
+        mixer_class(own).check(own)
         if own.experts is not None and not issubclass(feed_forward_class(own), (Gated, Plain)):
             raise UserError(
                 f"model.activation: {own.activation} is no subclass of {Gated.__name__} or {Plain.__name__}, whose "
@@ -113,8 +115,8 @@ def check_exceptions(config: Config) -> None:
     Raises:
         UserError: see above.
     """
-    known = (*group_names(config.model), *NEVER)
-    parts = config.precision.matmul_options.exclude
+    parts, usual = config.precision.matmul_options.exclude, type(config.precision.matmul_options)().exclude
+    known = tuple(dict.fromkeys((*group_names(config.model), *NEVER, *usual)))
     for name in parts:
         if name not in known:
             raise UserError(

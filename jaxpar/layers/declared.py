@@ -6,21 +6,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 from jaxpar.config.kinds import kind_counts, kind_model
-from jaxpar.config.parts import FEED_FORWARDS, implementation
+from jaxpar.config.parts import FEED_FORWARDS, MIXERS, implementation
 from jaxpar.config.plan import ExpertLayout
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.latent_attention import LatentAttentionConfig
-from jaxpar.layers.attention import Attention
+from jaxpar.layers.block import Block
 from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
-from jaxpar.layers.declaration.part import RESIDUAL, Elementwise, Layer, Matmuls, Norm, Operation, Part, Traffic
+from jaxpar.layers.declaration.part import RESIDUAL, Core, Elementwise, Layer, Matmuls, Norm, Operation, Part, Traffic
 from jaxpar.layers.experts.declaration import declare as declare_experts
 from jaxpar.layers.experts.feed_forward import Experts
 from jaxpar.layers.feed_forward.base import FeedForward
-from jaxpar.layers.latent_attention import LatentAttention
 from jaxpar.layers.lora import OFF, adapted
 from jaxpar.layers.norm import NORMS
 
@@ -38,14 +37,14 @@ def elementwise_groups(model: ModelConfig) -> Mapping[str, Literal["input", "gra
     return feed_forward_class(model).elementwise if model.experts is None else {}
 
 
-def attention_class(model: ModelConfig) -> type[Attention] | type[LatentAttention]:
-    """The attention of a model whose layers are all alike."""
-    return Attention if model.latent_attention is None else LatentAttention
+def mixer_class(model: ModelConfig) -> type[Any]:
+    """The `Block` of a model whose layers are all alike in which tokens see others."""
+    return implementation(MIXERS[model.mixer if model.latent_attention is None else "latent_attention"])
 
 
 def blocks_of(
     model: ModelConfig, lora: LoraConfig = OFF, experts: ExpertLayout | None = None, mlp_tiles: int = 1
-) -> tuple[Attention | LatentAttention, FeedForward | Experts]:
+) -> tuple[Block, ...]:
     """The blocks of a layer of a model whose layers are all alike.
 
     Args:
@@ -54,17 +53,22 @@ def blocks_of(
         experts: how the experts get their tokens.
         mlp_tiles: tiles of tokens in a dense feed-forward.
     """
-    attention, feed_forward = attention_class(model), feed_forward_class(model)
+    mixer, feed_forward = mixer_class(model), feed_forward_class(model)
     part = adapted(declare_feed_forward(model), lora)
     dense = model.experts is None
     mlp = feed_forward(model, part, mlp_tiles) if dense else Experts(model, feed_forward, part, experts)
-    return attention(model, adapted(attention.declare(model), lora)), mlp
+    return mixer(model, adapted(mixer.declare(model), lora)), mlp
 
 
 def declare_feed_forward(model: ModelConfig) -> Part:
     """The feed-forward of a model whose layers are all alike, or its experts."""
     own = feed_forward_class(model)
     return own.declare(model) if model.experts is None else declare_experts(model, own)
+
+
+def attends(model: ModelConfig) -> bool:
+    """Whether layers of a model whose layers are all alike have attention, in some form."""
+    return any(isinstance(one, Core) for _, one in declare_layer(model).operations)
 
 
 @lru_cache(maxsize=1000)
@@ -77,7 +81,7 @@ def declare_layer(model: ModelConfig) -> Layer:
     """
     norm = NORMS[model.norm].declare(model)
     before, behind = PLACEMENTS[model.norm_placement]
-    parts = (attention_class(model).declare(model), declare_feed_forward(model))
+    parts = (mixer_class(model).declare(model), declare_feed_forward(model))
     norms: dict[str, Norm] = {}
     activations = [Activation(LAYER_INPUT, ("embed",), between=True)]
     operations: list[tuple[Part, Operation]] = []
@@ -128,15 +132,15 @@ def activation_names(model: ModelConfig) -> tuple[str, ...]:
 
 
 def known_activations() -> dict[str, Activation]:
-    """Every activation that some layer has, by name, over all feed-forwards, experts, forms of attention and
+    """Every activation that some layer has, by name, over all feed-forwards, experts, mixers and
     placements of norms.
     A name means the same in all of them.
     """
-    return _known(tuple(FEED_FORWARDS))
+    return _known(tuple(FEED_FORWARDS), tuple(MIXERS))
 
 
 @lru_cache(maxsize=8)
-def _known(feed_forwards: tuple[str, ...]) -> dict[str, Activation]:
+def _known(feed_forwards: tuple[str, ...], mixers: tuple[str, ...]) -> dict[str, Activation]:
     found: dict[str, Activation] = {}
     every_expert = [ExpertsConfig(count=4, shared=1, router=router) for router in ("noisy_top_k", "cosine")]
     for placement in PLACEMENTS:
@@ -144,6 +148,9 @@ def _known(feed_forwards: tuple[str, ...]) -> dict[str, Activation]:
             model = ModelConfig(activation=activation, norm_placement=placement, experts=experts)  # pyright: ignore
             _add(found, model)
         _add(found, ModelConfig(attention_sinks=True, norm_placement=placement))  # pyright: ignore
+        for mixer in mixers:
+            if mixer != "latent_attention":
+                _add(found, ModelConfig(mixer=mixer, norm_placement=placement))  # pyright: ignore
         for latent in (LatentAttentionConfig(kv_rank=1), LatentAttentionConfig(kv_rank=1, query_rank=1)):
             _add(found, ModelConfig(latent_attention=latent, norm_placement=placement))  # pyright: ignore
     return found

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jaxpar.config import counting
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.layers.attention import OUTPUT, QUERY
+from jaxpar.layers.attention_cache import PARTITION, LatentKeys, SlotTable
 from jaxpar.layers.block import Block, Context
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import Activation
@@ -34,9 +34,8 @@ def shape_of(model: ModelConfig) -> LatentAttentionConfig:
     return model.latent_attention
 
 
-@dataclass(frozen=True)
-class LatentHeads:
-    """What attention gets: queries of this rank's heads, and what keys and values of all heads are expanded from."""
+class LatentHeads(NamedTuple):
+    """What attention reads: queries of this rank's heads, and what keys and values of all heads are expanded from."""
 
     query: Float[Array, "batch seq heads width"]
     latent: Float[Array, "batch part kv_rank"]
@@ -44,34 +43,10 @@ class LatentHeads:
     rotary_key: Float[Array, "batch seq one rope_dim"]
     expand: Callable[[], tuple[jax.Array, jax.Array]]
     """Makes keys [batch, seq, heads, width] and values [batch, seq, heads, value_dim]."""
-    key_up: Float[Array, "kv_rank heads nope_dim"]
-    value_up: Float[Array, "kv_rank heads value_dim"]
 
     def cached(self) -> Float[Array, "batch seq one cached"]:
         """The latent vector and the rotary key of each token: all that later queries need of it."""
         return jnp.concatenate([gather_sequence(self.latent)[:, :, None], self.rotary_key], axis=-1)
-
-    def absorbed(
-        self, attend: Callable[[jax.Array], Float[Array, "batch seq heads kv_rank"]]
-    ) -> Float[Array, "batch seq heads value_dim"]:
-        """The output from cached vectors that are never expanded (arXiv:2405.04434, section 2.1.2).
-
-        A query times an expanded key is the query times `key_up`, times the latent vector; and a sum of expanded values
-        is the sum of latent vectors times `value_up`. `attend` gets queries as wide as the cached vectors, and gives
-        sums of their latent part.
-        """
-        unrotated, rotated = jnp.split(self.query, [self.key_up.shape[-1]], axis=-1)
-        query = jnp.einsum("bshn,rhn->bshr", unrotated, self.key_up.astype(unrotated.dtype))
-        out = attend(jnp.concatenate([query, rotated], axis=-1))
-        return jnp.einsum("bshr,rhv->bshv", out, self.value_up.astype(out.dtype))
-
-
-class LatentAttend(ABC):
-    """An `Attend` that caches what keys and values are expanded from."""
-
-    @abstractmethod
-    def of_latents(self, heads: LatentHeads, tokens: TokenContext) -> Float[Array, "batch seq heads value_dim"]:
-        """Attention's output."""
 
 
 class LatentAttention(Block):
@@ -83,8 +58,11 @@ class LatentAttention(Block):
     vectors are gathered, which are much narrower than the residual stream.
     """
 
+    cache = LatentKeys(PARTITION)
+
     def __init__(self, model: ModelConfig, part: Part | None = None):
         super().__init__(part or self.declare(model))
+        self.model = model
         self.shape, self.epsilon = shape_of(model), model.norm_epsilon
         self.factors = NORMS[model.norm].factors
         assert not self.part.terms, "latent attention has no adapters"
@@ -128,9 +106,27 @@ class LatentAttention(Block):
         )  # fmt: skip
 
     def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
-        """Latent vectors of this tensor rank's part of the sequence, that of keys with the rotary key behind it;
-        queries, attention over what is expanded, and the output."""
-        tokens, attend = context.tokens, context.attend
+        """Attention over what is expanded, and the output."""
+        heads = self._heads(x, context.tokens, ops)
+        h = context.attend(heads.query, *heads.expand(), context.tokens)
+        return ops.run(self, OUT, h), {}
+
+    def decode(self, x: jax.Array, cache: PyTree, context: Context, ops: Ops) -> tuple[jax.Array, PyTree]:
+        """See `Block.decode`; the cached vectors are never expanded: they are one key head of all queries."""
+        assert context.rows is not None, "rows that are continued"
+        heads, table = self._heads(x, context.tokens, ops), SlotTable(self.model, context.rows)
+        if cache is None:
+            latent = table.filled(heads.cached(), x.dtype)
+            h = context.attend(heads.query, *heads.expand(), context.tokens)
+        else:
+            latent = table.stored(cache.latent, heads.cached())
+            values = latent[..., : self.shape.kv_rank]
+            h = self._absorbed(heads.query, lambda query: table.attend(query, latent, values))
+        return ops.run(self, OUT, h), LatentKeys(latent)
+
+    def _heads(self, x: Float[Array, "batch part embed"], tokens: TokenContext, ops: Ops) -> LatentHeads:
+        """Latent vectors of this tensor rank's part of the sequence, that of keys with the rotary key behind it, and
+        queries."""
         multiply = lambda group, x: ops.run(self, group, x)
         made = dict(zip(self.part.groups[0].outputs, multiply(DOWN, x), strict=True))
         made = {name: self.named(one, name) for name, one in made.items()}
@@ -148,12 +144,24 @@ class LatentAttention(Block):
             key = jnp.concatenate([key, shared], axis=-1)
             return self.named(key, "expanded_key"), self.named(value, "expanded_value")
 
-        if isinstance(attend, LatentAttend):
-            up = self.weight("key_up"), self.weight("value_up")
-            h = attend.of_latents(LatentHeads(query, latent, rotary_key, expand, *up), tokens)
-        else:
-            h = attend(query, *expand(), tokens)
-        return multiply(OUT, h), {}
+        return LatentHeads(query, latent, rotary_key, expand)
+
+    def _absorbed(
+        self,
+        query: Float[Array, "batch seq heads width"],
+        attend: Callable[[jax.Array], Float[Array, "batch seq heads kv_rank"]],
+    ) -> Float[Array, "batch seq heads value_dim"]:
+        """The output from cached vectors that are never expanded (arXiv:2405.04434, section 2.1.2).
+
+        A query times an expanded key is the query times `key_up`, times the latent vector; and a sum of expanded values
+        is the sum of latent vectors times `value_up`. `attend` takes queries as wide as the cached vectors, and returns
+        sums of their latent part.
+        """
+        key_up, value_up = self.weight("key_up"), self.weight("value_up")
+        unrotated, rotated = jnp.split(query, [key_up.shape[-1]], axis=-1)
+        query = jnp.einsum("bshn,rhn->bshr", unrotated, key_up.astype(unrotated.dtype))
+        out = attend(jnp.concatenate([query, rotated], axis=-1))
+        return jnp.einsum("bshr,rhv->bshv", out, value_up.astype(out.dtype))
 
     def _rotated(self, x: Float[Array, "batch seq heads width"], tokens: TokenContext) -> jax.Array:
         """`x` with its last `rope_dim` dims rotated."""

@@ -1,13 +1,13 @@
-"""One decoder layer: attention and feed-forward, each with a norm before or after it or both, each added to the
-residual stream."""
+"""One decoder layer: blocks, each with a norm before or after it or both, each added to the residual stream."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxpar.config.plan import ExpertLayout
 from jaxpar.config.schema import Config
@@ -18,27 +18,30 @@ from jaxpar.layers.declared import PLACEMENTS, blocks_of, declare_layer
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops, Tapped
+from jaxpar.layers.ops.tap import Tap
 from jaxpar.layers.report import Output
 from jaxpar.runtime.batch import Field, union
 from jaxpar.runtime.observed import Observed
-from jaxpar.runtime.taps import Tap
 
 PLAIN_OPS = Ops()
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and feed-forward. Between them a rank holds its part of the sequence; inside, of heads and hidden."""
+    """Blocks, each with its norms, added to the residual stream. Between them a rank has its part of the sequence;
+    inside, its part of heads and hidden width."""
 
     def __init__(self, config: Config, mlp_tiles: int = 1, experts: ExpertLayout | None = None, ops: Ops = PLAIN_OPS):
-        model = config.model
+        model, norm = config.model, NORMS[config.model.norm]
         self.activations = declare_layer(model).activations
         self.norms_before, self.norms_behind = PLACEMENTS[model.norm_placement]
-        self.attention, self.mlp = blocks_of(model, config.lora, experts, mlp_tiles)
-        norm = NORMS[model.norm]
-        if self.norms_before:
-            self.attention_norm, self.mlp_norm = norm(model), norm(model)
-        if self.norms_behind:
-            self.post_attention_norm, self.post_mlp_norm = norm(model), norm(model)
+        blocks = blocks_of(model, config.lora, experts, mlp_tiles)
+        self.names = tuple(block.part.name for block in blocks)
+        for name, block in zip(self.names, blocks, strict=True):
+            setattr(self, name, block)
+            if self.norms_before:
+                setattr(self, f"{name}_norm", norm(model))
+            if self.norms_behind:
+                setattr(self, f"post_{name}_norm", norm(model))
         self.ops, self.dropout = ops, model.dropout
         self.reports: tuple[str, ...] = tuple(name for block in self.blocks for name in block.reports)
         self.fields: tuple[Field, ...] = union(*(block.fields for block in self.blocks))
@@ -46,7 +49,7 @@ class DecoderLayer(nnx.Module):
     @property
     def blocks(self) -> tuple[Block, ...]:
         """Its blocks, in order."""
-        return self.attention, self.mlp
+        return tuple(getattr(self, name) for name in self.names)
 
     def linear(self, name: str, x: jax.Array, index: Int[Array, ""], tokens: TokenContext) -> Any:
         """A group of matmuls with the collectives around it: linear in the layer's matrices, and in `x`. For a backward
@@ -72,20 +75,41 @@ class DecoderLayer(nnx.Module):
         ops = self.ops.of_layer(index, tokens, observed, split=tap is not None)
         if tap is not None:
             ops = Tapped(ops=ops, tap=tap)
-        context = Context(index, tokens, attend, train)
-        h = self._named(self.attention_norm(x), "attention_input") if self.norms_before else x
-        h, report = self.attention(h, context, ops)
-        if self.norms_behind:
-            # The norm's derivative needs its input, and from that elementwise work recomputes the residual stream.
-            h = self.post_attention_norm(self._named(h, "attention_projected"))
-        x = x + self._drop(h, 2 * index + 1, tokens, train)
-        if not self.norms_behind:
-            x = self._named(x, "attention_residual")
-        h = self._named(self.mlp_norm(x) if self.norms_before else x, "mlp_input")
-        h, more = self.mlp(h, context, ops)
-        if self.norms_behind:
-            h = self.post_mlp_norm(self._named(h, "mlp_projected"))
-        return x + self._drop(h, 2 * index + 2, tokens, train), {**report, **more}
+        context, reports = Context(index, tokens, attend, train), {}
+
+        def run(block: Block, h: jax.Array) -> jax.Array:
+            h, report = block(h, context, ops)
+            reports.update(report)
+            return h
+
+        return self._added(x, context, run), reports
+
+    def decode(
+        self, x: Float[Array, "batch part embed"], caches: Mapping[str, PyTree] | None, context: Context
+    ) -> tuple[jax.Array, dict[str, PyTree]]:
+        """The residual stream in generation, and the cache of each block; see `Block.decode`."""
+        ops, after = self.ops.of_layer(context.index, context.tokens, None), {}
+
+        def run(block: Block, h: jax.Array) -> jax.Array:
+            name = block.part.name
+            h, after[name] = block.decode(h, None if caches is None else caches[name], context, ops)
+            return h
+
+        return self._added(x, context, run), after
+
+    def _added(self, x: jax.Array, context: Context, run: Callable[[Block, jax.Array], jax.Array]) -> jax.Array:
+        """The residual stream, with what `run` makes of it in each block added to it."""
+        for site, name in enumerate(self.names, start=1):
+            h = getattr(self, f"{name}_norm")(x) if self.norms_before else x
+            h = self._named(h, f"{name}_input") if self.norms_before or site > 1 else h
+            h = run(getattr(self, name), h)
+            if self.norms_behind:
+                # The norm's derivative needs its input, and from that elementwise work recomputes the residual stream.
+                h = getattr(self, f"post_{name}_norm")(self._named(h, f"{name}_projected"))
+            x = x + self._drop(h, len(self.names) * context.index + site, context.tokens, context.train)
+            if not self.norms_behind and name != self.names[-1]:
+                x = self._named(x, f"{name}_residual")
+        return x
 
     def _named(self, x: jax.Array, name: str) -> jax.Array:
         return name_activation(x, name, self.activations)

@@ -150,7 +150,7 @@ def offloaded(runs: Iterable[LayerRun]) -> list[str]:
 
 def recomputed(runs: Iterable[LayerRun], name: str) -> bool:
     """Whether some layer recomputes an activation."""
-    return any(run.activations[name] == "recompute" for run in runs)
+    return any(run.activations.get(name) == "recompute" for run in runs)
 
 
 def remat_policy(treatments: Mapping[str, str]) -> Callable[..., Any]:

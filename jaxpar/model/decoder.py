@@ -25,6 +25,7 @@ from jaxpar.layers.lora import with_frozen
 from jaxpar.layers.matmul_formats import multiplied
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops
+from jaxpar.layers.ops.tap import Tap
 from jaxpar.layers.report import Output
 from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
@@ -51,7 +52,6 @@ from jaxpar.model.programs import has_wide_gradients, ops_of
 from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_scores
 from jaxpar.runtime.batch import Field
 from jaxpar.runtime.objective import Objective
-from jaxpar.runtime.taps import Tap
 from jaxpar.stores.early_sums import SummedEarly
 from jaxpar.stores.first_use import FirstUse
 from jaxpar.stores.sharded import Sharded
@@ -110,14 +110,11 @@ def _computed_apart(layer: DecoderLayer, specs: Nested[ParamSpec]) -> Nested[boo
 
 
 def _wide(layer: DecoderLayer, specs: Nested[ParamSpec], wires: Nested[Wire]) -> Nested[bool]:
-    """The matrices whose gradients leave their products in the dtype in which they accumulate and travel: those of the
-    feed-forward. Attention's are computed beside gathers, which XLA would hide behind too little (docs/decisions.md).
-    """
-    part = layer.mlp.part
+    """The matrices whose gradients leave their products in the dtype in which they accumulate and travel."""
+    wide = {block.part.name: multiplied(block.part) for block in layer.blocks if block.wide_gradients}
 
     def one(name: str, own: Nested[ParamSpec], wires: Nested[Wire]) -> Nested[bool]:
-        names = multiplied(part) if name == part.name else ()
-        return {key: key in names and wires[key].gradient is None for key in own}
+        return {key: key in wide.get(name, ()) and wires[key].gradient is None for key in own}
 
     return {name: one(name, own, wires[name]) for name, own in specs.items()}
 

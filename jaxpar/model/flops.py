@@ -6,6 +6,7 @@ appendix B; the mask as in Megatron-LM's causal count):
 - every token meets every matmul weight once: 2 FLOPs per weight forward and 4 backward, so 6 per weight.
   Matmul weights are the matrices of the layers that a token uses, and the output head. The embedding
   lookup multiplies nothing; a tied table counts once, as the head;
+- a recurrence (`Recurrence`) takes the FLOPs that its mixer declares for a token, three times that with backward;
 - attention multiplies Q with K and the probabilities with V over the (query, key) pairs that the mask keeps:
   2 * heads * (width of a query + width of a value) FLOPs per pair and layer forward, three times that with backward.
 
@@ -24,7 +25,7 @@ from jaxpar.config.counting import head_dim, value_dim
 from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.counting import factor_parameters, matmul_parameters
-from jaxpar.layers.declaration.part import Core
+from jaxpar.layers.declaration.part import Core, Recurrence
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.lora import OFF
 from jaxpar.memory.layer_shape import mean_keys
@@ -53,19 +54,24 @@ def flops_per_step(model: ModelConfig, tokens: int, pairs: Pairs, vocab: int, lo
         vocab: True vocabulary size, without padding.
         lora: The low-rank factors, if there are any.
     """
-    attention = 0
+    mixers = 0
     for kind, count in kind_counts(model).items():
         own = kind_model(model, kind)
-        attention += 3 * count * pair_flops(own) * pairs.get(own.window, 0)
+        mixers += 3 * count * (pair_flops(own) * pairs.get(own.window, 0) + recurrence_flops(own) * tokens)
     each = 6 if lora.rank is None else 4
     matmuls = each * matmul_parameters(model, vocab) + 6 * factor_parameters(model, lora)
-    return float(matmuls * tokens + attention)
+    return float(matmuls * tokens + mixers)
 
 
 def pair_flops(model: ModelConfig) -> int:
     """FLOPs of a (query, key) pair in one layer forward, over all heads; of a model whose layers are all alike."""
     cores = sum(isinstance(one, Core) for _, one in declare_layer(model).operations)
     return cores * 2 * model.heads * (head_dim(model) + value_dim(model))
+
+
+def recurrence_flops(model: ModelConfig) -> int:
+    """FLOPs of a token in the recurrences of one layer forward, over all heads."""
+    return sum(one.flops for _, one in declare_layer(model).operations if isinstance(one, Recurrence))
 
 
 def mfu(flops: float, seconds: float, devices: int, peak: float) -> float:

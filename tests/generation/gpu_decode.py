@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 from jaxpar.config.axes import axis_sizes
 from jaxpar.config.plan import AxisSizes
-from jaxpar.generation.cache import KeyValues
 from jaxpar.generation.functions import Rows
 from jaxpar.generation.programs import Programs
 from jaxpar.generation.sampling import Sampling
+from jaxpar.layers.attention_cache import KeyValues
 from jaxpar.layout.make_plan import resolve_config
 from jaxpar.layout.step_layout import shardings
 from jaxpar.mesh.build import build_mesh
@@ -39,7 +39,7 @@ def largest_written() -> int:
     places: Any = (ROWS, 4, LENGTH, EMBED // 8)
     cached = KeyValues(places, places)
     number: Any = (ROWS,)
-    rows = Rows({"": [cached] * 3}, number, number, number, None)
+    rows = Rows({"": [{"attention": cached, "mlp": ()}] * 3}, number, number, number, None)
 
     def abstract(shapes: Any, layouts: Any) -> Any:
         dtype = lambda shape: jnp.int32 if len(shape) == 1 and shape[0] == ROWS else jnp.bfloat16

@@ -13,6 +13,8 @@ def check_latent_attention(config: Config) -> None:
     """Refuse widths that latent attention cannot have, and settings that it would not use or does not support."""
     model = config.model
     models = kind_models(model)
+    for kind, one in models.items():
+        _check_mixer(kind, one)
     latent = {kind: own.latent_attention for kind, own in models.items() if own.latent_attention is not None}
     for kind, own in latent.items():
         key = key_of(kind, "latent_attention") if "latent_attention" in model.kinds.get(kind, {}) else _KEY
@@ -42,6 +44,13 @@ def check_latent_attention(config: Config) -> None:
 
 
 _KEY = "model.latent_attention"
+
+
+def _check_mixer(kind: str, model: ModelConfig) -> None:
+    if model.latent_attention is None and model.mixer == "latent_attention":
+        raise UserError(f"{key_of(kind, 'mixer')}: latent_attention has no widths; expected them as {_KEY}")
+    if model.latent_attention is not None and model.mixer not in ("attention", "latent_attention"):
+        raise UserError(f"{key_of(kind, 'mixer')}: {model.mixer}, beside {_KEY}; expected one of both")
 
 
 def _check_widths(key: str, latent: LatentAttentionConfig) -> None:

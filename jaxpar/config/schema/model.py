@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from jaxpar.config.parts import FEED_FORWARDS
+from jaxpar.config.parts import FEED_FORWARDS, MIXERS
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema.rope import RopeConfig
@@ -76,6 +76,8 @@ class ModelConfig:
     attention_scale: float | None = None
     """Factor of the attention scores; null means one over the root of the width of queries and keys, with latent
     attention times the square of what `rope.mscale_all_dim` makes of `rope.factor` (`yarn`)."""
+    mixer: Annotated[str, MIXERS] = "attention"
+    """The block of a layer in which tokens see others; with `latent_attention` it is that."""
     latent_attention: LatentAttentionConfig | None = None
     """Multi-head latent attention in place of `kv_heads` and `head_dim` (`docs/models.md`)."""
     attention_sinks: bool = False

@@ -91,7 +91,16 @@ class Core:
     name: str = "attention"
 
 
-type Operation = Matmuls | Elementwise | Core
+@dataclass(frozen=True)
+class Recurrence:
+    """A state that is carried along a row: matmuls whose work grows with its tokens, not with pairs of them."""
+
+    outputs: tuple[str, ...]
+    flops: int
+    """FLOPs of a token, forward, over all heads; the backward takes twice as many."""
+
+
+type Operation = Matmuls | Elementwise | Core | Recurrence
 
 
 class Weights(Mapping[str, ParamSpec]):

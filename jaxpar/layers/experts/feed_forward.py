@@ -73,6 +73,8 @@ def fields_of(experts: ExpertsConfig, layers: int) -> tuple[Field, ...]:
 class Experts(Block):
     """`sum_i w_i expert_i(x) + shared(x)` over the experts i that the router chooses for a token."""
 
+    wide_gradients = True
+
     def __init__(
         self,
         model: ModelConfig,

@@ -40,6 +40,8 @@ def hidden_weights(model: ModelConfig, *inward: str) -> Weights:
 class FeedForward(Block):
     """`down(activate(x @ W for each inward W))`. A feed-forward declares its part and defines `activate`."""
 
+    wide_gradients = True
+
     def __init__(self, model: ModelConfig, part: Part | None = None, tiles: int = 1):
         super().__init__(part or self.declare(model))
         self.tiles = tiles

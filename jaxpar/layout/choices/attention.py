@@ -27,6 +27,7 @@ from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
+from jaxpar.layers.declared import attends, mixer_class
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.memory.remat import recomputed
 from jaxpar.units import size
@@ -67,7 +68,7 @@ def attention_plan(
         kind_attention=backends if config.model.kinds else {},
         **score_blocks(config.attention, device),
         context_strategy=strategy,
-        context_order=Choice(layout.order, _traffic_words(strategy.name, served, layout)),
+        context_order=Choice(layout.order, _order_words(config, strategy.name, served, layout)),
         ulysses=layout.ulysses,
     )
 
@@ -133,9 +134,11 @@ def unused_blocks(plan: Plan, config: AttentionConfig) -> list[str]:
     return [f"attention.{key}: {getattr(config, key)}" for key in set_here]
 
 
-def _traffic_words(strategy: str, request: AttentionRequest, layout: ContextLayout) -> str:
+def _order_words(config: Config, strategy: str, request: AttentionRequest, layout: ContextLayout) -> str:
     if request.context == 1:
         return ""
+    if (mixer := _contiguous_mixer(config)) is not None:
+        return f"{mixer} passes a state from each context rank to the next"
     (entry,) = (entry for entry in CONTEXT_STRATEGIES if entry.name == strategy)
     sent = entry.traffic(request, layout)
     return (
@@ -147,6 +150,13 @@ def _traffic_words(strategy: str, request: AttentionRequest, layout: ContextLayo
 def _context_layout(config: Config, strategy: str, request: AttentionRequest) -> ContextLayout:
     """How context ranks share a row; raises `UserError` where its length does not allow it."""
     order, length = config.parallel.context_order, config.data.sequence_length
+    if (mixer := _contiguous_mixer(config)) is not None and request.context > 1:
+        if order not in ("auto", "contiguous"):
+            raise UserError(
+                f"parallel.context_order: {order}, and model.mixer: {mixer} passes a state from each context rank to "
+                "the next; expected auto or contiguous"
+            )
+        order = "contiguous"
     layout = context_layout(strategy, order, request)
     ranks = request.context // layout.ulysses
     if config.parallel.ulysses is not None and strategy != "usp":
@@ -166,12 +176,19 @@ def _context_layout(config: Config, strategy: str, request: AttentionRequest) ->
     return layout
 
 
+def _contiguous_mixer(config: Config) -> str | None:
+    """The mixer of a kind of layers that takes tokens in contiguous order alone, if there is one."""
+    models = kind_models(config.model).values()
+    return next((model.mixer for model in models if mixer_class(model).order == "contiguous"), None)
+
+
 def attention_requests(
     config: Config, device: Device, runs: Sequence[LayerRun], node_devices: int | None = None
 ) -> dict[str, AttentionRequest]:
-    """The attention request of each kind of layers; see `attention_request`."""
-    models = kind_models(config.model).items()
-    return {kind: attention_request(replace(config, model=m), device, runs, node_devices) for kind, m in models}
+    """The attention request of each kind of layers that attends, or of all where none does; see `attention_request`."""
+    models = kind_models(config.model)
+    models = {kind: model for kind, model in models.items() if attends(model)} or models
+    return {kind: attention_request(replace(config, model=m), device, runs, node_devices) for kind, m in models.items()}
 
 
 def widest(requests: Mapping[str, AttentionRequest]) -> AttentionRequest:

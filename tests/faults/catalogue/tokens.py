@@ -55,8 +55,8 @@ TOKENS = (
         name="same_dropout_in_every_layer",
         description="All layers drop the same elements.",
         file="jaxpar/layers/layer.py",
-        old="x = x + self._drop(h, 2 * index + 1, tokens, train)",
-        new="x = x + self._drop(h, 0 * index + 1, tokens, train)",
+        old="self._drop(h, len(self.names) * context.index + site, context.tokens, context.train)",
+        new="self._drop(h, 0 * context.index + site, context.tokens, context.train)",
         caught_by=(
             "tests/model/test_dropout_sites.py::test_each_place_drops_at_the_rate_and_independently_of_all_others",
         ),

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxpar.attention.balance import sequence_order
-from jaxpar.attention.decode import tree_attention
+from jaxpar.layers.tree_attention import tree_attention
 from jaxpar.mesh.axes import AXES
 from pallas_kernels.masks import Mask
 from tests.pallas_kernels.attention.test_attention import every_equation

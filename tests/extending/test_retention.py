@@ -1,0 +1,150 @@
+"""A mixer registered from outside the package: a float64 recurrence, token by token, on any layout; and its decode."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpar.config import load_config
+from jaxpar.config.parts import MIXERS
+from jaxpar.config.schema.latent_attention import LatentAttentionConfig
+from jaxpar.config.schema.model import Pattern
+from jaxpar.generation.generator import Generator
+from jaxpar.layers.declared import declare_layer
+from jaxpar.memory.layer_shape import activation_bytes
+from jaxpar.model.flops import causal_pairs, flops_per_step
+from tests.extending import retention
+from tests.memory.shapes import layer_shape
+from tests.model.test_goldens import logits
+from tests.reference import decoder64
+from tests.sentences import refused
+from tests.small_run import SmallRun, small
+from tests.training.parity.one_device import TOLERANCE, assert_close
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one device": {},
+    "context and tensor": {"context": 2, "tensor": 2, "microbatches": 2},
+    "pipe": {"pipe": 2, "microbatches": 2},
+    "fsdp": {"fsdp": 2, "zero": 3},
+}
+HYBRID = {
+    "layers": 2,
+    "mixer": "attention",
+    "kinds": {"state": {"mixer": "retention"}, "full": {}},
+    "pattern": Pattern(("state", "full")),
+}
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry of the registry and small chunks, for the time of a test."""
+    monkeypatch.setitem(MIXERS, "retention", retention.MIXER)
+    monkeypatch.setattr(retention, "CHUNK", 4)
+
+
+def run_of(model: dict[str, Any] | None = None, **sections: dict[str, Any]) -> SmallRun:
+    return SmallRun(small(model={"layers": 2, "mixer": "retention"} | (model or {}), **sections))
+
+
+def packed_rows(run: SmallRun) -> dict[str, np.ndarray]:
+    """A batch whose documents end within chunks, at their ends, and within and at the end of a context rank's part."""
+    rows, lengths = run.rows(0), ([3, 5, 1, 23], [16, 16], [32], [15, 2, 15], [8, 20, 4], [31, 1], [1, 31], [12, 20])
+    one = lambda each: np.repeat(np.arange(1, len(each) + 1, dtype=np.int32), each)
+    segments = np.stack([one(each) for each in lengths])
+    positions = np.stack([np.concatenate([np.arange(size, dtype=np.int32) for size in each]) for each in lengths])
+    return rows | {"segments": segments, "positions": positions}
+
+
+def retention64(x: Any, weights: Any, options: Any, batch: Any) -> Any:
+    """The recurrence of arXiv:2307.08621, equations 1 and 8, one token after another."""
+    q, k, v, gate = (jnp.einsum("bse,ehd->bshd", x, weights[name]) for name in ("query", "key", "value", "gate"))
+    q, k = (decoder64.rotate(each, batch["positions"], options) for each in (q, k))
+    heads, width = q.shape[2:]
+    decay = 1 - 2.0 ** (-5 - jnp.arange(heads))
+    continues = jnp.pad(batch["segments"][:, 1:] == batch["segments"][:, :-1], ((0, 0), (1, 0)))
+
+    def token(state: Any, xs: Any) -> Any:
+        q, k, v, continues = xs
+        state = jnp.where(continues, 1.0, 0.0)[:, None, None, None] * decay[:, None, None] * state
+        state += jnp.einsum("bhk,bhv->bhkv", k / np.sqrt(width), v)
+        return state, jnp.einsum("bhk,bhkv->bhv", q, state)
+
+    ahead = jax.tree.map(lambda each: jnp.moveaxis(each, 1, 0), (q, k, v, continues))
+    _, out = jax.lax.scan(token, jnp.zeros((len(x), heads, width, width), x.dtype), ahead)
+    out = decoder64.rms_norm(jnp.moveaxis(out, 0, 1), jnp.ones(width), options["norm_epsilon"])
+    return jnp.einsum("bshd,hde->bse", out * jax.nn.silu(gate), weights["output"])
+
+
+def renamed(weights: Any, old: str, new: str) -> Any:
+    """A tree of weights whose layers have a mixer under another name."""
+    layers = {name.replace(old, new): tree for name, tree in weights["layers"].items()}
+    return weights | {"layers": layers}
+
+
+@pytest.mark.matrix(quick=("context and tensor",), ci=3)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_loss_and_gradients_equal_a_recurrence_in_float64(layout: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(decoder64, "attention", retention64)
+    # The norm of an output that is almost 0 enlarges rounding; and compiled references are kept by their options.
+    run = run_of({"norm_epsilon": 1e-2}, parallel=LAYOUTS[layout])
+    batch, state = packed_rows(run), run.step.residency.initial_state()
+    weights = renamed(run.by_layer(state.master), "retention", "attention")
+    wanted, gradients = decoder64.loss_and_gradients(weights, asdict(run.config.model), batch)
+    loss, found = run.step.gradients(state, run.place(batch))
+    assert_close(loss, wanted, run.by_layer(found), renamed(gradients, "attention", "retention"))
+
+
+@pytest.mark.parametrize("parallel", [{}, {"context": 2, "tensor": 2}], ids=["one device", "context and tensor"])
+def test_decode_equals_the_parallel_form_for_100_tokens(parallel: dict[str, Any]):
+    run = run_of(HYBRID, parallel=parallel, data={"sequence_length": 128})
+    prompts = [list(range(1, 4)), list(range(5, 22)), [7]]
+    weights = run.step.residency.initial_state().master
+    found = Generator(run.config, run.step.mesh, weights).continued(prompts, 100)
+    one = run_of(HYBRID, data={"sequence_length": 128})
+    tokens = np.zeros((8, 128), np.int32)
+    for row, (prompt, new) in enumerate(zip(prompts, found, strict=True)):
+        tokens[row, : len(prompt) + 100] = [*prompt, *new.tokens]
+    by_training = np.asarray(logits(one.step)(jax.device_get(weights), one.place(decoder64.plain_batch(tokens))))
+    likely = jax.nn.log_softmax(by_training.astype(np.float32), axis=-1)
+    for row, (prompt, new) in enumerate(zip(prompts, found, strict=True)):
+        after = np.asarray(likely[row, len(prompt) - 1 : len(prompt) + 99])
+        np.testing.assert_allclose(new.log_probabilities, after.max(axis=-1), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_a_hybrid_of_retention_and_attention_trains_alike_on_a_split_mesh():
+    wanted, _ = run_of(HYBRID).train(4)
+    run = run_of(HYBRID, parallel={"context": 2, "tensor": 2, "fsdp": 2, "zero": 3})
+    order = run.step.layout.plan.context_order
+    assert order.name == "contiguous" and "retention" in order.reason
+    assert list(run.step.layout.plan.kind_attention) == ["full"]
+    found, _ = run.train(4)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    assert wanted[3] < wanted[0]
+
+
+def test_what_it_declares_is_counted():
+    model = run_of().config.model
+    names = [one.name for one in declare_layer(model).activations]
+    assert names[:2] == ["layer_input", "retention_input"] and "retention_residual" in names
+    sizes = activation_bytes(layer_shape(run_of().config, run_of().step.layout.plan.axes, rows=8))
+    assert sizes["retention_output"] == sizes["retention_query"]
+    flops = lambda length: flops_per_step(model, 256, causal_pairs(model, 256, length), 64)
+    # A token, layer, and number of the state takes a multiplication and an addition to update and to read.
+    matmuls = 2 * (5 * 32 * 32 + 3 * 32 * 48) + 32 * 64
+    assert flops(32) == flops(64) == 256 * (6 * matmuls + 3 * 2 * 4 * 8 * 4 * 4)
+
+
+def test_what_it_cannot_be_is_refused():
+    with refused("model.kv_heads", "4", "retention"):
+        run_of({"kv_heads": 4})
+    with refused("parallel.context_order", "zigzag", "retention", "contiguous"):
+        run_of(parallel={"context": 2, "context_order": "zigzag"})
+    with refused("model.mixer", "retentoin", "retention"):
+        load_config(None, ["model.mixer=retentoin"])
+    with refused("model.mixer", "retention", "model.latent_attention"):
+        run_of({"latent_attention": LatentAttentionConfig(kv_rank=4)})
