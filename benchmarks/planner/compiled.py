@@ -1,11 +1,11 @@
-"""Compiled programs, from which the planner reads what a step waits for: seconds of messages needed and exposed.
+"""Compiled programs, which the planner's overlap rule is held against: seconds of messages needed and exposed.
 
     python -m benchmarks.planner.compiled                             # the file beside the planner's seconds of today
     python -m benchmarks.planner.compiled --write                     # compiles every row again: an hour
     python -m benchmarks.planner.compiled --write --only 3 7          # these rows alone
 
 To add a program, add a row with its first three columns (a file of configs/, a cluster, and what `--set` changes) to
-jaxpar/planner/step_time/compiled.csv, and write it. Nothing in it was measured on GPUs: times are those of the
+benchmarks/planner/compiled.csv, and write it. Nothing in it was measured on GPUs: times are those of the
 fitted model of GPUs and links, and what is exposed follows from the program's schedule.
 """
 
@@ -15,10 +15,11 @@ import csv
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shlex import quote
+from statistics import median
 
-from benchmarks.planner.memory import PAGE, with_table
 from jaxpar.cli import Parser, command
 from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step, plan_for
 from jaxpar.compiler.report import Analysis, make_report
@@ -31,18 +32,15 @@ from jaxpar.planner.report import words
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.stage_work import layout_of
-from jaxpar.planner.step_time.exposed import (
-    COMPILED,
-    MESSAGES,
-    Program,
-    classes_of,
-    generation_of,
-    read_programs,
-    share,
-)
 from jaxpar.planner.verified import WAITS, part_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+COMPILED = Path(__file__).parent / "compiled.csv"
+MESSAGES = ("gathers", "scatters", "sums", "host", "state", "context", "tensor", "experts", "pipe")
+"""Kinds of messages, each with a column of the seconds that they need and one of those that are exposed
+(`..._exposed`): gathers of weights, reduce-scatters of gradients, sums over replicas, copies of activations to and
+from the host, those of the optimizer's state, and what context ranks, tensor ranks, ranks of experts and stages send
+each other."""
 TIMEOUT_S = 1800.0
 """For each compile."""
 LEAST = 1e-3
@@ -51,8 +49,6 @@ SHOWN = {
     "gathers": "gathers", "reduce-scatters": "scatters", "sums over replicas": "sums", "copies to the host": "host",
 }  # fmt: skip
 """Columns of the table, and kinds of `MESSAGES`."""
-MARKS = "<!-- benchmarks.planner.compiled: begin -->", "<!-- benchmarks.planner.compiled: end -->"
-"""Of the place of the tables in the page."""
 HEAD = (
     "# Seconds of a step of compiled programs, by kind of message: needed, and exposed (no compute hides them).",
     "# Of XLA's GPU compiler, with the fitted model of GPUs and links; nothing was measured on GPUs.",
@@ -60,7 +56,7 @@ HEAD = (
     "# python -m benchmarks.planner.compiled --write renews it.",
 )
 COLUMNS = (
-    "config", "cluster", "overrides", "classes", "generation", "mesh", "compute",
+    "config", "cluster", "overrides", "mesh", "compute",
     *(name + end for name in MESSAGES for end in ("", "_exposed")),
 )  # fmt: skip
 WAITED = (*WAITS, "offload")
@@ -70,6 +66,50 @@ KINDS = {"gather_weight": "gathers", "scatter_gradient": "scatters"}
 ROWS = ("join_ranks", "gather_rows", "scatter_rows")
 """Of ids of tokens, and of rows of the embedding: no kind of `MESSAGES`, since the planner has a step wait for all of
 them, and not for a share."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program: a row of the file."""
+
+    config: str
+    """The name of a file of configs/."""
+    cluster: str
+    overrides: tuple[str, ...]
+    """`section.key=value`, as for `--set`."""
+    mesh: str = ""
+    """In words."""
+    compute: float = 0.0
+    """Seconds of all kernels of a step."""
+    needed: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of messages by kind of `MESSAGES`."""
+    exposed: Mapping[str, float] = field(default_factory=dict)
+    """Those of them that no compute hides."""
+
+    @property
+    def command(self) -> str:
+        """What compiles it."""
+        words = ["python -m jaxpar.inspect", f"--config configs/{self.config}.yaml", f"--cluster {self.cluster}"]
+        return " ".join([*words, *(f"--set {quote(one)}" for one in self.overrides)])
+
+
+def read_programs(file: Path = COMPILED) -> list[Program]:
+    """The rows of a file. Raises `UserError` for one that is not of this form."""
+    with file.open(newline="") as stream:
+        lines = (line for line in stream if not line.startswith("#"))
+        return [_read(f"{file.name}: row {number}", row) for number, row in enumerate(csv.DictReader(lines), 1)]
+
+
+def _read(place: str, row: Mapping[str, str]) -> Program:
+    try:
+        needed = {name: float(row[name] or 0) for name in MESSAGES}
+        exposed = {name: float(row[f"{name}_exposed"] or 0) for name in MESSAGES}
+        return Program(
+            row["config"], row["cluster"], tuple(row["overrides"].split()), row["mesh"],
+            float(row["compute"] or 0), needed, exposed,
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{place}: expected a cell in each column, numbers in those of seconds; {error}") from None
 
 
 def prepared(program: Program) -> tuple[Config, Cluster]:
@@ -86,15 +126,15 @@ def compiled(program: Program) -> Program:
         raise UserError(f"{program.command}: the program does not fit, and then XLA gives up overlap")
     layout, _ = laid_out(config, cluster)
     needed, exposed = by_kind(report.collectives, copied(layout))
-    return replace(
-        program, classes=classes_of(layout), generation=generation_of(cluster), mesh=words.axes(layout),
-        compute=report.compute_seconds, needed=needed, exposed=exposed,
-    )  # fmt: skip
+    mesh = words.axes(layout)
+    return replace(program, mesh=mesh, compute=report.compute_seconds, needed=needed, exposed=exposed)
 
 
 def copied(layout: Layout) -> str:
     """The kind of what is copied to and from the host: state, unless activations are."""
-    return "state" if layout.optimizer_offload and classes_of(layout)[0] != "copies" else "host"
+    runs = () if isinstance(layout.remat, str) else layout.remat
+    activations = layout.offload_fraction or any(treatment == "offload" for _, own in runs for _, treatment in own)
+    return "state" if layout.optimizer_offload and not activations else "host"
 
 
 def by_kind(collectives: Iterable[Collective], copied: str = "host") -> tuple[dict[str, float], dict[str, float]]:
@@ -149,8 +189,8 @@ def write_rows(programs: Sequence[Program], file: Path = COMPILED) -> None:
 def _cells(one: Program) -> dict[str, str]:
     shown = lambda seconds: f"{seconds:.4g}" if seconds else ""
     row = {
-        "config": one.config, "cluster": one.cluster, "overrides": " ".join(one.overrides),
-        "classes": " ".join(one.classes), "generation": one.generation, "mesh": one.mesh, "compute": shown(one.compute),
+        "config": one.config, "cluster": one.cluster, "overrides": " ".join(one.overrides), "mesh": one.mesh,
+        "compute": shown(one.compute),
     }  # fmt: skip
     for name in MESSAGES:
         row |= {name: shown(one.needed.get(name)), f"{name}_exposed": shown(one.exposed.get(name))}
@@ -158,23 +198,28 @@ def _cells(one: Program) -> dict[str, str]:
 
 
 def table(programs: Sequence[Program]) -> list[str]:
-    """What the programs wait for, of what their messages need, beside what the planner expects them to wait for."""
+    """What the programs wait for, of what their messages need, beside what the planner expects them to wait for: its
+    difference in the last column, of the step."""
     lines = [
-        f"| | configuration, cluster | mesh | class | compute | {' | '.join(SHOWN)} | others | waits | planner |",
+        f"| | configuration, cluster | mesh | compute | {' | '.join(SHOWN)} | others | waits | planner | |",
         "|---" * (len(SHOWN) + 8) + "|",
     ]
+    differences = list[float]()
     for number, one in enumerate(programs, 1):
         parts = predicted(*prepared(one))
+        expected = sum(parts[name] for name in WAITED)
         cells = [_waited(one, (kind,)) for kind in SHOWN.values()]
         cells.append(_waited(one, [kind for kind in MESSAGES if kind not in (*SHOWN.values(), "pipe")]))
         waits = sum(seconds for name, seconds in one.exposed.items() if name != "pipe")
         changed = "".join(f" `{override}`" for override in one.overrides)
-        classes = " ".join(one.classes)
+        differences.append((expected - waits) / (one.compute + waits))
         lines.append(
-            f"| {number} | `{one.config}`, {one.cluster}{changed} | {one.mesh} | {classes}, {one.generation} | "
-            f"{one.compute:.3g} s | {' | '.join(cells)} | {waits:.3g} s | {sum(parts[name] for name in WAITED):.3g} s |"
+            f"| {number} | `{one.config}`, {one.cluster}{changed} | {one.mesh} | {one.compute:.3g} s | "
+            f"{' | '.join(cells)} | {waits:.3g} s | {expected:.3g} s | {differences[-1]:+.1%} |"
         )
-    return lines
+    sizes = [abs(one) for one in differences]
+    of_step = f"{median(sizes):.1%} of the step in the median, {max(sizes):.1%} at most"
+    return [*lines, "", f"The planner's seconds of waiting are apart from the programs' by {of_step}."]
 
 
 def _waited(one: Program, kinds: Sequence[str]) -> str:
@@ -183,38 +228,22 @@ def _waited(one: Program, kinds: Sequence[str]) -> str:
     return f"{waited:.3g} of {needed:.3g} s" if needed >= LEAST * one.compute else "-"
 
 
-def shares_table(programs: Sequence[Program]) -> list[str]:
-    """What is taken from them, by class and generation."""
-    lines = ["| class | GPUs | programs | gathers | reduce-scatters |", "|---|---|---|---|---|"]
-    for kind, generation in sorted({(one.classes[0], one.generation) for one in programs}):
-        own = [one for one in programs if (one.classes[0], one.generation) == (kind, generation)]
-        shares = (f"{share(name, kind, generation, programs):.1%}" for name in ("gathers", "scatters"))
-        lines.append(f"| {kind} | {generation} | {len(own)} | {' | '.join(shares)} |")
-    return lines
-
-
 @command()
 def main(arguments: Sequence[str]) -> None:
     """Command line; the exit code is 2 for a user error."""
     parser = Parser("benchmarks.planner.compiled", __doc__)
-    parser.add_argument(
-        "--write", action="store_true", help=f"compile the rows, and write {COMPILED.name} and {PAGE.name}"
-    )
+    parser.add_argument("--write", action="store_true", help=f"compile the rows, and write {COMPILED.name}")
     parser.add_argument("--only", nargs="+", type=int, metavar="ROW", help="of these rows, from 1")
     options = parser.parse_args(arguments)
     programs = read_programs()
-    asked = options.only or range(1, len(programs) + 1)
-    for number in asked:
+    for number in options.only or range(1, len(programs) + 1):
         if not 1 <= number <= len(programs):
             raise UserError(f"--only {number}: expected a row from 1 to {len(programs)}")
         if options.write:
             print(programs[number - 1].command, file=sys.stderr, flush=True)
             programs[number - 1] = compiled(programs[number - 1])
             write_rows(programs)  # after each, since one takes minutes
-    lines = shares_table(programs)
-    print("\n".join([*lines, "", *table(programs)]))
-    if options.write:
-        PAGE.write_text(with_table(PAGE.read_text(), lines, MARKS))
+    print("\n".join(table(programs)))
 
 
 if __name__ == "__main__":

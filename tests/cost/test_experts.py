@@ -25,6 +25,7 @@ from jaxpar.mesh.wire.codes import row_bytes
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.step_time.model import step_time, steps_of
+from jaxpar.planner.step_time.overlap import BESIDE
 
 CLUSTER = named_cluster("h100:2x8")
 MODEL = ModelConfig(
@@ -297,11 +298,11 @@ def test_weights_take_the_place_of_two_messages_each_way():
 
 
 def test_weights_travel_beside_compute_that_no_tokens_travel_beside():
-    """One message is in flight at a time: 4 s of 10 are left, in which 6 s of weights do not fit."""
+    """One message is in flight at a time: 4 s of 10 are left, a part of which hides messages of weights."""
     layout = Layout(expert=8, fsdp=2, zero=3, remat="gemm_last", expert_capacity=1.0)
     one = steps_of(MODEL, 4096, 64, CLUSTER, hardware=without_starts()[0]).step(layout)
-    assert one._beside(10.0, 6.0, 0.0) == pytest.approx(10.0)
-    assert one._beside(10.0, 6.0, 0.0, sends=6.0) == pytest.approx(12.0)
+    assert one._beside(10.0, 6.0) == pytest.approx(16.0 - 10.0 * BESIDE)
+    assert one._beside(10.0, 6.0, sends=6.0) == pytest.approx(16.0 - 4.0 * BESIDE)
 
 
 # ---- FP8

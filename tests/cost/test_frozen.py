@@ -20,9 +20,9 @@ from jaxpar.layers.counting import factor_parameters, matmul_parameters
 from jaxpar.layers.lora import OFF
 from jaxpar.model.flops import flops_per_step
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.exposed import share
 from jaxpar.planner.step_time.layer_times import Sort
 from jaxpar.planner.step_time.model import steps_of
+from jaxpar.planner.step_time.overlap import SUMS
 from jaxpar.planner.step_time.step import Step
 from jaxpar.planner.step_time.update import update_of
 
@@ -78,8 +78,7 @@ def test_frozen_weights_are_not_updated_and_their_gradients_not_reduced(zero: in
     assert some.once["optimizer"] / every.once["optimizer"] == pytest.approx(factors / whole, rel=1e-9)
     ring = some.where.ring(8, 1)
     if zero == 0:
-        waited = share("sums", "replicas", "fast")
-        assert 0 < waited < 1 and some.once["data"] == waited * ring.reduce(4.0 * factors)
+        assert some.once["data"] == SUMS * ring.reduce(4.0 * factors)
     if zero == 3:
         layer, own = matmul_parameters(model, 0) / model.layers, factors / model.layers
         gathered, reduced = some.messages.of_layers(some.case)

@@ -14,7 +14,6 @@ from jaxpar.cost.wire_messages import WireMessages
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.mesh.wire.wire import Wire
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.exposed import Exposed, exposed
 from jaxpar.planner.step_time.layer_times import Layers
 from jaxpar.planner.step_time.update import Update
 
@@ -64,12 +63,6 @@ class Common:
     def expert_of(self, layout: Layout) -> int:
         """Ranks that share the experts; for a model without experts the axis is data parallelism."""
         return layout.expert if self._routes else 1
-
-    def exposed(self, layout: Layout) -> Exposed:
-        """The least shares of a layout's messages that a step waits for."""
-        expert = self.expert_of(layout)
-        own = layout if expert == layout.expert else replace(layout, expert=expert, fsdp=layout.fsdp * layout.expert)
-        return exposed(own, self.cluster)
 
     def microbatches(self, layout: Layout) -> int:
         """Microbatches of a step."""

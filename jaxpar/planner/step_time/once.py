@@ -10,8 +10,8 @@ from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.chunks import Kinds, chunk_lengths, chunk_slots
 from jaxpar.planner.step_time.common import Common
 from jaxpar.planner.step_time.data_messages import DataMessages
-from jaxpar.planner.step_time.exposed import sums_beside
 from jaxpar.planner.step_time.layer_times import Layers, Sort
+from jaxpar.planner.step_time.overlap import GATHERS, HELD_GATHERS, HELD_SCATTERS, SCATTERS, SUMS, sums_beside
 from jaxpar.planner.step_time.update import MASTER
 from jaxpar.planner.step_time.weight_traffic import held_seconds, holds_chunks
 
@@ -117,20 +117,20 @@ class Once:
         rows = Counter(chunk_slots(self.model, chunk_lengths(self.model, self.layout)))
         each = (self.messages.of_layers(self.layers.cases[Sort(kind)], number) for kind, number in rows.items())
         gathers, scatters = zip(*each, strict=True)
-        return self._waited(*held_seconds(self.layout, sum(gathers), sum(scatters)))
+        gather, scatter = held_seconds(self.layout, sum(gathers), sum(scatters))
+        return self._with_hidden(gather + scatter, HELD_GATHERS * gather + HELD_SCATTERS * scatter)
 
-    def _waited(self, gather: float, scatter: float) -> float:
-        """What a step takes longer for messages of weights: what is exposed of them, and what the others take from
-        compute beside them."""
-        least = self.where.exposed(self.layout)
-        exposed = least.gather * gather + least.scatter * scatter
-        return exposed + self.where.hardware.overlap_slowdown * (gather + scatter - exposed)
+    def _with_hidden(self, message: float, waits: float) -> float:
+        """What a step takes longer for messages: what it waits for, and what the others take from compute beside
+        them."""
+        return waits + self.where.hardware.overlap_slowdown * (message - waits)
 
     def _ends(self, gather: float, scatter: float) -> float:
         """What is left of the messages of embedding and head in a microbatch, of so many seconds if tables are sent. A
         table that is tied is sent for the head in any case."""
         by_table = 1 / self.tables if self.rows and not self.model.tied else 1.0
-        return self.rows + self._waited(by_table * gather, by_table * scatter)
+        gather, scatter = by_table * gather, by_table * scatter
+        return self.rows + self._with_hidden(gather + scatter, GATHERS * gather + SCATTERS * scatter)
 
     def _rows(self) -> float:
         """Seconds of rows of the embedding that a microbatch exchanges in place of tables, all of them waited for."""
@@ -151,12 +151,12 @@ class Once:
             return self._beside_last(sent.replicas.reduce(held))
         gather = sent.replica_weights.gather_whole(held)
         if sums_beside(layout) and not layout.optimizer_offload and layout.matmul_codes is None:
-            gather *= self.where.exposed(layout).gather
+            gather *= GATHERS
         return self._beside_last(sent.replicas.scatter(held)) + gather
 
     def _beside_last(self, reduce: float) -> float:
         """What is left of a sum over ranks beside the last microbatch's backward, where jaxpar runs it there."""
-        return self.where.exposed(self.layout).sums * reduce if sums_beside(self.layout) else reduce
+        return SUMS * reduce if sums_beside(self.layout) else reduce
 
     def _of_matrices(self) -> float:
         """Rules that see matrices: ranks that share weights exchange layers for dims, work on whole matrices, and send

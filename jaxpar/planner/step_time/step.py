@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 
-from jaxpar.cost.messages import overlapped
 from jaxpar.cost.work import Work
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.chunks import GATHERED, Kinds, chunk_lengths, chunk_slots, kinds_of_slots, why_padded
@@ -13,6 +12,7 @@ from jaxpar.planner.step_time.common import Common
 from jaxpar.planner.step_time.data_messages import DataMessages
 from jaxpar.planner.step_time.layer_times import Passed, Sort, sorts_of
 from jaxpar.planner.step_time.once import Once
+from jaxpar.planner.step_time.overlap import HOST, waited
 from jaxpar.planner.step_time.pipeline import Pieces, Stages, chunk_layers, pipeline_seconds, seconds_of_chunks
 from jaxpar.planner.step_time.ticks import ChunkTime
 from jaxpar.planner.step_time.weight_traffic import SLICED, holds_chunks, reduces_with_weights, slices_chunks
@@ -52,7 +52,6 @@ class Step:
         again = self.layers.again(layout.remat, self.slots)
         self.again = self.layers.mean(again)
         self.messages = DataMessages(where, layout, float(self.case.item))
-        self.exposed = where.exposed(layout)
         self.jitter = where.jitter(layout.devices)
         self.works = {sort: self._works(sort) for sort in self.layers.times}
         """Forward and backward of a layer of each sort."""
@@ -111,14 +110,13 @@ class Step:
         sliced = self._sliced(sort)
         back = b + b_again
         weight = min(time.weight, back)
-        least, reduced = self.exposed.gather * gathered, self.exposed.scatter * scattered
         sends, sends_back = forward.sends, backward.sends + again.sends
-        whole_f = self._beside(f, gathered, least, sends)
+        whole_f = self._beside(f, gathered, sends=sends)
         if reduces_with_weights(self.layout):
-            weight = self._beside(weight, scattered, reduced)
-            whole_b = self._beside(back - min(time.weight, back), gathered, least, sends_back) + weight
+            weight = self._beside(weight, scatter=scattered)
+            whole_b = self._beside(back - min(time.weight, back), gathered, sends=sends_back) + weight
         else:
-            whole_b = self._beside(back, gathered + scattered, least + reduced, sends_back)
+            whole_b = self._beside(back, gathered, scattered, sends_back)
         offload = self._offload(sort, whole_f, whole_b)
         whole_f, whole_b = whole_f + offload[0] + sliced[0], whole_b + offload[1] + sliced[1]
         return Passed(whole_f, whole_b, min(weight, whole_b), f, b, b_again, *offload, gathered, sum(sliced))
@@ -131,11 +129,11 @@ class Step:
         whole, trained = case.parameters + case.experts, case.trained + case.experts
         return seconds(SLICED.forward * whole), seconds(SLICED.backward * whole + SLICED.gradient * trained)
 
-    def _beside(self, compute: float, message: float, least: float, sends: float = 0.0) -> float:
-        """Seconds of compute and the messages of weights beside it, of which `least` cannot be hidden, nor anything in
-        the `sends` seconds of it in which tokens travel to experts or back."""
-        free = max(0.0, compute - sends)
-        return compute - free + overlapped(free, message - least, self.hardware.overlap_slowdown) + least
+    def _beside(self, compute: float, gather: float = 0.0, scatter: float = 0.0, sends: float = 0.0) -> float:
+        """Seconds of compute and the messages of weights beside it, none of which is hidden in the `sends` seconds of
+        it in which tokens travel to experts or back."""
+        waits = waited(gather, scatter, max(0.0, compute - sends), self.layout.tensor)
+        return compute + waits + self.hardware.overlap_slowdown * (gather + scatter - waits)
 
     def _microbatches(self, spent: dict[str, float]) -> None:
         """Forward and backward of all microbatches, the pipeline around them included."""
@@ -175,13 +173,13 @@ class Step:
 
     def _offload(self, sort: Sort, forward: float, backward: float) -> tuple[float, float]:
         """Seconds of copies to and from the host's memory that are not hidden: what is longer than a layer's compute,
-        and at least the share that compiled programs wait for."""
+        and at least `HOST` of them."""
         layout = self.layout
         copied = self.layers.copied(layout.remat, self.slots, layout.offload_fraction)[sort]
         if not copied:
             return 0.0, 0.0
         copy = copied / self.where.host_bandwidth
-        least = self.exposed.host * copy
+        least = HOST * copy
         return max(least, copy - forward), max(least, copy - backward)
 
     def _sum_over_stages(self) -> float:

@@ -34,13 +34,13 @@ PLANNER = (
         caught_by=(f"{KINDS}::test_a_slot_that_pads_a_chunk_takes_time_where_it_runs_alone[left out]",),
     ),
     Fault(
-        name="least_share_of_several_classes",
-        description="A layout of several classes waits for the least share of their messages.",
-        file="jaxpar/planner/step_time/exposed.py",
-        old="return max(each, key=lambda own: middle(message, own))",
-        new="return min(each, key=lambda own: middle(message, own))",
+        name="messages_beside_all_compute",
+        description="Messages of weights are hidden by all of a layer's compute.",
+        file="jaxpar/planner/step_time/overlap.py",
+        old="gather + scatter - beside * free)",
+        new="gather + scatter - free)",
         caught_by=(
-            "tests/planner/step_time/test_shares.py::test_of_several_classes_programs_with_just_these_count_or_the_largest_share",
+            "tests/planner/step_time/test_overlap.py::test_short_messages_wait_for_their_least_share_and_long_ones_for_what_compute_does_not_hide",
         ),
     ),
     Fault(

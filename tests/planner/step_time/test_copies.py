@@ -11,9 +11,9 @@ from jaxpar.cost.layer_case import LayerCase, layer_case
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.memory.layer_shape import activation_bytes
 from jaxpar.planner.layout import Layout, Remat
-from jaxpar.planner.step_time.exposed import exposed
 from jaxpar.planner.step_time.kept import copied_bytes, kept_bytes
 from jaxpar.planner.step_time.model import StepTime, step_time
+from jaxpar.planner.step_time.overlap import HOST as LEAST
 
 HOST = parse_cluster("h100:1x8")
 MODEL = replace(PRESETS["llama3-8b"], layers=8, vocab=32000)
@@ -53,8 +53,7 @@ def test_activations_that_a_map_offloads_are_copied_as_those_of_a_share():
 
 def test_what_programs_wait_for_of_hidden_copies_is_waited_for_both_ways():
     copied = 8 * SIZES["query"] / HOST.host_bandwidth
-    layout = Layout(fsdp=8, zero=3, remat=remat("query"))
-    assert waited(remat("query")) == pytest.approx(2 * exposed(layout, HOST).host * copied)
+    assert waited(remat("query")) == pytest.approx(2 * LEAST * copied)
 
 
 def test_copies_longer_than_the_compute_beside_them_are_exposed_by_what_is_longer():
