@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from jaxpar.config.bounds import SLICES
-from jaxpar.cost.grouped import grouped_gradient, grouped_matmul
+from jaxpar.cost.grouped import Products
 from jaxpar.cost.messages import Network, overlapped
 from jaxpar.cost.operations import Device
 from jaxpar.cost.wire_messages import element_bytes
@@ -57,6 +57,8 @@ class ExpertExchange:
     """Of a layer that has experts."""
     own_rows: str = "auto"
     """As `parallel.overlap.expert_own_rows`."""
+    loop: bool = False
+    """Whether products run as a loop of plain XLA (`Products.loop`)."""
 
     def own_first(self, device: Device, network: Network, slices: int) -> bool:
         """Whether a rank's own rows are computed apart, while the first slice is sent."""
@@ -178,14 +180,15 @@ class ExpertExchange:
 
     def _of_rows(self, device: Device, share: float) -> Work:
         """Of a share of all rows."""
-        shape, groups, item = self.shape, self._groups, self.shape.item_bytes
+        shape, item = self.shape, self.shape.item_bytes
+        times = Products(device, self._groups, item, self.loop)
         experts = shape.model.experts
         assert experts is not None, "a layer with experts"
         rows = shape.tokens * experts.per_token * share
         moved = device.bytes_seconds(MOVED * item * shape.routed_rows * share * shape.embed)
-        forward = sum(grouped_matmul(device, rows, groups, n, k, item, own) for k, n, own, _ in self._products)
-        inward = sum(grouped_matmul(device, rows, groups, k, n, item, own) for k, n, own, _ in self._products)
-        weights = sum(grouped_gradient(device, rows, groups, n, k, item, own) for k, n, _, own in self._products)
+        forward = sum(times.matmul(rows, n, k, own) for k, n, own, _ in self._products)
+        inward = sum(times.matmul(rows, k, n, own) for k, n, own, _ in self._products)
+        weights = sum(times.gradient(rows, n, k, item, own) for k, n, _, own in self._products)
         return Work(forward + moved, inward + moved, weights)
 
     def _shared(self, device: Device) -> Work:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from jaxpar.cost.expert_exchange import ExpertExchange, added_numbers, sends
-from jaxpar.cost.grouped import grouped_gradient, grouped_matmul
+from jaxpar.cost.grouped import Products
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
@@ -53,6 +53,11 @@ class ExpertTimes:
         experts = self.shape.model.experts
         return 0 if experts is None else experts.count // self.shape.expert
 
+    @cached_property
+    def times(self) -> Products:
+        """Their products."""
+        return Products(self.device, self.groups, self.case.item, self.case.expert_loop)
+
     @property
     def rows(self) -> float:
         """Rows that the fullest rank multiplies."""
@@ -61,16 +66,14 @@ class ExpertTimes:
 
     def forward(self, n: int, k: int, group: str) -> float:
         """Products with the matrices [k, n] of all experts, slice by slice."""
-        rows, item = self.rows / self.slices, self.shape.expert_item(group)
-        return self.slices * grouped_matmul(self.device, rows, self.groups, n, k, self.case.item, item)
+        return self.slices * self.times.matmul(self.rows / self.slices, n, k, self.shape.expert_item(group))
 
     def gradients(self, n: int, k: int, group: str, accumulated: float) -> tuple[float, float]:
         """Gradients of rows, and of the matrices, which take `accumulated` bytes a number and are added up over
         slices."""
         rows, item = self.rows / self.slices, self.case.item
-        inward = grouped_matmul(self.device, rows, self.groups, k, n, item, self.shape.expert_item(group))
-        read = self.shape.expert_gradient_item(group)
-        weight = grouped_gradient(self.device, rows, self.groups, n, k, accumulated, read)
+        inward = self.times.matmul(rows, k, n, self.shape.expert_item(group))
+        weight = self.times.gradient(rows, n, k, accumulated, self.shape.expert_gradient_item(group))
         added = self.device.bytes_seconds(self.added_numbers * item * self.groups * k * n)
         return self.slices * inward, self.slices * weight + added
 
@@ -131,7 +134,7 @@ class ExpertTimes:
     @cached_property
     def exchange(self) -> ExpertExchange:
         """What slices are exchanged, and how."""
-        return ExpertExchange(self.shape, self.case.own_rows)
+        return ExpertExchange(self.shape, self.case.own_rows, self.case.expert_loop)
 
     @cached_property
     def exposed(self) -> tuple[float, float]:

@@ -5,11 +5,15 @@ its products with a matrix take as long as those of 68 rows more, the gradient o
 groups lose beyond that is measured: tokamax' tuning data for an H100 (openxla/tokamax, data/autotuning) has 652 TFLOP/s
 for 8 groups, as dense matmuls of that shape, and for 128 and 256 groups of 1,024 to 4,096 rows 291 to 470 forward and
 302 to 428 for the gradient of rows: `MANY` of the rate that this model has for the shape, as geometric mean.
+
+Where no kernel multiplies them, a loop of plain XLA (`pallas_kernels.grouped_matmul.reference`) goes through blocks of
+rows of one group each, as many products one after the other. Its time follows from these; it was not measured.
 """
 
 from __future__ import annotations
 
 from math import log2
+from typing import NamedTuple
 
 from jaxpar.cost.operations import TILES, Device, aligned
 
@@ -21,6 +25,38 @@ FEW_GROUPS, MANY_GROUPS = 8, 128
 """Groups up to which nothing is lost, and from which on no more is lost; between them by their logarithm."""
 MANY = 0.73
 """Rate of many groups relative to few."""
+LOOP_ROWS = 512
+"""Rows of a block of the loop; a group's last block is half empty on average."""
+
+
+class Products(NamedTuple):
+    """What the products of a device's experts have in common."""
+
+    device: Device
+    groups: int
+    """Experts."""
+    item: int
+    """Bytes of a number of rows."""
+    loop: bool = False
+    """Whether they run as a loop of plain XLA."""
+
+    def matmul(self, rows: float, n: int, k: int, read: int | None = None) -> float:
+        """Seconds of `rows` rows of k numbers times a matrix [k, n] for each group, of numbers of `read` bytes where
+        these are others."""
+        if self.loop:
+            # Each block's product is written in float32, read, and written into the result.
+            block = self.device.matmul(LOOP_ROWS, n, k, 1, 4, self.item)
+            return self._blocks(rows) * (block + self.device.bytes_seconds(float(LOOP_ROWS * n * (4 + self.item))))
+        return grouped_matmul(self.device, rows, self.groups, n, k, self.item, read)
+
+    def gradient(self, rows: float, n: int, k: int, out_bytes: float, read: int) -> float:
+        """Seconds of the gradient [k, n] of the matrix of each group, of `out_bytes` a number."""
+        if self.loop:  # each block's product is added to its group's matrix in float32
+            return self._blocks(rows) * self.device.matmul(k, n, LOOP_ROWS, 1, 8, self.item)
+        return grouped_gradient(self.device, rows, self.groups, n, k, out_bytes, read)
+
+    def _blocks(self, rows: float) -> float:
+        return rows / LOOP_ROWS + self.groups / 2 if rows else 0.0
 
 
 def grouped_matmul(

@@ -33,6 +33,8 @@ class LayerCase:
 
     own_rows: str = "auto"
     """Treatment of rows of a rank's local experts: `parallel.overlap.expert_own_rows`."""
+    expert_loop: bool = False
+    """Whether products of experts run as a loop of plain XLA, for want of a kernel."""
 
     @property
     def tokens(self) -> int:
@@ -144,7 +146,7 @@ def layer_case(
     precision: str, lora: LoraConfig = OFF, expert: int = 1, exchange: str = "auto", capacity: float = 1.0,
     imbalance: float = 1.0, slices: int | Literal["auto"] = "auto", exchange_wire: str | None = None,
     expert_codes: ExpertCodes = NO_CODES, codes: MatmulCodes | None = None, magnitude_ranks: int = 1,
-    attention: Attention | None = None, own_rows: str = "auto",
+    attention: Attention | None = None, own_rows: str = "auto", expert_loop: bool = False,
 ) -> LayerCase:  # fmt: skip
     """The case of a layer of `model`, whose layers are all alike."""
     item = 4 if precision == "float32" else 2
@@ -153,4 +155,4 @@ def layer_case(
         model, rows, sequence, context, tensor, item, lora, expert, capacity, exchange, imbalance,
         exchange_wire, expert_codes,
     )  # fmt: skip
-    return LayerCase(shape, strategy, codes, magnitude_ranks, slices, attention, own_rows)
+    return LayerCase(shape, strategy, codes, magnitude_ranks, slices, attention, own_rows, expert_loop)

@@ -45,6 +45,8 @@ class Layout:
     """As `parallel.overlap.expert_slices`."""
     expert_own_rows: str = "auto"
     """As `parallel.overlap.expert_own_rows`."""
+    expert_loop: bool = False
+    """Whether products of experts run as a loop of plain XLA, for want of a kernel."""
     imbalance: float = 1.0
     """Rows of the fullest rank, relative to the mean."""
     exchange_wire: str | None = None

@@ -12,7 +12,7 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.cost.expert_exchange import ExpertExchange, added_numbers
 from jaxpar.cost.experts import ExpertTimes
-from jaxpar.cost.grouped import grouped_gradient, grouped_matmul, share_of
+from jaxpar.cost.grouped import Products, grouped_gradient, grouped_matmul, share_of
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.layer import LayerTime, layer_time
 from jaxpar.cost.layer_case import LayerCase, layer_case
@@ -350,3 +350,13 @@ def test_kernels_multiply_products_of_experts_in_fp8():
     assert slices[0].inward == slices[1].inward and slices[1].weights < 0.9 * slices[0].weights
     one = layer_in(ExpertCodes(("experts_out",), by_kernel=True))
     assert plain.forward.matmul - one.forward.matmul == pytest.approx(outward)
+
+
+def test_a_loop_over_blocks_multiplies_as_often_as_it_goes_round():
+    """512 rows at a time, half of a block empty for each expert; every turn reads its expert's matrix."""
+    device, rows, n, k = h100(), 65536.0, 14336, 4096
+    kernel, loop = (Products(device, 8, 2, loop) for loop in (False, True))
+    assert loop.matmul(rows, n, k) > kernel.matmul(rows, n, k) and loop.matmul(0, n, k) == 0.0
+    assert loop.gradient(rows, n, k, 2, 2) > 1.5 * kernel.gradient(rows, n, k, 2, 2)
+    once = loop.matmul(2 * rows, n, k) - loop.matmul(rows, n, k)
+    assert once == pytest.approx(128 * (device.matmul(512, n, k, 1, 4) + device.bytes_seconds(512 * n * 6.0)))

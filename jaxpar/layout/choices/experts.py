@@ -18,7 +18,9 @@ from jaxpar.cost.messages import Network, network_of
 from jaxpar.cost.operations import Device as GPUDevice
 from jaxpar.cost.operations import device_of
 from jaxpar.distributed.devices import Device
+from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers.experts.declaration import width_of
 from jaxpar.layers.experts.exchange import EXCHANGES
 from jaxpar.layers.experts.messages import exchange_of
@@ -63,7 +65,7 @@ def expert_layouts(
                 node_devices=_check_nodes(axes, node_devices) if name == "hierarchical" else None,
                 wire=config.precision.exchange_wire,
             )
-    for kind, request in _requests(config, axes, device, found).items():
+    for kind, request in _requests(config, axes, device, found, rows).items():
         products = choose_kernel(REGISTRY, parallel.expert_backend, request, "parallel.expert_backend", kind)
         found[kind] = replace(found[kind], products=products)
     return found
@@ -112,16 +114,15 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
                 f"plan.experts: node_devices: {shown(own.node_devices)}, and the exchange {exchange} here wants "
                 f"{shown(wanted)}"
             )
-    for kind, request in _requests(config, plan.axes, device, plan.experts).items():
+    for kind, request in _requests(config, plan.axes, device, plan.experts, plan.microbatch_rows).items():
         own = plan.experts[kind]
         choose_kernel(REGISTRY, own.products.name, request, "plan.experts: products", kind)
 
 
 def _requests(
-    config: Config, axes: AxisSizes, device: Device, layouts: Mapping[str, ExpertLayout]
+    config: Config, axes: AxisSizes, device: Device, layouts: Mapping[str, ExpertLayout], rows: int
 ) -> dict[str, Request]:
-    """By kind with experts, the products of a slice on one device."""
-    rows = config.data.batch_size // (axes.data * config.parallel.microbatches)
+    """By kind with experts, the products of a slice on one device, of so many rows a microbatch."""
     return {
         kind: Request(
             **hardware_of(device),
@@ -134,6 +135,19 @@ def _requests(
         for kind, shape in layer_shapes(config, axes, rows).items()
         if shape.model.experts is not None
     }
+
+
+def loops_on(config: Config, axes: AxisSizes, gpu: GPU, rows: int) -> bool:
+    """Whether GPUs of a cluster multiply experts in a loop of plain XLA, of so many rows a microbatch; of a kernel that
+    is named and does not support them, which a run refuses, they do not."""
+    whole, asked = dict.fromkeys(kind_models(config.model), ExpertLayout()), config.parallel.expert_backend
+    try:
+        return any(
+            choose_kernel(REGISTRY, asked, request, "parallel.expert_backend", kind).name == "xla"
+            for kind, request in _requests(config, axes, DescribedGPU.of(gpu), whole, rows).items()
+        )
+    except UserError:
+        return False
 
 
 def _check_nodes(axes: AxisSizes, node_devices: int | None) -> int:

@@ -205,7 +205,7 @@ def exchanges(plan: Plan, parallel: ParallelConfig) -> list[str]:
         return []
     slower = []
     if any(own.products.name == "xla" for own in plan.experts.values()):
-        slower = ["products are timed as those of a kernel; xla, a loop, takes longer (parallel.expert_backend)"]
+        slower = ["products are timed as those of xla, a loop; a kernel takes less (parallel.expert_backend)"]
     if plan.axes.expert * plan.axes.tensor == 1:
         return ["each GPU has all experts, and tokens stay where they are", *slower]
     balance = (

@@ -19,6 +19,7 @@ from jaxpar.layers.declared import activation_names
 from jaxpar.layers.matmul_formats import exact_shares
 from jaxpar.layout.choices.attention import backends_on, scratch_on
 from jaxpar.layout.choices.embedding import embedding_messages
+from jaxpar.layout.choices.experts import loops_on
 from jaxpar.layout.choices.matmul import expert_codes
 from jaxpar.layout.choices.matmul_codes import matmul_codes
 from jaxpar.layout.choices.pipeline import holds
@@ -99,7 +100,8 @@ class ActivationPlanner:
             wire=Wire(precision.weight_wire, precision.gradient_wire),
             stage_layers=choice.stage_layers, expert_exchange=asked.expert_exchange,
             expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,
-            exchange_wire=precision.exchange_wire, expert_codes=self._expert_codes, matmul_codes=self._matmul_codes,
+            expert_loop=self._expert_loop, exchange_wire=precision.exchange_wire, expert_codes=self._expert_codes,
+            matmul_codes=self._matmul_codes,
             embedding_messages=self._embedding_messages,
             sums_early=asked.overlap.replica_sums != "after",
             shard_state=self._state_replicas > 1,
@@ -182,6 +184,17 @@ class ActivationPlanner:
             config = self.model.config
             own = replace(config, parallel=replace(config.parallel, tensor=self.group.tensor))
             self.known[key] = expert_codes(own, DescribedGPU.of(self.cluster.gpu))
+        return self.known[key]
+
+    @property
+    def _expert_loop(self) -> bool:
+        """Whether a run multiplies experts in a loop; not asked on CPUs, whose share is of whatever runs there."""
+        if is_cpu(self.cluster):
+            return False
+        key = "expert loop", self.group.microbatch, self.group.expert, self.group.context, self.group.tensor
+        if key not in self.known:
+            axes = AxisSizes(expert=self.group.expert, context=self.group.context, tensor=self.group.tensor)
+            self.known[key] = loops_on(self.model.config, axes, self.cluster.gpu, self.group.microbatch)
         return self.known[key]
 
     @property

@@ -46,7 +46,7 @@ class Common:
             layout.microbatch, layout.tensor, layout.context, layout.context_strategy, layout.precision,
             self.expert_of(layout), layout.expert_exchange, layout.expert_capacity, layout.imbalance,
             layout.expert_slices, layout.exchange_wire, layout.expert_codes, layout.matmul_codes,
-            layout.attention, layout.expert_own_rows,
+            layout.attention, layout.expert_own_rows, layout.expert_loop,
             None if layout.matmul_codes is None else layout.devices // layout.pipe,
         )  # fmt: skip
         if key not in self._layers:

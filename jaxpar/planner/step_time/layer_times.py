@@ -93,7 +93,7 @@ class Layers:
                 layout.precision, lora, layout.expert, layout.expert_exchange,
                 layout.expert_capacity, layout.imbalance, layout.expert_slices, layout.exchange_wire,
                 layout.expert_codes, layout.matmul_codes, layout.devices // layout.pipe, attention.get(kind),
-                layout.expert_own_rows,
+                layout.expert_own_rows, layout.expert_loop,
             )
             for kind, own in kind_models(model).items()
         }  # fmt: skip

@@ -71,7 +71,7 @@ class Steps(Common):
             layout.precision, layout.wire, kinds_of_slots(self.model, layout),
             layout.expert_exchange, layout.expert_capacity, layout.imbalance, layout.expert_slices,
             layout.exchange_wire, layout.expert_codes, layout.matmul_codes, layout.attention, layout.sums_early,
-            layout.shard_state, layout.expert_own_rows, self._held_rows(layout),
+            layout.shard_state, layout.expert_own_rows, layout.expert_loop, self._held_rows(layout),
             layout.embedding_messages, reduces_with_weights(layout),
         )  # fmt: skip
         own = key, layout.shared_ends

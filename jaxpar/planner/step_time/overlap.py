@@ -19,7 +19,7 @@ HELD_GATHERS, HELD_SCATTERS = 0.41, 0.66
 """The shares of chunks that a pipeline holds whole, whose messages have little compute beside them."""
 SUMS = 0.51
 """Share that is waited for of sums over replicas that run beside the last microbatch's backward."""
-HOST = 0.106
+HOST = 0.13
 """Least share of copies of activations to and from the host."""
 
 

@@ -199,3 +199,26 @@ def test_own_rows_are_not_first_of_an_exchange_or_slices_that_have_none():
     assert set(space._broken_by_exchange(sizes)) == {
         f"{key} tensor 1", f"{key} parallel.overlap.expert_slices above 1", f"{key} another exchange than all_gather"
     }  # fmt: skip
+
+
+ON_ONE_AXIS = {"pipe": 1, "tensor": 1, "context": 1, "expert": 1, "zero": 3, "microbatch": 4, "remat": "none"}
+
+
+@pytest.mark.parametrize("backend", ["auto", "xla", "mosaic"])
+def test_the_products_that_are_timed_are_those_of_the_plan(backend: str):
+    """A loop of plain XLA where the plan has no kernel, as an explanation of it says."""
+    config = config_of(SMALL, 64, expert_backend=backend)
+    one = search_of(config, "h100:1x4", **ON_ONE_AXIS).best(1)[0]
+    (experts,) = one.plan.experts.values()
+    assert one.candidate.layout.expert_loop is (experts.products.name == "xla")
+    assert any("timed as those of xla" in line for line in words.exchanges(one.plan, config.parallel)) is (
+        one.candidate.layout.expert_loop
+    )
+
+
+def test_a_loop_over_experts_takes_longer_than_a_kernel():
+    config = lambda backend: config_of(SMALL, 64, expert_backend=backend)
+    of = lambda backend: search_of(config(backend), "h100:1x4", **ON_ONE_AXIS).best(1)[0].candidate
+    loop, kernel = of("xla"), of("mosaic")
+    assert loop.time.breakdown["matmuls"] > 1.2 * kernel.time.breakdown["matmuls"]
+    assert loop.time.breakdown["attention"] == kernel.time.breakdown["attention"]

@@ -18,11 +18,11 @@ def best(pods: Pods | None) -> Candidate:
 
 
 def test_heavy_traffic_stays_inside_a_pod():
-    """Weights over GPUs of several pods where these reach each other at full bandwidth; else over those of a pod, and
-    between pods pass activations of stages, or gradients of replicas, once a step and beside the backward."""
+    """Weights go over the GPUs of a pod, and between pods pass activations of stages, or gradients of replicas, once a
+    step and beside the backward."""
     open_network, alike = best(None), best(Pods(1, 1.0))
     assert alike == open_network
-    assert open_network.layout.pipe == 1 and open_network.layout.fsdp > 4
+    assert open_network.layout.pipe == 1
     times = [open_network.seconds]
     for ratio in (3.0, 8.0):
         found = best(Pods(1, ratio))
