@@ -1,4 +1,4 @@
-"""Trees of arrays that must be the same to the last bit."""
+"""Trees of arrays that must be the same, to the last bit or nearly."""
 
 from __future__ import annotations
 
@@ -17,6 +17,22 @@ def assert_same_bits(found: Any, wanted: Any) -> None:
     found, wanted = jax.tree.map(np.asarray, (found, wanted))
     chex.assert_trees_all_equal_shapes_and_dtypes(found, wanted)
     chex.assert_trees_all_equal(jax.tree.map(_bytes, found), jax.tree.map(_bytes, wanted))
+
+
+def worst_difference(found: Any, wanted: Any) -> tuple[float, str]:
+    """Largest max|found - wanted| / max|wanted| over the leaves, and the leaf's name.
+
+    A leaf counts as at least 1e-3 of the largest: without rotary embeddings the gradient of a key bias is exactly zero,
+    and its rounding noise is not to be compared with itself.
+    """
+    wanted_leaves = jax.tree_util.tree_leaves_with_path(wanted)
+    found_leaves = jax.tree.leaves(found)
+    floor = 1e-3 * max(float(np.abs(leaf).max()) for _, leaf in wanted_leaves)
+    differences = [
+        (float(np.abs(a - b).max()) / max(float(np.abs(b).max()), floor), jax.tree_util.keystr(path))
+        for a, (path, b) in zip(found_leaves, wanted_leaves, strict=True)
+    ]
+    return max(differences)
 
 
 def _bytes(leaf: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.layer_order import StackOrder, own_layers, with_own_layers
 from jaxpar.training.step.batches import BatchPlacer
 from jaxpar.training.step.train_step import TrainStep
+from tests.same_bits import worst_difference as worst_difference
 
 SMALL = Config(
     run=RunConfig(steps=20, compile_cache=None),
@@ -98,19 +99,3 @@ class SmallRun:
             own = jax.tree.map(partial(stack, order=order), own_layers(weights["layers"], kind))
             layers = with_own_layers(layers, kind, own)
         return weights | {"layers": layers}
-
-
-def worst_difference(found: Any, wanted: Any) -> tuple[float, str]:
-    """Largest max|found - wanted| / max|wanted| over the leaves, and the leaf's name.
-
-    A leaf counts as at least 1e-3 of the largest: without rotary embeddings the gradient of a key bias is exactly zero,
-    and its rounding noise is not to be compared with itself.
-    """
-    wanted_leaves = jax.tree_util.tree_leaves_with_path(wanted)
-    found_leaves = jax.tree.leaves(found)
-    floor = 1e-3 * max(float(np.abs(leaf).max()) for _, leaf in wanted_leaves)
-    differences = [
-        (float(np.abs(a - b).max()) / max(float(np.abs(b).max()), floor), jax.tree_util.keystr(path))
-        for a, (path, b) in zip(found_leaves, wanted_leaves, strict=True)
-    ]
-    return max(differences)

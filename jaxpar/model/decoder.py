@@ -25,7 +25,6 @@ from jaxpar.layers.lora import with_frozen
 from jaxpar.layers.matmul_formats import multiplied
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops
-from jaxpar.layers.ops.tap import Tap
 from jaxpar.layers.report import Output
 from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
@@ -52,6 +51,7 @@ from jaxpar.model.programs import has_wide_gradients, ops_of
 from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_scores
 from jaxpar.runtime.batch import Field
 from jaxpar.runtime.objective import Objective
+from jaxpar.runtime.taps import Tap
 from jaxpar.stores.early_sums import SummedEarly
 from jaxpar.stores.first_use import FirstUse
 from jaxpar.stores.sharded import Sharded

@@ -14,6 +14,15 @@ from jaxpar.runtime.observed import Observed
 
 type Valid = Bool[Array, ""] | bool
 
+type Context = PyTree
+"""The tokens of a microbatch as the layers of a kind need them."""
+
+type Report = Mapping[str, Float[Array, ""]]
+"""Scalars that a layer reports, by name: sums over this rank's tokens."""
+
+type Output = tuple[jax.Array, Report]
+"""The output of a layer: the residual stream, and its report."""
+
 
 class Saved(NamedTuple):
     """Where a pass saves what its backward needs."""

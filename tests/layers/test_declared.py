@@ -34,7 +34,6 @@ from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.declared import PLACEMENTS, activation_names, declare_layer, known_activations
 from jaxpar.layers.layer import DecoderLayer
 from jaxpar.layers.norm import NORMS
-from jaxpar.layers.ops.tap import recording
 from jaxpar.layers.rope import frequencies, rotary_tables
 from jaxpar.memory.remat import cheap, layer_runs, of_core
 from jaxpar.mesh.axes import AXES, vary
@@ -43,6 +42,7 @@ from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.layer_times import Layers, Sort
 from jaxpar.planner.step_time.model import Steps
 from jaxpar.planner.step_time.update import ADAMW
+from jaxpar.runtime.taps import recording
 from pallas_kernels.attention.derivative import SAVED_NAMES
 from tests.sentences import refused
 from tests.traced import mesh_of, operations

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +15,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpar.config.kinds import ALIKE
 from jaxpar.config.plan import AxisSizes, Dtypes
-from jaxpar.layers.context import TokenContext
-from jaxpar.layers.ops.tap import Tap
-from jaxpar.layers.report import Output
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.materialize import materialize, to_optimizer, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, place
-from jaxpar.model.decoder import DecoderStages
+from jaxpar.model.gathered_chunks import GatheredChunks, held
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.pipeline.execution.executor import execute
@@ -31,11 +29,21 @@ from jaxpar.pipeline.execution.inputs import Seeds
 from jaxpar.pipeline.execution.make_program import make_program
 from jaxpar.pipeline.execution.program import PipelineProgram
 from jaxpar.pipeline.schedules import Schedule
+from jaxpar.runtime.passes import Output
+from jaxpar.runtime.taps import Tap
 from jaxpar.stores.sharded import Sharded
 from tests.traced import mesh_of
 
 EMBED, WIDTH, SEQUENCE = 4, 6, 2
 FLOAT32 = Dtypes(compute="float32", storage="float32", master="float32", gradient="float32", moments="float32")
+
+
+class Tokens(NamedTuple):
+    """What the toy layers read of their tokens."""
+
+    indices: jax.Array
+
+
 MATRICES = {"up": True, "down": True, "scale": False}
 
 
@@ -43,7 +51,7 @@ def linear(w: Any, name: str, x: jax.Array, *_: Any) -> jax.Array:
     return x @ w[name]
 
 
-def layer(w: Any, x: jax.Array, number: Any, tokens: TokenContext, tap: Tap | None, zeros: None) -> Output:
+def layer(w: Any, x: jax.Array, number: Any, tokens: Tokens, tap: Tap | None, zeros: None) -> Output:
     """A residual layer that depends on its weights, its number in the model and its tokens."""
     group = lambda name, x: linear(w, name, x)
     call = tap or (lambda name, group, x: group(name, x))
@@ -80,13 +88,17 @@ def plain(layers: int, x: np.ndarray, seed: float) -> tuple[float, Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class ToyStages(DecoderStages):
+class ToyStages:
     """The toy layers between a scale for an embedding and a sum of squares for a loss."""
 
-    def token_context(self, batch: Any) -> dict[str, TokenContext]:
+    placements: Placements
+    keeps: Mapping[str, tuple[Keep, ...]]
+    order: LayerOrder
+    split_backward: bool
+
+    def token_context(self, batch: Any) -> dict[str, Tokens]:
         slots = jnp.broadcast_to(jnp.arange(SEQUENCE, dtype=jnp.int32), batch["x"].shape[:-1])
-        ones = jnp.ones_like(slots)
-        return {ALIKE: vary(TokenContext(ones, slots, ones, slots, slots[:, 0], None, None))}
+        return {ALIKE: vary(Tokens(slots))}
 
     @property
     def vocab_axes(self) -> tuple[str, ...]:
@@ -100,10 +112,30 @@ class ToyStages(DecoderStages):
         found = gradients["embedding"]["scale"] + vary(jnp.sum(dx * batch["x"], (0, 1)))
         return gradients | {"embedding": {"scale": found}}
 
-    def _loop(self, store: type[Sharded], placements: Placements) -> LayerLoop:
+    @cached_property
+    def loop(self) -> LayerLoop:
+        return self._loop(self.placements)
+
+    @property
+    def first_loop(self) -> LayerLoop:
+        return self.loop
+
+    @property
+    def last_loop(self) -> LayerLoop:
+        return self.loop
+
+    @cached_property
+    def chunks(self) -> GatheredChunks:
+        return GatheredChunks(self.loop, self._loop(held(self.placements)), self.placements)
+
+    def completed(self, gradients: Any, *, embedded: bool) -> Any:
+        del embedded
+        return gradients
+
+    def _loop(self, placements: Placements) -> LayerLoop:
         matrices = MATRICES if self.split_backward else None
         kind = LayerKind(layer, self.keeps[ALIKE], linear, matrices)
-        return LayerLoop({ALIKE: kind}, {ALIKE: store(ALIKE, placements)}, self.order)
+        return LayerLoop({ALIKE: kind}, {ALIKE: Sharded(ALIKE, placements)}, self.order)
 
     def loss(self, weights: Any, accumulators: Any, x: jax.Array, batch: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         del batch
@@ -148,12 +180,7 @@ class ToyRun:
         }
         self.placements = place(specs, sizes, zero, FLOAT32, kv_heads=1)
         keeps = {ALIKE: (Keep(self.order.layers_per_chunk, policy),)}
-        unused: Any = None
-        self.stages = ToyStages(
-            config=unused, plan=unused, placements=self.placements, attend=unused, keeps=keeps, train=True,
-            order=self.order, split_backward=schedule.splits_backward, store=Sharded, gathers_before="",
-            objective=unused,
-        )  # fmt: skip
+        self.stages = ToyStages(self.placements, keeps, self.order, schedule.splits_backward)
         draw = np.random.default_rng(schedule.microbatches)
         self.x = draw.standard_normal((schedule.microbatches, 2 * fsdp, SEQUENCE, EMBED)).astype(np.float32)
 

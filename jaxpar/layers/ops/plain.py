@@ -2,7 +2,7 @@
 
 `Ops` runs a group of a block; `Matmul` has the products of one group, with the exchange of the sequence between tensor
 ranks around them. Both are the plain ones here, of arrays in their dtype; `jaxpar.layers.ops.quantised` has those that
-quantise. `Tapped` splits a backward (`jaxpar.layers.ops.tap`). A layer's ops are made where the plan is read.
+quantise. `Tapped` splits a backward (`jaxpar.runtime.taps`). A layer's ops are made where the plan is read.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from jaxtyping import Array, Float, Int
 from jaxpar.config.plan import TensorOverlap
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.part import Part
-from jaxpar.layers.ops.tap import Tap
 from jaxpar.mesh.collective_matmul import PLAIN, gather_matmul, matmul_scatter, product
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.runtime.observed import Observed, ZerosObserved
+from jaxpar.runtime.taps import Tap
 from pallas_kernels.grouped_matmul import grouped_matmul
 
 

@@ -13,12 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpar.layers.context import TokenContext
-from jaxpar.layers.ops.tap import recording, tapping
-from jaxpar.layers.report import Output
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.parameters import Arrays, Nested, merge, select
 from jaxpar.runtime.observed import ZerosObserved
+from jaxpar.runtime.passes import Context, Output
+from jaxpar.runtime.taps import recording, tapping
 from pallas_kernels.vjp_parts import set_arguments, set_residuals, vjp_without_arguments
 
 type Policy = Callable[..., Any]
@@ -46,12 +45,12 @@ class LayerDerivative:
         self._groups = self._find_groups
         self._vjp = cache(lambda policy: partial(self.vjp, policy))
 
-    def run(self, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext) -> Output:
+    def run(self, w: Arrays, x: jax.Array, number: jax.Array, tokens: Context) -> Output:
         """The layer's output and report alone."""
         return self.apply(w, x, number, tokens, None, self._zeros())
 
     def vjp(
-        self, policy: Policy | None, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext
+        self, policy: Policy | None, w: Arrays, x: jax.Array, number: jax.Array, tokens: Context
     ) -> tuple[Output, Any]:
         """The layer's output and report, and their pullback, which holds none of the arguments.
 
@@ -62,7 +61,7 @@ class LayerDerivative:
         return vjp_without_arguments(self._function(policy), *arguments, differentiated=differentiated)
 
     def pullback(
-        self, policy: Policy | None, residuals: Any, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext
+        self, policy: Policy | None, residuals: Any, w: Arrays, x: jax.Array, number: jax.Array, tokens: Context
     ) -> Any:
         """The pullback of `vjp`, from the `residuals` that its own kept: (gradients of the weights, dx, taps, ...,
         observed statistics)."""
@@ -77,7 +76,7 @@ class LayerDerivative:
             return w, {}
         return select(w, self._fixed, False), select(w, self._fixed, True)
 
-    def zero_taps(self, w: Arrays, x: jax.Array, tokens: TokenContext) -> Arrays:
+    def zero_taps(self, w: Arrays, x: jax.Array, tokens: Context) -> Arrays:
         """Zeros like the input and the outputs of each group of matmuls; nothing unless the backward is split."""
         if self.matrices is None:
             return {}
@@ -88,12 +87,12 @@ class LayerDerivative:
         """Zeros, whose cotangents are the layer's statistics; None if it collects none."""
         return None if self.zeros_observed is None else vary(self.zeros_observed())
 
-    def _arguments(self, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext) -> tuple[Any, ...]:
+    def _arguments(self, w: Arrays, x: jax.Array, number: jax.Array, tokens: Context) -> tuple[Any, ...]:
         """The arguments of `_function`."""
         diff, fixed = self.halves(w)
         return diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens, self._zeros()
 
-    def _find_groups(self, w: Arrays, x: jax.Array, tokens: TokenContext) -> dict[str, tuple[Any, Any]]:
+    def _find_groups(self, w: Arrays, x: jax.Array, tokens: Context) -> dict[str, tuple[Any, Any]]:
         """The input and the outputs of each group of matmuls."""
         found: dict[str, tuple[Any, Any]] = {}
         self.apply(w, x, vary(jnp.int32(0)), tokens, recording(found), self._zeros())
@@ -101,7 +100,7 @@ class LayerDerivative:
 
     def _make_function(self, policy: Policy | None) -> Callable[..., Output]:
         def function(
-            diff: Arrays, x: jax.Array, taps: Arrays, fixed: Arrays, number: jax.Array, tokens: TokenContext, zeros: Any
+            diff: Arrays, x: jax.Array, taps: Arrays, fixed: Arrays, number: jax.Array, tokens: Context, zeros: Any
         ) -> Output:
             return self.apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else None, zeros)
 

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import jax
 
-from jaxpar.layers.context import TokenContext
 from jaxpar.mesh.layer_order import Slot
 from jaxpar.mesh.parameters import Arrays, Nested
 from jaxpar.model.loop.layer_derivative import Apply, LayerDerivative, Policy
 from jaxpar.runtime.observed import ZerosObserved
+from jaxpar.runtime.passes import Context
 
-type Linear = Callable[[Arrays, str, jax.Array, jax.Array, TokenContext], Arrays]
+type Linear = Callable[[Arrays, str, jax.Array, jax.Array, Context], Arrays]
 """(weights, name of a group, its input, layer's number, tokens) -> outputs."""
 
 

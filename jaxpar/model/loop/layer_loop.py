@@ -26,8 +26,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
-from jaxpar.layers.context import TokenContext
-from jaxpar.layers.report import Report
 from jaxpar.memory.buffers import at, entry_on_device, in_order, put, stacked
 from jaxpar.memory.streaming import to_host
 from jaxpar.mesh.axes import vary
@@ -37,11 +35,11 @@ from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_stack import LayerStack, Step, tie_to
 from jaxpar.model.loop.stash import Stash, Stashes, fetch, put_x, written
 from jaxpar.model.loop.walk import Site, walk
-from jaxpar.runtime.passes import Accumulator, Cotangents, Saved, Side, Valid
+from jaxpar.runtime.passes import Accumulator, Context, Cotangents, Report, Saved, Side, Valid
 from jaxpar.runtime.store import WeightStore
 from pallas_kernels.vjp_parts import residuals_of
 
-type Tokens = Mapping[str, TokenContext]
+type Tokens = Mapping[str, Context]
 """By kind, what its layers need to know about the tokens of a microbatch."""
 
 type Stream = Float[Array, "batch part embed"]
@@ -98,7 +96,7 @@ class LayerLoop:
         def empty(kind: str, keep: Keep) -> Stash:
             stack = self.stack(kind)
 
-            def saved(weights: Arrays, x: Stream, tokens: TokenContext) -> Stash:
+            def saved(weights: Arrays, x: Stream, tokens: Context) -> Stash:
                 arguments = stack.load_any(weights), x, vary(jnp.int32(0)), tokens
                 _, pullback = stack.kind.of(keep).derivative.vjp(keep.policy, *arguments)
                 return Stash(to_host(x) if keep.offload_inputs else x, residuals_of(pullback))

@@ -117,7 +117,7 @@ LOSS = (
         old='row = {"counts": 1, "microbatch": action.microbatch, "chunk": chunk}',
         new='row = {"counts": 1, "microbatch": max(0, action.microbatch - 1), "chunk": chunk}',
         caught_by=(
-            "tests/pipeline/execution/test_executor.py::"
+            "tests/training/step/test_microbatches.py::"
             "test_a_batch_in_four_microbatches_has_the_loss_and_gradients_of_the_whole",
         ),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +16,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpar.config.kinds import ALIKE
 from jaxpar.config.plan import AxisSizes, Dtypes
-from jaxpar.layers.context import TokenContext
-from jaxpar.layers.ops.tap import Tap
-from jaxpar.layers.report import Output
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import Chunk, LayerOrder
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
@@ -26,7 +23,8 @@ from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, place
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
-from jaxpar.runtime.passes import Accumulator, Cotangents, Saved
+from jaxpar.runtime.passes import Accumulator, Cotangents, Output, Saved
+from jaxpar.runtime.taps import Tap
 from jaxpar.stores.sharded import Sharded
 from tests.gpu_compile import in_child
 from tests.traced import mesh_of, operations
@@ -43,7 +41,7 @@ POLICIES = {
 }
 
 
-def layer(w: Any, x: jax.Array, index: Any, tokens: TokenContext, *_: Any) -> Output:
+def layer(w: Any, x: jax.Array, index: Any, tokens: Tokens, *_: Any) -> Output:
     """A small residual layer that depends on its weights, its number and its tokens."""
     up = checkpoint_name((x * w["scale"]) @ w["up"], "mlp_up")
     share = (1 + index) / (2 + tokens.indices[..., None])
@@ -67,10 +65,14 @@ def numbers(layers: int) -> tuple[Any, np.ndarray, np.ndarray]:
     return {"layers": weights}, normal((8, SEQUENCE, EMBED)), normal((8, SEQUENCE, EMBED))
 
 
-def tokens_of(rows: int) -> TokenContext:
-    slots = jnp.broadcast_to(jnp.arange(SEQUENCE, dtype=jnp.int32), (rows, SEQUENCE))
-    ones = jnp.ones_like(slots)
-    return TokenContext(ones, slots, ones, slots, jnp.arange(rows), None, None)
+class Tokens(NamedTuple):
+    """What the toy layers read of their tokens."""
+
+    indices: jax.Array
+
+
+def tokens_of(rows: int) -> Tokens:
+    return Tokens(jnp.broadcast_to(jnp.arange(SEQUENCE, dtype=jnp.int32), (rows, SEQUENCE)))
 
 
 def alike(x: jax.Array) -> jax.Array:
@@ -289,7 +291,7 @@ class Rows:
             self._say("matrices")
         return x @ w[name]
 
-    def apply(self, w: Any, x: jax.Array, index: Any, tokens: TokenContext, tap: Tap, zeros: None) -> Output:
+    def apply(self, w: Any, x: jax.Array, index: Any, tokens: Tokens, tap: Tap, zeros: None) -> Output:
         @jax.custom_vjp
         def recorded(x: jax.Array) -> jax.Array:
             self._say("run")

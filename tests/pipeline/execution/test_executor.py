@@ -14,9 +14,8 @@ from jaxpar.mesh.tracing import refuse_permutes
 from jaxpar.pipeline.schedules import SCHEDULES, Kind, make_schedule
 from tests.pipeline import toy
 from tests.pipeline.toy import ToyRun, plain
+from tests.same_bits import worst_difference
 from tests.sentences import refused
-from tests.short_documents import into_documents
-from tests.small_run import SmallRun, small, worst_difference
 from tests.traced import operations
 
 KEEP_NONE = jax.checkpoint_policies.save_only_these_names()
@@ -155,16 +154,3 @@ def test_ranks_do_not_branch_around_a_permute():
     with refused("branching", "collective permutes", "over pipe"):
         refuse_permutes(jax.make_jaxpr(mapped)(jnp.zeros(2)).jaxpr)
     refuse_permutes(jax.make_jaxpr(jnp.sin)(jnp.zeros(2)).jaxpr)
-
-
-@pytest.mark.long
-def test_a_batch_in_four_microbatches_has_the_loss_and_gradients_of_the_whole():
-    """Rows differ in how many of their tokens count: a mean of the microbatches' means would be another number."""
-    one, four = (SmallRun(small(parallel={"microbatches": count, "fsdp": 2})) for count in (1, 4))
-    rows, state = into_documents(one.rows(0), 0), one.step.residency.initial_state()
-    assert len(set(rows["mask"].reshape(4, -1).sum(axis=1))) == 4
-    loss, gradients = jax.device_get(one.step.gradients(state, one.place(rows)))
-    found, found_gradients = jax.device_get(four.step.gradients(state, four.place(rows)))
-    assert abs(found - loss) <= 1e-6 * loss
-    worst, leaf = worst_difference(found_gradients, gradients)
-    assert worst <= 3e-6, f"gradient of {leaf} differs by {worst:.1e}"
