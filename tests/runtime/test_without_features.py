@@ -28,7 +28,9 @@ ENTRIES = {"jaxpar/config/parts.py": r'^    "dpo": LossEntry\([^)]*\), pairs=Tru
 TESTS = (
     "tests/model/loop/test_walk.py",
     "tests/model/loop/test_layer_loop.py::test_the_loop_equals_a_plain_one",
-    "tests/pipeline/execution/test_executor.py",
+    "tests/pipeline/execution/test_executor.py::test_each_tick_multiplies_what_its_actions_multiply_and_no_more",
+    "tests/pipeline/execution/test_executor.py::"
+    "test_chunks_that_are_held_are_gathered_twice_and_scattered_once_in_a_batch",
     "tests/pipeline/execution/test_slots.py",
 )
 
