@@ -9,9 +9,6 @@ import jax
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt
 
-CARRIED = "carried"
-"""What a training step gives each microbatch besides its arrays: `TokenContext.carried`."""
-
 
 class TokenContext(NamedTuple):
     """One rank's rows and its context part of the sequence (`seq` = sequence length / context)."""

@@ -8,9 +8,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt
 
-SEED = "seed"
-"""The name of the seed of draws in a microbatch."""
-
 
 def dropout(
     x: Float[Array, "batch seq embed"],

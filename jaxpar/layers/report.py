@@ -7,9 +7,6 @@ from collections.abc import Mapping
 import jax
 from jaxtyping import Array, Float
 
-AUXILIARY_LOSS = "auxiliary_loss"
-"""The report that is added to the objective, and so has a gradient; all others are only metrics."""
-
 type Report = Mapping[str, Float[Array, ""]]
 """By name: this rank's part of a sum over the tokens of a microbatch that do not pad a row, whatever the loss mask. The
 step adds it up over layers, microbatches and all ranks, and divides by the number of these tokens in the batch. Of a

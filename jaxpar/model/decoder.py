@@ -17,9 +17,9 @@ from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import ExpertLayout, Plan
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.block import Attend
-from jaxpar.layers.context import CARRIED, TokenContext, sequence_part
+from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.weights import specs_of, with_weights
-from jaxpar.layers.dropout import SEED, dropout
+from jaxpar.layers.dropout import dropout
 from jaxpar.layers.layer import PLAIN_OPS, DecoderLayer
 from jaxpar.layers.lora import with_frozen
 from jaxpar.layers.matmul_formats import multiplied
@@ -49,7 +49,7 @@ from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.programs import has_wide_gradients, ops_of
 from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_scores
-from jaxpar.runtime.batch import Field
+from jaxpar.runtime.batch import CARRIED, SEED, Field
 from jaxpar.runtime.objective import Objective
 from jaxpar.runtime.taps import Tap
 from jaxpar.stores.early_sums import SummedEarly
@@ -57,8 +57,8 @@ from jaxpar.stores.first_use import FirstUse
 from jaxpar.stores.sharded import Sharded
 
 type Batch = dict[str, Any]
-"""One rank's part of a microbatch: its fields (`jaxpar.runtime.batch`), and in training also `SEED` of
-`jaxpar.layers.dropout`, a scalar, and `CARRIED` of `jaxpar.layers.context`, the same in all microbatches."""
+"""One rank's part of a microbatch: its fields (`jaxpar.runtime.batch`), and in training also `SEED`, a scalar, and
+`CARRIED`, the same in all microbatches."""
 
 
 class Decoder(nnx.Module):

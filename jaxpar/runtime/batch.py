@@ -19,6 +19,12 @@ from jaxtyping import Int
 from jaxpar.config.errors import UserError
 from jaxpar.mesh.axes import DATA_AXES
 
+SEED = "seed"
+"""The name of the seed of draws in a microbatch."""
+
+CARRIED = "carried"
+"""The name of the arrays that carried state gives to the layers of every microbatch."""
+
 
 @dataclass(frozen=True)
 class Field:

@@ -20,6 +20,9 @@ type Context = PyTree
 type Report = Mapping[str, Float[Array, ""]]
 """Scalars that a layer reports, by name: sums over this rank's tokens."""
 
+AUXILIARY_LOSS = "auxiliary_loss"
+"""The report that is added to the objective, and so has a gradient; all others are only metrics."""
+
 type Output = tuple[jax.Array, Report]
 """The output of a layer: the residual stream, and its report."""
 

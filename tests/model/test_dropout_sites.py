@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxpar.layers.dropout import SEED
 from jaxpar.layout.stages import stages_of
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.layer_order import Chunk
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import to_storage
+from jaxpar.runtime.batch import SEED
 from tests.given_weights import place
 from tests.small_run import SmallRun, small
 

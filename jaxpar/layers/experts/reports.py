@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jaxpar.layers.report import AUXILIARY_LOSS
+from jaxpar.runtime.passes import AUXILIARY_LOSS
 
 ROUTED_TOKENS, LOAD, RANK_LOAD, ENTROPY, DROPPED, OVERFLOWS = (
     "expert_tokens", "expert_load", "expert_rank_load", "expert_entropy", "expert_dropped", "expert_overflows",

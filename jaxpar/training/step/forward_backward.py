@@ -10,9 +10,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jaxpar.config.parts import OPTIMIZERS
-from jaxpar.layers.context import CARRIED
-from jaxpar.layers.dropout import SEED
-from jaxpar.layers.report import AUXILIARY_LOSS
 from jaxpar.layout.choices.pipeline import forward_program
 from jaxpar.layout.choices.replica_sums import gathers_with_first_use
 from jaxpar.layout.stages import stages_of
@@ -27,8 +24,9 @@ from jaxpar.model.embedding import vocab_axes
 from jaxpar.optim.norm import global_norm
 from jaxpar.pipeline.execution.executor import evaluate, execute
 from jaxpar.pipeline.execution.inputs import Seeds
-from jaxpar.runtime.batch import UPDATES
+from jaxpar.runtime.batch import CARRIED, SEED, UPDATES
 from jaxpar.runtime.carried import Outcome, StepWeights, where
+from jaxpar.runtime.passes import AUXILIARY_LOSS
 from jaxpar.training.residency.protocol import Measured, Residency
 from jaxpar.training.residency.weight_update import UpdateFacts
 

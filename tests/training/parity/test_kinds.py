@@ -18,8 +18,8 @@ from jaxpar.config.kinds import ALIKE
 from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.layer import DecoderLayer
-from jaxpar.layers.report import AUXILIARY_LOSS
 from jaxpar.model import decoder
+from jaxpar.runtime.passes import AUXILIARY_LOSS
 from tests.nonzero_gradients import nonzero_gradients
 from tests.sentences import refused
 from tests.small_run import SmallRun, small, worst_difference

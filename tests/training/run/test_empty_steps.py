@@ -15,9 +15,9 @@ from jaxpar.config import Config
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.layout import MatmulOptions
 from jaxpar.layers.experts.reports import ROUTED_TOKENS
-from jaxpar.layers.report import AUXILIARY_LOSS
 from jaxpar.memory.disk_array import DiskArray
 from jaxpar.observe.writers.jsonl import read_metrics
+from jaxpar.runtime.passes import AUXILIARY_LOSS
 from jaxpar.training.rate_sweep import sweep_rates
 from jaxpar.training.step.batches import BatchPlacer
 from tests.same_bits import assert_same_bits
