@@ -156,7 +156,6 @@ BOUNDS: dict[str, Bound] = {
     "precision.matmul_options.last_layers": _at_least(0, LAYERS),
     "precision.matmul_options.history": _at_least(1, 1024),
     "memory.offload_fraction": _SHARE,
-    "memory.offload_smallest": _at_least(1, BYTES),
     "memory.host_limit": _at_least(0, BYTES),
     "memory.loss_tiles": _at_least(1),
     "memory.mlp_tiles": _at_least(1),

@@ -36,7 +36,7 @@ from jaxpar.layout.memory.device import host_share, own_host_share, usable_bytes
 from jaxpar.layout.merging import with_merged_matmuls
 from jaxpar.layout.weight_prefetch import weight_prefetch
 from jaxpar.memory.costs import LayerCosts
-from jaxpar.memory.fraction import kept_bytes, offload_share
+from jaxpar.memory.fraction import STAYS_BELOW, kept_bytes, offload_share
 from jaxpar.memory.layer_shape import layer_shapes
 from jaxpar.memory.pipeline_offload import check_hidden
 from jaxpar.memory.remat import AUTO, layer_runs, offloaded, remat_name
@@ -240,11 +240,10 @@ def _partly_offloaded(
     times = sum(own.forward_seconds for own in costs), sum(own.backward_seconds for own in costs)
     if known:
         check_hidden(fraction, unit, costs[0].host_bandwidth, *times)
-    found = offload_share(pieces, fraction, config.memory.offload_smallest)
+    found = offload_share(pieces, fraction)
     if not offloaded(found):
         raise UserError(
             f"memory.offload_fraction: {fraction:g} moves nothing: no array that a layer keeps has "
-            f"{size(config.memory.offload_smallest)} or more (memory.offload_smallest), or none is near that "
-            f"share of {size(unit)}"
+            f"{size(STAYS_BELOW)} or more, or none is near that share of {size(unit)}"
         )
     return found

@@ -27,14 +27,15 @@ def kept_bytes(runs: Sequence[LayerRun], sizes: Mapping[str, int], treatment: st
 
 
 def offload_share(
-    runs: Sequence[tuple[LayerRun, Mapping[str, int]]], fraction: float, stays_below: int = STAYS_BELOW
+    runs: Sequence[tuple[LayerRun, Mapping[str, int]]], fraction: float, stays_below: int | None = None
 ) -> tuple[LayerRun, ...]:
     """`runs`, each given with the bytes of its layers' activations, with as near to `fraction` of the kept bytes in
     host memory as whole arrays allow.
 
     The first layers are offloaded whole, since their backward is the last, and one more in part. Arrays of fewer bytes
-    than `stays_below` stay.
+    than `stays_below` (by default `STAYS_BELOW`) stay.
     """
+    stays_below = STAYS_BELOW if stays_below is None else stays_below
     wanted = fraction * sum(kept_bytes([run], sizes) for run, sizes in runs)
     found: list[LayerRun] = []
     for run, sizes in runs:

@@ -171,8 +171,6 @@ class MemoryConfig:
     `expanded_query`, `expanded_key`, `expanded_value`. `docs/memory.md` describes this section."""
     offload_fraction: float = 0.0
     """Share of what a chunk of layers keeps of a microbatch that is offloaded to pinned host memory."""
-    offload_smallest: int = 1048576
-    """Arrays of fewer bytes stay on the device under `memory.offload_fraction`."""
     host_limit: int | None = None
     """Bytes of host memory per device for offloaded activations and for state under `optimizer_offload: host`. Null
     divides the machine's memory, or the `host_memory` of a described cluster, among its devices."""

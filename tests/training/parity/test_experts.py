@@ -76,7 +76,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 REMATS: dict[str, dict[str, Any]] = {
     "offload": {"remat": {"preset": "full", "layer_input": "offload", "expert_input": "offload"}},
-    "half offloaded": {"offload_fraction": 0.5, "offload_smallest": 1},
+    "half offloaded": {"offload_fraction": 0.5},
 }
 PIPES: dict[str, dict[str, Any]] = {
     "none": {},

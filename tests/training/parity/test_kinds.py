@@ -63,7 +63,7 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "state-on-the-host-half-offloaded": {
         "parallel": {"fsdp": 2, "zero": 1, "microbatches": 2},
-        "memory": {"optimizer_offload": "host", "offload_fraction": 0.5, "offload_smallest": 1},
+        "memory": {"optimizer_offload": "host", "offload_fraction": 0.5},
     },
 }  # fmt: skip
 

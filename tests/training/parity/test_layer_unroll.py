@@ -20,7 +20,7 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "more than there are, offloaded, of two kinds": {
         "parallel": {"fsdp": 2, "context": 2, "overlap": {"layer_unroll": 8}},
-        "memory": {"remat": "gemm_last", "offload_fraction": 0.5, "offload_smallest": 1},
+        "memory": {"remat": "gemm_last", "offload_fraction": 0.5},
         "model": gemma(layers=7),
     },
     "two in a pipeline": {
@@ -32,7 +32,7 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "two, weights in parts beside copies to the host": {
         "parallel": {"fsdp": 4, "microbatches": 2, "overlap": {"layer_unroll": 2, "weight_prefetch": "parts"}},
-        "memory": {"remat": "gemm_last", "offload_fraction": 0.5, "offload_smallest": 1}, "model": gemma(layers=5),
+        "memory": {"remat": "gemm_last", "offload_fraction": 0.5}, "model": gemma(layers=5),
     },
 }  # fmt: skip
 

@@ -43,7 +43,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 REMATS: dict[str, dict[str, Any]] = {
     "per layer": {"remat": [{"layers": 0, "preset": "full"}, {"layers": 1, "preset": "none", "query": "recompute"}]},
     "offload": {"remat": {"preset": "full", "layer_input": "offload", "value": "offload"}},
-    "half offloaded": {"offload_fraction": 0.5, "offload_smallest": 1},
+    "half offloaded": {"offload_fraction": 0.5},
 }
 """`memory` under the names that are no presets."""
 

@@ -49,7 +49,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 
 MEMORIES: dict[str, dict[str, Any]] = {
     "none, then gemm_last": {"remat": [{"layers": 0, "preset": "none"}]},
-    "half offloaded": {"offload_fraction": 0.5, "offload_smallest": 1},
+    "half offloaded": {"offload_fraction": 0.5},
     "full": {"remat": "full"},
 }
 
