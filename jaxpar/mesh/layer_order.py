@@ -123,11 +123,6 @@ class LayerOrder:
     """The slots of every chunk, in the order in which they run."""
 
     @staticmethod
-    def of_one_rank(layers: int) -> LayerOrder:
-        """All layers in order, all alike."""
-        return LayerOrder.of_chunks([0], [layers])
-
-    @staticmethod
     def of_chunks(rank_of: Sequence[int], layers: Sequence[int]) -> LayerOrder:
         """Chunks of layers that are alike, in model order: the rank of each, and its number of layers."""
         return LayerOrder.of_kinds(rank_of, [(ALIKE,) * count for count in layers])

@@ -20,7 +20,7 @@ from tests.traced import mesh_of
 
 
 def test_one_rank_has_all_layers_in_order():
-    order = LayerOrder.of_one_rank(5)
+    order = LayerOrder.of_chunks([0], [5])
     assert order.in_order and not order.padded
     assert (order.stacks[ALIKE].rows, order.layers_per_chunk) == (5, 5)
     assert order.stacks[ALIKE].row_of_layer.tolist() == [0, 1, 2, 3, 4]
@@ -80,7 +80,7 @@ def test_initial_weights_are_those_of_the_layer_wherever_it_lies(rank_of: tuple[
     make = lambda order: jax.jit(
         lambda: initial_weights({"w": spec.stacked(order.stacks[ALIKE].rows)}, 7, order)["w"]
     )()
-    found, wanted = np.asarray(make(order)), np.asarray(make(LayerOrder.of_one_rank(6)))
+    found, wanted = np.asarray(make(order)), np.asarray(make(LayerOrder.of_chunks([0], [6])))
     np.testing.assert_array_equal(found[order.stacks[ALIKE].row_of_layer], wanted)
     assert len(np.unique(wanted)) == wanted.size, "no two layers begin alike"
     assert not np.delete(found, order.stacks[ALIKE].row_of_layer, axis=0).any(), "padding is zero"
@@ -88,7 +88,7 @@ def test_initial_weights_are_those_of_the_layer_wherever_it_lies(rank_of: tuple[
 
 def test_padding_of_the_vocabulary_begins_as_zero_and_changes_no_other_value():
     make = lambda padding: initial_weights(
-        {"w": ParamSpec((3, 8), ("embed", "vocab"), padding=padding)}, 7, LayerOrder.of_one_rank(1)
+        {"w": ParamSpec((3, 8), ("embed", "vocab"), padding=padding)}, 7, LayerOrder.of_chunks([0], [1])
     )["w"]
     found, wanted = np.asarray(make(3)), np.asarray(make(0))
     assert wanted.all()
@@ -143,7 +143,7 @@ def test_the_slots_of_two_chunks_are_as_few_as_can_be(chunks: list[str], wanted:
 
 def test_the_kind_of_a_layer_does_not_change_its_initial_weights():
     spec = ParamSpec((4, 3), ("embed", "mlp"))
-    plain = LayerOrder.of_one_rank(5)
+    plain = LayerOrder.of_chunks([0], [5])
     mixed = LayerOrder.of_kinds([0], ["abaab"])
 
     def made(order: LayerOrder) -> Any:

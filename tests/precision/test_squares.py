@@ -68,7 +68,7 @@ def matrix_of(case: Case, exact: tuple[bool | None, ...]) -> CodedMatrix:
         local[dim] //= prod(case.ranks[name] for name in names)
     ranks = prod(case.ranks[axis] for axis in axes)
     squares = squares_of(SIZE, tuple(local), 1, case.inputs, (case.dim, axes), ranks)
-    return CodedMatrix(("w",), 1, exact, LayerOrder.of_one_rank(len(exact)).stacks[""], "", "group", squares)
+    return CodedMatrix(("w",), 1, exact, LayerOrder.of_chunks([0], [len(exact)]).stacks[""], "", "group", squares)
 
 
 @pytest.mark.parametrize("name", CASES)

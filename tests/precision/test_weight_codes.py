@@ -132,7 +132,7 @@ def _as_sent(state: Any, run: SmallRun, wire: str) -> Any:
 
 
 def code(stack: Any, exact: tuple[bool | None, ...]) -> Any:
-    order = LayerOrder.of_one_rank(len(exact)).stacks[""]
+    order = LayerOrder.of_chunks([0], [len(exact)]).stacks[""]
     matrix = CodedMatrix(("w",), 1, exact, order)
     return coded_weights({"w": stack}, [matrix], (1, 9), (len(exact), 3), None, "float32", of_rows)
 
@@ -182,7 +182,7 @@ def test_a_matrix_that_is_read_in_pieces_has_the_codes_of_the_whole(
     """From host memory, two rows at a time: codes, other rows, scales, magnitudes and counts."""
     monkeypatch.setattr("jaxpar.memory.streaming.PIECE_BYTES", 2 * 8 * 16 * 4)
     stack = np.random.default_rng(5).normal(size=(5, 8, 16)).astype(np.float32)
-    matrix = CodedMatrix(("w",), 1, exact, LayerOrder.of_one_rank(5).stacks[""])
+    matrix = CodedMatrix(("w",), 1, exact, LayerOrder.of_chunks([0], [5]).stacks[""])
     scales = jnp.exp2(jnp.arange(-10.0, 5.0)).reshape(5, 3) if delayed else None
 
     def coded(stack: jax.Array) -> Any:

@@ -13,13 +13,13 @@ from jaxpar.interop.sources.source import WeightSource, read_part
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.mesh.parameters import ParamSpec, Weights
-from jaxpar.training.residency.protocol import Residency
+from jaxpar.training.residency.on_device import OnDevice
 
 INIT_FROM = "run.init_from"
 """The key of the configuration that names them."""
 
 
-def begun_from(source: WeightSource, state: TrainState, residency: Residency) -> TrainState:
+def begun_from(source: WeightSource, state: TrainState, residency: OnDevice) -> TrainState:
     """A state before the first step, with the weights of `source`, which fit; it is used up.
 
     If some weights are frozen, they are those of `source`, and the trained ones stay as they are.

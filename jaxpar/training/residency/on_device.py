@@ -1,4 +1,4 @@
-"""State on the device."""
+"""State on the device, and the functions that every residency has."""
 
 from __future__ import annotations
 
@@ -24,15 +24,20 @@ from jaxpar.mesh.parameters import Weights, only
 from jaxpar.model.decoder import Batch
 from jaxpar.optim.norm import squares
 from jaxpar.optim.optimizer import AVERAGE
-from jaxpar.training.residency.protocol import Measure
 from jaxpar.training.residency.saved_state import SavedState
-from jaxpar.training.residency.weight_update import UpdateFacts, WeightUpdate, weight_updates
+from jaxpar.training.residency.weight_update import Measure, UpdateFacts, WeightUpdate, weight_updates
 
 
 class OnDevice:
-    """All of the state is on the device, and the update is part of the compiled step."""
+    """Storage of master weights and moments between steps, and their transfer to the device and back.
+
+    Here all of the state is on the device, and the update is part of the compiled step; other residencies are
+    subclasses. `marked`, `opened`, `reduced`, `squares`, `whole` and `updated` run inside the step's map, on the parts
+    of one device; the others outside.
+    """
 
     asynchronous = True
+    """Whether `advance` returns before the devices are done."""
 
     def __init__(self, layout: StepLayout, mesh: Mesh):
         self.layout, self.mesh = layout, mesh
@@ -45,10 +50,13 @@ class OnDevice:
     # ---- inside the map
 
     def marked(self, master: Weights) -> Weights:
+        """The weights passed to a function, each typed by the memory that it is in."""
         return master
 
     def opened(self, master: Weights, *, layers_later: bool = False) -> tuple[Weights, Weights]:
-        """Weights in storage placement, and zeros in gradient placement for those of them that are trained."""
+        """Weights in storage placement, from the weights passed to the step, with the frozen ones among them, and zeros
+        in gradient placement for those that are trained; a `CodedStack` is on the device. With `layers_later`, layers
+        stay in optimizer placement."""
         placements = self.layout.placements
         if not layers_later:
             weights = to_storage(master, placements)
@@ -70,12 +78,15 @@ class OnDevice:
         }
 
     def reduced(self, accumulated: Weights, scale: Float[Array, ""]) -> Weights:
+        """The accumulators of a step in optimizer placement, divided by the loss scale."""
         return jax.tree.map(lambda g: g / scale, to_optimizer(accumulated, self.layout.placements))
 
     def squares(self, gradients: Weights) -> Weights:
+        """Sum of the squares of each weight's gradient: [rows] of a stacked weight, else a scalar."""
         return squares(gradients, self.layout.master, self.layout.trained)
 
     def whole(self, gradients: Weights) -> Weights:
+        """Gradients as arrays on the device."""
         return gradients
 
     def updated(self, state: TrainState, gradients: Weights, facts: UpdateFacts) -> TrainState:
@@ -88,9 +99,11 @@ class OnDevice:
     # ---- outside
 
     def compile_initial(self) -> None:
+        """Compile the program of `initial_state`, if that is one program; any thread may call this."""
         self._initial  # noqa: B018 (compiled when it is first read)
 
     def initial_state(self) -> TrainState:
+        """The state before the first step, made shard by shard; the weights are the same bits on every mesh."""
         return self._initial(self.layout.arguments)
 
     @cached_property
@@ -100,9 +113,16 @@ class OnDevice:
         return made.lower(self.layout.arguments).compile()
 
     def adopted(self, state: TrainState) -> TrainState:
+        """A restored state in the form that steps take."""
         return state
 
     def with_weights(self, state: TrainState, weights: Any) -> TrainState:
+        """`state` with other master weights, and the moving average of them if it has one. `state` is used up.
+
+        `weights` has in place of each weight a function that returns a part of it; this process calls it for the parts
+        that its devices hold, one weight after the other.
+        """
+
         def replaced(old: jax.Array, read: ReadPart) -> jax.Array:
             shape, where = old.shape, old.sharding
             old.delete()
@@ -123,6 +143,7 @@ class OnDevice:
         return state._replace(master=master)
 
     def train(self, measure: Measure, metrics: Any) -> Any:
+        """The jitted step, of `abstract_input`, a batch and arguments; `metrics` has the partition of each metric."""
         layout = self.layout
 
         def _train(state: TrainState, batch: Batch, arguments: StepArguments) -> tuple[TrainState, Any]:
@@ -141,15 +162,19 @@ class OnDevice:
         return step
 
     def abstract_input(self) -> TrainState:
+        """Shapes, dtypes and shardings of what the jitted step reads of the state."""
         return self.layout.abstract_state(self.mesh)
 
     def advance(self, train: Any, state: TrainState, batch: Batch, arguments: StepArguments) -> tuple[TrainState, Any]:
+        """The state and the metrics after a step with `train`, compiled or not."""
         return train(state, batch, arguments)
 
     def readable(self, weights: Weights) -> Weights:
+        """Master weights, or their average, of a state, as arrays that evaluation reads."""
         return weights
 
     def arrays(self, state: TrainState) -> dict[str, Any]:
+        """The arrays of `state` that are in memory, by purpose."""
         return {
             "master weights": state.master,
             "frozen weights": state.frozen,
@@ -159,4 +184,5 @@ class OnDevice:
         }
 
     def saved(self) -> SavedState:
+        """The state without frozen weights in the form of a checkpoint."""
         return SavedState(without_frozen(self.layout.abstract_state(self.mesh)), self.layout.order)

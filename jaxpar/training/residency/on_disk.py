@@ -32,9 +32,8 @@ from jaxpar.model.decoder import Batch
 from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.training.residency.initial import makers
 from jaxpar.training.residency.on_device import OnDevice
-from jaxpar.training.residency.protocol import Measure
 from jaxpar.training.residency.saved_state import SavedState
-from jaxpar.training.residency.weight_update import UpdateFacts
+from jaxpar.training.residency.weight_update import Measure, UpdateFacts
 
 WHOLE: Any = PartitionSpec()
 

@@ -1,10 +1,11 @@
-"""The update of one weight, or of some rows of it."""
+"""The update of one weight, or of some rows of it, and what a step knows before it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +14,13 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config.parts import OPTIMIZERS
-from jaxpar.layout.state import WeightState
+from jaxpar.layout.state import TrainState, WeightState
+from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.streaming import rows_of_piece
-from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.mesh.parameters import ParamSpec, Weights
 from jaxpar.mesh.rules import axes_of_dim
+from jaxpar.model.decoder import Batch
 from jaxpar.optim import OptimizerArguments, WeightOptimizer, clip
 
 
@@ -32,6 +35,21 @@ class UpdateFacts(NamedTuple):
     """Updates before this one."""
     arguments: OptimizerArguments
     """Those of this step."""
+
+
+class Measured(NamedTuple):
+    """The results of a step before its update."""
+
+    gradients: Weights
+    """In optimizer placement, in the form of the residency."""
+    facts: UpdateFacts
+    following: TrainState
+    """The state after the step, without master weights and optimizer state."""
+    metrics: Any
+
+
+type Measure = Callable[[TrainState, Batch, StepArguments], Measured]
+"""Forward, backward and norm of a step, on the parts of one device."""
 
 
 @dataclass(frozen=True)

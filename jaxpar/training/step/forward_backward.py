@@ -27,8 +27,8 @@ from jaxpar.pipeline.execution.inputs import Seeds
 from jaxpar.runtime.batch import CARRIED, SEED, UPDATES
 from jaxpar.runtime.carried import Outcome, StepWeights, where
 from jaxpar.runtime.passes import AUXILIARY_LOSS
-from jaxpar.training.residency.protocol import Measured, Residency
-from jaxpar.training.residency.weight_update import UpdateFacts
+from jaxpar.training.residency.on_device import OnDevice
+from jaxpar.training.residency.weight_update import Measured, UpdateFacts
 
 TOKEN_AXES = (*DATA_AXES, "context")
 """Axes over which ranks hold different tokens when a loss is counted."""
@@ -77,7 +77,7 @@ class StepFunctions:
     """The functions of a step on one device's parts."""
 
     layout: StepLayout
-    residency: Residency
+    residency: OnDevice
 
     def gradients(self, state: TrainState, batch: Batch, seed: UInt[Array, ""]) -> StepGradients:
         """Forward and backward over all microbatches, with random draws of `seed`."""

@@ -48,7 +48,7 @@ class TrainStep:
 
     @cached_property
     def train(self) -> Any:
-        """Compiled (state, batch, arguments) -> (state, `StepMetrics`), or the part that `Residency.advance` needs.
+        """Compiled (state, batch, arguments) -> (state, `StepMetrics`), or the part that `OnDevice.advance` needs.
 
         The old state's buffers are reused.
         """

@@ -101,7 +101,7 @@ def sharded(placements: Placements, *keeps: Keep) -> Any:
 def loop_of(placements: Placements, *keeps: Keep) -> LayerLoop:
     layers = sum(keep.layers for keep in keeps)
     return LayerLoop(
-        {ALIKE: LayerKind(layer, keeps)}, {ALIKE: Sharded(ALIKE, placements)}, LayerOrder.of_one_rank(layers)
+        {ALIKE: LayerKind(layer, keeps)}, {ALIKE: Sharded(ALIKE, placements)}, LayerOrder.of_chunks([0], [layers])
     )
 
 

@@ -123,7 +123,7 @@ def test_a_spike_is_reported_once_and_stands_in_the_events(tmp_path: Path):
 
 def test_slow_steps_on_a_busy_machine_are_reported_once_an_hour():
     recorded = AnomalyRecorder()
-    monitor = anomaly_monitor.AnomalyMonitor(Config(), LayerOrder.of_one_rank(2), recorded)
+    monitor = anomaly_monitor.AnomalyMonitor(Config(), LayerOrder.of_chunks([0], [2]), recorded)
     for number in range(1, 1001):
         seconds = 9.0 if number % 150 == 0 else 0.1  # more than 100 quiet steps in between
         monitor.step(number, Turn(seconds, 0.0, 0.0, seconds))
