@@ -145,8 +145,6 @@ def _budget(given: Sequence[str]) -> None:
     add("--restart", type=float, default=RESTART_MINUTES, help="minutes from an interruption to training (default 10)")
     words = "share of the time that stragglers take in all (default 0.104)"
     add("--stragglers", metavar="SHARE", type=float, default=STRAGGLERS, help=words)
-    words = "collectives over several hosts (default flat); both are printed"
-    add("--collectives", choices=("flat", "hierarchical"), default="flat", help=words)
     add("--power-cap", type=float, metavar="WATTS", help="power cap of a GPU: slower matmuls, less energy")
     add("--days", type=float, help="a time budget: print the compute-optimal model size for it at each number of GPUs")
     options = parser.parse_args(given)

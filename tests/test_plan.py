@@ -11,7 +11,6 @@ import pytest
 from jaxpar.config import config_to_yaml
 from jaxpar.layout.plan_file import read
 from jaxpar.plan import main
-from jaxpar.planner.step_time.interval import PUBLISHED
 from jaxpar.train import main as train
 from tests.sentences import refused_by_command
 from tests.small_run import small
@@ -129,7 +128,7 @@ def test_every_time_of_a_budget_has_an_interval(folder: Path, capsys: pytest.Cap
         assert one["days_interval"][1] / one["total"]["days"] == pytest.approx(high / one["days"])
     _, out, _ = run_plan(capsys, *usual, "--cluster", "h100:1x8")
     heads = [line.split() for line in out.splitlines() if line.strip().startswith("GPUs")]
-    assert len(heads) == 3 and all("80%" in head for head in heads)
+    assert len(heads) == 2 and all("80%" in head for head in heads)
     assert heads[0][heads[0].index("days") + 1] == "80%"
     _, out, _ = run_plan(capsys, *usual, "--cluster", "cpu:1x8", "--json")
     assert all(one["steps_interval"] is None for one in json.loads(out)["costs"])
@@ -173,30 +172,6 @@ def test_a_budget_counts_stragglers_beyond_those_of_the_step(folder: Path, capsy
     assert one["stragglers"]["share"] == one["stragglers"]["counted"] > 0 == one["stragglers"]["days"]
     _, out, _ = run_plan(capsys, *usual, "--price", "2")
     assert "10.4% of the time in all (3,079 jobs at ByteDance, arXiv:2505.05713" in out
-
-
-def test_a_budget_has_flat_and_hierarchical_collectives(folder: Path, capsys: pytest.CaptureFixture[str]):
-    usual = ["budget", "--config", folder / "small.yaml", "--cluster", "h100:1x8", "--gpus", "8:32", "--tokens", "1e9"]
-    found = {}
-    for name in ("flat", "hierarchical"):
-        code, out, _ = run_plan(capsys, *usual, "--price", "2", "--json", "--collectives", name)
-        assert code == 0
-        found[name] = json.loads(out)["costs"]
-    for flat, apart in zip(*found.values(), strict=True):
-        assert flat["collectives"] == apart["collectives"] and flat["total"] == pytest.approx(
-            {name: flat["collectives"]["flat"][name] for name in ("days", "price")}
-        )
-        if flat["gpus"] == 8:
-            assert flat["collectives"]["hierarchical"] is None and flat["total"] == apart["total"]
-            continue
-        own = apart["collectives"]["hierarchical"]
-        (low, high), (_, most) = own["interval_s"], PUBLISHED.interval(own["step_time_s"])
-        assert low * high == pytest.approx(own["step_time_s"] ** 2) and most <= high < 1.1 * most
-        assert own["step_time_s"] != flat["collectives"]["flat"]["step_time_s"]
-        assert apart["total"] == pytest.approx({name: own[name] for name in ("days", "price")})
-        assert apart["days"] / flat["days"] == pytest.approx(
-            own["step_time_s"] / flat["collectives"]["flat"]["step_time_s"]
-        )
 
 
 def test_a_budget_takes_prices_of_gpus_and_energy_from_a_file(folder: Path, capsys: pytest.CaptureFixture[str]):
@@ -248,8 +223,6 @@ def test_a_budget_states_which_numbers_have_no_layout(folder: Path, capsys: pyte
             "--stragglers 1.5: expected the share of the time that stragglers take, from 0",
         ),
         (["--stragglers", "nan"], "--stragglers nan: expected the share of the time"),
-        (["--collectives", "trees"], "--collectives: expected flat or hierarchical, got 'trees'"),
-        (["--gpus", "4:8", "--collectives", "hierarchical"], "would not be used, because 8 GPUs are in one host"),
         (["--tokens", "nan"], "--tokens nan: expected a number above 0"),
         (["--tokens", "1e300"], "--tokens 1e+300: expected a number above 0, at most 1e+30"),
     ],

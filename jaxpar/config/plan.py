@@ -98,9 +98,9 @@ class Dtypes:
     """Accumulation and reduction of gradients."""
     moments: str
     """Moments of the optimizer between updates."""
-    weight_wire: str | None = None
+    weight_message: str | None = None
     """Matrices while they are gathered; null for that of `storage`."""
-    gradient_wire: str | None = None
+    gradient_message: str | None = None
     """Gradients of matrices while they are exchanged; null for that of `gradient`."""
     matmul: str | None = None
     """The recipe of the layers' matmuls (`precision.matmul`); null for `compute`."""
@@ -150,8 +150,8 @@ class ExpertLayout:
     """Whether a rank computes its own tokens for its own experts apart, while the first slice is sent."""
     node_devices: int | None = None
     """Devices of a node, where the exchange is cut at its border."""
-    wire: Literal["float8_e4m3fn"] | None = None
-    """Format of tokens on their way to other ranks; None is the compute dtype."""
+    sent_dtype: Literal["float8_e4m3fn"] | None = None
+    """Dtype of the blocks of tokens on their way to other ranks; None is the compute dtype."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.capacity <= CAPACITY:
@@ -215,8 +215,6 @@ class Plan:
     """Tokens of a row that a context rank holds; the reason is what a device sends."""
     secondary_shard: int = 1
     """Neighbouring ranks that hold a second copy of the weights among them during a step; 1 for none."""
-    collectives: Literal["flat", "hierarchical"] = "flat"
-    """Whether weights are gathered and gradients reduced in one message, or inside and between nodes apart."""
     node_devices: int | None = None
     """Devices of a node, where messages are cut at its border; null where none is."""
     joined_gathers: int | None = None

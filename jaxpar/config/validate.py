@@ -28,12 +28,12 @@ from jaxpar.config.checks.model import check_model, check_table
 from jaxpar.config.checks.paths import check_paths
 from jaxpar.config.checks.run import check_distributed, check_run, check_watch
 from jaxpar.config.checks.training import check_batches, check_data, check_optimizer
-from jaxpar.config.checks.values import check_unused, check_values
-from jaxpar.config.checks.wire import (
+from jaxpar.config.checks.transport import (
+    check_quantized,
     check_secondary,
     check_state_over_replicas,
-    check_weight_wire,
 )
+from jaxpar.config.checks.values import check_unused, check_values
 from jaxpar.config.schema import Config
 
 
@@ -84,7 +84,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Config], None]], ...] = (
     (("context", "tensor"), check_sequence),
     (DATA_AXES, check_batch),
     (SHARD_AXES, check_secondary),
-    (SHARD_AXES, check_weight_wire),
+    (SHARD_AXES, check_quantized),
     (("replica",), check_state_over_replicas),
     ((*DATA_AXES, "context", "tensor"), check_tiles),
     ((), check_offload),

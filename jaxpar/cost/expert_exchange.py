@@ -119,8 +119,8 @@ class ExpertExchange:
         return min(2, slices) * self.outward(network, slices)
 
     def outward(self, network: Network, slices: int = 1) -> float:
-        """Seconds of a slice's tokens to their experts, in the format of `LayerShape.exchange_wire`."""
-        return self.message(network, slices, self.shape.exchange_wire)
+        """Seconds of a slice's tokens to their experts, in the format of `LayerShape.exchange_dtype`."""
+        return self.message(network, slices, self.shape.exchange_dtype)
 
     def message(self, network: Network, slices: int = 1, wire: str | None = None) -> float:
         """Seconds of one way of a slice, of rows in the compute dtype or in a format on the wire."""

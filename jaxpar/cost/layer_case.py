@@ -144,7 +144,7 @@ class LayerCase:
 def layer_case(
     model: ModelConfig, sequence: int, rows: int, tensor: int, context: int, strategy: str,
     precision: str, lora: LoraConfig = OFF, expert: int = 1, exchange: str = "auto", capacity: float = 1.0,
-    imbalance: float = 1.0, slices: int | Literal["auto"] = "auto", exchange_wire: str | None = None,
+    imbalance: float = 1.0, slices: int | Literal["auto"] = "auto", exchange_dtype: str | None = None,
     expert_codes: ExpertCodes = NO_CODES, codes: MatmulCodes | None = None, magnitude_ranks: int = 1,
     attention: Attention | None = None, own_rows: str = "auto", expert_loop: bool = False,
 ) -> LayerCase:  # fmt: skip
@@ -153,6 +153,6 @@ def layer_case(
     exchange = exchange_by(model, exchange, capacity, expert, tensor)
     shape = LayerShape(
         model, rows, sequence, context, tensor, item, lora, expert, capacity, exchange, imbalance,
-        exchange_wire, expert_codes,
+        exchange_dtype, expert_codes,
     )  # fmt: skip
     return LayerCase(shape, strategy, codes, magnitude_ranks, slices, attention, own_rows, expert_loop)

@@ -1,14 +1,14 @@
-"""Seconds of messages of weights and gradients: exact or quantised, in one level or in two (`jaxpar.mesh.wire`)."""
+"""Seconds of messages of weights and gradients: exact or quantised (`jaxpar.mesh.quantized`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from jaxpar.cost.matmul_codes import MAGNITUDE
 from jaxpar.cost.messages import Network, Ring
-from jaxpar.mesh.wire.codes import BLOCK, SCALE_BYTES
-from jaxpar.mesh.wire.wire import Wire
+from jaxpar.mesh.quantized.blocks import BLOCK, SCALE_BYTES
+from jaxpar.mesh.quantized.transport import Transport
 
 CODE_BYTES = {"int8": 1.0, "float8_e4m3fn": 1.0, "int4": 0.5}
 """Bytes of a code."""
@@ -30,7 +30,7 @@ class WireMessages:
     travel as they are."""
 
     network: Network
-    wire: Wire
+    wire: Transport
     ranks: int
     stride: int
     """Devices from one rank to the next."""
@@ -68,7 +68,7 @@ class WireMessages:
         own = self.wire.secondary
         if own > 1:
             return self.network.ring(own, self.stride).gather(self.item * (elements - coded) + coded)
-        return self._gathered(self._sent(elements, coded))
+        return self.gather_whole(elements, coded)
 
     def gather_once(self, elements: float, coded: float = 0.0) -> float:
         """The gather between secondary shards, once a step; 0 without these."""
@@ -80,7 +80,7 @@ class WireMessages:
 
     def gather_whole(self, elements: float, coded: float = 0.0) -> float:
         """The gather of updated weights under ZeRO-1 and 2, once a step."""
-        return self._gathered(self._sent(elements, coded))
+        return self._whole.gather(self._sent(elements, coded))
 
     def maxima(self, numbers: float) -> float:
         """The maximum of so many numbers in float32 over the ranks."""
@@ -90,7 +90,7 @@ class WireMessages:
         """A reduce-scatter of the gradient of so many elements."""
         sent = element_bytes(self.wire.gradient, GRADIENT) * elements
         if self.wire.gradient is None:
-            return self._gathered(sent)  # its mirror image
+            return self._whole.gather(sent)  # its mirror image
         if not self._two_levels:
             return self._whole.exchange(sent)
         inside = element_bytes("int8" if self.wire.gradient == "int4" else self.wire.gradient, 0.0) * elements
@@ -98,14 +98,9 @@ class WireMessages:
 
     def reduce(self, elements: float) -> float:
         """An all-reduce of the gradient of so many elements."""
-        if self.wire.gradient is not None:
-            back = replace(self, wire=replace(self.wire, weight=None, hierarchical=True))
-            return self.scatter(elements) + back._gathered(element_bytes(self.wire.gradient, 0.0) * elements)
-        if not (self.wire.hierarchical and self._two_levels):
+        if self.wire.gradient is None:
             return self._whole.reduce(GRADIENT * elements)
-        return 2 * self._gathered(GRADIENT * elements)
-
-    def _gathered(self, size: float) -> float:
-        if not (self.wire.hierarchical and self._two_levels):
-            return self._whole.gather(size)
-        return self._between.gather(size / self._each) + self._inside.gather(size)
+        back = element_bytes(self.wire.gradient, 0.0) * elements
+        if not self._two_levels:
+            return self.scatter(elements) + self._whole.gather(back)
+        return self.scatter(elements) + self._between.gather(back / self._each) + self._inside.gather(back)

@@ -8,6 +8,7 @@ from math import prod
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxpar.config import Config, LossConfig, UserError
+from jaxpar.config.mappings.quantized import QuantizedConfig
 from jaxpar.distributed.devices import devices_per_node
 from jaxpar.layout.make_plan import make_plan
 from jaxpar.layout.step_layout import StepLayout
@@ -37,7 +38,7 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
     parallel = replace(
         parallel, zero=zero, microbatches=1, schedule="auto", virtual_stages=None, stage_layers=None,
         context_order="contiguous", ulysses=None, overlap=overlap,
-        secondary_shard=None, collectives="flat",
+        secondary_shard=None, quantized=QuantizedConfig(),
         context_strategy="auto" if parallel.context_strategy == "usp" else parallel.context_strategy,
     )  # fmt: skip
     memory = replace(
@@ -46,7 +47,7 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
         loss_backend="xla", loss_logits="auto",
     )  # fmt: skip
     data = replace(config.data, sequence_length=tokens, batch_size=rows, packed=False, routing=None)
-    precision = in_compute_dtype(replace(config.precision, weight_wire=None, gradient_wire=None, exchange_wire=None))
+    precision = in_compute_dtype(config.precision)
     return replace(
         config, parallel=parallel, precision=precision, memory=memory, data=data, loss=LossConfig(),
     )  # fmt: skip

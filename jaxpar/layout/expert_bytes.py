@@ -20,5 +20,5 @@ def sent_bytes(layout: StepLayout) -> float:
         if own.experts is not None:
             chosen = plan.experts[kind]
             one = rows_sent(chosen.exchange.name, own.experts, chosen.capacity, axes.expert, axes.tensor)
-            total += layers[kind] * one * row_bytes_of_ways(model.embed, item, chosen.wire)
+            total += layers[kind] * one * row_bytes_of_ways(model.embed, item, chosen.sent_dtype)
     return total * tokens / axes.pipe

@@ -20,7 +20,7 @@ from jaxpar.layout.choices.overlap import check_overlap
 from jaxpar.layout.choices.pipeline import layer_order, schedule_of, whole_backward
 from jaxpar.layout.choices.replica_sums import check_replica_sums, check_state_over_replicas
 from jaxpar.layout.choices.tiles import head_tokens
-from jaxpar.layout.choices.wire import check_wire
+from jaxpar.layout.choices.transport import check_transport
 from jaxpar.layout.layer_unroll import check_layer_unroll
 from jaxpar.layout.loss_logits import check_logits
 from jaxpar.layout.weight_prefetch import check_weight_prefetch
@@ -80,7 +80,7 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
     check_weight_prefetch(plan)
     try:
         check_expert_layouts(plan, config, device, node_devices)
-        wanted = check_wire(config, plan.axes, node_devices)
+        wanted = check_transport(config, plan.axes, node_devices)
         if plan.node_devices != wanted:
             raise UserError(f"plan.node_devices: {shown(plan.node_devices)}, and the nodes here have {shown(wanted)}")
         check_attention(plan, config, device, node_devices)
@@ -93,10 +93,10 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
 def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
     """(key of the plan, its value, the value expected, where that comes from)."""
     parallel, precision, memory = config.parallel, config.precision, config.memory
-    rows = plan.microbatches * plan.microbatch_rows * plan.axes.data
+    quantized, rows = parallel.quantized, plan.microbatches * plan.microbatch_rows * plan.axes.data
     schedule = schedule_of(plan)
     slots = layer_order(plan, config.model).layers_per_chunk if len(plan.stage_layers) == schedule.chunks else 0
-    same = ("zero", "microbatches", "pipe_ends", "pipe_ticks", "collectives")
+    same = ("zero", "microbatches", "pipe_ends", "pipe_ticks")
     kept, matrix = ("optimizer_offload", "weights_offload"), config.optimizer.matrix_dtype
     return [
         ("axes", dict(plan.axes), axis_sizes(parallel), "the mesh of the configuration"),
@@ -110,6 +110,8 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
             for run in plan.runs
         ),
         *((f"dtypes.{key}", getattr(plan.dtypes, key), getattr(precision, key), f"precision.{key}") for key in DTYPES),
+        ("dtypes.weight_message", plan.dtypes.weight_message, quantized.weights, "parallel.quantized.weights"),
+        ("dtypes.gradient_message", plan.dtypes.gradient_message, quantized.gradients, "parallel.quantized.gradients"),
         *_named(plan, parallel.overlap),
         ("secondary_shard", plan.secondary_shard, parallel.secondary_shard or 1, "parallel.secondary_shard"),
         ("dtypes.storage", plan.dtypes.storage, precision.storage or precision.compute, "precision.storage"),
@@ -128,5 +130,5 @@ def _named(plan: Plan, overlap: OverlapConfig) -> list[tuple[str, Any, Any, str]
 
 NAMED = ("embedding_messages", "replica_sums", "shard_state_over_replicas", "layer_unroll", "weight_prefetch")
 """Options of `parallel.overlap`, by the same name in a plan, of which `auto` leaves the choice to it."""
-DTYPES = ("compute", "gradient", "moments", "weight_wire", "gradient_wire", "matmul")
+DTYPES = ("compute", "gradient", "moments", "matmul")
 """Roles whose dtype is in `precision` under the same name."""

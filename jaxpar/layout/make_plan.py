@@ -26,7 +26,7 @@ from jaxpar.layout.choices.overlap import tensor_overlap
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
 from jaxpar.layout.choices.replica_sums import replica_sums, state_over_replicas
 from jaxpar.layout.choices.tiles import head_columns, loss_tiles, mlp_tiles, without_hidden
-from jaxpar.layout.choices.wire import check_wire
+from jaxpar.layout.choices.transport import check_transport
 from jaxpar.layout.host_buffers import with_host_buffers
 from jaxpar.layout.joining import with_joined_messages
 from jaxpar.layout.layer_costs import costs_of_kinds
@@ -161,9 +161,8 @@ def _settled(
         loss_tiles=loss_tiles(config),
         dtypes=_dtypes(config, device),
         secondary_shard=parallel.secondary_shard or 1,
-        collectives=parallel.collectives,
         collectives_at_once=parallel.overlap.collectives_at_once,
-        node_devices=check_wire(config, axes, node_devices),
+        node_devices=check_transport(config, axes, node_devices),
         embedding_messages=embedding_messages(config, axes, device, rows, cluster),
         replica_sums=sums,
         shard_state_over_replicas=state_over_replicas(config, axes, device, sums.name),
@@ -185,8 +184,8 @@ def _dtypes(config: Config, device: Device) -> Dtypes:
         master="float32",
         gradient=precision.gradient,
         moments=precision.moments,
-        weight_wire=precision.weight_wire,
-        gradient_wire=precision.gradient_wire,
+        weight_message=config.parallel.quantized.weights,
+        gradient_message=config.parallel.quantized.gradients,
         matmul=precision.matmul,
         matrix=matrix,
     )

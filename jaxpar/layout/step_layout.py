@@ -16,7 +16,7 @@ from jaxpar.config.plan import Plan
 from jaxpar.hardware.host import PINNED
 from jaxpar.layout.carried import CarriedRequest, carried_of
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
-from jaxpar.layout.choices.wire import wire_of
+from jaxpar.layout.choices.transport import transport_of
 from jaxpar.layout.state import TrainState, initial_state, state_layout
 from jaxpar.layout.step_arguments import StepArguments, step_arguments
 from jaxpar.mesh.build import abstract_mesh
@@ -75,7 +75,7 @@ class StepLayout:
         plan, shared_ends = self.plan, self.plan.pipe_ends == "shared"
         return place(
             self.specs, plan.axes, plan.zero, plan.dtypes, kv_heads(self.config.model),
-            shared_ends=shared_ends, over_replicas=plan.shard_state_over_replicas.name, wire=wire_of(plan),
+            shared_ends=shared_ends, over_replicas=plan.shard_state_over_replicas.name, transport=transport_of(plan),
         )  # fmt: skip
 
     @cached_property

@@ -76,8 +76,8 @@ class LayerShape:
     """How tokens reach the ranks of their experts: `jaxpar.layers.experts.messages.MESSAGES`."""
     imbalance: float = 1.0
     """Rows of the rank with the most, relative to the mean: `parallel.expert_imbalance`."""
-    exchange_wire: str | None = None
-    """Format of tokens on their way to experts: `precision.exchange_wire`."""
+    exchange_dtype: str | None = None
+    """Format of tokens on their way to experts: `parallel.quantized.tokens`."""
     codes: ExpertCodes = NO_CODES
 
     def expert_item(self, group: str) -> int:
@@ -277,7 +277,7 @@ def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerS
             capacity,
             exchange_by(model, asked, capacity, axes.expert, axes.tensor),
             imbalance,
-            config.precision.exchange_wire,
+            config.parallel.quantized.tokens,
         )
         for kind, model in kind_models(config.model).items()
     }

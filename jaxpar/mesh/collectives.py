@@ -247,7 +247,7 @@ def must_add_up(x: jax.Array, collective: str) -> None:
     if x.dtype.itemsize < 2 and x.dtype != bool:
         raise ValueError(
             f"{collective} of {x.dtype.name}: the sum would be computed in this type; expected an all-to-all of the "
-            "codes, and a sum in float32 (jaxpar.mesh.wire)"
+            "codes, and a sum in float32 (jaxpar.mesh.quantized)"
         )
 
 

@@ -23,8 +23,9 @@ from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Arrays, Nested, Weights, only
 from jaxpar.mesh.placements import REPLICAS, Placements, added_dim, one_message_each, unreduced_axes
-from jaxpar.mesh.wire.agreed import agreed
-from jaxpar.mesh.wire.travel import (
+from jaxpar.mesh.quantized.agreed import agreed
+from jaxpar.mesh.quantized.transport import Transport
+from jaxpar.mesh.quantized.travel import (
     gather_secondary,
     gather_shards,
     gather_stored,
@@ -32,7 +33,6 @@ from jaxpar.mesh.wire.travel import (
     scatter_shards,
     secondary_parts,
 )
-from jaxpar.mesh.wire.wire import Wire
 
 type Part = str | tuple[str, ...]
 """A part of the model, or of a part: the path of its weights in the trees of the placements."""
@@ -46,7 +46,7 @@ def gather(weights: Arrays, placements: Placements, *, part: Part, unstacked: bo
     compute dtype and once per microbatch. Bytes: `gather_stored` of each sharded weight in storage dtype.
     """
     one = partial(gather_one, dtype=placements.compute.dtype, unstacked=unstacked)
-    layouts = placements.compute.layout, placements.storage.layout, placements.wires
+    layouts = placements.compute.layout, placements.storage.layout, placements.transports
     return jax.tree.map(one, weights, *(_of(tree, part) for tree in layouts))
 
 
@@ -54,7 +54,7 @@ def gather_one(
     weight: jax.Array,
     compute: PartitionSpec,
     storage: PartitionSpec,
-    wire: Wire,
+    transport: Transport,
     *,
     dtype: str,
     unstacked: bool = False,
@@ -62,7 +62,7 @@ def gather_one(
     """`gather` of one weight."""
     added = added_dim(compute, storage)
     weight = vary(weight)
-    own = wire.exact if is_code(weight) else wire
+    own = transport.exact if is_code(weight) else transport
     if added:
         weight = gather_stored(weight, added[1], added[0] - unstacked, own)
     return weight if is_code(weight) else weight.astype(jnp.dtype(dtype))
@@ -79,17 +79,17 @@ def to_secondary(weights: Arrays, placements: Placements, *, part: Part) -> Arra
     Those of all layers have it from `to_storage`; for layers in host memory it is fetched with each use.
     """
     own = partial(_with_secondary, unstacked=True)
-    layouts = placements.compute.layout, placements.storage.layout, placements.wires
+    layouts = placements.compute.layout, placements.storage.layout, placements.transports
     return jax.tree.map(own, weights, *(_of(tree, part) for tree in layouts))
 
 
 def _with_secondary(
-    weight: jax.Array, compute: PartitionSpec, storage: PartitionSpec, wire: Wire, *, unstacked: bool = False
+    weight: jax.Array, compute: PartitionSpec, storage: PartitionSpec, transport: Transport, *, unstacked: bool = False
 ) -> jax.Array:
     added = added_dim(compute, storage)
-    if added is None or wire.secondary == 1:
+    if added is None or transport.secondary == 1:
         return weight
-    return gather_secondary(vary(weight), added[1], added[0] - unstacked, wire)
+    return gather_secondary(vary(weight), added[1], added[0] - unstacked, transport)
 
 
 def to_accumulators(gradients: Arrays, placements: Placements, *, part: str, unstacked: bool = False) -> Arrays:
@@ -98,7 +98,7 @@ def to_accumulators(gradients: Arrays, placements: Placements, *, part: str, uns
     `gradients` may leave out weights of the part.
     Bytes: `scatter_shards` of each weight that the gradient placement shards, in gradient dtype.
     """
-    trees = placements.compute.layout, placements.gradient.layout, placements.wires
+    trees = placements.compute.layout, placements.gradient.layout, placements.transports
     layouts = (only(tree[part], gradients) for tree in trees)
     return jax.tree.map(
         partial(to_accumulator, dtype=placements.gradient.dtype, unstacked=unstacked), gradients, *layouts
@@ -106,13 +106,19 @@ def to_accumulators(gradients: Arrays, placements: Placements, *, part: str, uns
 
 
 def to_accumulator(
-    grad: jax.Array, compute: PartitionSpec, gradient: PartitionSpec, wire: Wire, *, dtype: str, unstacked: bool
+    grad: jax.Array,
+    compute: PartitionSpec,
+    gradient: PartitionSpec,
+    transport: Transport,
+    *,
+    dtype: str,
+    unstacked: bool,
 ) -> jax.Array:
     """`to_accumulators` of one weight."""
     added = added_dim(compute, gradient)
     with jax.named_scope("gradients"):
         grad = vary(grad.astype(dtype))
-    return scatter_shards(grad, added[1], added[0] - unstacked, wire) if added else grad
+    return scatter_shards(grad, added[1], added[0] - unstacked, transport) if added else grad
 
 
 def zero_accumulators(weights: Arrays, placements: Placements, *, part: str) -> Arrays:
@@ -121,11 +127,11 @@ def zero_accumulators(weights: Arrays, placements: Placements, *, part: str) -> 
     dtype = jnp.dtype(placements.gradient.dtype)
 
     def one(
-        weight: jax.Array, compute: PartitionSpec, storage: PartitionSpec, gradient: PartitionSpec, wire: Wire
+        weight: jax.Array, compute: PartitionSpec, storage: PartitionSpec, gradient: PartitionSpec, transport: Transport
     ) -> jax.Array:
         shape = list(weight.shape)
         if stored := added_dim(compute, storage):
-            shape[stored[0]] //= secondary_parts(stored[1], wire)
+            shape[stored[0]] //= secondary_parts(stored[1], transport)
         added = added_dim(storage, gradient)
         if added:
             shape[added[0]] //= jax.lax.axis_size(added[1])
@@ -133,7 +139,7 @@ def zero_accumulators(weights: Arrays, placements: Placements, *, part: str) -> 
             return vary(jnp.zeros(shape, dtype))
 
     roles = placements.compute, placements.storage, placements.gradient
-    layouts = (only(tree[part], weights) for tree in (*(role.layout for role in roles), placements.wires))
+    layouts = (only(tree[part], weights) for tree in (*(role.layout for role in roles), placements.transports))
     return jax.tree.map(one, weights, *layouts, is_leaf=is_coded_stack)
 
 
@@ -172,11 +178,13 @@ def to_storage(master: Weights, placements: Placements) -> Weights:
     """
     dtype = jnp.dtype(placements.storage.dtype)
 
-    def one(weight: Any, compute: PartitionSpec, storage: PartitionSpec, optimizer: PartitionSpec, wire: Wire) -> Any:
+    def one(
+        weight: Any, compute: PartitionSpec, storage: PartitionSpec, optimizer: PartitionSpec, transport: Transport
+    ) -> Any:
         with jax.named_scope("stored_weights"):
-            stored = lambda own: _stored(own.astype(dtype), compute, storage, optimizer, wire)
+            stored = lambda own: _stored(own.astype(dtype), compute, storage, optimizer, transport)
             return (
-                weight.map(lambda own: _stored(own, compute, storage, optimizer, wire.exact), stored)
+                weight.map(lambda own: _stored(own, compute, storage, optimizer, transport.exact), stored)
                 if is_coded_stack(weight)
                 else stored(weight)
             )
@@ -195,7 +203,7 @@ def row_to_storage(master: Arrays, placements: Placements, *, part: Part) -> Arr
 
 def _stored_trees(placements: Placements) -> tuple[Nested[Any], ...]:
     roles = placements.compute, placements.storage, placements.optimizer
-    return *(role.layout for role in roles), placements.wires
+    return *(role.layout for role in roles), placements.transports
 
 
 def _stored(
@@ -203,58 +211,58 @@ def _stored(
     compute: PartitionSpec,
     storage: PartitionSpec,
     optimizer: PartitionSpec,
-    wire: Wire,
+    transport: Transport,
     *,
     unstacked: bool = False,
 ) -> jax.Array:
     """One weight from optimizer to storage placement."""
     dim, axes = added_dim(storage, optimizer) or (0, ())
     for own in reversed(one_message_each(axes)):
-        weight = gather_shards(weight, own, dim - unstacked, wire.exact if own == REPLICAS else wire)
-    return _with_secondary(weight, compute, storage, wire, unstacked=unstacked)
+        weight = gather_shards(weight, own, dim - unstacked, transport.exact if own == REPLICAS else transport)
+    return _with_secondary(weight, compute, storage, transport, unstacked=unstacked)
 
 
-def summed_early(gradients: Arrays, wires: Nested[Wire]) -> Arrays:
+def summed_early(gradients: Arrays, transports: Nested[Transport]) -> Arrays:
     """Complete gradients in gradient placement, of which those that travel early are summed over their ranks.
 
     Of a sum that is scattered, a rank has its own part in place, and the rest is as it was. `gradients` may leave out
-    weights of `wires`. `reduced_gradient` leaves these sums out. Those that travel alike are one message: XLA would
-    send several one after another, each beside little.
+    weights of `transports`. `reduced_gradient` leaves these sums out. Those that travel alike are one message: XLA
+    would send several one after another, each beside little.
     Bytes: `reduce_shards` of each, or `scatter_shards` of one that is scattered, in gradient dtype.
     """
     leaves, structure = jax.tree.flatten(gradients)
-    alike: dict[tuple[Wire, bool], dict[int, int | None]] = {}
-    for place, wire in enumerate(structure.flatten_up_to(only(wires, gradients))):
-        if wire.early:
-            key = replace(wire, weight=None, secondary=1, early_dim=None), wire.early_dim is not None
-            alike.setdefault(key, {})[place] = wire.early_dim
-    for (wire, scattered), dims in alike.items():
+    alike: dict[tuple[Transport, bool], dict[int, int | None]] = {}
+    for place, transport in enumerate(structure.flatten_up_to(only(transports, gradients))):
+        if transport.early:
+            key = replace(transport, weight=None, secondary=1, early_dim=None), transport.early_dim is not None
+            alike.setdefault(key, {})[place] = transport.early_dim
+    for (transport, scattered), dims in alike.items():
         own = [leaves[place] for place in dims]
         cut = [dim for dim in dims.values() if dim is not None]
-        summed = _scattered_together(own, cut, wire) if scattered else _summed_together(own, wire)
+        summed = _scattered_together(own, cut, transport) if scattered else _summed_together(own, transport)
         for place, leaf in zip(dims, summed, strict=True):
             leaves[place] = leaf
     return structure.unflatten(leaves)
 
 
-def _summed_together(gradients: list[jax.Array], wire: Wire) -> list[jax.Array]:
-    """The sums over `wire.early`, in one message."""
+def _summed_together(gradients: list[jax.Array], transport: Transport) -> list[jax.Array]:
+    """The sums over `transport.early`, in one message."""
     joined = jnp.concatenate([leaf.reshape(-1) for leaf in gradients]) if len(gradients) > 1 else gradients[0]
-    summed = vary(reduce_shards(joined, wire.early, wire)).reshape(-1)
+    summed = vary(reduce_shards(joined, transport.early, transport)).reshape(-1)
     return [part.reshape(leaf.shape) for part, leaf in zip(_cut(summed, gradients, 1), gradients, strict=True)]
 
 
-def _scattered_together(gradients: list[jax.Array], dims: list[int], wire: Wire) -> list[jax.Array]:
-    """`gradients` with this rank's part of the sums over `wire.early` in place, of each along one of `dims`: in one
+def _scattered_together(gradients: list[jax.Array], dims: list[int], transport: Transport) -> list[jax.Array]:
+    """`gradients` with this rank's part of the sums over `transport.early` in place, each along one of `dims`: one
     message, which has for each rank its part of every gradient."""
-    ranks, rank = jax.lax.axis_size(wire.early), jax.lax.axis_index(wire.early)
+    ranks, rank = jax.lax.axis_size(transport.early), jax.lax.axis_index(transport.early)
 
     def for_each(leaf: jax.Array, dim: int) -> jax.Array:
         split = leaf.reshape(*leaf.shape[:dim], ranks, -1, *leaf.shape[dim:][1:])
         return jnp.moveaxis(split, dim % leaf.ndim, 0).reshape(ranks, -1)
 
     joined = jnp.concatenate([for_each(leaf, dim) for leaf, dim in zip(gradients, dims, strict=True)], axis=1)
-    summed = vary(scatter_shards(joined, wire.early, 0, wire)).reshape(-1)
+    summed = vary(scatter_shards(joined, transport.early, 0, transport)).reshape(-1)
 
     def placed(leaf: jax.Array, dim: int, part: jax.Array) -> jax.Array:
         own = leaf.shape[dim] // ranks
@@ -279,7 +287,7 @@ def to_optimizer(gradients: Weights, placements: Placements) -> Weights:
     """
 
     roles = placements.compute, placements.gradient, placements.optimizer
-    layouts = (only(tree, gradients) for tree in (*(role.layout for role in roles), placements.wires))
+    layouts = (only(tree, gradients) for tree in (*(role.layout for role in roles), placements.transports))
     return jax.tree.map(partial(reduced_gradient, dtype=placements.optimizer.dtype), gradients, *layouts)
 
 
@@ -288,7 +296,7 @@ def reduced_gradient(
     compute: PartitionSpec,
     gradient: PartitionSpec,
     optimizer: PartitionSpec,
-    wire: Wire,
+    transport: Transport,
     *,
     dtype: str,
 ) -> jax.Array:
@@ -296,16 +304,16 @@ def reduced_gradient(
     scattered = added_dim(compute, optimizer)
     dim, axes = added_dim(gradient, optimizer) or (0, ())
     for message in one_message_each(axes):
-        own = own_part if wire.early_dim is not None else partial(scatter_shards, wire=wire)
+        own = own_part if transport.early_dim is not None else partial(scatter_shards, transport=transport)
         grad = own(grad, message, dim)
-    done = (*(scattered[1] if scattered else ()), *wire.early)
-    grad = agreed(grad, wire.early if wire.early_dim is None else ())
+    done = (*(scattered[1] if scattered else ()), *transport.early)
+    grad = agreed(grad, transport.early if transport.early_dim is None else ())
     rest = tuple(axis for axis in unreduced_axes(compute) if axis not in done)
-    if wire.gradient is None and not wire.hierarchical:
+    if transport.gradient is None:
         return reduce_sum(grad, rest).astype(jnp.dtype(dtype))
     data = tuple(axis for axis in rest if axis in ("replica", *SHARD_AXES))
     grad = reduce_sum(grad, tuple(axis for axis in rest if axis not in data))
-    return reduce_shards(grad, data, wire).astype(jnp.dtype(dtype))
+    return reduce_shards(grad, data, transport).astype(jnp.dtype(dtype))
 
 
 def own_part(grad: jax.Array, axes: Sequence[str], dim: int) -> jax.Array:

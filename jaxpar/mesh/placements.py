@@ -39,8 +39,8 @@ from jaxpar.config.plan import AxisSizes, Dtypes
 from jaxpar.mesh.axes import AXES, SHARD_AXES
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.parameters import Nested, ParamSpec, Partitions, Specs, map_specs
+from jaxpar.mesh.quantized.transport import EXACT, Transport, secondary_ranks
 from jaxpar.mesh.rules import Rules, axes_of_dim, compute_rules, mesh_axes_of, partition
-from jaxpar.mesh.wire.wire import EXACT, Wire, secondary_ranks
 
 SHARD_ORDER = ("embed", "mlp", "vocab", "positions", "latent", "heads", "kv_heads", "head_dim")
 """Logical axes that fsdp may split; it takes the first that it can."""
@@ -70,7 +70,7 @@ class Placements:
     gradient: Placement
     optimizer: Placement
     """Of a frozen weight, its layout in `storage`."""
-    wires: Nested[Wire]
+    transports: Nested[Transport]
     """How each weight and its gradient travel from one to the other."""
 
 
@@ -83,12 +83,12 @@ def place(
     *,
     shared_ends: bool = False,
     over_replicas: bool = False,
-    wire: Wire = EXACT,
+    transport: Transport = EXACT,
 ) -> Placements:
     """Placements of `specs` on a mesh of `sizes` under ZeRO stage `zero`.
 
     `shared_ends` splits the vocabulary over the pipe axis too, and `over_replicas` the optimizer placement over
-    replicas. `wire` is how the large matrices travel.
+    replicas. `transport` is how the large matrices travel.
     """
     assert zero or not over_replicas, "under ZeRO-0 the optimizer placement is that of compute"
     rules = compute_rules(kv_heads=kv_heads, tensor=sizes.tensor, shared_ends=shared_ends)
@@ -104,19 +104,19 @@ def place(
     updated = map_specs(lambda spec, own, stored: own if spec.trained else stored, specs, own, stored)
     accumulated, updated = gradient if zero >= 2 else compute, updated if zero >= 1 else compute
 
-    def wire_of(spec: ParamSpec, *roles: PartitionSpec) -> Wire:
-        early = tuple(axis for axis in wire.early if axis in _summed_early(spec, *roles))
+    def transport_of(spec: ParamSpec, *roles: PartitionSpec) -> Transport:
+        early = tuple(axis for axis in transport.early if axis in _summed_early(spec, *roles))
         scattered = added_dim(*roles[1:]) if early else None
         dim = scattered[0] - len(spec.shape) if scattered else None
-        rows = wire.rows and spec.axes[-1] == "embed" and spec.axes[0] in TABLES
-        return _wire(spec, rules, sizes, replace(wire, rows=rows, early=early, early_dim=dim))
+        rows = transport.rows and spec.axes[-1] == "embed" and spec.axes[0] in TABLES
+        return _transport(spec, rules, sizes, replace(transport, rows=rows, early=early, early_dim=dim))
 
     return Placements(
         compute=Placement(compute, dtypes.compute),
         storage=Placement(stored, dtypes.storage),
         gradient=Placement(accumulated, dtypes.gradient),
         optimizer=Placement(updated, dtypes.master),
-        wires=map_specs(wire_of, specs, compute, accumulated, updated),
+        transports=map_specs(transport_of, specs, compute, accumulated, updated),
     )
 
 
@@ -133,12 +133,12 @@ def _summed_early(
     return tuple(axis for axis in unreduced_axes(compute) if scattered is None or axis not in scattered[1])
 
 
-def _wire(spec: ParamSpec, rules: Rules, sizes: AxisSizes, wire: Wire) -> Wire:
+def _transport(spec: ParamSpec, rules: Rules, sizes: AxisSizes, transport: Transport) -> Transport:
     """How a weight travels: a secondary shard of a routed matrix has the neighbours that share it."""
     claimed = {axis for name in spec.axes for axis in getattr(rules, name)}
-    secondary = secondary_ranks(wire.secondary, dict(sizes), claimed)
+    secondary = secondary_ranks(transport.secondary, dict(sizes), claimed)
     assert secondary is not None, "neighbours that are whole ranks of an axis"
-    return replace(wire if may_be_quantised(spec) else wire.exact, secondary=secondary)
+    return replace(transport if may_be_quantised(spec) else transport.exact, secondary=secondary)
 
 
 def may_be_quantised(spec: ParamSpec) -> bool:

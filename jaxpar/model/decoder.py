@@ -33,7 +33,7 @@ from jaxpar.mesh.layer_order import LAYERS, LayerOrder, own_layers, with_own_lay
 from jaxpar.mesh.materialize import gather, materialize, summed_early
 from jaxpar.mesh.parameters import Arrays, Nested, ParamSpec, Specs, Weights, map_specs
 from jaxpar.mesh.placements import Placements
-from jaxpar.mesh.wire.wire import Wire
+from jaxpar.mesh.quantized.transport import Transport
 from jaxpar.model.embedding import (
     Embedding,
     Head,
@@ -109,14 +109,14 @@ def _computed_apart(layer: DecoderLayer, specs: Nested[ParamSpec]) -> Nested[boo
     }
 
 
-def _wide(layer: DecoderLayer, specs: Nested[ParamSpec], wires: Nested[Wire]) -> Nested[bool]:
+def _wide(layer: DecoderLayer, specs: Nested[ParamSpec], transports: Nested[Transport]) -> Nested[bool]:
     """The matrices whose gradients leave their products in the dtype in which they accumulate and travel."""
     wide = {block.part.name: multiplied(block.part) for block in layer.blocks if block.wide_gradients}
 
-    def one(name: str, own: Nested[ParamSpec], wires: Nested[Wire]) -> Nested[bool]:
-        return {key: key in wide.get(name, ()) and wires[key].gradient is None for key in own}
+    def one(name: str, own: Nested[ParamSpec], transports: Nested[Transport]) -> Nested[bool]:
+        return {key: key in wide.get(name, ()) and transports[key].gradient is None for key in own}
 
-    return {name: one(name, own, wires[name]) for name, own in specs.items()}
+    return {name: one(name, own, transports[name]) for name, own in specs.items()}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -212,7 +212,7 @@ class DecoderStages:
         """`gradients` with those of the embedding, or of the parts that only the loss uses, summed over the ranks over
         which they travel early (`jaxpar.mesh.materialize.summed_early`)."""
         parts = [part for part in gradients if part != LAYERS and (part == "embedding") == embedded]
-        return gradients | {part: summed_early(gradients[part], self.placements.wires[part]) for part in parts}
+        return gradients | {part: summed_early(gradients[part], self.placements.transports[part]) for part in parts}
 
     def _join(self, rows: Arrays, batch: Batch) -> Float[Array, "batch part embed"]:
         x = join_rows(self.placements, rows, self.model)
@@ -284,7 +284,8 @@ class DecoderStages:
         if not self._widens:
             return None
         prototype = self.prototype(kind)
-        return _wide(prototype, layer_specs(prototype, self.config), own_layers(self.placements.wires[LAYERS], kind))
+        transports = own_layers(self.placements.transports[LAYERS], kind)
+        return _wide(prototype, layer_specs(prototype, self.config), transports)
 
     @property
     def _widens(self) -> bool:

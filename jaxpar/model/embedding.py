@@ -27,8 +27,8 @@ from jaxpar.mesh.collectives import (
 from jaxpar.mesh.materialize import gather, gather_one, to_accumulator
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.mesh.placements import Placements, added_dim
+from jaxpar.mesh.quantized.transport import Transport
 from jaxpar.mesh.rules import axes_of_dim
-from jaxpar.mesh.wire.wire import Wire
 
 
 class Embedding(nnx.Module):
@@ -68,23 +68,23 @@ def table_ids(
 def table_rows(placements: Placements, weights: Arrays, ids: Arrays) -> Arrays:
     """Rows of each table by id in compute dtype, zeros for an id past its end. `weights` are in storage placement.
 
-    Tables are gathered. Where rows travel instead (`Wire.rows`), each rank looks up its part of all ranks' rows.
+    Tables are gathered. Where rows travel instead (`Transport.rows`), each rank looks up its part of all ranks' rows.
     """
-    compute, storage, wires = (
-        tree["embedding"] for tree in (placements.compute.layout, placements.storage.layout, placements.wires)
+    compute, storage, transports = (
+        tree["embedding"] for tree in (placements.compute.layout, placements.storage.layout, placements.transports)
     )
     dtype = placements.compute.dtype
 
     def look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
         return table.at[ids].get(mode="fill", fill_value=0)
 
-    def found(weight: jax.Array, ids: jax.Array, compute: Any, storage: Any, wire: Wire) -> jax.Array:
+    def found(weight: jax.Array, ids: jax.Array, compute: Any, storage: Any, transport: Transport) -> jax.Array:
         added = added_dim(compute, storage)
-        if added is None or not wire.rows:
-            return look_up(gather_one(weight, compute, storage, wire, dtype=dtype), ids)
+        if added is None or not transport.rows:
+            return look_up(gather_one(weight, compute, storage, transport, dtype=dtype), ids)
         return gather_rows(look_up(vary(weight), join_ranks(ids, added[1])).astype(dtype), added[1])
 
-    return jax.tree.map(found, weights, ids, compute, storage, wires)
+    return jax.tree.map(found, weights, ids, compute, storage, transports)
 
 
 def join_rows(placements: Placements, found: Arrays, model: ModelConfig) -> Float[Array, "batch part embed"]:
@@ -109,18 +109,18 @@ def add_table_gradients(
     A table's gradient sums the cotangents of all tokens that share a row: thousands for a frequent one. Autodiff would
     add them up in compute dtype, where bfloat16 stops at 256 equal terms; here the sum is float32. A gradient that
     accumulates whole is added to in place; one that is sharded is summed for this call, then scattered. Where rows
-    travel (`Wire.rows`) each rank gets its part of all ranks' cotangents, and adds these in place.
+    travel (`Transport.rows`) each rank gets its part of all ranks' cotangents, and adds these in place.
     """
     tables = jax.eval_shape(lambda weights: gather(weights, placements, part="embedding"), weights)
-    compute, gradient, wires = (
-        tree["embedding"] for tree in (placements.compute.layout, placements.gradient.layout, placements.wires)
+    compute, gradient, transports = (
+        tree["embedding"] for tree in (placements.compute.layout, placements.gradient.layout, placements.transports)
     )
     dtype = placements.gradient.dtype
 
     def add(total: jax.Array, table: Any, rows: jax.Array, cotangent: jax.Array, *layouts: Any) -> jax.Array:
-        added, wire = added_dim(*layouts[:2]), layouts[-1]
+        added, transport = added_dim(*layouts[:2]), layouts[-1]
         shape = table.shape
-        if added is not None and wire.rows:
+        if added is not None and transport.rows:
             rows, cotangent = join_ranks(rows, added[1]), scatter_rows(cotangent, added[1])
             added, shape = None, total.shape
         cotangent = cotangent.astype(jnp.float32)
@@ -133,7 +133,7 @@ def add_table_gradients(
             own = new.astype(dtype) if added is None else to_accumulator(new, *layouts, dtype=dtype, unstacked=False)
             return total + own
 
-    return jax.tree.map(add, gradients, tables, ids, cotangents, compute, gradient, wires)
+    return jax.tree.map(add, gradients, tables, ids, cotangents, compute, gradient, transports)
 
 
 def vocab_axes(placements: Placements) -> tuple[str, ...]:

@@ -25,8 +25,8 @@ from jaxpar.planner.failures import GPU_HOURS, RESTART_MINUTES, START_UP, STRAGG
 from jaxpar.planner.planning import gpu_numbers, hosts_of_one_kind, planned_config, screen
 from jaxpar.planner.prices import read_prices
 from jaxpar.planner.report.columns import INTERVAL
-from jaxpar.planner.run_cost import FLOPS, Collectives, Cost, OfCollectives, Run, optimal
-from jaxpar.units import count, percent, seconds
+from jaxpar.planner.run_cost import FLOPS, Cost, Run, optimal
+from jaxpar.units import count, percent
 
 MOST_STRAGGLERS = 0.9
 """Largest share of the time that may be given as lost to stragglers; ByteDance's worst hundredth of jobs lost 45%."""
@@ -47,7 +47,6 @@ class Budget:
     mtbf: float = GPU_HOURS
     restart: float = RESTART_MINUTES
     stragglers: float = STRAGGLERS
-    collectives: Collectives = "flat"
     power_cap: float | None = None
 
     def run(self) -> None:
@@ -67,7 +66,7 @@ class Budget:
         numbers = self._numbers(cluster.gpus_per_host)
         run = Run(
             planned_config(load_config(self.config, self.overrides)), cluster, self.tokens, prices, self.days,
-            self.mtbf, self.restart, self.stragglers, self.collectives, self.power_cap,
+            self.mtbf, self.restart, self.stragglers, self.power_cap,
         )  # fmt: skip
         costs, without = self._costs(run, numbers)
         best = optimal(FLOPS * parameter_count(run.config.model, padded=False) * self.tokens)
@@ -95,9 +94,6 @@ class Budget:
         for gpus in numbers:
             if gpus > each and gpus % each:
                 raise UserError(f"--gpus {self.gpus}: {gpus} GPUs are not whole hosts of {each}")
-        if self.collectives == "hierarchical" and numbers[-1] <= each:
-            why = f"would not be used, because {numbers[-1]} GPUs are in one host"
-            raise UserError(f"--collectives hierarchical: {why}; expected flat")
         return numbers
 
     def _costs(self, run: Run, numbers: Sequence[int]) -> tuple[list[Cost], dict[int, str]]:
@@ -130,7 +126,6 @@ def print_budget(
         )  # fmt: skip
     console.print(table)
     console.print(_in_all(costs))
-    console.print(_collectives(costs))
     lines = [*_sources(run), *(f"{gpus:,} GPUs are left out: {reason}" for gpus, reason in without.items())]
     if run.days is not None:
         lines.append(f"Sizes assume the MFU of {name}; plan the size that you choose to see its own.")
@@ -154,8 +149,6 @@ def _sources(run: Run) -> list[str]:
         f"starts again in {run.restart:g} minutes (assumed) and {START_UP * 1e4:.0f} s for every 10,000 GPUs "
         "(NCCL in arXiv:2510.20171), and saves 0.12 GB/s (2 TB/s for 16,384); checkpoints are at the interval that "
         "loses least (Young, Daly). Energy is of the GPUs alone, at their largest power.",
-        f"Collectives are {run.collectives}. Hierarchical ones (parallel.collectives) send inside hosts and between "
-        "them, one after the other (ZeRO++, arXiv:2306.10209), in fewer hops; a hop is that of NCCL's cost model.",
     ]  # fmt: skip
 
 
@@ -188,29 +181,3 @@ def _in_all(costs: Sequence[Cost]) -> Table:
             "-" if one.kwh is None else f"{one.kwh:,.0f}",
         )  # fmt: skip
     return table
-
-
-def _collectives(costs: Sequence[Cost]) -> Table:
-    """Flat and hierarchical collectives side by side."""
-    table = _table("Collectives: flat, hierarchical")
-    for name in (
-        "GPUs", "step", INTERVAL, "hierarchical", INTERVAL, "days", "hierarchical", "cost", "hierarchical",
-    ):  # fmt: skip
-        table.add_column(name, justify="right")
-    for one in costs:
-        both = [one.collectives[name] for name in ("flat", "hierarchical")]
-        steps = [text for own in both for text in _step(own)]
-        table.add_row(
-            f"{one.gpus:,}", *steps,
-            *("-" if own is None else f"{own.days:,.1f}" for own in both),
-            *("-" if own is None else f"{own.price:,.0f}" for own in both),
-        )  # fmt: skip
-    return table
-
-
-def _step(found: OfCollectives | None) -> tuple[str, str]:
-    """A step and its interval."""
-    if found is None:
-        return "-", "-"
-    between = "-" if found.interval_s is None else " to ".join(map(seconds, found.interval_s))
-    return seconds(found.step_time_s), between

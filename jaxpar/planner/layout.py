@@ -8,7 +8,7 @@ from typing import Literal
 from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.operations import Attention
 from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes
-from jaxpar.mesh.wire.wire import EXACT, Wire
+from jaxpar.mesh.quantized.transport import EXACT, Transport
 
 type Remat = str | tuple[tuple[int, tuple[tuple[str, str], ...]], ...]
 """A preset of `memory.remat`, or runs: (layers of a chunk, ((activation, treatment), ...))."""
@@ -49,8 +49,8 @@ class Layout:
     """Whether products of experts run as a loop of plain XLA, for want of a kernel."""
     imbalance: float = 1.0
     """Rows of the fullest rank, relative to the mean."""
-    exchange_wire: str | None = None
-    """As `precision.exchange_wire`."""
+    exchange_dtype: str | None = None
+    """As `parallel.quantized.tokens`."""
     embedding_messages: Literal["table", "rows"] = "table"
     """What a microbatch sends of the embedding: as in a plan."""
     sums_early: bool = True
@@ -69,7 +69,7 @@ class Layout:
     optimizer_offload: bool = False
     """Whether the optimizer's state is stored on the host and streams through the device."""
     precision: Precision = "bfloat16"
-    wire: Wire = EXACT
+    wire: Transport = EXACT
     """How weights and gradients travel."""
     attention: tuple[tuple[str, Attention], ...] = ()
     """The kernels of attention that run in each kind of layers; where it names none, `USUAL_ATTENTION`."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import sqrt
-from typing import Literal
 
 from jaxpar.config import Config
 from jaxpar.hardware.cluster import Cluster
@@ -15,29 +13,12 @@ from jaxpar.planner.failures import HOUR, Reliability, reliability, straggling
 from jaxpar.planner.planning import search_on
 from jaxpar.planner.prices import Prices
 from jaxpar.planner.report import words
-from jaxpar.planner.search.candidate import Planned
-from jaxpar.planner.search.search import Search
-from jaxpar.planner.step_time.interval import Spread
 from jaxpar.planner.step_time.model import StepTime
-
-type Collectives = Literal["flat", "hierarchical"]
 
 DAY = 24 * HOUR
 TOKENS_PER_PARAMETER = 20.0
 FLOPS = 6.0
 """FLOPs per parameter and token in training."""
-
-
-@dataclass(frozen=True)
-class OfCollectives:
-    """A run with one kind of collectives."""
-
-    step_time_s: float
-    interval_s: tuple[float, float] | None
-    """The step in four of five cases; None on CPUs."""
-    days: float
-    """With stragglers and failures, as is `price`."""
-    price: float
 
 
 @dataclass(frozen=True)
@@ -58,8 +39,6 @@ class Cost:
     failures: dict[str, float]
     """`mtbf_hours`, `save_seconds`, `start_seconds`, `checkpoint_minutes`, `training_share`, and `days` and `price`
     with failures alone."""
-    collectives: dict[str, OfCollectives | None]
-    """Of `flat` and `hierarchical` ones with this layout; None for the latter in one host."""
     total: dict[str, float]
     """`days` and `price` with stragglers and failures."""
     optimal: dict[str, float] | None = None
@@ -92,7 +71,6 @@ class Run:
     """Minutes from an interruption to the first step, without the start of communicators."""
     stragglers: float
     """Share of the time that is lost to them."""
-    collectives: Collectives
     power_cap: float | None
     """Watts of a GPU."""
 
@@ -100,8 +78,7 @@ class Run:
         """On so many GPUs. Raises `UserError` where no layout fits."""
         search = search_on(self.config, self.cluster, gpus)
         planned = search.best(1)[0]
-        times = collective_times(search, planned)
-        time = times[self.collectives] or planned.candidate.time
+        time = planned.candidate.time
         lost = reliability(gpus, parameter_count(planned.config.model, padded=False), self.mtbf, self.restart)
         days, all_days = self._days(time, gpus), self._days(time, gpus, lost)
         low, high = (1.0, 1.0) if planned.spread is None else planned.spread.interval(1.0)
@@ -112,10 +89,6 @@ class Run:
             time.tokens_per_s_per_gpu * gpus, time.mfu,
             stragglers=self._stragglers(time, days, gpus),
             failures=self._failures(lost, days, gpus),
-            collectives={
-                name: None if one is None else self._of_collectives(one, gpus, lost, planned.spread)
-                for name, one in times.items()
-            },
             total={"days": all_days, "price": price},
             optimal=None if self.days is None else self._optimal(time, gpus),
             days_interval=None if planned.spread is None else (low * all_days, high * all_days),
@@ -145,11 +118,6 @@ class Run:
             "price": self._price(with_them, gpus),
         }  # fmt: skip
 
-    def _of_collectives(self, time: StepTime, gpus: int, lost: Reliability, spread: Spread | None) -> OfCollectives:
-        days = self._days(time, gpus, lost)
-        interval = None if spread is None else spread.interval(time.seconds)
-        return OfCollectives(time.seconds, interval, days, self._price(days, gpus))
-
     def _optimal(self, time: StepTime, gpus: int) -> dict[str, float]:
         assert self.days is not None
         return optimal(time.mfu * self.cluster.gpu.training_peak * gpus * self.days * DAY)
@@ -166,16 +134,6 @@ class Run:
 def counted(time: StepTime) -> float:
     """Share of a predicted step that is waiting for the slowest host."""
     return time.breakdown["stragglers"] / time.seconds
-
-
-def collective_times(search: Search, planned: Planned) -> Mapping[Collectives, StepTime | None]:
-    """The step of a layout with flat and with hierarchical collectives; None for the latter in one host."""
-    layout, cluster = planned.candidate.layout, search.cluster
-    if cluster.hosts == 1:
-        return {"flat": planned.candidate.time, "hierarchical": None}
-    wire = replace(layout.wire, hierarchical=True, node_devices=cluster.gpus_per_host)
-    two_levels = replace(layout, wire=wire, embedding_messages="table")  # rows are not exchanged in two levels
-    return {"flat": planned.candidate.time, "hierarchical": search.timer.step(two_levels)}
 
 
 def optimal(flops: float) -> dict[str, float]:

@@ -10,7 +10,7 @@ from jaxpar.memory.buffers import at, put
 from jaxpar.mesh.layer_order import Index
 from jaxpar.mesh.materialize import summed_early
 from jaxpar.mesh.parameters import Arrays, only
-from jaxpar.mesh.wire.wire import Wire
+from jaxpar.mesh.quantized.transport import Transport
 from jaxpar.runtime.passes import Accumulator
 from jaxpar.runtime.store import Stack
 from jaxpar.stores.quantized import Quantized
@@ -25,9 +25,9 @@ class SummedEarly(Quantized):
 
     def finish(self, gradients: Stack) -> Stack:
         """With the sums over ranks of row 0, which the backward completes last."""
-        summed = summed_early(at(gradients, 0), self.wires)
-        keep = lambda total, new, wire: put(total, new, 0) if wire.early else total
-        return jax.tree.map(keep, gradients, summed, only(self.wires, gradients))
+        summed = summed_early(at(gradients, 0), self.transports)
+        keep = lambda total, new, transport: put(total, new, 0) if transport.early else total
+        return jax.tree.map(keep, gradients, summed, only(self.transports, gradients))
 
     def _with_next_summed(self, gradients: Stack, dw: Arrays, row: Index) -> tuple[Stack, Arrays]:
         """(`gradients` with the sums over ranks of the row after `row`, `dw`).
@@ -44,11 +44,11 @@ class SummedEarly(Quantized):
         # What follows writes to the stack in place; without this barrier, XLA copies all of it.
         gradients, complete = lax.optimization_barrier((gradients, at(gradients, after)))
         complete, mlp = lax.optimization_barrier((complete, dw.get("mlp", {})))
-        summed = summed_early(complete, self.wires)
+        summed = summed_early(complete, self.transports)
 
-        def one(total: jax.Array, new: jax.Array, old: jax.Array, wire: Wire) -> jax.Array:
-            return put(total, jnp.where(after > 0, new, old), after) if wire.early else total
+        def one(total: jax.Array, new: jax.Array, old: jax.Array, transport: Transport) -> jax.Array:
+            return put(total, jnp.where(after > 0, new, old), after) if transport.early else total
 
-        gradients = jax.tree.map(one, gradients, summed, complete, only(self.wires, gradients))
+        gradients = jax.tree.map(one, gradients, summed, complete, only(self.transports, gradients))
         gradients, attention = lax.optimization_barrier((gradients, dw.get("attention", {})))
         return gradients, dw | {name: own for name, own in (("mlp", mlp), ("attention", attention)) if name in dw}

@@ -15,7 +15,7 @@ from jaxpar.mesh.layer_order import LAYERS, Index, layers_path, own_layers
 from jaxpar.mesh.materialize import gather, is_code, to_accumulator
 from jaxpar.mesh.parameters import Arrays, Nested
 from jaxpar.mesh.placements import Placement, Placements, added_dim
-from jaxpar.mesh.wire.wire import Wire
+from jaxpar.mesh.quantized.transport import Transport
 from jaxpar.runtime.passes import Accumulator
 from jaxpar.runtime.store import Stack
 
@@ -91,14 +91,14 @@ class Sharded:
         return to_accumulator(new, *layouts, dtype=self.placements.gradient.dtype, unstacked=True)
 
     @property
-    def wires(self) -> Nested[Wire]:
+    def transports(self) -> Nested[Transport]:
         """How the weights and their gradients travel."""
-        return own_layers(self.placements.wires[LAYERS], self.kind)
+        return own_layers(self.placements.transports[LAYERS], self.kind)
 
     @property
-    def gradient_layouts(self) -> tuple[Nested[PartitionSpec], Nested[PartitionSpec], Nested[Wire]]:
+    def gradient_layouts(self) -> tuple[Nested[PartitionSpec], Nested[PartitionSpec], Nested[Transport]]:
         """The layouts of weights in compute and in gradient placement, and how their gradients travel."""
-        return self._layout(self.placements.compute), self._layout(self.placements.gradient), self.wires
+        return self._layout(self.placements.compute), self._layout(self.placements.gradient), self.transports
 
     def _layout(self, role: Placement) -> Nested[PartitionSpec]:
         return own_layers(role.layout[LAYERS], self.kind)

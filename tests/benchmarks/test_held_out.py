@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import jaxpar
-from benchmarks import wires
+from benchmarks import quantized
 from benchmarks.fp8 import __main__ as fp8
 from benchmarks.fp8 import branched
 from jaxpar.config import load_config
@@ -24,8 +24,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def run(command: list[str], **_: Any) -> None:
         config = load_config(Path(command[command.index("--config") + 1]), command[command.index("--config") + 3 :: 2])
         found.append(config)
-        own = config.precision
-        exact = own.weight_wire is None and own.gradient_wire is None and own.matmul is None
+        sent = config.parallel.quantized
+        exact = sent.weights is None and sent.gradients is None and config.precision.matmul is None
         folder = Path(config.run.dir) / str(config.run.name)
         folder.mkdir(parents=True)
         (folder / "summary.json").write_text(json.dumps({"eval_loss": 2.0 if exact else 2.02}))
@@ -37,23 +37,21 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_each_seed_is_compared_with_the_exact_run_of_its_own(
     trained: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    arguments = ["--folder", str(tmp_path), "--seeds", "2", "--steps", "7", "--wires", "exact", "both int8"]
-    wires.main(arguments)
-    assert [(c.run.seed, c.precision.weight_wire, c.precision.gradient_wire) for c in trained] == [
+    arguments = ["--folder", str(tmp_path), "--seeds", "2", "--steps", "7", "--messages", "exact", "both int8"]
+    quantized.main(arguments)
+    assert [(c.run.seed, c.parallel.quantized.weights, c.parallel.quantized.gradients) for c in trained] == [
         (0, None, None), (0, "int8", "int8"), (1, None, None), (1, "int8", "int8"),
     ]  # fmt: skip
     assert all(config.run.steps == 7 and config.parallel.fsdp == 4 for config in trained)
     printed = capsys.readouterr().out
     assert printed.splitlines()[-1].split() == ["both", "int8", "2.0200", "+1.00%", "+1.00%,", "+1.00%"]
-    wires.main(arguments)
+    quantized.main(arguments)
     assert len(trained) == 4, "what is in the folder is not run again"
 
 
-def test_every_wire_is_a_configuration_of_its_own(trained: list[Any], tmp_path: Path):
-    wires.main(["--folder", str(tmp_path), "--seeds", "1"])
-    assert len({(config.precision, config.parallel.zero, config.parallel.fsdp) for config in trained}) == len(
-        wires.WIRES
-    )
+def test_all_messages_are_a_configuration_of_its_own(trained: list[Any], tmp_path: Path):
+    quantized.main(["--folder", str(tmp_path), "--seeds", "1"])
+    assert len({(config.parallel.quantized, config.parallel.fsdp) for config in trained}) == len(quantized.MESSAGES)
 
 
 def test_an_outlier_is_planted_in_quantised_runs_alone(trained: list[Any], tmp_path: Path):

@@ -113,10 +113,11 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["parallel.overlap.expert_slices=2"], ("parallel.overlap.expert_slices", "2", "model.experts")
     ),
     "a wire without experts": (
-        ["precision.exchange_wire=float8_e4m3fn"], ("precision.exchange_wire", "float8_e4m3fn", "model.experts", "null")
+        ["parallel.quantized.tokens=float8_e4m3fn"],
+        ("parallel.quantized.tokens", "float8_e4m3fn", "model.experts", "null"),
     ),
     "another wire": (
-        [GOOD, "precision.exchange_wire=float8_e5m2"], ("precision.exchange_wire", "float8_e5m2", "float8_e4m3fn")
+        [GOOD, "parallel.quantized.tokens=float8_e5m2"], ("parallel.quantized.tokens", "float8_e5m2", "float8_e4m3fn")
     ),
     "no slices": ([GOOD, "parallel.overlap.expert_slices=0"], ("parallel.overlap.expert_slices", "at least 1", "0")),
     "a misspelt auto": (

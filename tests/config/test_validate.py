@@ -141,8 +141,8 @@ def test_the_defaults_are_valid():
             ),
         ),
         (
-            ["precision.weight_wire=int8", "parallel.zero=0", "parallel.fsdp=4"],
-            ("precision.weight_wire: int8", "parallel.zero: 0", "or null"),
+            ["parallel.quantized.weights=int8", "parallel.zero=0", "parallel.fsdp=4"],
+            ("parallel.quantized.weights: int8", "parallel.zero: 0", "or null"),
         ),
         (
             ["parallel.virtual_stages=2"],

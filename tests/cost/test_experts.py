@@ -21,7 +21,7 @@ from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.experts.messages import MESSAGES, exchange_of, messages_of, rows_sent
 from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes, matmul_bytes
-from jaxpar.mesh.wire.codes import row_bytes
+from jaxpar.mesh.quantized.blocks import row_bytes
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.step_time.model import step_time, steps_of
@@ -100,7 +100,7 @@ def test_an_exchange_takes_the_bytes_of_its_formula_over_the_link_of_its_ranks(
     rate = 1e3 * slow.model.node_share
     exposed = ExpertTimes(replace(case, slices=1), h100(), slow).exposed
     assert exposed == pytest.approx((2 * sent * own / rate,) * 2, rel=1e-6), "to the experts and back"
-    in_codes = case_of(4, exchange, 1.5, tensor=tensor, context=context, exchange_wire="float8_e4m3fn")
+    in_codes = case_of(4, exchange, 1.5, tensor=tensor, context=context, exchange_dtype="float8_e4m3fn")
     row = row_bytes(MODEL.embed, "float8_e4m3fn") * case.shape.part_tokens
     times = ExpertTimes(replace(in_codes, slices=1), h100(), slow)
     assert times.exposed == pytest.approx((sent * (row + own) / rate, exposed[1]), rel=1e-6), "the way out alone"

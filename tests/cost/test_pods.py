@@ -10,7 +10,7 @@ from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.messages import Network, network_of
 from jaxpar.cost.wire_messages import WireMessages
 from jaxpar.hardware.cluster import Pods, parse_cluster
-from jaxpar.mesh.wire.wire import Wire
+from jaxpar.mesh.quantized.transport import Transport
 
 SIZE = 1e9
 
@@ -33,8 +33,8 @@ def seconds(links: Network) -> dict[str, float]:
             ring, name = links.ring(ranks, stride), f"{ranks} {stride}"
             found[f"gather {name}"], found[f"exchange {name}"] = ring.gather(SIZE), ring.exchange(SIZE)
             found[f"reduce {name}"], found[f"shift {name}"] = ring.reduce(SIZE), ring.shift(SIZE)
-            wire = WireMessages(links, Wire(hierarchical=True), ranks, stride, 2.0)
-            found[f"levels {name}"] = wire.gather_whole(SIZE)
+            wire = WireMessages(links, Transport(gradient="int8"), ranks, stride, 2.0)
+            found[f"levels {name}"] = wire.reduce(SIZE)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Seconds of quantised and hierarchical messages: bytes over bandwidth without latency, and hops with it."""
+"""Seconds of quantised messages: bytes over bandwidth without latency, and hops with it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.wire_messages import WireMessages
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.mesh.wire.codes import row_bytes
-from jaxpar.mesh.wire.wire import Wire
+from jaxpar.mesh.quantized.blocks import row_bytes
+from jaxpar.mesh.quantized.transport import Transport
 
 ELEMENTS = 2.0**26
-TWO_LEVELS = Wire(hierarchical=True, node_devices=8)
 
 
-def messages(wire: Wire, hosts: int = 4, *, latency: bool = False) -> WireMessages:
+def messages(wire: Transport, hosts: int = 4, *, latency: bool = False) -> WireMessages:
     cluster = parse_cluster(f"h100:{hosts}x8")
     model = hardware_of(cluster.gpu)
     network = network_of(cluster, model)
@@ -28,15 +27,14 @@ def messages(wire: Wire, hosts: int = 4, *, latency: bool = False) -> WireMessag
 
 def links() -> tuple[float, float]:
     """Bytes per second of a GPU inside its host, and over its card between four hosts."""
-    network = messages(Wire()).network
+    network = messages(Transport()).network
     return network.inside * network.model.node_share, network.outside * network.share(4)
 
 
-def test_the_levels_take_their_bytes_over_their_links():
+def test_a_secondary_shard_takes_its_bytes_over_its_links():
     inside, card = links()
     between = ELEMENTS * 2 / 8 * 3 / 4 / card
-    assert messages(TWO_LEVELS).gather(ELEMENTS) == pytest.approx(between + ELEMENTS * 2 * 7 / 8 / inside)
-    own = messages(Wire(secondary=8))
+    own = messages(Transport(secondary=8))
     assert own.gather(ELEMENTS) == pytest.approx(ELEMENTS * 2 * 7 / 8 / inside)
     assert own.gather_once(ELEMENTS) == pytest.approx(between)
 
@@ -45,12 +43,5 @@ def test_the_levels_take_their_bytes_over_their_links():
 def test_quantised_messages_take_the_bytes_of_their_codes(codes: str):
     inside, card = links()
     sent, inside_node = row_bytes(int(ELEMENTS), codes), row_bytes(int(ELEMENTS), "int8")
-    found = messages(Wire(gradient=codes, node_devices=8)).scatter(ELEMENTS)  # pyright: ignore[reportArgumentType]
+    found = messages(Transport(gradient=codes, node_devices=8)).scatter(ELEMENTS)  # pyright: ignore[reportArgumentType]
     assert found == pytest.approx(inside_node * 7 / 8 / inside + sent / 8 * 3 / 4 / card)
-
-
-def test_two_levels_are_faster_where_hops_are_what_takes_time():
-    """A flat ring of 16,384 GPUs has as many hops; of 64, bytes take the time, and two levels send them in turn."""
-    seconds = lambda wire, hosts: messages(wire, hosts, latency=True).gather(8 * ELEMENTS)
-    assert seconds(Wire(), 8) < seconds(TWO_LEVELS, 8)
-    assert seconds(TWO_LEVELS, 2048) < seconds(Wire(), 2048) / 2

@@ -20,7 +20,7 @@ from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.coded import CodedStack
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.mapped import mapped
-from jaxpar.mesh.wire.codes import decode, encode
+from jaxpar.mesh.quantized.blocks import decode, encode
 from jaxpar.precision.matmul import WEIGHT_SCALES, largest_of, quantise, scale_of
 from jaxpar.precision.recipe import E4M3
 from jaxpar.precision.weight_codes import CodedMatrix, coded_weights
@@ -95,24 +95,25 @@ def test_the_numbers_are_those_of_quantising_with_each_use(name: str, monkeypatc
 def test_beside_quantised_messages_no_matrix_is_rounded_twice():
     """A step has the bits of one that sends exactly, of weights whose shards were rounded before: those that are no
     codes and no norms, which travel exactly."""
-    wire, sections = "float8_e4m3fn", {"compute": "float32", "parallel": {"fsdp": 2, "microbatches": 2}}
-    plain, both = run_of(**sections), run_of(**sections, precision={"weight_wire": wire})
+    dtype, parallel = "float8_e4m3fn", {"fsdp": 2, "microbatches": 2}
+    plain = run_of(compute="float32", parallel=parallel)
+    both = run_of(compute="float32", parallel=parallel | {"quantized": {"weights": dtype}})
     assert codes_once(both.step.layout.plan)
     state = plain.step.residency.initial_state()
-    wanted = plain.step.gradients(_as_sent(state, plain, wire), plain.batch(0))
+    wanted = plain.step.gradients(_as_sent(state, plain, dtype), plain.batch(0))
     found = both.step.gradients(both.step.residency.initial_state(), both.batch(0))
     assert_same_bits(jax.device_get(found), jax.device_get(wanted))
     exact = plain.step.gradients(plain.step.residency.initial_state(), plain.batch(0))
     assert float(found[0]) != float(exact[0]), "something was rounded"
 
 
-def _as_sent(state: Any, run: SmallRun, wire: str) -> Any:
+def _as_sent(state: Any, run: SmallRun, dtype: str) -> Any:
     """A state whose weights have the values of their shards' block codes, but for rows that are codes already."""
     rows_of = {matrix.path: matrix.coded for matrix in coded_matrices(*run.step.layout.carried_request)}
 
     def rounded(shard: jax.Array) -> jax.Array:
         flat = shard.reshape(1, -1)
-        return decode(encode(flat, wire), flat.size, wire).reshape(shard.shape)
+        return decode(encode(flat, dtype), flat.size, dtype).reshape(shard.shape)
 
     def one(path: Any, leaf: jax.Array) -> jax.Array:
         names = tuple(key.key for key in path)

@@ -90,6 +90,9 @@ ALIASES: dict[str, str] = {
     "parallel.overlap.expert_own_rows": "expert_own_rows",
     "parallel.overlap.tensor": "tensor_overlap",
     "parallel.overlap.tensor_chunks": "tensor_chunks",
+    "parallel.quantized.weights": "weight_wire zero_quantized_weights",
+    "parallel.quantized.gradients": "gradient_wire zero_quantized_gradients",
+    "parallel.quantized.tokens": "exchange_wire",
     "parallel.schedule": "pipeline_parallel_schedule pipeline_schedule",
     "parallel.virtual_stages":
         "num_virtual_stages_per_pipeline_rank virtual_pipeline_model_parallel_size "

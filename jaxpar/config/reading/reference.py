@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ def help_text() -> str:
 def _field_strings() -> dict[tuple[str, str], str]:
     """The string under each field of each dataclass of the schema; a field without one is a bug."""
     found: dict[tuple[str, str], str] = {}
-    files = Path(schema.__file__).parent.glob("*.py")
+    files = {Path(inspect.getfile(record)) for record in (*SECTIONS.values(), *NESTED.values())}
     statements = [one for file in files for one in ast.parse(file.read_text(encoding="utf-8")).body]
     for record in statements:
         if not isinstance(record, ast.ClassDef):

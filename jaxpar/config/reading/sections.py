@@ -8,6 +8,7 @@ from functools import reduce
 from typing import Any
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.mappings.quantized import QuantizedConfig
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.aliases import known_elsewhere
 from jaxpar.config.reading.typed import checked, field_types, shown, spell, type_names
@@ -24,6 +25,7 @@ SECTIONS: dict[str, type] = field_types(Config)
 NESTED: dict[str, type] = {
     "model.rope": RopeConfig,
     "parallel.overlap": OverlapConfig,
+    "parallel.quantized": QuantizedConfig,
     "precision.matmul_options": MatmulOptions,
     "watch.limits": LimitsConfig,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from jaxpar.config.mappings.quantized import QuantizedConfig
 from jaxpar.config.schema.overlap import OFF, ON_ANY_LAYOUT, OverlapConfig
 
 
@@ -67,9 +68,8 @@ class ParallelConfig:
     """Neighbouring ranks of fsdp x expert x context, in one node, that hold a second copy of the weights among them
     during a step, from which each microbatch's forward and backward gather (ZeRO++'s hpZ); null holds none. It takes
     1 / `secondary_shard` of the weights' bytes on each device (`docs/zeropp.md`)."""
-    collectives: Literal["flat", "hierarchical"] = "flat"
-    """Gathers of weights and reductions of gradients over axes that span nodes: `flat`, as one message; `hierarchical`,
-    inside the nodes and between them apart."""
+    quantized: QuantizedConfig = field(default_factory=QuantizedConfig)
+    """Messages in blocks of few bits."""
     ulysses: int | None = None
     """Context ranks in a group of `usp`; null takes the most ranks of a node among which the heads divide."""
     overlap: OverlapConfig = field(default_factory=OverlapConfig)
@@ -86,7 +86,7 @@ def kept_by_planner(parallel: ParallelConfig) -> dict[str, Any]:
     layouts only; state that is split over replicas is kept where a layout has any.
     """
     names = (
-        "expert_exchange", "expert_backend", "expert_capacity", "expert_imbalance",
+        "expert_exchange", "expert_backend", "expert_capacity", "expert_imbalance", "quantized",
     )  # fmt: skip
     asked = parallel.overlap
     taken = ("collectives_at_once", "shard_state_over_replicas", "expert_slices", "expert_own_rows")
@@ -130,19 +130,9 @@ class PrecisionConfig:
     matmul_options: MatmulOptions = field(default_factory=MatmulOptions)
     """Exceptions and other options of `matmul`."""
     storage: Literal["float32", "bfloat16", "float16"] | None = None
-    """Weights between their uses in a step, and on the wire when they are gathered; null means `compute`."""
+    """Weights between their uses in a step, and when they are gathered; null means `compute`."""
     gradient: Literal["float32", "bfloat16"] = "float32"
     """Accumulation and reduction of gradients."""
-    weight_wire: Literal["int8", "float8_e4m3fn"] | None = None
-    """Matrices while ranks gather them: 8 bits in blocks with a scale each (ZeRO++'s qwZ); null means `storage`. Norms,
-    biases and routers stay exact."""
-    gradient_wire: Literal["bfloat16", "int8", "int4"] | None = None
-    """Gradients of matrices while ranks exchange them, each summed in float32 after it was received; int8 and int4 in
-    blocks with a scale each (ZeRO++'s qgZ), inside the nodes first, where int4 has 8 bits too; null means `gradient`.
-    Norms, biases and routers stay exact."""
-    exchange_wire: Literal["float8_e4m3fn"] | None = None
-    """Tokens on their way to the ranks of their experts: 8 bits in blocks with a scale each; null means `compute`.
-    Results, and gradients in both directions, travel in `compute`."""
     moments: Literal["float32", "bfloat16", "int8"] = "float32"
     """How the optimizer's moments are stored between updates: `bfloat16` halves them; `int8` takes about 1 byte an
     element for the layers' matrices (8 bits in blocks with a scale each), with bfloat16 for embedding and head and

@@ -33,7 +33,7 @@ def check_experts(config: Config) -> None:
         return
     for key, value in (
         ("data.routing", config.data.routing),
-        ("precision.exchange_wire", config.precision.exchange_wire),
+        ("parallel.quantized.tokens", config.parallel.quantized.tokens),
     ):
         if value is not None:
             raise UserError(f"{key}: {value} would not be used, because model.experts is null; expected null")

@@ -22,7 +22,7 @@ from jaxpar.mesh.collectives import (
     scatter_sequence,
     scatter_tokens,
 )
-from jaxpar.mesh.wire.tokens import exchange_tokens_by_node, sent
+from jaxpar.mesh.quantized.tokens import exchange_tokens_by_node, sent
 
 
 class Exchange(Protocol):
@@ -66,7 +66,7 @@ class AllToAll:
         self.rows = row_room(tokens, self.room, experts, self.ranks, layout.capacity)
         node_devices = layout.node_devices if layout.exchange.name == "hierarchical" else None
         self.send = partial(exchange_tokens_by_node, node_devices=node_devices) if node_devices else exchange_tokens
-        self.wire = layout.wire if self.ranks * lax.axis_size("tensor") > 1 else None
+        self.dtype = layout.sent_dtype if self.ranks * lax.axis_size("tensor") > 1 else None
         self.own_first = layout.own_first.name
 
     def lists(self, indices: Int[Array, "tokens chosen"], counts: Bool[Array, " tokens"]) -> Lists:
@@ -97,11 +97,11 @@ class AllToAll:
         rank = lax.axis_index("expert")
         hidden = jax.vmap(partial(without_own, rank=rank, ranks=self.ranks, rows=self.rows))(window)
         places = own_places(window, gates, rank, self.ranks, self.rows, self.experts)
-        return hidden, OwnRows(places, self.wire)
+        return hidden, OwnRows(places, self.dtype)
 
     def dispatch(self, window: Window, x: Float[Array, "tokens embed"]) -> Float[Array, "rows embed"]:
         """Those of all ranks for the experts of this one."""
-        return sent(self.wire, self._dispatched, x, window.tokens, window.back)
+        return sent(self.dtype, self._dispatched, x, window.tokens, window.back)
 
     def _dispatched(self, x: jax.Array, take: jax.Array, back: jax.Array) -> jax.Array:
         return self._joined(spread(x, take, back))
@@ -127,7 +127,7 @@ class AllGather:
         self.ranks = lax.axis_size("expert")
         self.experts = experts.count // self.ranks
         whole = tokens * self.ranks * lax.axis_size("tensor")
-        self.wire = layout.wire if self.ranks * lax.axis_size("tensor") > 1 else None
+        self.dtype = layout.sent_dtype if self.ranks * lax.axis_size("tensor") > 1 else None
         self.room = self.rows = room_of(whole * experts.per_token, self.ranks, layout.capacity)
 
     def lists(self, indices: Int[Array, "tokens chosen"], counts: Bool[Array, " tokens"]) -> Lists:
@@ -157,7 +157,7 @@ class AllGather:
     def dispatch(self, window: Window, x: Float[Array, "tokens embed"]) -> Float[Array, "rows embed"]:
         """The tokens of all ranks."""
         del window
-        return sent(self.wire, gather_tokens, x)
+        return sent(self.dtype, gather_tokens, x)
 
     def combine(self, window: Window, results: Float[Array, "rows embed"]) -> Float[Array, "tokens embed"]:
         """Sums over the ranks of the experts."""
@@ -179,12 +179,12 @@ class OwnRows(NamedTuple):
 
     places: Places
     """Where it is multiplied. Sources are the tokens of all slices."""
-    wire: str | None
+    dtype: str | None
     """How what is sent is rounded, and these rows like it."""
 
     def of(self, x: Float[Array, "tokens embed"]) -> Float[Array, "rows embed"]:
         """The rows in the order of experts."""
-        return sent(self.wire, spread, x, self.places.take, self.places.back)
+        return sent(self.dtype, spread, x, self.places.take, self.places.back)
 
 
 def own_places(

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts.clusters import as_sent
 from jaxpar.layers.experts.routers import groups_of
-from jaxpar.mesh.wire.codes import row_bytes
+from jaxpar.mesh.quantized.blocks import row_bytes
 
 FURTHER_ROUNDS = "further_rounds"
 """The scope of the loop over all rounds but the first, which in a balanced step runs no times."""
@@ -71,10 +71,10 @@ def rows_sent(exchange: str, experts: ExpertsConfig, capacity: float, expert: in
     return sum(one.sent for one in messages_of(exchange, experts, capacity, expert, tensor))
 
 
-def row_bytes_of_ways(embed: int, item: int, wire: str | None) -> int:
+def row_bytes_of_ways(embed: int, item: int, dtype: str | None) -> int:
     """Bytes of a row on its way to an expert, where it may be in codes, of its result on the way back, and of the
     gradients of both, all in numbers of `item` bytes."""
-    return (embed * item if wire is None else row_bytes(embed, wire)) + 3 * embed * item
+    return (embed * item if dtype is None else row_bytes(embed, dtype)) + 3 * embed * item
 
 
 def exchange_of(asked: str, experts: ExpertsConfig, capacity: float, expert: int, tensor: int) -> tuple[str, str]:

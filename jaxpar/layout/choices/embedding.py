@@ -82,14 +82,14 @@ def _nothing_sent(config: Config, axes: AxisSizes) -> str | None:
 
 def _impossible(config: Config, axes: AxisSizes) -> str | None:
     """Why rows are not exchanged; None if they may be."""
-    parallel, precision = config.parallel, config.precision
+    parallel = config.parallel
     if (why := _nothing_sent(config, axes)) is not None:
         return why
     if config.model.embed % axes.shards:
         return f"rows of {config.model.embed} elements (model.embed) do not divide by {axes.shards} ranks"
-    coded = precision.weight_wire is not None or precision.gradient_wire is not None
-    if coded or parallel.collectives == "hierarchical" or parallel.secondary_shard is not None:
-        return "codes, messages in two levels and secondary shards are of whole tables"
+    quantized = parallel.quantized.weights is not None or parallel.quantized.gradients is not None
+    if quantized or parallel.secondary_shard is not None:
+        return "quantised messages and secondary shards are of full tables"
     return None
 
 

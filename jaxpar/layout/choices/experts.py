@@ -27,7 +27,7 @@ from jaxpar.layers.experts.messages import exchange_of
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.matmul import expert_codes
 from jaxpar.memory.layer_shape import LayerShape, layer_shapes
-from jaxpar.mesh.wire.levels import split_by_nodes
+from jaxpar.mesh.quantized.levels import split_by_nodes
 from jaxpar.units import seconds
 from pallas_kernels.grouped_matmul.registry import REGISTRY, Request
 
@@ -63,7 +63,7 @@ def expert_layouts(
                 slices=slices,
                 own_first=_own_rows(config, shapes[kind], name, slices.name, device, cluster),
                 node_devices=_check_nodes(axes, node_devices) if name == "hierarchical" else None,
-                wire=config.precision.exchange_wire,
+                sent_dtype=config.parallel.quantized.tokens,
             )
     for kind, request in _requests(config, axes, device, found, rows).items():
         products = choose_kernel(REGISTRY, parallel.expert_backend, request, "parallel.expert_backend", kind)
@@ -90,10 +90,10 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
                 f"plan.experts: capacity: {own.capacity:g}, and parallel.expert_capacity is "
                 f"{parallel.expert_capacity:g}"
             )
-        if own.wire != config.precision.exchange_wire:
+        if own.sent_dtype != parallel.quantized.tokens:
             raise UserError(
-                f"plan.experts: wire: {shown(own.wire)}, and precision.exchange_wire is "
-                f"{shown(config.precision.exchange_wire)}"
+                f"plan.experts: sent_dtype: {shown(own.sent_dtype)}, and parallel.quantized.tokens is "
+                f"{shown(parallel.quantized.tokens)}"
             )
         if tokens % slices or overlap.expert_slices not in ("auto", slices):
             asked_for = "" if overlap.expert_slices == "auto" else f" is {overlap.expert_slices}, and"

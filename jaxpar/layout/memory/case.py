@@ -6,7 +6,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from jaxpar.config.axes import ROUTED_AXES
-from jaxpar.mesh.wire.wire import secondary_ranks
+from jaxpar.mesh.quantized.transport import secondary_ranks
 
 
 class Case(NamedTuple):

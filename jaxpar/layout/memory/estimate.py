@@ -168,7 +168,9 @@ def _as_planned(config: Config, plan: Plan) -> Config:
     dtypes = asdict(plan.dtypes)
     del dtypes["master"]  # no setting
     optimizer = replace(config.optimizer, matrix_dtype=dtypes.pop("matrix"))
-    return replace(config, optimizer=optimizer, precision=replace(config.precision, **dtypes))
+    sent = {"weights": dtypes.pop("weight_message"), "gradients": dtypes.pop("gradient_message")}
+    parallel = replace(config.parallel, quantized=replace(config.parallel.quantized, **sent))
+    return replace(config, optimizer=optimizer, parallel=parallel, precision=replace(config.precision, **dtypes))
 
 
 class Units(NamedTuple):

@@ -140,15 +140,15 @@ class _Counted:
         return next(iter(self.shapes.values()))
 
     def _codes(self) -> int:
-        """Codes on the wire in a layer's backward: of the gathered layer, and of its largest gradient as it is sent and
+        """Quantised messages in a layer's backward: the gathered layer, and its largest gradient as it is sent and
         as it arrives."""
-        case, precision = self.case, self.config.precision
+        case, quantized = self.case, self.config.parallel.quantized
         if case.shards == 1 or case.zero < 3:
             return 0
         weights = max(own.compute for own in self.parts.layers.values())
         largest = max(one.compute for one in self._layer_weights)
-        gathered = weights * (precision.weight_wire is not None and case.secondary == 1)
-        exchanged = {None: 0.0, "bfloat16": 4.0, "int8": 2.0, "int4": 1.0}[precision.gradient_wire] * largest
+        gathered = weights * (quantized.weights is not None and case.secondary == 1)
+        exchanged = {None: 0.0, "bfloat16": 4.0, "int8": 2.0, "int4": 1.0}[quantized.gradients] * largest
         return int(gathered + exchanged)
 
     @property

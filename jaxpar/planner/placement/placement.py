@@ -152,7 +152,7 @@ def _exchanged(config: Config, plan: Plan) -> float:
         if (experts := shape.model.experts) is not None:
             chosen = plan.experts[kind]
             rows = rows_sent(chosen.exchange.name, experts, shape.capacity, axes.expert, axes.tensor)
-            row = row_bytes_of_ways(shape.embed, shape.item_bytes, chosen.wire)
+            row = row_bytes_of_ways(shape.embed, shape.item_bytes, chosen.sent_dtype)
             total += counts[kind] / axes.pipe * rows * shape.part_tokens * row
     return total * plan.microbatches / max(1, axes.expert * axes.tensor - 1)
 

@@ -34,7 +34,7 @@ from jaxpar.memory.layer_shape import ExpertCodes, layer_shapes
 from jaxpar.memory.pareto import NothingFits, Point, cheapest_of_kinds, layer_frontier
 from jaxpar.memory.pipeline_offload import largest_hidden_fraction
 from jaxpar.memory.remat import joined, runs_by_kind
-from jaxpar.mesh.wire.wire import Wire
+from jaxpar.mesh.quantized.transport import Transport
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.machine import is_cpu
@@ -97,10 +97,10 @@ class ActivationPlanner:
             virtual_stages=choice.virtual_stages, zero=choice.zero, context_strategy=choice.context_strategy,
             remat=remat, offload_fraction=share, optimizer_offload=choice.optimizer_offload,
             precision=precision.compute,
-            wire=Wire(precision.weight_wire, precision.gradient_wire),
+            wire=Transport(asked.quantized.weights, asked.quantized.gradients),
             stage_layers=choice.stage_layers, expert_exchange=asked.expert_exchange,
             expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,
-            expert_loop=self._expert_loop, exchange_wire=precision.exchange_wire, expert_codes=self._expert_codes,
+            expert_loop=self._expert_loop, exchange_dtype=parallel.quantized.tokens, expert_codes=self._expert_codes,
             matmul_codes=self._matmul_codes,
             embedding_messages=self._embedding_messages,
             sums_early=asked.overlap.replica_sums != "after",

@@ -194,7 +194,7 @@ class Space:
             return [0] if fixed in (None, 0) else []
         if fixed is not None:
             return [fixed]
-        if self.config.precision.weight_wire is not None:
+        if self.config.parallel.quantized.weights is not None:
             return [1, 3] if group.pipe > 1 else [1, 2, 3]
         stages = {0, 1, 2, 3} - ({0} if group.fsdp > 1 and "fsdp" not in self.fixed else set())
         return sorted(stages - ({2} if group.pipe > 1 else set()))

@@ -12,7 +12,7 @@ from jaxpar.cost.messages import Network, Ring, network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.wire_messages import WireMessages
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.mesh.wire.wire import Wire
+from jaxpar.mesh.quantized.transport import Transport
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.layer_times import Layers
 from jaxpar.planner.step_time.update import Update
@@ -34,7 +34,7 @@ class Common:
         self._layers: dict[tuple[object, ...], Layers] = {}
         self._rings: dict[tuple[int, int], Ring] = {}
         self._stages: dict[tuple[int, int], Ring] = {}
-        self._messages: dict[tuple[Wire, int, int, float], WireMessages] = {}
+        self._messages: dict[tuple[Transport, int, int, float], WireMessages] = {}
         self._routes = any(own.experts is not None for own in kind_models(model).values())
         self._per_host = cluster.gpus_per_host
         self.host_bandwidth = cluster.host_bandwidth
@@ -45,7 +45,7 @@ class Common:
         key = (
             layout.microbatch, layout.tensor, layout.context, layout.context_strategy, layout.precision,
             self.expert_of(layout), layout.expert_exchange, layout.expert_capacity, layout.imbalance,
-            layout.expert_slices, layout.exchange_wire, layout.expert_codes, layout.matmul_codes,
+            layout.expert_slices, layout.exchange_dtype, layout.expert_codes, layout.matmul_codes,
             layout.attention, layout.expert_own_rows, layout.expert_loop,
             None if layout.matmul_codes is None else layout.devices // layout.pipe,
         )  # fmt: skip
@@ -82,7 +82,7 @@ class Common:
             self._stages[key] = self.network.stages(devices // pipe, pipe)
         return self._stages[key].reduce(size)
 
-    def messages(self, wire: Wire, ranks: int, stride: int, item: float) -> WireMessages:
+    def messages(self, wire: Transport, ranks: int, stride: int, item: float) -> WireMessages:
         """Messages of weights and gradients over so many ranks; `item` is the bytes of a stored weight."""
         key = wire, ranks, stride, item
         if key not in self._messages:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jaxpar.cost.layer_case import LayerCase
-from jaxpar.mesh.wire.wire import Wire, secondary_ranks
+from jaxpar.mesh.quantized.transport import Transport, secondary_ranks
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.common import Common
 
@@ -27,7 +27,7 @@ class DataMessages:
         self.expert_shards = where.messages(wire, layout.fsdp * layout.context, apart, item)
         self.expert_data = where.messages(wire, layout.replica * layout.fsdp * layout.context, apart, item)
 
-    def _expert_wire(self) -> Wire:
+    def _expert_wire(self) -> Transport:
         """How weights of experts travel: their secondary shard has the neighbours that share an expert, if any."""
         layout, wire = self.layout, self.layout.wire
         sizes = {"fsdp": layout.fsdp, "expert": layout.expert, "context": layout.context}

@@ -91,7 +91,7 @@ class Layers:
             kind: layer_case(
                 own, sequence, layout.microbatch, layout.tensor, layout.context, layout.context_strategy,
                 layout.precision, lora, layout.expert, layout.expert_exchange,
-                layout.expert_capacity, layout.imbalance, layout.expert_slices, layout.exchange_wire,
+                layout.expert_capacity, layout.imbalance, layout.expert_slices, layout.exchange_dtype,
                 layout.expert_codes, layout.matmul_codes, layout.devices // layout.pipe, attention.get(kind),
                 layout.expert_own_rows, layout.expert_loop,
             )

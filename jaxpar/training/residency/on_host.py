@@ -75,7 +75,7 @@ class OnHost(OnDevice):
                 host, lambda rows: reduced_gradient(rows, *layouts, dtype=roles.optimizer.dtype) / scale
             )
 
-        trees = roles.compute.layout, roles.gradient.layout, roles.optimizer.layout, roles.wires
+        trees = roles.compute.layout, roles.gradient.layout, roles.optimizer.layout, roles.transports
         return jax.tree.map(one, host, *(tree[LAYERS] for tree in trees))
 
     def squares(self, gradients: Weights) -> Weights:

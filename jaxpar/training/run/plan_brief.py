@@ -18,8 +18,8 @@ from jaxpar.training.run.run import Run
 from jaxpar.units import count, plural, size
 
 UNUSUAL = (
-    "LoRA", "experts", "matmuls", "wire", "collectives at once", "pipeline", "bubble", "offload", "optimizer offload",
-    "weights offload", "objective",
+    "LoRA", "experts", "matmuls", "messages", "collectives at once", "pipeline", "bubble", "offload",
+    "optimizer offload", "weights offload", "objective",
 )  # fmt: skip
 """Rows of the plan's table that only some runs have and that change what a run is."""
 

@@ -25,8 +25,8 @@ from jaxpar.memory.remat import offloaded
 from jaxpar.mesh.axes import AXES, ROUTED_AXES, SHARD_AXES
 from jaxpar.mesh.parameters import ParamSpec, Specs, map_specs, only
 from jaxpar.mesh.placements import REPLICAS, Placement, bytes_per_device, local_shape
+from jaxpar.mesh.quantized.transport import secondary_ranks
 from jaxpar.mesh.rules import mesh_axes_of
-from jaxpar.mesh.wire.wire import secondary_ranks
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import simulate
 from jaxpar.training.step.batches import row_order
@@ -72,7 +72,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         *matmul_rows(
             config, gpu_of(device.device_kind), plan, tiled_choice(config, device), routed_choice(config, device, plan)
         ),
-        *_wire_row(layout),
+        *_message_row(layout),
         ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{plural(tokens, 'token')} a step"),
         ("per device", f"{rows} x {part}", f"rows x sequence, in {plural(plan.microbatches, 'microbatch')}"),
         *_pipeline_rows(layout),
@@ -102,22 +102,17 @@ def mesh_words(plan: Plan) -> str:
     return ", ".join(f"{axis} {plan.axes[axis]}" for axis in AXES if plan.axes[axis] > 1) or "one device"
 
 
-def _wire_row(layout: StepLayout) -> list[tuple[str, str, str]]:
-    """How weights and gradients travel; empty where nothing is quantised, cut at the border of nodes, or held twice."""
+def _message_row(layout: StepLayout) -> list[tuple[str, str, str]]:
+    """How weights and gradients travel; empty where nothing is quantised or has a second copy."""
     plan = layout.plan
-    dtypes = plan.dtypes
-    codes = [
-        f"{what} {wire}"
-        for what, wire in (("weights", dtypes.weight_wire), ("gradients", dtypes.gradient_wire))
-        if wire
-    ]
+    named = ("weights", plan.dtypes.weight_message), ("gradients", plan.dtypes.gradient_message)
+    quantized = [f"{name} {dtype}" for name, dtype in named if dtype]
     ways = [f"a secondary shard of {plan.secondary_shard} ranks", *_expert_copies(layout)]
     ways = ways if plan.secondary_shard > 1 else []
-    ways += [f"{plan.collectives} over nodes of {plan.node_devices}"] if plan.collectives == "hierarchical" else []
-    if not codes and not ways:
+    if not quantized and not ways:
         return []
-    exact = ["norms, biases and routers exact"] if codes else []
-    return [("wire", ", ".join(codes) or "exact", ", ".join((ways or ["in one message"]) + exact))]
+    exact = ["norms, biases and routers exact"] if quantized else []
+    return [("messages", ", ".join(quantized) or "exact", ", ".join((ways or ["in one message"]) + exact))]
 
 
 def _expert_copies(layout: StepLayout) -> list[str]:
@@ -267,8 +262,8 @@ def _expert_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
         )
         if axes.expert > 1:
             chosen = layout.plan.experts[kind]
-            wire = f"in {chosen.wire} to experts; " if chosen.wire else ""
-            room = f"{wire}room for {chosen.capacity:g} times an even share, and further rounds where it is exceeded"
+            sent = f"in {chosen.sent_dtype} to experts; " if chosen.sent_dtype else ""
+            room = f"{sent}room for {chosen.capacity:g} times an even share, and further rounds where it is exceeded"
             rows.append((f"exchanged tokens{of_kind}", layout.plan.dtypes.compute, room))
     return rows
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxpar.layout.choices.wire import with_exact_messages
+from jaxpar.layout.choices.transport import with_exact_messages
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_arguments import StepArguments

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 
 CLUSTER = "h100:1x8"
 LAYERS, MICROBATCHES = 2, 2
-WIRES = {"all to all in codes": "float8_e4m3fn"}
+SENT = {"all to all in codes": "float8_e4m3fn"}
 SCATTERS = {
     "exchange_tokens": "exchange_tokens",
     "gather_sequence": "scatter_sequence",
@@ -40,9 +40,9 @@ def config_of(layout: str) -> Config:
     experts = ExpertsConfig(count=8, per_token=2, width=1024, balance_loss=0.0)
     return wide(
         model={"layers": LAYERS, "embed": 512, "mlp": 1024, "vocab": 4096, "experts": experts},
-        parallel=LAYOUTS[layout] | {"expert_capacity": 1.5, "microbatches": MICROBATCHES},
+        parallel=LAYOUTS[layout]
+        | {"expert_capacity": 1.5, "microbatches": MICROBATCHES, "quantized": {"tokens": SENT.get(layout)}},
         data={"sequence_length": 1024, "batch_size": 16},
-        precision={"exchange_wire": WIRES.get(layout)},
     )
 
 
@@ -55,8 +55,8 @@ def test_an_exchange_has_its_name_and_the_bytes_of_its_formula(layout: str):
     (shape,) = layer_shapes(filled, plan.axes, plan.microbatch_rows).values()
     experts, chosen = shape.model.experts, plan.experts[""]
     assert experts is not None
-    bytes_of_row = row_bytes_of_ways(shape.embed, shape.item_bytes, WIRES.get(layout))
-    assert bytes_of_row == (4 if layout not in WIRES else 3 + (1 + 2 / 256) / 2) * shape.embed * 2
+    bytes_of_row = row_bytes_of_ways(shape.embed, shape.item_bytes, SENT.get(layout))
+    assert bytes_of_row == (4 if layout not in SENT else 3 + (1 + 2 / 256) / 2) * shape.embed * 2
     rows = shape.part_tokens * LAYERS * MICROBATCHES
     found = {}
     for row in report.collectives:

@@ -50,29 +50,33 @@ COMMUNICATION = (
     Fault(
         name="scale_applied_twice",
         description="What arrives in codes is multiplied by its block's scale twice.",
-        file="jaxpar/mesh/wire/codes.py",
+        file="jaxpar/mesh/quantized/blocks.py",
         old="blocks = _blocks(values) * scales[:, :, None].astype(jnp.float32)",
         new="blocks = _blocks(values) * scales[:, :, None].astype(jnp.float32) ** 2",
-        caught_by=("tests/mesh/wire/test_codes.py::test_an_element_comes_back_within_its_blocks_step[int8-False]",),
+        caught_by=(
+            "tests/mesh/quantized/test_blocks.py::test_an_element_comes_back_within_its_blocks_step[int8-False]",
+        ),
     ),
     Fault(
         name="stale_secondary_shard",
         description="A secondary shard is not refreshed from the other nodes: its own shard stands in their place.",
-        file="jaxpar/mesh/wire/travel.py",
-        old="parts = _gathered(x, axes, levels.between, wire.weight) if levels.nodes > 1 else x[None]",
+        file="jaxpar/mesh/quantized/travel.py",
+        old="parts = _gathered(x, axes, levels.between, transport.weight) if levels.nodes > 1 else x[None]",
         new="parts = jnp.broadcast_to(x[None], (levels.nodes, *x.shape))",
         caught_by=(
-            "tests/training/parity/test_wire.py::test_two_levels_and_secondary_shards_give_the_numbers_of_one_device"
+            "tests/training/parity/test_quantized.py::test_secondary_shards_give_the_numbers_of_one_device"
             "[secondary shard, accumulation, remat, tied]",
         ),
     ),
     Fault(
         name="other_nodes_gradients_dropped",
         description="What the other nodes summed of a quantised gradient is left out.",
-        file="jaxpar/mesh/wire/travel.py",
+        file="jaxpar/mesh/quantized/travel.py",
         old="    if levels.nodes == 1:\n        return x[0, 0]",
         new="    if levels.nodes > 0:\n        return x[0, 0]",
-        caught_by=("tests/mesh/wire/test_travel.py::test_a_quantised_sum_is_within_its_bound_and_in_float32[int8-4]",),
+        caught_by=(
+            "tests/mesh/quantized/test_travel.py::test_a_quantised_sum_is_within_its_bound_and_in_float32[int8-4]",
+        ),
     ),
     Fault(
         name="dropped_sum_over_replicas",
@@ -95,7 +99,7 @@ COMMUNICATION = (
         name="early_sum_repeated",
         description="Gradients that were summed over replicas beside the backward are summed again after it.",
         file="jaxpar/mesh/materialize.py",
-        old="done = (*(scattered[1] if scattered else ()), *wire.early)",
+        old="done = (*(scattered[1] if scattered else ()), *transport.early)",
         new="done = scattered[1] if scattered else ()",
         caught_by=(REPLICA_SUMS,),
         found="trace",
@@ -104,7 +108,7 @@ COMMUNICATION = (
         name="first_layer_left_unsummed",
         description="The gradients of a stack's first layer, which the backward completes last, are not summed early.",
         file="jaxpar/stores/early_sums.py",
-        old="put(total, new, 0) if wire.early else total",
+        old="put(total, new, 0) if transport.early else total",
         new="total",
         caught_by=(REPLICA_SUMS,),
     ),
@@ -112,17 +116,17 @@ COMMUNICATION = (
         name="weights_of_other_replicas_not_gathered",
         description="Where replicas share the state, each has its own part of the new weights in place of the others'.",
         file="jaxpar/mesh/materialize.py",
-        old="weight = gather_shards(weight, own, dim - unstacked, wire.exact if own == REPLICAS else wire)",
+        old="weight = gather_shards(weight, own, dim - unstacked, transport.exact if own == REPLICAS else transport)",
         new="weight = jnp.concatenate([weight] * jax.lax.axis_size(own), dim - unstacked) if own == REPLICAS "
-        "else gather_shards(weight, own, dim - unstacked, wire)",
+        "else gather_shards(weight, own, dim - unstacked, transport)",
         caught_by=(OVER_REPLICAS,),
     ),
     Fault(
         name="scattered_sum_repeated",
         description="Gradients that were scattered over replicas beside the backward are summed over these once more.",
         file="jaxpar/mesh/materialize.py",
-        old="own = own_part if wire.early_dim is not None else partial(scatter_shards, wire=wire)",
-        new="own = partial(scatter_shards, wire=wire)",
+        old="own = own_part if transport.early_dim is not None else partial(scatter_shards, transport=transport)",
+        new="own = partial(scatter_shards, transport=transport)",
         caught_by=(OVER_REPLICAS,),
     ),
     Fault(
@@ -153,9 +157,9 @@ COMMUNICATION = (
         name="norm_gradient_reduced_twice",
         description="The gradients of norms are summed over tensor in the backward, and again at the step's end.",
         file="jaxpar/mesh/materialize.py",
-        old="return scatter_shards(grad, added[1], added[0] - unstacked, wire) if added else grad",
+        old="return scatter_shards(grad, added[1], added[0] - unstacked, transport) if added else grad",
         new="grad = vary(reduce_sum(grad, ('tensor',))) if grad.ndim == 1 else grad; "
-        "return scatter_shards(grad, added[1], added[0] - unstacked, wire) if added else grad",
+        "return scatter_shards(grad, added[1], added[0] - unstacked, transport) if added else grad",
         caught_by=(parity(tensor=2, fsdp=4),),
     ),
     Fault(

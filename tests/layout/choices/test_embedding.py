@@ -55,7 +55,6 @@ def chosen(
         (29, {"fsdp": 4, "context": 2}, "rows", ""),
         (8, {"fsdp": 4, "tensor": 2}, "table", ""),
         (14, {"fsdp": 8, "zero": 2}, "rows", ""),
-        (1, {"fsdp": 8, "collectives": "hierarchical"}, "table", "two levels"),
         (1, {"fsdp": 8, "secondary_shard": 2}, "table", "secondary shards"),
         (1, {"fsdp": 3}, "table", "1024 elements"),
         (1, {"fsdp": 8, "overlap": {"embedding_messages": "table"}}, "table", "named by"),
@@ -110,7 +109,7 @@ def test_of_unknown_links_the_table_is_sent():
         ({"replica": 4}, {}, "several ranks"),
         ({"pipe": 2, "fsdp": 2, "microbatches": 2}, {}, "once a step"),
         ({"fsdp": 3}, {}, "model.embed"),
-        ({"fsdp": 4}, {"gradient_wire": "int8"}, "codes"),
+        ({"fsdp": 4, "quantized": {"gradients": "int8"}}, {}, "quantised messages"),
     ],
 )
 def test_rows_that_cannot_be_exchanged_are_refused(parallel: dict[str, Any], precision: dict[str, Any], why: str):

@@ -67,8 +67,8 @@ def test_the_layers_run_what_the_plan_has(exchange: Any) -> None:
             ("plan.experts: products", "'mosaic'", "kind routed", "platform is cpu"),
         ),
         (
-            {"routed": ExpertLayout(capacity=1.5, wire="float8_e4m3fn")},
-            ("plan.experts: wire", "float8_e4m3fn", "precision.exchange_wire", "null"),
+            {"routed": ExpertLayout(capacity=1.5, sent_dtype="float8_e4m3fn")},
+            ("plan.experts: sent_dtype", "float8_e4m3fn", "parallel.quantized.tokens", "null"),
         ),
         ({"routed": ExpertLayout(capacity=2.5)}, ("plan.experts", "2.5", "parallel.expert_capacity", "1.5")),
     ],

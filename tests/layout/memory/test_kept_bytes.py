@@ -40,7 +40,7 @@ EXPERTS = {
     "over four ranks": ("parallel.expert=4", "parallel.fsdp=2", "parallel.overlap.expert_slices=2"),
     "all tokens to all ranks": ("parallel.expert=4", "parallel.fsdp=2", "parallel.expert_exchange=all_gather"),
     "in two levels, codes on the wire": (
-        "parallel.expert=8", "parallel.expert_exchange=hierarchical", "precision.exchange_wire=float8_e4m3fn",
+        "parallel.expert=8", "parallel.expert_exchange=hierarchical", "parallel.quantized.tokens=float8_e4m3fn",
     ),
     "tensor ranks": ("parallel.expert=4", "parallel.tensor=2"),
     "all experts on every GPU": ("parallel.fsdp=8",),

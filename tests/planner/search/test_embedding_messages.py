@@ -17,7 +17,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "tied": {"model": {"tied": True}},
     "16-bit gradients": {"precision": {"gradient": "bfloat16"}},
     "frozen": {"lora": {"rank": 8}, "run": {"init_from": "base"}},
-    "codes": {"precision": {"gradient_wire": "int8"}},
+    "codes": {"parallel": {"quantized": {"gradients": "int8"}}},
     "the table is named": {"parallel": {"overlap": {"embedding_messages": "table"}}},
     "rows are named": {"parallel": {"overlap": {"embedding_messages": "rows"}}},
 }

@@ -14,7 +14,7 @@ from jaxpar.cost.operations import device_of
 from jaxpar.cost.wire_messages import WireMessages
 from jaxpar.hardware.catalogue import GPUS, gpu_named
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.mesh.wire.wire import Wire
+from jaxpar.mesh.quantized.transport import Transport
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.model import Steps, StepTime, step_time
 from jaxpar.planner.step_time.pipeline import chunk_layers
@@ -331,7 +331,7 @@ def test_experts_without_neighbours_that_share_them_have_no_secondary_shard():
     model, cluster = replace(PRESETS["mixtral-8x7b"], vocab=32000), parse_cluster("h100:8x8")
     gathered = {}
     for expert, secondary in ((8, 1), (8, 8), (8, 16), (2, 8)):
-        wire = Wire(secondary=secondary)
+        wire = Transport(secondary=secondary)
         layout = Layout(fsdp=64 // expert, expert=expert, zero=3, microbatch=1, remat="full", wire=wire)
         step = Steps(model, 4096, 256, cluster, None, ADAMW).step(layout)
         of = step.messages.expert_shards
@@ -343,7 +343,7 @@ def test_experts_without_neighbours_that_share_them_have_no_secondary_shard():
 
 def test_the_copy_of_experts_between_nodes_is_a_part_of_the_step(monkeypatch: pytest.MonkeyPatch):
     model, cluster = replace(PRESETS["mixtral-8x7b"], vocab=32000), parse_cluster("h100:8x8")
-    layout = Layout(fsdp=32, expert=2, zero=3, microbatch=1, remat="full", wire=Wire(secondary=8))
+    layout = Layout(fsdp=32, expert=2, zero=3, microbatch=1, remat="full", wire=Transport(secondary=8))
     step_of = lambda: Steps(model, 4096, 256, cluster, None, ADAMW).step(layout)
     step = step_of()
     dense, experts = step.rest.own_layers()

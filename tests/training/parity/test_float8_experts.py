@@ -24,7 +24,7 @@ EXPERTS = ExpertsConfig(count=8, per_token=2, router="hash", shared=1, width=32)
 """Routed by a hash, so that no rounding changes the experts of a token."""
 MODEL: dict[str, Any] = {"layers": 2, "experts": EXPERTS}
 
-WIRES: dict[str, dict[str, Any]] = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "all to all in slices, several rounds": {
         "parallel": {
             "expert": 4,
@@ -81,10 +81,11 @@ def _in_fp8(sections: dict[str, Any]) -> Any:
 
 
 @pytest.mark.matrix(ci=1)
-@pytest.mark.parametrize("name", WIRES)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_tokens_in_codes_on_their_way_to_experts_change_a_step_by_their_rounding(name: str):
     """By as much on every layout: a token is rounded before it is sent, in blocks of its own."""
-    run = SmallRun(small(**WIRES[name] | {"model": MODEL, "precision": {"exchange_wire": "float8_e4m3fn"}}))
+    parallel = LAYOUTS[name]["parallel"] | {"quantized": {"tokens": "float8_e4m3fn"}}
+    run = SmallRun(small(**LAYOUTS[name] | {"model": MODEL, "parallel": parallel}))
     loss, gradients = nonzero_gradients(run)
     wanted_loss, wanted = _exact()
     assert abs(loss - wanted_loss) <= 1e-3 * wanted_loss

@@ -161,6 +161,8 @@ def test_preferences_are_learnt_alike_on_every_layout(tmp_path: Path):
 
 
 def test_generation_multiplies_in_the_compute_dtype_and_sends_exact_tokens():
-    config = small(precision=fp8("fp8_delayed") | {"compute": "bfloat16", "exchange_wire": "float8_e4m3fn"})
-    precision = generation_config(config, rows=2, tokens=16, zero=0).precision
-    assert (precision.matmul, precision.exchange_wire, precision.compute) == (None, None, "bfloat16")
+    precision = fp8("fp8_delayed") | {"compute": "bfloat16"}
+    config = small(precision=precision, parallel={"quantized": {"tokens": "float8_e4m3fn"}})
+    config = generation_config(config, rows=2, tokens=16, zero=0)
+    found = config.precision.matmul, config.parallel.quantized.tokens, config.precision.compute
+    assert found == (None, None, "bfloat16")

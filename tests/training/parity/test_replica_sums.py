@@ -21,8 +21,8 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         "model": gemma(layers=3),
     },
     "ZeRO-0": {"parallel": {"replica": 2, "fsdp": 2, "context": 2, "zero": 0, "microbatches": 2}},
-    "state on the host, two levels": {
-        "parallel": {"replica": 4, "fsdp": 2, "collectives": "hierarchical"},
+    "state on the host": {
+        "parallel": {"replica": 4, "fsdp": 2},
         "memory": {"optimizer_offload": "host"},
     },
     "one layer": {"parallel": {"replica": 2, "microbatches": 4}, "model": {"layers": 1}},

@@ -37,9 +37,9 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         "model": {"tied": True},
     },
     "a pipeline": {"parallel": {"pipe": 2, "replica": 2, "fsdp": 2, "microbatches": 2}},
-    "a secondary shard, two levels, two layers in a turn, beside the backward": {
+    "a secondary shard, two layers in a turn, beside the backward": {
         "parallel": {
-            "replica": 2, "fsdp": 4, "secondary_shard": 2, "collectives": "hierarchical",
+            "replica": 2, "fsdp": 4, "secondary_shard": 2,
             "overlap": {"replica_sums": "overlapped", "layer_unroll": 2, "weight_prefetch": "parts"},
         },
     },

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpar.mesh.wire.codes import BLOCK, LARGEST, decode, encode, row_bytes
+from jaxpar.mesh.quantized.blocks import BLOCK, LARGEST, decode, encode, row_bytes
 
 WIRES = ("int8", "int4", "float8_e4m3fn")
 ROWS = np.random.default_rng(0).standard_normal((3, 2 * BLOCK + 31)).astype(np.float32)

@@ -10,16 +10,15 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, Plan
 from jaxpar.layers.declared import declare_layer
 from jaxpar.mesh.axes import ROUTED_AXES, SHARD_AXES
-from jaxpar.mesh.wire.levels import split_by_nodes
-from jaxpar.mesh.wire.wire import Wire, secondary_ranks
+from jaxpar.mesh.quantized.levels import split_by_nodes
+from jaxpar.mesh.quantized.transport import Transport, secondary_ranks
 
 
-def wire_of(plan: Plan) -> Wire:
+def transport_of(plan: Plan) -> Transport:
     """How the matrices of a plan travel."""
-    return Wire(
-        weight=plan.dtypes.weight_wire,  # pyright: ignore[reportArgumentType]
-        gradient=plan.dtypes.gradient_wire,  # pyright: ignore[reportArgumentType]
-        hierarchical=plan.collectives == "hierarchical",
+    return Transport(
+        weight=plan.dtypes.weight_message,  # pyright: ignore[reportArgumentType]
+        gradient=plan.dtypes.gradient_message,  # pyright: ignore[reportArgumentType]
         node_devices=plan.node_devices,
         secondary=plan.secondary_shard,
         rows=plan.embedding_messages.name == "rows",
@@ -29,32 +28,25 @@ def wire_of(plan: Plan) -> Wire:
 
 def with_exact_messages(plan: Plan) -> Plan:
     """`plan` with weights, and routed tokens, that travel as they are."""
-    experts = {kind: replace(own, wire=None) for kind, own in plan.experts.items()}
-    return replace(plan, dtypes=replace(plan.dtypes, weight_wire=None), experts=experts)
+    experts = {kind: replace(own, sent_dtype=None) for kind, own in plan.experts.items()}
+    return replace(plan, dtypes=replace(plan.dtypes, weight_message=None), experts=experts)
 
 
-def check_wire(config: Config, axes: AxisSizes, node_devices: int | None) -> int | None:
+def check_transport(config: Config, axes: AxisSizes, node_devices: int | None) -> int | None:
     """Devices of a node, where messages are cut at its border; None where none is.
 
     Raises:
-        UserError: the nodes do not divide the ranks of a message, or there is nothing to cut.
+        UserError: the nodes do not divide the ranks of a message.
     """
-    parallel, wire = config.parallel, config.precision.gradient_wire
-    one_node = node_devices is None or node_devices >= axes.devices
-    if parallel.collectives == "hierarchical" and one_node:
-        raise UserError(
-            f"parallel.collectives: hierarchical would not be used, because all {axes.devices} devices are in one "
-            "node; expected flat"
-        )
+    parallel, gradients = config.parallel, config.parallel.quantized.gradients
     routed = axes.routed > 1 and _routes(config)
     if routed:
         _check_neighbours(config, axes)
-    if node_devices is None or one_node:
+    if node_devices is None or node_devices >= axes.devices:
         return None
     _check_secondary(config, axes, node_devices)
-    if parallel.collectives == "flat" and wire is None:
+    if gradients is None:
         return None
-    key = "parallel.collectives: hierarchical" if wire is None else f"precision.gradient_wire: {wire}"
     splits: list[tuple[str, ...]] = [("replica", *SHARD_AXES)] if parallel.zero == 0 else [SHARD_AXES, ("replica",)]
     if routed:  # routed weights travel over the others of these axes
         splits.append(tuple(axis for axis in splits[0] if axis not in ROUTED_AXES))
@@ -63,8 +55,9 @@ def check_wire(config: Config, axes: AxisSizes, node_devices: int | None) -> int
             ranks = " x ".join(f"{axis} {axes[axis]}" for axis in split if axes[axis] > 1)
             inner = f" (with tensor {axes.tensor})" if axes.tensor > 1 else ""
             raise UserError(
-                f"{key} sends inside nodes first, and the ranks of parallel.{ranks}{inner} are not spread evenly over "
-                f"nodes of {node_devices} devices; expected sizes that fill whole nodes, or divide one"
+                f"parallel.quantized.gradients: {gradients} sends inside nodes first, and the ranks of "
+                f"parallel.{ranks}{inner} are not spread evenly over nodes of {node_devices} devices; expected sizes "
+                "that fill whole nodes, or divide one"
             )
     return node_devices
 

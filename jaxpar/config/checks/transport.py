@@ -1,4 +1,4 @@
-"""Checks of how weights travel: secondary shards, state over replicas and quantised gathers."""
+"""Checks of how weights travel: secondary shards, state over replicas and quantised messages."""
 
 from __future__ import annotations
 
@@ -54,11 +54,12 @@ def check_state_over_replicas(config: Config) -> None:
         )
 
 
-def check_weight_wire(config: Config) -> None:
+def check_quantized(config: Config) -> None:
     """Refuse a quantised gather where no weight is sharded."""
-    wire, parallel = config.precision.weight_wire, config.parallel
-    if wire is not None and parallel.zero == 0 and known(parallel, *SHARD_AXES) > 1:
+    parallel = config.parallel
+    weights = parallel.quantized.weights
+    if weights is not None and parallel.zero == 0 and known(parallel, *SHARD_AXES) > 1:
         raise UserError(
-            f"precision.weight_wire: {wire} would not be used, because parallel.zero: 0 gathers no weights; expected "
-            "parallel.zero: 1, 2 or 3 with it, or null"
+            f"parallel.quantized.weights: {weights} would not be used, because parallel.zero: 0 gathers no weights; "
+            "expected parallel.zero: 1, 2 or 3 with it, or null"
         )

@@ -10,57 +10,44 @@ import pytest
 
 from jaxpar.config.plan import Plan
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.layout.choices.wire import wire_of
+from jaxpar.layout.choices.transport import transport_of
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.memory.estimate import estimated_bytes
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.mesh.wire.wire import Wire, secondary_ranks
-from jaxpar.training.run.plan_table import _wire_row
+from jaxpar.mesh.quantized.transport import Transport, secondary_ranks
+from jaxpar.training.run.plan_table import _message_row
 from tests.sentences import refused
 from tests.small_run import layout_of, small
 
 
-def plan_of(node_devices: int | None, precision: dict[str, Any] | None = None, **parallel: Any) -> Plan:
-    config = small(parallel=parallel, precision=precision or {}, data={"batch_size": 24})
+def plan_of(node_devices: int | None, quantized: dict[str, Any] | None = None, **parallel: Any) -> Plan:
+    config = small(parallel=parallel | {"quantized": quantized or {}}, data={"batch_size": 24})
     return make_plan(resolve_config(config, layout_of(config.parallel)), jax.devices()[0], node_devices)
 
 
-INT4 = {"gradient_wire": "int4"}
+INT4 = {"gradients": "int4"}
 
 
 @pytest.mark.parametrize(
-    ("node_devices", "precision", "parallel", "wire"),
+    ("node_devices", "quantized", "parallel", "transport"),
     [
-        (4, {}, {"fsdp": 8}, Wire()),
-        (4, INT4, {"fsdp": 8}, Wire(gradient="int4", node_devices=4)),
-        (None, INT4, {"fsdp": 8}, Wire(gradient="int4")),
-        (8, INT4, {"fsdp": 8}, Wire(gradient="int4")),
-        (4, {"weight_wire": "int8"}, {"fsdp": 8, "secondary_shard": 4}, Wire(weight="int8", secondary=4)),
-        (4, {}, {"fsdp": 8, "collectives": "hierarchical"}, Wire(hierarchical=True, node_devices=4)),
+        (4, {}, {"fsdp": 8}, Transport()),
+        (4, INT4, {"fsdp": 8}, Transport(gradient="int4", node_devices=4)),
+        (None, INT4, {"fsdp": 8}, Transport(gradient="int4")),
+        (8, INT4, {"fsdp": 8}, Transport(gradient="int4")),
+        (4, {"weights": "int8"}, {"fsdp": 8, "secondary_shard": 4}, Transport(weight="int8", secondary=4)),
     ],
 )
 def test_a_plan_cuts_messages_at_the_border_of_nodes(
-    node_devices: int | None, precision: dict[str, Any], parallel: dict[str, Any], wire: Wire
+    node_devices: int | None, quantized: dict[str, Any], parallel: dict[str, Any], transport: Transport
 ):
-    assert wire_of(plan_of(node_devices, precision, **parallel)) == wire
+    assert transport_of(plan_of(node_devices, quantized, **parallel)) == transport
 
 
 @pytest.mark.parametrize(
-    ("node_devices", "precision", "parallel", "parts"),
+    ("node_devices", "quantized", "parallel", "parts"),
     [
-        (
-            8,
-            {},
-            {"fsdp": 8, "collectives": "hierarchical"},
-            ("parallel.collectives: hierarchical", "8 devices", "one node", "expected flat"),
-        ),
-        (
-            8,
-            {},
-            {"fsdp": 12, "collectives": "hierarchical"},
-            ("parallel.collectives: hierarchical", "fsdp 12", "nodes of 8 devices"),
-        ),
-        (8, INT4, {"fsdp": 6, "tensor": 2}, ("precision.gradient_wire: int4", "fsdp 6", "tensor 2", "nodes of 8")),
+        (8, INT4, {"fsdp": 6, "tensor": 2}, ("parallel.quantized.gradients: int4", "fsdp 6", "tensor 2", "nodes of 8")),
         (
             4,
             {},
@@ -76,22 +63,22 @@ def test_a_plan_cuts_messages_at_the_border_of_nodes(
     ],
 )
 def test_what_nodes_do_not_divide_is_refused(
-    node_devices: int, precision: dict[str, Any], parallel: dict[str, Any], parts: tuple[str, ...]
+    node_devices: int, quantized: dict[str, Any], parallel: dict[str, Any], parts: tuple[str, ...]
 ):
     with refused(*parts):
-        plan_of(node_devices, precision, **parallel)
+        plan_of(node_devices, quantized, **parallel)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "near"),
     [
-        ("weight_wire", "int16", "int8"),
-        ("weight_wire", "float8_e4m3", "float8_e4m3fn"),
-        ("gradient_wire", "bf16", "bfloat16"),
+        ("weights", "int16", "int8"),
+        ("weights", "float8_e4m3", "float8_e4m3fn"),
+        ("gradients", "bf16", "bfloat16"),
     ],
 )
-def test_an_unknown_dtype_of_the_wire_is_refused_with_the_nearest(key: str, value: str, near: str):
-    with refused(f"precision.{key}", repr(value), f"did you mean {near}?"):
+def test_an_unknown_dtype_of_a_message_is_refused_with_the_nearest(key: str, value: str, near: str):
+    with refused(f"parallel.quantized.{key}", repr(value), f"did you mean {near}?"):
         plan_of(4, {key: value}, fsdp=8)
 
 
@@ -125,7 +112,7 @@ def test_neighbours_of_an_axis_of_one_rank_are_those_of_the_others():
     parallel = {"fsdp": 2, "context": 3, "secondary_shard": 2}
     config = resolve_config(small(parallel=parallel, data={"batch_size": 24, "sequence_length": 48}), 6)
     plan = make_plan(config, jax.devices()[0], None)
-    assert wire_of(plan).secondary == 2 and estimated_bytes(config, plan) > 0
+    assert transport_of(plan).secondary == 2 and estimated_bytes(config, plan) > 0
 
 
 @pytest.mark.parametrize(
@@ -142,7 +129,7 @@ def test_the_plan_states_the_secondary_shard_that_experts_have(model: dict[str, 
     parallel = {"fsdp": 16 // expert, "expert": expert, "secondary_shard": own}
     config = resolve_config(small(model=model, parallel=parallel, data={"batch_size": 16}), 16)
     layout = StepLayout(config, make_plan(config, jax.devices()[0], None))
-    assert _wire_row(layout) == [("wire", "exact", way)]
+    assert _message_row(layout) == [("messages", "exact", way)]
 
 
 def test_neighbours_that_are_a_part_of_several_axes_are_refused():
@@ -154,9 +141,8 @@ def test_neighbours_that_are_a_part_of_several_axes_are_refused():
 
 def test_nodes_also_divide_the_ranks_that_share_an_expert():
     """Those of fsdp and context: three of them are not spread evenly over nodes of four devices."""
-    parallel = {"fsdp": 3, "expert": 4, "collectives": "hierarchical", "replica": 2}
+    parallel = {"fsdp": 3, "expert": 4, "quantized": INT4, "replica": 2}
     config = small(model=ROUTED, parallel=parallel, data={"batch_size": 24})
-    plan = make_plan(resolve_config(config, 24), jax.devices()[0], 4)
-    assert wire_of(plan).hierarchical
-    with refused("parallel.collectives: hierarchical", "fsdp 3", "nodes of 8 devices"):
+    assert make_plan(resolve_config(config, 24), jax.devices()[0], 4).node_devices == 4
+    with refused("parallel.quantized.gradients: int4", "fsdp 3", "nodes of 8 devices"):
         make_plan(resolve_config(config, 24), jax.devices()[0], 8)

@@ -1,4 +1,4 @@
-"""Weights and gradients that travel in two levels or quantised: what arrives, and the bytes that were sent for it."""
+"""Weights and gradients that travel quantised, or through a secondary shard: what arrives, and the bytes sent."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar.mesh import collectives
 from jaxpar.mesh.axes import AXES
-from jaxpar.mesh.wire.codes import LARGEST, row_bytes
-from jaxpar.mesh.wire.travel import (
+from jaxpar.mesh.quantized.blocks import LARGEST, row_bytes
+from jaxpar.mesh.quantized.transport import Transport
+from jaxpar.mesh.quantized.travel import (
     gather_secondary,
     gather_shards,
     gather_stored,
     reduce_shards,
     scatter_shards,
 )
-from jaxpar.mesh.wire.wire import Wire
 from tests.sentences import refused
 from tests.traced import mesh_of, operations, sent_by_groups
 
@@ -37,8 +37,7 @@ WHOLE = np.random.default_rng(0).standard_normal((RANKS, *SHAPE)).astype(np.floa
 """On each rank."""
 ELEMENTS = prod(SHAPE)
 
-HIERARCHICAL = Wire(hierarchical=True, node_devices=NODE)
-SECONDARY = Wire(secondary=NODE)
+SECONDARY = Transport(secondary=NODE)
 
 
 def on_ranks(function: Any, out: P) -> Any:
@@ -53,42 +52,34 @@ def shards(whole: np.ndarray) -> np.ndarray:
     return np.stack(np.split(whole, RANKS, axis=1))
 
 
-def stored(x: jax.Array, wire: Wire) -> jax.Array:
+def stored(x: jax.Array, transport: Transport) -> jax.Array:
     """A gather as a step does it: through the secondary shard, if there is one."""
-    if wire.secondary > 1:
-        x = gather_secondary(x, SHARDS, 1, wire)
-    return gather_stored(x, SHARDS, 1, wire)
+    if transport.secondary > 1:
+        x = gather_secondary(x, SHARDS, 1, transport)
+    return gather_stored(x, SHARDS, 1, transport)
 
 
-@pytest.mark.parametrize("wire", [HIERARCHICAL, SECONDARY, Wire(secondary=2), Wire(node_devices=NODE)], ids=repr)
+@pytest.mark.parametrize("transport", [SECONDARY, Transport(secondary=2), Transport(node_devices=NODE)], ids=repr)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_exact_gather_has_every_bit_on_every_rank(wire: Wire, dtype: str):
+def test_an_exact_gather_has_every_bit_on_every_rank(transport: Transport, dtype: str):
     whole = WHOLE[0].astype(jnp.dtype(dtype))
-    found = np.asarray(jax.jit(on_ranks(lambda x: stored(x, wire), P(SHARDS)))(shards(whole)))
+    found = np.asarray(jax.jit(on_ranks(lambda x: stored(x, transport), P(SHARDS)))(shards(whole)))
     assert found.dtype == whole.dtype
     for rank in range(RANKS):
         np.testing.assert_array_equal(found[rank], whole)
 
 
-@pytest.mark.parametrize("wire", [Wire(), HIERARCHICAL, SECONDARY, Wire(secondary=2)], ids=repr)
+@pytest.mark.parametrize("transport", [Transport(), SECONDARY, Transport(secondary=2)], ids=repr)
 @pytest.mark.parametrize("weight", ["int8", "float8_e4m3fn"])
-def test_a_quantised_gather_is_the_same_on_every_rank_and_within_half_a_step(weight: Any, wire: Wire):
+def test_a_quantised_gather_is_the_same_on_every_rank_and_within_half_a_step(weight: Any, transport: Transport):
     found = np.asarray(
-        jax.jit(on_ranks(lambda x: stored(x, replace(wire, weight=weight)), P(SHARDS)))(shards(WHOLE[0]))
+        jax.jit(on_ranks(lambda x: stored(x, replace(transport, weight=weight)), P(SHARDS)))(shards(WHOLE[0]))
     )
     assert (found == found[:1]).all(), "ranks with other weights would compute with another model"
     largest = np.abs(WHOLE[0]).max()
     limit = largest / LARGEST["int8"] / 2 if weight == "int8" else np.abs(WHOLE[0]) * 2.0**-4 + largest * 2.0**-18
     error = np.abs(found[0] - WHOLE[0])
     assert (error <= limit * 1.01).all() and error.any()
-
-
-@pytest.mark.parametrize("wire", [HIERARCHICAL, Wire(hierarchical=True, node_devices=2)], ids=repr)
-def test_a_sum_in_two_levels_is_the_sum(wire: Wire):
-    shard = np.asarray(jax.jit(on_ranks(lambda x: scatter_shards(x, SHARDS, 1, wire), P(SHARDS)))(WHOLE))
-    np.testing.assert_allclose(shard, shards(WHOLE.sum(0)), rtol=1e-5, atol=1e-5)
-    everywhere = jax.jit(on_ranks(lambda x: reduce_shards(x, SHARDS, wire), P()))(WHOLE)
-    np.testing.assert_allclose(np.asarray(everywhere)[0], WHOLE.sum(0), rtol=1e-5, atol=1e-5)
 
 
 BOUNDS = {"bfloat16": 2.0**-8, "int8": 1 / 127, "int4": 1.0}
@@ -99,16 +90,16 @@ BOUNDS = {"bfloat16": 2.0**-8, "int8": 1 / 127, "int4": 1.0}
 @pytest.mark.parametrize("gradient", BOUNDS)
 def test_a_quantised_sum_is_within_its_bound_and_in_float32(gradient: Any, node_devices: int | None):
     """Each of n contributions is off by a step at most; in two levels, also each node's sum."""
-    wire = Wire(gradient=gradient, node_devices=node_devices)
+    transport = Transport(gradient=gradient, node_devices=node_devices)
     wanted = WHOLE.sum(0)
     own, nodes = np.abs(WHOLE).max(), np.abs(WHOLE.reshape(2, NODE, *SHAPE).sum(1)).max()
     limit = BOUNDS[gradient] * 1.01 * (RANKS * own + (2 * nodes if node_devices else 0))
-    shard = np.asarray(jax.jit(on_ranks(lambda x: scatter_shards(x, SHARDS, 1, wire), P(SHARDS)))(WHOLE))
+    shard = np.asarray(jax.jit(on_ranks(lambda x: scatter_shards(x, SHARDS, 1, transport), P(SHARDS)))(WHOLE))
     assert np.abs(shard - shards(wanted)).max() <= limit
     relative = np.linalg.norm(shard - shards(wanted)) / np.linalg.norm(wanted)
     typical = {"bfloat16": 0.003, "int8": 0.02, "int4": 0.35}
     assert typical[gradient] / 10 < relative < typical[gradient], "as docs/zeropp.md states it"
-    everywhere = np.asarray(jax.jit(on_ranks(lambda x: reduce_shards(x, SHARDS, wire), P()))(WHOLE))[0]
+    everywhere = np.asarray(jax.jit(on_ranks(lambda x: reduce_shards(x, SHARDS, transport), P()))(WHOLE))[0]
     assert np.abs(everywhere - wanted).max() <= limit + BOUNDS[gradient] * 1.01 * (np.abs(wanted).max() + limit)
 
 
@@ -116,56 +107,49 @@ def test_a_quantised_sum_is_within_its_bound_and_in_float32(gradient: Any, node_
 def test_quantised_sums_of_many_gradients_have_no_bias(gradient: Any):
     """The error of the mean of n draws falls with n; what is left is far below one step."""
     draws = np.random.default_rng(2).standard_normal((64, RANKS, 8, 64)).astype(np.float32) + 0.05
-    wire = Wire(gradient=gradient, node_devices=NODE)
-    function = jax.jit(on_ranks(lambda x: scatter_shards(x, SHARDS, 1, wire), P(SHARDS)))
+    transport = Transport(gradient=gradient, node_devices=NODE)
+    function = jax.jit(on_ranks(lambda x: scatter_shards(x, SHARDS, 1, transport), P(SHARDS)))
     errors = [np.asarray(function(x)) - np.stack(np.split(x.sum(0), RANKS, axis=1)) for x in draws]
     spread = np.std(errors) / np.sqrt(np.size(errors))
     assert abs(np.mean(errors)) < 4 * spread
 
 
 @pytest.mark.parametrize(
-    ("wire", "inside", "between"),
+    ("transport", "inside", "between"),
     [
-        (Wire(), 0, ELEMENTS // 8 * 4 * 7),
-        (HIERARCHICAL, 2 * ELEMENTS // 8 * 4 * 3, ELEMENTS // 8 * 4),
-        (Wire(weight="int8"), 0, row_bytes(ELEMENTS // 8, "int8") * 7),
-        (
-            Wire(weight="int8", hierarchical=True, node_devices=NODE),
-            2 * row_bytes(ELEMENTS // 8, "int8") * 3,
-            row_bytes(ELEMENTS // 8, "int8"),
-        ),
+        (Transport(), 0, ELEMENTS // 8 * 4 * 7),
+        (Transport(weight="int8"), 0, row_bytes(ELEMENTS // 8, "int8") * 7),
         (SECONDARY, ELEMENTS // 4 * 4 * 3, ELEMENTS // 8 * 4),
-        (Wire(secondary=NODE, weight="float8_e4m3fn"), ELEMENTS // 4 * 4 * 3, row_bytes(ELEMENTS // 8, "int8")),
+        (Transport(secondary=NODE, weight="float8_e4m3fn"), ELEMENTS // 4 * 4 * 3, row_bytes(ELEMENTS // 8, "int8")),
     ],
     ids=repr,
 )
-def test_a_gather_sends_the_bytes_of_its_formula_by_link(wire: Wire, inside: float, between: float):
-    sent = sent_by_groups(MESH, on_ranks(lambda x: stored(x, wire), P(SHARDS)), NODE, shards(WHOLE[0]))
+def test_a_gather_sends_the_bytes_of_its_formula_by_link(transport: Transport, inside: float, between: float):
+    sent = sent_by_groups(MESH, on_ranks(lambda x: stored(x, transport), P(SHARDS)), NODE, shards(WHOLE[0]))
     assert (sent[False], sent[True]) == (inside, between)
 
 
 @pytest.mark.parametrize(
-    ("wire", "inside", "between"),
+    ("transport", "inside", "between"),
     [
-        (Wire(), 0, ELEMENTS * 4 * 7 // 8),
-        (HIERARCHICAL, ELEMENTS * 4 * 3 // 4, ELEMENTS // 4 * 4 // 2),
-        (Wire(gradient="bfloat16"), 0, ELEMENTS * 2 * 7 // 8),
-        (Wire(gradient="int8"), 0, row_bytes(ELEMENTS // 8, "int8") * 7),
+        (Transport(), 0, ELEMENTS * 4 * 7 // 8),
+        (Transport(gradient="bfloat16"), 0, ELEMENTS * 2 * 7 // 8),
+        (Transport(gradient="int8"), 0, row_bytes(ELEMENTS // 8, "int8") * 7),
         (
-            Wire(gradient="int4", node_devices=NODE),
+            Transport(gradient="int4", node_devices=NODE),
             row_bytes(ELEMENTS // 4, "int8") * 3,
             row_bytes(ELEMENTS // 8, "int4"),
         ),
     ],
     ids=repr,
 )
-def test_a_reduce_scatter_sends_the_bytes_of_its_formula_by_link(wire: Wire, inside: float, between: float):
-    sent = sent_by_groups(MESH, on_ranks(lambda x: scatter_shards(x, SHARDS, 1, wire), P(SHARDS)), NODE, WHOLE)
+def test_a_reduce_scatter_sends_the_bytes_of_its_formula_by_link(transport: Transport, inside: float, between: float):
+    sent = sent_by_groups(MESH, on_ranks(lambda x: scatter_shards(x, SHARDS, 1, transport), P(SHARDS)), NODE, WHOLE)
     assert (sent[False], sent[True]) == (inside, between)
-    whole = sent_by_groups(MESH, on_ranks(lambda x: reduce_shards(x, SHARDS, wire), P()), NODE, WHOLE)
-    last = row_bytes(ELEMENTS // 8, wire.gradient) if wire.gradient in ("int8", "int4") else None
-    back = ELEMENTS // 8 * (2 if wire.gradient else 4) if last is None else last
-    more = (2 * 3 * back, back) if wire.node_devices else (0, 7 * back)
+    whole = sent_by_groups(MESH, on_ranks(lambda x: reduce_shards(x, SHARDS, transport), P()), NODE, WHOLE)
+    last = row_bytes(ELEMENTS // 8, transport.gradient) if transport.gradient in ("int8", "int4") else None
+    back = ELEMENTS // 8 * (2 if transport.gradient else 4) if last is None else last
+    more = (2 * 3 * back, back) if transport.node_devices else (0, 7 * back)
     assert (whole[False], whole[True]) == (inside + more[0], between + more[1]), "an all-reduce gathers what it reduced"
 
 
@@ -182,8 +166,8 @@ def test_a_plain_sum_of_codes_is_refused(name: str, dtype: str):
 
 @pytest.mark.parametrize("function", [scatter_shards, reduce_shards, gather_shards])
 def test_a_value_that_all_ranks_hold_alike_is_refused(function: Any):
-    wire = Wire(gradient="int8", weight="int8")
-    own = partial(function, axes=("fsdp",), wire=wire, **({} if function is reduce_shards else {"dim": 1}))
+    transport = Transport(gradient="int8", weight="int8")
+    own = partial(function, axes=("fsdp",), transport=transport, **({} if function is reduce_shards else {"dim": 1}))
     program = jax.shard_map(own, mesh=MESH, in_specs=P("context"), out_specs=P("context"))
     with refused("same on all ranks", "fsdp", error=ValueError):
         jax.eval_shape(program, jax.ShapeDtypeStruct((8, 16, 4), jnp.float32))
@@ -191,20 +175,21 @@ def test_a_value_that_all_ranks_hold_alike_is_refused(function: Any):
 
 def test_quantised_programs_send_nothing_but_codes():
     """No message in another type: an all-gather of float32 scales, or of what was decoded too early."""
-    wire = Wire(weight="int8", gradient="int4", hierarchical=True, node_devices=NODE)
-    program = on_ranks(lambda x: scatter_shards(gather_shards(x, SHARDS, 1, wire), SHARDS, 1, wire), P(SHARDS))
+    transport = Transport(weight="int8", gradient="int4", node_devices=NODE)
+    program = on_ranks(
+        lambda x: scatter_shards(gather_shards(x, SHARDS, 1, transport), SHARDS, 1, transport), P(SHARDS)
+    )
     moves = [
         equation.invars[0].aval.dtype.name
         for equation, _ in operations(program, shards(WHOLE[0]))
         if equation.primitive.name in ("all_gather", "all_to_all", "reduce_scatter", "psum_invariant")
     ]
-    assert moves == ["uint8"] * 4
+    assert moves == ["uint8"] * 3
 
 
 @pytest.mark.parametrize(("name", "reduce"), [("scatter_gradient", scatter_shards), ("reduce_sum", reduce_shards)])
-@pytest.mark.parametrize("wire", [Wire(), HIERARCHICAL], ids=repr)
-def test_a_sum_in_8_bits_is_refused_in_two_levels_too(name: str, reduce: Any, wire: Wire):
+def test_a_sum_in_8_bits_is_refused(name: str, reduce: Any):
     dim = (1,) if reduce is scatter_shards else ()
-    function = on_ranks(lambda x: reduce(x, SHARDS, *dim, wire), P(SHARDS))
+    function = on_ranks(lambda x: reduce(x, SHARDS, *dim, Transport()), P(SHARDS))
     with refused(f"{name} of int8", "computed in this type", "float32", error=ValueError):
         jax.eval_shape(function, jax.ShapeDtypeStruct((RANKS, *SHAPE), jnp.int8))

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, Shaped
 
 from jaxpar.mesh.axes import ROUTED_AXIS
 from jaxpar.mesh.collectives import exchange_tokens, must_vary
-from jaxpar.mesh.wire.codes import decode, encode
-from jaxpar.mesh.wire.levels import levels_of
+from jaxpar.mesh.quantized.blocks import decode, encode
+from jaxpar.mesh.quantized.levels import levels_of
 from pallas_kernels.varying import vary_alike
 
 
@@ -38,31 +38,31 @@ def exchange_tokens_by_node(x: Shaped[Array, "rows ..."], node_devices: int) -> 
 
 
 def sent(
-    wire: str | None, send: Callable[..., jax.Array], x: Float[Array, "tokens embed"], *places: jax.Array
+    dtype: str | None, send: Callable[..., jax.Array], x: Float[Array, "tokens embed"], *places: jax.Array
 ) -> Float[Array, "rows embed"]:
     """`send(x, *places)`, which moves rows as they are, with each row as block codes on its way.
 
     A token is rounded to the nearest code once, however many copies are sent. Its gradient is that of `send`, in the
-    dtype of `x`. A row of n numbers has `jaxpar.mesh.wire.codes.row_bytes(n, wire)` bytes; None sends `x` itself.
+    dtype of `x`. A row of n numbers has `row_bytes(n, dtype)` bytes; None sends `x` itself.
     """
-    if wire is None:
+    if dtype is None:
         return send(x, *places)
     x, places = vary_alike((x, places))
-    return _in_codes(wire, send, len(x), x, *places)
+    return _in_codes(dtype, send, len(x), x, *places)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _in_codes(wire: str, send: Callable[..., jax.Array], tokens: int, x: jax.Array, *places: jax.Array) -> jax.Array:
+def _in_codes(dtype: str, send: Callable[..., jax.Array], tokens: int, x: jax.Array, *places: jax.Array) -> jax.Array:
     del tokens
-    return decode(send(encode(x, wire), *places), x.shape[1], wire).astype(x.dtype)
+    return decode(send(encode(x, dtype), *places), x.shape[1], dtype).astype(x.dtype)
 
 
-def _forward(wire: str, send: Callable[..., jax.Array], tokens: int, x: jax.Array, *places: jax.Array) -> Any:
-    return _in_codes(wire, send, tokens, x, *places), places
+def _forward(dtype: str, send: Callable[..., jax.Array], tokens: int, x: jax.Array, *places: jax.Array) -> Any:
+    return _in_codes(dtype, send, tokens, x, *places), places
 
 
-def _backward(wire: str, send: Callable[..., jax.Array], tokens: int, places: Any, dy: jax.Array) -> tuple[Any, ...]:
-    del wire
+def _backward(dtype: str, send: Callable[..., jax.Array], tokens: int, places: Any, dy: jax.Array) -> tuple[Any, ...]:
+    del dtype
     anywhere = vary_alike((jnp.zeros((tokens, dy.shape[1]), dy.dtype), dy))[0]  # linear in `x`
     return *jax.vjp(lambda x: send(x, *places), anywhere)[1](dy), *[None for _ in places]
 

@@ -8,20 +8,18 @@ from typing import Literal
 
 from jaxpar.mesh.axes import SHARD_AXES
 
-type WeightWire = Literal["int8", "float8_e4m3fn"]
-type GradientWire = Literal["bfloat16", "int8", "int4"]
+type WeightDtype = Literal["int8", "float8_e4m3fn"]
+type GradientDtype = Literal["bfloat16", "int8", "int4"]
 
 
 @dataclass(frozen=True)
-class Wire:
+class Transport:
     """How one weight and its gradient travel. A leaf of trees."""
 
-    weight: WeightWire | None = None
-    """Codes of the gathered weight; None for its storage dtype."""
-    gradient: GradientWire | None = None
-    """Codes of the gradient; None for its own dtype."""
-    hierarchical: bool = False
-    """Whether weights, and gradients in their own dtype, travel in two levels. Quantised gradients always do."""
+    weight: WeightDtype | None = None
+    """Dtype of the blocks of the gathered weight; None for its storage dtype, exact."""
+    gradient: GradientDtype | None = None
+    """Dtype of the blocks of the gradient; None for that in which it accumulates, exact."""
     node_devices: int | None = None
     """Devices of a node; None if all are in one."""
     secondary: int = 1
@@ -37,7 +35,7 @@ class Wire:
     whole."""
 
     @property
-    def exact(self) -> Wire:
+    def exact(self) -> Transport:
         """The same for a weight that must not be quantised."""
         return replace(self, weight=None, gradient=None)
 
@@ -57,5 +55,5 @@ def secondary_ranks(secondary: int, sizes: Mapping[str, int], split: Collection[
     return found
 
 
-EXACT = Wire()
-"""In one level, in the dtypes of the placements."""
+EXACT = Transport()
+"""In the dtypes of the placements."""

@@ -29,40 +29,40 @@ POWERS = 7
 SCALE_BYTES = 2
 
 
-def row_bytes(elements: int, wire: str) -> int:
-    """Bytes of a row of `elements` on the wire: codes, and a scale for each block."""
-    codes = -(-elements // 2) if wire == "int4" else elements
+def row_bytes(elements: int, dtype: str) -> int:
+    """Bytes of a row of `elements` on the dtype: codes, and a scale for each block."""
+    codes = -(-elements // 2) if dtype == "int4" else elements
     return codes + SCALE_BYTES * -(-elements // BLOCK)
 
 
-def encode(x: Float[Array, "rows elements"], wire: str, *, stochastic: bool = False) -> UInt8[Array, "rows bytes"]:
+def encode(x: Float[Array, "rows elements"], dtype: str, *, stochastic: bool = False) -> UInt8[Array, "rows bytes"]:
     """Rows as bytes, `row_bytes` of each. Only integer codes can be rounded stochastically."""
     rows, elements = x.shape
     x = x.astype(jnp.float32)
     blocks = _blocks(x)
-    largest = jnp.max(jnp.abs(blocks), axis=2, keepdims=True) / LARGEST[wire]
+    largest = jnp.max(jnp.abs(blocks), axis=2, keepdims=True) / LARGEST[dtype]
     # Half a step of bfloat16 more, or rounding the scale down would clip its block's largest element.
     scales = (largest * (1 + 2.0**-8)).astype(jnp.bfloat16)
     scaled = blocks / jnp.where(scales > 0, scales, 1).astype(jnp.float32)
     scaled = scaled.reshape(rows, -1)[:, :elements]
     thresholds = _thresholds(x) if stochastic else jnp.float32(0.5)
-    if wire == "float8_e4m3fn":
+    if dtype == "float8_e4m3fn":
         codes = lax.bitcast_convert_type(scaled.astype(jnp.float8_e4m3fn), jnp.uint8)
-    elif wire == "int4":
+    elif dtype == "int4":
         codes = _packed(_powers(scaled, thresholds))
     else:
         codes = lax.bitcast_convert_type(jnp.floor(scaled + thresholds).astype(jnp.int8), jnp.uint8)
     return jnp.concatenate([codes, lax.bitcast_convert_type(scales, jnp.uint8).reshape(rows, -1)], axis=1)
 
 
-def decode(sent: UInt8[Array, "rows bytes"], elements: int, wire: str) -> Float[Array, "rows elements"]:
+def decode(sent: UInt8[Array, "rows bytes"], elements: int, dtype: str) -> Float[Array, "rows elements"]:
     """Rows of `elements` in float32."""
-    split = row_bytes(elements, wire) - SCALE_BYTES * -(-elements // BLOCK)
+    split = row_bytes(elements, dtype) - SCALE_BYTES * -(-elements // BLOCK)
     codes, scales = sent[:, :split], sent[:, split:]
     scales = lax.bitcast_convert_type(scales.reshape(sent.shape[0], -1, SCALE_BYTES), jnp.bfloat16)
-    if wire == "float8_e4m3fn":
+    if dtype == "float8_e4m3fn":
         values = lax.bitcast_convert_type(codes, jnp.float8_e4m3fn).astype(jnp.float32)
-    elif wire == "int4":
+    elif dtype == "int4":
         values = _of_powers(_unpacked(codes)[:, :elements])
     else:
         values = lax.bitcast_convert_type(codes, jnp.int8).astype(jnp.float32)

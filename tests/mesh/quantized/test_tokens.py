@@ -11,8 +11,8 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jaxpar.mesh.collectives import exchange_tokens
-from jaxpar.mesh.wire.codes import decode, encode, row_bytes
-from jaxpar.mesh.wire.tokens import exchange_tokens_by_node, sent
+from jaxpar.mesh.quantized.blocks import decode, encode, row_bytes
+from jaxpar.mesh.quantized.tokens import exchange_tokens_by_node, sent
 from tests.traced import mesh_of, sent_by_groups
 
 

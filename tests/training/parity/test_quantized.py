@@ -1,6 +1,6 @@
-"""Quantised and hierarchical messages in whole steps: the numbers of the exact step, within what each states.
+"""Quantised messages and secondary shards in full steps: the numbers of the exact step, within what each states.
 
-Hierarchical gathers and secondary shards change no bit of a weight, and sums only in their order. Quantised weights and
+Secondary shards change no bit of a weight. Quantised weights and
 gradients are compared by the relative error of the whole gradient, |found - exact| / |exact|, with the errors that
 docs/zeropp.md states; a scale applied twice, a shard of another step or a contribution left out exceed them.
 """
@@ -25,13 +25,9 @@ ROUTED = {"experts": ExpertsConfig(count=4, per_token=2, width=32, shared=1)}
 HASHED = {"experts": ExpertsConfig(count=4, per_token=2, width=32, router="hash")}
 """Whose choices do not change with rounded weights."""
 
-TWO_LEVELS = {"collectives": "hierarchical"}
-INT8 = {"weight_wire": "int8", "gradient_wire": "int8"}
+INT8 = {"quantized": {"weights": "int8", "gradients": "int8"}}
 
 EXACT: dict[str, dict[str, dict[str, Any]]] = {
-    "hierarchical, ZeRO-3 and tensor": {"parallel": {"fsdp": 4, "tensor": 2, **TWO_LEVELS}},
-    "hierarchical, replicas in nodes": {"parallel": {"replica": 4, "fsdp": 2, "zero": 2, **TWO_LEVELS}},
-    "hierarchical, ZeRO-0": {"parallel": {"replica": 2, "fsdp": 4, "zero": 0, **TWO_LEVELS}},
     "secondary shard, accumulation, remat, tied": {
         "parallel": {"fsdp": 4, "context": 2, "secondary_shard": 4, "microbatches": 2},
         "memory": {"remat": "full"},
@@ -42,30 +38,25 @@ EXACT: dict[str, dict[str, dict[str, Any]]] = {
         "parallel": {"fsdp": 8, "secondary_shard": 2},
         "memory": {"optimizer_offload": "host", "weights_offload": "host"},
     },
-    "secondary shard, state on the host, two levels": {
-        "parallel": {"fsdp": 8, "secondary_shard": 2, **TWO_LEVELS},
+    "secondary shard, state on the host": {
+        "parallel": {"fsdp": 8, "secondary_shard": 2},
         "memory": {"optimizer_offload": "host"},
     },
     "secondary shard over ranks of experts": {
-        "parallel": {"fsdp": 4, "expert": 2, "secondary_shard": 4, **TWO_LEVELS},
+        "parallel": {"fsdp": 4, "expert": 2, "secondary_shard": 4},
         "model": ROUTED,
     },
     "secondary shard beside ranks of experts": {
         "parallel": {"expert": 2, "fsdp": 2, "context": 2, "secondary_shard": 2},
         "model": ROUTED,
     },
-    "experts on the host, two levels": {
-        "parallel": {"fsdp": 4, "expert": 2, **TWO_LEVELS},
-        "memory": {"optimizer_offload": "host", "weights_offload": "host"},
-        "model": ROUTED,
-    },
 }
 
 QUANTISED: dict[str, tuple[float, dict[str, dict[str, Any]]]] = {
-    "bfloat16 gradients": (0.004, {"parallel": {"fsdp": 8}, "precision": {"gradient_wire": "bfloat16"}}),
+    "bfloat16 gradients": (0.004, {"parallel": {"fsdp": 8, "quantized": {"gradients": "bfloat16"}}}),
     "int8 gradients, replicas in nodes": (
         0.03,
-        {"parallel": {"replica": 4, "fsdp": 2}, "precision": {"gradient_wire": "int8"}},
+        {"parallel": {"replica": 4, "fsdp": 2, "quantized": {"gradients": "int8"}}},
     ),
     "all of int8, state over replicas, beside the backward": (
         0.05,
@@ -74,43 +65,40 @@ QUANTISED: dict[str, tuple[float, dict[str, dict[str, Any]]]] = {
                 "replica": 2,
                 "fsdp": 4,
                 "overlap": {"shard_state_over_replicas": True, "replica_sums": "overlapped"},
+                **INT8,
             },
-            "precision": INT8,
         },
     ),
-    "int8 weights under ZeRO-1": (0.05, {"parallel": {"fsdp": 8, "zero": 1}, "precision": {"weight_wire": "int8"}}),
-    "float8 weights": (0.15, {"parallel": {"fsdp": 8}, "precision": {"weight_wire": "float8_e4m3fn"}}),
+    "int8 weights under ZeRO-1": (0.05, {"parallel": {"fsdp": 8, "zero": 1, "quantized": {"weights": "int8"}}}),
+    "float8 weights": (0.15, {"parallel": {"fsdp": 8, "quantized": {"weights": "float8_e4m3fn"}}}),
     "all of int8, accumulation, remat, tied": (
         0.05,
         {
-            "parallel": {"fsdp": 4, "context": 2, "secondary_shard": 4, "microbatches": 2},
-            "precision": INT8,
+            "parallel": {"fsdp": 4, "context": 2, "secondary_shard": 4, "microbatches": 2, **INT8},
             "memory": {"remat": "full"},
             "model": {"tied": True},
         },
     ),
-    "all of int8 in a pipeline, two levels": (
+    "all of int8 in a pipeline": (
         0.05,
         {
-            "parallel": {"pipe": 2, "fsdp": 4, "secondary_shard": 2, "microbatches": 2, **TWO_LEVELS},
-            "precision": INT8,
+            "parallel": {"pipe": 2, "fsdp": 4, "secondary_shard": 2, "microbatches": 2, **INT8},
         },
     ),
     "all of int8, layers on the host": (
         0.05,
         {
-            "parallel": {"fsdp": 8, "secondary_shard": 2},
-            "precision": INT8,
+            "parallel": {"fsdp": 8, "secondary_shard": 2, **INT8},
             "memory": {"optimizer_offload": "host", "weights_offload": "host"},
         },
     ),
     "all of int8, experts": (
         0.05,
-        {"parallel": {"fsdp": 4, "expert": 2, "secondary_shard": 4}, "precision": INT8, "model": HASHED},
+        {"parallel": {"fsdp": 4, "expert": 2, "secondary_shard": 4, **INT8}, "model": HASHED},
     ),
     "ZeRO++: int8 weights, a secondary shard, int4 gradients": (
         0.45,
-        {"parallel": {"fsdp": 8, "secondary_shard": 4}, "precision": {"weight_wire": "int8", "gradient_wire": "int4"}},
+        {"parallel": {"fsdp": 8, "secondary_shard": 4, "quantized": {"weights": "int8", "gradients": "int4"}}},
     ),
 }
 
@@ -134,7 +122,7 @@ def found(sections: dict[str, dict[str, Any]]) -> tuple[float, float, Any, Any]:
 
 @pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("name", EXACT)
-def test_two_levels_and_secondary_shards_give_the_numbers_of_one_device(name: str):
+def test_secondary_shards_give_the_numbers_of_one_device(name: str):
     wanted_loss, loss, wanted, gradients = found(EXACT[name])
     assert abs(loss - wanted_loss) <= 1e-5 * wanted_loss
     worst, leaf = worst_difference(gradients, wanted)
@@ -150,7 +138,7 @@ def size_of(tree: Any) -> float:
 def test_quantised_messages_give_them_within_the_stated_error(name: str):
     limit, sections = QUANTISED[name]
     wanted_loss, loss, wanted, gradients = found(sections)
-    weights = sections["precision"].get("weight_wire")
+    weights = sections["parallel"]["quantized"].get("weights")
     assert abs(loss - wanted_loss) <= (0.01 if weights else 1e-5) * wanted_loss
     error = size_of(jax.tree.map(lambda a, b: a - b, gradients, wanted)) / size_of(wanted)
     assert limit / 20 < error < limit, "not exact, or the messages were not quantised"
@@ -163,11 +151,11 @@ def test_quantised_messages_give_them_within_the_stated_error(name: str):
 @pytest.mark.parametrize("zero", [1, 3])
 def test_evaluations_are_of_the_weights_that_are_saved(zero: int):
     model = {"layers": 1, "experts": ExpertsConfig(count=2, per_token=1, width=32)}
-    own = {"weight_wire": "int8", "exchange_wire": "float8_e4m3fn"}
+    quantized = {"weights": "int8", "tokens": "float8_e4m3fn"}
 
-    def loss(**precision: Any) -> float:
-        run = SmallRun(small(model=model, parallel={"fsdp": 2, "expert": 2, "zero": zero}, precision=precision))
+    def loss(**parallel: Any) -> float:
+        run = SmallRun(small(model=model, parallel={"fsdp": 2, "expert": 2, "zero": zero, **parallel}))
         weights = run.step.residency.readable(run.step.residency.initial_state().master)
         return float(run.step.evaluate(weights, run.batch(0))[0]["loss"])
 
-    assert loss(**own) == loss()
+    assert loss(quantized=quantized) == loss()

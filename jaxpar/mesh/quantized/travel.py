@@ -1,0 +1,179 @@
+"""Gathers and reductions of weights and gradients: exact or quantised, and gathers from a secondary shard.
+
+A quantised reduction is an all-to-all of blocks and a sum in float32, inside the node first and then between nodes, on
+what is left: between nodes, a device then sends one `ranks`-th of what one level sends (`ranks` devices of a group in
+each node). There is no other: `lax.psum_scatter` in an 8-bit type compiles, and adds up in that type
+(`jaxpar.mesh.collectives.scatter_gradient` refuses it).
+
+In the formulas `x` is the bytes of the local input, `e` its elements, `n = nodes * ranks`, and `row_bytes` that of
+`blocks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Shaped
+
+from jaxpar.mesh.collectives import gather_weight, must_add_up, must_vary, reduce_sum, scatter_gradient
+from jaxpar.mesh.quantized.agreed import agreed
+from jaxpar.mesh.quantized.blocks import decode, encode
+from jaxpar.mesh.quantized.levels import Levels, RankGroups, levels_of
+from jaxpar.mesh.quantized.transport import Transport, WeightDtype
+
+# ---- weights
+
+
+def gather_stored(x: Shaped[Array, "..."], axes: Sequence[str], dim: int, transport: Transport) -> Shaped[Array, "..."]:
+    """Join the shards of a weight along `dim`, from where a step stores them, in the dtype of `x`.
+
+    From a secondary shard this stays inside it: `x * (secondary - 1)` bytes, exact. Otherwise `x * (n - 1)` bytes or,
+    quantised, `row_bytes(e) * (n - 1)`.
+    """
+    if transport.secondary == 1:
+        return gather_shards(x, axes, dim, transport)
+    levels = _around_secondary(axes, transport)
+    with jax.named_scope("gather_weight"):
+        full = lax.all_gather(_split(x, dim, levels.nodes), tuple(axes), axis=dim + 1, axis_index_groups=levels.inside)
+        return _merged(full, dim, 3)
+
+
+def gather_shards(x: Shaped[Array, "..."], axes: Sequence[str], dim: int, transport: Transport) -> Shaped[Array, "..."]:
+    """Join the shards of a weight along `dim`, all of them: `gather_stored` without a secondary shard."""
+    if transport.weight is None:
+        return gather_weight(x, axes, dim)
+    must_vary(x, axes, "gather_weight")
+    return _joined(_gathered(x, axes, None, transport.weight), dim)
+
+
+def gather_secondary(
+    x: Shaped[Array, "..."], axes: Sequence[str], dim: int, transport: Transport
+) -> Shaped[Array, "..."]:
+    """The part of a weight that a rank holds in a secondary shard, from its own shard and those of ranks with the same
+    place in the other secondary shards, along `dim` in the order of these.
+
+    Sends `x * (s - 1)` bytes, or quantised `row_bytes(e) * (s - 1)`, with s = n / secondary.
+    """
+    levels = _around_secondary(axes, transport)
+    parts = _gathered(x, axes, levels.between, transport.weight) if levels.nodes > 1 else x[None]
+    return _joined(parts, dim)
+
+
+def secondary_parts(axes: Sequence[str], transport: Transport) -> int:
+    """Shards that a rank's part of a secondary shard consists of."""
+    return _around_secondary(axes, transport).nodes if transport.secondary > 1 else 1
+
+
+def _around_secondary(axes: Sequence[str], transport: Transport) -> Levels:
+    ranks = prod(lax.axis_size(axis) for axis in axes)
+    assert ranks % transport.secondary == 0, f"secondary shards of {transport.secondary} among {ranks} ranks"
+    return Levels(ranks // transport.secondary, transport.secondary)
+
+
+def _gathered(x: Array, axes: Sequence[str], groups: RankGroups, dtype: WeightDtype | None) -> Array:
+    """The members' `x`, [member, ...]."""
+    with jax.named_scope("gather_weight"):
+        sent = x if dtype is None else encode(x.reshape(1, -1), dtype)[0]
+        parts = lax.all_gather(sent, tuple(axes), axis=0, axis_index_groups=groups)
+        return parts if dtype is None else decode(parts, x.size, dtype).astype(x.dtype).reshape(-1, *x.shape)
+
+
+# ---- gradients
+
+
+def scatter_shards(x: Float[Array, "..."], axes: Sequence[str], dim: int, transport: Transport) -> Float[Array, "..."]:
+    """Sum a gradient over `axes` and keep this rank's shard of `dim`, in the dtype of `x`.
+
+    Sends `x * (n - 1) / n` bytes. Quantised, a device sends `ranks - 1` of the `ranks` parts of `x` inside its node, in
+    blocks of `dtype_inside`, and then `nodes - 1` of the `nodes` parts of what is left, in `row_bytes` of each.
+    """
+    if transport.gradient is None:
+        return scatter_gradient(x, axes, dim)
+    must_vary(x, axes, "scatter_gradient")
+    must_add_up(x, "scatter_gradient")
+    levels = levels_of(axes, transport.node_devices)
+    with jax.named_scope("scatter_gradient"):
+        parts = jnp.moveaxis(_split(x, dim, levels.nodes, levels.ranks), (dim, dim + 1), (1, 0))  # [rank, node, ...]
+        return _exchanged_twice(parts, axes, levels, transport.gradient).astype(x.dtype)
+
+
+def reduce_shards(x: Float[Array, "..."], axes: Sequence[str], transport: Transport) -> Float[Array, "..."]:
+    """Sum a gradient over `axes`; the result is the same on all of their ranks.
+
+    Sends `2 * x * (n - 1) / n` bytes; quantised those of `scatter_shards`, and a gather of the sums: between the nodes
+    first, since the other order would send every byte to all the devices of a node.
+    """
+    dtype = transport.gradient
+    if dtype is None:
+        return reduce_sum(x, axes)
+    levels = levels_of(axes, transport.node_devices)
+    if levels == Levels(1, 1):
+        return reduce_sum(x, axes)
+    must_vary(x, axes, "reduce_sum")
+    must_add_up(x, "reduce_sum")
+    with jax.named_scope("reduce_sum"):
+        flat = jnp.pad(x.reshape(-1), (0, -x.size % (levels.nodes * levels.ranks)))
+        local = _exchanged_twice(flat.reshape(levels.ranks, levels.nodes, -1), axes, levels, dtype)
+        parts = _coded(local[None], dtype)
+        if levels.nodes > 1:
+            parts = lax.all_gather(parts[0], tuple(axes), axis=0, axis_index_groups=levels.between)
+        if levels.ranks > 1:
+            parts = lax.all_gather(parts, tuple(axes), axis=0, axis_index_groups=levels.inside)
+        full = _decoded(parts.reshape(levels.nodes * levels.ranks, -1), local.size, dtype)
+        return agreed(full.reshape(-1)[: x.size].reshape(x.shape).astype(x.dtype), axes)
+
+
+def _exchanged_twice(
+    x: Float[Array, "rank node ..."], axes: Sequence[str], levels: Levels, dtype: str
+) -> Float[Array, "..."]:
+    """The sum over all members of their parts for this one, inside the node and then between nodes, in float32."""
+    if levels.ranks > 1:
+        x = _exchanged(x, axes, levels.inside, dtype_inside(dtype) if levels.nodes > 1 else dtype)[None]
+    if levels.nodes == 1:
+        return x[0, 0].astype(jnp.float32)
+    return _exchanged(x[0], axes, levels.between, dtype)
+
+
+def dtype_inside(dtype: str) -> str:
+    """Dtype inside the nodes of a sum in two levels: 4 bits are for what leaves a node, where bytes are scarce; inside,
+    8 bits keep half of the error away."""
+    return "int8" if dtype == "int4" else dtype
+
+
+def _exchanged(
+    x: Float[Array, "member ..."], axes: Sequence[str], groups: RankGroups, dtype: str
+) -> Float[Array, "..."]:
+    """The sum over the members of a group of their parts for this one, in float32."""
+    sent = _coded(x.reshape(x.shape[0], -1), dtype)
+    received = lax.all_to_all(sent, tuple(axes), 0, 0, axis_index_groups=groups, tiled=True)
+    return _decoded(received, x[0].size, dtype).sum(axis=0).reshape(x.shape[1:])
+
+
+def _coded(rows: Array, dtype: str) -> Array:
+    return rows.astype(jnp.bfloat16) if dtype == "bfloat16" else encode(rows, dtype, stochastic=True)
+
+
+def _decoded(rows: Array, elements: int, dtype: str) -> Array:
+    return rows.astype(jnp.float32) if dtype == "bfloat16" else decode(rows, elements, dtype)
+
+
+# ---- shapes
+
+
+def _split(x: Array, dim: int, *parts: int) -> Array:
+    """`x` with `dim` cut into parts, slowest first: [..., *parts, rest of dim, ...]."""
+    return x.reshape(*x.shape[:dim], *parts, x.shape[dim] // prod(parts), *x.shape[dim + 1 :])
+
+
+def _merged(x: Array, dim: int, dims: int) -> Array:
+    """`x` with `dims` dims from `dim` on as one."""
+    return x.reshape(*x.shape[:dim], -1, *x.shape[dim + dims :])
+
+
+def _joined(parts: Array, dim: int) -> Array:
+    """[member, ...] one after the other along `dim` of a member's."""
+    return _merged(jnp.moveaxis(parts, 0, dim), dim, 2)
