@@ -33,7 +33,7 @@ TENSOR = ("parallel.fsdp=32", "parallel.tensor=8", "parallel.overlap.collectives
         pytest.param("llama3_8b", "h100:4x8", ("data.batch_size=256",), 0.04, 0.01, id="8B on four hosts"),
         pytest.param("llama3_70b", "h100:32x8", (), 0.055, 0.012, id="70B"),
         pytest.param("llama3_70b", "h100:32x8", TENSOR, 0.205, 0.006, id="70B with 8 tensor ranks"),
-        pytest.param("llama3_405b", "h100:128x8", (), 0.057, 0.023, id="405B"),
+        pytest.param("llama3_405b", "h100:128x8", (), 0.049, 0.023, id="405B"),
         pytest.param("gpt3_175b_32k", "h800:32x8", (), 0.057, 0.018, id="175B"),
     ],
 )
@@ -41,11 +41,11 @@ def test_a_step_waits_for_what_was_reached(
     file: str, on: str, overrides: tuple[str, ...], waited: float, copied: float
 ):
     """`waited`: exposed transfers and what compute loses to those beside it, of a step. Copies in the device take at
-    most `copied` of compute, copies to the host 2% of the step, and no gather of each layer's weights has the step to
+    most `copied` of compute, copies to the host 1.5% of the step, and no gather of each layer's weights has the step to
     itself. docs/decisions.md has what else was compiled."""
     report = compiled(file, on, *overrides)
     assert report.fits and report.exposed_fraction <= waited
-    assert sum(row.exposed_s for row in report.collectives if row.axis == "host") <= 0.02 * report.step_seconds
+    assert sum(row.exposed_s for row in report.collectives if row.axis == "host") <= 0.015 * report.step_seconds
     assert report.seconds_by_kind["copy"] <= copied * report.compute_seconds
     assert not [
         row for row in report.exposures if row.synchronous and row.count > 20 and "gather_weight" in row.collectives
