@@ -104,7 +104,7 @@ def _generate(options: argparse.Namespace) -> None:
             screen.show(stops[row].text if ends else stops[row].certain)
         return ends
 
-    found = generator.continued(given, options.tokens, stop=text.ends, on_token=on_token)
+    found = generator.continued(given, options.tokens, stop=text.stops, on_token=on_token)
     if screen is not None:
         screen.show(stops[0].text)
         screen.end()

@@ -1,7 +1,7 @@
 """Data: sources, packing, and a loader whose batch is a function of the step. Nothing here imports JAX."""
 
 from jaxpar.data.baseline import bigram_loss
-from jaxpar.data.loader import Batch, batch_number, batch_rows, batches
+from jaxpar.data.loader import Batch, batch_index, batch_rows, batches
 from jaxpar.data.packing import PackedRows, Row, Rows
 from jaxpar.data.sources import Data, open_data
 from jaxpar.data.stream import TokenStream, prompt
@@ -13,7 +13,7 @@ __all__ = [
     "Row",
     "Rows",
     "TokenStream",
-    "batch_number",
+    "batch_index",
     "batch_rows",
     "batches",
     "bigram_loss",

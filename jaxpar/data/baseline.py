@@ -18,7 +18,7 @@ NOTHING_COUNTED = (
     "evaluation.batches: the held-out rows have no token that the loss counts; expected more held-out data, a longer "
     "data.sequence_length, or evaluation.batches: 0"
 )
-"""Where every held-out document has a single token, nothing predicts one."""
+"""A single token for every validation document leaves nothing to predict."""
 FIT_TOKENS = 1 << 25
 """Most tokens that the model is fit on, from the start of the training stream."""
 
@@ -55,7 +55,7 @@ class _Bigrams:
 
     keys: Int64[np.ndarray, " pairs"]
     """`first * vocab + second` of each pair that was seen, sorted."""
-    counts: Int64[np.ndarray, " pairs"]
+    occurrences: Int64[np.ndarray, " pairs"]
     firsts: Int64[np.ndarray, " vocab"]
     alpha: float
 
@@ -64,17 +64,19 @@ class _Bigrams:
         vocab = len(self.firsts)
         keys = first.astype(np.int64) * vocab + second
         places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        counts = np.where(self.keys[places] == keys, self.counts[places], 0)
-        return np.log((counts + self.alpha) / (self.firsts[first] + self.alpha * vocab))
+        occurrences = np.where(self.keys[places] == keys, self.occurrences[places], 0)
+        return np.log((occurrences + self.alpha) / (self.firsts[first] + self.alpha * vocab))
 
 
 def _fit(train: TokenStream, vocab: int) -> _Bigrams:
     tokens = train.tokens[:FIT_TOKENS].astype(np.int64)
-    keys, counts = np.unique(tokens[:-1] * vocab + tokens[1:], return_counts=True)
+    keys, occurrences = np.unique(tokens[:-1] * vocab + tokens[1:], return_counts=True)
     firsts = np.bincount(tokens[:-1], minlength=vocab)
 
     def left_out(alpha: float) -> float:
         """Log-likelihood of the training pairs, each predicted from all the others."""
-        return float((counts * np.log((counts - 1 + alpha) / (firsts[keys // vocab] - 1 + alpha * vocab))).sum())
+        return float(
+            (occurrences * np.log((occurrences - 1 + alpha) / (firsts[keys // vocab] - 1 + alpha * vocab))).sum()
+        )
 
-    return _Bigrams(keys, counts, firsts, max(ALPHAS, key=left_out))
+    return _Bigrams(keys, occurrences, firsts, max(ALPHAS, key=left_out))

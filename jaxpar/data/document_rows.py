@@ -15,7 +15,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.data.keyed_permutation import KeyedPermutation
 from jaxpar.data.packing import NoRow, Row
 from jaxpar.data.randomness import permutation
-from jaxpar.data.shuffle import WHOLE_SHUFFLE
+from jaxpar.data.shuffle import STREAM_SHUFFLE
 from jaxpar.data.stream import Tokens, TokenStream
 from jaxpar.units import plural
 
@@ -44,7 +44,7 @@ class DocumentRows:
     """Documents that share a row: one conversation, or the two of a pair."""
     shortest = 1
     """Tokens of the shortest in a row."""
-    shuffle = WHOLE_SHUFFLE
+    shuffle = STREAM_SHUFFLE
 
     def __init__(
         self, stream: TokenStream, *, sequence_length: int, seed: int, name: str = "the data", long: str = DROP
@@ -53,15 +53,15 @@ class DocumentRows:
         self.stream, self.sequence_length, self.seed, self.name = stream, sequence_length, seed, name
         self._long = long
         starts = stream.starts[:]
-        ends = starts + stream.lengths
+        stops = starts + stream.lengths
         # A document's last token predicts nothing, so it takes no room.
-        sizes = (ends - starts - 1).reshape(-1, self.documents_each).sum(1)
+        sizes = (stops - starts - 1).reshape(-1, self.documents_each).sum(1)
         too_long: Bool[np.ndarray, " groups"] = sizes > sequence_length
         if long == TRUNCATE_START:
-            starts = np.maximum(starts, ends - sequence_length - 1)
+            starts = np.maximum(starts, stops - sequence_length - 1)
         elif long == TRUNCATE_END:
-            ends = np.minimum(ends, starts + sequence_length + 1)
-        targets = targets_per_document(stream.counted, starts, ends).reshape(-1, self.documents_each)
+            stops = np.minimum(stops, starts + sequence_length + 1)
+        targets = targets_per_document(stream.counted, starts, stops).reshape(-1, self.documents_each)
         empty: Bool[np.ndarray, " groups"] = (targets == 0).any(1)
         dropped = too_long if long == DROP else np.zeros(len(sizes), bool)
         self.dropped, self.empty = int(dropped.sum()), int((empty & ~dropped).sum())
@@ -70,9 +70,9 @@ class DocumentRows:
         if not len(usable):
             raise NoRow(self._nothing_fits(int(sizes[~empty].min(initial=sizes.max()))))
         self._starts: Int64[np.ndarray, " documents"] = starts
-        self._ends: Int64[np.ndarray, " documents"] = ends
+        self._stops: Int64[np.ndarray, " documents"] = stops
         self._groups: Int64[np.ndarray, " groups"] = usable[permutation(len(usable), seed, _GROUPS)]
-        sizes = (ends - starts - 1).reshape(-1, self.documents_each).sum(1)[self._groups]
+        sizes = (stops - starts - 1).reshape(-1, self.documents_each).sum(1)[self._groups]
         self._firsts = _first_of_each_row(sizes, sequence_length, max(1, sequence_length // self.shortest))
         self.rows_per_epoch = len(self._firsts) - 1
 
@@ -99,9 +99,9 @@ class DocumentRows:
             (self.empty, "without a counted token", "left out"),
         )
         notes = [
-            f"{plural(number, self.noun)} {which} {'is' if number == 1 else 'are'} {fate}"
-            for number, which, fate in cases
-            if number
+            f"{plural(count, self.noun)} {which} {'is' if count == 1 else 'are'} {fate}"
+            for count, which, fate in cases
+            if count
         ]
         described = f"{plural(len(self._groups), self.noun)} in {plural(self.rows_per_epoch, 'row')}"
         return described + (f" ({'; '.join(notes)})" if notes else "")
@@ -128,13 +128,13 @@ class DocumentRows:
         row["mask"] = np.zeros(length, np.float32)
         end = 0
         for segment, document in enumerate(self.documents(example).tolist(), 1):
-            span = slice(int(self._starts[document]), int(self._ends[document]))
+            span = slice(int(self._starts[document]), int(self._stops[document]))
             tokens, predicted = self.stream.tokens[span], counted[span][1:] != 0
-            place = slice(end, end + len(predicted))
-            row["tokens"][place], row["labels"][place] = tokens[:-1], np.where(predicted, tokens[1:], 0)
-            row["mask"][place], row["positions"][place] = predicted, np.arange(len(predicted))
-            row["segments"][place] = segment
-            end = place.stop
+            positions = slice(end, end + len(predicted))
+            row["tokens"][positions], row["labels"][positions] = tokens[:-1], np.where(predicted, tokens[1:], 0)
+            row["mask"][positions], row["positions"][positions] = predicted, np.arange(len(predicted))
+            row["segments"][positions] = segment
+            end = positions.stop
         return row | {"indices": np.arange(length, dtype=np.int32)}
 
     def epochs(self, examples: int) -> dict[str, float]:
@@ -152,7 +152,7 @@ class DocumentRows:
 
 
 def targets_per_document(
-    counted: Tokens, starts: Int64[np.ndarray, " documents"], ends: Int64[np.ndarray, " documents"]
+    counted: Tokens, starts: Int64[np.ndarray, " documents"], stops: Int64[np.ndarray, " documents"]
 ) -> Int64[np.ndarray, " documents"]:
     """The number of tokens of each document that the loss counts, its first token left out: nothing predicts it.
 
@@ -162,29 +162,29 @@ def targets_per_document(
         ends: one more than its last token, in order.
     """
     targets = np.zeros(len(starts), np.int64)
-    for part in _chunks(starts, ends):
+    for part in _chunks(starts, stops):
         first = int(starts[part.start])
-        chunk = counted[first : int(ends[part.stop - 1])]
+        chunk = counted[first : int(stops[part.stop - 1])]
         sums = np.zeros(len(chunk) + 1, np.int32)
         np.cumsum(chunk, dtype=np.int32, out=sums[1:])
-        targets[part] = sums[ends[part] - first] - sums[starts[part] + 1 - first]
+        targets[part] = sums[stops[part] - first] - sums[starts[part] + 1 - first]
     return targets
 
 
-def _chunks(starts: Int64[np.ndarray, " documents"], ends: Int64[np.ndarray, " documents"]) -> Iterator[slice]:
+def _chunks(starts: Int64[np.ndarray, " documents"], stops: Int64[np.ndarray, " documents"]) -> Iterator[slice]:
     """Consecutive documents of at most `_CHUNK_TOKENS` tokens together; one that has more is alone."""
     first = 0
     while first < len(starts):
-        last = max(first + 1, int(ends.searchsorted(starts[first] + _CHUNK_TOKENS, side="right")))
+        last = max(first + 1, int(stops.searchsorted(starts[first] + _CHUNK_TOKENS, side="right")))
         yield slice(first, last)
         first = last
 
 
 def _first_of_each_row(sizes: Int64[np.ndarray, " groups"], length: int, most: int) -> Int64[np.ndarray, " rows_and_1"]:
     """The first group of each row of at most `length` tokens and `most` groups, and the number of groups."""
-    ends, firsts = np.cumsum(sizes), [0]
+    stops, firsts = np.cumsum(sizes), [0]
     while (first := firsts[-1]) < len(sizes):
-        used = int(ends[first] - sizes[first])
-        last = int(ends.searchsorted(used + length, side="right"))
+        used = int(stops[first] - sizes[first])
+        last = int(stops.searchsorted(used + length, side="right"))
         firsts.append(min(last, first + most))
     return np.array(firsts)

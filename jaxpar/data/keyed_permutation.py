@@ -33,17 +33,17 @@ class KeyedPermutation:
     def __len__(self) -> int:
         return self._count
 
-    def at(self, place: int) -> int:
+    def at(self, index: int) -> int:
         """The number at a place; both are from 0 to `count - 1`."""
-        assert 0 <= place < self._count, "a place of the permutation"
-        number = self._once(place)
-        while number >= self._count:
-            number = self._once(number)
-        return number
+        assert 0 <= index < self._count, "a place of the permutation"
+        value = self._once(index)
+        while value >= self._count:
+            value = self._once(value)
+        return value
 
-    def _once(self, number: int) -> int:
+    def _once(self, value: int) -> int:
         rows, columns = self._rows, self._columns
-        left, right = divmod(number, columns)
+        left, right = divmod(value, columns)
         # Rounds come in pairs, each of which changes one side by a function of the other.
         for first, second in zip(self._keys[::2], self._keys[1::2], strict=True):
             left = (left + _mixed(right ^ first)) % rows

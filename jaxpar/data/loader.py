@@ -34,13 +34,13 @@ def batch_rows(dataset: Rows, step: int, batch_size: int, rows: Sequence[int] | 
     return batch | {"examples": np.array(examples, np.int64)}
 
 
-def batch_number(step: int, left_out: Sequence[int] = ()) -> int:
+def batch_index(step: int, left_out: Sequence[int] = ()) -> int:
     """The number of the batch that a step uses: batches are taken in order, except those that are left out.
 
     Leaving out a later batch changes nothing before it: the batch stays a function of the step and `left_out`.
     """
-    for number in sorted(left_out):
-        if number <= step:
+    for batch in sorted(left_out):
+        if batch <= step:
             step += 1
     return step
 
@@ -68,5 +68,5 @@ def batches(
 
     steps = grain.MapDataset.range(first_step, 2**62)
     options = grain.ReadOptions(num_threads=min(prefetch, _THREADS), prefetch_buffer_size=prefetch)
-    numbers = steps.map(lambda step: batch_number(step, left_out))
-    return iter(numbers.map(lambda number: batch_rows(dataset, number, batch_size, rows)).to_iter_dataset(options))
+    numbers = steps.map(lambda step: batch_index(step, left_out))
+    return iter(numbers.map(lambda batch: batch_rows(dataset, batch, batch_size, rows)).to_iter_dataset(options))

@@ -41,9 +41,9 @@ class MixedSource:
     """A source of a mixture."""
 
     name: str
-    """Its name in the configuration."""
+    """The source's name in the configuration."""
     identity: str
-    """Its name in checkpoints, independent of its path."""
+    """The source's name in checkpoints, independent of its path."""
     rows: PackedRows | DocumentRows
     weight: float
 
@@ -53,7 +53,7 @@ class MixturePhase:
     """A stretch of a run with the same weights."""
 
     first: int
-    """Its first example."""
+    """The first example of the phase."""
     weights: dict[str, float]
     """Identity of each source to its weight."""
     used: dict[str, int]
@@ -77,10 +77,10 @@ class Mixture:
         self._seed = seed
         self._phase = phase or MixturePhase(0, {source.identity: source.weight for source in self._sources}, {})
         self._shares = _Shares(self._phase.weights, seed)
-        self._before = self._shares.counts(self._phase.first)
+        self._before = self._shares.rows_of_sources(self._phase.first)
         self.sequence_length = self._sources[0].rows.sequence_length
 
-    def place(self, example: int) -> tuple[MixedSource, int]:
+    def source_row(self, example: int) -> tuple[MixedSource, int]:
         """The source of an example, and the number of its row there."""
         assert example >= self._phase.first, "an example of this phase"
         identity, count = self._shares.owner(example)
@@ -99,14 +99,14 @@ class Mixture:
 
     def row(self, example: int) -> Row:
         """The row of an example."""
-        source, row = self.place(example)
+        source, row = self.source_row(example)
         return source.rows.row(row)
 
     def used(self, examples: int) -> dict[str, int]:
         """Identity of each source of any phase to its rows in the examples below `examples`."""
-        counts = self._shares.counts(examples)
+        rows = self._shares.rows_of_sources(examples)
         used = dict(self._phase.used)
-        for identity, count in counts.items():
+        for identity, count in rows.items():
             used[identity] = used.get(identity, 0) + count - self._before[identity]
         return used
 
@@ -117,22 +117,22 @@ class Mixture:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint must hold to continue: the phase, as JSON."""
+        """The phase as JSON, which a checkpoint saves to continue it."""
         return asdict(self._phase)
 
     def continued(self, facts: Mapping[str, Any], example: int) -> Mixture:
         """This mixture, continued at `example` after the phase of a checkpoint.
 
-        The same one if the weights are the same, otherwise a new one in which each source continues where it was.
+        It is unchanged if the weights are equal; otherwise each source of the new mixture continues at its next row.
         """
         old = MixturePhase(facts["first"], dict(facts["weights"]), dict(facts["used"]))
         if (
-            _Shares(old.weights, self._seed).ends == self._shares.ends
+            _Shares(old.weights, self._seed).stops == self._shares.stops
             and old.weights.keys() == self._phase.weights.keys()
         ):
             return Mixture(self._sources, seed=self._seed, phase=old)
         shares = _Shares(old.weights, self._seed)
-        before, now = shares.counts(old.first), shares.counts(example)
+        before, now = shares.rows_of_sources(old.first), shares.rows_of_sources(example)
         used = dict(old.used)
         for identity in old.weights:
             used[identity] = used.get(identity, 0) + now[identity] - before[identity]
@@ -168,18 +168,18 @@ class _Shares:
     def __init__(self, weights: Mapping[str, float], seed: int) -> None:
         self._names = sorted(weights)
         exact = [Fraction(weights[name]) for name in self._names]  # A source without weight gets not a single example.
-        self.ends = [int(so_far / sum(exact) * CIRCLE) for so_far in accumulate(exact)]
+        self.stops = [int(so_far / sum(exact) * CIRCLE) for so_far in accumulate(exact)]
         self._shift = int(random_bits(1, seed, _SHIFT)[0])
 
     def owner(self, example: int) -> tuple[str, int]:
         """The source of an example, and how many earlier examples that source has."""
-        number = bisect_right(self.ends, (STRIDE * example + self._shift) % CIRCLE)
-        low = self.ends[number - 1] if number else 0
-        return self._names[number], self._below(example, self.ends[number]) - self._below(example, low)
+        source = bisect_right(self.stops, (STRIDE * example + self._shift) % CIRCLE)
+        low = self.stops[source - 1] if source else 0
+        return self._names[source], self._below(example, self.stops[source]) - self._below(example, low)
 
-    def counts(self, examples: int) -> dict[str, int]:
-        """How many of the first `examples` examples each source has."""
-        below = [0, *(self._below(examples, end) for end in self.ends)]
+    def rows_of_sources(self, examples: int) -> dict[str, int]:
+        """The number of the first `examples` examples that each source supplies."""
+        below = [0, *(self._below(examples, end) for end in self.stops)]
         return {name: high - low for name, low, high in zip(self._names, below, below[1:], strict=False)}
 
     def _below(self, examples: int, end: int) -> int:
@@ -187,7 +187,7 @@ class _Shares:
 
 
 def points_below(end: int, count: int, stride: int, shift: int, circle: int) -> int:
-    """How many of the points `(stride * i + shift) mod circle`, for i from 0 to `count - 1`, are below `end`.
+    """Count the points `(stride * i + shift) mod circle`, for i from 0 to `count - 1`, that are below `end`.
 
     A point x is below `end` when floor(x / circle) and floor((x - end) / circle) differ.
     """

@@ -41,7 +41,7 @@ class Data:
 
     train: Rows
     heldout: Rows | None
-    """None when there is nothing to evaluate on."""
+    """Rows to evaluate on, if there are any."""
     vocab: int
     """Size of the vocabulary: the configured one, or the data's own."""
     separator: int | None
@@ -57,7 +57,7 @@ class Data:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint must hold, apart from its step, to continue with this data, as JSON.
+        """The state, besides the step, that a checkpoint saves to continue with this data, as JSON.
 
         `shuffle` is the version of the order (None where text is generated), and `mixture` the weights, if any.
         """
@@ -83,7 +83,7 @@ class Data:
         return replace(self, train=train)
 
     def epochs_text(self, examples: int) -> str:
-        """`name 1.25, other 0.03`: the epochs of each source, once so many examples are used."""
+        """`name 1.25, other 0.03`: the epochs of each source after `examples` examples."""
         return ", ".join(f"{name} {plain(epochs, 3)}" for name, epochs in self.train.epochs(examples).items())
 
 

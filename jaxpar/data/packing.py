@@ -29,7 +29,7 @@ class Rows(Protocol):
 
     @property
     def sequence_length(self) -> int:
-        """Tokens per row."""
+        """Number of tokens in a row."""
         ...
 
     @property

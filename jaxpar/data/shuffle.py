@@ -1,4 +1,4 @@
-"""The order of an epoch: which tokens of a stream a row has, by its place in the epoch.
+"""The order of an epoch: the tokens of a row, by the row's index in the epoch.
 
 A checkpoint names the version of the order that its run began with, and a run keeps it. The versions:
 
@@ -27,12 +27,12 @@ from jaxpar.data.keyed_permutation import KeyedPermutation
 from jaxpar.data.randomness import permutation, random_bits
 from jaxpar.data.stream import TokenStream
 
-SHUFFLE = WHOLE_SHUFFLE = 3
+SHUFFLE = STREAM_SHUFFLE = 3
 """Version of the order in which new runs use their data; the only one of conversations."""
 FIRST_SHUFFLE = 1
 """Version of held-out data, so that losses of all runs compare."""
 BLOCK_TOKENS, BLOCK_ROWS = 2**18, 8
-"""A block has so many tokens, rounded down to whole rows, and at least so many rows. A larger block mixes more
+"""Tokens of a block, rounded down to full rows, and its minimum of rows. A larger block mixes more
 documents, and a row takes longer: 0.1 ms more than version 1 where documents have 600 tokens, 0.3 ms where they have
 60."""
 CACHED_PARTS = 2**17
@@ -41,7 +41,7 @@ CACHED_PARTS = 2**17
 _DOCUMENTS, _ROWS, _PARTS, _OFFSET = 0, 1, 2, 3
 
 type Places = tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]
-"""Where each token of a row is in the stream, and a number of its document that grows from one to the next."""
+"""The position in the stream of each token of a row, and an increasing number of its document."""
 
 
 class Order(ABC):
@@ -59,12 +59,12 @@ class Order(ABC):
         """Rows of an epoch."""
 
     @abstractmethod
-    def places(self, epoch: int, place: int) -> Places:
+    def places(self, epoch: int, index: int) -> Places:
         """The row at a place of an epoch: `sequence_length` tokens, and the one that follows where there is one."""
 
 
 class TableOrder(Order):
-    """Version 1."""
+    """Version 1: a permutation of all documents, then of all rows."""
 
     def __init__(self, stream: TokenStream, sequence_length: int, seed: int) -> None:
         super().__init__(stream, sequence_length, seed)
@@ -72,32 +72,32 @@ class TableOrder(Order):
         self._tables: dict[int, _Tables] = {}
         self._lock = threading.Lock()
 
-    def places(self, epoch: int, place: int) -> Places:
+    def places(self, epoch: int, index: int) -> Places:
         """See `Order`."""
         tables = self._of(epoch)
-        first = int(tables.rows[place]) * self.sequence_length
+        first = int(tables.rows[index]) * self.sequence_length
         offsets = np.arange(first, min(first + self.sequence_length + 1, len(self.stream)))
-        low, high = np.searchsorted(tables.ends, offsets[[0, -1]], side="right")
-        place_of = low + np.searchsorted(tables.ends[low : high + 1], offsets, side="right")
-        document = tables.documents[place_of]
-        start_in_epoch = tables.ends[place_of] - self._lengths(document)
-        return self._starts[document] + offsets - start_in_epoch, place_of
+        low, high = np.searchsorted(tables.stops, offsets[[0, -1]], side="right")
+        document_at = low + np.searchsorted(tables.stops[low : high + 1], offsets, side="right")
+        document = tables.documents[document_at]
+        start_in_epoch = tables.stops[document_at] - self._lengths(document)
+        return self._starts[document] + offsets - start_in_epoch, document_at
 
     def _lengths(self, documents: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         starts, last = self._starts, len(self._starts) - 1
-        ends = np.where(documents == last, len(self.stream), starts[np.minimum(documents + 1, last)])
-        return ends - starts[documents]
+        stops = np.where(documents == last, len(self.stream), starts[np.minimum(documents + 1, last)])
+        return stops - starts[documents]
 
     def _of(self, epoch: int) -> _Tables:
         """The epoch's tables; two are cached, for the batches at the boundary of two epochs."""
         with self._lock:
             if epoch not in self._tables:
                 documents = permutation(len(self._starts), self.seed, epoch, _DOCUMENTS)
-                ends = np.cumsum(self._lengths(documents))
+                stops = np.cumsum(self._lengths(documents))
                 while len(self._tables) >= 2:
                     del self._tables[next(iter(self._tables))]
                 rows = permutation(self.rows, self.seed, epoch, _ROWS)
-                self._tables[epoch] = _Tables(documents, ends, rows)
+                self._tables[epoch] = _Tables(documents, stops, rows)
             return self._tables[epoch]
 
 
@@ -106,10 +106,10 @@ class _Tables(NamedTuple):
 
     documents: Int64[np.ndarray, " documents"]
     """Document at each place of the epoch's stream."""
-    ends: Int64[np.ndarray, " documents"]
-    """Where the document at each place ends in the epoch's stream."""
+    stops: Int64[np.ndarray, " documents"]
+    """One past the last position of each document in the epoch's order."""
     rows: Int64[np.ndarray, " rows"]
-    """Row at each place of the epoch."""
+    """The row at each index of the epoch."""
 
 
 class BlockOrder(Order):
@@ -122,13 +122,13 @@ class BlockOrder(Order):
         self._epochs: OrderedDict[int, _Epoch] = OrderedDict()
         self._lock = threading.Lock()
 
-    def places(self, epoch: int, place: int) -> Places:
+    def places(self, epoch: int, index: int) -> Places:
         """See `Order`."""
-        number, row = divmod(self._epoch(epoch).rows.at(place), self._block_rows)
-        block = self._block(epoch, number)
+        block_index, row = divmod(self._epoch(epoch).rows.at(index), self._block_rows)
+        block = self._block(epoch, block_index)
         first = row * self.sequence_length
-        offsets = np.arange(first, min(first + self.sequence_length + 1, int(block.ends[-1])))
-        part = np.searchsorted(block.ends, offsets, side="right")
+        offsets = np.arange(first, min(first + self.sequence_length + 1, int(block.stops[-1])))
+        part = np.searchsorted(block.stops, offsets, side="right")
         return block.shifts[part] + offsets, part
 
     def _epoch(self, epoch: int) -> _Epoch:
@@ -140,22 +140,22 @@ class BlockOrder(Order):
                     self._epochs.popitem(last=False)
             return self._epochs[epoch]
 
-    def _block(self, epoch: int, number: int) -> _Block:
+    def _block(self, epoch: int, index: int) -> _Block:
         """A block of an epoch; the last used ones are cached."""
-        key = (epoch, number)
+        key = (epoch, index)
         with self._lock:
-            if (found := self._blocks.get(key)) is not None:
+            if (cached := self._blocks.get(key)) is not None:
                 self._blocks.move_to_end(key)
-                return found
-        block = self._made(epoch, number)  # Not under the lock: other threads make other blocks.
+                return cached
+        block = self._made(epoch, index)  # Not under the lock: other threads make other blocks.
         with self._lock:
             self._blocks[key] = block
-            while len(self._blocks) > 1 and sum(len(each.ends) for each in self._blocks.values()) > CACHED_PARTS:
+            while len(self._blocks) > 1 and sum(len(each.stops) for each in self._blocks.values()) > CACHED_PARTS:
                 self._blocks.popitem(last=False)
         return block
 
-    def _made(self, epoch: int, number: int) -> _Block:
-        first_row = number * self._block_rows
+    def _made(self, epoch: int, index: int) -> _Block:
+        first_row = index * self._block_rows
         size = min(self._block_rows, self.rows - first_row) * self.sequence_length
         total = len(self.stream)
         first = (self._epoch(epoch).offset + first_row * self.sequence_length) % total
@@ -163,13 +163,13 @@ class BlockOrder(Order):
         if first + size > total:
             more = self._parts(0, first + size - total)
             begins, lengths = np.concatenate([begins, more[0]]), np.concatenate([lengths, more[1]])
-        order = permutation(len(begins), self.seed, epoch, _PARTS, number)
+        order = permutation(len(begins), self.seed, epoch, _PARTS, index)
         begins, lengths = begins[order], lengths[order]
-        ends = np.cumsum(lengths)
-        return _Block(ends, begins - (ends - lengths))
+        stops = np.cumsum(lengths)
+        return _Block(stops, begins - (stops - lengths))
 
     def _parts(self, first: int, last: int) -> tuple[Int64[np.ndarray, " parts"], Int64[np.ndarray, " parts"]]:
-        """Where the documents between two tokens begin, and their lengths; those at the ends are cut there."""
+        """The first positions and lengths of the documents between two tokens, cut at both ends."""
         low, high = self.stream.starts.searchsorted([first, last - 1], side="right").tolist()
         begins = self.stream.starts[low - 1 : high].copy()
         begins[0] = first
@@ -180,18 +180,18 @@ class _Epoch(NamedTuple):
     """An epoch of `BlockOrder`."""
 
     offset: int
-    """Where in the stream the first block begins."""
+    """Position in the stream at which the first block begins."""
     rows: KeyedPermutation
-    """Row at each place of the epoch."""
+    """The row at each index of the epoch."""
 
 
 class _Block(NamedTuple):
     """A block's parts of documents in their order."""
 
-    ends: Int64[np.ndarray, " parts"]
-    """Where each part ends in the block."""
+    stops: Int64[np.ndarray, " parts"]
+    """One past the last position of each part in the block."""
     shifts: Int64[np.ndarray, " parts"]
-    """What is added to a place in the block to get the place in the stream."""
+    """Offset from a position in the block to the position in the stream."""
 
 
 ORDERS: dict[int, type[Order]] = {1: TableOrder, 2: BlockOrder, 3: BlockOrder}

@@ -61,17 +61,17 @@ def read_stdlib(root: Path | None = None) -> tuple[TokenStream, TokenStream]:
     sizes: Counter[str] = Counter()
     for path, text in sources.items():
         sizes[family(path)] += len(text)
-    heldout = held_out_families(sizes)
+    heldout = validation_families(sizes)
     if not heldout or len(heldout) == len(sizes):
         raise UserError(
             f"data.source=stdlib found {len(sources)} Python source files under {quoted(str(root))}; expected the "
             "whole "
             "standard library (install it, or choose another data.source)"
         )
-    train, held = [], []
+    train, validation = [], []
     for path, text in sources.items():
-        (held if family(path) in heldout else train).append(text)
-    return _stream(train), _stream(held)
+        (validation if family(path) in heldout else train).append(text)
+    return _stream(train), _stream(validation)
 
 
 def family(path: str) -> str:
@@ -80,7 +80,7 @@ def family(path: str) -> str:
     return module.removeprefix("_py").strip("_") if module.startswith("_py") else module.strip("_") or module
 
 
-def held_out_families(sizes: Mapping[str, int]) -> frozenset[str]:
+def validation_families(sizes: Mapping[str, int]) -> frozenset[str]:
     """Families to hold out, taken in the order of a hash of their names while they fit into the held-out share.
 
     A threshold on the hash alone would hold out between 3% and 20%: packages differ in size by a factor of a thousand.
@@ -96,21 +96,21 @@ def held_out_families(sizes: Mapping[str, int]) -> frozenset[str]:
 
 def _paths(root: Path) -> list[str]:
     """Sources under `root`, sorted, with forward slashes."""
-    found = []
+    paths = []
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
         # _sysconfigdata*.py is written when Python is built and differs from machine to machine.
         names = [name for name in files if name.endswith(".py") and not name.startswith("_sysconfigdata")]
-        found += [(Path(folder) / name).relative_to(root).as_posix() for name in names]
-    return sorted(found)
+        paths += [(Path(folder) / name).relative_to(root).as_posix() for name in names]
+    return sorted(paths)
 
 
 def _stream(texts: list[bytes]) -> TokenStream:
     documents = [
         np.append(np.frombuffer(text, np.uint8).astype(np.uint16), np.uint16(END_OF_DOCUMENT)) for text in texts
     ]
-    ends = np.cumsum([len(document) for document in documents], dtype=np.int64)
-    return TokenStream(tokens=np.concatenate(documents), starts=np.append(np.int64(0), ends[:-1]))
+    stops = np.cumsum([len(document) for document in documents], dtype=np.int64)
+    return TokenStream(tokens=np.concatenate(documents), starts=np.append(np.int64(0), stops[:-1]))
 
 
 def encode(text: str, *, special_tokens: bool = False) -> list[int]:

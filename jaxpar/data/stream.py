@@ -15,7 +15,7 @@ class Tokens(Protocol):
 
     @property
     def dtype(self) -> Any:
-        """An unsigned type."""
+        """The dtype, an unsigned integer."""
         ...
 
     @property
@@ -40,7 +40,7 @@ class Starts(Protocol):
         ...
 
     def searchsorted(self, v: ArrayLike, /, side: Literal["left", "right"] = "left") -> Any:
-        """How many documents start before a place, or (`right`) at it or before it."""
+        """The number of documents that start before a position, or (`right`) at it or before it."""
         ...
 
 

@@ -78,7 +78,7 @@ class SyntheticRows:
         return None
 
     def shuffled(self, version: int) -> SyntheticRows:
-        """These rows."""
+        """Return these rows, which have no other order."""
         return self
 
     def row(self, example: int) -> Row:
@@ -104,8 +104,8 @@ class SyntheticRows:
 def generate(count: int, vocab: int, *key: int) -> tuple[UInt32[np.ndarray, " count"], Int64[np.ndarray, " count"]]:
     """`count` tokens of text, and the number of each token's document; the last document may be cut."""
     lengths = _SHORTEST + uniforms(count // _SHORTEST + 1, *key, 0) * (_LONGEST + 1 - _SHORTEST)
-    ends = np.cumsum(lengths.astype(np.int64))
-    documents = np.searchsorted(ends, np.arange(count), side="right")
+    stops = np.cumsum(lengths.astype(np.int64))
+    documents = np.searchsorted(stops, np.arange(count), side="right")
     begins = np.diff(documents, prepend=-1) > 0
     fresh = begins | (uniforms(count, *key, 1) >= _CONTINUE)
     tokens = np.where(fresh, _skew(uniforms(count, *key, 2), vocab), 0)
@@ -116,7 +116,7 @@ def generate(count: int, vocab: int, *key: int) -> tuple[UInt32[np.ndarray, " co
         here = np.flatnonzero(age == step)
         before = tokens[here - 2] % _CLASSES + 1 if step > 1 else np.zeros_like(here)
         tokens[here] = _skew(to_unit(_hash(before * vocab + tokens[here - 1])), vocab)
-    tokens[ends[ends <= count] - 1] = vocab - 1
+    tokens[stops[stops <= count] - 1] = vocab - 1
     return tokens.astype(np.uint32), documents
 
 

@@ -8,17 +8,17 @@ from typing import Any, Protocol
 
 
 class Encode(Protocol):
-    """Text to tokens."""
+    """A function from text to tokens."""
 
     def __call__(self, text: str, *, special_tokens: bool = False) -> list[int]:
-        """With `special_tokens` the names of special tokens in the text are those tokens; else they are text."""
+        """Encode a text; with `special_tokens`, names of special tokens in it become those tokens."""
         ...
 
 
 @dataclass(frozen=True)
 class Text:
-    """Tokens to text."""
+    """A text decoded from tokens."""
 
     decode: Callable[[Any], str]
-    ends: Sequence[int]
+    stops: Sequence[int]
     """Tokens that end a text."""

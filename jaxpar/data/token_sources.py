@@ -33,7 +33,7 @@ from jaxpar.data.tokens.tokenizer_file import tokenizers_installed
 from jaxpar.units import percent
 
 ROOM = 0.05
-"""How much larger a model's vocabulary may be than the tokenizer's: published models reserve further tokens."""
+"""Share by which a model's vocabulary may exceed the tokenizer's: published models reserve further tokens."""
 
 
 def open_tokens(config: DataConfig, vocab: int | None, seed: int) -> Data:
@@ -187,17 +187,17 @@ def _heldout(config: DataConfig, folders: dict[str, TokenFolder], key: str) -> t
         return rows, _heldout_size(rows)
     streams = [folder.heldout for folder in folders.values() if folder.heldout is not None]
     text, chats = ([one for one in streams if (one.counted is not None) == chat] for chat in (False, True))
-    found, words = [], []
+    row_sources, words = [], []
     for joined in (_joined(alike) for alike in (text, chats) if alike):
         try:
-            found.append(heldout_rows(joined, config, _HELDOUT_NAME))
-            words.append(_heldout_size(found[-1]))
+            row_sources.append(heldout_rows(joined, config, _HELDOUT_NAME))
+            words.append(_heldout_size(row_sources[-1]))
         except NoRow as error:
             words.append(f"{heldout_size(None)} ({error})")
-    if len(found) < 2:
-        return (found[0] if found else None), ", ".join(words) or heldout_size(None)
+    if len(row_sources) < 2:
+        return (row_sources[0] if row_sources else None), ", ".join(words) or heldout_size(None)
     # Each kind by its number of rows, so that an epoch has every row about once.
-    sources = [MixedSource(str(kind), str(kind), rows, rows.rows_per_epoch) for kind, rows in enumerate(found)]
+    sources = [MixedSource(str(kind), str(kind), rows, rows.rows_per_epoch) for kind, rows in enumerate(row_sources)]
     return Mixture(sources, seed=HELDOUT_SEED), ", ".join(words)
 
 

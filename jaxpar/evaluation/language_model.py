@@ -144,7 +144,7 @@ class LanguageModel:
         given = [self.text.encode_start(prompt)[-room:] for prompt in prompts]
         order = sorted(range(len(prompts)), key=lambda number: -len(given[number]))
         found = [""] * len(prompts)
-        ends = [*self.text.ends, *(self.text.special[stop] for stop in stops if stop in self.text.special)]
+        ends = [*self.text.stops, *(self.text.special[stop] for stop in stops if stop in self.text.special)]
         for first in range(0, len(order), ROWS):
             chosen = order[first : first + ROWS]
             answers = [Stop(self.text.decode, stops) for _ in chosen]

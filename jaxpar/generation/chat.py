@@ -41,7 +41,7 @@ class Chat:
             end = encoder.end_of_turn()
         except Unusable as error:
             raise UserError(f"--chat: {error}") from None
-        self._ends, self._stops = (*text.ends, *end.tokens), (*stops, *end.texts)
+        self._ends, self._stops = (*text.stops, *end.tokens), (*stops, *end.texts)
 
     def answer(self, message: str, generator: Generator, tokens: int, screen: Screen | None = None) -> Answer:
         """The model's answer to what the user says; both become part of the conversation.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jaxpar.config.schema import DataConfig
 from jaxpar.data import Data, batch_rows, document_rows, open_data
 from jaxpar.data.document_rows import DocumentRows
-from jaxpar.data.prepare.output.tokenize import held_out
+from jaxpar.data.prepare.output.tokenize import is_validation
 from jaxpar.data.stream import TokenStream
 from tests.data.chat_files import TOKENIZER, prepared_chat, turns
 from tests.data.folders import prepared
@@ -185,7 +185,7 @@ def test_held_out_conversations_are_whole_also_beside_held_out_text(tmp_path: Pa
 
 def test_held_out_conversations_that_are_all_longer_than_a_row_are_reported(tmp_path: Path):
     def is_held_out(question: str) -> bool:
-        return held_out("".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in
+        return is_validation("".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in
                                 (("user", question), ("assistant", "lima."))).encode(), 0.5)  # fmt: skip
 
     long = [question for n in range(20) if is_held_out(question := f"{n}" + " peru" * 20)]

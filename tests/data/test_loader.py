@@ -10,7 +10,7 @@ import chex
 import numpy as np
 import pytest
 
-from jaxpar.data.loader import batch_number, batch_rows, batches
+from jaxpar.data.loader import batch_index, batch_rows, batches
 from jaxpar.data.packing import PackedRows
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.synthetic import SyntheticRows
@@ -110,4 +110,4 @@ def test_batches_that_are_left_out_are_skipped_and_change_nothing_before_them(da
 
     assert numbers(left_out=(2, 3, 5)) == [0, 1, 4, 6, 7, 8]
     assert numbers(left_out=(5, 2, 3), first_step=2) == [4, 6, 7, 8, 9, 10]
-    assert [batch_number(step, (2, 3)) for step in range(4)] == [0, 1, 4, 5]
+    assert [batch_index(step, (2, 3)) for step in range(4)] == [0, 1, 4, 5]

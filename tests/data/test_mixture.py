@@ -31,7 +31,7 @@ def mixture(seed: int = 5, **weights: float) -> Mixture:
 
 
 def places(mixed: Mixture, examples) -> list[tuple[str, int]]:
-    return [(found.name, row) for found, row in map(mixed.place, examples)]
+    return [(found.name, row) for found, row in map(mixed.source_row, examples)]
 
 
 @settings(max_examples=300, deadline=None)
@@ -68,7 +68,7 @@ def test_an_example_is_the_same_whoever_asks_and_however_the_sources_are_written
 
 def test_the_place_of_an_example_far_ahead_is_known_at_once():
     mixed = mixture(a=2, b=1)
-    found, row = mixed.place(10**12)
+    found, row = mixed.source_row(10**12)
     assert abs(row - 10**12 * (2 / 3 if found.name == "a" else 1 / 3)) < 100
 
 

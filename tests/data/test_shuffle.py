@@ -51,7 +51,7 @@ def test_the_cache_of_blocks_is_bounded():
     order = BlockOrder(stream, LENGTH, seed=0)
     for place in range(0, order.rows, order.rows // 100):
         order.places(0, place)
-    parts = [len(block.ends) for block in order._blocks.values()]
+    parts = [len(block.stops) for block in order._blocks.values()]
     assert len(parts) > 1 and sum(parts) <= CACHED_PARTS
 
 

@@ -62,8 +62,8 @@ def test_tests_and_installed_packages_and_generated_files_are_left_out(tmp_path)
 def test_the_split_is_decided_by_names_and_stays():
     sizes = {f"module{number}": 10 for number in range(50)}
     expected = {"module15", "module31", "module32", "module37"}
-    assert stdlib.held_out_families(sizes) == expected
-    assert stdlib.held_out_families(dict(reversed(sizes.items()))) == expected
+    assert stdlib.validation_families(sizes) == expected
+    assert stdlib.validation_families(dict(reversed(sizes.items()))) == expected
 
 
 def test_a_python_without_sources_is_a_users_error(tmp_path):

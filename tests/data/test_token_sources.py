@@ -60,7 +60,7 @@ def test_sources_are_mixed_and_all_that_is_held_out_is_evaluated(folders):
     changed = open_data(config(sources={b: 1, a: 1}), vocab=None, seed=0)
     assert changed.heldout is not None
     assert sorted(changed.heldout.stream.lengths) == sorted(data.heldout.stream.lengths)
-    found, row = data.train.place(11)
+    found, row = data.train.source_row(11)
     for name, values in alone[found.name == b].train.row(row).items():
         np.testing.assert_array_equal(data.train.row(11)[name], values)
 

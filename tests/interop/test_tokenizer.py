@@ -34,11 +34,11 @@ def model_with(folder: Path, tokenizer: str | None, generation: dict[str, object
 
 def test_a_text_begins_as_the_tokenizer_states_and_ends_as_the_model_states_too(tmp_path: Path):
     marked = text_of(model_with(tmp_path / "a", "marked", {"eos_token_id": [7, EOS]}), None, print)
-    assert (marked.begin, marked.ends) == (BOS, (EOS, 7))
+    assert (marked.begin, marked.stops) == (BOS, (EOS, 7))
     plain = text_of(model_with(tmp_path / "b", "plain", {"eos_token_id": 9}), None, print)
-    assert (plain.begin, plain.ends) == (EOS, (EOS, 9)), "without a beginning, the end of another text"
+    assert (plain.begin, plain.stops) == (EOS, (EOS, 9)), "without a beginning, the end of another text"
     given = text_of(model_with(tmp_path / "c", None, {}), tmp_path / "a" / "tokenizer.json", print)
-    assert (given.begin, given.ends) == (BOS, (EOS,))
+    assert (given.begin, given.stops) == (BOS, (EOS,))
 
 
 def test_names_of_special_tokens_are_text_unless_they_are_asked_for(tmp_path: Path):
@@ -56,9 +56,9 @@ def test_ends_of_config_json_count_where_there_is_no_generation_config(tmp_path:
     model_with(folder := tmp_path / "a", "marked", {"eos_token_id": 9})
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [EOS, 7]}))
-    assert text_of(HFFolder(folder), None, print).ends == (EOS, 9)
+    assert text_of(HFFolder(folder), None, print).stops == (EOS, 9)
     (folder / "generation_config.json").unlink()
-    assert text_of(HFFolder(folder), None, print).ends == (EOS, 7)
+    assert text_of(HFFolder(folder), None, print).stops == (EOS, 7)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_in_a_conversation_a_text_also_ends_as_documents_of_the_run_do(tmp_path:
     for data in (DataConfig(source="tokens", path=str(folder.path)), DataConfig(source="tokens", sources=sources)):
         encoder, text = chat_encoder_of(trained_on(data), None, None, reports.append)
         encoder.close()
-        assert text.ends == (text.special[END], folder.index.separator) and folder.index.separator != text.special[END]
+        assert text.stops == (text.special[END], folder.index.separator) and folder.index.separator != text.special[END]
     (reported,) = reports
     assert str(gone) in reported, "once, of the folder that is missing"
     with refused("--tokenizer", "tokenizer.json"):

@@ -27,27 +27,27 @@ class Conversation:
     """Descriptions of functions, for templates that render them."""
 
     def request(self) -> dict[str, Any]:
-        """What a template is rendered with."""
+        """The variables with which a template is rendered."""
         messages = [{key: value for key, value in each.items() if key not in LOSS_KEYS} for each in self.messages]
         return {"messages": messages} | ({} if self.tools is None else {"tools": self.tools})
 
     def trained(self, prompt: int = 0) -> list[bool]:
         """Whether the loss counts each message of the assistant: none of the first `prompt` messages."""
         return [
-            number >= prompt and is_trained(message)
-            for number, message in enumerate(self.messages)
+            index >= prompt and is_trained(message)
+            for index, message in enumerate(self.messages)
             if message["role"] == ASSISTANT
         ]
 
 
 def conversation_of(value: dict[str, Any]) -> Conversation:
     """The conversation of an object. Raises `Unusable`, with the reason, where there is none to train on."""
-    found = Conversation(messages_of(value), _tools(value))
-    trained = found.trained()
+    conversation = Conversation(messages_of(value), _tools(value))
+    trained = conversation.trained()
     if not any(trained):
         which = "none of `weight` 1 and `train` true" if trained else "no message"
         raise Unusable(f"{which} of the role `{ASSISTANT}`, so there is nothing to train on")
-    return found
+    return conversation
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ def pair_of(value: dict[str, Any]) -> Pair:
             raise Unusable(f"no `{name}` (it has {key_names(value)})")
     prompt, tools = value.get("prompt"), _tools(value)
     chosen, rejected = (_answer(name, value[name]) for name in (CHOSEN, REJECTED))
-    whole = not isinstance(value[CHOSEN], str) and not isinstance(value[REJECTED], str)
+    as_messages = not isinstance(value[CHOSEN], str) and not isinstance(value[REJECTED], str)
     first = [{"role": USER, "content": prompt}]
-    if prompt is None and not whole:
+    if prompt is None and not as_messages:
         raise Unusable("no `prompt`, and the answers are text")
-    if prompt is None or (whole and isinstance(prompt, str) and chosen[:1] == rejected[:1] == first):
+    if prompt is None or (as_messages and isinstance(prompt, str) and chosen[:1] == rejected[:1] == first):
         common = _common(chosen, rejected)
         before, chosen, rejected = chosen[:common], chosen[common:], rejected[common:]
         if not before:

@@ -28,7 +28,7 @@ _MARKER = re.compile(r"<([|\uff5c])[^<>|\uff5c\s]+\1>|<(?:start|end)_of_turn>|</
 
 
 class EndOfTurn(NamedTuple):
-    """What ends the assistant's turn."""
+    """The text and token that end the assistant's turn."""
 
     tokens: frozenset[int]
     texts: tuple[str, ...]
@@ -58,7 +58,7 @@ class ChatEncoder:
         self._added = _one_of([one.content for one in added])
 
     def rendered(self, conversation: Conversation, prompt: int = 0) -> Rendered:
-        """All of a conversation as text. Raises `Unusable` where it cannot be used.
+        """A conversation rendered as text. Raises `Unusable` where it cannot be used.
 
         The ranges are those that the loss counts: not what the assistant says in the first `prompt` messages, nor in
         messages that are not to be trained on. Where the token that begins the next turn ends that of the assistant, it
@@ -66,28 +66,30 @@ class ChatEncoder:
         """
         self.check(conversation.messages)
         self._check_plain(conversation.tools, "`tools`")
-        found = self._renderer.rendered(conversation)
+        rendered = self._renderer.rendered(conversation)
         if self._next_turn_tokens:
-            found = found._replace(ranges=[self._with_next_token(found.text, *each) for each in found.ranges])
+            rendered = rendered._replace(
+                ranges=[self._with_next_token(rendered.text, *each) for each in rendered.ranges]
+            )
         trained = conversation.trained(prompt)
         if not all(trained):
-            if len(found.ranges) != len(trained):
+            if len(rendered.ranges) != len(trained):
                 raise Unusable(
-                    f"the chat template marks {len(found.ranges)} passages, and the assistant has {len(trained)} "
+                    f"the chat template marks {len(rendered.ranges)} passages, and the assistant has {len(trained)} "
                     "messages, so that those that are not trained on are not known"
                 )
-            ranges = [each for each, counted in zip(found.ranges, trained, strict=True) if counted]
-            found = found._replace(ranges=ranges)
-        if not any(first < last for first, last in found.ranges):
+            ranges = [each for each, counted in zip(rendered.ranges, trained, strict=True) if counted]
+            rendered = rendered._replace(ranges=ranges)
+        if not any(first < last for first, last in rendered.ranges):
             raise Unusable("the chat template renders nothing that the assistant says")
-        return found
+        return rendered
 
-    def is_open(self, conversation: Conversation, found: Rendered) -> bool:
+    def is_open(self, conversation: Conversation, rendered: Rendered) -> bool:
         """Whether the assistant has the last word, and the template writes nothing behind it that ends its turn."""
-        last, (_, end) = conversation.messages[-1], found.ranges[-1]
+        last, (_, end) = conversation.messages[-1], rendered.ranges[-1]
         content = (last.get("content") or "").strip()
-        says_it = last["role"] == ASSISTANT and found.text[:end].rstrip().endswith(content)
-        return bool(content) and says_it and not found.text[end:].strip()
+        says_it = last["role"] == ASSISTANT and rendered.text[:end].rstrip().endswith(content)
+        return bool(content) and says_it and not rendered.text[end:].strip()
 
     def _with_next_token(self, text: str, first: int, last: int) -> tuple[int, int]:
         """A range, with the token behind it and the white space between, if there is one."""
@@ -103,10 +105,10 @@ class ChatEncoder:
         """
         try:
             answered = _example(USER, ASSISTANT)
-            found = self._renderer.rendered(answered)
+            rendered = self._renderer.rendered(answered)
         except Unusable:
             return []
-        if not found.ranges or not self.is_open(answered, found):
+        if not rendered.ranges or not self.is_open(answered, rendered):
             return []
         texts = []
         for role in (USER, *TOOLS):
@@ -119,8 +121,8 @@ class ChatEncoder:
         """The tokens that begin the next turn and so end an answer, as in GLM's templates."""
         if self._added is None:
             return []
-        found = [self._added.match(text.lstrip()) for text in self._next_turns]
-        return [one[0] for one in found if one]
+        matches = [self._added.match(text.lstrip()) for text in self._next_turns]
+        return [one[0] for one in matches if one]
 
     def check(self, messages: Sequence[Message], first: int = 1) -> None:
         """Raises `Unusable` for a message that spells a special token; `first` is the number of the first."""
@@ -129,15 +131,15 @@ class ChatEncoder:
 
     def _check_plain(self, value: Any, what: str) -> None:
         for text in _texts(value):
-            if self._special is not None and (found := self._special.search(text)):
-                raise Unusable(f"{what} spells the special token {quoted(found[0])}")
+            if self._special is not None and (special := self._special.search(text)):
+                raise Unusable(f"{what} spells the special token {quoted(special[0])}")
 
     def encoded(self, texts: Sequence[Rendered]) -> list[tuple[Int[np.ndarray, " n"], Bool[np.ndarray, " n"]]]:
         """Tokens of each text, and whether each is, at least in part, of what the assistant says."""
-        found = self._tokenizer.encode_batch([each.text for each in texts], add_special_tokens=False)
+        encodings = self._tokenizer.encode_batch([each.text for each in texts], add_special_tokens=False)
         return [
             (np.array(one.ids, np.int64), _within(np.array(one.offsets, np.int64).reshape(-1, 2), each.ranges))
-            for one, each in zip(found, texts, strict=True)
+            for one, each in zip(encodings, texts, strict=True)
         ]
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
@@ -145,7 +147,7 @@ class ChatEncoder:
         return self._tokenizer.encode(self._renderer.prompt(messages), add_special_tokens=False).ids
 
     def end_of_turn(self) -> EndOfTurn:
-        """What the template writes behind what the assistant says. Raises `Unusable` where it refuses an example."""
+        """The text that the template writes after an answer. Raises `Unusable` if it refuses an example."""
         end = turn_of(self._renderer.rendered(_example(USER, ASSISTANT)).text.rpartition(_PROBE)[2], "")
         ids = self._tokenizer.encode(end.strip(), add_special_tokens=False).ids
         eos = self._tokenizer.token_to_id(self.template.variables.get("eos_token", ""))
@@ -179,7 +181,7 @@ class ChatEncoder:
             text = self._renderer.rendered(_example(USER, ASSISTANT)).text
         except Unusable:
             return []  # Conversations that the template does not refuse will show.
-        markers = dict.fromkeys(found[0] for found in _MARKER.finditer(text))
+        markers = dict.fromkeys(match[0] for match in _MARKER.finditer(text))
         return [one for one in markers if self._added is None or not self._added.fullmatch(one)]
 
     def check_markers(self) -> None:
@@ -224,7 +226,7 @@ def _for_chat(tokenizer: Any) -> Any:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in a value of JSON, names of keys too."""
+    """Iterate over the strings in a JSON value, keys included."""
     left = [value]  # No recursion: JSON may be nested deeper than calls of Python.
     while left:
         each = left.pop()
@@ -238,7 +240,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _within(offsets: Int[np.ndarray, "n 2"], ranges: Sequence[tuple[int, int]]) -> Bool[np.ndarray, " n"]:
     """Whether each token has a character within one of the ranges."""
-    found = np.zeros(len(offsets), bool)
+    inside = np.zeros(len(offsets), bool)
     for first, last in ranges:
-        found |= (offsets[:, 0] < last) & (offsets[:, 1] > first)
-    return found
+        inside |= (offsets[:, 0] < last) & (offsets[:, 1] > first)
+    return inside

@@ -10,7 +10,7 @@ type Message = dict[str, Any]
 """`role` and `content`, and what else a template may use (`tool_calls`, `name`, ...)."""
 
 USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
-"""Roles."""
+"""Roles of messages."""
 WEIGHT, TRAIN = LOSS_KEYS = "weight", "train"
 """Keys of a message that say whether the loss counts it: 0 or 1, as in OpenAI's format, and false or true."""
 

@@ -54,14 +54,14 @@ class Renderer:
             encoding="utf-8",
         )  # fmt: skip
         self._finalizer = weakref.finalize(self, _end, self._process)
-        given = {"source": template.source, "variables": template.variables, "today": today, "seconds": SECONDS}
+        request = {"source": template.source, "variables": template.variables, "today": today, "seconds": SECONDS}
         try:
-            self._asked(given)
+            self._asked(request)
         except Unusable as error:
             raise UserError(f"{template.words}: {error}") from None
 
     def rendered(self, conversation: Conversation) -> Rendered:
-        """All of a conversation. Raises `Unusable` where the template refuses it."""
+        """Render a conversation. Raises `Unusable` where the template refuses it."""
         answer = self._asked(conversation.request() | {"prompt": False})
         return Rendered(answer["text"], [(first, last) for first, last in answer["ranges"]])
 

@@ -46,12 +46,12 @@ class Generation(Extension):
     def _marked(self, caller: Callable[[], str]) -> str:
         return f"{self.begin}{caller()}{self.end}"
 
-    def found(self, text: str) -> tuple[str, list[tuple[int, int]]]:
+    def without_marks(self, text: str) -> tuple[str, list[tuple[int, int]]]:
         """A text without its marks, and what they surround, as places in it."""
         plain, ranges = "", []
-        for number, part in enumerate(text.split(self.begin)):
+        for index, part in enumerate(text.split(self.begin)):
             inside, *outside = part.split(self.end)
-            if len(outside) != (number > 0):
+            if len(outside) != (index > 0):
                 raise TemplateError("{% generation %} within {% generation %}, or part of one")
             if outside:
                 ranges.append((len(plain), len(plain) + len(inside)))
@@ -94,9 +94,9 @@ class Template:
         text, ranges = self._text(messages, False, more)
         if self._marks.used:
             return text, ranges
-        for number, message in enumerate(messages):
+        for index, message in enumerate(messages):
             if message["role"] == "assistant":
-                ranges.append(self._turn(messages[: number + 1], text, more))
+                ranges.append(self._turn(messages[: index + 1], text, more))
         return text, ranges
 
     def _turn(self, messages: list[dict[str, Any]], text: str, more: dict[str, Any]) -> tuple[int, int]:
@@ -118,7 +118,7 @@ class Template:
             length += len(part)
             if length > LONGEST_TEXT:
                 raise TemplateError(f"the conversation becomes more than {LONGEST_TEXT:,} characters")
-        return self._marks.found("".join(parts))
+        return self._marks.without_marks("".join(parts))
 
 
 def turn_of(rendered: str, content: str) -> str:

@@ -29,7 +29,7 @@ CHATML_SOURCE = """\
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
 """
 DEFAULT = "default"
-"""Name of the template that is meant where none is named."""
+"""The template that is used when no name is configured."""
 ADDITIONAL = "additional_chat_templates"
 """Name of the folder of further templates, a file each."""
 _SOURCE, _FILE, _LEGACY, _TOKEN = "chat_template", "chat_template.jinja", "chat_template.json", "_token"
@@ -43,7 +43,7 @@ class ChatTemplate:
     variables: dict[str, str]
     """The names of special tokens (`bos_token`, ...) to their texts."""
     words: str
-    """Where it is from, for messages."""
+    """The file or folder it was read from, for messages."""
 
     def encode(self) -> bytes:
         """The text of a file that `template_beside` reads."""
@@ -80,8 +80,10 @@ def templates_beside(folder: Path) -> dict[str, ChatTemplate]:
     variables = _variables(config)
     files = {DEFAULT: folder / _FILE} | {file.stem: file for file in sorted((folder / ADDITIONAL).glob("*.jinja"))}
     texts = {name: (_read(file), named(file)) for name, file in files.items()}
-    if found := {name: ChatTemplate(text, variables, file) for name, (text, file) in texts.items() if text is not None}:
-        return found
+    if templates := {
+        name: ChatTemplate(text, variables, file) for name, (text, file) in texts.items() if text is not None
+    }:
+        return templates
     for file, values in ((folder / CHAT, config), (folder / _LEGACY, _read_config(folder / _LEGACY))):
         if (source := values.get(_SOURCE)) is not None:
             return {name: ChatTemplate(text, variables, named(file)) for name, text in _by_name(source, file).items()}
@@ -129,12 +131,12 @@ def _names(templates: dict[str, ChatTemplate]) -> str:
 
 
 def _variables(config: dict[str, Any]) -> dict[str, str]:
-    found = {}
+    variables = {}
     for name, value in config.items():
         text = value.get("content") if isinstance(value, dict) else value
         if name.endswith(_TOKEN) and isinstance(text, str):
-            found[name] = text
-    return found
+            variables[name] = text
+    return variables
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From text to a token folder: `python -m jaxpar.prepare`. See `docs/data.md`.
+"""The command that tokenizes text into a token folder: `python -m jaxpar.prepare`. See `docs/data.md`.
 
 The inputs are cut into units (`input/units.py`) that depend on the inputs alone. Worker processes make each unit's
 tokens (`output/tokenize.py`) and put the units together as shards (`output/shards.py`). Every piece of work appears by

@@ -21,13 +21,13 @@ def template_of(options: Options, tokenizer: Path) -> ChatTemplate:
     """The template of conversations. Raises `UserError` where there is none."""
     if options.chat_template is not None:
         return chosen_template(options.chat_template, tokenizer.parent)
-    found = template_beside(tokenizer.parent)
-    if found is None:
+    template = template_beside(tokenizer.parent)
+    if template is None:
         raise UserError(
             f"--format {options.format}: there is no chat template beside --tokenizer {quoted(str(tokenizer))}, "
             f"neither chat_template.jinja nor in {CHAT}; expected --chat-template FILE, or --chat-template {CHATML}"
         )
-    return found
+    return template
 
 
 def check_template(encoder: ChatEncoder, chosen: bool, report: Callable[[str], None]) -> None:
@@ -56,9 +56,9 @@ def lengths_text(folder: Path, index: Index) -> str:
     every = [power for power, count in longer.items() if count == len(sizes)]
     told = some or dict.fromkeys(every[-1:], len(sizes))
     shown = [f"more than {power:,}: {count:,}" for power, count in told.items()]
-    counts = f" ({', '.join(shown[-_SHOWN_LENGTHS:])})" if shown else ""
+    listed = f" ({', '.join(shown[-_SHOWN_LENGTHS:])})" if shown else ""
     truncates = "" if index.paired else ", or truncates them (data.long_conversations)"
     return (
-        f"The longest {'pair' if index.paired else 'conversation'} takes {longest:,} tokens of a row{counts}. A run "
+        f"The longest {'pair' if index.paired else 'conversation'} takes {longest:,} tokens of a row{listed}. A run "
         f"leaves out those longer than its data.sequence_length{truncates}."
     )

@@ -41,15 +41,15 @@ def inspect_folder(folder: Path, console: Console, documents: int = 3) -> None:
             console,
             "left out: " + ", ".join(f"{count:,} {why}" for why, count in sorted(index.skipped.items()) if count),
         )
-    console.print(_counts(opened))
+    console.print(_statistics(opened))
     for split, stream in zip(SPLITS, (opened.train, opened.heldout), strict=True):
         if stream is not None:
             _line(console, f"\nLengths of documents, {split} (tokens, the end-of-document token included)", "bold")
             lengths = stream.lengths
             for text in _histogram(lengths):
                 _line(console, text)
-            for number, first in enumerate(stream.starts[:documents].tolist()):
-                _show(opened, stream, f"Document {number + 1} of {split}", first, int(lengths[number]), console)
+            for document, first in enumerate(stream.starts[:documents].tolist()):
+                _show(opened, stream, f"Document {document + 1} of {split}", first, int(lengths[document]), console)
 
 
 def _spelled(opened: TokenFolder) -> str:
@@ -59,7 +59,7 @@ def _spelled(opened: TokenFolder) -> str:
     return repr(load_tokenizer(path, str(path)).id_to_token(opened.index.separator))
 
 
-def _counts(opened: TokenFolder) -> Table:
+def _statistics(opened: TokenFolder) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("split", "shards", "documents", "tokens", "bytes of text", "bytes per token", "tokens per document"):
         table.add_column(title, justify="left" if title == "split" else "right")
@@ -74,12 +74,12 @@ def _counts(opened: TokenFolder) -> Table:
 def _histogram(lengths: Int64[np.ndarray, " documents"]) -> list[str]:
     """A line for each doubling of the length."""
     powers = np.frexp(lengths.astype(np.float64))[1] - 1
-    counts = np.bincount(powers)
+    documents = np.bincount(powers)
     rows = []
-    for power in range(int(powers.min()), len(counts)):
+    for power in range(int(powers.min()), len(documents)):
         low, high = 2**power, 2 ** (power + 1) - 1
-        bar = "#" * max(round(_BAR * counts[power] / counts.max()), int(counts[power] > 0))
-        rows.append(f"{low:>10,} - {high:<10,} {counts[power]:>10,}  {bar}")
+        bar = "#" * max(round(_BAR * documents[power] / documents.max()), int(documents[power] > 0))
+        rows.append(f"{low:>10,} - {high:<10,} {documents[power]:>10,}  {bar}")
     shares = np.quantile(lengths, [0.5, 0.9, 0.99])
     rows.append(
         f"median {shares[0]:,.0f}, 90% up to {shares[1]:,.0f}, 99% up to {shares[2]:,.0f}, longest {lengths.max():,}"

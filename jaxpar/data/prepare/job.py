@@ -24,12 +24,12 @@ class Job:
     text_key: str
     heldout_fraction: float
     max_expansion: int
-    """How many times its size a compressed file may unpack to."""
+    """Largest ratio of a file's unpacked size to its compressed size."""
     tokenizer: Path
     vocab: int
     separator: int
     chat: ChatTemplate | None
-    """Of conversations; None for text."""
+    """The chat template of conversations; None for text."""
     paired: bool
     """Whether a line of the input is a pair of conversations, one chosen and one rejected."""
 
@@ -58,6 +58,6 @@ class Job:
         """Folder of the shards' records."""
         return self.work / "shards"
 
-    def unit_file(self, number: int, kind: str) -> Path:
+    def unit_file(self, unit: int, kind: str) -> Path:
         """A file of a unit: `json` is its record, `train.tokens` and the like hold its tokens."""
-        return self.unit_folder / f"{number:08d}.{kind}"
+        return self.unit_folder / f"{unit:08d}.{kind}"

@@ -26,7 +26,7 @@ class Options:
     """The options of `python -m jaxpar.prepare`."""
 
     inputs: tuple[str, ...]
-    """Glob patterns."""
+    """Glob patterns of the input files."""
     out: Path
     tokenizer: Path | None = None
     """A `tokenizer.json`; None trains one."""
@@ -47,7 +47,7 @@ class Options:
     max_broken: int = 0
     """Documents that may be broken before the preparation stops."""
     max_expansion: int = DEFAULT_EXPANSION
-    """How many times its size a compressed file may unpack to, if that is more than 64 MiB."""
+    """Largest ratio of a file's unpacked size to its compressed size; files up to 64 MiB are always read."""
     processes: int = 1
     unit_bytes: int | None = None
     """Bytes of input in a unit of work; None chooses by the size of the input."""

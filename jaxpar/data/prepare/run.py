@@ -23,7 +23,7 @@ from jaxpar.data.prepare.job import WORK, Job
 from jaxpar.data.prepare.options import CHAT_FORMATS, Options
 from jaxpar.data.prepare.output.atomic_files import TEMPORARY, alone_in, flush_folder, write_file
 from jaxpar.data.prepare.output.shards import ShardPlan, plan_shards, read_shard, remove_units, shard_maker
-from jaxpar.data.prepare.output.tokenize import UnitRecord, broken_places, is_whole, read_record, unit_maker
+from jaxpar.data.prepare.output.tokenize import UnitRecord, broken_places, is_complete, read_record, unit_maker
 from jaxpar.data.prepare.progress import metering
 from jaxpar.data.prepare.record import begin_or_go_on, check_usable
 from jaxpar.data.prepare.train_bpe import chosen_units, train_bpe
@@ -115,7 +115,7 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
 
 
 class _Preparation:
-    """One call: its work and its messages."""
+    """One run of the command: its work and its messages."""
 
     def __init__(self, options: Options, job: Job, console: Console) -> None:
         self.options, self.job, self.console = options, job, console
@@ -127,8 +127,8 @@ class _Preparation:
             leftover.unlink(missing_ok=True)
         job.unit_folder.mkdir(exist_ok=True)
         job.shard_folder.mkdir(exist_ok=True)
-        whole = size(sum(file.bytes for file in job.inputs))
-        _print(self.console, f"{_count(job.inputs, 'file')}, {whole}, in {_count(job.units, 'unit')} of work")
+        total = size(sum(file.bytes for file in job.inputs))
+        _print(self.console, f"{_count(job.inputs, 'file')}, {total}, in {_count(job.units, 'unit')} of work")
         self._warn_of_idle_processes()
         self._provide_tokenizer(tokenizer)
         loaded = load_tokenizer(job.tokenizer, str(job.tokenizer))
@@ -156,35 +156,35 @@ class _Preparation:
             write_file(job.tokenizer, tokenizer)
             return
         assert vocab is not None, "options were checked"
-        total = sum(part.weight for number in chosen_units(job) for part in job.units[number])
+        total = sum(part.weight for unit in chosen_units(job) for part in job.units[unit])
         with metering(self.console, "training the tokenizer", total) as meter:
-            found = train_bpe(job, vocab, self.options.separator, self.options.special_tokens, meter)
-        less = "" if found == vocab else f" of the {vocab:,} that were asked for: the text has no more pairs to merge"
-        _print(self.console, f"Trained a byte-level BPE with {plural(found, 'token')}{less}")
+            trained = train_bpe(job, vocab, self.options.separator, self.options.special_tokens, meter)
+        less = "" if trained == vocab else f" of the {vocab:,} that were asked for: the text has no more pairs to merge"
+        _print(self.console, f"Trained a byte-level BPE with {plural(trained, 'token')}{less}")
 
     def _units(self) -> list[UnitRecord]:
         """Make the unfinished units; returns the records of all."""
         job = self.job
         weights = [sum(part.weight for part in unit) for unit in job.units]
-        records = {number: record for number in range(len(weights)) if (record := read_record(job, number))}
+        records = {index: record for index in range(len(weights)) if (record := read_record(job, index))}
         if not any(job.shard_folder.iterdir()):  # Otherwise all units were made, and shards delete their files.
-            records = {number: record for number, record in records.items() if is_whole(job, number, record)}
-        missing = [number for number in range(len(weights)) if number not in records]
+            records = {index: record for index, record in records.items() if is_complete(job, index, record)}
+        missing = [index for index in range(len(weights)) if index not in records]
         if records:
             _print(self.console, f"{_count(records, 'unit')} finished before")
         self._check_broken(records)
-        done = sum(weights[number] for number in records)
+        done = sum(weights[index] for index in records)
         tokens = 0
         with metering(self.console, "tokenizing", sum(weights), done) as meter:
             during = lambda read: meter.read(*read)
-            for number, record in do_tasks(unit_maker, job, missing, self.options.processes, during):
-                records[number] = record
+            for index, record in do_tasks(unit_maker, job, missing, self.options.processes, during):
+                records[index] = record
                 if record.broken:
                     self._check_broken(records)
                 tokens += sum(part.tokens for part in record.splits.values())
                 rate = tokens / max(time.monotonic() - self.began, 1e-9)
-                meter.advance(weights[number], f"{plural(tokens, 'token')}, {rate:,.0f} a second", number)
-        return [records[number] for number in range(len(weights))]
+                meter.advance(weights[index], f"{plural(tokens, 'token')}, {rate:,.0f} a second", index)
+        return [records[index] for index in range(len(weights))]
 
     def _check_broken(self, records: dict[int, UnitRecord]) -> None:
         broken = sum(record.broken for record in records.values())
@@ -198,9 +198,9 @@ class _Preparation:
 
     def _first_broken(self, records: dict[int, UnitRecord]) -> str:
         places: list[str] = []
-        for number in sorted(records):
+        for unit in sorted(records):
             if len(places) <= _SHOWN_PLACES:
-                places += broken_places(self.job, records[number])
+                places += broken_places(self.job, records[unit])
         return ", ".join(places[:_SHOWN_PLACES]) + (", ..." if len(places) > _SHOWN_PLACES else "")
 
     def _shards(self, records: Sequence[UnitRecord]) -> dict[str, dict[str, Shard]]:

@@ -12,12 +12,12 @@ from jaxpar.config.install import install_command
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.atomic_files import write_file
 from jaxpar.data.prepare.output.pieces import Cuts
-from jaxpar.data.prepare.output.tokenize import held_out, unit_documents
+from jaxpar.data.prepare.output.tokenize import is_validation, unit_documents
 from jaxpar.data.prepare.progress import Meter
 from jaxpar.data.tokens.tokenizer_file import END_NAMES, tokenizers_installed
 
 CUTS = Cuts(spaces=True, lines=True)
-"""Where texts may be cut for GPT-2's pattern, which splits the text to train on."""
+"""The possible cuts for GPT-2's pattern, which splits the training text."""
 TRAINED_ON = 2**30
 """Approximate bytes of input that a tokenizer is trained on: evenly spaced units where there is more."""
 
@@ -65,10 +65,10 @@ def chosen_units(job: Job) -> list[int]:
 
 
 def _texts(job: Job, meter: Meter) -> Iterator[str]:
-    for number in chosen_units(job):
-        for _, found in unit_documents(job, number, partial(meter.read, number)):
-            if found.text and not found.broken:
-                raw = found.text.encode(errors="replace")
-                if not held_out(raw, job.heldout_fraction):
+    for unit in chosen_units(job):
+        for _, document in unit_documents(job, unit, partial(meter.read, unit)):
+            if document.text and not document.broken:
+                raw = document.text.encode(errors="replace")
+                if not is_validation(raw, job.heldout_fraction):
                     yield from CUTS.pieces(text := raw.decode()) or [text]
-        meter.advance(sum(part.weight for part in job.units[number]), unit=number)
+        meter.advance(sum(part.weight for part in job.units[unit]), unit=unit)

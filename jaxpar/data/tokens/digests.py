@@ -24,11 +24,11 @@ def digest(content: bytes) -> str:
 
 def file_digest(path: Path) -> str:
     """BLAKE2b-256 of a file, in hex. Raises `OSError`."""
-    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
     with open(path, "rb", buffering=0) as file:
         while chunk := file.read(_READ_BYTES):
-            found.update(chunk)
-    return found.hexdigest()
+            hasher.update(chunk)
+    return hasher.hexdigest()
 
 
 def block_sum(block: bytes | bytearray | memoryview | np.ndarray) -> bytes:
@@ -58,11 +58,11 @@ class SummingFile:
         """Append `content`. Raises `OSError`."""
         self._file.write(content)
         self._pending += content
-        whole = len(self._pending) // BLOCK_BYTES * BLOCK_BYTES
+        complete = len(self._pending) // BLOCK_BYTES * BLOCK_BYTES
         with memoryview(self._pending) as pending:
-            for first in range(0, whole, BLOCK_BYTES):
+            for first in range(0, complete, BLOCK_BYTES):
                 self._sums.append(block_sum(pending[first : first + BLOCK_BYTES]))
-        del self._pending[:whole]
+        del self._pending[:complete]
 
     def sums(self) -> bytes:
         """The sums of all blocks, one after the other; nothing may be written afterwards."""

@@ -1,4 +1,4 @@
-"""Where the documents of a token folder start: read from their files when they are used, and not held in memory."""
+"""Start positions of the documents of a token folder, read from their files on use and not cached in memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jaxpar.data.tokens.digests import DIGEST_BYTES
 from jaxpar.data.tokens.file_array import FileArray
 
 SPACING = 1024
-"""Of so many starts one is held in memory: a start is found by reading one such stretch."""
+"""Interval of the starts in memory: a start is looked up by reading one interval from the file."""
 _READ = 2**15
 
 
 class ShardStarts:
-    """Where the documents of one shard start in it.
+    """Start positions of the documents of one shard.
 
     The file is compared with its digest when it is used for the first time.
 
@@ -44,12 +44,12 @@ class ShardStarts:
             self.check()
         return self._values.between(first, last)
 
-    def until(self, place: int) -> int:
-        """How many documents start at a place of the shard or before it."""
+    def until(self, position: int) -> int:
+        """The number of documents that start at or before a position of the shard."""
         some = self.check() if self._some is None else self._some
-        first = (int(some.searchsorted(place, side="right")) - 1) * SPACING
+        first = (int(some.searchsorted(position, side="right")) - 1) * SPACING
         stretch = self._values.between(first, min(first + SPACING, len(self)))
-        return first + int(stretch.searchsorted(place, side="right"))
+        return first + int(stretch.searchsorted(position, side="right"))
 
     def check(self) -> Int64[np.ndarray, " stretches"]:
         """Compare the whole file with its digest; returns the start of each stretch. Threads may do so twice.
@@ -59,15 +59,15 @@ class ShardStarts:
         """
         path, count = self._values.path, len(self)
         header = self._values.raw(0, len(self._header))
-        found = hashlib.blake2b(header, digest_size=DIGEST_BYTES)
+        hasher = hashlib.blake2b(header, digest_size=DIGEST_BYTES)
         some, before, ordered = [], -1, True
         for first in range(0, count, _READ):
             part = self._values.between(first, min(first + _READ, count))
-            found.update(part)
+            hasher.update(part)
             ordered = ordered and bool((np.diff(part, prepend=before) > 0).all()) and (first > 0 or part[0] == 0)
             before = int(part[-1])
             some.append(part[::SPACING].copy())
-        if found.hexdigest() != self._digest:
+        if hasher.hexdigest() != self._digest:
             raise UserError(f"{path} is damaged (its digest is not that of index.json); make the folder again")
         if header != self._header:
             raise UserError(f"{path} is not a .npy file of {count} numbers of int64")
@@ -78,7 +78,7 @@ class ShardStarts:
 
 
 class DocumentStarts:
-    """Where the documents of several shards, laid end to end, start; indexed like an array, by slices."""
+    """Start positions of the documents of several concatenated shards; indexed by slices, like an array."""
 
     def __init__(self, shards: Sequence[ShardStarts]) -> None:
         assert shards, "at least one shard"
@@ -94,30 +94,30 @@ class DocumentStarts:
         first, last, step = index.indices(len(self))
         assert step == 1, "slices are without a step"
         parts = [np.empty(0, np.int64)]
-        for number in range(self._shard_of(self._documents, first), len(self._shards)):
-            begin, shard = int(self._documents[number]), self._shards[number]
+        for shard_index in range(self._shard_of(self._documents, first), len(self._shards)):
+            begin, shard = int(self._documents[shard_index]), self._shards[shard_index]
             if begin >= last or first >= last:
                 break
             within = shard.between(max(first - begin, 0), min(last - begin, len(shard)))
-            parts.append(within + self._tokens[number])
+            parts.append(within + self._tokens[shard_index])
         return np.concatenate(parts)
 
     def searchsorted(self, places: ArrayLike, side: str = "left") -> Int64[np.ndarray, "..."]:
-        """As of an array: how many documents start before each place, or (`right`) at it or before it."""
+        """The number of documents that start before each position, or (`right`) at or before it, like NumPy's."""
         places = np.asarray(places)
         last = places if side == "right" else places - 1
-        found = [self._until(int(place)) for place in last.ravel()]
-        return np.array(found, np.int64).reshape(places.shape)
+        starts = [self._until(int(position)) for position in last.ravel()]
+        return np.array(starts, np.int64).reshape(places.shape)
 
-    def _until(self, place: int) -> int:
-        if place < 0:
+    def _until(self, position: int) -> int:
+        if position < 0:
             return 0
-        number = min(self._shard_of(self._tokens, place), len(self._shards) - 1)
-        return int(self._documents[number]) + self._shards[number].until(place - int(self._tokens[number]))
+        shard = min(self._shard_of(self._tokens, position), len(self._shards) - 1)
+        return int(self._documents[shard]) + self._shards[shard].until(position - int(self._tokens[shard]))
 
     @staticmethod
-    def _shard_of(firsts: Int64[np.ndarray, " shards"], place: int) -> int:
-        return int(firsts.searchsorted(place, side="right")) - 1
+    def _shard_of(firsts: Int64[np.ndarray, " shards"], position: int) -> int:
+        return int(firsts.searchsorted(position, side="right")) - 1
 
     def check(self) -> None:
         """Compare every file with its digest. Raises `UserError`."""

@@ -73,14 +73,16 @@ class FileArray:
             UserError: the file cannot be read, or has become shorter.
         """
         try:
-            found = os.pread(self._descriptor, size, first)
-            while 0 < len(found) < size and (more := os.pread(self._descriptor, size - len(found), first + len(found))):
-                found += more
+            content = os.pread(self._descriptor, size, first)
+            while 0 < len(content) < size and (
+                more := os.pread(self._descriptor, size - len(content), first + len(content))
+            ):
+                content += more
         except OSError as error:
             raise UserError(f"{named(self.path)} cannot be read any more ({error.strerror})") from error
-        if len(found) < size:
+        if len(content) < size:
             raise UserError(
                 f"{named(self.path)} was truncated while it was in use: it has "
                 f"{os.fstat(self._descriptor).st_size} bytes, expected at least {first + size}; copy or make it again"
             )
-        return found
+        return content

@@ -78,11 +78,11 @@ class ShardedTokens:
     def __init__(self, shards: Sequence[CheckedTokens], dtype: np.dtype) -> None:
         assert shards, "at least one shard"
         self._shards = list(shards)
-        self._ends: Int64[np.ndarray, " shards"] = np.cumsum([len(shard) for shard in shards], dtype=np.int64)
+        self._stops: Int64[np.ndarray, " shards"] = np.cumsum([len(shard) for shard in shards], dtype=np.int64)
         self.dtype = dtype
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return int(self._stops[-1])
 
     def __getitem__(self, index: slice | Int[np.ndarray, " n"]) -> UInt[np.ndarray, " n"]:
         """Raises `UserError` when the requested tokens are damaged."""
@@ -93,26 +93,26 @@ class ShardedTokens:
         return self._at(index)
 
     def _between(self, first: int, last: int) -> UInt[np.ndarray, " n"]:
-        low, high = np.searchsorted(self._ends, [first, max(first, last - 1)], side="right")
+        low, high = np.searchsorted(self._stops, [first, max(first, last - 1)], side="right")
         parts = []
-        for number in range(low, min(high + 1, len(self._shards))):
-            begin = int(self._ends[number]) - len(self._shards[number])
-            shard = self._shards[number]
+        for shard_index in range(low, min(high + 1, len(self._shards))):
+            begin = int(self._stops[shard_index]) - len(self._shards[shard_index])
+            shard = self._shards[shard_index]
             parts.append(shard.between(max(first - begin, 0), min(last - begin, len(shard))))
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self.dtype), *parts])
 
     def _at(self, places: Int[np.ndarray, " n"]) -> UInt[np.ndarray, " n"]:
         if len(places):
-            low, high = np.searchsorted(self._ends, [places.min(), places.max()], side="right")
+            low, high = np.searchsorted(self._stops, [places.min(), places.max()], side="right")
             if low == high:  # As is usual: the tokens of a row are near each other.
-                return self._shards[low].at(places - (self._ends[low] - len(self._shards[low])))
-        numbers = np.searchsorted(self._ends, places, side="right")
-        found = np.empty(len(places), self.dtype)
-        for number in np.unique(numbers):
-            chosen = numbers == number
-            begin = int(self._ends[number]) - len(self._shards[number])
-            found[chosen] = self._shards[number].at(places[chosen] - begin)
-        return found
+                return self._shards[low].at(places - (self._stops[low] - len(self._shards[low])))
+        numbers = np.searchsorted(self._stops, places, side="right")
+        values = np.empty(len(places), self.dtype)
+        for shard in np.unique(numbers):
+            chosen = numbers == shard
+            begin = int(self._stops[shard]) - len(self._shards[shard])
+            values[chosen] = self._shards[shard].at(places[chosen] - begin)
+        return values
 
     def check(self) -> None:
         """Check every block of every file. Raises `UserError` when one is damaged."""

@@ -49,12 +49,12 @@ class TextCodec:
     def special(self) -> Mapping[str, int]:
         """Special tokens by their names."""
         added = self.tokenizer.get_added_tokens_decoder().items()
-        return {token.content: number for number, token in added if token.special}
+        return {token.content: token_id for token_id, token in added if token.special}
 
     def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
-        """The tokens of a text that follows another one: none is added.
+        """Encode a text that follows another one, without adding tokens.
 
-        With `special_tokens` the names of special tokens in it are those tokens; else they are text like any other.
+        With `special_tokens`, names of special tokens in it become those tokens; otherwise they are plain text.
         """
         self.tokenizer.encode_special_tokens = not special_tokens
         return self.tokenizer.encode(text, add_special_tokens=False).ids

@@ -38,16 +38,16 @@ def read_token_file(path: str, *, key: str, separator: int | None, vocab: int | 
         tokens = _open(Path(path).expanduser(), f"{key}={quoted(path)}")
     except OSError as error:
         raise UserError(f"{key}={quoted(path)} cannot be read ({error.strerror}); {_EXPECTED}") from error
-    ends, largest = [], 0
+    stops, largest = [], 0
     for first in range(0, len(tokens), _CHUNK):
         chunk = tokens[first : first + _CHUNK]
         largest = max(largest, int(chunk.max()))
         if separator is not None:
-            ends.append(np.flatnonzero(chunk == separator) + first + 1)
+            stops.append(np.flatnonzero(chunk == separator) + first + 1)
     limit, reason = (vocab, f"model.vocab={vocab}") if vocab is not None else (1 << 31, "2**31")
     if largest >= limit:
         raise UserError(f"{key}={quoted(path)} holds token {largest}; expected only tokens below {reason}")
-    starts = np.concatenate([np.zeros(1, np.int64), *ends])
+    starts = np.concatenate([np.zeros(1, np.int64), *stops])
     return TokenStream(tokens, starts[starts < len(tokens)]), largest
 
 

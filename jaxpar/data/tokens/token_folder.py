@@ -41,7 +41,7 @@ class TokenFolder:
     index: Index
     train: TokenStream
     heldout: TokenStream | None
-    """None where no documents are held out."""
+    """Validation documents, if there are any."""
 
     @property
     def identity(self) -> str:
@@ -89,7 +89,7 @@ def open_token_folder(path: str | Path, *, key: str) -> TokenFolder:
 def _open(folder: Path) -> TokenFolder:
     index = read_index(folder)
     for name, size in index.files():
-        _check_place(folder, name, size)
+        _check_file(folder, name, size)
     for file in (index.tokenizer, index.chat):
         if file is not None:
             _read_checked(folder, file)
@@ -102,17 +102,17 @@ def _open(folder: Path) -> TokenFolder:
     return opened
 
 
-def _check_place(folder: Path, name: str, size: int) -> None:
+def _check_file(folder: Path, name: str, size: int) -> None:
     """Check that a path is a regular file in the folder itself, of the right size."""
     path = folder / name
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         raise UserError(f"{path} is missing; copy or make the folder again") from None
-    if not stat.S_ISREG(found.st_mode) or path.resolve().parent != folder.resolve():
+    if not stat.S_ISREG(status.st_mode) or path.resolve().parent != folder.resolve():
         raise UserError(f"{path} is not a file of the folder itself; links that leave the folder are not followed")
-    if found.st_size != size:
-        raise UserError(f"{path} has {found.st_size} bytes, and {INDEX} says {size}; copy or make the folder again")
+    if status.st_size != size:
+        raise UserError(f"{path} has {status.st_size} bytes, and {INDEX} says {size}; copy or make the folder again")
 
 
 def _read_checked(folder: Path, file: File) -> bytes:
@@ -163,7 +163,7 @@ def _starts(folder: Path, shard: Shard) -> ShardStarts:
 
 
 def npy_header(dtype: np.dtype, count: int) -> bytes:
-    """How a `.npy` file of `count` values begins."""
+    """The header of a `.npy` file of `count` values."""
     header = BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
     np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": (count,)})

@@ -25,7 +25,7 @@ from jaxpar.units import plural
 INDEX = "index.json"
 FORMAT = "jaxpar-tokens"
 VERSION, CHAT_VERSION, PAIRS_VERSION = VERSIONS = 1, 2, 3
-"""Of folders of text; of those of conversations, which have two more kinds of files; and of those of pairs of them."""
+"""Versions of folders of text, of conversations (with two more kinds of files), and of pairs of conversations."""
 TRAIN, HELDOUT = SPLITS = ("train", "heldout")
 SUMS = ".sums"
 """Suffix of the file of sums after the name of its file of tokens."""

@@ -67,7 +67,7 @@ def prepared_for_text(tokenizer: Any) -> Any:
 
 
 def vocabulary_size(tokenizer: Any) -> int:
-    """One more than the largest token: some vocabularies have gaps."""
+    """The largest token id plus one: some vocabularies have gaps."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
@@ -78,14 +78,14 @@ def end_of_document(tokenizer: Any, wanted: str | None) -> int:
         UserError: there is no such token.
     """
     if wanted is not None:
-        found = tokenizer.token_to_id(wanted)
-        if found is None:
+        token_id = tokenizer.token_to_id(wanted)
+        if token_id is None:
             raise UserError(f"--separator {quoted(wanted)} is no token of the tokenizer; {_special(tokenizer)}")
-        return found
+        return token_id
     for name in END_NAMES:
-        found = tokenizer.token_to_id(name)
-        if found is not None:
-            return found
+        token_id = tokenizer.token_to_id(name)
+        if token_id is not None:
+            return token_id
     raise UserError(
         f"the tokenizer has none of the usual tokens that end a document ({', '.join(END_NAMES[:4])}, ...): name one "
         f"with --separator; {_special(tokenizer)}"

@@ -72,7 +72,7 @@ def read_model_text(file: Path, model: Path | None, *, special_tokens: bool = Fa
     starts = [*reversed(codec.before), begin, separator, end]
     return ModelText(
         decode=codec.decode,
-        ends=tuple(dict.fromkeys(token for token in ends if type(token) is int)),
+        stops=tuple(dict.fromkeys(token for token in ends if type(token) is int)),
         begin=next((token for token in starts if token is not None), None),
         encode=partial(codec.encode, special_tokens=special_tokens),
         encode_start=partial(codec.encode_start, special_tokens=special_tokens),

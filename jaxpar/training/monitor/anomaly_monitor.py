@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from jaxpar.config import Config
-from jaxpar.data import batch_number
+from jaxpar.data import batch_index
 from jaxpar.distributed.notes import leave_note, read_notes
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import Weights
@@ -179,7 +179,7 @@ class AnomalyMonitor:
                 f"or look at the data of the steps from {newest + 1} on"
             )
         steps = range(max(newest, number - self._watch.skip_batches), number)
-        return tuple(sorted({*left_out, *(batch_number(step, left_out) for step in steps)}))
+        return tuple(sorted({*left_out, *(batch_index(step, left_out) for step in steps)}))
 
     def rolled_back(self, number: int, spike: Spike, to: int, rollbacks: int, added: list[int]) -> None:
         """Report a rollback from the spike at step `number` to the checkpoint of step `to`."""

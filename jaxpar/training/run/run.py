@@ -15,7 +15,7 @@ from jaxpar.checkpoint.facts import CAME_FROM
 from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
 from jaxpar.config.axes import fixed_devices
 from jaxpar.config.plan import Plan
-from jaxpar.data import Data, batch_number, open_data
+from jaxpar.data import Data, batch_index, open_data
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device, check_devices, devices_per_node, find_devices, prepare_devices
 from jaxpar.hardware.catalogue import gpu_of
@@ -291,7 +291,7 @@ class Run:
 
     def _first_example(self, step: int) -> int:
         """Number of the first example of a step's batch."""
-        return batch_number(step, self.left_out) * self.config.data.batch_size
+        return batch_index(step, self.left_out) * self.config.data.batch_size
 
     def flops(self, steps: int, pairs: Pairs) -> float:
         """Model FLOPs of so many steps, in whose batches the mask keeps `pairs` in all; rows are always full."""

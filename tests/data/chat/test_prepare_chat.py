@@ -119,7 +119,7 @@ def test_a_mixture_with_text_counts_all_of_the_text(tmp_path):
     shares: dict[bool, list[float]] = {True: [], False: []}
     for example in range(24):
         row = data.train.row(example)
-        is_chat = data.train.place(example)[0].name == str(chat.path)  # pyright: ignore[reportAttributeAccessIssue]
+        is_chat = data.train.source_row(example)[0].name == str(chat.path)  # pyright: ignore[reportAttributeAccessIssue]
         shares[is_chat].append(row["mask"].mean())
     assert 0 < max(shares[True]) < 0.6 and min(shares[False]) > 0.9
 

@@ -14,7 +14,7 @@ import zstandard
 
 from jaxpar.data.prepare.input import compression
 from jaxpar.data.prepare.input import documents as prepared_documents
-from jaxpar.data.prepare.input.documents import documents, place_of
+from jaxpar.data.prepare.input.documents import documents, location
 from jaxpar.data.prepare.input.files import find_inputs
 from jaxpar.data.prepare.input.matching import matches
 from jaxpar.data.prepare.input.units import plan_units
@@ -115,7 +115,7 @@ def test_a_broken_line_is_reported_by_file_and_line(tmp_path, compression):
     assert [each.text for each in found if not each.broken] == ["good", "good"]
     assert [each.broken for each in found if each.broken] == [*BROKEN_LINES.values(), "not UTF-8 (byte 10 of the line)"]
     [file] = find_inputs([str(path)], None, tmp_path / "out")
-    places = [place_of(file, each.place) for each in found if each.broken]
+    places = [location(file, each.offset) for each in found if each.broken]
     last = 3 + len(BROKEN_LINES)
     assert places == [f"{path}:{line}" for line in [*range(3, last), last + 1]]
 
@@ -126,7 +126,7 @@ def test_a_broken_row_or_file_is_reported(tmp_path):
     found = read(tmp_path / "a.parquet")
     assert [(each.text, each.broken) for each in found] == [("a", ""), ("", "null"), ("", "not UTF-8"), ("b", "")]
     [file] = find_inputs([str(tmp_path / "a.parquet")], None, tmp_path / "out")
-    assert place_of(file, found[2].place) == f"{tmp_path / 'a.parquet'}: row 3"
+    assert location(file, found[2].offset) == f"{tmp_path / 'a.parquet'}: row 3"
     (tmp_path / "a.txt").write_bytes(b"ab\xff")
     assert [each.broken for each in read(tmp_path / "a.txt")] == ["not UTF-8 (byte 2)"]
 

@@ -1,1 +1,1 @@
-"""What is read: files found by patterns, decompressed, cut into units and documents."""
+"""The input: files matched by patterns, decompressed, cut into units and documents."""

@@ -75,7 +75,7 @@ class _Counted(io.FileIO):
 
 
 class _Limited(io.RawIOBase):
-    """What a compressed file unpacks to, up to a limit in bytes."""
+    """The unpacked content of a compressed file, up to a limit in bytes."""
 
     def __init__(self, content: io.RawIOBase, file: Input, limit: int | None) -> None:
         self._content, self._file, self._limit = content, file, limit

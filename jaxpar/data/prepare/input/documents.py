@@ -31,10 +31,10 @@ type Unpacked = Callable[[], AbstractContextManager[BinaryIO]]
 class Document(NamedTuple):
     """A document, or a broken one with the reason."""
 
-    place: int
-    """Where it is: the byte at which its line begins, the number of its row from 0, or 0 for a whole file."""
+    offset: int
+    """Byte offset of the line, index of the row, or 0 if the document is the whole file."""
     text: str
-    """Of a conversation, or a pair of them, its line of JSON."""
+    """The document's text; for a conversation or a pair of them, a line of JSON."""
     broken: str = ""
     """Why there is no text; empty when there is."""
 
@@ -68,25 +68,25 @@ def documents(
     if file.format == "parquet":
         return _parquet_documents(file, first, last, key, scratch, unpacked)
     if file.format == "text":
-        return _whole_file(file, unpacked)
+        return _file_document(file, unpacked)
     return _line_documents(file, first, last, key, unpacked)
 
 
-def place_of(file: Input, place: int) -> str:
-    """`file:line` or similar, for messages; reads the file up to the place."""
+def location(file: Input, offset: int) -> str:
+    """`file:line` or similar, for messages; reads the file up to the offset."""
     if file.format == "parquet":
-        return f"{file.path}: row {place + 1}"
+        return f"{file.path}: row {offset + 1}"
     if file.format == "text":
         return file.path
     lines = 1
     with reading(file), open_bytes(file) as content:
-        while place > 0 and (chunk := content.read(min(place, 2**20))):
+        while offset > 0 and (chunk := content.read(min(offset, 2**20))):
             lines += chunk.count(b"\n")
-            place -= len(chunk)
+            offset -= len(chunk)
     return f"{file.path}:{lines}"
 
 
-def _whole_file(file: Input, unpacked: Unpacked) -> Iterator[Document]:
+def _file_document(file: Input, unpacked: Unpacked) -> Iterator[Document]:
     with reading(file), unpacked() as content:
         raw = content.read(LONGEST_DOCUMENT + 1)
     if len(raw) > LONGEST_DOCUMENT:
@@ -101,17 +101,19 @@ def _whole_file(file: Input, unpacked: Unpacked) -> Iterator[Document]:
 
 
 def _line_documents(file: Input, first: int, last: int, key: str, unpacked: Unpacked) -> Iterator[Document]:
-    for place, line in _lines(file, first, last if file.divisible else None, unpacked):
+    for offset, line in _lines(file, first, last if file.divisible else None, unpacked):
         try:
-            text = line.decode("utf-8-sig" if place == 0 else "utf-8")
+            text = line.decode("utf-8-sig" if offset == 0 else "utf-8")
         except UnicodeDecodeError as error:
-            yield Document(place, "", f"not UTF-8 (byte {error.start} of the line)")
+            yield Document(offset, "", f"not UTF-8 (byte {error.start} of the line)")
             continue
         text = text.rstrip("\r\n")
         if file.format == "lines":
-            yield Document(place, text)
+            yield Document(offset, text)
         elif text and not text.isspace():
-            yield Document(place, text) if file.format in (CHAT_FORMAT, PAIRS_FORMAT) else _from_json(place, text, key)
+            yield (
+                Document(offset, text) if file.format in (CHAT_FORMAT, PAIRS_FORMAT) else _from_json(offset, text, key)
+            )
 
 
 class NoObject(ValueError):
@@ -155,38 +157,38 @@ def check_text_key(inputs: Sequence[Input], key: str) -> None:
         )
 
 
-def _from_json(place: int, line: str, key: str) -> Document:
+def _from_json(offset: int, line: str, key: str) -> Document:
     try:
         value = object_of(line)
     except NoObject as error:
-        return Document(place, "", str(error))
+        return Document(offset, "", str(error))
     if key not in value:
-        return Document(place, "", f"no key {quoted(key)} (it has {key_names(value)}); --text-key names another one")
+        return Document(offset, "", f"no key {quoted(key)} (it has {key_names(value)}); --text-key names another one")
     if not isinstance(value[key], str):
-        return Document(place, "", f"the value of {quoted(key)} is not text")
-    return Document(place, value[key])
+        return Document(offset, "", f"the value of {quoted(key)} is not text")
+    return Document(offset, value[key])
 
 
 def _lines(file: Input, first: int, last: int | None, unpacked: Unpacked) -> Iterator[tuple[int, bytes]]:
     """The lines that begin from `first` up to, not including, `last`, each with the byte at which it begins."""
     with reading(file), unpacked() as content:
-        place = first
+        offset = first
         if first > 0:
             content.seek(first - 1)
-            place = first - 1 + len(_read_line(content, file, first))
-        while last is None or place < last:
-            line = _read_line(content, file, place)
+            offset = first - 1 + len(_read_line(content, file, first))
+        while last is None or offset < last:
+            line = _read_line(content, file, offset)
             if not line:
                 return
-            yield place, line
-            place += len(line)
+            yield offset, line
+            offset += len(line)
 
 
-def _read_line(content: BinaryIO, file: Input, place: int) -> bytes:
+def _read_line(content: BinaryIO, file: Input, offset: int) -> bytes:
     line = content.readline(LONGEST_DOCUMENT + 1)
     if len(line) > LONGEST_DOCUMENT:
         raise UserError(
-            f"{file.path} has a line of more than {LONGEST_DOCUMENT} bytes (at byte {place}); expected a document per "
+            f"{file.path} has a line of more than {LONGEST_DOCUMENT} bytes (at byte {offset}); expected a document per "
             "line, of at most so many"
         )
     return line

@@ -75,17 +75,17 @@ def find_inputs(patterns: Iterable[str], format: str | None, out: Path) -> list[
 
 def _matches(pattern: str) -> list[str]:
     exact = user_path(pattern, "--input")
-    found = [str(exact)] if exact.exists() else list(matches(exact))
-    files = [name for name in found if Path(name).is_file()]
+    paths = [str(exact)] if exact.exists() else list(matches(exact))
+    files = [name for name in paths if Path(name).is_file()]
     if files:
         return files
-    for name in found:
+    for name in paths:
         try:
             check_regular(name, f"--input {quoted(name)}")
         except OSError as error:
             raise UserError(f"--input {quoted(name)} cannot be read ({error.strerror})") from error
-    if found:
-        raise UserError(f"--input {quoted(pattern)} is a folder; expected files, such as '{found[0]}/*.jsonl'")
+    if paths:
+        raise UserError(f"--input {quoted(pattern)} is a folder; expected files, such as '{paths[0]}/*.jsonl'")
     raise UserError(f"--input {quoted(pattern)} matches no file{_near(exact)}")
 
 
@@ -121,9 +121,9 @@ def _input(name: str, format: str | None) -> Input:
             f"{' or '.join(_COMPRESSIONS)} after it), or say --format {', '.join(FORMATS)}"
         )
     try:
-        found = path.stat()
-        if found.st_size < LONGEST_POINTER:
+        status = path.stat()
+        if status.st_size < LONGEST_POINTER:
             check_pointer(path.read_bytes(), path, f"--input: {named(name)}")
     except OSError as error:
         raise UserError(f"--input: {name} cannot be read ({error.strerror})") from error
-    return Input(name, found.st_size, found.st_mtime_ns, format, compression)
+    return Input(name, status.st_size, status.st_mtime_ns, format, compression)

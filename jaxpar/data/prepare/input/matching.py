@@ -17,11 +17,11 @@ def matches(pattern: Path) -> Iterator[str]:
     with a dot match only a pattern that does.
     """
     begin = Path(pattern.anchor) if pattern.anchor else Path()
-    return (str(found) for found in _below(begin, pattern.parts[1:] if pattern.anchor else pattern.parts))
+    return (str(path) for path in _below(begin, pattern.parts[1:] if pattern.anchor else pattern.parts))
 
 
 def _below(folder: Path, parts: tuple[str, ...]) -> Iterator[Path]:
-    """What matches `parts` below a folder."""
+    """The paths below a folder that match `parts`."""
     if not parts:
         yield folder
         return
@@ -43,14 +43,14 @@ def _all_folders(folder: Path) -> Iterator[Path]:
     """A folder and all below it, each once: those that are reached without a symlink first."""
     waiting, links, seen = deque([folder]), deque(), set()
     while waiting or links:
-        found = waiting.popleft() if waiting else links.popleft()
-        real = os.path.realpath(found)
+        next_folder = waiting.popleft() if waiting else links.popleft()
+        real = os.path.realpath(next_folder)
         if real in seen:
             continue
         seen.add(real)
-        yield found
-        for name in _names(found):
-            inner = found / name
+        yield next_folder
+        for name in _names(next_folder):
+            inner = next_folder / name
             if inner.is_dir():
                 (links if inner.is_symlink() else waiting).append(inner)
 

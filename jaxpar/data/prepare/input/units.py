@@ -52,15 +52,15 @@ def plan_units(inputs: list[Input], unit_bytes: int | None, key: str) -> list[Un
 
 
 def _parts(inputs: list[Input], limit: int, key: str) -> Iterator[Part]:
-    for number, file in enumerate(inputs):
+    for index, file in enumerate(inputs):
         if file.format == "parquet" and file.compression is None:
             with open_parquet(file, file.path, key) as parquet:
                 sizes = [parquet.metadata.row_group(group).total_byte_size for group in range(parquet.num_row_groups)]
             scale = file.bytes / max(1, sum(sizes))
             for group, size in enumerate(sizes):
-                yield Part(number, group, group + 1, round(size * scale))
+                yield Part(index, group, group + 1, round(size * scale))
         elif file.divisible:
             for first in range(0, file.bytes, limit):
-                yield Part(number, first, min(first + limit, file.bytes), min(limit, file.bytes - first))
+                yield Part(index, first, min(first + limit, file.bytes), min(limit, file.bytes - first))
         else:
-            yield Part(number, 0, file.bytes, file.bytes)
+            yield Part(index, 0, file.bytes, file.bytes)

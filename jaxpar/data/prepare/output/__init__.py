@@ -1,1 +1,1 @@
-"""What is written: tokens of a unit, units put together as shards, each file atomically."""
+"""The output: tokens of units, joined into shards, each file written atomically."""

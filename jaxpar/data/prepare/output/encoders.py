@@ -31,17 +31,17 @@ class Text(NamedTuple):
     """A document to encode, or a pair of conversations."""
 
     pieces: list[str]
-    """Of one document; or each conversation."""
+    """The document cut into pieces, or the text of each conversation."""
     raw: bytes
-    """All of it in UTF-8."""
+    """The complete text in UTF-8."""
     ranges: Sequence[Sequence[tuple[int, int]]] = ()
-    """Of each conversation: the places of what the loss counts."""
+    """For each conversation, the character ranges that the loss includes."""
     is_open: Sequence[bool] = ()
-    """Of each conversation: whether the token behind it ends the assistant's turn."""
+    """For each conversation, whether the token after it ends the assistant's turn."""
 
     @property
     def letters(self) -> int:
-        """Its characters."""
+        """Number of characters."""
         return sum(map(len, self.pieces))
 
 
@@ -73,11 +73,11 @@ class PlainText:
         return Text(pieces, raw)
 
     def encoded(self, texts: Sequence[Text]) -> Iterator[Encoded]:
-        """Each text as tokens."""
+        """Encode each text as tokens."""
         tokens: list[np.ndarray] = []
         for group in _groups(texts):
-            found = self._tokenizer.encode_batch_fast([piece for piece, _ in group], add_special_tokens=False)
-            for (_, last), one in zip(group, found, strict=True):
+            encodings = self._tokenizer.encode_batch_fast([piece for piece, _ in group], add_special_tokens=False)
+            for (_, last), one in zip(group, encodings, strict=True):
                 tokens.append(as_tokens(one.ids, self._job))
                 if last:
                     joined = np.concatenate([self._before, *tokens, as_tokens([self._job.separator], self._job)])
@@ -95,22 +95,24 @@ class Chat:
         """The conversation to encode. Raises `NotEncodable`, or `UnicodeEncodeError`."""
         try:
             conversation = conversation_of(object_of(document))
-            found = self._encoder.rendered(conversation)
+            rendered = self._encoder.rendered(conversation)
         except (NoObject, Unusable) as error:
             raise NotEncodable(str(error)) from None
-        return Text([found.text], found.text.encode(), [found.ranges], [self._encoder.is_open(conversation, found)])
+        return Text(
+            [rendered.text], rendered.text.encode(), [rendered.ranges], [self._encoder.is_open(conversation, rendered)]
+        )
 
     def encoded(self, texts: Sequence[Text]) -> Iterator[Encoded]:
-        """Each conversation as tokens, with those that the assistant says counted; those of a text one after another.
+        """Encode conversations as tokens with a loss mask of the assistant's; those of a text are joined.
 
         The tokens of a conversation end with the end-of-document token, which is added where it does not.
         """
         rendered = [Rendered(*each) for text in texts for each in zip(text.pieces, text.ranges, strict=True)]
-        found = iter(self._encoder.encoded(rendered))
+        encodings = iter(self._encoder.encoded(rendered))
         for text in texts:
-            own = [self._ended(*next(found), is_open) for is_open in text.is_open]
-            tokens, counted = (np.concatenate(parts) for parts in zip(*own, strict=True))
-            yield Encoded(as_tokens(tokens, self._job), counted.astype(np.uint8), tuple(len(ids) for ids, _ in own))
+            answers = [self._ended(*next(encodings), is_open) for is_open in text.is_open]
+            tokens, counted = (np.concatenate(parts) for parts in zip(*answers, strict=True))
+            yield Encoded(as_tokens(tokens, self._job), counted.astype(np.uint8), tuple(len(ids) for ids, _ in answers))
 
     def _ended(self, ids: np.ndarray, counted: np.ndarray, is_open: bool) -> tuple[np.ndarray, np.ndarray]:
         if len(ids) and ids[-1] == self._job.separator:
@@ -125,26 +127,26 @@ class Pairs(Chat):
         """The pair to encode, the chosen conversation first. Raises `NotEncodable`, or `UnicodeEncodeError`."""
         try:
             pair = pair_of(object_of(document))
-            found = [(one, self._encoder.rendered(one, pair.prompt)) for one in (pair.chosen, pair.rejected)]
+            answers = [(one, self._encoder.rendered(one, pair.prompt)) for one in (pair.chosen, pair.rejected)]
         except (NoObject, Unusable) as error:
             raise NotEncodable(str(error)) from None
-        texts = [rendered.text for _, rendered in found]
+        texts = [rendered.text for _, rendered in answers]
         return Text(
-            texts, "".join(texts).encode(), [rendered.ranges for _, rendered in found],
-            [self._encoder.is_open(*each) for each in found],
+            texts, "".join(texts).encode(), [rendered.ranges for _, rendered in answers],
+            [self._encoder.is_open(*each) for each in answers],
         )  # fmt: skip
 
 
 def as_tokens(ids: Any, job: Job) -> UInt[np.ndarray, " n"]:
     """Numbers of tokens in the type of a job. Raises `UserError` where one is beyond the vocabulary."""
-    found = np.array(ids, np.uint32)
-    if (largest := int(found.max(initial=0))) >= job.vocab:
+    tokens = np.array(ids, np.uint32)
+    if (largest := int(tokens.max(initial=0))) >= job.vocab:
         raise UserError(f"{job.tokenizer} made token {largest}, beyond its own vocabulary of {job.vocab}")
-    return found.astype(np.dtype(job.dtype).newbyteorder("<"))
+    return tokens.astype(np.dtype(job.dtype).newbyteorder("<"))
 
 
 def _uncut(letters: int, cuts: Cuts) -> str:
-    """Why a document of so many characters cannot be encoded."""
+    """The reason why a document of `letters` characters cannot be encoded."""
     where = "it has no place" if any(cuts) else "its tokenizer has no place"
     return (
         f"{letters:,} characters, and {where} at which cutting it would certainly leave the tokens the same; "
@@ -156,11 +158,11 @@ def _groups(texts: Sequence[Text]) -> Iterator[list[tuple[str, bool]]]:
     """Pieces that are encoded at once, each with whether it is the last one of its text."""
     group, letters = [], 0
     for text in texts:
-        for number, piece in enumerate(text.pieces, 1):
+        for size, piece in enumerate(text.pieces, 1):
             if group and letters + len(piece) > BATCH_LETTERS:
                 yield group
                 group, letters = [], 0
-            group.append((piece, number == len(text.pieces)))
+            group.append((piece, size == len(text.pieces)))
             letters += len(piece)
     if group:
         yield group

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 LONGEST_PIECE = 2**18
-"""Characters of a piece, unless no cut is possible in so many."""
+"""Largest number of characters in a piece, if the text can be cut that often."""
 LARGEST_PIECE = 2**23
 """Most characters that are encoded at once, which takes about 0.7 GB."""
 
@@ -48,12 +48,12 @@ _OTHERS = {
 
 
 class Cuts(NamedTuple):
-    """Where the texts of a tokenizer may be cut."""
+    """The positions at which a tokenizer's input may be cut without changing its tokens."""
 
     spaces: bool
-    """Before a space between two letters."""
+    """Whether a cut is possible before a space between two letters."""
     lines: bool
-    """Behind a line end before a letter or digit."""
+    """Whether a cut is possible after a line end before a letter or digit."""
 
     def pieces(self, text: str) -> list[str] | None:
         """A text in pieces with the same tokens; None where that takes one of more than `LARGEST_PIECE` characters."""
@@ -78,23 +78,23 @@ class Cuts(NamedTuple):
         while self.lines and (line := text.rfind("\n", low, line)) >= 0:
             if _is_single_line_end(text, line):
                 break
-        found = max(space if self.spaces else -1, line + 1 if self.lines and line >= 0 else -1)
-        return found if found >= low else None
+        position = max(space if self.spaces else -1, line + 1 if self.lines and line >= 0 else -1)
+        return position if position >= low else None
 
     def _next(self, text: str, low: int) -> int:
         """The first cut from `low` on, or the end of the text, or any place beyond what may be encoded at once."""
         high = min(len(text), low + LARGEST_PIECE)
         for match in re.compile("[ \n]").finditer(text, low, high):
-            place = match.start()
-            if self.spaces and text[place] == " " and _is_between_letters(text, place):
-                return place
-            if self.lines and text[place] == "\n" and _is_single_line_end(text, place):
-                return place + 1
+            position = match.start()
+            if self.spaces and text[position] == " " and _is_between_letters(text, position):
+                return position
+            if self.lines and text[position] == "\n" and _is_single_line_end(text, position):
+                return position + 1
         return high
 
 
 def find_cuts(tokenizer: Any) -> Cuts:
-    """Where texts may be cut for a tokenizer of the library `tokenizers` that encodes special tokens as text."""
+    """The possible cuts for a `tokenizers` tokenizer that encodes special tokens as text."""
     plain = json.loads(tokenizer.to_str())
     normalizers = {_kind(each) for each in _flat(plain["normalizer"], "normalizers")}
     added = [token for token in plain["added_tokens"] if not token["special"]]
@@ -115,7 +115,7 @@ def find_cuts(tokenizer: Any) -> Cuts:
 
 
 def _cuts_of(part: dict[str, Any]) -> Cuts:
-    """Where a pre-tokenizer certainly splits."""
+    """The cuts at which a pre-tokenizer always splits."""
     kind = part["type"]
     if kind in _AT_WHITESPACE:
         return Cuts(True, True)
@@ -134,12 +134,12 @@ def _cuts_of(part: dict[str, Any]) -> Cuts:
 def _alternatives(pattern: str) -> Iterator[str]:
     """The alternatives of a pattern that are not within parentheses or brackets."""
     begin = depth = 0
-    for found in re.finditer(r"\\.|[()\[\]|]", pattern):
-        letter = found[0]
+    for match in re.finditer(r"\\.|[()\[\]|]", pattern):
+        letter = match[0]
         depth += (letter in "([") - (letter in ")]")
         if letter == "|" and depth == 0:
-            yield pattern[begin : found.start()]
-            begin = found.end()
+            yield pattern[begin : match.start()]
+            begin = match.end()
     yield pattern[begin:]
 
 
@@ -159,11 +159,11 @@ def _kind(normalizer: dict[str, Any]) -> str:
     return "" if harmless else "Replace"
 
 
-def _is_between_letters(text: str, place: int) -> bool:
-    around = text[place - 1 : place] + text[place + 1 : place + 2]
+def _is_between_letters(text: str, position: int) -> bool:
+    around = text[position - 1 : position] + text[position + 1 : position + 2]
     return len(around) == 2 and around.isascii() and around.isalpha()
 
 
-def _is_single_line_end(text: str, place: int) -> bool:
-    before, behind = text[place - 1 : place], text[place + 1 : place + 2]
-    return place > 0 and not before.isspace() and (behind.isalpha() or behind in tuple("0123456789"))
+def _is_single_line_end(text: str, position: int) -> bool:
+    before, behind = text[position - 1 : position], text[position + 1 : position + 2]
+    return position > 0 and not before.isspace() and (behind.isalpha() or behind in tuple("0123456789"))

@@ -28,31 +28,31 @@ class ShardPlan:
     """The units of a shard."""
 
     split: str
-    number: int
+    index: int
     units: tuple[int, ...]
     """Units that have documents of the split."""
 
     @property
     def name(self) -> str:
         """Prefix of its file names."""
-        return f"{self.split}-{self.number:05d}"
+        return f"{self.split}-{self.index:05d}"
 
 
 def plan_shards(records: Sequence[UnitRecord], shard_tokens: int) -> list[ShardPlan]:
     """The shards of all splits: each ends with the unit with which it reaches `shard_tokens` tokens."""
     plans: list[ShardPlan] = []
     for split in SPLITS:
-        found: list[tuple[int, ...]] = []
+        groups: list[tuple[int, ...]] = []
         units, tokens = [], 0
         for number, record in enumerate(records):
             if split in record.splits:
                 units.append(number)
                 tokens += record.splits[split].tokens
                 if tokens >= shard_tokens:
-                    found.append(tuple(units))
+                    groups.append(tuple(units))
                     units, tokens = [], 0
-        found += [tuple(units)] if units else []
-        plans += [ShardPlan(split, number, members) for number, members in enumerate(found)]
+        groups += [tuple(units)] if units else []
+        plans += [ShardPlan(split, number, members) for number, members in enumerate(groups)]
     return plans
 
 
@@ -71,7 +71,7 @@ def shard_maker(job: Job, _report: Report) -> Callable[[ShardPlan], tuple[ShardP
     """A function that makes the files of a shard, and then its record."""
 
     def make(plan: ShardPlan) -> tuple[ShardPlan, Shard]:
-        parts = [(number, _unit_split(job, number, plan.split)) for number in plan.units]
+        parts = [(unit, _unit_split(job, unit, plan.split)) for unit in plan.units]
         starts = _make_starts(job, plan, parts)
         shard = Shard(
             tokens=_make_values(job, plan, parts, TOKENS),
@@ -93,9 +93,9 @@ def shard_maker(job: Job, _report: Report) -> Callable[[ShardPlan], tuple[ShardP
 
 def remove_units(job: Job, plan: ShardPlan) -> None:
     """Delete the tokens of units that a finished shard has."""
-    for number in plan.units:
+    for unit in plan.units:
         for kind in (TOKENS, COUNTED, LENGTHS):
-            job.unit_file(number, f"{plan.split}.{kind}").unlink(missing_ok=True)
+            job.unit_file(unit, f"{plan.split}.{kind}").unlink(missing_ok=True)
 
 
 def _make_values(job: Job, plan: ShardPlan, parts: list[tuple[int, UnitSplit]], kind: str) -> File:
@@ -106,8 +106,8 @@ def _make_values(job: Job, plan: ShardPlan, parts: list[tuple[int, UnitSplit]], 
     with new_file(job.out / name) as raw:
         file = SummingFile(raw)
         file.write(header)
-        for number, part in parts:
-            for chunk in _content(job, number, f"{plan.split}.{kind}", part.digests[kind]):
+        for unit, part in parts:
+            for chunk in _content(job, unit, f"{plan.split}.{kind}", part.digests[kind]):
                 file.write(chunk)
                 size += len(chunk)
         sums = file.sums()
@@ -118,35 +118,33 @@ def _make_values(job: Job, plan: ShardPlan, parts: list[tuple[int, UnitSplit]], 
 def _make_starts(job: Job, plan: ShardPlan, parts: list[tuple[int, UnitSplit]]) -> File:
     name = f"{plan.name}.starts.npy"
     raw = b"".join(
-        chunk
-        for number, part in parts
-        for chunk in _content(job, number, f"{plan.split}.{LENGTHS}", part.digests[LENGTHS])
+        chunk for unit, part in parts for chunk in _content(job, unit, f"{plan.split}.{LENGTHS}", part.digests[LENGTHS])
     )
-    ends = np.cumsum(np.frombuffer(raw, "<i8"), dtype="<i8")
-    starts = np.append(np.zeros(1, "<i8"), ends[:-1])
+    stops = np.cumsum(np.frombuffer(raw, "<i8"), dtype="<i8")
+    starts = np.append(np.zeros(1, "<i8"), stops[:-1])
     content = npy_header(starts.dtype, len(starts)) + starts.tobytes()
     write_file(job.out / name, content)
     return File(name, len(content), digest(content))
 
 
-def _unit_split(job: Job, number: int, split: str) -> UnitSplit:
-    record = read_record(job, number)
+def _unit_split(job: Job, unit: int, split: str) -> UnitSplit:
+    record = read_record(job, unit)
     if record is None or split not in record.splits:
-        raise UserError(f"{job.unit_file(number, 'json')} was changed; give the same command again")
+        raise UserError(f"{job.unit_file(unit, 'json')} was changed; give the same command again")
     return record.splits[split]
 
 
-def _content(job: Job, number: int, kind: str, wanted: str) -> Iterator[bytes]:
+def _content(job: Job, unit: int, kind: str, wanted: str) -> Iterator[bytes]:
     """The bytes of a unit's file. A damaged unit loses its record, so that it is made once more."""
-    path, found = job.unit_file(number, kind), hashlib.blake2b(digest_size=DIGEST_BYTES)
+    path, hasher = job.unit_file(unit, kind), hashlib.blake2b(digest_size=DIGEST_BYTES)
     try:
         check_regular(path)
         with open(path, "rb") as file:
             while chunk := file.read(_READ_BYTES):
-                found.update(chunk)
+                hasher.update(chunk)
                 yield chunk
     except FileNotFoundError:
-        found = None
-    if found is None or found.hexdigest() != wanted:
-        job.unit_file(number, "json").unlink(missing_ok=True)
+        hasher = None
+    if hasher is None or hasher.hexdigest() != wanted:
+        job.unit_file(unit, "json").unlink(missing_ok=True)
         raise UserError(f"{path} is missing or damaged, so its unit is dropped; the same command makes it again")

@@ -20,7 +20,7 @@ import numpy as np
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.data.prepare.input.compression import Progress
-from jaxpar.data.prepare.input.documents import Document, documents, place_of
+from jaxpar.data.prepare.input.documents import Document, documents, location
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.atomic_files import new_file, write_file
 from jaxpar.data.prepare.output.encoders import BATCH_LETTERS, Chat, Encoded, NotEncodable, Pairs, PlainText, Text
@@ -46,7 +46,7 @@ class UnitSplit:
     """Tokens that the loss counts."""
     text_bytes: int
     digests: dict[str, str]
-    """Of each of its files: `TOKENS`, `LENGTHS`, and for conversations `COUNTED`."""
+    """Digest of each file: `TOKENS`, `LENGTHS`, and for conversations `COUNTED`."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class UnitRecord:
         return json.dumps(plain, sort_keys=True).encode()
 
 
-def read_record(job: Job, number: int) -> UnitRecord | None:
+def read_record(job: Job, unit: int) -> UnitRecord | None:
     """The record of a unit; None where it is not finished, or its record is damaged (then the unit is redone, with the
     same result)."""
-    path = job.unit_file(number, "json")
+    path = job.unit_file(unit, "json")
     try:
         raw = read_file(path)
         record = record_from_plain(UnitRecord, json.loads(raw), str(path))
@@ -81,12 +81,12 @@ def read_record(job: Job, number: int) -> UnitRecord | None:
     return record if record.encode() == raw else None
 
 
-def is_whole(job: Job, number: int, record: UnitRecord) -> bool:
+def is_complete(job: Job, unit: int, record: UnitRecord) -> bool:
     """Whether the files of a finished unit have their sizes."""
     for split, part in record.splits.items():
         sizes = {TOKENS: part.tokens * job.token_bytes, LENGTHS: part.documents * 8, COUNTED: part.tokens}
         for kind in part.digests:
-            path = job.unit_file(number, f"{split}.{kind}")
+            path = job.unit_file(unit, f"{split}.{kind}")
             if not path.exists() or path.stat().st_size != sizes[kind]:
                 return False
     return True
@@ -97,10 +97,10 @@ def unit_maker(job: Job, report: Report) -> Callable[[int], tuple[int, UnitRecor
     tokenizer = load_tokenizer(job.tokenizer, str(job.tokenizer))
     encoder = _encoder(job, tokenizer)
 
-    def make(number: int) -> tuple[int, UnitRecord]:
-        record = _make_unit(job, encoder, number, lambda size: report((number, size)))
-        write_file(job.unit_file(number, "json"), record.encode(), durable=False)
-        return number, record
+    def make(unit: int) -> tuple[int, UnitRecord]:
+        record = _make_unit(job, encoder, unit, lambda size: report((unit, size)))
+        write_file(job.unit_file(unit, "json"), record.encode(), durable=False)
+        return unit, record
 
     return make
 
@@ -111,11 +111,11 @@ def _encoder(job: Job, tokenizer: Any) -> PlainText | Chat:
     return (Pairs if job.paired else Chat)(job, job.chat, tokenizer)
 
 
-def unit_documents(job: Job, number: int, progress: Progress) -> Iterator[tuple[int, Document]]:
+def unit_documents(job: Job, unit: int, progress: Progress) -> Iterator[tuple[int, Document]]:
     """The documents of a unit, each with the number of its input. Raises `UserError` when an input cannot be read."""
-    for part in job.units[number]:
+    for part in job.units[unit]:
         file = job.inputs[part.input]
-        found = documents(
+        contents = documents(
             file,
             part.first,
             part.last,
@@ -124,11 +124,11 @@ def unit_documents(job: Job, number: int, progress: Progress) -> Iterator[tuple[
             max_expansion=job.max_expansion,
             progress=progress,
         )
-        for document in found:
+        for document in contents:
             yield part.input, document
 
 
-def held_out(raw: bytes, fraction: float) -> bool:
+def is_validation(raw: bytes, fraction: float) -> bool:
     """Whether a document is held out: a hash of its text decides, so that equal documents are in one split."""
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big") < fraction * 2**64
 
@@ -136,19 +136,19 @@ def held_out(raw: bytes, fraction: float) -> bool:
 def broken_places(job: Job, record: UnitRecord) -> list[str]:
     """`file:line: reason` of the broken documents that a record keeps."""
     places = {tuple(map(int, where.split(":"))): reason for where, reason in record.first_broken.items()}
-    return [f"{place_of(job.inputs[number], place)}: {reason}" for (number, place), reason in sorted(places.items())]
+    return [f"{location(job.inputs[file], offset)}: {reason}" for (file, offset), reason in sorted(places.items())]
 
 
-def _make_unit(job: Job, encoder: PlainText | Chat, number: int, progress: Progress) -> UnitRecord:
+def _make_unit(job: Job, encoder: PlainText | Chat, unit: int, progress: Progress) -> UnitRecord:
     broken: dict[str, str] = {}
-    counts = {"empty": 0, "broken": 0}
+    skipped = {"empty": 0, "broken": 0}
 
     def texts() -> Iterator[Text]:
-        for input, found in unit_documents(job, number, progress):
-            reason = found.broken
+        for input, document in unit_documents(job, unit, progress):
+            reason = document.broken
             if not reason:
                 try:
-                    text = encoder.text(found.text)
+                    text = encoder.text(document.text)
                 except UnicodeEncodeError:
                     reason = "half of a surrogate pair, which is no text"
                 except NotEncodable as error:
@@ -157,31 +157,31 @@ def _make_unit(job: Job, encoder: PlainText | Chat, number: int, progress: Progr
                     if text.raw:
                         yield text
                     else:
-                        counts["empty"] += 1
+                        skipped["empty"] += 1
                     continue
-            counts["broken"] += 1
+            skipped["broken"] += 1
             if len(broken) < _REPORTED:
-                broken[f"{input}:{found.place}"] = reason
+                broken[f"{input}:{document.offset}"] = reason
 
     with ExitStack() as stack:
         writers: dict[str, _SplitWriter] = {}
         for batch in _batches(texts()):
             for text, encoded in zip(batch, encoder.encoded(batch), strict=True):
-                split = HELDOUT if held_out(text.raw, job.heldout_fraction) else TRAIN
+                split = HELDOUT if is_validation(text.raw, job.heldout_fraction) else TRAIN
                 if split not in writers:
-                    writers[split] = _SplitWriter(job, number, split, stack)
+                    writers[split] = _SplitWriter(job, unit, split, stack)
                 writers[split].add(encoded, len(text.raw))
         splits = {split: writer.finish() for split, writer in writers.items()}
-    return UnitRecord(splits, counts["empty"], counts["broken"], broken)
+    return UnitRecord(splits, skipped["empty"], skipped["broken"], broken)
 
 
 class _SplitWriter:
     """The files of a unit for one split."""
 
-    def __init__(self, job: Job, number: int, split: str, stack: ExitStack) -> None:
+    def __init__(self, job: Job, unit: int, split: str, stack: ExitStack) -> None:
         self._kinds = (TOKENS, LENGTHS) if job.chat is None else (TOKENS, LENGTHS, COUNTED)
         self._files: dict[str, BinaryIO] = {
-            kind: stack.enter_context(new_file(job.unit_file(number, f"{split}.{kind}"), durable=False))
+            kind: stack.enter_context(new_file(job.unit_file(unit, f"{split}.{kind}"), durable=False))
             for kind in self._kinds
         }
         self._digests = {kind: hashlib.blake2b(digest_size=DIGEST_BYTES) for kind in self._kinds}
@@ -206,7 +206,7 @@ class _SplitWriter:
             tokens=int(lengths.sum()),
             counted=self._counted,
             text_bytes=self._text_bytes,
-            digests={kind: found.hexdigest() for kind, found in self._digests.items()},
+            digests={kind: hasher.hexdigest() for kind, hasher in self._digests.items()},
         )
 
     def _write(self, kind: str, values: np.ndarray) -> None:
