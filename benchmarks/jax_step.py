@@ -30,7 +30,7 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     from jaxpar.model.flops import flops_per_step, mfu, windows
     from jaxpar.observe.memory import memory_kind, peak_bytes
     from jaxpar.training.run.run import Run
-    from pallas_kernels.masks import kept_pairs
+    from pallas_kernels.masks import visible_pairs
 
     trainer = Run(load_config(config_file, overrides))
     config, placer = trainer.config, trainer.placer
@@ -51,7 +51,7 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     seconds = statistics.median(times[warmup:])
     tokens = config.data.batch_size * config.data.sequence_length
     share = config.data.batch_size / len(placer.rows)
-    kept = lambda mask: statistics.mean(share * kept_pairs(mask, r["segments"]) for r in rows)
+    kept = lambda mask: statistics.mean(share * visible_pairs(mask, r["segments"]) for r in rows)
     pairs = {
         window: round(kept(replace(mask_of(config, config.model), window=window))) for window in windows(config.model)
     }

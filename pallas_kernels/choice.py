@@ -23,21 +23,21 @@ INDEXED = 2**31
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is asked of an operation on one device: all that a choice between implementations may depend on."""
+    """A request for an operation on one device: everything on which the choice of an implementation may depend."""
 
     platform: str
     """`gpu` or `cpu` as `jax.Device.platform` has it, or `interpreter` where Pallas' interpreter runs the kernels."""
     dtype: str
-    """Of the operands; of the result where these are codes."""
+    """Dtype of the operands; of the result if the operands are quantized."""
     compute_capability: float | None = None
-    """Of the GPU (9.0 is Hopper); None where there is none."""
+    """Compute capability of the GPU (9.0 is Hopper); None without one."""
     gpu: str = ""
     """Name of the GPU, as `jax.Device.device_kind` has it."""
     processors: int | None = None
     """Streaming multiprocessors of the GPU."""
 
     @property
-    def place(self) -> str:
+    def device_text(self) -> str:
         """The platform and its compute capability, for messages."""
         return self.platform if self.compute_capability is None else f"{self.platform} {self.compute_capability:.1f}"
 
@@ -48,12 +48,12 @@ class Implementation:
 
     name: str
     supports: Callable[[Any], str | None]
-    """None if it computes what a request asks for, else why not: a clause without a full stop."""
+    """Function that returns None if a request is supported, otherwise the reason: a clause without a full stop."""
     recorded: bool = field(default=False, kw_only=True)
     """Whether `auto` waits for a record that it was right on a device (`pallas_kernels.verified`)."""
 
     def remarks(self, request: Any) -> Sequence[str]:
-        """What else a reason states where it is chosen, in clauses."""
+        """Further clauses of the reason given for choosing it."""
         return ()
 
 
@@ -73,22 +73,22 @@ class Registry[Entry: Implementation]:
     """The implementations of an operation, and the choice between them, which states why and why not."""
 
     operation: str
-    """Its name in the records of kernels that were right on a device, before a slash and the implementation's."""
+    """Name in the records of verified kernels, before a slash and the implementation's name."""
     what: str
     """The operation in messages, such as `a grouped matmul`."""
     entries: tuple[Entry, ...]
-    """In order of preference."""
+    """Implementations in order of preference."""
     families: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names for several implementations."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that can be asked for."""
+        """Names of the implementations that can be requested."""
         return ("auto", *self.families, *(entry.name for entry in self.entries))
 
     def __getitem__(self, name: str) -> Entry:
-        (found,) = (entry for entry in self.entries if entry.name == name)
-        return found
+        (implementation,) = (entry for entry in self.entries if entry.name == name)
+        return implementation
 
     def ranked(self, request: Any) -> tuple[Sequence[str], str]:
         """Names in the order of preference for a request, and why the first of them is the first."""
@@ -101,8 +101,8 @@ class Registry[Entry: Implementation]:
         return record_of(f"{self.operation}/{entry.name}", request.gpu, request.processors) is not None
 
     def slower(self, entry: Entry, request: Request) -> str | None:
-        """That an implementation was slower than plain XLA on a device like that of the request, in a clause; None
-        where it was not, or was not timed."""
+        """A clause if an implementation was slower than plain XLA on such a device; None if it was faster or not
+        timed."""
         kernel = f"{self.operation}/{entry.name}"
         record = record_of(kernel, request.gpu, request.processors) if entry.recorded else None
         share = None if record is None else dict(record.speeds).get(OF_XLA)
@@ -136,14 +136,17 @@ class Registry[Entry: Implementation]:
             among = self.families.get(name, (name,))
             allowed, named = [entry for entry in entries if entry.name in among], f"{named_by} {name}"
             allowed.sort(key=lambda entry: not self.verified(entry, request))
-        found = next((entry for entry in allowed if entry.name not in refused), None)
-        if found is None:
+        implementation = next((entry for entry in allowed if entry.name not in refused), None)
+        if implementation is None:
             raise Unsupported(self.what, name, request, {entry.name: refused[entry.name] for entry in allowed})
-        others = [other for other in order if other != found.name]
-        rejected = {other: refused.get(other, named or f"{found.name} is preferred") for other in others}
-        reason, verified = named or (why_first if found is entries[0] else FIRST), self.verified(found, request)
+        others = [other for other in order if other != implementation.name]
+        rejected = {other: refused.get(other, named or f"{implementation.name} is preferred") for other in others}
+        reason, verified = (
+            named or (why_first if implementation is entries[0] else FIRST),
+            self.verified(implementation, request),
+        )
         reason += "" if verified else f", though {UNVERIFIED}"
-        return Chosen(found.name, "; ".join((reason, *found.remarks(request))), rejected, verified)
+        return Chosen(implementation.name, "; ".join((reason, *implementation.remarks(request))), rejected, verified)
 
     @cached_property
     def chosen(self) -> Callable[[str, Request], Chosen]:
@@ -159,7 +162,7 @@ class Registry[Entry: Implementation]:
 
 
 NEEDS_GPU = "it needs an NVIDIA GPU"
-"""How a reason begins that is about the platform alone."""
+"""Beginning of a reason that is about the platform alone."""
 
 
 def refused_by_gpu(request: Request, *, hopper: bool, dtypes: tuple[str, ...] = ("bfloat16", "float16")) -> str | None:

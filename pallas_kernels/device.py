@@ -17,15 +17,15 @@ class Target(NamedTuple):
     gpu: str = ""
     """`jax.Device.device_kind`, such as `NVIDIA H200`: a part of a GPU (MIG) has a name of its own."""
     processors: int | None = None
-    """Its streaming multiprocessors: 132 of an H100 SXM, 114 of an H100 PCIe, 78 of an H20, fewer of a MIG slice."""
+    """Streaming multiprocessors: 132 of an H100 SXM, 114 of an H100 PCIe, 78 of an H20, fewer of a MIG slice."""
 
 
 INTERPRETER = Target("interpreter")
-"""Where Pallas' interpreter runs the kernels."""
+"""Pallas' interpreter."""
 
 
 def target() -> Target:
-    """What is traced for. Outside NVIDIA GPUs there is no compute capability."""
+    """The target of the current trace. Other platforms than NVIDIA GPUs have no compute capability."""
     if not plgpu.is_gpu_device():
         return Target("cpu")
     capability = plgpu.get_gpu_info().compute_capability

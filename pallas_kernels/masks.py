@@ -1,4 +1,4 @@
-"""Which keys a query may see: the one definition that every attention, count and test uses.
+"""The keys that a query may attend to: the one definition that every attention, count and test uses.
 
 A token is known by its *index* in its row, its *segment* (document in its row, from 1; 0 is padding) and its
 row's *prefix length* (in tokens). Indices need not be contiguous: a rank can hold any part of a row. A pair is kept if
@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Int
 
 @dataclass(frozen=True)
 class Mask:
-    """What kind of mask; static under jit. The numbers that differ between rows come with the tokens."""
+    """Kind of mask; static under jit. Values that differ between rows are passed with the tokens."""
 
     causal: bool = True
     """A query sees no key of a later index."""
@@ -64,21 +64,21 @@ def keeps(
     prefix_length: Int[Array, "..."] | None = None,
 ) -> Bool[Array, "..."]:
     """Whether each pair is kept, of arrays that broadcast together: the definition above, for kernels to call."""
-    kept = jnp.ones(jnp.broadcast_shapes(q_index.shape, kv_index.shape), dtype=bool)
+    pairs = jnp.ones(jnp.broadcast_shapes(q_index.shape, kv_index.shape), dtype=bool)
     if mask.causal:
         visible = kv_index <= q_index
         if mask.prefix:
             visible |= kv_index < _needed(prefix_length, "prefix_lengths")
-        kept &= visible
+        pairs &= visible
     if mask.window is not None:
-        kept &= q_index - kv_index < mask.window
+        pairs &= q_index - kv_index < mask.window
     if mask.segmented:
         q_segment, kv_segment = _needed(q_segment, "q_segments"), _needed(kv_segment, "kv_segments")
-        kept &= (q_segment == kv_segment) & (kv_segment != 0)
-    return kept
+        pairs &= (q_segment == kv_segment) & (kv_segment != 0)
+    return pairs
 
 
-def kept_blocks(
+def visited_blocks(
     mask: Mask,
     q_indices: Int[Array, "q_blocks batch q"],
     kv_indices: Int[Array, "kv_blocks batch k"],
@@ -90,10 +90,10 @@ def kept_blocks(
 
     From the least and greatest index and segment of each block alone, so a block may be called kept though it is empty.
     """
-    return kept_blocks_of_rows(mask, q_indices, kv_indices, q_segments, kv_segments, prefix_lengths).any(-1)
+    return visited_blocks_of_rows(mask, q_indices, kv_indices, q_segments, kv_segments, prefix_lengths).any(-1)
 
 
-def kept_blocks_of_rows(
+def visited_blocks_of_rows(
     mask: Mask,
     q_indices: Int[Array, "q_blocks batch q"],
     kv_indices: Int[Array, "kv_blocks batch k"],
@@ -101,27 +101,27 @@ def kept_blocks_of_rows(
     kv_segments: Int[Array, "kv_blocks batch k"] | None = None,
     prefix_lengths: Int[Array, " batch"] | None = None,
 ) -> Bool[Array, "q_blocks kv_blocks batch"]:
-    """`kept_blocks` row by row."""
+    """`visited_blocks` row by row."""
     first_q, last_q = q_indices.min(-1)[:, None], q_indices.max(-1)[:, None]
     first_kv, last_kv = kv_indices.min(-1)[None], kv_indices.max(-1)[None]
-    kept = jnp.ones(jnp.broadcast_shapes(first_q.shape, first_kv.shape), dtype=bool)
+    blocks = jnp.ones(jnp.broadcast_shapes(first_q.shape, first_kv.shape), dtype=bool)
     if mask.causal:
         visible = first_kv <= last_q
         if mask.prefix:
             visible |= first_kv < _needed(prefix_lengths, "prefix_lengths")
-        kept &= visible
+        blocks &= visible
     if mask.window is not None:
-        kept &= first_q - last_kv < mask.window
+        blocks &= first_q - last_kv < mask.window
     if mask.segmented:
         q_segment = jnp.asarray(_needed(q_segments, "q_segments"))
         kv_segment = jnp.asarray(_needed(kv_segments, "kv_segments"))
         first = lambda segment: jnp.where(segment == 0, jnp.iinfo(segment.dtype).max, segment).min(-1)
-        kept &= first(kv_segment)[None] <= q_segment.max(-1)[:, None]
-        kept &= first(q_segment)[:, None] <= kv_segment.max(-1)[None]
-    return kept
+        blocks &= first(kv_segment)[None] <= q_segment.max(-1)[:, None]
+        blocks &= first(q_segment)[:, None] <= kv_segment.max(-1)[None]
+    return blocks
 
 
-def whole_blocks_of_rows(
+def full_blocks_of_rows(
     mask: Mask,
     q_indices: Int[Array, "q_blocks batch q"],
     kv_indices: Int[Array, "kv_blocks batch k"],
@@ -131,31 +131,31 @@ def whole_blocks_of_rows(
 ) -> Bool[Array, "q_blocks kv_blocks batch"]:
     """Blocks that need no look at their pairs: True only where `allowed` keeps every pair of the block, row by row.
 
-    From the same numbers as `kept_blocks`, so a block may be called partial though the mask keeps all of it.
+    From the same numbers as `visited_blocks`, so a block may be called partial though the mask keeps all of it.
     """
     first_q, last_q = q_indices.min(-1)[:, None], q_indices.max(-1)[:, None]
     first_kv, last_kv = kv_indices.min(-1)[None], kv_indices.max(-1)[None]
-    whole = jnp.ones(jnp.broadcast_shapes(first_q.shape, first_kv.shape), dtype=bool)
+    blocks = jnp.ones(jnp.broadcast_shapes(first_q.shape, first_kv.shape), dtype=bool)
     if mask.causal:
         visible = last_kv <= first_q
         if mask.prefix:
             visible |= last_kv < _needed(prefix_lengths, "prefix_lengths")
-        whole &= visible
+        blocks &= visible
     if mask.window is not None:
-        whole &= last_q - first_kv < mask.window
+        blocks &= last_q - first_kv < mask.window
     if mask.segmented:
         q_segment = jnp.asarray(_needed(q_segments, "q_segments"))
         kv_segment = jnp.asarray(_needed(kv_segments, "kv_segments"))
         segment = kv_segment.min(-1)[None]
-        whole &= (segment == kv_segment.max(-1)[None]) & (segment != 0)
-        whole &= (segment == q_segment.min(-1)[:, None]) & (segment == q_segment.max(-1)[:, None])
-    return whole
+        blocks &= (segment == kv_segment.max(-1)[None]) & (segment != 0)
+        blocks &= (segment == q_segment.min(-1)[:, None]) & (segment == q_segment.max(-1)[:, None])
+    return blocks
 
 
-def kept_pairs(
+def visible_pairs(
     mask: Mask, tokens: int | Int[np.ndarray, "batch seq"], prefix_lengths: Int[np.ndarray, " batch"] | None = None
 ) -> int:
-    """How many (query, key) pairs `allowed` keeps over whole rows, exactly, without making the pairs.
+    """The exact number of (query, key) pairs that `allowed` keeps over full rows, without listing the pairs.
 
     Args:
         mask: The mask.
@@ -163,7 +163,7 @@ def kept_pairs(
         prefix_lengths: In indices, per row; needed where the mask has a prefix.
 
     Raises:
-        ValueError: If a segment of a row is not contiguous, which closed forms per run of equal segments rest on.
+        ValueError: If a segment of a row is not contiguous, as the closed forms assume.
     """
     rows = np.ones((1, tokens), np.int32) if isinstance(tokens, int) else np.asarray(tokens)
     row, start, length = _runs(rows if mask.segmented else np.ones_like(rows))

@@ -1,5 +1,5 @@
-"""Pallas and its two forms for GPUs, which are imported when a kernel first uses them: on a CPU none does, and it takes
-a quarter of the time of all imports."""
+"""Pallas and its two GPU backends, imported when a kernel first uses them: they take a quarter of the time of all
+imports, and a CPU needs none of them."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ class Range:
     start: Any
     size: int
     end: Any
-    """What lies from there on is not to be read or written."""
-    whole: bool
-    """Whether it is known when compiling that none does."""
+    """First index that must not be read or written."""
+    full: bool
+    """Whether the range is known at compile time to lie before `end`."""
 
     @property
     def slice(self) -> Any:
@@ -34,12 +34,12 @@ class Range:
 
     @property
     def inside(self) -> jax.Array | None:
-        """None where nothing has to be masked."""
-        return None if self.whole else self.indices < self.end
+        """Mask of the indices before `end`; None if the range is full."""
+        return None if self.full else self.indices < self.end
 
     def load(self, ref: Any, other: float) -> jax.Array:
-        """Of an array of one dimension."""
-        return plgpu.load(ref.at[self.slice], mask=self.inside, other=None if self.whole else other)
+        """Load the range of a one-dimensional array."""
+        return plgpu.load(ref.at[self.slice], mask=self.inside, other=None if self.full else other)
 
 
 def both(rows: Range, columns: Range) -> jax.Array | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 
 MISCOMPILED = {"ptxas": ("12.8", "12.9.86"), "cuda": ("12.8", "12.9.79")}
-"""By what is known, the first version of CUDA 12.8.0 and that of 12.9.1: the ptxas in between miscompiles causal Mosaic
+"""Versions of CUDA 12.8.0 and 12.9.1, by tool: the ptxas from the first to before the second miscompiles causal Mosaic
 kernels on Hopper. JAX's own attention kernel (`jax.experimental.pallas.ops.gpu.attention_mgpu`) refuses the same."""
 
 _RUNTIMES = "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"
@@ -22,29 +22,29 @@ _RUNTIMES = "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"
 
 @cache
 def versions() -> Mapping[str, str]:
-    """Of jax, of the CUDA runtime and of ptxas; without those that are not installed or not found.
+    """Versions of jax, the CUDA runtime and ptxas, as far as they are installed.
 
     They are found without touching a device, so that a plan can be made before there is one.
     """
-    found = {"jax": jax.__version__, "cuda": _cuda_runtime(), "ptxas": _ptxas()}
-    return {name: number for name, number in found.items() if number is not None}
+    versions_of = {"jax": jax.__version__, "cuda": _cuda_runtime(), "ptxas": _ptxas()}
+    return {name: version for name, version in versions_of.items() if version is not None}
 
 
-def miscompiles_causal(found: Mapping[str, str] | None = None) -> str | None:
+def miscompiles_causal(installed: Mapping[str, str] | None = None) -> str | None:
     """Why causal Mosaic kernels must not be compiled by these versions (those at hand by default); None if they may.
 
     Where ptxas is not found, the CUDA runtime's version stands for it: both come with one release.
     """
-    found = versions() if found is None else found
-    part = next((part for part in MISCOMPILED if part in found), None)
+    installed = versions() if installed is None else installed
+    part = next((part for part in MISCOMPILED if part in installed), None)
     if part is None:
         return None
     first, good = MISCOMPILED[part]
-    if not _number(first) <= _number(found[part]) < _number(good):
+    if not _version_tuple(first) <= _version_tuple(installed[part]) < _version_tuple(good):
         return None
     what = "ptxas" if part == "ptxas" else "ptxas is not found, and that of the CUDA runtime"
     return (
-        f"{what} {found[part]} compiles causal kernels wrongly, like every one from CUDA 12.8 to before 12.9.1; "
+        f"{what} {installed[part]} compiles causal kernels wrongly, like every one from CUDA 12.8 to before 12.9.1; "
         f"install CUDA 12.9.1 or later (pip install 'nvidia-cuda-nvcc-cu12>={MISCOMPILED['ptxas'][1]}')"
     )
 
@@ -68,9 +68,9 @@ def _ptxas() -> str | None:
     if program is None:
         return None
     printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
-    number = re.search(r"\bV(\d+\.\d+\.\d+)", printed)
-    return None if number is None else number[1]
+    match = re.search(r"\bV(\d+\.\d+\.\d+)", printed)
+    return None if match is None else match[1]
 
 
-def _number(text: str) -> tuple[int, ...]:
+def _version_tuple(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(".")))

@@ -1,4 +1,4 @@
-"""What a registry raises where nothing that was allowed computes what is asked for."""
+"""The error of a registry if no allowed implementation supports a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernels have been right on a device: the records in `verified.json`.
+"""Records of the kernels that were verified on a device, in `verified.json`.
 
 A kernel that was only compiled and interpreted is never chosen by `auto`. `python -m benchmarks.gpu --record` compares
 kernels with a float64 reference on the GPU that it finds and adds what passed. A record holds for the sources that
@@ -31,7 +31,7 @@ _PERSISTENT = (
     *(f"attention/mosaic/{name}.py" for name in ("bounds", "memory", "registers", "schedule")),
     "attention/intervals.py", "attention/settings.py", "device.py", "pallas.py", "masks.py", "varying.py",
 )  # fmt: skip
-"""What the other kernels for Hopper share with attention's."""
+"""Sources that the other kernels for Hopper share with attention's."""
 # fmt: off
 SOURCES = {
     "attention/mosaic": ("attention/mosaic", *_ATTENTION),
@@ -53,8 +53,8 @@ SOURCES = {
     "linear_cross_entropy/triton": ("linear_cross_entropy", "device.py", "pallas.py", "ranges.py", "varying.py"),
 }
 # fmt: on
-"""By kernel, the folders and files that decide what it computes, the kernel's own first. cuDNN needs no record to be
-chosen, but one of its speed."""
+"""Folders and files that decide what a kernel computes, by kernel, its main source first. cuDNN is chosen without a
+record; its record holds a speed."""
 
 
 OF_XLA = "of xla"
@@ -66,19 +66,19 @@ class Record:
     """A kernel that was compared with its reference on a device."""
 
     kernel: str
-    """Such as `attention/triton`."""
+    """Name, such as `attention/triton`."""
     device: str
     """`jax.Device.device_kind`, such as `NVIDIA H200`."""
     processors: int
-    """Its streaming multiprocessors."""
+    """Number of streaming multiprocessors."""
     date: str
     versions: tuple[tuple[str, str], ...]
     """jax, CUDA and ptxas: see `toolchain.versions`."""
     sources: str
     """`digest` of what was run."""
     speeds: tuple[tuple[str, float], ...] = ()
-    """Of attention, by kind of mask and width of heads (`causal 128`): TFLOP/s of forward and backward together. Of
-    other kernels `OF_XLA` alone."""
+    """TFLOP/s of attention's forward and backward together, by kind of mask and width of heads (`causal 128`). Other
+    kernels have `OF_XLA` alone."""
 
 
 def user_file() -> Path:
@@ -88,7 +88,7 @@ def user_file() -> Path:
 
 @cache
 def records() -> tuple[Record, ...]:
-    """All records: those that ship with the package, then the user's own."""
+    """Records that ship with the package, then those of the user's file."""
     return tuple(record for file in (FILE, user_file()) for record in read_records(file))
 
 
@@ -116,17 +116,16 @@ def files(names: Sequence[str], root: Path = ROOT) -> list[Path]:
 
 @cache
 def digest(kernel: str, root: Path = ROOT) -> str:
-    """Of the names and the text of the kernel's sources, 16 hexadecimal digits."""
-    found = sha256()
+    """Digest of the names and text of the kernel's sources, 16 hexadecimal digits."""
+    hasher = sha256()
     for file in files(SOURCES[kernel], root):
         text = file.read_bytes()
-        found.update(f"{file.relative_to(root).as_posix()} {len(text)}\n".encode() + text)
-    return found.hexdigest()[:16]
+        hasher.update(f"{file.relative_to(root).as_posix()} {len(text)}\n".encode() + text)
+    return hasher.hexdigest()[:16]
 
 
 def record_of(kernel: str, gpu: str, processors: int | None) -> Record | None:
-    """The last record of `kernel`, as it is now, on GPUs of this name with so many multiprocessors; None where there is
-    none.
+    """The last record of the current `kernel` on GPUs of this name and number of multiprocessors, or None.
 
     A version that is not installed here (a plan can be made on a machine without CUDA) is not compared.
     """
@@ -134,5 +133,5 @@ def record_of(kernel: str, gpu: str, processors: int | None) -> Record | None:
     if not alike:  # to ask for the versions imports the compiler of a GPU's kernels and runs ptxas
         return None
     sources, here = digest(kernel), versions().items()
-    found = [one for one in alike if one.sources == sources and here <= dict(one.versions).items()]
-    return found[-1] if found else None
+    matching = [one for one in alike if one.sources == sources and here <= dict(one.versions).items()]
+    return matching[-1] if matching else None

@@ -1,4 +1,4 @@
-"""What a pullback of `jax.vjp` consists of: the only module that uses the parts of JAX's VJP objects.
+"""Parts of a pullback of `jax.vjp`: the only module that uses the parts of JAX's VJP objects.
 
 A pullback holds two lists of arrays: values of arguments that the backward reads (`args_res`), and residuals that the
 forward computed (`opaque_residuals`). JAX describes `args_res`, `saveable_args` and `in_nzs` in the docstring of
@@ -26,7 +26,7 @@ def vjp_without_arguments(
 
 
 def residuals_of(pullback: Any) -> list[jax.Array]:
-    """What the forward computed and the backward reads, without values of arguments, in a fixed order."""
+    """The residuals that the forward computed, without values of arguments, in a fixed order."""
     _require(pullback, "opaque_residuals")
     return pullback.opaque_residuals
 

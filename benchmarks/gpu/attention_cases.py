@@ -16,7 +16,7 @@ from pallas_kernels.attention import Settings, cudnn
 from pallas_kernels.attention.registry import REGISTRY
 from pallas_kernels.attention.request import Request
 from pallas_kernels.device import INTERPRETER, target
-from pallas_kernels.masks import Mask, allowed, kept_pairs
+from pallas_kernels.masks import Mask, allowed, visible_pairs
 
 TOKENS = 16384
 """Tokens of a timed batch; a longer row is a batch of one."""
@@ -85,7 +85,7 @@ class Case:
         return Request(
             dtype=self.dtype, heads=self.heads, kv_heads=self.kv_heads, width=self.width,
             value_width=self.width if self.value_width is None else self.value_width, mask=self.mask, batch=self.batch,
-            queries=self.seq, keys=self.seq, softcap=self.softcap, lse=lse, whole_rows=self.ranks == 1,
+            queries=self.seq, keys=self.seq, softcap=self.softcap, lse=lse, full_rows=self.ranks == 1,
             runs=self.ranks == 1, compares=True, **device._asdict(),
         )  # fmt: skip
 
@@ -141,7 +141,7 @@ class Case:
         segments = self.segments()
         prefix = None if self.prefix is None else np.full(self.batch, self.prefix)
         tokens = np.ones((self.batch, self.seq), np.int32) if segments is None else segments
-        pairs = kept_pairs(self.mask, tokens, prefix)
+        pairs = visible_pairs(self.mask, tokens, prefix)
         values = self.width if self.value_width is None else self.value_width
         return 2.0 * pairs * self.heads * (self.width + values)
 

@@ -51,7 +51,7 @@ def kernel_request(request: AttentionRequest) -> Request:
         keys=request.sequence,
         softcap=request.softcap,
         lse=request.sinks,
-        whole_rows=request.whole_rows,
+        full_rows=request.whole_rows,
         runs=True,
         compares=True,
         deterministic=request.deterministic,

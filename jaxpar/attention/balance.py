@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from pallas_kernels.attention.blocks import Blocks
-from pallas_kernels.masks import Mask, kept_blocks, kept_pairs
+from pallas_kernels.masks import Mask, visible_pairs, visited_blocks
 
 ORDERS = ("contiguous", "zigzag", "striped")
 
@@ -89,7 +89,7 @@ def kept_pairs_per_rank(
         ValueError: If a segment of a row is not contiguous, the mask has a prefix, or the places do not divide.
     """
     rows = _rows(mask, segments, order_indices, ranks)
-    kept_pairs(mask, rows)  # refuses inputs that the counts below do not cover
+    visible_pairs(mask, rows)  # refuses inputs that the counts below do not cover
     pairs = np.where(rows != 0, _keys_of_queries(mask, rows), 0).sum(0)
     return pairs[order_indices].reshape(ranks, -1).sum(1)
 
@@ -103,10 +103,10 @@ def blocks_per_rank(
     kv_block: int,
     run: int | None = None,
 ) -> Int[np.ndarray, " ranks"]:
-    """How many pairs of blocks each rank computes when it attends with its part to the parts of all ranks in turn.
+    """The number of pairs of blocks that each rank computes, attending to the parts of all ranks in turn.
 
-    A block is inside one rank's part and is skipped where `pallas_kernels.masks.kept_blocks` reports it, for all rows
-    at once. Blocks are evened out, as attention does.
+    A block lies in one rank's part. Pairs that `pallas_kernels.masks.visited_blocks` excludes for all rows are skipped.
+    Blocks are evened out, as in attention.
 
     Args:
         mask: The mask, without a prefix.
@@ -127,7 +127,7 @@ def blocks_per_rank(
         return _split(indices, ranks, blocks), _split(rows[:, order_indices], ranks, blocks)
 
     (q_indices, q_segments), (kv_indices, kv_segments) = cut(query_block), cut(kv_block)
-    kept = np.asarray(kept_blocks(mask, q_indices, kv_indices, q_segments, kv_segments))
+    kept = np.asarray(visited_blocks(mask, q_indices, kv_indices, q_segments, kv_segments))
     return kept.reshape(ranks, -1).sum(1)
 
 

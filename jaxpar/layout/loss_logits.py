@@ -16,7 +16,7 @@ from jaxpar.layout.auto_remat import ESTIMATED
 from jaxpar.layout.choices.tiles import head_columns, head_tokens
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.units import seconds, size
-from pallas_kernels.linear_cross_entropy.kept import kept_bytes
+from pallas_kernels.linear_cross_entropy.saved_logits import saved_bytes
 
 type Logits = Choice[Literal["recompute", "keep"] | None]
 
@@ -91,4 +91,4 @@ def _keeping(plan: Plan, why: str = "") -> Plan:
 
 
 def _size(config: Config) -> str:
-    return size(kept_bytes(head_tokens(config), head_columns(config)))
+    return size(saved_bytes(head_tokens(config), head_columns(config)))

@@ -76,7 +76,7 @@ def flash_attention(
     _check_arrays(q, k, v, shapes)
     _check_options(causal, window, prefix, softcap, scale, shapes)
     window = None if window is None else int(window)
-    q_offset, kv_offset = (int(x) if _is_whole(x) else x for x in (q_offset, kv_offset))
+    q_offset, kv_offset = (int(x) if _is_integer(x) else x for x in (q_offset, kv_offset))
     mask = Mask(bool(causal), window, segment_ids is not None, prefix is not None)
     tokens = _tokens(q, k, segment_ids, prefix, (q_offset, kv_offset), shapes)
     device = INTERPRETER if interpret else target()
@@ -93,7 +93,7 @@ def flash_attention(
         softcap=softcap,
         scale=scale,
         lse=return_lse,
-        whole_rows=isinstance(q_offset, int) and q_offset == kv_offset and q.shape[1] == k.shape[1],
+        full_rows=isinstance(q_offset, int) and q_offset == kv_offset and q.shape[1] == k.shape[1],
         deterministic=bool(deterministic),
         **device._asdict(),
     )
@@ -101,15 +101,15 @@ def flash_attention(
     settings = Settings(
         mask, q.shape[3] ** -0.5 if scale is None else scale, softcap, neighbours=True, interpret=interpret
     )
-    found = REGISTRY[name]
-    if found.kernels is None:
-        return found.attend(settings, q, k, v, tokens)
-    out, lse = found.kernels.attend(settings, q, k, v, tokens)
+    chosen = REGISTRY[name]
+    if chosen.kernels is None:
+        return chosen.attend(settings, q, k, v, tokens)
+    out, lse = chosen.kernels.attend(settings, q, k, v, tokens)
     return (out, lse) if return_lse else out
 
 
 def _shapes(q: Any, k: Any, v: Any) -> str:
-    """Of the three arrays, for messages."""
+    """Shapes and dtypes of the three arrays, for messages."""
     named = {"query": q, "key": k, "value": v}
     for name, x in named.items():
         if not hasattr(x, "shape") or not hasattr(x, "dtype"):
@@ -121,7 +121,7 @@ def _kind(x: Any) -> str:
     return type(x).__name__
 
 
-def _is_whole(x: Any) -> TypeGuard[Integral]:
+def _is_integer(x: Any) -> TypeGuard[Integral]:
     return isinstance(x, Integral) and not isinstance(x, bool)
 
 
@@ -148,7 +148,7 @@ def _check_options(
 ) -> None:
     if not isinstance(causal, bool | np.bool_):
         raise ValueError(f"causal is True or False, got {causal!r}: {shapes}")
-    if window is not None and (not _is_whole(window) or window < 1):
+    if window is not None and (not _is_integer(window) or window < 1):
         raise ValueError(f"a window counts the token itself, so it is a whole number from 1, got {window!r}: {shapes}")
     if prefix is not None and not causal:
         raise ValueError(f"a prefix lifts causality, and attention is not causal here: {shapes}")
@@ -167,9 +167,11 @@ def _tokens(q: jax.Array, k: jax.Array, segment_ids: Any, prefix: Any, offsets: 
                 f"segment ids are one array, or one of queries and one of keys, got {len(segments)}: {shapes}"
             )
         for name, ids, x in zip(("query", "key"), segments, (q, k), strict=True):
-            found = f"{ids.dtype} {ids.shape}" if hasattr(ids, "dtype") else f"a {_kind(ids)}"
+            description = f"{ids.dtype} {ids.shape}" if hasattr(ids, "dtype") else f"a {_kind(ids)}"
             if not hasattr(ids, "dtype") or ids.shape != x.shape[:2] or not jnp.issubdtype(ids.dtype, jnp.integer):
-                raise ValueError(f"segment ids are integers, one for each {name} {x.shape[:2]}, not {found}: {shapes}")
+                raise ValueError(
+                    f"segment ids are integers, one for each {name} {x.shape[:2]}, not {description}: {shapes}"
+                )
     if prefix is not None:
         prefix = _per_row(prefix, q.shape[0], "a prefix", shapes)
     q_indices, kv_indices = (_indices(offset, x, shapes) for offset, x in zip(offsets, (q, k), strict=True))
@@ -183,10 +185,10 @@ def _indices(offset: Offset, x: jax.Array, shapes: str) -> Int[Array, "batch tok
     return _per_row(offset, x.shape[0], "an offset", shapes)[:, None] + np.arange(x.shape[1], dtype=np.int32)
 
 
-def _per_row(number: Any, rows: int, name: str, shapes: str) -> Int[Array, " batch"]:
-    number = jnp.asarray(number)
-    if not jnp.issubdtype(number.dtype, jnp.integer) or number.shape not in ((), (rows,)):
+def _per_row(value: Any, rows: int, name: str, shapes: str) -> Int[Array, " batch"]:
+    value = jnp.asarray(value)
+    if not jnp.issubdtype(value.dtype, jnp.integer) or value.shape not in ((), (rows,)):
         raise ValueError(
-            f"{name} is a whole number, or one for each row ({rows}), got {number.dtype} {number.shape}: {shapes}"
+            f"{name} is a whole number, or one for each row ({rows}), got {value.dtype} {value.shape}: {shapes}"
         )
-    return jnp.broadcast_to(number.astype(jnp.int32), (rows,))
+    return jnp.broadcast_to(value.astype(jnp.int32), (rows,))

@@ -28,29 +28,29 @@ _ROOM = Room(forward=4, backward=4, rows=2, kv_heads=2)
 """Rows have more documents, so that some take several calls."""
 
 type _Kind = tuple[Any, ...]
-_found: dict[_Kind, str | None] = {}
+_differences: dict[_Kind, str | None] = {}
 
 
 def verdict(request: Request) -> str | None:
     """Why the comparison forbids such a request, in a clause; None if it does not, or if the caller still compares."""
     kind = _kind(request)
-    if kind in _found:
-        return _found[kind]
+    if kind in _differences:
+        return _differences[kind]
     return None if request.compares else NOT_COMPARED
 
 
 def compared(request: Request) -> bool:
     """Whether `compare` has run for such requests."""
-    return _kind(request) in _found
+    return _kind(request) in _differences
 
 
 def settle(request: Request, why_not: str | None) -> None:
     """Let this be the verdict on such requests: processes of a job agree on one."""
-    _found[_kind(request)] = why_not
+    _differences[_kind(request)] = why_not
 
 
 def compare(request: Request) -> str | None:
-    """How cuDNN's output and gradients differ from those of plain XLA for such requests, or why it does not run, in a
+    """The difference of cuDNN's output and gradients from plain XLA's for a request, or why cuDNN does not run, in a
     clause; None where they agree: no error against float32 is above twice that of plain XLA in the same dtype."""
     try:
         return _difference(request)
@@ -80,10 +80,10 @@ def _difference(request: Request) -> str | None:
     with jax.default_matmul_precision("highest"):
         wanted = _results(plain, [x.astype(jnp.float32) for x in arrays])
     for name, *three in zip(("output", "dq", "dk", "dv"), have, low, wanted, strict=True):
-        found, usual = (_error(x, three[2]) for x in three[:2])
-        if not found <= 2 * usual + 1e-6:
+        error, usual = (_error(x, three[2]) for x in three[:2])
+        if not error <= 2 * usual + 1e-6:
             return (
-                f"its packed layout differs from plain XLA on this device: {name} errs by {found:.2g} of the largest "
+                f"its packed layout differs from plain XLA on this device: {name} errs by {error:.2g} of the largest "
                 f"value, plain XLA in {request.dtype} by {usual:.2g}"
             )
     return None

@@ -34,7 +34,7 @@ VARIES = "its gradients are the same bits in every run only with --xla_gpu_deter
 
 
 def supports(request: Request) -> str | None:
-    """None if `jax.nn.dot_product_attention` by cuDNN computes exactly what is asked for, else why not."""
+    """None if `jax.nn.dot_product_attention` by cuDNN supports the request, otherwise the reason."""
     if request.platform not in ("gpu", "cuda"):
         return f"{NEEDS_GPU}, and the platform is {request.platform}"
     capability = request.compute_capability
@@ -56,7 +56,7 @@ def supports(request: Request) -> str | None:
         return "jax.nn.dot_product_attention has no soft-cap of the scores"
     if request.scale is not None and request.scale <= 0.0:
         return f"its kernels are asked for a scale of the scores above 0 alone, not {request.scale:g}"
-    if not request.whole_rows:
+    if not request.full_rows:
         return "its causal mask needs queries and keys of the same indices, which parts of a row have not"
     if request.deterministic and not _deterministic_operations():
         return VARIES
@@ -69,8 +69,8 @@ def supports(request: Request) -> str | None:
 
 def _deterministic_operations() -> bool:
     """Whether XLA's flags ask for deterministic operations; of a flag that is given twice the last one counts."""
-    given = re.findall(r"--xla_gpu_deterministic_ops(?:=(\w+))?(?:\s|$)", os.environ.get("XLA_FLAGS", ""))
-    return bool(given) and given[-1].lower() in ("", "true", "1")
+    values = re.findall(r"--xla_gpu_deterministic_ops(?:=(\w+))?(?:\s|$)", os.environ.get("XLA_FLAGS", ""))
+    return bool(values) and values[-1].lower() in ("", "true", "1")
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def attend(
 
 
 def _fused(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Of values as wide as keys."""
+    """Attention for values as wide as the keys."""
     # JAX's window leaves out the token itself, ours counts it.
     window = None if settings.window is None else (settings.window - 1, 0)
     return jax.nn.dot_product_attention(
@@ -150,8 +150,8 @@ def _forward(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array) -> t
     return named, (pull, q, k, v)
 
 
-def _backward(settings: _Settings, kept: tuple, d_out: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    pull, q, k, v = kept
+def _backward(settings: _Settings, residuals: tuple, d_out: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    pull, q, k, v = residuals
     of_values = lambda residual: residual.ndim == v.ndim and residual.size
     set_arguments(pull, q, k, widened(v, q))
     set_residuals(pull, [widened(x, q) if of_values(x) else x for x in residuals_of(pull)])

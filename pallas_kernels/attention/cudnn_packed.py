@@ -53,7 +53,7 @@ def refusal(request: Request) -> str | None:
 
 
 def missing() -> str | None:
-    """What this version of jax lacks of what is used here, in a clause; None if it has all."""
+    """The first function that this version of jax lacks, in a clause; None if all are there."""
     try:
         inside = import_module(MODULE)
     except ImportError:
@@ -66,10 +66,10 @@ def missing() -> str | None:
 class Documents(NamedTuple):
     """The documents of rows: neighbouring tokens of one segment. Padding is a document too."""
 
-    number: Int[Array, "batch seq"]
-    """Of each token's document in its row, from 0."""
+    index: Int[Array, "batch seq"]
+    """Index in its row of each token's document."""
     start: Int[Array, "batch seq"]
-    """Place of the first token of each token's document."""
+    """Position of the first token of each token's document."""
 
     @classmethod
     def of(cls, segments: Int[Array, "batch seq"]) -> Documents:
@@ -79,19 +79,19 @@ class Documents(NamedTuple):
         return cls(jnp.cumsum(first, 1, dtype=jnp.int32) - 1, start)
 
     def part(self, step: Any, room: int) -> Part:
-        """Those that call number `step` attends, `room` of each row."""
-        batch, length = self.number.shape
-        number = self.number - step * room
-        inside = (number >= 0) & (number < room)
+        """The documents of call `step`, at most `room` of each row."""
+        batch, length = self.index.shape
+        index = self.index - step * room
+        inside = (index >= 0) & (index < room)
         row = jnp.arange(batch)[:, None]
-        at = row, jnp.where(inside, number, room)
+        at = row, jnp.where(inside, index, room)
         lengths = jnp.zeros((batch, room + 1), jnp.int32).at[at].add(1)[:, :room]
         starts = jnp.full((batch, room + 1), -1, jnp.int32).at[at].max(self.start).at[:, room].set(-1)
         there = lengths > 0
         before = jnp.cumsum(there.sum(1, dtype=jnp.int32)) - there.sum(1, dtype=jnp.int32)
         places = lax.broadcasted_iota(jnp.int32, (batch, length), 1) - self.start
         return Part(
-            jnp.where(there, lengths, -1), starts, inside, jnp.where(inside, before[:, None] + number, 0), places
+            jnp.where(there, lengths, -1), starts, inside, jnp.where(inside, before[:, None] + index, 0), places
         )
 
 
@@ -99,19 +99,19 @@ class Part(NamedTuple):
     """The documents of one call, as jax's function takes them."""
 
     lengths: Int[Array, "batch room"]
-    """-1 where a row has no more."""
+    """Length of each document; -1 after the last one of a row."""
     offsets: Int[Array, "batch room_and_one"]
     inside: Bool[Array, "batch seq"]
     """The tokens that the call attends."""
     document: Int[Array, "batch seq"]
-    """Of each token of `inside`: the number of its document among those of all rows."""
-    place: Int[Array, "batch seq"]
-    """Of each token in its document."""
+    """Index among the documents of all rows, for each token of `inside`."""
+    position: Int[Array, "batch seq"]
+    """Position of each token in its document."""
 
 
 @dataclass(frozen=True)
 class Static:
-    """What a call does, apart from its arrays."""
+    """The static arguments of a call."""
 
     scale: float
     window: int | None
@@ -153,12 +153,12 @@ def _forward(static: Static, q: jax.Array, k: jax.Array, v: jax.Array, segments:
     inside, options = _inside(static)
     wide = widened(v, q)
 
-    def call(part: Part, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def call(part: Part, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         seen = {"q_seqlen": part.lengths, "kv_seqlen": part.lengths}
         seen |= {"q_offsets": part.offsets, "kv_offsets": part.offsets}
         out, statistics = inside.dot_product_attention(q, k, wide, **seen, **options, return_residual=True)
-        lse = statistics[part.document, :, part.place]
-        return _merged(part, found, (out, lse))
+        lse = statistics[part.document, :, part.position]
+        return _merged(part, carry, (out, lse))
 
     start = jnp.zeros(q.shape, q.dtype), jnp.zeros(q.shape[:3], jnp.float32)
     out, lse = _calls(documents, static.room.forward, call, vary_over(start, varying_axes(q)))
@@ -166,8 +166,8 @@ def _forward(static: Static, q: jax.Array, k: jax.Array, v: jax.Array, segments:
     return out, (q, k, v, segments, out, lse)
 
 
-def _backward(static: Static, kept: tuple, d_out: jax.Array) -> tuple:
-    q, k, v, segments, out, lse = kept
+def _backward(static: Static, residuals: tuple, d_out: jax.Array) -> tuple:
+    q, k, v, segments, out, lse = residuals
     d_out = widened(_without_padding(segments, d_out.astype(q.dtype)), q)
     arrays = Arguments(q, k, widened(v, q), segments, widened(out, q), lse, d_out)
     shape = _shape(q, k)
@@ -179,7 +179,7 @@ def _backward(static: Static, kept: tuple, d_out: jax.Array) -> tuple:
 
 
 class Arguments(NamedTuple):
-    """Of the backward, all of one width."""
+    """Arrays of the backward, all of one width."""
 
     q: Float[Array, "batch seq heads width"]
     k: Float[Array, "batch seq kv_heads width"]
@@ -190,48 +190,48 @@ class Arguments(NamedTuple):
     d_out: Float[Array, "batch seq heads width"]
 
 
-def _by_parts(static: Static, shape: Shape, whole: Arguments) -> tuple[jax.Array, ...]:
+def _by_parts(static: Static, shape: Shape, arrays: Arguments) -> tuple[jax.Array, ...]:
     """Gradients of all rows and heads, one part after the other, so that there is scratch memory of one."""
     part, (rows, heads) = static.room.part(shape), static.room.parts(shape)
-    axes = varying_axes(whole.q)
+    axes = varying_axes(arrays.q)
 
-    def add_part(number: jax.Array, found: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        def place(x: jax.Array) -> tuple[list[Any], list[int]]:
-            """Where the part begins, and its sizes."""
-            start, sizes = [jnp.zeros_like(number)] * x.ndim, [part.batch, *x.shape[1:]]
-            start[0] = number // heads * part.batch
+    def add_part(index: jax.Array, total: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        def bounds(x: jax.Array) -> tuple[list[Any], list[int]]:
+            """The start indices of the part, and its sizes."""
+            start, sizes = [jnp.zeros_like(index)] * x.ndim, [part.batch, *x.shape[1:]]
+            start[0] = index // heads * part.batch
             if x.ndim > 2:
                 sizes[2] = x.shape[2] // heads
-                start[2] = number % heads * sizes[2]
+                start[2] = index % heads * sizes[2]
             return [vary_over(at, axes) for at in start], sizes
 
-        found_here = _gradients(static, Arguments(*(lax.dynamic_slice(x, *place(x)) for x in whole)))
-        write = lambda x, new: lax.dynamic_update_slice(x, new, place(x)[0])
-        return tuple(write(x, new) for x, new in zip(found, found_here, strict=True))
+        gradients = _gradients(static, Arguments(*(lax.dynamic_slice(x, *bounds(x)) for x in arrays)))
+        write = lambda x, new: lax.dynamic_update_slice(x, new, bounds(x)[0])
+        return tuple(write(x, new) for x, new in zip(total, gradients, strict=True))
 
-    start = vary_over(jax.tree.map(jnp.zeros_like, whole[:3]), axes)
+    start = vary_over(jax.tree.map(jnp.zeros_like, arrays[:3]), axes)
     return lax.fori_loop(0, rows * heads, add_part, start)
 
 
 def _gradients(static: Static, arrays: Arguments) -> tuple[jax.Array, ...]:
-    """Of queries, keys and values of one part."""
+    """Gradients of queries, keys and values of one part."""
     q, k, v, segments, out, lse, d_out = arrays
     documents, room = Documents.of(segments), static.room.backward
     inside, options = _inside(static)
     layout, nothing = inside.AttentionLayout.BTNH.value, jnp.zeros(0, q.dtype)
 
-    def call(part: Part, found: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def call(part: Part, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         shape = (q.shape[0] * room, q.shape[2], q.shape[1])
         outside = jnp.where(part.inside, part.document, shape[0])  # dropped
         statistics = vary_over(jnp.zeros(shape, jnp.float32), varying_axes(q))
-        statistics = statistics.at[outside, :, part.place].set(lse, mode="drop")
+        statistics = statistics.at[outside, :, part.position].set(lse, mode="drop")
         of_documents = part.lengths, part.lengths, part.offsets, part.offsets
         residuals = (q, k, v, nothing, *of_documents, nothing, nothing, statistics, out)
         gradients = inside._dot_product_attention_bwd_rule(
             options["scale"], 42, 0.0, (False, False), options["mask_type"], layout, options["sliding_window_length"],
             True, False, residuals, d_out,
         )  # fmt: skip
-        return _merged(part, found, gradients[:3])
+        return _merged(part, carry, gradients[:3])
 
     start = vary_over(jax.tree.map(jnp.zeros_like, (q, k, v)), varying_axes(q))
     return _calls(documents, room, call, start)
@@ -252,28 +252,28 @@ def narrowed(x: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def _inside(static: Static) -> tuple[Any, dict[str, Any]]:
-    """jax's module, and what all its calls have in common."""
+    """jax's module, and the options that all calls share."""
     inside: Any = import_module(MODULE)
     options = {"scale": static.scale, "mask_type": inside.MaskType.PADDING_CAUSAL}
     return inside, options | {"sliding_window_length": static.window}
 
 
-def _calls[Found](documents: Documents, room: int, call: Callable[[Part, Found], Found], found: Found) -> Found:
-    """As many calls as the row with the most documents needs."""
-    most = documents.number.max() // room
+def _calls[Found](documents: Documents, room: int, call: Callable[[Part, Found], Found], carry: Found) -> Found:
+    """Run `call` until the documents of every row are done."""
+    most = documents.index.max() // room
     with jax.named_scope(CALLS):
-        _, found = lax.while_loop(
+        _, carry = lax.while_loop(
             lambda state: state[0] <= most,
             lambda state: (state[0] + 1, call(documents.part(state[0], room), state[1])),
-            (vary_over(jnp.int32(0), varying_axes(most)), found),
+            (vary_over(jnp.int32(0), varying_axes(most)), carry),
         )
-    return found
+    return carry
 
 
-def _merged(part: Part, found: tuple[jax.Array, ...], new: tuple[jax.Array, ...]) -> Any:
-    """`new` for the tokens that were attended: of others cuDNN writes nothing."""
+def _merged(part: Part, old: tuple[jax.Array, ...], new: tuple[jax.Array, ...]) -> Any:
+    """`new` for the tokens of this call, `old` for others, which cuDNN leaves unwritten."""
     inside = lambda x: part.inside.reshape(part.inside.shape + (1,) * (x.ndim - 2))
-    return tuple(jnp.where(inside(x), y, x) for x, y in zip(found, new, strict=True))
+    return tuple(jnp.where(inside(x), y, x) for x, y in zip(old, new, strict=True))
 
 
 def _without_padding(segments: jax.Array, x: jax.Array) -> jax.Array:

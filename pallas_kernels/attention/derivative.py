@@ -28,7 +28,7 @@ type Results = tuple[jax.Array, jax.Array]
 
 @dataclass(frozen=True)
 class Kernels:
-    """Attention over some of a row's keys, and what these keys contribute to the gradients.
+    """Attention over a subset of a row's keys, and the contribution of these keys to the gradients.
 
     `forward(settings, q, k, v, tokens)` gives output and log-sum-exp without a derivative; outputs over several sets
     of keys are merged by their log-sum-exp. `backward(settings, q, k, v, tokens, lse, inner, d_out)` gives (dq, dk,
@@ -55,9 +55,9 @@ def _forward(static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, tokens: 
     return (out, lse), (q, k, v, tokens, out, lse)
 
 
-def _backward(static: _Static, kept: tuple, cotangents: Results) -> tuple:
+def _backward(static: _Static, residuals: tuple, cotangents: Results) -> tuple:
     kernels, settings = static
-    q, k, v, tokens, out, lse = kept
+    q, k, v, tokens, out, lse = residuals
     d_out, d_lse = cotangents
     inner = output_products(out, d_out, lse, d_lse)
     gradients = kernels.backward(settings, q, k, v, tokens, lse, inner, d_out)
@@ -83,6 +83,6 @@ def output_products(
     lse: Float[Array, "batch queries heads"],
     d_lse: Float[Array, "batch queries heads"] | float = 0.0,
 ) -> Float[Array, "batch queries heads"]:
-    """What a backward subtracts from the gradient of every probability: sum(out * d_out) - d_lse, float32."""
+    """The term subtracted from the gradient of every probability: sum(out * d_out) - d_lse, float32."""
     inner = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
     return inner - jnp.where(lse == -jnp.inf, 0.0, d_lse)

@@ -17,7 +17,7 @@ _RATES = 484e12, 380e12
 _MEMORY = 3e12
 """Bytes per second of setting memory to zero and of copies, on an H100."""
 _PLAIN_XLA = 15
-"""How many times as long as these products plain XLA is estimated to take, whose scores and sums of every block pass
+"""Estimated time of plain XLA as a multiple of the products' time: its scores and sums of every block pass
 through memory."""
 _TILE = 128
 """Keys that cuDNN computes besides those of a window, which begins inside of a tile."""
@@ -27,15 +27,15 @@ _OF_WHAT = f"forward and backward on an H100, with documents of mean {MEAN}, not
 class Expected(NamedTuple):
     """Seconds of forward and backward of a layer on an H100: expected, not measured."""
 
-    whole: float
+    total: float
     moved: float
-    """Of `whole`, to clear the scratch memory of each call, and to divide what calls read and merge their results."""
+    """Share of `total` that clears scratch memory, slices operands and merges results."""
     calls: float
-    """Of the backward."""
+    """Number of backward calls."""
 
     @classmethod
     def of(cls, shape: Shape, window: int | None = None) -> Expected:
-        """By cuDNN's packed layout."""
+        """The expected time in cuDNN's packed layout."""
         room = Room.of(shape)
         part, parts = room.part(shape), prod(room.parts(shape))
         calls = parts * expected_calls(room.backward, part.batch, shape.queries)
@@ -52,7 +52,7 @@ def plain_xla(shape: Shape, window: int | None = None) -> float:
 
 
 def expected_calls(room: int, rows: int, queries: int) -> float:
-    """Calls with room for so many documents of each row, on average: those of the row with the most documents.
+    """Average number of calls of `room` documents per row, as the row with the most documents needs.
 
     Where lengths are exponentially distributed, one more document begins at each token with the same probability.
     """
@@ -77,7 +77,7 @@ def mean_pairs(queries: int, window: int | None) -> float:
 
 
 def note_on_packed(request: Request) -> str | None:
-    """What a plan reports of cuDNN on packed documents; None where there are none."""
+    """A plan's note on cuDNN with packed documents; None without packed documents."""
     if not request.mask.segmented:
         return None
     shape = Shape.of(request)
@@ -89,20 +89,20 @@ def note_on_packed(request: Request) -> str | None:
         f"documents by their offsets, up to {room.forward} of a row in a forward call and {room.backward} in a "
         f"backward call{'' if part == shape else shares}; compared with plain XLA on the device when the run starts; a "
         f"backward call takes {room.scratch(shape) / 2**30:.1f} GiB of scratch memory; a layer is expected to take "
-        f"{1e3 * expected.whole:.1f} ms with {expected.calls:.1f} backward calls, {1e3 * expected.moved:.1f} ms of "
+        f"{1e3 * expected.total:.1f} ms with {expected.calls:.1f} backward calls, {1e3 * expected.moved:.1f} ms of "
         f"them to clear that memory and to merge results, and by plain XLA {1e3 * plain:.1f} ms ({_OF_WHAT})"
     )
 
 
 def note_on_plain(request: Request) -> str | None:
-    """What a plan reports of plain XLA on packed documents on a GPU; None elsewhere."""
+    """A plan's note on plain XLA with packed documents on a GPU; None elsewhere."""
     if not request.mask.segmented or request.platform not in ("gpu", "cuda"):
         return None
     shape, window = Shape.of(request), request.mask.window
     plain = plain_xla(shape, window)
     beside = ""
     if cudnn.supports(replace(request, compares=True)) is None:
-        ratio = plain / Expected.of(shape, window).whole
+        ratio = plain / Expected.of(shape, window).total
         beside = f", {ratio:.0f} times as long as by cuDNN's packed layout"
     return (
         f"scores and sums of every block pass through memory: a layer is expected to take {1e3 * plain:.1f} ms{beside} "

@@ -19,40 +19,40 @@ from pallas_kernels.masks import Mask
 
 
 class Intervals(NamedTuple):
-    """For each tile, the blocks of the other side that it visits: whole ones first, then the cut ones around them."""
+    """The blocks of the other side that each tile visits: full ones first, then the partial ones around them."""
 
     first: Int[Array, "batch tiles"]
     """The first block that is visited."""
     inner: Int[Array, "batch tiles"]
-    """The first one of which the mask keeps every pair; `first` where there is none."""
-    whole: Int[Array, "batch tiles"]
-    """How many of those follow each other."""
-    kept: Int[Array, "batch tiles"]
-    """How many are visited in all."""
+    """The first full block, in which every pair is visible; `first` if there is none."""
+    full: Int[Array, "batch tiles"]
+    """Number of consecutive full blocks."""
+    visited: Int[Array, "batch tiles"]
+    """Number of visited blocks."""
 
     @classmethod
-    def of(cls, kept: Bool[Array, "batch tiles blocks"], whole: Bool[Array, "batch tiles blocks"]) -> Intervals:
-        """From which must be visited, and which need no look at their pairs."""
-        others = kept.shape[-1]
-        place = jnp.arange(others, dtype=jnp.int32)
-        first = jnp.where(kept, place, others).min(-1)
-        last = jnp.where(kept, place, -1).max(-1)
-        inner = jnp.where(whole, place, others).min(-1)
-        beyond = jnp.where(~whole & (place >= inner[..., None]), place, others).min(-1)
+    def of(cls, visited: Bool[Array, "batch tiles blocks"], full: Bool[Array, "batch tiles blocks"]) -> Intervals:
+        """Intervals from masks of the visited and of the full blocks."""
+        others = visited.shape[-1]
+        index = jnp.arange(others, dtype=jnp.int32)
+        first = jnp.where(visited, index, others).min(-1)
+        last = jnp.where(visited, index, -1).max(-1)
+        inner = jnp.where(full, index, others).min(-1)
+        beyond = jnp.where(~full & (index >= inner[..., None]), index, others).min(-1)
         wholes = beyond - inner
         return cls(first, jnp.where(wholes > 0, inner, first), wholes, jnp.maximum(last + 1 - first, 0))
 
     def blocks(self, most: int) -> Int[Array, "batch tiles {most}"]:
-        """The first `most` blocks that each tile visits, in their order; what is beyond its `kept` is no block."""
-        first, inner, whole = (x[..., None] for x in (self.first, self.inner, self.whole))
+        """The first `most` blocks that each tile visits, in order; entries from `visited` on are invalid."""
+        first, inner, full = (x[..., None] for x in (self.first, self.inner, self.full))
         index = jnp.arange(most, dtype=jnp.int32)
-        return jnp.where(index < whole, inner + index, cut_block(index - whole, first, inner, whole))
+        return jnp.where(index < full, inner + index, cut_block(index - full, first, inner, full))
 
 
-def cut_block(index: Any, first: Any, inner: Any, whole: Any) -> Any:
-    """The `index`th of the blocks that the mask cuts: those before the whole ones, then those after. For arrays, and
-    for the numbers of one tile inside a kernel."""
-    return first + index + jnp.where(index < inner - first, 0, whole)
+def cut_block(index: Any, first: Any, inner: Any, full: Any) -> Any:
+    """The `index`th partial block: first those before the full ones, then those after. Works on arrays, and on the
+    scalars of one tile inside a kernel."""
+    return first + index + jnp.where(index < inner - first, 0, full)
 
 
 def most_visited(mask: Mask, tile: int, block: int) -> int | None:

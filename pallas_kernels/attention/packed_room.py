@@ -15,7 +15,7 @@ _SHORT = 256
 
 
 class Shape(NamedTuple):
-    """Of the queries, and the number of heads of keys and values."""
+    """Shape of the queries, and the number of heads of keys and values."""
 
     batch: int
     queries: int
@@ -48,7 +48,7 @@ class Shape(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What one call has room for."""
+    """Capacity of one call."""
 
     forward: int
     """Documents of each row in a forward call, which is of all rows and heads."""
@@ -61,8 +61,8 @@ class Room(NamedTuple):
 
     @classmethod
     def of(cls, shape: Shape) -> Room:
-        """As many rows and heads in a backward call as leave room for `FEWEST` documents of each row in `SCRATCH`, all
-        heads as long as there is more than one row; a row and a KV head where nothing does."""
+        """The most rows and heads of a backward call with room for `FEWEST` documents of each row in `SCRATCH`: all
+        heads if there is more than one row, and at least one row and one KV head."""
         wanted = max(FEWEST, shape.queries // _SHORT)
         parts = [shape._replace(batch=rows) for rows in _divisors(shape.batch)]
         one = parts[-1]
@@ -73,7 +73,7 @@ class Room(NamedTuple):
         return cls(forward, backward, part.batch, part.kv_heads)
 
     def part(self, shape: Shape) -> Shape:
-        """Of a backward call."""
+        """Shape of a backward call."""
         heads = shape.heads // shape.kv_heads * self.kv_heads
         return shape._replace(batch=self.rows, heads=heads, kv_heads=self.kv_heads)
 
@@ -95,6 +95,6 @@ def scratch_bytes(shape: Shape) -> int:
     return max(room.forward * shape.statistics, room.scratch(shape) + copies)
 
 
-def _divisors(number: int) -> list[int]:
-    """From the greatest."""
-    return [number // count for count in range(1, number + 1) if number % count == 0]
+def _divisors(dividend: int) -> list[int]:
+    """Divisors in descending order."""
+    return [dividend // count for count in range(1, dividend + 1) if dividend % count == 0]

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.attention.blocks import Blocks, loop
 from pallas_kernels.attention.derivative import Kernels
 from pallas_kernels.attention.settings import Settings, Tokens
-from pallas_kernels.masks import Mask, allowed, kept_blocks
+from pallas_kernels.masks import Mask, allowed, visited_blocks
 from pallas_kernels.varying import vary_over, varying_axes
 
 _PADDING_INDEX = jnp.iinfo(jnp.int32).max
@@ -90,23 +90,23 @@ def attention_forward(
     cut = _Cut.of(settings, q, k)
 
     def per_query_block(carry: tuple, block: Any):
-        q_block, q_tokens, kept = block
+        q_block, q_tokens, visited = block
 
         def per_kv_block(state: _State, block: Any):
-            k_block, v_block, kv_tokens, kept = block
+            k_block, v_block, kv_tokens, visited = block
 
             def attend(state: _State) -> _State:
                 scores, pairs = _scores(settings, q_block, k_block, q_tokens, kv_tokens, tokens.prefix_lengths)
                 return _accumulate(state, jnp.where(pairs, scores, -jnp.inf), v_block)
 
-            return cut.if_kept(kept, attend, state), None
+            return cut.if_visited(visited, attend, state), None
 
-        state, _ = loop(per_kv_block, _State.empty(q_block, v.shape[-1]), (*kv_blocks, kept))
+        state, _ = loop(per_kv_block, _State.empty(q_block, v.shape[-1]), (*kv_blocks, visited))
         return carry, state.result()
 
-    q_tokens, kv_tokens, kept = cut.tokens(settings.mask, tokens)
+    q_tokens, kv_tokens, visited = cut.tokens(settings.mask, tokens)
     kv_blocks = (cut.split_kv(k), cut.split_kv(v), kv_tokens)
-    _, (out, lse) = loop(per_query_block, (), (cut.split_queries(q), q_tokens, kept))
+    _, (out, lse) = loop(per_query_block, (), (cut.split_queries(q), q_tokens, visited))
     return cut.join_queries(out), cut.join_queries(lse)
 
 
@@ -129,10 +129,10 @@ def attention_backward(
     lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)  # makes the probabilities of such a row exp(-inf) = 0
 
     def per_query_block(d_kv: tuple[jax.Array, jax.Array], block: Any):
-        q_block, d_out_block, lse_block, inner_block, q_tokens, kept = block
+        q_block, d_out_block, lse_block, inner_block, q_tokens, visited = block
 
         def per_kv_block(dq: jax.Array, block: Any):
-            k_block, v_block, kv_tokens, dk, dv, kept = block
+            k_block, v_block, kv_tokens, dk, dv, visited = block
 
             def differentiate(gradients: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
                 dq, dk, dv = gradients
@@ -147,17 +147,17 @@ def attention_backward(
                 dk = dk + _einsum("bkqgs,bkqgd->bksd", ds, q_block)
                 return dq, dk, dv + _einsum("bkqgs,bkqgv->bksv", p, d_out_block)
 
-            dq, dk, dv = cut.if_kept(kept, differentiate, (dq, dk, dv))
+            dq, dk, dv = cut.if_visited(visited, differentiate, (dq, dk, dv))
             return dq, (dk, dv)
 
-        dq, d_kv = loop(per_kv_block, _zeros_like(q_block), (*kv_blocks, *d_kv, kept))
+        dq, d_kv = loop(per_kv_block, _zeros_like(q_block), (*kv_blocks, *d_kv, visited))
         return d_kv, dq
 
-    q_tokens, kv_tokens, kept = cut.tokens(settings.mask, tokens)
+    q_tokens, kv_tokens, visited = cut.tokens(settings.mask, tokens)
     kv_blocks = (cut.split_kv(k), cut.split_kv(v), kv_tokens)
     query_blocks = tuple(map(cut.split_queries, (q, d_out, lse, inner)))
     zeros = (_zeros_like(kv_blocks[0]), _zeros_like(kv_blocks[1]))
-    (dk, dv), dq = loop(per_query_block, zeros, (*query_blocks, q_tokens, kept))
+    (dk, dv), dq = loop(per_query_block, zeros, (*query_blocks, q_tokens, visited))
     return cut.join_queries(dq) * settings.scale, cut.join_kv(dk) * settings.scale, cut.join_kv(dv)
 
 
@@ -210,7 +210,7 @@ def _scores(
 
 @dataclass(frozen=True)
 class _Cut:
-    """How queries and keys are cut; each block's heads come before its sequence, so that matmuls need no transpose."""
+    """The division of queries and keys into blocks, heads before the sequence, so that matmuls need no transpose."""
 
     queries: Blocks
     keys: Blocks
@@ -246,14 +246,14 @@ class _Cut:
         q_segments, kv_segments = None, None
         if tokens.q_segments is not None and tokens.kv_segments is not None:
             q_segments, kv_segments = self.queries.split(tokens.q_segments), self.keys.split(tokens.kv_segments)
-        kept = kept_blocks(mask, q_indices, kv_indices, q_segments, kv_segments, tokens.prefix_lengths)
-        return (q_indices, q_segments), (kv_indices, kv_segments), kept
+        visited = visited_blocks(mask, q_indices, kv_indices, q_segments, kv_segments, tokens.prefix_lengths)
+        return (q_indices, q_segments), (kv_indices, kv_segments), visited
 
-    def if_kept[T](self, kept: jax.Array, compute: Callable[[T], T], state: T) -> T:
+    def if_visited[T](self, visited: jax.Array, compute: Callable[[T], T], state: T) -> T:
         """Skip a pair of blocks that the mask empties; the only pair is always computed."""
         if self.queries.count * self.keys.count == 1:
             return compute(state)
-        return lax.cond(kept, compute, lambda state: state, state)
+        return lax.cond(visited, compute, lambda state: state, state)
 
 
 def _zeros_like(x: jax.Array) -> jax.Array:

@@ -22,14 +22,14 @@ class Implementation(choice.Implementation):
     """A way to compute attention on one device."""
 
     kernels: Kernels | None = None
-    """None where it attends over whole rows alone, and so cannot be merged."""
-    whole: Callable[..., jax.Array] | None = None
-    """In place of `kernels`: called like `pallas_kernels.attention.attention`."""
+    """Kernels whose outputs can be merged; None if it attends over full rows only."""
+    function: Callable[..., jax.Array] | None = None
+    """A function in place of `kernels`, called like `pallas_kernels.attention.attention`."""
     varies: str | None = None
-    """Which of its results are not the same bits in every run, in a clause; None where all are."""
+    """The results that are not reproducible to the bit, in a clause; None if all are."""
 
     note: Callable[[Request], str | None] = lambda request: None
-    """What else a plan reports of it, in a clause."""
+    """A plan's further note on it, in a clause."""
 
     def remarks(self, request: Request) -> list[str]:
         return [clause for clause in (self.note(request), self.varies) if clause is not None]
@@ -38,9 +38,9 @@ class Implementation(choice.Implementation):
         """The output, in q's dtype, differentiable."""
         if self.kernels is not None:
             return self.kernels.attend(settings, q, k, v, tokens)[0]
-        assert self.whole is not None, f"{self.name} has neither kernels nor a function"
+        assert self.function is not None, f"{self.name} has neither kernels nor a function"
         options = ("mask", "scale", "softcap", "query_block", "kv_block")
-        return self.whole(q, k, v, **{name: getattr(settings, name) for name in options}, **tokens._asdict())
+        return self.function(q, k, v, **{name: getattr(settings, name) for name in options}, **tokens._asdict())
 
 
 _VARIES = "the gradient of queries is not the same bits in every run"
@@ -52,7 +52,7 @@ def _fused(request: Request) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class _Ranked(Registry[Implementation]):
-    """Its order of preference depends on the mask and on recorded speeds."""
+    """A registry whose order of preference depends on the mask and on recorded speeds."""
 
     def ranked(self, request: Request) -> tuple[tuple[str, ...], str]:
         """Published numbers put cuDNN level with or ahead of every open kernel where a mask is dense, on Hopper and
@@ -76,8 +76,8 @@ class _Ranked(Registry[Implementation]):
         """TFLOP/s of forward and backward together, as recorded on GPUs like that of the request for its kind of mask
         and width of heads; None where there is no record."""
         kernel = f"{self.operation}/{name}"
-        found = record_of(kernel, request.gpu, request.processors) if kernel in SOURCES else None
-        return None if found is None else dict(found.speeds).get(f"{kind_of(request.mask)} {request.width}")
+        record = record_of(kernel, request.gpu, request.processors) if kernel in SOURCES else None
+        return None if record is None else dict(record.speeds).get(f"{kind_of(request.mask)} {request.width}")
 
 
 REGISTRY = _Ranked(
@@ -87,7 +87,9 @@ REGISTRY = _Ranked(
         Implementation("mosaic", _fused, mosaic.KERNELS, recorded=True, varies=_VARIES),
         Implementation("mosaic_deterministic", mosaic.refusal, mosaic.DETERMINISTIC_KERNELS, recorded=True),
         Implementation("triton", triton.refusal, triton.KERNELS, recorded=True),
-        Implementation("cudnn", cudnn.supports, whole=cudnn.attend, varies=cudnn.VARIES, note=expected.note_on_packed),
+        Implementation(
+            "cudnn", cudnn.supports, function=cudnn.attend, varies=cudnn.VARIES, note=expected.note_on_packed
+        ),
         Implementation("xla", lambda request: None, reference.KERNELS, note=expected.note_on_plain),
     ),
     families={"flash": ("mosaic", "mosaic_deterministic", "triton")},

@@ -1,4 +1,4 @@
-"""What is asked of attention: all that a choice between implementations may rest on."""
+"""A request for attention: everything on which the choice of an implementation may depend."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class Request(choice.Request):
     heads: int
     kv_heads: int
     width: int
-    """Of a query and a key."""
+    """Width of a query and a key."""
     value_width: int
     mask: Mask = field(default_factory=Mask)
     batch: int = 1
     queries: int = 1
-    """Per row."""
+    """Queries per row."""
     keys: int = 1
-    """Per row."""
+    """Keys per row."""
     softcap: float | None = None
     scale: float | None = None
     """Factor of the scores; None means one above 0."""
     lse: bool = False
     """Whether the log-sum-exp is wanted too, with its derivative."""
-    whole_rows: bool = True
+    full_rows: bool = True
     """Whether queries and keys have the same indices, in their order."""
     runs: bool = False
     """Whether the tokens of each document are neighbours."""
@@ -45,14 +45,14 @@ class Request(choice.Request):
 
     @property
     def shapes(self) -> str:
-        """Of query, key and value, for messages."""
+        """Shapes of query, key and value, for messages."""
         query = (self.batch, self.queries, self.heads, self.width)
         key = (self.batch, self.keys, self.kv_heads, self.width)
         return f"query {query}, key {key} and value {(*key[:3], self.value_width)}"
 
     @property
     def elements(self) -> int:
-        """Of the largest of query, key, value and output."""
+        """Number of elements of the largest of query, key, value and output."""
         widest = max(self.width, self.value_width)
         return max(
             prod((self.batch, self.queries, self.heads, widest)), prod((self.batch, self.keys, self.kv_heads, widest))
@@ -63,4 +63,4 @@ class Request(choice.Request):
         kinds += [] if self.mask.window is None else [f"window {self.mask.window}"]
         kinds += [] if self.softcap is None else [f"softcap {self.softcap:g}"]
         kinds += [] if self.scale is None else [f"scale {self.scale:g}"]
-        return f"{self.shapes} in {self.dtype} on {self.place}, {', '.join(kinds) or 'no mask'}"
+        return f"{self.shapes} in {self.dtype} on {self.device_text}, {', '.join(kinds) or 'no mask'}"

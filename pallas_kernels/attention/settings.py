@@ -1,4 +1,4 @@
-"""What every implementation of attention is called with."""
+"""The arguments of every implementation of attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pallas_kernels.masks import Mask
 
 @dataclass(frozen=True)
 class Settings:
-    """What attention does, apart from its arrays; static under jit."""
+    """Static arguments of attention under jit."""
 
     mask: Mask
     scale: float
@@ -40,7 +40,7 @@ class Settings:
 
 
 class Tokens(NamedTuple):
-    """What the mask is decided by (see `pallas_kernels.masks`)."""
+    """The arrays that decide the mask (see `pallas_kernels.masks`)."""
 
     q_indices: Int[Array, "batch queries"]
     kv_indices: Int[Array, "batch keys"]

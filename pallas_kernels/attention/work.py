@@ -1,4 +1,4 @@
-"""What a launch of a kernel multiplies, stored in the name of the scope that it runs in.
+"""The products of a kernel launch, stored in the name of the scope in which it runs.
 
 A compiled program has the names of scopes at its custom calls, and nothing else that identifies the mask of a kernel or
 which gradients it makes: whoever reads a program or a profile reads the name.
@@ -34,7 +34,7 @@ class Work:
 
     @property
     def name(self) -> str:
-        """Such as `attention.scores.output.causal.window4096`."""
+        """Name of the scope, such as `attention.scores.output.causal.window4096`."""
         kinds = [] if not self.causal else ["causal"]
         kinds += [] if self.window is None else [f"window{self.window}"]
         return ".".join(("attention", *self.products, *kinds))
@@ -42,14 +42,14 @@ class Work:
     @classmethod
     def named(cls, name: str) -> Work | None:
         """The work in the name of a scope; None for another scope."""
-        found = _SCOPE.fullmatch(name)
+        match = _SCOPE.fullmatch(name)
         if (
-            found is None
-            or not (products := tuple(found[1][1:].split(".")))
+            match is None
+            or not (products := tuple(match[1][1:].split(".")))
             or not {*products} <= {*FORWARD, *BACKWARD}
         ):
             return None
-        return cls(products, found[2] is not None, None if found[3] is None else int(found[3]))
+        return cls(products, match[2] is not None, None if match[3] is None else int(match[3]))
 
     @property
     def repeated(self) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class Work:
         return ("scores", "slopes") if "dq" not in self.products and "slopes" in self.products else ("scores",)
 
     def flops(self, product: str, pairs: float, width: int, value_width: int) -> float:
-        """Of one of the products over some pairs; a multiplication and an addition count as two."""
+        """FLOPs of one of the products over some pairs; a multiply-add is two."""
         return 2.0 * pairs * (value_width if product in _OF_VALUES else width)
 
     def pairs(self, queries: int, keys: int) -> float:
@@ -70,10 +70,10 @@ class Work:
         alone, documents and prefixes, counts as if it were not there.
         """
         seen = keys if self.window is None else min(self.window, keys)
-        kept = seen * (seen + 1) // 2 + (keys - seen) * seen
+        visible = seen * (seen + 1) // 2 + (keys - seen) * seen
         if not self.causal:
-            kept += keys * (keys - 1) // 2
-        return queries * kept / keys
+            visible += keys * (keys - 1) // 2
+        return queries * visible / keys
 
 
 def multiplies(mask: Mask, *products: str) -> Any:

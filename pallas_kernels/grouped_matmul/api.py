@@ -25,7 +25,7 @@ def grouped_matmul(
     expected: int | None = None,
     interpret: bool = False,
 ) -> Float[Array, "m n"]:
-    """Each row times the matrix of its group, with gradients for rows and weights.
+    """Multiply each row by the matrix of its group, with gradients for rows and weights.
 
     The first `group_sizes[0]` rows are of group 0, the next of group 1, and so on. The work is that of the groups,
     however uneven they are; a group may be empty. Rows behind the last group give 0, and their gradient is 0: an array
@@ -53,7 +53,7 @@ def grouped_matmul(
 
 
 class Static(NamedTuple):
-    """What is known when compiling."""
+    """Static arguments under jit."""
 
     name: str
     expected: int
@@ -74,22 +74,22 @@ def _forward(static: Static, rows: jax.Array, weights: jax.Array, sizes: jax.Arr
     return static.times_weights(rows, weights, sizes, transposed=False), (rows, weights, sizes)
 
 
-def _backward(static: Static, kept: tuple[jax.Array, ...], d_out: jax.Array) -> tuple:
-    rows, weights, sizes = kept
+def _backward(static: Static, residuals: tuple[jax.Array, ...], d_out: jax.Array) -> tuple:
+    rows, weights, sizes = residuals
     d_rows = static.times_weights(d_out, weights, sizes, transposed=True)
     return d_rows, static.of_weights(rows, d_out, sizes), None
 
 
-def _whole(static: Static, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+def _multiplied(static: Static, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
     return _forward(static, rows, weights, sizes)[0]
 
 
-_product = jax.custom_vjp(_whole, nondiff_argnums=(0,))
+_product = jax.custom_vjp(_multiplied, nondiff_argnums=(0,))
 _product.defvjp(_forward, _backward)
 
 
 def request_of(rows: jax.Array, weights: jax.Array | jax.ShapeDtypeStruct, device: Target | None) -> Request:
-    """What is asked for on a device, by default on that which is traced for."""
+    """The request for a device, by default the target of the current trace."""
     device = device or target()
     groups, k, n = weights.shape
     return Request(rows.shape[0], groups, k, n, dtype=str(rows.dtype), **device._asdict())

@@ -9,25 +9,25 @@ from jaxtyping import Array, Int
 
 
 class RowBlocks(NamedTuple):
-    """In the order of the rows; blocks that are left over have no rows."""
+    """Blocks of rows in order; surplus blocks at the end have no rows."""
 
     group: Int[Array, " blocks"]
-    """Of the left over ones the last group."""
+    """Group of each block; the last group for surplus blocks."""
     start: Int[Array, " blocks"]
     """First row, a multiple of `align`; of the left over ones about the last row of the array."""
     low: Int[Array, " blocks"]
     """Rows from `start` on that are of a group before: fewer than `align`, in the first block of a group."""
     high: Int[Array, " blocks"]
-    """Where the rows of the group end, from `start` on, at most at the end of the block; 0 of the left over ones."""
+    """End of the group's rows in the block, relative to `start`; 0 for surplus blocks."""
 
 
 def most_blocks(rows: int, groups: int, block: int, align: int = 1) -> int:
-    """How many blocks there may be: each group may have one that is not full, and some rows of the group before."""
+    """Upper bound of the number of blocks: each group may have a partial one, and some rows of the group before."""
     return (rows + groups * (align - 1)) // block + groups
 
 
 def row_blocks(sizes: Int[Array, " groups"], rows: int, block: int, align: int = 1) -> RowBlocks:
-    """The blocks of groups that follow each other in an array of so many rows; rows behind the last group are in none.
+    """The blocks of consecutive groups in an array of `rows` rows; rows after the last group are in no block.
 
     A group that does not fit into the array ends with it. Blocks begin at multiples of `align`, of which `block` is
     one.
@@ -56,9 +56,9 @@ def all_row_blocks(
     """
     groups = sizes.shape[0]
     behind = rows - jnp.minimum(jnp.maximum(sizes, 0).sum(), rows)
-    found = row_blocks(jnp.concatenate([sizes, behind[None].astype(sizes.dtype)]), rows, block, align)
-    of_block = jnp.where(found.group < groups, steps, 0)
-    return found._replace(group=jnp.minimum(found.group, groups - 1)), of_block
+    blocks = row_blocks(jnp.concatenate([sizes, behind[None].astype(sizes.dtype)]), rows, block, align)
+    of_block = jnp.where(blocks.group < groups, steps, 0)
+    return blocks._replace(group=jnp.minimum(blocks.group, groups - 1)), of_block
 
 
 def longest_first(sizes: Int[Array, " groups"], rows: int) -> tuple[Int[Array, " groups"], ...]:
@@ -69,6 +69,6 @@ def longest_first(sizes: Int[Array, " groups"], rows: int) -> tuple[Int[Array, "
 
 
 def _limits(sizes: Int[Array, " groups"], rows: int) -> tuple[Int[Array, " groups"], Int[Array, " groups"]]:
-    """The first row and the end of each group in an array of so many rows."""
+    """The first row and the end of each group in an array of `rows` rows."""
     end = jnp.minimum(jnp.cumsum(jnp.maximum(sizes, 0).astype(jnp.int32)), rows)
     return jnp.concatenate([jnp.zeros_like(end[:1]), end[:-1]]), end

@@ -28,24 +28,24 @@ def times_weights(
     *,
     interpret: bool = False,
 ) -> Float[Array, "m n"]:
-    """Each row times the matrix of its group; 0 for rows behind the last group. `transposed`: weights are [n, k]. The
-    interpreter makes no difference here."""
+    """Multiply each row by the matrix of its group; rows after the last group give 0. With `transposed`, weights are
+    [n, k]. `interpret` has no effect here."""
     del interpret
     block, m = _block(rows, sizes), rows.shape[0]
-    found = row_blocks(sizes, m, block)
+    blocks = row_blocks(sizes, m, block)
     padded = jnp.pad(rows, ((0, block), (0, 0)))
     n = weights.shape[1 if transposed else 2]
 
     def step(index: jax.Array, out: jax.Array) -> jax.Array:
-        group, start, _, count = _at(found, index)
+        group, start, _, count = _at(blocks, index)
         x = lax.dynamic_slice_in_dim(padded, start, block)
         w = lax.dynamic_index_in_dim(weights, group, keepdims=False)
         made = jnp.matmul(x, w.T if transposed else w, preferred_element_type=jnp.float32).astype(out.dtype)
         # Rows of the next group are written by its own blocks, which come later.
-        kept = jnp.where(jnp.arange(block)[:, None] < count, made, 0)
-        return lax.dynamic_update_slice_in_dim(out, kept, start, 0)
+        inside = jnp.where(jnp.arange(block)[:, None] < count, made, 0)
+        return lax.dynamic_update_slice_in_dim(out, inside, start, 0)
 
-    return _loop(step, found, block, jnp.zeros((m + block, n), rows.dtype), rows)[:m]
+    return _loop(step, blocks, block, jnp.zeros((m + block, n), rows.dtype), rows)[:m]
 
 
 def of_weights(
@@ -54,29 +54,29 @@ def of_weights(
     """The sum over each group's rows of `row^T d_out`, in rows' dtype, summed in float32; 0 for empty groups."""
     del interpret
     block, m = _block(rows, sizes), rows.shape[0]
-    found = row_blocks(sizes, m, block)
+    blocks = row_blocks(sizes, m, block)
     x, d_out = (jnp.pad(each, ((0, block), (0, 0))) for each in (rows, d_out))
     zeros = jnp.zeros((sizes.shape[0], rows.shape[1], d_out.shape[1]), jnp.float32)
 
     def step(index: jax.Array, total: jax.Array) -> jax.Array:
-        group, start, _, count = _at(found, index)
-        kept = jnp.arange(block)[:, None] < count
-        a, b = (jnp.where(kept, lax.dynamic_slice_in_dim(each, start, block), 0) for each in (x, d_out))
-        own = lax.dynamic_index_in_dim(total, group, keepdims=False)
-        own = own + jnp.matmul(a.T, b, preferred_element_type=jnp.float32)
-        return lax.dynamic_update_index_in_dim(total, own, group, 0)
+        group, start, _, count = _at(blocks, index)
+        inside = jnp.arange(block)[:, None] < count
+        a, b = (jnp.where(inside, lax.dynamic_slice_in_dim(each, start, block), 0) for each in (x, d_out))
+        of_group = lax.dynamic_index_in_dim(total, group, keepdims=False)
+        of_group = of_group + jnp.matmul(a.T, b, preferred_element_type=jnp.float32)
+        return lax.dynamic_update_index_in_dim(total, of_group, group, 0)
 
-    return _loop(step, found, block, zeros, rows).astype(rows.dtype)
-
-
-def _at(found: RowBlocks, index: jax.Array) -> tuple[jax.Array, ...]:
-    return tuple(lax.dynamic_index_in_dim(each, index, keepdims=False) for each in found)
+    return _loop(step, blocks, block, zeros, rows).astype(rows.dtype)
 
 
-def _loop(step, found: RowBlocks, block: int, zeros: jax.Array, rows: jax.Array) -> jax.Array:
+def _at(blocks: RowBlocks, index: jax.Array) -> tuple[jax.Array, ...]:
+    return tuple(lax.dynamic_index_in_dim(each, index, keepdims=False) for each in blocks)
+
+
+def _loop(step, blocks: RowBlocks, block: int, zeros: jax.Array, rows: jax.Array) -> jax.Array:
     """`step` for each block that has rows; such blocks come first."""
     axes = varying_axes(rows)
-    used = jnp.sum(found.high > 0, dtype=jnp.int32)
+    used = jnp.sum(blocks.high > 0, dtype=jnp.int32)
     with in_blocks(block):
         return lax.fori_loop(vary_over(jnp.int32(0), axes), vary_over(used, axes), step, vary_over(zeros, axes))
 

@@ -31,13 +31,13 @@ __all__ = ["TILES", "Tile", "of_weights", "refusal", "times_weights"]
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program computes."""
+    """Tile of a program."""
 
     rows: int
-    """Of the result: rows of a group, or of the gradient of its matrix."""
+    """Rows of the result: of a group, or of the gradient of its matrix."""
     columns: int
     step: int
-    """Of the side that is summed over."""
+    """Elements of the contraction per step."""
     warps: int
     stages: int
 
@@ -48,8 +48,8 @@ TILES = {
     (8.0, "rows"): Tile(128, 128, 64, warps=8, stages=4),
     (8.0, "weights"): Tile(128, 128, 64, warps=8, stages=4),
 }
-"""By the least compute capability, and what the result has: the largest that compile without spills, within the shared
-memory of such GPUs (of 8.6 and 8.9 too: 99 KiB)."""
+"""Tiles by minimum compute capability and kind of result: the largest that compile without spills within the shared
+memory of such GPUs (99 KiB for 8.6 and 8.9 too)."""
 
 INTERPRETED = Tile(32, 32, 16, warps=4, stages=1)
 
@@ -58,7 +58,7 @@ SECTION = 8
 
 
 def refusal(request: Request) -> str | None:
-    """None if the kernels compute what is asked for, else why not."""
+    """None if the kernels support the request, otherwise the reason."""
     return refused_by_gpu(request, hopper=False) or request.exceeds_indices()
 
 
@@ -78,9 +78,9 @@ def times_weights(
 
 
 def _work(sizes: Int[Array, " groups"], m: int, k: int, tile: Tile) -> tuple[jax.Array, ...]:
-    """Of each tile of rows: its group, its first row, where its rows end from there on, and the steps of the sum."""
-    found, steps = all_row_blocks(sizes, m, tile.rows, pl.cdiv(k, tile.step))
-    return found.group, found.start, found.high, steps
+    """Group, first row, end of the rows relative to it, and steps of the sum, for each tile of rows."""
+    blocks, steps = all_row_blocks(sizes, m, tile.rows, pl.cdiv(k, tile.step))
+    return blocks.group, blocks.start, blocks.high, steps
 
 
 def of_weights(
@@ -91,10 +91,10 @@ def of_weights(
     tile = _tile("weights", interpret)
     order, start, end = longest_first(sizes, m)
     sides = pl.cdiv(k, tile.rows), pl.cdiv(n, tile.columns)
-    given = rows, d_out, order, start, end
+    operands = rows, d_out, order, start, end
     kernel = partial(_weights_kernel, tile, sides)
     programs = groups * sides[0] * sides[1]
-    return _call(kernel, "of_weights", programs, tile, (groups, k, n), given, interpret)
+    return _call(kernel, "of_weights", programs, tile, (groups, k, n), operands, interpret)
 
 
 def _tile(of: str, interpret: bool) -> Tile:
@@ -110,11 +110,11 @@ def _call(
     programs: int,
     tile: Tile,
     shape: tuple[int, ...],
-    given: tuple[Any, ...],
+    operands: tuple[Any, ...],
     interpret: bool,
 ) -> Any:
-    given = vary_alike(given)
-    dtype, varying = given[0].dtype, jax.typeof(given[0]).manual_axis_type
+    operands = vary_alike(operands)
+    dtype, varying = operands[0].dtype, jax.typeof(operands[0]).manual_axis_type
     return pl.pallas_call(
         kernel,
         grid=(programs,),
@@ -122,7 +122,7 @@ def _call(
         compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
         interpret=interpret,
         name=f"grouped_matmul_{name}",
-    )(*given)
+    )(*operands)
 
 
 class _Part(NamedTuple):
@@ -132,16 +132,18 @@ class _Part(NamedTuple):
     rows: Range
     columns: Range
     used: jax.Array
-    """Whether it has rows."""
+    """Whether the tile has rows."""
     steps: jax.Array
-    """Of the sum."""
+    """Number of steps of the sum."""
 
 
-def _own_part(tile: Tile, blocks: int, n: int, group_ref: Any, start_ref: Any, high_ref: Any, steps_ref: Any) -> _Part:
+def _local_part(
+    tile: Tile, blocks: int, n: int, group_ref: Any, start_ref: Any, high_ref: Any, steps_ref: Any
+) -> _Part:
     """The part of this program; the last four have the values of each of the `blocks` tiles of rows."""
-    block, column = _place(pl.program_id(0), blocks, pl.cdiv(n, tile.columns))
+    block, column = _tile_position(pl.program_id(0), blocks, pl.cdiv(n, tile.columns))
     start, high = start_ref[block], high_ref[block]
-    rows = Range(start, tile.rows, start + high, whole=False)
+    rows = Range(start, tile.rows, start + high, full=False)
     columns = Range(column * tile.columns, tile.columns, n, n % tile.columns == 0)
     return _Part(group_ref[block], rows, columns, high > 0, steps_ref[block])
 
@@ -151,7 +153,7 @@ def _rows_kernel(
 ):  # fmt: skip
     """A tile of rows of one group times the columns of its matrix."""
     k, work = rows_ref.shape[1], (group_ref, start_ref, high_ref, steps_ref)
-    group, rows, columns, used, steps = _own_part(tile, blocks, out_ref.shape[1], *work)
+    group, rows, columns, used, steps = _local_part(tile, blocks, out_ref.shape[1], *work)
 
     @pl.when(used)
     def _() -> None:
@@ -163,8 +165,8 @@ def _rows_kernel(
             return total + plgpu.dot(x, load(weights_ref, depth, columns, group))
 
         total = lax.fori_loop(0, steps, step, jnp.zeros((tile.rows, tile.columns), jnp.float32))
-        place = out_ref.at[rows.slice, columns.slice]
-        plgpu.store(place, total.astype(out_ref.dtype), mask=both(rows, columns))
+        tile_ref = out_ref.at[rows.slice, columns.slice]
+        plgpu.store(tile_ref, total.astype(out_ref.dtype), mask=both(rows, columns))
 
 
 def _weights_kernel(
@@ -180,17 +182,17 @@ def _weights_kernel(
     inner = Range(side * tile.rows, tile.rows, k, k % tile.rows == 0)
     columns = Range(column * tile.columns, tile.columns, n, n % tile.columns == 0)
 
-    def step(number: jax.Array, total: jax.Array) -> jax.Array:
-        rows = Range(start + number * tile.step, tile.step, end, whole=False)
+    def step(index: jax.Array, total: jax.Array) -> jax.Array:
+        rows = Range(start + index * tile.step, tile.step, end, full=False)
         return total + plgpu.dot(load(rows_ref, rows, inner).T, load(d_out_ref, rows, columns))
 
     zeros = jnp.zeros((tile.rows, tile.columns), jnp.float32)
     total = lax.fori_loop(0, pl.cdiv(end - start, tile.step), step, zeros)
-    place = out_ref.at[group_ref[index], inner.slice, columns.slice]
-    plgpu.store(place, total.astype(out_ref.dtype), mask=both(inner, columns))
+    tile_ref = out_ref.at[group_ref[index], inner.slice, columns.slice]
+    plgpu.store(tile_ref, total.astype(out_ref.dtype), mask=both(inner, columns))
 
 
-def _place(program: jax.Array, blocks: int, columns: int) -> tuple[jax.Array, jax.Array]:
+def _tile_position(program: jax.Array, blocks: int, columns: int) -> tuple[jax.Array, jax.Array]:
     """(tile of rows, tile of columns): in sections of tiles of rows, column by column."""
     section = program // (SECTION * columns)
     height = jnp.minimum(blocks - section * SECTION, SECTION)

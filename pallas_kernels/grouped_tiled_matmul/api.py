@@ -28,7 +28,7 @@ def grouped_tiled_matmul(
     expected: int | None = None,
     interpret: bool = False,
 ) -> Float[Array, "m n"]:
-    """Each row times the transposed matrix of its group, of what the codes stand for; without gradients.
+    """Multiply each dequantized row by the transposed matrix of its group; without gradients.
 
     The first `group_sizes[0]` rows are of group 0, the next of group 1, and so on; rows behind the last group give 0.
     Both sides are summed over their last dim, as the FP8 units of a Hopper read them, in float32: see
@@ -107,9 +107,9 @@ def _multiplied(
     request: Request, arrays: tuple[Array, ...], dtype: Any, implementation: str, numbers_by: str,
     expected: int | None, interpret: bool,
 ) -> Array:  # fmt: skip
-    found = REGISTRY[REGISTRY.chosen(implementation, request).name]
-    options: dict[str, Any] = {"numbers_by": numbers_by} if found.by_numbers else {"interpret": interpret}
-    multiply = found.grouped_tiled_matmul if request.of == "rows" else found.of_weights
+    chosen = REGISTRY[REGISTRY.chosen(implementation, request).name]
+    options: dict[str, Any] = {"numbers_by": numbers_by} if chosen.by_numbers else {"interpret": interpret}
+    multiply = chosen.grouped_tiled_matmul if request.of == "rows" else chosen.of_weights
     with expecting(request.m if expected is None else expected):
         return multiply(*vary_alike(arrays), dtype, **options)
 

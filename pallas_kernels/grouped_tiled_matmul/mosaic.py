@@ -41,7 +41,7 @@ STAGES = 5
 
 
 def refusal(request: Request) -> str | None:
-    """None if the kernel computes what is asked for, else why not."""
+    """None if the kernel supports the request, otherwise the reason."""
     if (reason := refused_by_gpu(request, hopper=True, dtypes=("bfloat16",))) is not None:
         return reason
     cut, fits = ("squares", request.squares) if request.of == "rows" else ("tiles", True)
@@ -64,8 +64,8 @@ def grouped_tiled_matmul(
 ) -> Float[Array, "m n"]:
     """Like `api.grouped_tiled_matmul`."""
     (m, k), n = rows.shape, weights.shape[1]
-    found, steps = all_row_blocks(sizes, m, TILE, k // STEP, ALIGN)
-    work = Work(*found, steps)
+    blocks, steps = all_row_blocks(sizes, m, TILE, k // STEP, ALIGN)
+    work = Work(*blocks, steps)
     work = Work(*(jnp.pad(each, (0, -each.shape[0] % SECTION)) for each in work))  # without rows: nothing is done
     # A step's scales side by side, in rows of whole 16 bytes, as TMA loads them; it loads no single number, so that a
     # square's scale is repeated for its rows: 3% of the bytes of the codes.
@@ -88,7 +88,7 @@ def of_weights(
     """Like `api.grouped_tiled_weight_gradients`."""
     order, start, end = longest_first(sizes, rows.shape[0])
     work = Work(order, start, jnp.zeros_like(start), end - start, (end - start) // STEP)
-    transposed = lambda codes: codes.reshape(-1, STEP, codes.shape[1]).mT
+    transposed = lambda quantized: quantized.reshape(-1, STEP, quantized.shape[1]).mT
     arrays = transposed(rows), transposed(d_out), row_scales.astype(jnp.float32), d_out_scales.astype(jnp.float32)
     shape = sizes.shape[0], rows.shape[1], d_out.shape[1]
     return _launch(Tiles(TILE, "weights", transposed=True), arrays, work, shape, dtype, interpret)
@@ -118,24 +118,24 @@ def _launch(
 
 
 class _Memory(NamedTuple):
-    """In shared memory."""
+    """Buffers in shared memory."""
 
     left: Loaded
-    """By step and consumer: 64 rows of codes, and their scales."""
+    """64 quantized rows and their scales, by step and consumer."""
     right: Loaded
-    """By step: 128 rows of codes of a matrix, or of transposed gradients, and their scales."""
+    """128 quantized rows of a matrix, or of transposed gradients, and their scales, by step."""
     out: Any
     rest: Any
-    """As in `pallas_kernels.grouped_matmul.mosaic.kernel.Memory`."""
+    """See `pallas_kernels.grouped_matmul.mosaic.kernel.Memory`."""
 
 
 class _Arrays(NamedTuple):
-    """In global memory."""
+    """Arrays in global memory."""
 
     left: Any
     """[rows, codes]; of gradients, and so is the right one, [tiles, rows, codes of a tile]."""
     right: Any
-    """[groups, rows, codes]."""
+    """Quantized matrices [groups, rows, contraction]."""
     left_scales: Any
     right_scales: Any
     work: Work
@@ -167,15 +167,15 @@ class _Kernel(Kernel):
             first, before = (at.start, 0) if self.of_rows else (at.side, lax.div(at.start, jnp.int32(STEP)))
             group = (at.group,) if self.of_rows else ()
 
-            def load(number: Any, _: None) -> None:
-                step = before + number
-                codes = lambda rows: (rows, pl.ds(step * STEP, STEP)) if self.of_rows else (step, rows)
-                scales, columns, slot = pl.ds(step, 1), pl.ds(at.column, TILE), memory.right.slot(at.done + number)
+            def load(index: Any, _: None) -> None:
+                step = before + index
+                quantized = lambda rows: (rows, pl.ds(step * STEP, STEP)) if self.of_rows else (step, rows)
+                scales, columns, slot = pl.ds(step, 1), pl.ds(at.column, TILE), memory.right.slot(at.done + index)
                 for half in range(CONSUMERS):
-                    own = pl.ds(first + half * ROWS, ROWS)
-                    sources = arrays.left.at[codes(own)], arrays.left_scales.at[scales, own]
+                    local_rows = pl.ds(first + half * ROWS, ROWS)
+                    sources = arrays.left.at[quantized(local_rows)], arrays.left_scales.at[scales, local_rows]
                     memory.left.load(slot * CONSUMERS + half, *sources)
-                sources = arrays.right.at[*group, *codes(columns)], arrays.right_scales.at[*group, scales, columns]
+                sources = arrays.right.at[*group, *quantized(columns)], arrays.right_scales.at[*group, scales, columns]
                 memory.right.load(slot, *sources)
 
             lax.fori_loop(0, at.steps, load, None)
@@ -192,9 +192,9 @@ class _Kernel(Kernel):
         plgpu.wait_smem_to_gmem(0)
 
     def multiply(self, arrays: Any, memory: Any, warpgroup: Any, at: At) -> None:
-        """This consumer's half of a tile."""
+        """Compute this consumer's half of a tile."""
         products = partial(scaled_products, memory, warpgroup, squares=self.of_rows)
-        add = lambda number, total: total + products(at.done + number)
+        add = lambda index, total: total + products(at.done + index)
         total = lax.fori_loop(0, at.steps, add, full((ROWS, TILE), 0.0))
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         half = memory.out.at[warpgroup]

@@ -1,4 +1,4 @@
-"""What is asked of a grouped matmul of codes with scales of tiles: all that the choice of what runs depends on."""
+"""A request for a grouped matmul of quantized operands with tile scales."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Request(request.Request):
     squares: bool
     """Whether as many rows of a matrix as there are codes in a tile share their scales; of weights, of any."""
     of: Literal["rows", "weights"] = "rows"
-    """What the result has: the rows of all groups, or a matrix for each."""
+    """Kind of result: the rows of all groups, or a matrix for each group."""
 
     def __str__(self) -> str:
         of = "groups of" if self.of == "rows" else "matrices from groups of"

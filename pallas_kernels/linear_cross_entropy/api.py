@@ -17,8 +17,8 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.linear_cross_entropy.head import CHUNK_BYTES, Head, Tile, merge_shards
-from pallas_kernels.linear_cross_entropy.kept import Token
 from pallas_kernels.linear_cross_entropy.registry import REGISTRY, Request
+from pallas_kernels.linear_cross_entropy.saved_logits import Token
 from pallas_kernels.varying import vary_alike, vary_over, varying_axes
 
 IGNORED = -100
@@ -26,7 +26,7 @@ IGNORED = -100
 
 
 class TokenLoss(NamedTuple):
-    """Of each token, in nats, float32; the same on every rank of the axes that split the vocabulary."""
+    """Loss of each token in nats, float32; equal on every rank of the axes that split the vocabulary."""
 
     loss: Float[Array, " tokens"]
     """Negative log-likelihood + z_loss * lse^2; 0 for a token that does not count."""
@@ -90,9 +90,9 @@ def fused_linear_cross_entropy(
     request = Request(x.shape[0], x.shape[1], columns, dtype=str(x.dtype), **device._asdict())
     name = REGISTRY.chosen(implementation, request).name
     nll, lse = _losses((name, head), *vary_alike((x, table, labels))[:2], labels)
-    counts = labels != ignore_index
-    lse = jnp.where(counts, lse, 0.0)
-    return TokenLoss(jnp.where(counts, nll, 0.0) + z_loss * jnp.square(lse), lse)
+    valid = labels != ignore_index
+    lse = jnp.where(valid, lse, 0.0)
+    return TokenLoss(jnp.where(valid, nll, 0.0) + z_loss * jnp.square(lse), lse)
 
 
 type _Setting = tuple[str, Head]
@@ -107,20 +107,20 @@ def _losses_of(setting: _Setting, x: jax.Array, table: jax.Array, labels: jax.Ar
 def _forward(setting: _Setting, x: jax.Array, table: jax.Array, labels: jax.Array) -> tuple[Any, Any]:
     name, head = setting
     local, columns = head.local_labels(table, labels), head.columns(table)
-    statistics, kept = REGISTRY[name].statistics(head, x, table, local, columns)
+    statistics, saved = REGISTRY[name].statistics(head, x, table, local, columns)
     lse, label = merge_shards(statistics, head.axes)
-    return (lse - label, lse), (x, table, local, columns, lse, label, kept)
+    return (lse - label, lse), (x, table, local, columns, lse, label, saved)
 
 
 def _backward(setting: _Setting, residuals: tuple, cotangents: tuple[jax.Array, jax.Array]) -> tuple:
     """Gradients of x (float32 sums over the chunks, then its dtype) and of the table (each element is one matmul's)."""
     name, head = setting
-    x, table, local, columns, lse, label, kept = residuals
+    x, table, local, columns, lse, label, saved = residuals
     of_nll, of_lse = cotangents
     token = Token(lse, of_nll + of_lse, of_nll, label)
     kernels = REGISTRY[name]
-    if kept is not None:
-        return *_of_kept(head, kernels.kept_gradients(head, kept, local, token), x, table, columns), None
+    if saved is not None:
+        return *_from_saved(head, kernels.gradients_from_saved(head, saved, local, token), x, table, columns), None
     chunks = head.chunks(table, x.shape[0], x.dtype.itemsize, kernels.multiple)
     axis, of_table, of_x = _products(head)
 
@@ -147,7 +147,7 @@ def _backward(setting: _Setting, residuals: tuple, cotangents: tuple[jax.Array, 
     return dx.astype(x.dtype), d_table, None
 
 
-def _of_kept(
+def _from_saved(
     head: Head, gradients: jax.Array, x: jax.Array, table: jax.Array, columns: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Gradients of x and of the table: one matmul each, which writes what it has summed in float32 in their dtype."""

@@ -1,4 +1,4 @@
-"""What a head and its loss are, apart from their arrays, and how the vocabulary is cut."""
+"""Static arguments of a head and its loss, and the division of the vocabulary."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CHUNK_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program of a kernel holds, and how it is compiled."""
+    """Tile of one program of a kernel, and its compilation."""
 
     tokens: int
     vocab: int
     embed: int
-    """Of the contraction, at a time."""
+    """Elements of the contraction per step."""
     warps: int
     stages: int
     """Depth of the pipeline of loads."""
@@ -34,7 +34,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Head:
-    """Static under jit."""
+    """A head and its loss; static under jit."""
 
     vocab: int
     """Columns that count; those behind them, over all shards, only pad the table."""
@@ -46,11 +46,11 @@ class Head:
     """The table is [vocab, embed], as of a tied embedding."""
     chunk_bytes: int = CHUNK_BYTES
     tile: Tile | None = None
-    """None takes the device's from the table of `pallas_kernels.linear_cross_entropy.triton`."""
+    """Tile of the kernels; None takes the device's from `pallas_kernels.linear_cross_entropy.triton`."""
     interpret: bool = False
     """Run kernels in Pallas' interpreter."""
     keep: bool = False
-    """Whether the forward keeps what the backward needs of the logits (`kept.Kept`), which else recomputes them."""
+    """Whether the forward saves logits (`saved_logits.SavedLogits`), so that the backward does not recompute them."""
 
     def local_vocab(self, table: jax.Array) -> int:
         """Columns of this shard."""
@@ -61,15 +61,15 @@ class Head:
         return lax.axis_index(self.axes) * self.local_vocab(table) if self.axes else 0
 
     def columns(self, table: jax.Array) -> jax.Array:
-        """How many columns of this shard count, as an int32 [1]."""
+        """Number of valid columns of this shard, as an int32 [1]."""
         live = jnp.clip(self.vocab - self.first_column(table), 0, self.local_vocab(table))
         return jnp.reshape(live, (1,)).astype(jnp.int32)
 
     def local_labels(self, table: jax.Array, labels: Int[Array, " tokens"]) -> Int[Array, " tokens"]:
         """The column of this shard that holds each label; -1 where it is in another, or is none."""
         local = labels - self.first_column(table)
-        own = (local >= 0) & (local < self.local_vocab(table)) & (labels < self.vocab)
-        return jnp.where(own, local, -1).astype(jnp.int32)
+        is_local = (local >= 0) & (local < self.local_vocab(table)) & (labels < self.vocab)
+        return jnp.where(is_local, local, -1).astype(jnp.int32)
 
     def product(self, x: jax.Array, part: jax.Array) -> Float[Array, "tokens columns"]:
         """Logits before the cap, in float32."""
@@ -117,7 +117,7 @@ class Chunks:
 
 
 class Statistics(NamedTuple):
-    """Of each token over the columns of a shard, or of a part of it; float32."""
+    """Statistics of each token over the columns of a shard, or a part of it; float32."""
 
     peak: Float[Array, " tokens"]
     """The greatest logit, -inf where no column counts."""
@@ -128,7 +128,7 @@ class Statistics(NamedTuple):
 
 
 def merge(parts: Statistics) -> Statistics:
-    """Of parts [part, tokens] of the columns, the statistics of all."""
+    """Merge statistics of parts of the columns, [part, tokens]."""
     peak = parts.peak.max(0)
     base = jnp.where(peak == -jnp.inf, 0.0, peak)  # -inf - -inf would be NaN
     return Statistics(peak, (parts.total * jnp.exp(parts.peak - base)).sum(0), parts.label.sum(0))
@@ -145,5 +145,5 @@ def merge_shards(statistics: Statistics, axes: tuple[str, ...]) -> tuple[jax.Arr
 
 
 def live(columns: Int[Array, " one"], first: jax.Array | int, width: int) -> Bool[Array, " width"]:
-    """Which of the columns [first, first + width) count."""
+    """Mask of the valid columns among [first, first + width)."""
     return first + jnp.arange(width) < columns[0]

@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.linear_cross_entropy.head import Head, Statistics, live, merge
-from pallas_kernels.linear_cross_entropy.kept import Kept, Token, rounded
+from pallas_kernels.linear_cross_entropy.saved_logits import SavedLogits, Token, rounded
 
 
 def statistics(
@@ -23,10 +23,10 @@ def statistics(
     table: Float[Array, "..."],
     labels: Int[Array, " tokens"],
     columns: Int[Array, " one"],
-) -> tuple[Statistics, Kept | None]:
-    """Of every token over the columns of this shard; `labels` are its columns (`Head.local_labels`).
+) -> tuple[Statistics, SavedLogits | None]:
+    """Statistics of every token over the columns of this shard; `labels` are local columns (`Head.local_labels`).
 
-    With `head.keep` also what the backward needs of the logits.
+    With `head.keep`, also the logits saved for the backward.
     """
     chunks = head.chunks(table, x.shape[0], 4)
 
@@ -38,24 +38,24 @@ def statistics(
         base = jnp.where(peak == -jnp.inf, 0.0, peak)
         label = jnp.where(hit, logits, 0.0).sum(-1)
         values = jnp.exp(logits - base[:, None])
-        kept = rounded(values, base[:, None], x.dtype) if head.keep else None
-        return Statistics(peak, values.sum(-1), label), kept
+        saved = rounded(values, base[:, None], x.dtype) if head.keep else None
+        return Statistics(peak, values.sum(-1), label), saved
 
     step = lambda _, index: (None, of_chunk(index * chunks.width, chunks.width))
-    parts, kept = lax.scan(step, None, jnp.arange(chunks.full))[1]
+    parts, saved_chunks = lax.scan(step, None, jnp.arange(chunks.full))[1]
     end = None
     if chunks.rest:
         last, end = of_chunk(chunks.full * chunks.width, chunks.rest)
         parts = jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), parts, last)
-    return merge(parts), _joined(kept, end, chunks.width) if head.keep else None
+    return merge(parts), _joined(saved_chunks, end, chunks.width) if head.keep else None
 
 
-def _joined(full: Any, rest: Any, width: int) -> Kept:
-    """What is kept of full chunks [chunk, tokens, ...], and of the rest [tokens, ...] where there is one."""
+def _joined(full: Any, rest: Any, width: int) -> SavedLogits:
+    """Join the saved logits of full chunks [chunk, tokens, ...] with those of the last partial one [tokens, ...]."""
     values, bases = jnp.moveaxis(full[0], 0, 1).reshape(full[0].shape[1], -1), full[1][..., 0]
     if rest is not None:
         values, bases = jnp.concatenate([values, rest[0]], axis=1), jnp.concatenate([bases, rest[1].T])
-    return Kept(values, bases, width)
+    return SavedLogits(values, bases, width)
 
 
 def logit_gradients(

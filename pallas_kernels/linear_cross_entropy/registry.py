@@ -8,20 +8,20 @@ from typing import Any
 
 from pallas_kernels import choice
 from pallas_kernels.choice import INDEXED, Registry, refused_by_gpu
-from pallas_kernels.linear_cross_entropy import kept, reference, triton
+from pallas_kernels.linear_cross_entropy import reference, saved_logits, triton
 
 
 @dataclass(frozen=True)
 class Request(choice.Request):
-    """What a choice may rest on."""
+    """A request for the loss: everything on which the choice of an implementation may depend."""
 
     tokens: int
     embed: int
     columns: int
-    """Of the table, on this device."""
+    """Columns of the table on this device."""
 
     def __str__(self) -> str:
-        return f"{self.tokens} x {self.embed} by {self.columns} columns in {self.dtype} on {self.place}"
+        return f"{self.tokens} x {self.embed} by {self.columns} columns in {self.dtype} on {self.device_text}"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Implementation(choice.Implementation):
 
     statistics: Callable[..., Any]
     logit_gradients: Callable[..., Any]
-    kept_gradients: Callable[..., Any]
+    gradients_from_saved: Callable[..., Any]
     multiple: int = field(default=1, kw_only=True)
     """Columns of a chunk of the backward are a multiple of this."""
 
@@ -55,12 +55,16 @@ REGISTRY = Registry(
             _triton_supports,
             triton.statistics,
             triton.logit_gradients,
-            triton.kept_gradients,
+            triton.gradients_from_saved,
             multiple=triton.WIDEST,
             recorded=True,
         ),
         Implementation(
-            "xla", lambda request: None, reference.statistics, reference.logit_gradients, kept.kept_gradients
+            "xla",
+            lambda request: None,
+            reference.statistics,
+            reference.logit_gradients,
+            saved_logits.gradients_from_saved,
         ),
     ),
 )

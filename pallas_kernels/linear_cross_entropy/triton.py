@@ -26,7 +26,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.linear_cross_entropy.head import Head, Statistics, Tile, merge
-from pallas_kernels.linear_cross_entropy.kept import Kept, Token, gradients, rounded
+from pallas_kernels.linear_cross_entropy.saved_logits import SavedLogits, Token, gradients, rounded
 from pallas_kernels.pallas import pl
 from pallas_kernels.pallas import triton as plgpu
 from pallas_kernels.ranges import Range, both, load
@@ -38,15 +38,15 @@ TILES = {
     (80, False): Tile(128, 128, 64, warps=8, stages=4),
     (80, True): Tile(128, 128, 64, warps=8, stages=4),
 }
-"""By the least compute capability, and whether something takes registers beside the product (the derivative of a
-soft-cap, or the addresses of what is kept): what compiles for it without spills, within its shared memory."""
+"""Tiles that compile without spills, by minimum compute capability and by whether something else needs registers (the
+derivative of a soft-cap, or the addresses of saved logits)."""
 
 WIDEST = max(tile.vocab for tile in TILES.values())
 
 PARTS = 8
 """Parts of the vocabulary whose statistics are made side by side."""
-KEPT_TOKENS = 32
-"""Of a program that makes gradients of what is kept, for a group of columns."""
+SAVED_TOKENS = 32
+"""Tokens of a program that computes gradients from saved logits, for a group of columns."""
 GROUP = 16
 """Token tiles that run side by side: with `PARTS`, about one program for each multiprocessor."""
 
@@ -66,8 +66,8 @@ def statistics(
     table: Float[Array, "..."],
     labels: Int[Array, " tokens"],
     columns: Int[Array, " one"],
-) -> tuple[Statistics, Kept | None]:
-    """As `pallas_kernels.linear_cross_entropy.reference.statistics`."""
+) -> tuple[Statistics, SavedLogits | None]:
+    """Like `pallas_kernels.linear_cross_entropy.reference.statistics`."""
     tile, tokens, vocab = _tile(head), x.shape[0], head.local_vocab(table)
     parts, rows = min(PARTS, pl.cdiv(vocab, tile.vocab)), pl.cdiv(tokens, tile.tokens)
     x, table, labels, columns = vary_alike((x, table, labels, columns))
@@ -75,7 +75,7 @@ def statistics(
     shapes = (shape(parts, tokens),) * 3
     if head.keep:
         shapes += shape(tokens, vocab, dtype=x.dtype), shape(pl.cdiv(vocab, tile.vocab), tokens)
-    found = pl.pallas_call(
+    results = pl.pallas_call(
         partial(_statistics_kernel, head, tile, parts),
         grid=(rows * parts,),
         out_shape=shapes,
@@ -83,7 +83,7 @@ def statistics(
         interpret=head.interpret,
         name="linear_cross_entropy_statistics",
     )(x, table, labels, columns)
-    return merge(Statistics(*found[:3])), Kept(found[3], found[4], tile.vocab) if head.keep else None
+    return merge(Statistics(*results[:3])), SavedLogits(results[3], results[4], tile.vocab) if head.keep else None
 
 
 def logit_gradients(
@@ -97,7 +97,7 @@ def logit_gradients(
     stride: int,
     width: int,
 ) -> Float[Array, "tokens width"]:
-    """As `pallas_kernels.linear_cross_entropy.reference.logit_gradients`."""
+    """Like `pallas_kernels.linear_cross_entropy.reference.logit_gradients`."""
     tile, tokens = _tile(head), x.shape[0]
     chunk = jnp.reshape(jnp.asarray(chunk, jnp.int32), (1,))
     x, table, labels, columns, token, chunk = vary_alike((x, table, labels, columns, token, chunk))
@@ -111,20 +111,20 @@ def logit_gradients(
     )(x, table, labels, columns, token.lse, token.of_lse, token.of_label, chunk)
 
 
-def kept_gradients(
-    head: Head, kept: Kept, labels: Int[Array, " tokens"], token: Token
+def gradients_from_saved(
+    head: Head, saved: SavedLogits, labels: Int[Array, " tokens"], token: Token
 ) -> Float[Array, "tokens columns"]:
-    """As `pallas_kernels.linear_cross_entropy.kept.kept_gradients`, in the place of what is kept."""
-    (tokens, columns), groups = kept.values.shape, kept.bases.shape[0]
-    values, bases, labels, token = vary_alike((kept.values, kept.bases, labels, token))
+    """As `pallas_kernels.linear_cross_entropy.saved_logits.gradients_from_saved`, written over the saved logits."""
+    (tokens, columns), groups = saved.values.shape, saved.bases.shape[0]
+    values, bases, labels, token = vary_alike((saved.values, saved.bases, labels, token))
     return pl.pallas_call(
-        partial(_kept_kernel, head, kept.width),
-        grid=(groups, pl.cdiv(tokens, KEPT_TOKENS)),
+        partial(_saved_kernel, head, saved.width),
+        grid=(groups, pl.cdiv(tokens, SAVED_TOKENS)),
         out_shape=jax.ShapeDtypeStruct((tokens, columns), values.dtype, manual_axis_type=_manual(values)),
         input_output_aliases={0: 0},
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
         interpret=head.interpret,
-        name="linear_cross_entropy_kept_gradients",
+        name="linear_cross_entropy_gradients_from_saved",
     )(values, bases, labels, *token)
 
 
@@ -132,7 +132,7 @@ def _manual(x: jax.Array) -> Any:
     return jax.typeof(x).manual_axis_type
 
 
-def _place(program: jax.Array, rows: int, parts: int) -> tuple[jax.Array, jax.Array]:
+def _position(program: jax.Array, rows: int, parts: int) -> tuple[jax.Array, jax.Array]:
     """(token tile, part) of a program: parts change slower than the token tiles of a group."""
     group = program // (GROUP * parts)
     height = jnp.minimum(rows - group * GROUP, GROUP)
@@ -142,11 +142,11 @@ def _place(program: jax.Array, rows: int, parts: int) -> tuple[jax.Array, jax.Ar
 
 def _statistics_kernel(
     head: Head, tile: Tile, parts: int, x_ref, table_ref, labels_ref, columns_ref, peak_ref, total_ref, label_ref,
-    *kept_refs,
+    *saved_refs,
 ):  # fmt: skip
     tokens, vocab = x_ref.shape[0], head.local_vocab(table_ref)
     tiles = pl.cdiv(vocab, tile.vocab)
-    row, part = _place(pl.program_id(0), pl.cdiv(tokens, tile.tokens), parts)
+    row, part = _position(pl.program_id(0), pl.cdiv(tokens, tile.tokens), parts)
     rows = Range(row * tile.tokens, tile.tokens, tokens, tokens % tile.tokens == 0)
     labels = rows.load(labels_ref, other=-1)
     columns = columns_ref[0]
@@ -162,7 +162,7 @@ def _statistics_kernel(
         values = jnp.exp(logits - base[:, None])
         total = total * jnp.exp(peak - base) + jnp.sum(values, axis=1)
         if head.keep:
-            values_ref, bases_ref = kept_refs
+            values_ref, bases_ref = saved_refs
             values, base = rounded(values, base, values_ref.dtype)
             plgpu.store(values_ref.at[rows.slice, here.slice], values, mask=both(rows, here))
             plgpu.store(bases_ref.at[index, rows.slice], base, mask=rows.inside)
@@ -180,11 +180,11 @@ def _gradients_kernel(
     chunk_ref, out_ref,
 ):  # fmt: skip
     tokens, width = out_ref.shape
-    row, part = _place(pl.program_id(0), pl.cdiv(tokens, tile.tokens), pl.cdiv(width, tile.vocab))
+    row, part = _position(pl.program_id(0), pl.cdiv(tokens, tile.tokens), pl.cdiv(width, tile.vocab))
     rows = Range(row * tile.tokens, tile.tokens, tokens, tokens % tile.tokens == 0)
     there = Range(part * tile.vocab, tile.vocab, width, width % tile.vocab == 0)
     first = chunk_ref[0] * stride  # a known factor lets the compiler load several neighbours at once
-    here = Range(first + there.start, tile.vocab, first + width, there.whole)
+    here = Range(first + there.start, tile.vocab, first + width, there.full)
     logits = head.cap(_logits(head, tile.embed, x_ref, table_ref, rows, here))
     labels = rows.load(labels_ref, other=-1)
     lse, of_lse, of_label = (rows.load(ref, other=0.0)[:, None] for ref in (lse_ref, of_lse_ref, of_label_ref))
@@ -196,20 +196,20 @@ def _gradients_kernel(
     plgpu.store(out_ref.at[rows.slice, there.slice], gradients.astype(out_ref.dtype), mask=both(rows, there))
 
 
-def _kept_kernel(
+def _saved_kernel(
     head: Head, width: int, values_ref, bases_ref, labels_ref, lse_ref, of_lse_ref, of_label_ref, label_ref, out_ref
 ):  # fmt: skip
     tokens, columns = out_ref.shape
     group = pl.program_id(0)
-    rows = Range(pl.program_id(1) * KEPT_TOKENS, KEPT_TOKENS, tokens, tokens % KEPT_TOKENS == 0)
+    rows = Range(pl.program_id(1) * SAVED_TOKENS, SAVED_TOKENS, tokens, tokens % SAVED_TOKENS == 0)
     here = Range(group * width, width, columns, columns % width == 0)
     values = load(values_ref, rows, here)
-    bases = plgpu.load(bases_ref.at[group, rows.slice], mask=rows.inside, other=None if rows.whole else 0.0)[:, None]
+    bases = plgpu.load(bases_ref.at[group, rows.slice], mask=rows.inside, other=None if rows.full else 0.0)[:, None]
     hit = rows.load(labels_ref, other=-1)[:, None] == here.indices[None, :]
     refs = (lse_ref, of_lse_ref, of_label_ref, label_ref)
     token = Token(*(rows.load(ref, other=0.0)[:, None] for ref in refs))
-    found = gradients(head, values, bases, hit, token).astype(out_ref.dtype)
-    plgpu.store(out_ref.at[rows.slice, here.slice], found, mask=both(rows, here))
+    gradient = gradients(head, values, bases, hit, token).astype(out_ref.dtype)
+    plgpu.store(out_ref.at[rows.slice, here.slice], gradient, mask=both(rows, here))
 
 
 def _logits(head: Head, block: int, x_ref: Any, table_ref: Any, rows: Range, columns: Range) -> jax.Array:

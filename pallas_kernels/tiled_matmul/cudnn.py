@@ -21,7 +21,7 @@ TILE = 32
 
 
 def refusal(request: Request) -> str | None:
-    """None if the call computes what is asked for, else why not."""
+    """None if the call supports the request, otherwise the reason."""
     capability = request.compute_capability
     if request.platform != "gpu":
         return f"{NEEDS_GPU}, and the platform is {request.platform}"

@@ -37,7 +37,7 @@ SECTION = 8
 
 
 def refusal(request: Request) -> str | None:
-    """None if the kernel computes what is asked for, else why not."""
+    """None if the kernel supports the request, otherwise the reason."""
     if (reason := refused_by_gpu(request, hopper=True, dtypes=("bfloat16", "float32"))) is not None:
         return reason
     if request.m % TILE or request.n % TILE or request.k % STEP or request.tile != STEP:
@@ -81,18 +81,18 @@ def tiled_matmul(
 
 
 class Memory(NamedTuple):
-    """In shared memory."""
+    """Buffers in shared memory."""
 
     left: Loaded
-    """By step and consumer: 64 rows of codes, and their scales."""
+    """64 quantized rows and their scales, by step and consumer."""
     right: Loaded
-    """By step: 128 rows of codes, and their scales."""
+    """128 quantized rows and their scales, by step."""
     out: Any
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a program of the launch does: it goes through its tiles of the result, one after the other."""
+    """The kernel: each program of the launch computes its tiles of the result one after the other."""
 
     stages: int
     steps: int
@@ -133,15 +133,15 @@ class Kernel:
 
     def produce(self, left: tuple[Any, Any], right: tuple[Any, Any], memory: Memory) -> None:
         def tile(row: Any, column: Any, done: Any) -> None:
-            def step(number: Any, _: None) -> None:
-                codes = pl.ds(number * STEP, STEP)
-                slot = memory.right.slot(done + number)
+            def step(index: Any, _: None) -> None:
+                contraction = pl.ds(index * STEP, STEP)
+                slot = memory.right.slot(done + index)
                 for half in range(CONSUMERS):
                     rows = pl.ds(row + half * ROWS, ROWS)
-                    sources = left[0].at[rows, codes], left[1].at[pl.ds(number, 1), rows]
+                    sources = left[0].at[rows, contraction], left[1].at[pl.ds(index, 1), rows]
                     memory.left.load(slot * CONSUMERS + half, *sources)
                 columns = pl.ds(column, TILE)
-                memory.right.load(slot, right[0].at[columns, codes], right[1].at[pl.ds(number, 1), columns])
+                memory.right.load(slot, right[0].at[columns, contraction], right[1].at[pl.ds(index, 1), columns])
 
             lax.fori_loop(0, self.steps, step, None)
 
@@ -155,7 +155,7 @@ class Kernel:
             memory.right.release(slot)
 
         def tile(row: Any, column: Any, done: Any) -> None:
-            add = lambda number, total: total + scaled_products(memory, warpgroup, done + number, squares=self.squares)
+            add = lambda index, total: total + scaled_products(memory, warpgroup, done + index, squares=self.squares)
             total = lax.fori_loop(0, self.steps, add, full((ROWS, TILE), 0.0))
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             half = memory.out.at[warpgroup]
@@ -167,12 +167,12 @@ class Kernel:
         plgpu.wait_smem_to_gmem(0)
 
 
-def scaled_products(memory: Any, warpgroup: Any, number: Any, *, squares: bool) -> jax.Array:
+def scaled_products(memory: Any, warpgroup: Any, index: Any, *, squares: bool) -> jax.Array:
     """The products of a tile of the sum, of this consumer's rows, with the scales of both sides.
 
     `memory` has `left` and `right`, as `Memory` has them.
     """
-    slot = memory.right.slot(number)
+    slot = memory.right.slot(index)
     half = slot * CONSUMERS + warpgroup
     memory.left.wait(half)
     memory.right.wait(slot)
@@ -189,12 +189,12 @@ def scaled_products(memory: Any, warpgroup: Any, number: Any, *, squares: bool) 
         return accumulator[...], of_rows, of_columns
 
     accumulator = plgpu.WGMMAAccumulatorRef((ROWS, TILE), jnp.float32)
-    found, of_rows, of_columns = pl.run_scoped(products, accumulator)
+    products_of_step, of_rows, of_columns = pl.run_scoped(products, accumulator)
     memory.left.release(half)
     memory.right.release(slot)
-    found = found * across(of_rows, found.shape)
-    return found if of_columns is None else found * down(of_columns, found.shape)
+    products_of_step = products_of_step * across(of_rows, products_of_step.shape)
+    return products_of_step if of_columns is None else products_of_step * down(of_columns, products_of_step.shape)
 
 
-def _divided(number: Any, by: int) -> tuple[Any, Any]:
-    return lax.div(number, jnp.int32(by)), lax.rem(number, jnp.int32(by))
+def _divided(dividend: Any, by: int) -> tuple[Any, Any]:
+    return lax.div(dividend, jnp.int32(by)), lax.rem(dividend, jnp.int32(by))

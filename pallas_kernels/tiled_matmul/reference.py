@@ -10,12 +10,14 @@ from jaxtyping import Array, Float, Shaped
 
 
 def numbers(
-    codes: Shaped[Array, "... rows columns"], scales: Float[Array, "... row_tiles column_tiles"]
+    quantized: Shaped[Array, "... rows columns"], scales: Float[Array, "... row_tiles column_tiles"]
 ) -> Float[Array, "... rows columns"]:
-    """What the codes stand for. bfloat16 has it exactly: scales are powers of two, and codes have at most 4 bits."""
-    tile = codes.shape[-2] // scales.shape[-2], codes.shape[-1] // scales.shape[-1]
-    cut = codes.astype(jnp.bfloat16).reshape(*codes.shape[:-2], scales.shape[-2], tile[0], scales.shape[-1], tile[1])
-    return (cut * scales.astype(jnp.bfloat16)[..., :, None, :, None]).reshape(codes.shape)
+    """Dequantize. The result is exact in bfloat16: scales are powers of two, and mantissas have at most 4 bits."""
+    tile = quantized.shape[-2] // scales.shape[-2], quantized.shape[-1] // scales.shape[-1]
+    cut = quantized.astype(jnp.bfloat16).reshape(
+        *quantized.shape[:-2], scales.shape[-2], tile[0], scales.shape[-1], tile[1]
+    )
+    return (cut * scales.astype(jnp.bfloat16)[..., :, None, :, None]).reshape(quantized.shape)
 
 
 def tiled_matmul(
@@ -27,7 +29,7 @@ def tiled_matmul(
     *,
     interpret: bool = False,
 ) -> Float[Array, "m n"]:
-    """Like `api.tiled_matmul`. The interpreter makes no difference here."""
+    """Like `api.tiled_matmul`. `interpret` has no effect here."""
     del interpret
     dims = (((1,), (1,)), ((), ()))
     pair = numbers(left, left_scales), numbers(right, right_scales)

@@ -1,4 +1,4 @@
-"""What is asked of a matmul of codes with scales of tiles: all that a choice between implementations depends on."""
+"""A request for a matmul of quantized operands with tile scales."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ class Request(choice.Request):
     """Codes of a row that have one scale."""
 
     def __str__(self) -> str:
-        return f"{self.m} x {self.k} by {self.n} x {self.k} in {' and '.join(self.forms)} on {self.place}"
+        return f"{self.m} x {self.k} by {self.n} x {self.k} in {' and '.join(self.forms)} on {self.device_text}"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpar.attention.balance import ORDERS, blocks_per_rank, imbalance, kept_pairs_per_rank, run_length, sequence_order
-from pallas_kernels.masks import Mask, allowed, kept_pairs
+from pallas_kernels.masks import Mask, allowed, visible_pairs
 from tests.pallas_kernels.dense64 import Tokens, pairs
 from tests.pallas_kernels.test_masks import packed_rows
 from tests.sentences import refused
@@ -97,7 +97,7 @@ def test_contiguous_ranks_of_a_short_window_have_equal_work_but_for_the_first(ra
 def test_the_work_of_all_ranks_is_the_work_of_the_rows(segments: np.ndarray, order: str, mask: Mask) -> None:
     work = kept_pairs_per_rank(mask, segments, sequence_order(order, 16, 4), 4)
     kept = allowed(mask, **Tokens.whole_rows(segments).named())
-    assert work.sum() == kept_pairs(mask, segments) == int(kept.sum())
+    assert work.sum() == visible_pairs(mask, segments) == int(kept.sum())
 
 
 DOCS = (Path(__file__).parents[2] / "docs" / "long-context.md").read_text(encoding="utf-8")
@@ -126,7 +126,7 @@ def test_the_docs_state_what_is_counted(name: str) -> None:
 def test_blocks_inside_the_chunks_of_a_zigzag_rank_compute_little_that_is_masked(run, block, computed) -> None:
     assert run_length("zigzag", 4096, 8) == 256 and run_length("striped", 4096, 8) is None
     order = Mask(), None, sequence_order("zigzag", 4096, 8), 8
-    ratio = blocks_per_rank(*order, 512, 512, run).sum() * block**2 / kept_pairs(Mask(), 4096)
+    ratio = blocks_per_rank(*order, 512, 512, run).sum() * block**2 / visible_pairs(Mask(), 4096)
     assert ratio == pytest.approx(float(computed), rel=5e-3)
     assert computed in DOCS
 

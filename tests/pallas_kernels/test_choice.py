@@ -18,7 +18,7 @@ class Sort(Request):
     rows: int
 
     def __str__(self) -> str:
-        return f"{self.rows} rows in {self.dtype} on {self.place}"
+        return f"{self.rows} rows in {self.dtype} on {self.device_text}"
 
 
 @dataclass(frozen=True)

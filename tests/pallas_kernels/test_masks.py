@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.masks import Mask, allowed, kept_blocks, kept_pairs
+from pallas_kernels.masks import Mask, allowed, visible_pairs, visited_blocks
 from tests.pallas_kernels.dense64 import Tokens, pairs
 
 MASKS = [
@@ -67,7 +67,7 @@ def test_a_block_that_is_skipped_holds_no_kept_pair(mask: Mask) -> None:
     for seed in range(3):
         tokens = random_tokens(seed, queries=8, keys=12)
         cut = lambda x, size: np.moveaxis(x.reshape(2, -1, size), 1, 0)
-        blocks = kept_blocks(
+        blocks = visited_blocks(
             mask,
             cut(tokens.q_indices, 2),
             cut(tokens.kv_indices, 3),
@@ -82,7 +82,7 @@ def test_a_block_that_is_skipped_holds_no_kept_pair(mask: Mask) -> None:
 def test_blocks_of_a_packed_row_are_computed_only_where_a_document_sees_its_own_past() -> None:
     indices = np.arange(8).reshape(4, 1, 2)
     segments = np.array([1, 1, 1, 1, 2, 2, 0, 0]).reshape(4, 1, 2)
-    blocks = kept_blocks(Mask(segmented=True), indices, indices, segments, segments)
+    blocks = visited_blocks(Mask(segmented=True), indices, indices, segments, segments)
     assert np.array_equal(blocks, np.array([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]], bool))
 
 
@@ -91,7 +91,7 @@ def test_blocks_of_a_packed_row_are_computed_only_where_a_document_sees_its_own_
 @given(segments=packed_rows(), prefix=st.lists(st.integers(0, 15), min_size=2, max_size=2))
 def test_the_count_of_kept_pairs_of_packed_rows_is_exact(mask: Mask, segments: np.ndarray, prefix: list[int]) -> None:
     tokens = Tokens.whole_rows(segments, np.array(prefix))
-    assert kept_pairs(mask, segments, np.array(prefix)) == pairs(mask, tokens).sum()
+    assert visible_pairs(mask, segments, np.array(prefix)) == pairs(mask, tokens).sum()
 
 
 @pytest.mark.parametrize("mask", [mask for mask in MASKS if not mask.segmented], ids=str)
@@ -99,24 +99,24 @@ def test_the_count_of_kept_pairs_of_packed_rows_is_exact(mask: Mask, segments: n
 def test_the_count_of_kept_pairs_of_a_length_is_exact(mask: Mask, length: int) -> None:
     prefix = np.array([2])
     tokens = Tokens.whole_rows(np.ones((1, length), np.int32), prefix)
-    assert kept_pairs(mask, length, prefix) == pairs(mask, tokens).sum()
+    assert visible_pairs(mask, length, prefix) == pairs(mask, tokens).sum()
 
 
 def test_without_segments_in_the_mask_padding_counts_like_any_token() -> None:
     segments = np.array([[1, 1, 2, 0], [0, 0, 0, 0]], np.int32)
-    assert kept_pairs(Mask(), segments) == 2 * 10
-    assert kept_pairs(Mask(segmented=True), segments) == 3 + 1
+    assert visible_pairs(Mask(), segments) == 2 * 10
+    assert visible_pairs(Mask(segmented=True), segments) == 3 + 1
 
 
 def test_the_count_does_not_overflow() -> None:
     segments = np.ones((1, 2**17), np.int32)
-    assert kept_pairs(Mask(), 2**17) == kept_pairs(Mask(segmented=True), segments) == 2**33 + 2**16
+    assert visible_pairs(Mask(), 2**17) == visible_pairs(Mask(segmented=True), segments) == 2**33 + 2**16
 
 
 def test_a_segment_that_comes_back_cannot_be_counted() -> None:
     with pytest.raises(ValueError, match="contiguous"):
-        kept_pairs(Mask(segmented=True), np.array([[1, 2, 1]], np.int32))
-    assert kept_pairs(Mask(segmented=True), np.array([[1, 2, 2], [1, 1, 2]], np.int32)) == 8
+        visible_pairs(Mask(segmented=True), np.array([[1, 2, 1]], np.int32))
+    assert visible_pairs(Mask(segmented=True), np.array([[1, 2, 2], [1, 1, 2]], np.int32)) == 8
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_tokens_that_a_mask_needs_cannot_be_left_out(mask: Mask, missing: str) -
     with pytest.raises(ValueError, match=missing):
         allowed(mask, indices, indices)
     with pytest.raises(ValueError, match=missing):
-        kept_blocks(mask, indices[None], indices[None])
+        visited_blocks(mask, indices[None], indices[None])
 
 
 def test_a_window_that_would_see_nothing_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxpar.memory.layer_shape import FLOAT32_BYTES
 from pallas_kernels.linear_cross_entropy.head import CHUNK_BYTES
-from pallas_kernels.linear_cross_entropy.kept import kept_bytes
+from pallas_kernels.linear_cross_entropy.saved_logits import saved_bytes
 
 
 def kernel_chunks(tokens: int, columns: int) -> int:
@@ -19,6 +19,6 @@ def kernel_bytes(tokens: int, embed: int, columns: int, *, keeps: bool) -> int:
     of its logits and of its columns of the table, these in float32 like the sum that is x's gradient.
     """
     if keeps:
-        return kept_bytes(tokens, columns)
+        return saved_bytes(tokens, columns)
     width = -(-columns // kernel_chunks(tokens, columns))
     return 2 * tokens * width + FLOAT32_BYTES * embed * (width + tokens)

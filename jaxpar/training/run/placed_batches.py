@@ -13,7 +13,7 @@ from jaxpar.layout.stages import mask_of
 from jaxpar.model.flops import Pairs, windows
 from jaxpar.training.field_folder import FieldFolder
 from jaxpar.training.step.batches import BatchPlacer
-from pallas_kernels.masks import kept_pairs
+from pallas_kernels.masks import visible_pairs
 
 
 def placed_batches(
@@ -47,7 +47,7 @@ def placed_batches(
         for folder in folders:
             read = folder.read(rows["examples"], settings.batch_size, settings.sequence_length)
             rows = rows | {folder.field.name: read}
-        pairs = {window: round(share * kept_pairs(own, rows["segments"])) for window, own in masks.items()}
+        pairs = {window: round(share * visible_pairs(own, rows["segments"])) for window, own in masks.items()}
         following = placer(rows), pairs
         if ready is not None:
             yield ready

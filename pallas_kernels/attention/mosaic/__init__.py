@@ -38,7 +38,7 @@ __all__ = ["DETERMINISTIC_KERNELS", "KERNELS", "backward", "forward", "refusal"]
 
 
 def refusal(request: Request) -> str | None:
-    """None if the kernels compute what is asked for, else why not."""
+    """None if the kernels support the request, otherwise the reason."""
     if (reason := refused_by_gpu(request, hopper=True)) is not None:
         return reason
     if (request.width, request.value_width) not in TABLE:
@@ -68,10 +68,10 @@ def forward(
     limits, scores, launch = _static(settings)
     cut = (tiles or _tiles(settings, q, v)).forward
     queries, keys = query_limits(settings.mask, tokens, cut.queries), key_tokens(settings.mask, tokens, cut.keys)
-    found = visits(limits, queries, keys, cut.queries, cut.keys, of_keys=False, neighbours=_neighbours(settings))
+    visited = visits(limits, queries, keys, cut.queries, cut.keys, of_keys=False, neighbours=_neighbours(settings))
     launch |= {"exact": settings.result_dtype(q) == jnp.float32, "tiles": cut}
     with multiplies(settings.mask, *FORWARD):
-        out, lse = forward_kernel(q, k, v, queries, keys, found, limits=limits, scores=scores, **launch)
+        out, lse = forward_kernel(q, k, v, queries, keys, visited, limits=limits, scores=scores, **launch)
     results = out[:, : q.shape[1]], jnp.swapaxes(lse, 1, 2)[:, : q.shape[1]]
     return vary_over(results, varying_axes(q))  # a launch forgets what its results vary over
 
@@ -93,7 +93,7 @@ def backward(
     Float[Array, "batch keys kv_heads width"],
     Float[Array, "batch keys kv_heads value_width"],
 ]:
-    """What these keys contribute to the gradients of q, k and v, like `attention_backward` of the reference.
+    """The contribution of these keys to the gradients of q, k and v, like `attention_backward` of the reference.
 
     In one kernel where there are tiles for it, which adds up the gradient of q in an order of chance; with
     `deterministic` always in kernels of their own for queries and keys, whose bits are the same in every run.
@@ -104,21 +104,21 @@ def backward(
     queries, keys = query_limits(mask, tokens, TILE), key_tokens(mask, tokens, TILE)
 
     def by_keys(wanted: str, cut) -> dict[str, jax.Array]:
-        found = visits(limits, queries, keys, cut.queries, TILE, of_keys=True, neighbours=_neighbours(settings))
-        given = (q, k, v, d_out, statistics, queries, keys, found)
+        visited = visits(limits, queries, keys, cut.queries, TILE, of_keys=True, neighbours=_neighbours(settings))
+        operands = (q, k, v, d_out, statistics, queries, keys, visited)
         slopes = ("slopes",) if wanted != "v" else ()
         with multiplies(mask, "scores", *slopes, *(f"d{letter}" for letter in wanted)):
-            return key_gradients(*given, limits=limits, scores=scores, tiles=cut, wanted=wanted, **launch)
+            return key_gradients(*operands, limits=limits, scores=scores, tiles=cut, wanted=wanted, **launch)
 
     if tiles.fused is not None and not deterministic:
         d = by_keys("qkv", tiles.fused)
     else:
         blocks = key_tokens(mask, tokens, tiles.query_gradients.keys)
         sizes = TILE, tiles.query_gradients.keys
-        found = visits(limits, queries, blocks, *sizes, of_keys=False, neighbours=_neighbours(settings))
-        given = (q, k, v, d_out, statistics, queries, blocks, found)
+        visited_blocks = visits(limits, queries, blocks, *sizes, of_keys=False, neighbours=_neighbours(settings))
+        inputs = (q, k, v, d_out, statistics, queries, blocks, visited_blocks)
         with multiplies(mask, "scores", "slopes", "dq"):
-            d = {"q": query_gradients(*given, limits=limits, scores=scores, tiles=tiles.query_gradients, **launch)}
+            d = {"q": query_gradients(*inputs, limits=limits, scores=scores, tiles=tiles.query_gradients, **launch)}
         for wanted, cut in tiles.key_gradients:
             d |= by_keys(wanted, cut)
     dtype = settings.result_dtype(q)
@@ -131,7 +131,7 @@ DETERMINISTIC_KERNELS = Kernels(forward, partial(backward, deterministic=True))
 
 
 def _static(settings: Settings) -> tuple[Limits, Scores, dict]:
-    """What the settings mean to a kernel: limits, scores, and how it is launched."""
+    """The static arguments of a kernel from the settings: limits, scores, and launch options."""
     if settings.scale <= 0.0:
         raise ValueError(f"attention by 'mosaic' needs a scale above 0, got {settings.scale}")
     if settings.interpret:  # one program, for the simulator runs one after the other without saying so to its races

@@ -43,7 +43,7 @@ from pallas_kernels.pallas import mosaic_gpu as plgpu
 
 @dataclass(frozen=True)
 class KeyGradientTiles:
-    """How the kernel is cut; static."""
+    """Tile sizes of the kernel; static."""
 
     queries: int
     """Queries of a block: 32, 64 or 128."""
@@ -93,7 +93,7 @@ def key_gradients(
     sums = [jax.new_ref(fused.zeros(zero, batch, queries.shape[2], heads))] if fused else []
     memory, name = body.memory(value_width), "attention_key_gradients"
     outputs = launch(body, (*inputs, *sums), results, memory, schedule, name, interpret)
-    return dict(zip(widths, outputs, strict=True)) | ({"q": fused.whole(jax.freeze(sums[0]))} if fused else {})
+    return dict(zip(widths, outputs, strict=True)) | ({"q": fused.joined(jax.freeze(sums[0]))} if fused else {})
 
 
 class _Arrays(NamedTuple):
@@ -124,8 +124,8 @@ class _Memory(NamedTuple):
     turn: Any
 
 
-class _Place(NamedTuple):
-    """Where a consumer is."""
+class _Position(NamedTuple):
+    """The position of a consumer: its tile and rows."""
 
     warpgroup: Any
     row: Any
@@ -134,12 +134,12 @@ class _Place(NamedTuple):
     done: Any
     """Blocks before those of this head."""
     tokens: tuple[Any, ...]
-    """Of its keys."""
+    """Token arrays of the consumer's keys."""
 
 
 @dataclass(frozen=True)
 class _KeyGradients:
-    """The kernel."""
+    """The kernel for gradients of keys and values."""
 
     schedule: Schedule
     group: int
@@ -148,9 +148,9 @@ class _KeyGradients:
     scores: Scores
     matmuls: Any
     fused: QueryGradientParts | None
-    """With the gradient of the queries."""
+    """The parts of the queries' gradient, if this kernel computes it too."""
     widths: dict[str, int]
-    """Of the gradients of keys and values, by their letter, those that are wanted."""
+    """Widths of the requested gradients, by letter: `k`, `v`."""
     width: int
     dtype: Any
 
@@ -160,7 +160,7 @@ class _KeyGradients:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the scores of a step."""
+        """Shape of the scores of a step."""
         return ROWS, self.tiles.queries
 
     def memory(self, value_width: int) -> _Memory:
@@ -236,16 +236,16 @@ class _KeyGradients:
     def differentiate(
         self, arrays: _Arrays, memory: _Memory, warpgroup: Any, row: Any, tile: Any, kv_head: Any, done: Any
     ) -> Any:
-        """This consumer's half of a tile, over all query heads of its KV head."""
-        counts = blocks_of(arrays.visits, row, tile)
+        """Compute this consumer's half of a tile, over all query heads of its KV head."""
+        blocks = blocks_of(arrays.visits, row, tile)
         memory.keys.wait(warpgroup)
         _, _, tokens = memory.keys.at(warpgroup)
         of_key = tuple(row_values(tokens.at[i]) for i in range(self.limits.key_rows))
 
         def per_head(member: Any, carry: tuple) -> tuple:
             done, sums = carry
-            at = _Place(warpgroup, row, tile, kv_head * self.group + member, done, of_key)
-            return done + counts[1], for_each_block(counts, partial(self.step, arrays, memory, at), sums)
+            at = _Position(warpgroup, row, tile, kv_head * self.group + member, done, of_key)
+            return done + blocks[1], for_each_block(blocks, partial(self.step, arrays, memory, at), sums)
 
         zeros = {name: full((ROWS, wide), 0.0) for name, wide in self.widths.items()}
         done, sums = lax.fori_loop(0, self.group, per_head, (done, zeros))
@@ -256,11 +256,14 @@ class _KeyGradients:
         return done
 
     def step(
-        self, arrays: _Arrays, memory: _Memory, at: _Place, index: Any, sums: dict[str, jax.Array], *, masked: bool
+        self, arrays: _Arrays, memory: _Memory, at: _Position, index: Any, sums: dict[str, jax.Array], *, masked: bool
     ) -> dict[str, jax.Array]:
         """A block of queries: probabilities, the gradient of the scores, and what they make of dO, Q and K."""
         step = at.done + index
-        slot, held = memory.queries.slot(step), memory.scratch.at[at.warpgroup] if memory.scratch is not None else None
+        slot, scratch = (
+            memory.queries.slot(step),
+            memory.scratch.at[at.warpgroup] if memory.scratch is not None else None,
+        )
         (q, statistics, limits), (d_out,) = memory.queries.at(slot), memory.d_out.at(slot)
         memory.queries.wait(slot)
         k, v, _ = memory.keys.at(at.warpgroup + zero(step))
@@ -282,7 +285,7 @@ class _KeyGradients:
             both = wait_for_d_out if issued is None else lambda: (wait_for_d_out(), issued(), None)[-1]
             (p, weight), dp = weights(product(*of_scores, both)), None
         if "v" in self.widths:
-            sums = sums | {"v": self.matmuls.add(sums["v"], p.astype(self.dtype), d_out, held)}
+            sums = sums | {"v": self.matmuls.add(sums["v"], p.astype(self.dtype), d_out, scratch)}
         if "k" not in self.widths:
             memory.d_out.release(slot)
             memory.queries.release(slot)
@@ -293,7 +296,7 @@ class _KeyGradients:
         ds = (weight * slope).astype(self.dtype)
         if memory.fused is not None:
             memory.fused.share(step, at.warpgroup, ds)
-        sums = sums | {"k": self.matmuls.add(sums["k"], ds, q, held)}
+        sums = sums | {"k": self.matmuls.add(sums["k"], ds, q, scratch)}
         if memory.fused is not None:
             memory.fused.wait()
         memory.queries.release(slot)
@@ -307,7 +310,7 @@ class _KeyGradients:
         """Whether registers hold both scores and dP of a block, which the mask cuts or not."""
         return "k" in self.widths and self.tiles.together in (("all",) if masked else ("all", "whole"))
 
-    def probabilities(self, raw: jax.Array, statistics: Any, limits: Any, at: _Place, masked: bool) -> jax.Array:
+    def probabilities(self, raw: jax.Array, statistics: Any, limits: Any, at: _Position, masked: bool) -> jax.Array:
         """Values of columns are many registers: each row of them is loaded when the one before is used up."""
         p = self.scores.probabilities(raw, down(column_values(statistics.at[0]), self.shape))
         if masked:

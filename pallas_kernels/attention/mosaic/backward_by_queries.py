@@ -35,7 +35,7 @@ from pallas_kernels.attention.mosaic.scores import Scores
 
 @dataclass(frozen=True)
 class QueryGradientTiles:
-    """How the kernel is cut; static."""
+    """Tile sizes of the kernel; static."""
 
     keys: int
     """Keys of a block: a multiple of 16."""
@@ -72,7 +72,7 @@ def query_gradients(
 
 
 class _Arrays(NamedTuple):
-    """In global memory."""
+    """Arrays in global memory."""
 
     q: Any
     k: Any
@@ -86,7 +86,7 @@ class _Arrays(NamedTuple):
 
 
 class _Memory(NamedTuple):
-    """In shared memory."""
+    """Buffers in shared memory."""
 
     queries: Loaded
     """A half for each consumer: queries, gradients of the output, statistics, limits."""
@@ -97,20 +97,20 @@ class _Memory(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """What a consumer knows of the tile that it is at."""
+    """A consumer's state for its current tile."""
 
     warpgroup: Any
     done: Any
     """Blocks of the tiles before."""
     limits: tuple[Any, ...]
-    """Of its queries."""
+    """Limits of the consumer's queries."""
     lse: Any
     inner: Any
 
 
 @dataclass(frozen=True)
 class _QueryGradients:
-    """The kernel."""
+    """The kernel for gradients of queries."""
 
     schedule: Schedule
     group: int
@@ -165,16 +165,16 @@ class _QueryGradients:
     def differentiate(
         self, arrays: _Arrays, memory: _Memory, warpgroup: Any, row: Any, tile: Any, head: Any, done: Any
     ) -> Any:
-        """This consumer's half of a tile."""
-        whole, kept = blocks_of(arrays.visits, row, tile)
+        """Compute this consumer's half of a tile."""
+        full_blocks, visited = blocks_of(arrays.visits, row, tile)
         memory.queries.wait(warpgroup)
         _, _, statistics, limits = memory.queries.at(warpgroup)
         of_query = tuple(row_values(limits.at[i]) for i in range(self.limits.query_rows))
         at = _Tile(warpgroup, done, of_query, *(row_values(statistics.at[i]) for i in range(2)))
-        dq = for_each_block((whole, kept), partial(self.step, memory, at), full((ROWS, self.width), 0.0))
+        dq = for_each_block((full_blocks, visited), partial(self.step, memory, at), full((ROWS, self.width), 0.0))
         memory.queries.release(warpgroup)
         arrays.dq[row, self.schedule.rows_of(tile, warpgroup), head] = dq * self.scores.scale
-        return done + kept
+        return done + visited
 
     def step(self, memory: _Memory, at: _Tile, index: Any, dq: jax.Array, *, masked: bool) -> jax.Array:
         """A block of keys: probabilities, the gradient of the scores, and what it makes of the keys."""
@@ -205,7 +205,7 @@ class _QueryGradients:
         less = across(at.inner, shape)
         slope = self.matmuls.add_shared(-less, *of_dp) if dp is None else dp - less
         memory.values.release(slot)
-        held = memory.scratch.at[at.warpgroup] if memory.scratch is not None else None
-        dq = self.matmuls.add(dq, (weight * slope).astype(self.dtype), k, held)
+        scratch = memory.scratch.at[at.warpgroup] if memory.scratch is not None else None
+        dq = self.matmuls.add(dq, (weight * slope).astype(self.dtype), k, scratch)
         memory.keys.release(slot)
         return dq

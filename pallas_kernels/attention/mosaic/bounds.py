@@ -1,4 +1,4 @@
-"""What the mask means for tiles: limits of every query, tokens of every key, and the blocks that must be visited.
+"""The mask for tiles: limits of every query, tokens of every key, and the blocks that must be visited.
 
 A mask of `pallas_kernels.masks` is decided, pair by pair, by two integers of a query, one of a key, and their segments:
 
@@ -30,12 +30,12 @@ _NO_KEY = _GREATEST
 
 @dataclass(frozen=True)
 class Limits:
-    """Which limits a mask needs, and so which rows the token arrays have; static under jit."""
+    """The limits that a mask needs, which decide the rows of the token arrays; static under jit."""
 
     segmented: bool
-    """Segments are compared."""
+    """Whether segments are compared."""
     windowed: bool
-    """There is a lower limit. An upper one there always is: it keeps queries from what lies behind the last key."""
+    """Whether there is a lower limit. The upper limit always exists and excludes padding after the last key."""
 
     @classmethod
     def of(cls, mask: Mask) -> Limits:
@@ -79,12 +79,12 @@ def query_limits(mask: Mask, tokens: Tokens, block: int) -> Int[Array, "batch ro
     if mask.causal:
         high = indices
         if mask.prefix:
-            high = jnp.maximum(high, _given(tokens.prefix_lengths, "prefix_lengths")[:, None].astype(jnp.int32) - 1)
+            high = jnp.maximum(high, _needed(tokens.prefix_lengths, "prefix_lengths")[:, None].astype(jnp.int32) - 1)
     rows = [high]
     if mask.window is not None:
         rows.append(indices - min(mask.window, _GREATEST))
     if mask.segmented:
-        segments = _given(tokens.q_segments, "q_segments").astype(jnp.int32)
+        segments = _needed(tokens.q_segments, "q_segments").astype(jnp.int32)
         rows.append(jnp.where(segments == 0, -1, segments))  # padding sees nothing, padding neither
     return jnp.pad(jnp.stack(rows, 1), [(0, 0), (0, 0), (0, -indices.shape[1] % block)], mode="edge")
 
@@ -94,18 +94,18 @@ def key_tokens(mask: Mask, tokens: Tokens, block: int) -> Int[Array, "batch rows
     indices = tokens.kv_indices.astype(jnp.int32)
     rows, missing = [indices], -indices.shape[1] % block
     if mask.segmented:
-        rows.append(_given(tokens.kv_segments, "kv_segments").astype(jnp.int32))
+        rows.append(_needed(tokens.kv_segments, "kv_segments").astype(jnp.int32))
     padding = [(0, 0), (0, 0), (0, missing)]
     return jnp.pad(jnp.stack(rows, 1), padding, constant_values=_NO_KEY)
 
 
 class Visits(NamedTuple):
-    """For every tile of one side, the blocks of the other side that it visits."""
+    """The blocks of the other side that each tile visits."""
 
     blocks: Int[Array, "batch tiles blocks"]
-    """First the blocks of which all pairs are kept, then those of which some are, then the rest, each ascending."""
-    counts: Int[Array, "batch tiles 2"]
-    """How many of them are whole, and how many are kept in all."""
+    """Full blocks first, then partial ones, then the others, each group ascending."""
+    lengths: Int[Array, "batch tiles 2"]
+    """Number of full blocks, and of visited ones."""
     order: Int[Array, " batch*tiles"]
     """`batch * tiles + tile` of the tiles, those with the most blocks first (Graham's longest-processing-time rule)."""
 
@@ -119,10 +119,10 @@ def visits(
     of_keys: bool,
     neighbours: Mask | None = None,
 ) -> Visits:
-    """What each tile of queries visits; with `of_keys` what each tile of keys visits.
+    """The blocks that each tile of queries visits, or with `of_keys` each tile of keys.
 
     Args:
-        limits: What the rows are.
+        limits: The limits that the mask needs.
         queries: From `query_limits`, padded to a multiple of `q_block`.
         keys: From `key_tokens`, padded to a multiple of `kv_block`.
         q_block: Queries of a tile (or block).
@@ -131,49 +131,49 @@ def visits(
         neighbours: The mask, where indices grow by one from token to token. What a tile visits is then an interval, of
             which lists are made without sorting, and under a window no longer than it leaves them.
     """
-    kept, whole = _judge(limits, queries, keys, q_block, kv_block)
+    visited, full = _judge(limits, queries, keys, q_block, kv_block)
     if of_keys:
-        kept, whole = kept.swapaxes(1, 2), whole.swapaxes(1, 2)
+        visited, full = visited.swapaxes(1, 2), full.swapaxes(1, 2)
     if neighbours is not None:
         sizes = (kv_block, q_block) if of_keys else (q_block, kv_block)
-        found = Intervals.of(kept, whole)
-        blocks = found.blocks(min(kept.shape[-1], most_visited(neighbours, *sizes) or kept.shape[-1]))
-        counts = jnp.stack([found.whole, found.kept], -1)
+        intervals = Intervals.of(visited, full)
+        blocks = intervals.blocks(min(visited.shape[-1], most_visited(neighbours, *sizes) or visited.shape[-1]))
+        lengths = jnp.stack([intervals.full, intervals.visited], -1)
     else:
-        rank = jnp.where(whole, 0, jnp.where(kept, 1, 2)).astype(jnp.int8)
+        rank = jnp.where(full, 0, jnp.where(visited, 1, 2)).astype(jnp.int8)
         blocks = jnp.argsort(rank, axis=-1, stable=True).astype(jnp.int32)
-        counts = jnp.stack([whole.sum(-1, dtype=jnp.int32), kept.sum(-1, dtype=jnp.int32)], -1)
-    order = jnp.argsort(-counts[..., 1].reshape(-1), stable=True).astype(jnp.int32)
-    return Visits(blocks, counts, order)
+        lengths = jnp.stack([full.sum(-1, dtype=jnp.int32), visited.sum(-1, dtype=jnp.int32)], -1)
+    order = jnp.argsort(-lengths[..., 1].reshape(-1), stable=True).astype(jnp.int32)
+    return Visits(blocks, lengths, order)
 
 
 def _judge(
     limits: Limits, queries: jax.Array, keys: jax.Array, q_block: int, kv_block: int
 ) -> tuple[Bool[Array, "batch q_blocks kv_blocks"], Bool[Array, "batch q_blocks kv_blocks"]]:
-    """Blocks that may keep a pair, and blocks that keep all of theirs."""
+    """The blocks that may have a visible pair, and those in which every pair is visible."""
     queries = queries.reshape(*queries.shape[:2], -1, q_block)
     keys = keys.reshape(*keys.shape[:2], -1, kv_block)
     least_q, most_q = queries.min(-1)[..., :, None], queries.max(-1)[..., :, None]
     least_kv, most_kv = keys.min(-1)[..., None, :], keys.max(-1)[..., None, :]
-    kept, whole = least_kv[:, 0] <= most_q[:, 0], most_kv[:, 0] <= least_q[:, 0]
+    visited, full = least_kv[:, 0] <= most_q[:, 0], most_kv[:, 0] <= least_q[:, 0]
     if limits.windowed:
         last = jnp.where(keys[:, 0] < _NO_KEY, keys[:, 0], -_NO_KEY).max(-1)[
             ..., None, :
         ]  # no window has padding in it
-        kept &= last > least_q[:, 1]
-        whole &= least_kv[:, 0] > most_q[:, 1]
+        visited &= last > least_q[:, 1]
+        full &= least_kv[:, 0] > most_q[:, 1]
     if limits.segmented:
         real_q, real_kv = queries[:, -1] > 0, (keys[:, 1] > 0) & (keys[:, 1] < _NO_KEY)
         first_q = jnp.where(real_q, queries[:, -1], _GREATEST).min(-1)[..., :, None]
         first_kv = jnp.where(real_kv, keys[:, 1], _GREATEST).min(-1)[..., None, :]
         last_kv = jnp.where(real_kv, keys[:, 1], 0).max(-1)[..., None, :]
-        kept &= (first_kv <= most_q[:, -1]) & (first_q <= last_kv)
+        visited &= (first_kv <= most_q[:, -1]) & (first_q <= last_kv)
         same = (least_q[:, -1] == most_q[:, -1]) & (least_kv[:, 1] == most_kv[:, 1])
-        whole &= same & (least_q[:, -1] == least_kv[:, 1])
-    return kept, whole & kept
+        full &= same & (least_q[:, -1] == least_kv[:, 1])
+    return visited, full & visited
 
 
-def _given(values: jax.Array | None, name: str) -> jax.Array:
+def _needed(values: jax.Array | None, name: str) -> jax.Array:
     if values is None:
         raise ValueError(f"this mask needs {name}")
     return values

@@ -40,7 +40,7 @@ from pallas_kernels.pallas import pl
 
 @dataclass(frozen=True)
 class ForwardTiles:
-    """How the kernel is cut; static."""
+    """Tile sizes of the kernel; static."""
 
     keys: int
     """Keys of a block: a multiple of 16."""
@@ -49,7 +49,7 @@ class ForwardTiles:
     overlapped: Literal["all", "whole", "none"] = "all"
     """The blocks whose scores a consumer exponentiates while it multiplies the block before with its values: all, or
     those that the mask does not cut, whose tokens need no registers. With "none" one product is in flight."""
-    own_output: bool = True
+    separate_output: bool = True
     """The output has shared memory of its own, so that queries arrive while it leaves; else it takes theirs."""
     consumers: int = CONSUMERS
     """Warpgroups that compute, 64 queries of a tile each."""
@@ -62,7 +62,7 @@ class ForwardTiles:
 
     @property
     def queries(self) -> int:
-        """Of a tile."""
+        """Number of queries in a tile."""
         return self.consumers * ROWS
 
 
@@ -100,7 +100,7 @@ def forward_kernel(
 
 
 class _Arrays(NamedTuple):
-    """In global memory."""
+    """Arrays in global memory."""
 
     q: Any
     k: Any
@@ -113,7 +113,7 @@ class _Arrays(NamedTuple):
 
 
 class _Memory(NamedTuple):
-    """In shared memory."""
+    """Buffers in shared memory."""
 
     queries: Loaded
     """A part for each consumer: queries, their limits."""
@@ -124,23 +124,23 @@ class _Memory(NamedTuple):
     lse: Any
     scratch: Any
     turn: Any
-    """Where the tensor cores change hands."""
+    """Barrier at which the warpgroups take turns at the tensor cores."""
 
 
 class _Tile(NamedTuple):
-    """What a consumer knows of the tile that it is at."""
+    """A consumer's state for its current tile."""
 
     warpgroup: Any
     done: Any
     """Blocks of the tiles before."""
-    kept: Any
+    visited: Any
     limits: tuple[Any, ...]
-    """Of its queries."""
+    """Limits of the consumer's queries."""
 
 
 @dataclass(frozen=True)
 class _Forward:
-    """The kernel."""
+    """The forward kernel."""
 
     schedule: Schedule
     group: int
@@ -159,12 +159,12 @@ class _Forward:
     def memory(self, width: int, value_width: int) -> _Memory:
         """The types of its shared memory."""
         block, stages, consumers, dtype = self.tiles.keys, self.tiles.stages, self.tiles.consumers, self.dtype
-        own_output = self.tiles.own_output and not self.exact
+        separate_output = self.tiles.separate_output and not self.exact
         return _Memory(
             queries=Loaded.of(consumers, 1, ROWS, (width,), dtype, (self.limits.query_rows, jnp.int32)),
             keys=Loaded.of(stages, consumers, block, (width,), dtype, (self.limits.key_rows, jnp.int32)),
             values=Loaded.of(stages, consumers, block, (value_width,), dtype),
-            out=tiled((consumers, ROWS, value_width), dtype) if own_output else None,
+            out=tiled((consumers, ROWS, value_width), dtype) if separate_output else None,
             lse=plgpu.SMEM((consumers, ROWS), jnp.float32),
             scratch=tiled((consumers, ROWS, block), dtype) if self.matmuls.needs_scratch else None,
             turn=turns(consumers) if self.overlapped else plgpu.Barrier(num_arrivals=consumers),
@@ -202,27 +202,27 @@ class _Forward:
     def attend(
         self, arrays: _Arrays, memory: _Memory, warpgroup: Any, row: Any, tile: Any, head: Any, done: Any
     ) -> Any:
-        """This consumer's part of a tile."""
-        whole, kept = blocks_of(arrays.visits, row, tile)
+        """Compute this consumer's part of a tile."""
+        full_blocks, visited = blocks_of(arrays.visits, row, tile)
         memory.queries.wait(warpgroup)
         _, limits = memory.queries.at(warpgroup)
-        at = _Tile(warpgroup, done, kept, tuple(row_values(limits.at[i]) for i in range(self.limits.query_rows)))
+        at = _Tile(warpgroup, done, visited, tuple(row_values(limits.at[i]) for i in range(self.limits.query_rows)))
         where = row, self.schedule.rows_of(tile, warpgroup), head
         state = (full((ROWS, arrays.v.shape[3]), 0.0), full((ROWS,), -jnp.inf), full((ROWS,), 0.0))
         if self.overlapped:
-            state = overlapped_blocks(self, memory, at, whole, state)
+            state = overlapped_blocks(self, memory, at, full_blocks, state)
             self.write(arrays, memory, warpgroup, where, *state)
             memory.queries.release(warpgroup)
-            return done + kept
+            return done + visited
         _wait_for_keys(memory, at, 0)
         pl.when(warpgroup == 1)(lambda: _take_turn(memory))
-        state = for_each_block((whole, kept), partial(self.step, memory, at), state)
+        state = for_each_block((full_blocks, visited), partial(self.step, memory, at), state)
         # The first hands over without the keys of its next tile, which may have to wait for the second.
         pl.when(warpgroup == 0)(lambda: plgpu.barrier_arrive(memory.turn))
         self.write(arrays, memory, warpgroup, where, *state)
         pl.when(warpgroup == 0)(lambda: plgpu.barrier_wait(memory.turn))
         memory.queries.release(warpgroup)
-        return done + kept
+        return done + visited
 
     def step(self, memory: _Memory, at: _Tile, index: Any, state: tuple, *, masked: bool) -> tuple:
         """A block of keys: scores, their softmax so far, and what it makes of the values."""
@@ -240,8 +240,8 @@ class _Forward:
         plgpu.barrier_arrive(memory.turn)
         memory.values.wait(slot)
         plgpu.barrier_wait(memory.turn)
-        held = memory.scratch.at[at.warpgroup] if memory.scratch is not None else None
-        out = self.matmuls.add(out, p, v, held, lambda: _wait_for_keys(memory, at, index + 1))
+        scratch = memory.scratch.at[at.warpgroup] if memory.scratch is not None else None
+        out = self.matmuls.add(out, p, v, scratch, lambda: _wait_for_keys(memory, at, index + 1))
         memory.values.release(slot)
         return out, new_peak, total
 
@@ -279,7 +279,7 @@ class _Forward:
         if not self.exact:
             plgpu.copy_smem_to_gmem(out_tile, arrays.out.at[row, rows, head])
         plgpu.copy_smem_to_gmem(memory.lse.at[warpgroup], arrays.lse.at[row, head, rows])
-        if not self.tiles.own_output:
+        if not self.tiles.separate_output:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
 
@@ -289,5 +289,5 @@ def _take_turn(memory: _Memory) -> None:
 
 
 def _wait_for_keys(memory: _Memory, at: _Tile, index: Any) -> None:
-    """Of the block at `index`, if there is one."""
-    pl.when(index < at.kept)(lambda: memory.keys.wait(memory.keys.slot(at.done + index)))
+    """Wait for the keys of the block at `index`, if there is one."""
+    pl.when(index < at.visited)(lambda: memory.keys.wait(memory.keys.slot(at.done + index)))

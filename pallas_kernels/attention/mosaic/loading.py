@@ -1,4 +1,4 @@
-"""What the producers of attention load: of each tile its own side, then the blocks of the other side that it visits."""
+"""The loads of attention's producers: the operands of each tile, then the blocks of the other side that it visits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load_by_queries(
     """
 
     def load_tile(row: Any, tile: Any, head: Any, done: Any) -> Any:
-        _, kept = blocks_of(visits, row, tile)
+        _, visited = blocks_of(visits, row, tile)
         kv_head = lax.div(head, jnp.int32(group))
         for part in range(schedule.consumers):
             memory.queries.load(part, *of_queries(row, head, schedule.rows_of(tile, part)))
@@ -41,8 +41,8 @@ def load_by_queries(
             memory.keys.load(slot, *of_keys(row, kv_head, rows))
             memory.values.load(slot, *of_values(row, kv_head, rows))
 
-        lax.fori_loop(0, kept, load_block, None)
-        return done + kept
+        lax.fori_loop(0, visited, load_block, None)
+        return done + visited
 
     schedule.for_each_tile(visits.order, load_tile, jnp.int32(0))
     for loaded in (memory.queries, memory.keys, memory.values):
@@ -70,19 +70,19 @@ def load_by_keys(
     later = memory.queries.slots if store is not None else 0
 
     def load_tile(row: Any, tile: Any, kv_head: Any, done: Any) -> Any:
-        _, kept = blocks_of(visits, row, tile)
+        _, visited = blocks_of(visits, row, tile)
         for half in range(CONSUMERS):
             memory.keys.load(half, *of_keys(row, kv_head, schedule.rows_of(tile, half)))
-        blocks = kept * group
+        blocks = visited * group
 
         def step(n: Any, _: None) -> None:
-            pl.when(n < blocks)(lambda: load_block(*place(n), done + n))
+            pl.when(n < blocks)(lambda: load_block(*block_at(n), done + n))
             if store is not None:
-                pl.when(n >= later)(lambda store=store: store(row, *place(n - later), done + n - later))
+                pl.when(n >= later)(lambda store=store: store(row, *block_at(n - later), done + n - later))
 
-        def place(n: Any) -> tuple[Any, Any]:
-            head = kv_head * group + lax.div(n, kept)
-            return head, block_rows(visits, row, tile, lax.rem(n, kept), block)
+        def block_at(n: Any) -> tuple[Any, Any]:
+            head = kv_head * group + lax.div(n, visited)
+            return head, block_rows(visits, row, tile, lax.rem(n, visited), block)
 
         def load_block(head: Any, rows: Any, step: Any) -> None:
             slot = memory.queries.slot(step)

@@ -39,7 +39,7 @@ def products[Made](
     use: Callable[[jax.Array], Made],
     issued: Callable[[], None] | None = None,
 ) -> tuple[Made, jax.Array]:
-    """What `use` makes of the first of two products while the second is under way, and the second.
+    """The result of `use` for the first of two products, computed while the second runs, and the second product.
 
     `between` runs after the first was issued, `issued` after both.
     """
@@ -87,9 +87,9 @@ class InFlight[Made](NamedTuple):
     """Two products that the tensor cores have at the same time, and what happens meanwhile."""
 
     first: tuple[Any, Any]
-    """Of two references; it is used while the second is under way."""
+    """Operands of the first product, two references; its result is used while the second runs."""
     second: tuple[jax.Array, Any]
-    """Of a value and a reference; it is added to a sum."""
+    """Operands of the second product, a value and a reference; it is added to a sum."""
     use: Callable[[jax.Array], tuple[Made, jax.Array]]
     """Takes the first, and gives something and the factor that the sum is then multiplied with."""
     issued: Callable[[], None]
@@ -101,7 +101,7 @@ class InFlight[Made](NamedTuple):
 
 
 def _after_wait[Values](values: Values) -> Values:
-    """Values of which the compiler makes no use before the wait in front of them: nothing else makes them depend on it.
+    """Values that the compiler does not use before the preceding wait, on which nothing else makes them depend.
 
     That is so of what was multiplied, and of what takes the registers of an operand: ptxas serializes all products of a
     kernel in which the next operand is written while the last one is read.
@@ -113,7 +113,7 @@ def _mark_negative(_: Any, values: Any) -> None:
     """A performance event, which does nothing, in a thread of which one of these float32 values has its sign bit."""
     word = ir.IntegerType.get_signless(32)
     vectors = (vector.bitcast(ir.VectorType.get(one.type.shape, word), one) for one in values.registers.flat)
-    words = [vector.extract(one, [], [place]) for one in vectors for place in range(one.type.shape[0])]
+    words = [vector.extract(one, [], [index]) for one in vectors for index in range(one.type.shape[0])]
     asm = "{ .reg .pred any; setp.lt.s32 any, $0, 0; @any pmevent 0; }"
     llvm.inline_asm(ir.Type.parse("!llvm.void"), [reduce(arith.ori, words)], asm, "r", has_side_effects=True)
 
@@ -176,16 +176,16 @@ class OnDevice:
             plgpu.wgmma(running.ref, *pair.second)
             pair.issued()
             if pair.apart:
-                raw, found = _after_wait(
+                raw, product = _after_wait(
                     (plgpu.wgmma_accumulator_load(one, wait_n=0), plgpu.wgmma_accumulator_load(running.ref, wait_n=0))
                 )
                 pair.done()
                 made, factor = pair.use(raw)
             else:
                 made, factor = pair.use(_after_wait(plgpu.wgmma_accumulator_load(one, wait_n=1)))
-                found, made = _after_wait((plgpu.wgmma_accumulator_load(running.ref, wait_n=0), made))
+                product, made = _after_wait((plgpu.wgmma_accumulator_load(running.ref, wait_n=0), made))
                 pair.done()
-            wgmma_accumulator_store(running.ref, found * factor)
+            wgmma_accumulator_store(running.ref, product * factor)
             return made
 
         return None, pl.run_scoped(compute, _accumulator(pair.first))
@@ -233,7 +233,7 @@ class OnDevice:
 
 
 class Simulated:
-    """The same through `scratch`, a reference of a's shape."""
+    """The same products for the simulator, through `scratch`, a reference of a's shape."""
 
     needs_scratch = True
 
@@ -243,7 +243,7 @@ class Simulated:
 
     @staticmethod
     def order_reads() -> None:
-        """What this consumer has read of shared memory is read before TMA writes there again."""
+        """Order this consumer's reads of shared memory before TMA's next writes there."""
         plgpu.commit_smem()
 
     @staticmethod
@@ -270,14 +270,14 @@ class Simulated:
             plgpu.wgmma(two, scratch, pair.second[1])
             pair.issued()
             if pair.apart:
-                raw, found = plgpu.wgmma_accumulator_load(one, wait_n=0), plgpu.wgmma_accumulator_load(two, wait_n=0)
+                raw, product = plgpu.wgmma_accumulator_load(one, wait_n=0), plgpu.wgmma_accumulator_load(two, wait_n=0)
                 pair.done()
                 made, factor = pair.use(raw)
             else:
                 made, factor = pair.use(plgpu.wgmma_accumulator_load(one, wait_n=1))
-                found = plgpu.wgmma_accumulator_load(two, wait_n=0)
+                product = plgpu.wgmma_accumulator_load(two, wait_n=0)
                 pair.done()
-            return (total + found) * factor, made
+            return (total + product) * factor, made
 
         return pl.run_scoped(compute, _accumulator(pair.first), _accumulator(pair.second))
 
@@ -299,7 +299,7 @@ class Simulated:
 
     @staticmethod
     def leave(target: Any, value: jax.Array, stage: Any) -> None:
-        """With what is in global memory, for the simulator copies without adding."""
+        """Add the values in global memory first, since the simulator copies without adding."""
         stage[...] = target[...] + value
         plgpu.commit_smem()
 

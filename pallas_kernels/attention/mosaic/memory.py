@@ -14,7 +14,7 @@ class Loaded(NamedTuple):
     """Indices that are filled and used up one by one: types of memory and barriers, in a kernel references to them."""
 
     memory: tuple[Any, ...]
-    """What is loaded together, each with the slots as its first axis."""
+    """Buffers that are loaded together, each with the slots as its first dim."""
     ready: Any
     """A barrier a slot: all of it has arrived."""
     free: Any
@@ -45,7 +45,7 @@ class Loaded(NamedTuple):
         return self.memory[0].shape[0]
 
     def slot(self, step: Any) -> Any:
-        """Whose turn it is."""
+        """The slot of a step."""
         return lax.rem(step, jnp.int32(self.slots))
 
     def load(self, slot: Any, *sources: Any) -> None:
@@ -59,7 +59,7 @@ class Loaded(NamedTuple):
         plgpu.barrier_wait(self.ready.at[slot])
 
     def release(self, slot: Any) -> None:
-        """This warpgroup reads it no more."""
+        """Signal that this warpgroup has finished reading the slot."""
         plgpu.barrier_arrive(self.free.at[slot])
 
     def release_all(self) -> None:

@@ -47,14 +47,14 @@ def hand_over(turn: Any, warpgroup: Any) -> None:
     plgpu.barrier_arrive(turn.at[lax.rem(warpgroup + 1, jnp.int32(turn.shape[0]))])
 
 
-def overlapped_blocks(kernel: Any, memory: Any, at: Any, whole: Any, state: tuple) -> tuple:
+def overlapped_blocks(kernel: Any, memory: Any, at: Any, full: Any, state: tuple) -> tuple:
     """Output before it is divided, peak and total of a tile's blocks; `state` is that of no blocks."""
-    some = jnp.minimum(at.kept, 1)
-    return lax.fori_loop(0, some, lambda _, state: _blocks(kernel, memory, at, whole, state), state)
+    some = jnp.minimum(at.visited, 1)
+    return lax.fori_loop(0, some, lambda _, state: _blocks(kernel, memory, at, full, state), state)
 
 
-def _blocks(kernel: Any, memory: Any, at: Any, whole: Any, state: tuple) -> tuple:
-    """Of a tile with a block at least. The first one is masked also if it need not be, which changes nothing."""
+def _blocks(kernel: Any, memory: Any, at: Any, full: Any, state: tuple) -> tuple:
+    """Process a tile with at least one block. The first is always masked, which changes nothing if it is full."""
 
     def run(running: Any) -> tuple[jax.Array, Any]:
         out, peak, total = state
@@ -67,13 +67,13 @@ def _blocks(kernel: Any, memory: Any, at: Any, whole: Any, state: tuple) -> tupl
         memory.keys.release(slot)
         carry = (out if kernel.matmuls.needs_scratch else None, peak, total + p.sum(axis=1), p.astype(kernel.dtype))
         step = partial(_step, kernel, memory, at, running)
-        carry = lax.fori_loop(1, whole, lambda index, carry: step(index, carry, masked=False), carry)
-        first = jnp.maximum(whole, 1)
-        carry = lax.fori_loop(first, at.kept, lambda index, carry: step(index, carry, masked=True), carry)
+        carry = lax.fori_loop(1, full, lambda index, carry: step(index, carry, masked=False), carry)
+        first = jnp.maximum(full, 1)
+        carry = lax.fori_loop(first, at.visited, lambda index, carry: step(index, carry, masked=True), carry)
         out, peak, total, p = carry
-        last = memory.values.slot(at.done + at.kept - 1)
+        last = memory.values.slot(at.done + at.visited - 1)
         memory.values.wait(last)
-        out = kernel.matmuls.finish(running, out, p, memory.values.at(last)[0], _held(memory, at))
+        out = kernel.matmuls.finish(running, out, p, memory.values.at(last)[0], _scratch(memory, at))
         memory.values.release(last)
         return out, (peak, total)
 
@@ -104,10 +104,10 @@ def _step(kernel: Any, memory: Any, at: Any, running: Any, index: Any, carry: tu
 
     issued, done = lambda: hand_over(memory.turn, at.warpgroup), lambda: memory.values.release(before)
     pair = InFlight((q, k.transpose((1, 0))), (p, v), use, issued, done, apart)
-    out, (peak, total, p) = kernel.matmuls.beside(running, out, pair, _held(memory, at))
+    out, (peak, total, p) = kernel.matmuls.beside(running, out, pair, _scratch(memory, at))
     return out, peak, total, p.astype(kernel.dtype)
 
 
-def _held(memory: Any, at: Any) -> Any:
-    """What a simulated product needs."""
+def _scratch(memory: Any, at: Any) -> Any:
+    """Scratch memory of a simulated product."""
     return None if memory.scratch is None else memory.scratch.at[at.warpgroup]

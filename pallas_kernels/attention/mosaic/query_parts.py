@@ -20,14 +20,14 @@ from pallas_kernels.pallas import pl
 
 
 class Exchange(NamedTuple):
-    """In shared memory."""
+    """Buffers in shared memory."""
 
     ds: Any
     """The scores' gradient of two steps, of each a half by each consumer."""
     ready: Any
     """The barrier of a step: both halves are there."""
     dq: Any
-    """Of each consumer a part of a block's gradient, on its way out."""
+    """Each consumer's part of a block's gradient, before it is stored."""
     full: Any
     """Where the producer stores them: a barrier a consumer, its part is there ..."""
     free: Any
@@ -49,7 +49,7 @@ class Exchange(NamedTuple):
                 plgpu.barrier_arrive(self.free.at[consumer])
 
     def wait(self) -> None:
-        """For the other consumer's half."""
+        """Wait for the other consumer's half."""
         plgpu.barrier_wait(self.ready)
 
 
@@ -59,7 +59,7 @@ class QueryGradientParts:
 
     width: int
     queries: int
-    """Of a block: 128, of which a consumer has half; 64, of which it has some columns; or 32, those on their side."""
+    """Queries of a block: 128 (a consumer has half of the rows), 64 (some columns), or 32 (transposed columns)."""
     scale: float
     matmuls: Any
     apart: bool
@@ -72,7 +72,7 @@ class QueryGradientParts:
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """Of a consumer: all, where it has half of the rows; else half of them, or now the wider and now the narrower.
+        """Columns of each consumer: all if it has half of the rows, otherwise half of them, rounded to tiles.
 
         The last where whole tiles, of 32 columns of float32 or of 64 rows, cannot be halved: at widths 96 and 192.
         """
@@ -94,16 +94,16 @@ class QueryGradientParts:
         )
 
     def zeros(self, zero: jax.Array, batch: int, queries: int, heads: int) -> jax.Array:
-        """What the parts are added to."""
+        """The zeros to which the parts are added."""
         shape = (batch, heads, self.width, queries) if self.transposed else (batch, queries, heads, self.width)
         return jnp.broadcast_to(zero, shape)
 
-    def whole(self, dq: jax.Array) -> Float[Array, "batch queries heads width"]:
-        """What they have made of it."""
+    def joined(self, dq: jax.Array) -> Float[Array, "batch queries heads width"]:
+        """The gradient in the queries' layout, from the sum of the parts."""
         return dq.transpose((0, 3, 1, 2)) if self.transposed else dq
 
     def target(self, dq: Any, row: Any, head: Any, start: Any) -> Callable[[Any, Any], Any]:
-        """Where in global memory belong, of a block of queries, the rows from the one given on, and columns."""
+        """A function from first row and columns to their slice of a block of queries in global memory."""
         if self.transposed:
             return lambda _, columns: dq.at[row, head, columns, pl.ds(start, self.queries)]
         return lambda first, columns: dq.at[row, pl.ds(start + first, ROWS), head, columns]
@@ -130,7 +130,7 @@ class QueryGradientParts:
         self._of_part(memory, step, warpgroup, add_part)
 
     def store(self, memory: Exchange, step: Any, target: Callable[[Any, Any], Any]) -> None:
-        """What the producer does after a step: both copies are under way before it waits for their reads."""
+        """Store the parts after a step: the producer starts both copies before it waits for their reads."""
         for consumer in range(CONSUMERS):
             plgpu.barrier_wait(memory.full.at[consumer])
             self._of_part(memory, step, jnp.int32(consumer), partial(self._store_part, consumer, target))

@@ -12,12 +12,12 @@ from pallas_kernels.pallas import mosaic_gpu as plgpu
 
 
 def across(values: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """One value a row, as a block."""
+    """Broadcast one value per row to a block."""
     return lax.broadcast_in_dim(values, shape, [0])
 
 
 def down(values: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """One value a column, as a block."""
+    """Broadcast one value per column to a block."""
     return lax.broadcast_in_dim(values, shape, [1])
 
 

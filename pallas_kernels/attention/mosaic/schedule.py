@@ -1,4 +1,4 @@
-"""How a persistent grid goes through the tiles: which one comes when, and which warpgroups do what with it.
+"""The schedule of a persistent grid: the order of the tiles, and the roles of the warpgroups.
 
 One program per multiprocessor takes every `programs`-th tile of a list that begins with the longest ones. The last of
 its warpgroups loads and the others compute, 64 rows of the tile each (FlashAttention-3, arXiv:2407.08608, section 3.1):
@@ -25,8 +25,8 @@ ROWS = 64
 """Rows of a consumer: what one wgmma computes."""
 TILE = CONSUMERS * ROWS
 REGISTERS = {2: (24, 240), 3: (32, 160)}
-"""Of a thread of the producer and of each consumer, by the number of consumers: at most 512 together, in the steps of 8
-that setmaxnreg takes (FlashAttention-3's)."""
+"""Registers per thread of the producer and of a consumer, by number of consumers: at most 512 in all, in multiples of
+8, as setmaxnreg requires (FlashAttention-3's values)."""
 _CACHE = 24 * 2**20
 """Bytes of the other side that the tiles of neighbouring programs should share: half of a Hopper's L2."""
 
@@ -36,9 +36,9 @@ class Schedule:
     """The tiles of a launch."""
 
     tiles: int
-    """Of one head of one row."""
+    """Number of tiles of one head of one row."""
     rows: int
-    """The batch."""
+    """Rows of the batch."""
     heads: int
     heads_at_once: int
     """Heads whose tiles are gone through together, longest first; a divisor of `heads`."""
@@ -50,7 +50,7 @@ class Schedule:
     def of(
         cls, tiles: int, rows: int, heads: int, head_bytes: int, group: int, programs: int, consumers: int = CONSUMERS
     ) -> Schedule:
-        """As many heads at once as leave what they read in the cache; `group` of them read the same."""
+        """The schedule with as many concurrent heads as the cache has room for; `group` heads read the same keys."""
         fitting = max(1, _CACHE // max(1, head_bytes)) * group
         at_once = next(n for n in range(min(heads, fitting), 0, -1) if heads % n == 0)
         return cls(tiles, rows, heads, at_once, min(programs, tiles * rows * heads), consumers)
@@ -117,11 +117,11 @@ def launch(
     return run(*inputs)
 
 
-def for_each_block(counts: tuple[Any, Any], step: Callable[..., Any], carry: Any) -> Any:
+def for_each_block(lengths: tuple[Any, Any], step: Callable[..., Any], carry: Any) -> Any:
     """Run `carry = step(index, carry, masked=...)` for the blocks of a tile: those that are whole, then the others."""
-    whole, kept = counts
-    carry = lax.fori_loop(0, whole, lambda index, carry: step(index, carry, masked=False), carry)
-    return lax.fori_loop(whole, kept, lambda index, carry: step(index, carry, masked=True), carry)
+    full, visited = lengths
+    carry = lax.fori_loop(0, full, lambda index, carry: step(index, carry, masked=False), carry)
+    return lax.fori_loop(full, visited, lambda index, carry: step(index, carry, masked=True), carry)
 
 
 def block_rows(visits: Visits, row: Any, tile: Any, index: Any, block: int) -> Any:
@@ -130,8 +130,8 @@ def block_rows(visits: Visits, row: Any, tile: Any, index: Any, block: int) -> A
 
 
 def blocks_of(visits: Visits, row: Any, tile: Any) -> tuple[Any, Any]:
-    """How many blocks of a tile are whole, and how many it visits."""
-    return scalar(visits.counts, row, tile, 0), scalar(visits.counts, row, tile, 1)
+    """The number of a tile's full blocks, and of its visited blocks."""
+    return scalar(visits.lengths, row, tile, 0), scalar(visits.lengths, row, tile, 1)
 
 
 def scalar(ref: Any, *index: Any) -> jax.Array:

@@ -15,15 +15,15 @@ LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True)
 class Scores:
-    """What becomes of `q @ k`; static."""
+    """The function applied to `q @ k`; static."""
 
     scale: float
-    """At least 0: the peak of a row is taken before it."""
+    """Factor of the scores, at least 0, since the peak of a row is taken before scaling."""
     softcap: float | None = None
 
     @property
     def exponent(self) -> float:
-        """By what `capped` is multiplied in an exponent of 2."""
+        """Factor of `capped` in an exponent of 2."""
         return LOG2_E * (self.scale if self.softcap is None else self.softcap)
 
     def capped(self, raw: jax.Array) -> jax.Array:
@@ -38,13 +38,13 @@ class Scores:
         return 1.0 - 2.0 * jnp.square(lax.rsqrt(power + 1.0))
 
     def probabilities(self, raw: jax.Array, lse: jax.Array) -> jax.Array:
-        """Of the pairs that are kept; `lse` in base 2, in raw's shape."""
+        """Probabilities of visible pairs; `lse` in base 2, in raw's shape."""
         return jnp.exp2(self.capped(raw) * self.exponent - lse)
 
     def weight(self, raw: jax.Array, p: jax.Array) -> jax.Array:
-        """By what the gradient of p, less the inner product of its row, is that of `raw`, but for `scale`.
+        """The factor from the gradient of p, less the inner product of its row, to that of `raw`, without `scale`.
 
-        Asked for at once, so that `raw` need not be kept.
+        Called together with `probabilities`, so that `raw` need not be saved.
         """
         return p if self.softcap is None else p * (1.0 - jnp.square(self.capped(raw)))
 

@@ -20,14 +20,14 @@ from pallas_kernels.attention.mosaic.forward import ForwardTiles
 
 
 class Tiles(NamedTuple):
-    """Of one pair of widths."""
+    """Tiles of all kernels for one pair of widths."""
 
     forward: ForwardTiles
     query_gradients: QueryGradientTiles
     key_gradients: tuple[tuple[str, KeyGradientTiles], ...]
-    """What each launch computes, `k` and `v`: both at once where the registers hold both sums."""
+    """Gradients and tiles of each launch: `k` and `v` together if the registers hold both sums."""
     fused: KeyGradientTiles | None
-    """For all gradients at once; None where registers cannot hold them."""
+    """Tiles of the kernel for all gradients at once; None if the registers cannot hold them."""
 
 
 _BOTH_64 = (("kv", KeyGradientTiles(64, 2)),)
@@ -42,9 +42,9 @@ TABLE = {
     (96, 96): Tiles(ForwardTiles(128, 2), QueryGradientTiles(128, 2), _BOTH_64, KeyGradientTiles(64, 2, "all")),
     (128, 128): Tiles(ForwardTiles(128, 2), QueryGradientTiles(128, 2), _BOTH_64, KeyGradientTiles(64, 2, "all")),
     (192, 128): Tiles(ForwardTiles(64, 3), QueryGradientTiles(64, 2), _BOTH_32, KeyGradientTiles(32, 2, "all")),
-    (256, 256): Tiles(ForwardTiles(64, 2, "none", own_output=False), QueryGradientTiles(64, 1), _ONE_BY_ONE, None),
+    (256, 256): Tiles(ForwardTiles(64, 2, "none", separate_output=False), QueryGradientTiles(64, 1), _ONE_BY_ONE, None),
 }
-"""By (width of queries and keys, width of values): for masks that cut a row."""
+"""Tiles for masks that cut a row, by (width of queries and keys, width of values)."""
 
 FULL = {(64, 64): ForwardTiles(128, 2, "whole", consumers=3)}
 """The forward of masks that keep every pair: no block is cut, so that a tile of three consumers loses nothing at an
@@ -54,7 +54,7 @@ CAPPED = {
     (64, 64): {"key_gradients": (("kv", KeyGradientTiles(128, 2, "none")),), "fused": KeyGradientTiles(128, 2, "none")},
     (128, 128): {"forward": ForwardTiles(128, 2, "whole"), "fused": KeyGradientTiles(64, 2, "whole")},
 }
-"""What differs with a soft-cap, whose second factor takes registers: with two products in flight as often as without
+"""Differences with a soft-cap, whose second factor takes registers: with two products in flight as often as without
 one, these spill 4 to 208 bytes where documents or windows cut blocks."""
 
 _THREE_64, _THREE_128 = ForwardTiles(64, 2, "whole", consumers=3), ForwardTiles(128, 2, "whole", consumers=3)
@@ -68,30 +68,30 @@ FORWARDS: dict[tuple[int, int], tuple[ForwardTiles, ...]] = {
 """Other forwards that spill nothing under any mask, for a measurement to choose from."""
 
 WIDE = {(64, 64): (ForwardTiles(192, 2),), (96, 96): (ForwardTiles(192, 2, "whole"),)}
-"""The same under masks that keep every pair."""
+"""Other forwards under masks that keep every pair."""
 
 
 def tiles(width: int, value_width: int, kind: Kind, softcap: float | None = None) -> Tiles:
-    """For heads of these widths under such a mask, with or without a soft-cap of the scores."""
+    """Tiles for heads of these widths under a mask of this kind, with or without a soft-cap of the scores."""
     sizes = width, value_width
-    found = TABLE[sizes]
+    chosen = TABLE[sizes]
     if softcap is not None:
-        found = found._replace(**CAPPED.get(sizes, {}))
-    return found._replace(forward=FULL[sizes]) if kind == "full" and sizes in FULL else found
+        chosen = chosen._replace(**CAPPED.get(sizes, {}))
+    return chosen._replace(forward=FULL[sizes]) if kind == "full" and sizes in FULL else chosen
 
 
 def others(width: int, value_width: int, kind: Kind) -> dict[str, list[Any]]:
-    """By the field of `Tiles`, what a measurement compares with the entry for these heads under such a mask.
+    """Alternatives to the entry for these heads and this mask, by the field of `Tiles`, for a measurement to compare.
 
     The fused backward with the gradient of queries stored by the producer, with consumers in turn, and with both. At
     width 128 storing leaves no registers for scores and dP together in blocks that the mask cuts.
     """
     sizes, entry = (width, value_width), tiles(width, value_width, kind)
     forwards = FORWARDS.get(sizes, ()) + (WIDE.get(sizes, ()) if kind == "full" else ())
-    found: dict[str, list[Any]] = {"forward": [one for one in forwards if one != entry.forward]}
+    candidates: dict[str, list[Any]] = {"forward": [one for one in forwards if one != entry.forward]}
     if entry.fused is not None:
         stored = {"stored_apart": True} | ({"together": "whole"} if sizes == (128, 128) else {})
-        found["fused"] = [
+        candidates["fused"] = [
             replace(entry.fused, **change) for change in (stored, {"in_turn": True}, stored | {"in_turn": True})
         ]
-    return found
+    return candidates

@@ -19,11 +19,11 @@ __all__ = ["KERNELS", "backward", "forward", "refusal"]
 KERNELS = Kernels(forward, backward)
 
 MOST_ELEMENTS = 2**31 - 1
-"""Of an array: offsets in a kernel are 32 bits wide."""
+"""Largest number of elements of an array: offsets in a kernel are 32 bits wide."""
 
 
 def refusal(request: Request) -> str | None:
-    """None if the kernels compute what is asked for, else why not."""
+    """None if the kernels support the request, otherwise the reason."""
     if (reason := refused_by_gpu(request, hopper=False)) is not None:
         return reason
     if (request.width, request.value_width) not in widths():

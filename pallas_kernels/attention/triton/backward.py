@@ -88,8 +88,8 @@ def _dq_kernel(
     inner_tile = rows.of_statistics(inner, row, head, 0.0)[:, None]
     visited = Visited.by(visits, row, block)
 
-    def visit(place: jax.Array, dq: tuple, cut: bool) -> tuple:
-        keys = Rows.of(visited.other(place, cut), tile.keys, k.shape[1])
+    def visit(index: jax.Array, dq: tuple, cut: bool) -> tuple:
+        keys = Rows.of(visited.other(index, cut), tile.keys, k.shape[1])
         k_tile = keys.of_heads(k, row, kv_head)
         score = scores(settings, q_tile, k_tile)
         p = jnp.exp2(score - lse_tile)
@@ -102,9 +102,9 @@ def _dq_kernel(
         return tuple(old + plgpu.dot(ds, piece) for old, piece in zip(dq, k_tile, strict=True))
 
     zeros = tuple(jnp.zeros((tile.queries, size), jnp.float32) for _, size in pieces(q.shape[-1]))
-    found = lax.fori_loop(0, visited.whole, partial(visit, cut=False), zeros)
-    found = lax.fori_loop(visited.whole, visited.kept, partial(visit, cut=True), found)
-    rows.store(dq, row, head, tuple(piece * settings.scale for piece in found))
+    sums = lax.fori_loop(0, visited.full, partial(visit, cut=False), zeros)
+    sums = lax.fori_loop(visited.full, visited.visited, partial(visit, cut=True), sums)
+    rows.store(dq, row, head, tuple(piece * settings.scale for piece in sums))
 
 
 def _dkv_kernel(
@@ -121,8 +121,8 @@ def _dkv_kernel(
         """Step through `count` blocks of the list from `first` on, for each query head of the KV head."""
         dk, dv = gradients
         of_group = lax.div(step, count) if group > 1 else 0
-        head, place = kv_head * group + of_group, first + step - of_group * count
-        queries = Rows.of(visited.other(place, cut), tile.queries, q.shape[1])
+        head, index = kv_head * group + of_group, first + step - of_group * count
+        queries = Rows.of(visited.other(index, cut), tile.queries, q.shape[1])
         q_tile, d_out_tile = queries.of_heads(q, row, head), queries.of_heads(d_out, row, head)
         score = scores(settings, k_tile, q_tile)
         p = jnp.exp2(score - queries.of_statistics(lse, row, head, jnp.inf)[None, :])
@@ -139,8 +139,8 @@ def _dkv_kernel(
     zeros = tuple(
         tuple(jnp.zeros((tile.keys, size), jnp.float32) for _, size in pieces(ref.shape[-1])) for ref in (dk, dv)
     )
-    whole, cut = visited.whole, visited.kept - visited.whole
-    found = lax.fori_loop(0, whole * group, partial(visit, first=0, count=whole, cut=False), zeros)
-    dk_found, dv_found = lax.fori_loop(0, cut * group, partial(visit, first=whole, count=cut, cut=True), found)
-    rows.store(dk, row, kv_head, tuple(piece * settings.scale for piece in dk_found))
-    rows.store(dv, row, kv_head, dv_found)
+    full, cut = visited.full, visited.visited - visited.full
+    sums = lax.fori_loop(0, full * group, partial(visit, first=0, count=full, cut=False), zeros)
+    dk_sum, dv_sum = lax.fori_loop(0, cut * group, partial(visit, first=full, count=cut, cut=True), sums)
+    rows.store(dk, row, kv_head, tuple(piece * settings.scale for piece in dk_sum))
+    rows.store(dv, row, kv_head, dv_sum)

@@ -1,4 +1,4 @@
-"""What the three kernels share: reading tiles of heads and tokens, and the scores of a block of pairs."""
+"""Code shared by the three kernels: reading tiles of heads and tokens, and the scores of a block of pairs."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def pairs(settings: Settings, tokens: Any, row: jax.Array, queries: Rows, keys: 
         kv_segment = of_key(keys.of_tokens(tokens.kv_segments, row, 0))
     if settings.mask.causal and settings.mask.prefix:
         prefix = tokens.prefix_lengths[row]
-    kept = keeps(settings.mask, q_index, kv_index, q_segment, kv_segment, prefix)
+    visible = keeps(settings.mask, q_index, kv_index, q_segment, kv_segment, prefix)
     if keys.inside is not None and not settings.mask.causal:  # a causal mask never reaches the index of the padding
-        kept &= of_key(keys.inside)
-    return kept
+        visible &= of_key(keys.inside)
+    return visible

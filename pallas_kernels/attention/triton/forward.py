@@ -55,27 +55,27 @@ def _kernel(
     rows = Rows.of(block, tile.queries, q.shape[1])
     q_tile, visited = rows.of_heads(q, row, head), Visited.by(visits, row, block)
 
-    def visit(place: jax.Array, state: tuple, cut: bool) -> tuple:
+    def visit(index: jax.Array, state: tuple, cut: bool) -> tuple:
         peak, total, output = state
-        keys = Rows.of(visited.other(place, cut), tile.keys, k.shape[1])
+        keys = Rows.of(visited.other(index, cut), tile.keys, k.shape[1])
         score = scores(settings, q_tile, keys.of_heads(k, row, kv_head))
         if cut:
-            kept = pairs(settings, tokens, row, rows, keys, keys_first=False)
-            score = jnp.where(kept, score, -jnp.inf)
-        found = jnp.maximum(peak, score.max(-1))
-        base = jnp.where(found == -jnp.inf, 0.0, found) if cut else found  # -inf - -inf would be NaN
+            visible = pairs(settings, tokens, row, rows, keys, keys_first=False)
+            score = jnp.where(visible, score, -jnp.inf)
+        new_peak = jnp.maximum(peak, score.max(-1))
+        base = jnp.where(new_peak == -jnp.inf, 0.0, new_peak) if cut else new_peak  # -inf - -inf would be NaN
         p, decay = jnp.exp2(score - base[:, None]), jnp.exp2(peak - base)
         weights = p.astype(v.dtype)
         v_tile = keys.of_heads(v, row, kv_head)
         output = tuple(
             old * decay[:, None] + plgpu.dot(weights, piece) for old, piece in zip(output, v_tile, strict=True)
         )
-        return found, total * decay + p.sum(-1), output
+        return new_peak, total * decay + p.sum(-1), output
 
     zeros = tuple(jnp.zeros((tile.queries, size), jnp.float32) for _, size in pieces(v.shape[-1]))
     state = (jnp.full((tile.queries,), -jnp.inf, jnp.float32), jnp.zeros((tile.queries,), jnp.float32), zeros)
-    state = lax.fori_loop(0, visited.whole, partial(visit, cut=False), state)
-    peak, total, output = lax.fori_loop(visited.whole, visited.kept, partial(visit, cut=True), state)
+    state = lax.fori_loop(0, visited.full, partial(visit, cut=False), state)
+    peak, total, output = lax.fori_loop(visited.full, visited.visited, partial(visit, cut=True), state)
 
     share = 1.0 / jnp.where(total == 0.0, 1.0, total)
     rows.store(out, row, head, tuple(piece * share[:, None] for piece in output))

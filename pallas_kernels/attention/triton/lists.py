@@ -1,7 +1,7 @@
-"""Which blocks of pairs a kernel visits, made in XLA before it from the first and last token of each block.
+"""The blocks of pairs that a kernel visits, computed by XLA before it from the first and last token of each block.
 
-Where indices grow by one from token to token that is an interval, which takes 16 bytes for a tile; else a list, which
-takes 4 for each pair of blocks.
+If indices grow by one from token to token, they are an interval of 16 bytes per tile; otherwise a list of 4 bytes per
+pair of blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Int
 from pallas_kernels.attention.blocks import Blocks
 from pallas_kernels.attention.intervals import Intervals, cut_block
 from pallas_kernels.attention.settings import Tokens
-from pallas_kernels.masks import Mask, kept_blocks_of_rows, whole_blocks_of_rows
+from pallas_kernels.masks import Mask, full_blocks_of_rows, visited_blocks_of_rows
 
 PADDING_INDEX = jnp.iinfo(jnp.int32).max
 """Slot of the keys that only fill up the last block."""
@@ -26,21 +26,21 @@ _PAIRS = 2**20
 
 
 class Lists(NamedTuple):
-    """For each block, the blocks of the other side that it is paired with."""
+    """The blocks of the other side with which each block is paired."""
 
     order: Int[Array, "batch blocks others"]
-    """Numbers of the others: first those of which the mask keeps every pair, then those that it cuts."""
-    whole: Int[Array, "batch blocks"]
-    """How many of the former."""
-    kept: Int[Array, "batch blocks"]
-    """How many of both; what follows in `order` is never visited."""
+    """Indices of the others: full blocks first, then partial ones."""
+    full: Int[Array, "batch blocks"]
+    """Number of full blocks."""
+    visited: Int[Array, "batch blocks"]
+    """Number of visited blocks, full and partial; later entries of `order` are never visited."""
 
 
 type Visits = Lists | Intervals
 
 
 def per_query_block(mask: Mask, tokens: Tokens, queries: int, keys: int, *, neighbours: bool = False) -> Visits:
-    """The key blocks of each query block, where blocks are of so many tokens; `neighbours` as in `Settings`."""
+    """The key blocks of each query block, for blocks of `queries` and `keys` tokens; `neighbours` as in `Settings`."""
     of_queries, of_keys, prefixes = _sides(mask, tokens, queries, keys)
     judge = lambda tiles: _judge(mask, tiles, of_keys, prefixes)
     return _intervals(judge, of_queries, of_keys) if neighbours else _lists(*judge(of_queries))
@@ -51,32 +51,32 @@ def per_key_block(mask: Mask, tokens: Tokens, queries: int, keys: int, *, neighb
     of_queries, of_keys, prefixes = _sides(mask, tokens, queries, keys)
 
     def judge(tiles: _Side) -> tuple[jax.Array, jax.Array]:
-        kept, whole = _judge(mask, of_queries, tiles, prefixes)
-        return kept.swapaxes(1, 2), whole.swapaxes(1, 2)
+        visited, full = _judge(mask, of_queries, tiles, prefixes)
+        return visited.swapaxes(1, 2), full.swapaxes(1, 2)
 
     return _intervals(judge, of_keys, of_queries) if neighbours else _lists(*judge(of_keys))
 
 
 class Visited(NamedTuple):
-    """What one block visits, inside a kernel."""
+    """The blocks that one block visits, inside a kernel."""
 
-    whole: jax.Array
-    kept: jax.Array
+    full: jax.Array
+    visited: jax.Array
     other: Callable[[jax.Array, bool], jax.Array]
-    """(index, cut) -> the number of the block that comes `index`th, and whether the mask cuts it."""
+    """Function of (index, cut) that returns the `index`th visited block; `cut` selects the partial ones."""
 
     @classmethod
     def by(cls, visits: Any, row: jax.Array, block: jax.Array) -> Visited:
         """`visits` are references to a `Visits`."""
-        whole, kept = visits.whole[row, block], visits.kept[row, block]
+        full, visited = visits.full[row, block], visits.visited[row, block]
         if isinstance(visits, Lists):
-            return cls(whole, kept, lambda index, cut: visits.order[row, block, index])
+            return cls(full, visited, lambda index, cut: visits.order[row, block, index])
         first, inner = visits.first[row, block], visits.inner[row, block]
 
         def other(index: jax.Array, cut: bool) -> jax.Array:
-            return cut_block(index - whole, first, inner, whole) if cut else inner + index
+            return cut_block(index - full, first, inner, full) if cut else inner + index
 
-        return cls(whole, kept, other)
+        return cls(full, visited, other)
 
 
 class _Side(NamedTuple):
@@ -104,10 +104,10 @@ def _sides(mask: Mask, tokens: Tokens, queries: int, keys: int) -> tuple[_Side, 
 
 
 def _judge(mask: Mask, queries: _Side, keys: _Side, prefixes: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """[batch, query blocks, key blocks]: which must be visited, and of which every pair is kept."""
+    """Masks [batch, query blocks, key blocks] of the visited blocks and of the full ones."""
     blocks = (mask, queries.indices, keys.indices, queries.segments, keys.segments, prefixes)
-    kept, whole = (jnp.moveaxis(of_rows(*blocks), -1, 0) for of_rows in (kept_blocks_of_rows, whole_blocks_of_rows))
-    return kept, kept & whole & ~keys.padded
+    visited, full = (jnp.moveaxis(of_rows(*blocks), -1, 0) for of_rows in (visited_blocks_of_rows, full_blocks_of_rows))
+    return visited, visited & full & ~keys.padded
 
 
 def _intervals(judge: Callable[[_Side], tuple[jax.Array, jax.Array]], tiles: _Side, others: _Side) -> Intervals:
@@ -116,13 +116,13 @@ def _intervals(judge: Callable[[_Side], tuple[jax.Array, jax.Array]], tiles: _Si
     if tiles.padded.shape[0] <= at_once:
         return Intervals.of(*judge(tiles))
     one = lambda tile: Intervals.of(*judge(jax.tree.map(lambda x: x[None], tile)))
-    found = lax.map(one, tiles, batch_size=at_once)
-    return jax.tree.map(lambda x: jnp.moveaxis(x[..., 0], 0, 1), found)
+    intervals = lax.map(one, tiles, batch_size=at_once)
+    return jax.tree.map(lambda x: jnp.moveaxis(x[..., 0], 0, 1), intervals)
 
 
-def _lists(kept: jax.Array, whole: jax.Array) -> Lists:
-    others = kept.shape[-1]
-    place = jnp.arange(others, dtype=jnp.int32)
-    order = jnp.sort(jnp.where(whole, 0, jnp.where(kept, others, 2 * others)) + place, axis=-1) % others
+def _lists(visited: jax.Array, full: jax.Array) -> Lists:
+    others = visited.shape[-1]
+    index = jnp.arange(others, dtype=jnp.int32)
+    order = jnp.sort(jnp.where(full, 0, jnp.where(visited, others, 2 * others)) + index, axis=-1) % others
     count = lambda which: which.sum(-1, dtype=jnp.int32)
-    return Lists(order.astype(jnp.int32), count(whole), count(kept))
+    return Lists(order.astype(jnp.int32), count(full), count(visited))

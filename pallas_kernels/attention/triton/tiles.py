@@ -12,7 +12,7 @@ from pallas_kernels.attention.kinds import Kind
 
 
 class Tile(NamedTuple):
-    """How one kernel is cut."""
+    """Tile of one kernel."""
 
     queries: int
     keys: int
@@ -22,7 +22,7 @@ class Tile(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Of the three kernels."""
+    """Tiles of the three kernels."""
 
     forward: Tile
     dq: Tile
@@ -36,7 +36,7 @@ AMPERE = {
     (192, 128): Tiles(Tile(128, 32, 8, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)),
     (256, 256): Tiles(Tile(64, 32, 8, 2), Tile(64, 32, 8, 1), Tile(32, 32, 8, 2)),
 }
-"""By (width, value width) of a head. For thread blocks with 99 KiB of shared memory, as all GPUs since Ampere have."""
+"""Tiles by (width, value width) of a head, for thread blocks with 99 KiB of shared memory (every GPU since Ampere)."""
 
 AMPERE_SHORT = {(64, 64): Tile(64, 64, 4, 3), (96, 96): Tile(64, 32, 4, 3)}
 """The forward of windows and documents. With 64 queries 94% of the pairs that it computes under a window of 1024 are
@@ -49,7 +49,7 @@ HOPPER = {
     (192, 128): Tiles(Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 64, 8, 2)),
     (256, 256): Tiles(Tile(128, 64, 8, 2), Tile(64, 32, 8, 2), Tile(16, 64, 8, 2)),
 }
-"""For 227 KiB."""
+"""Tiles for 227 KiB."""
 
 
 def widths() -> tuple[tuple[int, int], ...]:
@@ -58,23 +58,23 @@ def widths() -> tuple[tuple[int, int], ...]:
 
 
 def tiles(width: int, value_width: int, compute_capability: float | None, kind: Kind) -> Tiles:
-    """For heads of these widths under such a mask; without a GPU, those of Ampere.
+    """Tiles for heads of these widths under a mask of this kind; without a GPU, those of Ampere.
 
     Capabilities 9 and 10 are of data centres and have much shared memory; 8.6, 8.9 and 12 have little.
     """
     large = compute_capability is not None and 9.0 <= compute_capability < 12.0
     if large:
         return HOPPER[width, value_width]
-    found = AMPERE[width, value_width]
+    chosen = AMPERE[width, value_width]
     forward = AMPERE_SHORT.get((width, value_width)) if kind in ("window", "packed") else None
-    return found if forward is None else found._replace(forward=forward)
+    return chosen if forward is None else chosen._replace(forward=forward)
 
 
 def pieces(width: int) -> tuple[tuple[int, int], ...]:
     """(start, size) of the pieces of a head whose sizes are powers of two, as Triton's arrays are: 96 is 64 and 32."""
-    found, start = [], 0
+    widths, start = [], 0
     while start < width:
         size = 1 << ((width - start).bit_length() - 1)
-        found.append((start, size))
+        widths.append((start, size))
         start += size
-    return tuple(found)
+    return tuple(widths)

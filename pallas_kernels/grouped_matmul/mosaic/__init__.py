@@ -20,7 +20,7 @@ __all__ = ["of_weights", "refusal", "times_weights"]
 
 
 def refusal(request: Request) -> str | None:
-    """None if the kernels compute what is asked for, else why not."""
+    """None if the kernels support the request, otherwise the reason."""
     if (reason := refused_by_gpu(request, hopper=True)) is not None:
         return reason
     if request.k % STEP or request.n % STEP:
@@ -44,8 +44,8 @@ def times_weights(
 
 
 def _work(rows: Float[Array, "m k"], sizes: Int[Array, " groups"]) -> Work:
-    found, steps = all_row_blocks(sizes, rows.shape[0], ROWS, rows.shape[1] // STEP, ALIGN)
-    return Work(*found, steps)
+    blocks, steps = all_row_blocks(sizes, rows.shape[0], ROWS, rows.shape[1] // STEP, ALIGN)
+    return Work(*blocks, steps)
 
 
 def of_weights(

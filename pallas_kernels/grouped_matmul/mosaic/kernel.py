@@ -32,12 +32,12 @@ _POWERS = (32, 16, 8, 4, 2, 1)
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a product is cut; static."""
+    """Tile sizes of a product; static."""
 
     columns: int
-    """Of a tile of the result."""
+    """Columns of a tile of the result."""
     of: Literal["rows", "weights"]
-    """What the result has: the rows of all groups, or a matrix for each."""
+    """Kind of result: the rows of all groups, or a matrix for each group."""
     transposed: bool = False
     """The weights are [columns, summed over]."""
 
@@ -55,20 +55,20 @@ class Work(NamedTuple):
     low: Int[Array, " tiles"]
     """Rows from `start` on before those of the group, at most 7."""
     high: Int[Array, " tiles"]
-    """Where those of the group end, from `start` on."""
+    """End of the group's rows in the tile, relative to `start`."""
     steps: Int[Array, " tiles"]
-    """Of the sum."""
+    """Number of steps of the sum."""
 
 
 class Memory(NamedTuple):
-    """In shared memory."""
+    """Buffers in shared memory."""
 
     steps: Loaded
-    """Of the sum: the left operand, a half for each consumer, and the right one."""
+    """Operands of each step: the left one, a half for each consumer, and the right one."""
     out: Any
     rest: Any
-    """Where rows leave from, 64 columns at a time, when a tile is not full: in plain order, in which any number of rows
-    may be copied. None where tiles are always full."""
+    """Buffer from which the rows of a partial tile are stored, 64 columns at a time: in plain order, in which any
+    number of rows can be copied. None if tiles are always full."""
     together: Any
     """The barrier at which consumers wait for each other's zeros; None where none are written."""
 
@@ -100,7 +100,7 @@ def run(
 
 
 class Arrays(NamedTuple):
-    """In global memory."""
+    """Arrays in global memory."""
 
     left: Any
     right: Any
@@ -119,14 +119,14 @@ class At(NamedTuple):
     side: Any
     """First row of the tile in the matrix of its group, where the result is of weights."""
     column: Any
-    """Its first column."""
+    """First column of the tile."""
     done: Any
     """Steps of the tiles before."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a program of the launch does: it goes through its tiles, one after the other."""
+    """The kernel: each program of the launch computes its tiles one after the other."""
 
     tiles: Tiles
     count: int
@@ -138,7 +138,7 @@ class Kernel:
     section: int
     """Tiles of rows that are gone through together, column by column."""
     programs: int
-    """Of the launch."""
+    """Number of programs of the launch."""
     dtype: Any
 
     def memory(self) -> Memory:
@@ -165,14 +165,14 @@ class Kernel:
         count = lax.div(self.count * each - program + self.programs - 1, jnp.int32(self.programs))
 
         def step(index: Any, done: Any) -> Any:
-            place = program + index * self.programs
-            section, within = _divided(place, self.section * each)
+            position = program + index * self.programs
+            section, within = _divided(position, self.section * each)
             across, of_section = _divided(within, self.section)
             side, column = _divided(across, self.columns)
             tile = section * self.section + of_section
             group, start, low, high, steps = (scalar(values, tile) for values in work)
-            place = side * (CONSUMERS * HALF), column * self.tiles.columns
-            body(At(group, pl.multiple_of(start, ALIGN), low, high, steps, *place, done))
+            position = side * (CONSUMERS * HALF), column * self.tiles.columns
+            body(At(group, pl.multiple_of(start, ALIGN), low, high, steps, *position, done))
             return done + steps
 
         lax.fori_loop(0, count, step, jnp.int32(0))
@@ -197,13 +197,13 @@ class Kernel:
             plgpu.barrier_wait(memory.steps.free.at[slot])
 
     def left(self, at: At, step: Any, half: int) -> tuple[Any, Any]:
-        """Where a consumer's half of the left operand is at a step of the sum."""
+        """The slice of a consumer's half of the left operand at a step of the sum."""
         if self.tiles.of == "rows":
             return pl.ds(at.start + half * HALF, HALF), pl.ds(step * STEP, STEP)
         return pl.ds(at.start + step * STEP, STEP), pl.ds(at.side + half * HALF, HALF)
 
     def right(self, at: At, step: Any) -> tuple[Any, ...]:
-        """Where the right operand is."""
+        """The slice of the right operand at a step of the sum."""
         along, columns = pl.ds(step * STEP, STEP), pl.ds(at.column, self.tiles.columns)
         if self.tiles.of == "weights":
             return pl.ds(at.start + step * STEP, STEP), columns
@@ -216,7 +216,7 @@ class Kernel:
         plgpu.wait_smem_to_gmem(0)
 
     def multiply(self, arrays: Arrays, memory: Memory, warpgroup: Any, at: At) -> None:
-        """This consumer's half of a tile."""
+        """Compute this consumer's half of a tile."""
 
         def compute(accumulator: Any) -> jax.Array:
             lax.fori_loop(0, at.steps, partial(self.add, memory, warpgroup, at, accumulator), None)
@@ -280,10 +280,10 @@ class Kernel:
         @pl.when((low < high) & (high - low < HALF))
         def _() -> None:
             for piece in range(self.tiles.columns // STEP):
-                place = at.start + first, at.column + piece * STEP
-                self.write_some(half.at[:, pl.ds(piece * STEP, STEP)], out, rest.at[warpgroup], (low, high), place)
+                corner = at.start + first, at.column + piece * STEP
+                self.write_some(half.at[:, pl.ds(piece * STEP, STEP)], out, rest.at[warpgroup], (low, high), corner)
 
-    def write_some(self, half: Any, out: Any, rest: Any, bounds: tuple, place: tuple) -> None:
+    def write_some(self, half: Any, out: Any, rest: Any, bounds: tuple, corner: tuple) -> None:
         """Some rows, fewer than 64, of 64 columns: as copies of 32, 16, ... rows, whose shape is static."""
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         rest[...] = plgpu.load(half, layout=plgpu.Layout.WGMMA)
@@ -291,11 +291,11 @@ class Kernel:
         done, high = bounds
         rows = high - done
         for power in _POWERS:
-            target = out.at[pl.ds(place[0] + done, power), pl.ds(place[1], STEP)]
+            target = out.at[pl.ds(corner[0] + done, power), pl.ds(corner[1], STEP)]
             copy = partial(plgpu.copy_smem_to_gmem, rest.at[pl.ds(done, power)], target)
             pl.when((rows & power) != 0)(copy)
             done = done + (rows & power)
 
 
-def _divided(number: Any, by: int) -> tuple[Any, Any]:
-    return lax.div(number, jnp.int32(by)), lax.rem(number, jnp.int32(by))
+def _divided(dividend: Any, by: int) -> tuple[Any, Any]:
+    return lax.div(dividend, jnp.int32(by)), lax.rem(dividend, jnp.int32(by))

@@ -89,7 +89,7 @@ LOSS = (
     Fault(
         name="kept_logits_scaled_alike",
         description="Exponentials of logits that are kept are all scaled as those of the group with the largest base.",
-        file="pallas_kernels/linear_cross_entropy/kept.py",
+        file="pallas_kernels/linear_cross_entropy/saved_logits.py",
         old="probability = values * jnp.exp(jnp.minimum(bases - token.lse, 0.0))",
         new="probability = values * jnp.exp(jnp.minimum(bases.max(-1, keepdims=True) - token.lse, 0.0))",
         caught_by=(f"{HEAD}::test_plain_jax_equals_float64[plain]",),

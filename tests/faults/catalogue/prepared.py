@@ -63,8 +63,8 @@ PREPARED = (
         name="first_line_of_a_unit_lost",
         description="A line that begins where a unit of work begins belongs to neither unit.",
         file="jaxpar/data/prepare/input/documents.py",
-        old="content.seek(first - 1)\n            place = first - 1 +",
-        new="content.seek(first)\n            place = first +",
+        old="content.seek(first - 1)\n            offset = first - 1 +",
+        new="content.seek(first)\n            offset = first +",
         caught_by=(
             "tests/data/prepare/test_documents.py::test_units_of_any_size_hold_each_document_once_in_order[a.jsonl]",
         ),

@@ -12,16 +12,16 @@ TOKENS = (
         name="window_off_by_one",
         description="A window of n tokens sees n + 1.",
         file="pallas_kernels/masks.py",
-        old="kept &= q_index - kv_index < mask.window",
-        new="kept &= q_index - kv_index <= mask.window",
+        old="pairs &= q_index - kv_index < mask.window",
+        new="pairs &= q_index - kv_index <= mask.window",
         caught_by=(f"{MASKS}::test_a_window_of_one_sees_the_token_itself_alone",),
     ),
     Fault(
         name="segments_ignored_by_the_mask",
         description="Attention reaches from one packed document into another.",
         file="pallas_kernels/masks.py",
-        old="kept &= (q_segment == kv_segment) & (kv_segment != 0)",
-        new="kept &= (q_segment != 0) & (kv_segment != 0)",
+        old="pairs &= (q_segment == kv_segment) & (kv_segment != 0)",
+        new="pairs &= (q_segment != 0) & (kv_segment != 0)",
         caught_by=(
             f"{MASKS}::test_allowed_keeps_exactly_the_pairs_that_the_definition_keeps"
             "[Mask(causal=True, window=None, segmented=True, prefix=False)]",

@@ -235,13 +235,13 @@ def test_expected_calls_and_pairs_are_those_of_drawn_documents():
 def test_expected_times_count_each_call_and_a_window():
     whole = Shape(1, 8192, 32, 8, 128)
     one, divided = Expected.of(whole), Expected.of(whole._replace(batch=2))
-    assert divided.calls == pytest.approx(2 * one.calls) and divided.whole > 2 * one.whole, "copies come on top"
+    assert divided.calls == pytest.approx(2 * one.calls) and divided.total > 2 * one.total, "copies come on top"
     assert one.moved > one.calls * 7 * 4 * 8192 * 32 * 130 / 3e12 > 0.5e-3
     windowed = Expected.of(whole, window=128)
-    assert windowed.moved == one.moved and windowed.whole - one.moved < 0.3 * (one.whole - one.moved)
+    assert windowed.moved == one.moved and windowed.total - one.moved < 0.3 * (one.total - one.moved)
     assert plain_xla(whole, window=128) < 0.3 * plain_xla(whole) and Expected.of(whole, window=8192) == one
     asked = replace(HOPPER, heads=32, kv_heads=8, mask=Mask(window=128, segmented=True))
-    assert f"take {1e3 * windowed.whole:.1f} ms with 1.7" in REGISTRY.choose("auto", asked).reason
+    assert f"take {1e3 * windowed.total:.1f} ms with 1.7" in REGISTRY.choose("auto", asked).reason
 
 
 def test_plans_that_take_plain_xla_for_packed_rows_state_how_much_longer_attention_takes():

@@ -123,7 +123,7 @@ def visits_of(mask: Mask, of_triton: frozenset, of_mosaic: frozenset, tokens: Ke
         in_list, interval = (made(mask, tokens, *size, neighbours=neighbours) for neighbours in (False, True))
         order = interval.blocks(in_list.order.shape[-1])
         return tuple(
-            (order, jnp.stack([found.whole, found.kept], -1))
+            (order, jnp.stack([found.full, found.visited], -1))
             for order, found in ((in_list.order, in_list), (order, interval))
         )
 

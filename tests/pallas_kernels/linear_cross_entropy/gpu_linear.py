@@ -31,7 +31,7 @@ from jaxpar.compiler.program.costs.ops import costs
 from jaxpar.compiler.program.loops import executions
 from pallas_kernels import fused_linear_cross_entropy
 from pallas_kernels.linear_cross_entropy import Head, triton
-from pallas_kernels.linear_cross_entropy.kept import Token
+from pallas_kernels.linear_cross_entropy.saved_logits import Token
 from tests.compiler.program.programs import strictly
 from tests.gpu_compile import H100, QUICKLY, compile_for_gpu, h100s
 from tests.pallas_kernels import machine_code
@@ -46,7 +46,7 @@ A100 = (
 TARGETS = {"sm_90a": (H100, "NVIDIA H100 80GB HBM3", 132), "sm_80": (A100, "NVIDIA A100-SXM4-80GB", 108)}
 TOKENS, EMBED, COLUMNS, CHUNK = 16384, 4096, 152064, 8192
 KERNELS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
-KEEPING = ("linear_cross_entropy_statistics", "linear_cross_entropy_kept_gradients")
+KEEPING = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients_from_saved")
 """Of logits that are kept."""
 
 
@@ -70,7 +70,7 @@ def _measure(architecture: str, softcap: float | None, vocab_first: bool, keep: 
     def both(x: Any, table: Any, labels: Any, columns: Any, token: Any, chunk: Any) -> Any:
         statistics, kept = triton.statistics(head, x, table, labels, columns)
         if kept is not None:
-            return statistics, triton.kept_gradients(head, kept, labels, Token(*token))
+            return statistics, triton.gradients_from_saved(head, kept, labels, Token(*token))
         return statistics, triton.logit_gradients(head, x, table, labels, columns, Token(*token), chunk, CHUNK, CHUNK)
 
     abstract = AbstractDevice(device_kind=kind, num_cores=cores, platform="gpu")

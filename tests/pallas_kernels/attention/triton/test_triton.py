@@ -196,11 +196,11 @@ def test_each_block_with_a_kept_pair_is_visited_once_and_none_is_called_whole_th
         (per_key_block(mask, named, 2, 3, neighbours=neighbours), kept.swapaxes(1, 2), (3, 2)),
     ):
         orders = visits.blocks(12) if isinstance(visits, Intervals) else visits.order
-        for row, block in np.ndindex(visits.whole.shape):
+        for row, block in np.ndindex(visits.full.shape):
             mine = pairs_[row, block * sizes[0] : (block + 1) * sizes[0]]
             others = -(-mine.shape[1] // sizes[1])
             of_other = [mine[:, other * sizes[1] : (other + 1) * sizes[1]] for other in range(others)]
-            whole, visited = int(visits.whole[row, block]), int(visits.kept[row, block])
+            whole, visited = int(visits.full[row, block]), int(visits.visited[row, block])
             order = list(map(int, orders[row, block]))
             assert len(set(order[:visited])) == visited and set(order[:visited]) <= set(range(others))
             assert {other for other in range(others) if of_other[other].any()} <= set(order[:visited])
@@ -211,7 +211,7 @@ def test_nothing_but_the_diagonal_is_cut_or_visited_in_vain_under_a_causal_mask(
     indices = jnp.arange(64)[None]
     for neighbours in (False, True):
         visits = per_query_block(Mask(), KernelTokens(indices, indices), 8, 8, neighbours=neighbours)
-        assert np.array_equal(visits.whole[0], np.arange(8)) and np.array_equal(visits.kept[0], np.arange(8) + 1)
+        assert np.array_equal(visits.full[0], np.arange(8)) and np.array_equal(visits.visited[0], np.arange(8) + 1)
 
 
 def test_padding_beside_the_last_document_is_seen_from_no_other() -> None:
@@ -221,14 +221,14 @@ def test_padding_beside_the_last_document_is_seen_from_no_other() -> None:
     for neighbours in (False, True):
         of_queries = per_query_block(Mask(segmented=True), tokens, 8, 8, neighbours=neighbours)
         of_keys = per_key_block(Mask(segmented=True), tokens, 8, 8, neighbours=neighbours)
-        assert list(map(int, of_queries.kept[0])) == [1, 2, 1, 2, 1, 2, 3, 0]
-        assert list(map(int, of_keys.kept[0])) == [2, 1, 2, 1, 3, 2, 1, 0]
+        assert list(map(int, of_queries.visited[0])) == [1, 2, 1, 2, 1, 2, 3, 0]
+        assert list(map(int, of_keys.visited[0])) == [2, 1, 2, 1, 3, 2, 1, 0]
 
 
 def test_a_short_window_makes_the_lists_short() -> None:
     indices = jnp.arange(64)[None]
     visits = per_query_block(Mask(window=8), KernelTokens(indices, indices), 8, 8)
-    assert max(map(int, visits.kept[0])) == 2
+    assert max(map(int, visits.visited[0])) == 2
 
 
 @pytest.mark.parametrize(("width", "expected"), [(64, (64,)), (96, (64, 32)), (192, (128, 64)), (256, (256,))])
