@@ -175,7 +175,8 @@ def _into_peft(source: Any, options: argparse.Namespace) -> None:
     with new_folder(options.out) as folder:
         adapter.write(folder)
     modules = f"{len(adapter.tensors)} modules ({', '.join(adapter.names)})"
-    print(f"{named(options.out)}: factors of rank {adapter.source.rank} for {modules}, of {adapter.source.base.place}")
+    base = adapter.source.base.location
+    print(f"{named(options.out)}: factors of rank {adapter.source.rank} for {modules}, of {base}")
 
 
 if __name__ == "__main__":

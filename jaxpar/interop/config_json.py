@@ -17,7 +17,7 @@ from jaxpar.config.spelling import quoted
 from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.mapping.expert_keys import SAME
 from jaxpar.interop.mapping.family import Family, tensors_of
-from jaxpar.interop.mapping.keys import Given
+from jaxpar.interop.mapping.keys import HFConfig
 from jaxpar.interop.mapping.layer_packing import layer_models, packed
 from jaxpar.interop.mapping.rope_keys import OPTIONAL, SCALINGS
 from jaxpar.layers.experts.routers import options_of
@@ -38,9 +38,9 @@ QUANTIZATION = "quantization_config"
 """The key of tensors that are stored in fewer bits."""
 
 COMPRESSED = "compressed-tensors"
-"""A `quant_method` of any family, of which matrices in 8 bits with a scale, or one for each output, are read."""
+"""A `quant_method` of any family; 8-bit matrices with one scale, or one per output, can be read."""
 _READ = {"num_bits": (8,), "type": ("float",), "strategy": ("tensor", "channel"), "symmetric": (True, None)}
-"""By key of a group's `weights`, the values that are read."""
+"""The supported values of each key of a group's `weights`."""
 
 ONLY_IN_TRAINING = ("balance_loss", "sequence_loss", "z_loss", "capacity_factor", "clusters", "bias_rate")
 """Keys of experts, and options of routers, that do not change what a trained model computes."""
@@ -48,24 +48,24 @@ TRAINING = ("preset", "vocab_multiple", "dropout", "init_scale", "z_loss", "kind
 """Keys of our model section that do not change what a trained model computes, or that are spelled out by layer."""
 
 
-def family_of(given: Given) -> Family:
+def family_of(hf_config: HFConfig) -> Family:
     """The family of a `config.json`.
 
     Raises:
         UserError: its `model_type` or `architectures` belong to none.
     """
-    model_type, known = given.get("model_type"), {family.model_type: family for family in FAMILIES.values()}
+    model_type, known = hf_config.get("model_type"), {family.model_type: family for family in FAMILIES.values()}
     if not isinstance(model_type, str) or model_type not in known:
         # A type with a similar name is another architecture, and no slip: transformers writes this key.
         alike = [one for one in known if _letters(one) == _letters(str(model_type))]
         raise UserError(
-            f"{given.file}: model_type is {quoted(model_type, 80)}, which is not supported"
+            f"{hf_config.file}: model_type is {quoted(model_type, 80)}, which is not supported"
             f"; {f'did you mean {alike[0]}?' if alike else f'expected one of {", ".join(known)}'}"
         )
     family = known[model_type]
-    classes = given.get("architectures") or [family.architecture]
+    classes = hf_config.get("architectures") or [family.architecture]
     if not isinstance(classes, list) or family.architecture not in classes:
-        raise given.refusal("architectures", classes, family.architecture)
+        raise hf_config.refusal("architectures", classes, family.architecture)
     return family
 
 
@@ -74,58 +74,60 @@ def _letters(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
-def model_of(given: Given) -> tuple[Family, ModelConfig]:
+def model_of(hf_config: HFConfig) -> tuple[Family, ModelConfig]:
     """The family and the model section of a `config.json`.
 
     Raises:
         UserError: a key, or its value, is not supported; the message names it.
     """
-    family = family_of(given)
+    family = family_of(hf_config)
     ours: dict[str, Any] = dict(family.model)
     for entry in family.entries:
-        ours |= entry.read(given)
+        ours |= entry.read(hf_config)
     each: list[dict[str, Any]] = [{} for _ in range(ours["layers"])]
     for entry in family.layer_entries:
-        each = [own | more for own, more in zip(each, entry.read(given, ours["layers"]), strict=True)]
-    quantization_of(given)
-    for key, value in given.values.items():
+        each = [kind | more for kind, more in zip(each, entry.read(hf_config, ours["layers"]), strict=True)]
+    quantization_of(hf_config)
+    for key, value in hf_config.values.items():
         if key not in _known(family) and value is not None:
-            raise UserError(f"{given.file}: the key {key} is not supported for {family.model_type}")
+            raise UserError(f"{hf_config.file}: the key {key} is not supported for {family.model_type}")
     return family, with_values(ModelConfig(), {**ours, **packed(each)})
 
 
-def quantization_of(given: Given) -> str | None:
-    """How tensors are quantized.
+def quantization_of(hf_config: HFConfig) -> str | None:
+    """The format of quantized tensors, or None.
 
     Raises:
-        UserError: in a way that is not read for models of this family.
+        UserError: the format is not supported for models of this family.
     """
-    family, options = family_of(given), given.get(QUANTIZATION)
+    family, options = family_of(hf_config), hf_config.get(QUANTIZATION)
     if options is None:
         return None
     method = options.get("quant_method") if isinstance(options, dict) else options
     if method == COMPRESSED:
-        _check_compressed(given, options)
+        _check_compressed(hf_config, options)
         return COMPRESSED
     if not family.quantizations:
-        raise UserError(f"{given.file}: the key {QUANTIZATION} is not supported for {family.model_type}")
+        raise UserError(f"{hf_config.file}: the key {QUANTIZATION} is not supported for {family.model_type}")
     if method not in family.quantizations:
-        raise given.refusal(f"{QUANTIZATION}.quant_method", method, " or ".join((*family.quantizations, COMPRESSED)))
+        raise hf_config.refusal(
+            f"{QUANTIZATION}.quant_method", method, " or ".join((*family.quantizations, COMPRESSED))
+        )
     return method
 
 
-def _check_compressed(given: Given, options: Mapping[str, Any]) -> None:
+def _check_compressed(hf_config: HFConfig, options: Mapping[str, Any]) -> None:
     """Refuse weights that are packed otherwise than in 8 bits with a scale, or one for each output."""
     groups = options.get("config_groups")
     if not isinstance(groups, dict) or not groups:
-        raise given.refusal(f"{QUANTIZATION}.config_groups", groups, "a mapping of groups")
+        raise hf_config.refusal(f"{QUANTIZATION}.config_groups", groups, "a mapping of groups")
     for name, group in groups.items():
         weights = group.get("weights") if isinstance(group, dict) else None
         for key, read in _READ.items():
             value = weights.get(key) if isinstance(weights, dict) else None
             if value not in read:
                 wanted = " or ".join(str(one) for one in read if one is not None)
-                raise given.refusal(f"{QUANTIZATION}.config_groups.{name}.weights.{key}", value, wanted)
+                raise hf_config.refusal(f"{QUANTIZATION}.config_groups.{name}.weights.{key}", value, wanted)
 
 
 def config_of(family: Family, model: ModelConfig, base: Mapping[str, Any], length: int) -> dict[str, Any]:
@@ -134,7 +136,7 @@ def config_of(family: Family, model: ModelConfig, base: Mapping[str, Any], lengt
     Args:
         family: its family.
         model: what it computes.
-        base: a `config.json` of which other keys are taken, such as those of tokens.
+        base: a `config.json` that supplies the other keys, such as those of tokens.
         length: `max_position_embeddings`, where `base` has none.
 
     Raises:
@@ -150,7 +152,7 @@ def config_of(family: Family, model: ModelConfig, base: Mapping[str, Any], lengt
         made |= entry.write(layer_models(resolved))
     if "n_positions" in made:
         del made["max_position_embeddings"]
-    _, again = model_of(Given("config.json", made))
+    _, again = model_of(HFConfig("config.json", made))
     if wrong := differences(model, again):
         raise UserError(f"model: the format of {family.name} cannot express {', '.join(map(str, wrong))}")
     return made
@@ -189,7 +191,8 @@ class Difference:
         if not is_dataclass(self.first) or type(self.first) is not type(self.second):
             return f"model.{self.key}{where} ({_spelled(self.first)}, not {_spelled(self.second)})"
         pairs = [
-            (one.name, *(getattr(own, one.name) for own in (self.first, self.second))) for one in fields(self.first)
+            (one.name, *(getattr(section, one.name) for section in (self.first, self.second)))
+            for one in fields(self.first)
         ]
         return "; ".join(
             f"model.{self.key}.{name}{where} ({spell(first)}, not {spell(second)})"
@@ -199,11 +202,11 @@ class Difference:
 
 
 def _spelled(value: Any) -> str:
-    """In YAML; of a mapping of its own, such as `model.experts`, the keys that are not at their defaults."""
+    """A value in YAML; a mapping such as `model.experts` without the keys that are at their defaults."""
     if not is_dataclass(value):
         return spell(value)
     usual = {one.name: {} if one.default is MISSING else one.default for one in fields(value)}
-    return spell({name: own for name, own in vars(value).items() if own != usual[name]})
+    return spell({name: setting for name, setting in vars(value).items() if setting != usual[name]})
 
 
 def differences(a: ModelConfig, b: ModelConfig) -> list[Difference]:
@@ -211,14 +214,14 @@ def differences(a: ModelConfig, b: ModelConfig) -> list[Difference]:
     if a.layers != b.layers:
         return [Difference("layers", a.layers, b.layers, None)]
     each = [(_function(mine), _function(other)) for mine, other in zip(layer_models(a), layer_models(b), strict=True)]
-    found = []
+    lines = []
     for key in each[0][0]:
         wrong = [layer for layer, (mine, other) in enumerate(each) if mine[key] != other[key]]
         if wrong:
             mine, other = each[wrong[0]]
             everywhere = len(wrong) == a.layers
-            found.append(Difference(key, mine[key], other[key], None if everywhere else wrong[0]))
-    return found
+            lines.append(Difference(key, mine[key], other[key], None if everywhere else wrong[0]))
+    return lines
 
 
 def _known(family: Family) -> set[str]:
@@ -227,17 +230,17 @@ def _known(family: Family) -> set[str]:
 
 
 def _experts(model: ModelConfig, experts: ExpertsConfig) -> ExpertsConfig:
-    """Those of the keys of experts that decide what they compute."""
+    """The experts' configuration without the keys that do not affect the result."""
     width = model.mlp if experts.width is None else experts.width
     router = SAME.get(experts.router, experts.router)
     options = options_of(experts)
     options = {
-        one.name: own
+        one.name: value
         for one in fields(options)
-        if one.name not in ONLY_IN_TRAINING and (own := getattr(options, one.name)) != one.default
+        if one.name not in ONLY_IN_TRAINING and (value := getattr(options, one.name)) != one.default
     }
-    kept = {name: getattr(experts, name) for name in ("count", "per_token", "shared")}
-    return ExpertsConfig(width=width, router=router, router_options=options, **kept)
+    unchanged = {name: getattr(experts, name) for name in ("count", "per_token", "shared")}
+    return ExpertsConfig(width=width, router=router, router_options=options, **unchanged)
 
 
 def _function(model: ModelConfig) -> dict[str, Any]:

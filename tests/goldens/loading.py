@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxpar.config.schema import ModelConfig
-from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, own_specs
+from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
 from jaxpar.interop.sources.hf_folder import HFFolder
 from tests.reference.options import spelled_out
 from tests.reference.tree import Tree, unflatten
@@ -40,7 +40,7 @@ def pad_vocabulary(weights: Tree, multiple: int) -> Tree:
 def weights_of(source: HFFolder) -> Tree:
     """All weights in float32, layers of all kinds in one stack."""
     leaves = {}
-    for name, spec in own_specs(source.model, next(iter(source.model.kinds), "")).items():
+    for name, spec in weight_specs(source.model, next(iter(source.model.kinds), "")).items():
         whole = tuple(slice(0, size) for size in spec.shape)
         layers = range(source.model.layers) if name.startswith(LAYER_PREFIX) else None
         leaves[name] = source.read(name, layers, whole).astype(np.float32)

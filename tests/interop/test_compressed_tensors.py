@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from jaxpar.convert import main
-from jaxpar.interop.conversion.compressed_tensors import codes_of, quantization_config, quantized_names
+from jaxpar.interop.conversion.compressed_tensors import quantization_config, quantize, quantized_names
 from jaxpar.interop.mapping.family import tensors_of
 from jaxpar.interop.sources.compressed_tensors import CompressedFiles
 from jaxpar.interop.sources.hf_folder import HFFolder
@@ -88,7 +88,7 @@ def test_a_scale_may_be_one_number_or_one_for_each_output(shape: tuple[int, ...]
 
 @pytest.mark.parametrize("largest", [448.0, 449.0, 447.9, 3e-5, 0.0])
 def test_a_scale_is_the_least_power_of_two_by_which_a_matrix_fits(largest: float):
-    codes, (scale,) = codes_of(np.asarray([[largest, -largest / 3]], np.float32))
+    codes, (scale,) = quantize(np.asarray([[largest, -largest / 3]], np.float32))
     wanted = 2.0 ** np.ceil(np.log2(np.float64(np.float32(largest)) / 448)) if largest else 1.0
     assert scale == wanted and np.isfinite(codes.astype(np.float32)).all()
 
@@ -96,7 +96,7 @@ def test_a_scale_is_the_least_power_of_two_by_which_a_matrix_fits(largest: float
 @pytest.mark.parametrize("largest", [1e-44, 1e-30, 0.75, 448.0, 3e38, 0.0])
 def test_a_scale_is_that_of_a_run(largest: float):
     values = np.asarray([[largest, -largest / 3]], np.float32)
-    codes, (scale,) = codes_of(values)
+    codes, (scale,) = quantize(values)
     assert scale == scale_of(np.abs(values).max(), E4M3)
     np.testing.assert_array_equal(
         codes.astype(np.float32), np.asarray(quantise(values, scale, E4M3)).astype(np.float32)

@@ -16,7 +16,7 @@ from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema.model import ModelConfig, Pattern
 from jaxpar.config.schema.rope import RopeConfig
 from jaxpar.interop.config_json import config_of, differences, family_for, model_of
-from jaxpar.interop.mapping.keys import Given
+from jaxpar.interop.mapping.keys import HFConfig
 from jaxpar.interop.mapping.layer_packing import pattern_of
 from jaxpar.interop.sources.source import check_fits
 from jaxpar.layers.checks import validate
@@ -164,22 +164,22 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def golden(name: str, **changed: Any) -> Given:
+def golden(name: str, **changed: Any) -> HFConfig:
     """The `config.json` of a golden, with some keys changed; `...` removes a key."""
     values = json.loads((FOLDER / name / "config.json").read_text()) | changed
-    return Given("config.json", {key: value for key, value in values.items() if value is not ...})
+    return HFConfig("config.json", {key: value for key, value in values.items() if value is not ...})
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_config_json_of_a_release_is_the_preset(name: str):
-    assert differences(model_of(Given("config.json", PUBLISHED[name]))[1], PRESETS[name]) == []
+    assert differences(model_of(HFConfig("config.json", PUBLISHED[name]))[1], PRESETS[name]) == []
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_goes_to_config_json_and_back(name: str):
     family = family_for(PRESETS[name])
     written = json.loads(json.dumps(config_of(family, PRESETS[name], {}, length=4096)))
-    back, model = model_of(Given("config.json", written))
+    back, model = model_of(HFConfig("config.json", written))
     assert (back, differences(model, PRESETS[name])) == (family, [])
     validate(Config(model=model))
 
@@ -191,7 +191,7 @@ def test_experts_that_sent_less_in_training_are_exported_like_others():
     trained = {"clusters": {"share": 0.5, "residual": 0.5}, "capacity_factor": 1.5, "sequence_loss": 0.1}
     model = replace(preset, experts=replace(preset.experts, **trained))
     assert (
-        differences(model_of(Given("config.json", config_of(family_for(preset), model, {}, length=4096)))[1], model)
+        differences(model_of(HFConfig("config.json", config_of(family_for(preset), model, {}, length=4096)))[1], model)
         == []
     )
 
@@ -199,7 +199,7 @@ def test_experts_that_sent_less_in_training_are_exported_like_others():
 @pytest.mark.parametrize("name", NAMES)
 def test_the_config_json_of_transformers_5_goes_both_ways(name: str):
     family, model = model_of(golden(name))
-    again = model_of(Given("config.json", config_of(family, model, {}, length=128)))
+    again = model_of(HFConfig("config.json", config_of(family, model, {}, length=128)))
     assert again[0] is family and differences(again[1], model) == []
 
 

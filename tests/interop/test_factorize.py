@@ -11,7 +11,7 @@ import pytest
 
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.convert import main
-from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, own_specs
+from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import open_source, origin_of
 from jaxpar.interop.sources.saved_weights import SavedWeights
@@ -42,8 +42,8 @@ def factorize(*arguments: object) -> SavedWeights:
 def layers_of(source: Any, weight: str) -> np.ndarray:
     """A weight of all layers that have it, [layer, inputs or rank, ...], as matrices."""
     kinds = layer_kinds(source.model)
-    layers = [layer for layer, kind in enumerate(kinds) if weight in own_specs(source.model, kind)]
-    spec = own_specs(source.model, kinds[layers[0]])[weight]
+    layers = [layer for layer, kind in enumerate(kinds) if weight in weight_specs(source.model, kind)]
+    spec = weight_specs(source.model, kinds[layers[0]])[weight]
     values = source.read(weight, layers, tuple(slice(0, size) for size in spec.shape)).astype(np.float32)
     return values.reshape(len(layers), int(np.prod(spec.shape[: spec.inputs])), -1)
 
@@ -61,7 +61,7 @@ def test_no_product_of_the_rank_is_nearer(
     assert not set(left) & set(ranks)
     kinds, names = layer_kinds(before.model), {}
     for kind in kinds:
-        names |= own_specs(before.model, kind)
+        names |= weight_specs(before.model, kind)
     seen = 0
     for weight in names:
         own = weight.rpartition(".")[2]
@@ -85,7 +85,7 @@ def test_no_product_of_the_rank_is_nearer(
 
 def test_a_share_bounds_the_weights_of_every_matrix(tmp_path: Path):
     found = factorize(FOLDER / "llama", tmp_path / "out", "--share", 0.4)
-    whole = own_specs(HFFolder(FOLDER / "llama").model)
+    whole = weight_specs(HFFolder(FOLDER / "llama").model)
     for weight in (name for name in whole if name.rpartition(".")[2] in found.model.low_rank):
         size = sum(layers_of(found, f"{weight}_{end}")[0].size for end in "ab")
         of_a_rank = size / found.model.low_rank[weight.rpartition(".")[2]]

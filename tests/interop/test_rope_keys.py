@@ -10,7 +10,7 @@ import pytest
 from jaxpar.config import UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.interop.config_json import config_of, differences, model_of
-from jaxpar.interop.mapping.keys import Given
+from jaxpar.interop.mapping.keys import HFConfig
 from tests.interop.test_config_json import golden
 from tests.sentences import refused
 
@@ -68,7 +68,7 @@ def test_what_is_stated_twice_or_elsewhere_is_read_as_transformers_reads_it(case
     family, model = model_of(golden(name, **keys))
     for own in kind_models(model).values():
         assert {key: getattr(own.rope, key) for key in wanted} == wanted
-    assert differences(model, model_of(Given("config.json", config_of(family, model, {}, length=128)))[1]) == []
+    assert differences(model, model_of(HFConfig("config.json", config_of(family, model, {}, length=128)))[1]) == []
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_model, layer_kinds
 from jaxpar.interop.mapping.family import Family, StoredTensor
 from jaxpar.interop.mapping.form import Form
+from jaxpar.interop.sources.full_matrices import full_matrix_model
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import Model
-from jaxpar.interop.sources.whole import whole_model
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.matmul_formats import ROUTER_GROUPS, is_exact, quantised
 from jaxpar.precision.recipe import E4M3, LARGEST
@@ -41,7 +41,7 @@ def quantized_names(source: Model, family: Family, tensors: Iterable[StoredTenso
     """
     tensors = list(tensors)
     by_layer = [_matrices(source, layer) for layer in range(source.model.layers)]
-    found = frozenset(
+    names = frozenset(
         one.name
         for one in tensors
         if one.layer is not None
@@ -49,26 +49,28 @@ def quantized_names(source: Model, family: Family, tensors: Iterable[StoredTenso
         and len(one.laid.shape) == 2
         and {weight.rpartition(".")[2] for weight in one.weights} <= by_layer[one.layer]
     )
-    if not found:
+    if not names:
         raise UserError(
             f"--format: {FORMAT} has scales of linear maps, and {family.name} stores none of its matrices as those; "
             "expected the default, without --format"
         )
-    return found
+    return names
 
 
 def _matrices(source: Model, layer: int) -> set[str]:
-    model = whole_model(source.model)
-    own = kind_model(model, layer_kinds(model)[layer])
+    model = full_matrix_model(source.model)
+    kind_of_layer = kind_model(model, layer_kinds(model)[layer])
     if not isinstance(source, HFFolder) and source.config.precision.matmul is not None:
         if is_exact(source.config, layer):
             return set()
-        return {name for matrices in quantised(source.config, own).values() for name in matrices}
-    groups = [group for part in declare_layer(own).parts for group in part.groups if group.name not in ROUTER_GROUPS]
+        return {name for matrices in quantised(source.config, kind_of_layer).values() for name in matrices}
+    groups = [
+        group for part in declare_layer(kind_of_layer).parts for group in part.groups if group.name not in ROUTER_GROUPS
+    ]
     return {name for group in groups for name in group.weights}
 
 
-def codes_of(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def quantize(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(codes, scale [1]) of a matrix."""
     values = values.astype(np.float32)
     fraction, power = frexp(float(np.abs(values).max()) / LARGEST[E4M3])

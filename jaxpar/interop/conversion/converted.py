@@ -31,7 +31,7 @@ from jaxpar.mesh.parameters import ROUTED, ParamSpec
 from jaxpar.model.decoder import decoder_specs
 
 PIECE_BYTES = 64 * 2**20
-"""Of a piece of a table, or of routed matrices; a piece of other stacked weights is a layer's."""
+"""Bytes of a piece of a table or of routed matrices; a piece of other stacked weights is one layer."""
 
 
 def write_checkpoint(source: HFFolder, folder: Path, report: Callable[[str], None]) -> None:

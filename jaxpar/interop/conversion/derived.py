@@ -12,10 +12,10 @@ from jaxpar.layers.counting import parameter_count
 
 @dataclass(frozen=True)
 class DerivedModel:
-    """What such a model has in common with its source: it is known by the same folder and digest."""
+    """A model derived from another one, identified by its source's folder and digest."""
 
     source: Model
-    """Where the weights come from."""
+    """The model that supplies the weights."""
     model: ModelConfig
 
     @property
@@ -23,8 +23,8 @@ class DerivedModel:
         return self.source.path
 
     @property
-    def place(self) -> Path:
-        return self.source.place
+    def location(self) -> Path:
+        return self.source.location
 
     @property
     def digest(self) -> str:

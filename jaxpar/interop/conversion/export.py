@@ -21,19 +21,19 @@ from jaxpar.interop.conversion.compressed_tensors import (
     SCALE,
     SCALE_BYTES,
     WEIGHT,
-    codes_of,
     quantization_config,
+    quantize,
     quantized_names,
 )
 from jaxpar.interop.conversion.new_folder import copy_beside
 from jaxpar.interop.conversion.tokenizer_files import TokenizerFiles, tokenizer_files
 from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
-from jaxpar.interop.mapping.keys import Given
-from jaxpar.interop.mapping.weight_names import own_specs
+from jaxpar.interop.mapping.keys import HFConfig
+from jaxpar.interop.mapping.weight_names import weight_specs
+from jaxpar.interop.sources.full_matrices import full_matrix_model, read_full_matrix
 from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder, read_config
 from jaxpar.interop.sources.open_source import Model, origin_of
-from jaxpar.interop.sources.tensor_files import DTYPES, INDEX, WHOLE
-from jaxpar.interop.sources.whole import read_whole, whole_model
+from jaxpar.interop.sources.tensor_files import DTYPES, INDEX, SINGLE_FILE
 
 GENERATION = "generation_config.json"
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -49,9 +49,9 @@ class Export:
     family: Family
     tensors: list[StoredTensor]
     dtypes: dict[str, np.dtype]
-    """Of each tensor."""
+    """Dtype of each tensor."""
     config: Mapping[str, Any]
-    """Of `config.json`."""
+    """Contents of `config.json`."""
     beside: Path | None
     """A folder whose `generation_config.json` is copied."""
     tokenizer: TokenizerFiles
@@ -69,24 +69,24 @@ class Export:
         return tensor.laid.join(self.weights(tensor)).astype(self.dtypes[tensor.name])
 
     def written(self, tensor: StoredTensor) -> dict[str, np.ndarray]:
-        """What the file has of a tensor, by name."""
+        """Arrays that the file stores for a tensor, by name."""
         if tensor.name not in self.quantized:
             return {tensor.name: self.values(tensor)}
-        codes, scale = codes_of(tensor.laid.join(self.weights(tensor)))
-        return {tensor.name: codes, _scale_name(tensor): scale}
+        values, scale = quantize(tensor.laid.join(self.weights(tensor)))
+        return {tensor.name: values, _scale_name(tensor): scale}
 
     def weights(self, tensor: StoredTensor) -> list[np.ndarray]:
         """The weights that a tensor holds."""
-        whole = [self._whole(weight, tensor.layer) for weight in tensor.weights]
-        return whole if tensor.member is None else [weight[tensor.member] for weight in whole]
+        arrays = [self._full_array(weight, tensor.layer) for weight in tensor.weights]
+        return arrays if tensor.member is None else [weight[tensor.member] for weight in arrays]
 
-    def _whole(self, weight: str, layer: int | None) -> np.ndarray:
+    def _full_array(self, weight: str, layer: int | None) -> np.ndarray:
         """A weight, of a layer or outside them. The last one is kept: its matrices are asked for in turn."""
         if (weight, layer) not in self._last:
-            model = whole_model(self.source.model)
-            spec = own_specs(model, layer_kinds(model)[layer or 0])[weight]
+            model = full_matrix_model(self.source.model)
+            spec = weight_specs(model, layer_kinds(model)[layer or 0])[weight]
             region = tuple(slice(0, size) for size in spec.shape)
-            read = read_whole(self.source, weight, None if layer is None else [layer], region)
+            read = read_full_matrix(self.source, weight, None if layer is None else [layer], region)
             self._last.clear()
             self._last[weight, layer] = read if layer is None else read[0]
         return self._last[weight, layer]
@@ -102,18 +102,18 @@ class Export:
         shards: list[list[StoredTensor]] = [[]]
         size = 0
         for tensor in self.tensors:
-            own = self._bytes(tensor)
-            if shards[-1] and size + own > shard_bytes:
+            written = self._bytes(tensor)
+            if shards[-1] and size + written > shard_bytes:
                 shards.append([])
                 size = 0
             shards[-1].append(tensor)
-            size += own
+            size += written
         return shards
 
     def _write_weights(self, folder: Path, shard_bytes: int) -> list[Path]:
         shards, files, by_name = self.shards(shard_bytes), [], {}
-        for number, shard in enumerate(shards, start=1):
-            name = WHOLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        for index, shard in enumerate(shards, start=1):
+            name = SINGLE_FILE if len(shards) == 1 else f"model-{index:05d}-of-{len(shards):05d}.safetensors"
             try:
                 leaves = {leaf: value for one in shard for leaf, value in self.written(one).items()}
                 save_file(leaves, folder / name, metadata={"format": "pt"})
@@ -159,7 +159,7 @@ def plan_export(
     Raises:
         UserError: no family of Hugging Face's format can hold the model.
     """
-    model, origin = whole_model(source.model), origin_of(source, report)
+    model, origin = full_matrix_model(source.model), origin_of(source, report)
     if origin is not None and not _holds(origin.family, model):
         report(f"The format of {origin.family.name}, in which the weights came, cannot hold what the model is now.")
         origin = None
@@ -197,7 +197,7 @@ def _length(source: Model) -> int:
     """The number of tokens that a model was trained with, as far as is known."""
     if not isinstance(source, HFFolder):
         return source.config.data.sequence_length
-    return Given("", read_config(source.path).values).get("max_position_embeddings", 0)
+    return HFConfig("", read_config(source.path).values).get("max_position_embeddings", 0)
 
 
 def _with_dtype(config: Mapping[str, Any], dtypes: Mapping[str, np.dtype]) -> dict[str, Any]:

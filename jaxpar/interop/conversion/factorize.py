@@ -19,12 +19,12 @@ from jaxpar.config.spelling import named
 from jaxpar.interop.conversion.converted import hf_facts, keep_hf_files, write_weights
 from jaxpar.interop.conversion.derived import DerivedModel
 from jaxpar.interop.mapping.form import Region
-from jaxpar.interop.mapping.weight_names import own_specs
+from jaxpar.interop.mapping.weight_names import weight_specs
 from jaxpar.interop.sources.adapted import AdaptedWeights
+from jaxpar.interop.sources.full_matrices import full_matrix_model, read_full_matrix
 from jaxpar.interop.sources.open_source import Model
 from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.interop.sources.source import Origin
-from jaxpar.interop.sources.whole import read_whole, whole_model
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layers.declaration.part import factor_names
 from jaxpar.layers.declared import declare_layer
@@ -34,8 +34,8 @@ from jaxpar.mesh.parameters import ParamSpec, initial_weight
 
 _draw = jax.jit(initial_weight, static_argnums=(0, 1, 2))
 
-KEPT_BYTES = 4 * 2**30
-"""Of second factors that wait in memory until they are written; beyond it a matrix is decomposed a second time."""
+CACHED_BYTES = 4 * 2**30
+"""Limit of second factors cached in memory until they are written; beyond it, a matrix is decomposed again."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Factorized(DerivedModel):
 
     solver: str
     """`svd`: the product is as near to the matrix as one of its rank can be; `random`: drawn as a new run's."""
-    left_whole: tuple[str, ...]
+    unfactorized: tuple[str, ...]
     """Matrices whose factors would not have fewer weights."""
     discarded: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
-    """Of each decomposed matrix of a layer, by the matrix's own name: the squares of its singular values that are left
-    out, and of all, summed."""
+    """Sums of squared singular values, of the discarded ones and of all, for each decomposed matrix, by its name and
+    layer."""
     _waiting: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
 
     @property
@@ -60,7 +60,7 @@ class Factorized(DerivedModel):
 
     @property
     def origin(self) -> Origin | None:
-        """None for the weights of a run, whose configuration names the model that it began with."""
+        """Origin of the weights; None for those of a run, whose configuration names the model it began with."""
         return self.source.origin if self._run is None else None
 
     @property
@@ -70,7 +70,7 @@ class Factorized(DerivedModel):
 
     @property
     def config(self) -> Config:
-        """That of the run whose weights these were, or of a model alone."""
+        """Configuration of the run that saved the weights, or a new one for the model."""
         return replace(self._run or Config(), model=self.model, lora=LoraConfig())
 
     @property
@@ -83,8 +83,8 @@ class Factorized(DerivedModel):
 
     def write(self, folder: Path, report: Callable[[str], None]) -> None:
         """Write a checkpoint into a new folder, with the files of Hugging Face's format that the source has."""
-        own = {} if self.origin is None else hf_facts(self.origin)
-        write_weights(self, self.config, {CAME_FROM: list(self.lineage), **own}, folder, report)
+        facts = {} if self.origin is None else hf_facts(self.origin)
+        write_weights(self, self.config, {CAME_FROM: list(self.lineage), **facts}, folder, report)
         if self.origin is not None:
             keep_hf_files(self.origin, folder)
 
@@ -94,18 +94,18 @@ class Factorized(DerivedModel):
         for name, rank in self.model.low_rank.items():
             specs = _specs_of(self.source.model, name)
             share = max(rank * sum(_sides(spec)) / spec.size for spec in specs)
-            lost = [pair for (own, _), pair in self.discarded.items() if own == name]
+            lost = [pair for (matrix, _), pair in self.discarded.items() if matrix == name]
             error = (sum(out for out, _ in lost) / max(sum(total for _, total in lost), 1e-300)) ** 0.5
             words = f", relative error {error:.2g}" if self.solver == "svd" else ""
             lines.append(f"  {name:8} rank {rank}, {share:.0%} of its weights{words}")
-        if self.left_whole:
-            lines.append(f"  left whole, since factors would not be smaller: {', '.join(self.left_whole)}")
+        if self.unfactorized:
+            lines.append(f"  left whole, since factors would not be smaller: {', '.join(self.unfactorized)}")
         return "\n".join(lines)
 
     def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
         matrix, is_second = _matrix_of(weight, self.model)
         if layers is None or matrix is None:
-            return read_whole(self.source, weight, layers, region)
+            return read_full_matrix(self.source, weight, layers, region)
         return np.stack([self._factor(matrix, is_second, layer)[region] for layer in layers])
 
     def _factor(self, matrix: str, is_second: bool, layer: int) -> np.ndarray:
@@ -114,25 +114,25 @@ class Factorized(DerivedModel):
         if is_second and (matrix, layer) in self._waiting:
             return self._waiting.pop((matrix, layer))
         pair = self._decomposed(matrix, layer)
-        if not is_second and sum(one.nbytes for one in self._waiting.values()) + pair[1].nbytes <= KEPT_BYTES:
+        if not is_second and sum(one.nbytes for one in self._waiting.values()) + pair[1].nbytes <= CACHED_BYTES:
             self._waiting[matrix, layer] = pair[1]
         return pair[is_second]
 
     def _decomposed(self, matrix: str, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """U sqrt(S) and sqrt(S) V^T of the largest singular values: both factors have the same norm."""
         name = matrix.rpartition(".")[2]
-        spec = own_specs(whole_model(self.model), layer_kinds(self.model)[layer])[matrix]
-        (whole,) = read_whole(self.source, matrix, [layer], tuple(slice(0, size) for size in spec.shape))
+        spec = weight_specs(full_matrix_model(self.model), layer_kinds(self.model)[layer])[matrix]
+        (values,) = read_full_matrix(self.source, matrix, [layer], tuple(slice(0, size) for size in spec.shape))
         rank, inputs, outputs = self.model.low_rank[name], spec.shape[: spec.inputs], spec.shape[spec.inputs :]
-        u, s, vt = np.linalg.svd(whole.astype(np.float32).reshape(_sides(spec)), full_matrices=False)
+        u, s, vt = np.linalg.svd(values.astype(np.float32).reshape(_sides(spec)), full_matrices=False)
         squares = s.astype(np.float64) ** 2
         self.discarded[name, layer] = float(squares[rank:].sum()), float(squares.sum())
         root = np.sqrt(s[:rank])
         return (u[:, :rank] * root).reshape(*inputs, rank), (root[:, None] * vt[:rank]).reshape(rank, *outputs)
 
     def _drawn(self, factor: str, layer: int) -> np.ndarray:
-        """What a new run with the seed of the configuration draws."""
-        spec = own_specs(self.model, layer_kinds(self.model)[layer])[factor]
+        """The initial value that a new run draws with the configured seed."""
+        spec = weight_specs(self.model, layer_kinds(self.model)[layer])[factor]
         name = jax.tree_util.keystr(tuple(jax.tree_util.DictKey(key) for key in factor.split(".")))
         return np.asarray(_draw(name, spec.stacked(1), self.config.run.seed, jnp.array([layer], jnp.int32))[0])
 
@@ -167,9 +167,9 @@ def plan_factorization(
             left.append(name)
     if not ranks:
         most = max(min(map(saving_rank, _specs_of(source.model, name))) for name in left)
-        given = f"--rank: {rank}" if rank is not None else f"--share: {share:g}"
+        option = f"--rank: {rank}" if rank is not None else f"--share: {share:g}"
         raise UserError(
-            f"{given} makes no matrix of {named(source.path)} smaller; there are {', '.join(left)}, and the largest "
+            f"{option} makes no matrix of {named(source.path)} smaller; there are {', '.join(left)}, and the largest "
             f"rank that does is {most}"
         )
     return Factorized(source, replace(source.model, low_rank=ranks), solver, tuple(left))
@@ -177,13 +177,13 @@ def plan_factorization(
 
 def _matrix_names(model: ModelConfig) -> list[str]:
     """The matrices of a model's layers, of all kinds."""
-    layers = [declare_layer(whole_model(own)) for own in kind_models(model).values()]
+    layers = [declare_layer(full_matrix_model(kind)) for kind in kind_models(model).values()]
     return list(dict.fromkeys(name for layer in layers for part in layer.parts for name in part.matrix_names))
 
 
 def _specs_of(model: ModelConfig, name: str) -> list[ParamSpec]:
     """The whole matrix of a name, in each kind of layers that has it."""
-    layers = [declare_layer(whole_model(own)) for own in kind_models(model).values()]
+    layers = [declare_layer(full_matrix_model(kind)) for kind in kind_models(model).values()]
     return [part.weights[name] for layer in layers for part in layer.parts if name in part.matrix_names]
 
 

@@ -65,7 +65,9 @@ def copy_beside(file: Path, to: Path, model: Path | None = None) -> None:
         OSError: it cannot be read, or `to` not be written.
     """
     folder, target = (model or file.parent).resolve(), file.resolve()
-    if not any(target.is_relative_to(place) for place in (folder, folder.parent.parent / "blobs")):
+    if not any(
+        target.is_relative_to(folder_of_source) for folder_of_source in (folder, folder.parent.parent / "blobs")
+    ):
         raise UserError(f"{named(file)}: leads out of its folder, to {named(target)}; expected a file in it")
     to.write_bytes(read_file(file))
 

@@ -22,7 +22,7 @@ from jaxpar.interop.sources.open_source import Model, origin_of
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""What PEFT puts before the name of a module of the model."""
+"""PEFT's prefix of the names of the model's modules."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Adapter:
 
     source: AdaptedWeights
     tensors: list[StoredTensor]
-    """Those of the model, one for each module with factors."""
+    """The model's tensors, one for each module with factors."""
     names: list[str]
-    """Of these modules, each as the end of the names of all of its kind."""
+    """Names of these modules, each as the common suffix of the names of its kind."""
     dtype: np.dtype
 
     def write(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class Adapter:
         return {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": str(self.source.base.place),
+            "base_model_name_or_path": str(self.source.base.location),
             "r": rank,
             "lora_alpha": alpha,
             "target_modules": self.names,
@@ -73,17 +73,17 @@ class Adapter:
         inputs = tensor.laid.specs[0].size // sizes[0]
         joined_a = np.zeros((rank * len(targets), inputs), np.float32)
         joined_b = np.zeros((sum(sizes), rank * len(targets)), np.float32)
-        for place, (weight, spec) in enumerate(zip(tensor.weights, tensor.laid.specs, strict=True)):
+        for index, (weight, spec) in enumerate(zip(tensor.weights, tensor.laid.specs, strict=True)):
             if weight not in targets:
                 continue
-            whole = tuple(slice(0, size) for size in spec.shape)
+            region = tuple(slice(0, size) for size in spec.shape)
             assert tensor.layer is not None, "the matrices of layers have factors"
             numbers = () if tensor.member is None else (slice(tensor.member, tensor.member + 1),)
-            parts = numbers, whole[: spec.inputs], whole[spec.inputs :]
+            parts = numbers, region[: spec.inputs], region[spec.inputs :]
             (a,), (b,) = self.source.read_factors(weight, [tensor.layer], parts)
-            first, columns = sum(sizes[:place]), slice(rank * targets.index(weight), rank * (targets.index(weight) + 1))
+            first, columns = sum(sizes[:index]), slice(rank * targets.index(weight), rank * (targets.index(weight) + 1))
             joined_a[columns] = a.reshape(inputs, rank).T
-            joined_b[first : first + sizes[place], columns] = b.reshape(rank, sizes[place]).T
+            joined_b[first : first + sizes[index], columns] = b.reshape(rank, sizes[index]).T
         name = PREFIX + _module(tensor)
         yield f"{name}.lora_A.weight", joined_a.astype(self.dtype)
         yield f"{name}.lora_B.weight", joined_b.astype(self.dtype)
@@ -122,7 +122,7 @@ def plan_adapter(source: Model, dtype: np.dtype, report: Callable[[str], None]) 
             )
     if not isinstance(source.base, HFFolder):
         report(
-            f"The factors are for {named(source.base.place)}, which PEFT cannot load: export it too, and name that "
+            f"The factors are for {named(source.base.location)}, which PEFT cannot load: export it too, and name that "
             f"folder in base_model_name_or_path of {CONFIG}."
         )
     return Adapter(source, tensors, _module_names(tensors, every), dtype)
@@ -141,13 +141,13 @@ def _module(tensor: StoredTensor) -> str:
 def _module_names(tensors: list[StoredTensor], every: list[StoredTensor]) -> list[str]:
     """The ends of the names of the modules of `tensors`: one part, or two where that is the end of others too."""
     chosen = set(map(_module, tensors))
-    found: list[str] = []
+    names: list[str] = []
     for module in map(_module, tensors):
         last = module.rpartition(".")[2]
         alone = all(other in chosen for other in map(_module, every) if other.endswith(f".{last}"))
         name = last if alone else ".".join(module.split(".")[-2:])
-        found += [] if name in found else [name]
-    return found
+        names += [] if name in names else [name]
+    return names
 
 
 def _name_of(tensor: StoredTensor, names: list[str]) -> str:

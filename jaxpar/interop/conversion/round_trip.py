@@ -1,4 +1,4 @@
-"""Both ways in memory: whether a conversion and its inverse give the same bits."""
+"""Checks in memory that a conversion and its inverse give the same bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxpar.interop.sources.hf_folder import HFFolder
 
 
 def check_import(source: HFFolder, export: Export) -> None:
-    """Check, tensor by tensor, that what would be written is what is in the files.
+    """Check that every tensor of the export equals the one in the source's files.
 
     Raises:
         UserError: a tensor has other bits.
@@ -23,17 +23,17 @@ def check_import(source: HFFolder, export: Export) -> None:
 
 
 def check_export(export: Export) -> None:
-    """Check, weight by weight, that what would be written is read as the weights that there are.
+    """Check that every weight equals the one that is read back from the export.
 
     Raises:
         UserError: a weight has other bits, because the dtype of its tensor cannot hold it.
     """
     for tensor in export.tensors:
         written = export.values(tensor)
-        for place, (weight, found) in enumerate(zip(tensor.weights, export.weights(tensor), strict=True)):
-            whole = tuple(slice(0, size) for size in found.shape)
-            again = tensor.laid.read(place, whole, lambda lines, written=written: written[lines]).astype(np.float32)
-            if found.astype(np.float32).tobytes() != again.tobytes():
+        for index, (weight, before) in enumerate(zip(tensor.weights, export.weights(tensor), strict=True)):
+            region = tuple(slice(0, size) for size in before.shape)
+            again = tensor.laid.read(index, region, lambda lines, written=written: written[lines]).astype(np.float32)
+            if before.astype(np.float32).tobytes() != again.tobytes():
                 raise UserError(
                     f"{named(export.source.path)}: the weight {weight} comes back with other bits from the tensor "
                     f"{tensor.name} in {written.dtype.name}; expected --dtype float32, or a loss of precision"

@@ -37,7 +37,7 @@ def copy_tokenizer(origin: Path, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """Where the files of an export's tokenizer are from."""
+    """The source of an export's tokenizer files."""
 
     origin: Path | None
     """The folder in Hugging Face's format that the weights came from."""

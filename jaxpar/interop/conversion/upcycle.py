@@ -19,17 +19,17 @@ from jaxpar.config.spelling import named
 from jaxpar.interop.conversion.converted import write_weights
 from jaxpar.interop.conversion.derived import DerivedModel
 from jaxpar.interop.mapping.form import Region
-from jaxpar.interop.mapping.weight_names import own_specs
+from jaxpar.interop.mapping.weight_names import weight_specs
+from jaxpar.interop.sources.full_matrices import full_matrix_model, read_full_matrix
 from jaxpar.interop.sources.open_source import Model
 from jaxpar.interop.sources.source import Origin
-from jaxpar.interop.sources.whole import read_whole, whole_model
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.parameters import initial_weight
 
 _draw = jax.jit(initial_weight, static_argnums=(0, 1, 2))
 
 PREFIX = f"{LAYERS}.mlp."
-"""Of the names of a feed-forward's weights."""
+"""Prefix of the names of a feed-forward's weights."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Upcycled(DerivedModel):
 
     @property
     def experts(self) -> ExpertsConfig:
-        """Those of the model."""
+        """Configuration of the model's experts."""
         assert self.model.experts is not None, "it has experts"
         return self.model.experts
 
@@ -66,22 +66,22 @@ class Upcycled(DerivedModel):
 
     def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
         if layers is None or not weight.startswith(PREFIX):
-            return read_whole(self.source, weight, layers, region)
+            return read_full_matrix(self.source, weight, layers, region)
         return np.stack([self._of_layer(weight, layer)[region] for layer in layers])
 
     def _of_layer(self, weight: str, layer: int) -> np.ndarray:
         name, kind = weight.removeprefix(PREFIX), layer_kinds(self.model)[layer]
-        spec, slices = own_specs(self.model, kind)[weight], self.granularity
+        spec, slices = weight_specs(self.model, kind)[weight], self.granularity
         if name == "router":
             copies = spec.shape[1] // slices
             one = replace(spec.stacked(1), shape=(1, spec.shape[0], copies))
             path = tuple(jax.tree_util.DictKey(key) for key in weight.split("."))
             drawn = _draw(jax.tree_util.keystr(path), one, Config().run.seed, jnp.array([layer], jnp.int32))[0]
             return np.repeat(np.asarray(drawn), slices, axis=1)
-        dense = own_specs(whole_model(self.source.model), kind)[weight]
+        dense = weight_specs(full_matrix_model(self.source.model), kind)[weight]
         everything = tuple(slice(0, size) for size in dense.shape)
-        (whole,) = read_whole(self.source, weight, [layer], everything)
-        parts = np.split(whole.astype(np.float32), slices, axis=dense.axes.index("mlp"))
+        (values,) = read_full_matrix(self.source, weight, [layer], everything)
+        parts = np.split(values.astype(np.float32), slices, axis=dense.axes.index("mlp"))
         factor = np.float32(slices if name == "down" else 1)
         return np.stack([factor * parts[expert % slices] for expert in range(spec.shape[0])])
 
@@ -99,17 +99,17 @@ def plan_upcycling(source: Model, copies: int, granularity: int, per_token: int 
         UserError: the model has experts already, or biases that experts do not have, or the numbers do not fit.
     """
     kinds = kind_models(source.model)
-    for own in kinds.values():
-        if own.experts is not None:
+    for kind in kinds.values():
+        if kind.experts is not None:
             raise UserError(
-                f"MODEL: {named(source.path)} has {own.experts.count} experts already; expected a dense model"
+                f"MODEL: {named(source.path)} has {kind.experts.count} experts already; expected a dense model"
             )
-        if own.mlp_bias:
+        if kind.mlp_bias:
             raise UserError(
                 f"MODEL: the feed-forward of {named(source.path)} has biases (model.mlp_bias), which its experts would "
                 "add several times; expected a model without them"
             )
-    widths = {own.mlp for own in kinds.values()}
+    widths = {kind.mlp for kind in kinds.values()}
     for width in sorted(widths):
         if width % granularity:
             raise UserError(f"--granularity: {granularity} does not divide the hidden width {width}")
@@ -125,4 +125,4 @@ def plan_upcycling(source: Model, copies: int, granularity: int, per_token: int 
         )
     width = None if granularity == 1 else widths.pop() // granularity
     experts = ExpertsConfig(count=copies * granularity, per_token=chosen, width=width)
-    return Upcycled(source, replace(whole_model(source.model), experts=experts), granularity)
+    return Upcycled(source, replace(full_matrix_model(source.model), experts=experts), granularity)

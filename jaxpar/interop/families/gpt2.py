@@ -8,18 +8,22 @@ from typing import Any
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
-from jaxpar.interop.mapping.keys import REQUIRED, Given, Only, Same
+from jaxpar.interop.mapping.keys import REQUIRED, HFConfig, Only, Same
 
 
 @dataclass(frozen=True)
 class InnerWidth:
-    """`n_inner`, of which null means four times `n_embd`."""
+    """`n_inner`; null means four times `n_embd`."""
 
     keys: tuple[str, ...] = ("n_inner",)
 
-    def read(self, given: Given) -> dict[str, Any]:
-        inner = given.get("n_inner")
-        return {"mlp": 4 * given.typed("n_embd", "embed", REQUIRED) if inner is None else given.typed("n_inner", "mlp")}
+    def read(self, hf_config: HFConfig) -> dict[str, Any]:
+        inner = hf_config.get("n_inner")
+        return {
+            "mlp": 4 * hf_config.typed("n_embd", "embed", REQUIRED)
+            if inner is None
+            else hf_config.typed("n_inner", "mlp")
+        }
 
     def write(self, model: ModelConfig) -> dict[str, Any]:
         return {"n_inner": model.mlp}

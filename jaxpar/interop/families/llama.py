@@ -57,7 +57,7 @@ _SIZES = (
 )
 SIZES = (*_SIZES, Same("num_key_value_heads", "kv_heads", default=None))
 GROUPED_SIZES = (*_SIZES, Same("num_key_value_heads", "kv_heads"))
-"""The same for families whose number of key heads has a default in transformers that is not that of query heads."""
+"""Sizes of families for which transformers' default number of key heads is not that of query heads."""
 ATTENTION_BIAS = Same("attention_bias", "attention_bias", default=False, annotation=bool)
 NORM_EPSILON = Same("rms_norm_eps", "norm_epsilon", default=1e-6)
 TIED = Same("tie_word_embeddings", "tied", default=False)

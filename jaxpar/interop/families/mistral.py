@@ -1,4 +1,4 @@
-"""Mistral."""
+"""The Mistral family: Llama with a sliding window."""
 
 from __future__ import annotations
 

@@ -22,4 +22,4 @@ FAMILIES: dict[str, Family] = {
         DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS,
     )
 }  # fmt: skip
-"""By name. A model of ours that several can hold is written as the first of them."""
+"""Families by name. A model that several can express is exported as the first of them."""

@@ -1,1 +1,1 @@
-"""What a family's table is made of: tensors, the form of our weights in them, and keys of `config.json`."""
+"""The parts of a family's table: tensors, the form of our weights in them, and keys of `config.json`."""

@@ -10,7 +10,7 @@ from jaxpar.config.counting import head_dim
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.latent_attention import LatentAttentionConfig
-from jaxpar.interop.mapping.keys import REQUIRED, Given
+from jaxpar.interop.mapping.keys import REQUIRED, HFConfig
 from jaxpar.layers.experts.routers import options_of
 from jaxpar.layers.latent_attention import shape_of
 
@@ -28,27 +28,27 @@ class LatentWidths:
     def keys(self) -> tuple[str, ...]:
         return (*_WIDTHS, "num_key_value_heads", "head_dim", "qk_head_dim")
 
-    def read(self, given: Given) -> dict[str, Any]:
-        found: dict[str, Any] = {"query_rank": None}
+    def read(self, hf_config: HFConfig) -> dict[str, Any]:
+        widths: dict[str, Any] = {"query_rank": None}
         for theirs, ours in _WIDTHS.items():
-            if theirs != "q_lora_rank" or given.get(theirs, REQUIRED) is not None:
-                found[ours] = given.whole_number(theirs)
-        heads = given.get("num_attention_heads")
+            if theirs != "q_lora_rank" or hf_config.get(theirs, REQUIRED) is not None:
+                widths[ours] = hf_config.integer(theirs)
+        heads = hf_config.get("num_attention_heads")
         for key, expected in (
             ("num_key_value_heads", heads),
-            ("head_dim", found["rope_dim"]),
-            ("qk_head_dim", found["rope_dim"] + found["nope_dim"]),
+            ("head_dim", widths["rope_dim"]),
+            ("qk_head_dim", widths["rope_dim"] + widths["nope_dim"]),
         ):
-            if (value := given.get(key)) not in (None, expected):
-                raise given.refusal(key, value, str(expected))
-        return {"latent_attention": LatentAttentionConfig(**found)}
+            if (value := hf_config.get(key)) not in (None, expected):
+                raise hf_config.refusal(key, value, str(expected))
+        return {"latent_attention": LatentAttentionConfig(**widths)}
 
     def write(self, model: ModelConfig) -> dict[str, Any]:
         latent = model.latent_attention
         if latent is None:  # another family's; the comparison of what was written reports it
             return {}
-        own = {theirs: getattr(latent, ours) for theirs, ours in _WIDTHS.items()}
-        return own | {
+        widths = {theirs: getattr(latent, ours) for theirs, ours in _WIDTHS.items()}
+        return widths | {
             "num_key_value_heads": model.heads, "head_dim": shape_of(model).rope_dim, "qk_head_dim": head_dim(model),
         }  # fmt: skip
 
@@ -77,27 +77,27 @@ class DeepSeekExperts:
             "routed_scaling_factor",
         )  # fmt: skip
 
-    def read(self, given: Given, layers: int) -> list[dict[str, Any]]:
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, Any]]:
         absent = REQUIRED if self.normalised else None  # DeepSeek's code and transformers have other defaults for V3
-        scale = given.number("routed_scaling_factor", absent or 1.0)
-        if given.flag("norm_topk_prob", default=self.normalised) != self.normalised:
-            raise given.refusal("norm_topk_prob", not self.normalised, str(self.normalised).lower())
+        scale = hf_config.number("routed_scaling_factor", absent or 1.0)
+        if hf_config.flag("norm_topk_prob", default=self.normalised) != self.normalised:
+            raise hf_config.refusal("norm_topk_prob", not self.normalised, str(self.normalised).lower())
         expected = "sigmoid" if self.normalised else "softmax"
         for key, values in (("scoring_func", (expected,)), ("moe_layer_freq", (1,)), ("topk_method", self._methods)):
-            if (value := given.get(key)) is not None and value not in values:
-                raise given.refusal(key, value, " or ".join(map(str, values)))
-        count, shared = given.whole_number(given.agreed(*_COUNT)), given.get("n_shared_experts", REQUIRED)
+            if (value := hf_config.get(key)) is not None and value not in values:
+                raise hf_config.refusal(key, value, " or ".join(map(str, values)))
+        count, shared = hf_config.integer(hf_config.agreed(*_COUNT)), hf_config.get("n_shared_experts", REQUIRED)
         if type(shared) is not int or shared < 0:
-            raise given.refusal("n_shared_experts", shared, "a whole number, 0 or more")
-        options = self._groups(given) | ({"scale": float(scale)} if scale != 1 else {})
+            raise hf_config.refusal("n_shared_experts", shared, "a whole number, 0 or more")
+        options = self._groups(hf_config) | ({"scale": float(scale)} if scale != 1 else {})
         experts = ExpertsConfig(
-            count=count, per_token=given.whole_number("num_experts_per_tok"),
-            width=given.whole_number("moe_intermediate_size"), shared=shared, router=self.router,
+            count=count, per_token=hf_config.integer("num_experts_per_tok"),
+            width=hf_config.integer("moe_intermediate_size"), shared=shared, router=self.router,
             router_options=options,
         )  # fmt: skip
-        first = given.get("first_k_dense_replace", absent or 0)
+        first = hf_config.get("first_k_dense_replace", absent or 0)
         if type(first) is not int or not 0 <= first < layers:
-            raise given.refusal("first_k_dense_replace", first, f"a whole number from 0 to {layers - 1}")
+            raise hf_config.refusal("first_k_dense_replace", first, f"a whole number from 0 to {layers - 1}")
         return [{"experts": None if layer < first else experts} for layer in range(layers)]
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
@@ -126,10 +126,10 @@ class DeepSeekExperts:
     def _methods(self) -> tuple[str, ...]:
         return ("noaux_tc",) if self.normalised else ("greedy", "group_limited_greedy")
 
-    def _groups(self, given: Given) -> dict[str, object]:
+    def _groups(self, hf_config: HFConfig) -> dict[str, object]:
         """Groups, and those of a token; none where a token may use any."""
-        method, absent = given.get("topk_method") or self._methods[0], REQUIRED if self.normalised else None
-        if method == "greedy" or given.get("n_group", absent) in (None, 1):
+        method, absent = hf_config.get("topk_method") or self._methods[0], REQUIRED if self.normalised else None
+        if method == "greedy" or hf_config.get("n_group", absent) in (None, 1):
             return {}
-        groups, some = given.whole_number("n_group"), given.whole_number("topk_group")
+        groups, some = hf_config.integer("n_group"), hf_config.integer("topk_group")
         return {} if groups == some else {"groups": groups, "groups_per_token": some}

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.interop.mapping.keys import Given
+from jaxpar.interop.mapping.keys import HFConfig
 
 NORMALISED, PLAIN = "top_k_softmax", "softmax_top_k"
 """Routers of a softmax: with weights that add up to 1 or, for `norm_topk_prob: false`, as they are."""
@@ -37,16 +37,16 @@ class RoutedExperts:
         more = [key for key in (self.width, self.normalised) if key is not None]
         return (*self.count, *self.per_token, *more, *(_DENSE if self.dense else ()))
 
-    def read(self, given: Given, layers: int) -> list[dict[str, Any]]:
-        count, per_token = (given.whole_number(given.agreed(*keys)) for keys in (self.count, self.per_token))
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, Any]]:
+        count, per_token = (hf_config.integer(hf_config.agreed(*keys)) for keys in (self.count, self.per_token))
         if per_token > count:
-            raise given.refusal(given.agreed(*self.per_token), per_token, f"at most {count} experts")
+            raise hf_config.refusal(hf_config.agreed(*self.per_token), per_token, f"at most {count} experts")
         router = NORMALISED
-        if self.normalised is not None and not given.flag(self.normalised, default=False):
+        if self.normalised is not None and not hf_config.flag(self.normalised, default=False):
             router = PLAIN
-        width = None if self.width is None else given.whole_number(self.width)
+        width = None if self.width is None else hf_config.integer(self.width)
         experts = ExpertsConfig(count, per_token, width, router=router)
-        dense = self._dense_layers(given, layers)
+        dense = self._dense_layers(hf_config, layers)
         return [{"experts": None if layer in dense else experts} for layer in range(layers)]
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
@@ -62,16 +62,16 @@ class RoutedExperts:
             written["decoder_sparse_step"] = 1
         return written
 
-    def _dense_layers(self, given: Given, layers: int) -> set[int]:
+    def _dense_layers(self, hf_config: HFConfig, layers: int) -> set[int]:
         if not self.dense:
             return set()
-        step, named = given.whole_number("decoder_sparse_step", 1), given.get("mlp_only_layers") or []
+        step, named = hf_config.integer("decoder_sparse_step", 1), hf_config.get("mlp_only_layers") or []
         if not isinstance(named, list) or not all(type(one) is int and 0 <= one < layers for one in named):
-            raise given.refusal("mlp_only_layers", named, f"a list of numbers from 0 to {layers - 1}")
-        found = {*named, *(layer for layer in range(layers) if (layer + 1) % step)}
-        if len(found) == layers:
-            raise given.refusal("mlp_only_layers", named, "at least one layer with experts")
-        return found
+            raise hf_config.refusal("mlp_only_layers", named, f"a list of numbers from 0 to {layers - 1}")
+        dense = {*named, *(layer for layer in range(layers) if (layer + 1) % step)}
+        if len(dense) == layers:
+            raise hf_config.refusal("mlp_only_layers", named, "at least one layer with experts")
+        return dense
 
 
 _DENSE = ("mlp_only_layers", "decoder_sparse_step")

@@ -13,7 +13,7 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.mapping.form import Form, Laid
 from jaxpar.interop.mapping.heads_form import LaidByHead
 from jaxpar.interop.mapping.keys import Entry, LayerEntry
-from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, own_specs
+from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
 from jaxpar.mesh.parameters import ParamSpec
 
 LAYER, EXPERT = "{layer}", "{expert}"
@@ -23,8 +23,7 @@ LAYER, EXPERT = "{layer}", "{expert}"
 class Tensor:
     """A line of a table: a tensor of Hugging Face's, and the weights that it holds.
 
-    A line counts where the model has its weights: a line about experts where a layer has experts, and others where it
-    has none.
+    A line applies if the model has its weights: lines about experts to layers with experts, others to layers without.
     """
 
     name: str
@@ -33,11 +32,11 @@ class Tensor:
     """Our name, as `layers.mlp.up`; several, with blanks between, stand one after the other in the tensor."""
     form: Form = Form.LINEAR
     all_experts: bool = False
-    """It has the matrices, or biases, of all experts, numbered by its first dim."""
+    """Whether the tensor has the matrices, or biases, of all experts, with the expert as its first dim."""
     interleaved: bool = False
     """The outputs of its weights take turns."""
     by_head: bool = False
-    """Its weights stand one after the other within each head."""
+    """Whether its weights are concatenated within each head."""
     rotary: bool = False
     """Rotating pairs are neighbours in it, where ours are the two halves."""
 
@@ -53,7 +52,7 @@ class StoredTensor:
 
     name: str
     weights: tuple[str, ...]
-    """Our names."""
+    """Names of our weights."""
     layer: int | None
     laid: Laid
     member: int | None = None
@@ -72,13 +71,13 @@ class Family:
     presets: str
     """Published models of the family, for people."""
     tensors: tuple[Tensor, ...]
-    """In the order in which transformers has them."""
+    """Tensors in the order of transformers."""
     model: Mapping[str, object]
     """Keys of our model section that all models of the family share."""
     entries: tuple[Entry, ...]
     """The keys of `config.json` about the whole model."""
     layer_entries: tuple[LayerEntry, ...]
-    """Those whose value may differ from layer to layer."""
+    """Keys whose value may differ from layer to layer."""
     unused: tuple[str, ...] = ()
     """Keys of its own that do not change what the model computes."""
     quantizations: tuple[str, ...] = ()
@@ -99,42 +98,42 @@ def tensors_of(family: Family, model: ModelConfig, most: int | None = None) -> l
     Args:
         family: of the model.
         model: which may have any number of layers and experts.
-        most: the first so many tensors are enough; None for all of them.
+        most: return only the first `most` tensors; None for all of them.
 
     Raises:
         UserError: the model has a weight for which the family has no tensor.
     """
-    found = list(islice(_tensors(family, model), most))
-    if len(found) == most:
-        return found
-    covered = {(weight, tensor.layer) for tensor in found for weight in tensor.weights}
+    tensors = list(islice(_tensors(family, model), most))
+    if len(tensors) == most:
+        return tensors
+    covered = {(weight, tensor.layer) for tensor in tensors for weight in tensor.weights}
     kinds = layer_kinds(model)
     for kind in dict.fromkeys(kinds):
-        for name in own_specs(model, kind):
+        for name in weight_specs(model, kind):
             layer = kinds.index(kind) if name.startswith(LAYER_PREFIX) else None
             if (name, layer) not in covered:
                 raise UserError(f"model: {family.name} has no tensor for the weight {name}, which this model has")
-    return found
+    return tensors
 
 
 def _tensors(family: Family, model: ModelConfig) -> Iterator[StoredTensor]:
     kinds = layer_kinds(model)
-    specs = {kind: own_specs(model, kind) for kind in dict.fromkeys(kinds)}
+    specs = {kind: weight_specs(model, kind) for kind in dict.fromkeys(kinds)}
     for in_layers, lines in groupby(family.tensors, key=lambda line: LAYER in line.name):
         table = list(lines)
         for layer in range(model.layers) if in_layers else (None,):
-            own = specs[kinds[layer or 0]]
+            specs_of_kind = specs[kinds[layer or 0]]
             for line in table:
                 weights = tuple(line.weights.split())
-                if not all(weight in own for weight in weights):
+                if not all(weight in specs_of_kind for weight in weights):
                     continue
-                if bool(own[weights[0]].routed) == line.of_experts:
-                    specs_here = tuple(own[weight] for weight in weights)
+                if bool(specs_of_kind[weights[0]].routed) == line.of_experts:
+                    specs_here = tuple(specs_of_kind[weight] for weight in weights)
                     yield from _of_line(line, weights, layer, _laid(line, specs_here, model))
 
 
 def _laid(line: Tensor, specs: tuple[ParamSpec, ...], model: ModelConfig) -> Laid:
-    """How the weights of a line are laid out in its tensor; all kinds of layers have the same latent attention."""
+    """The layout of a line's weights in its tensor; all kinds of layers have the same latent attention."""
     if line.by_head or line.rotary:
         return LaidByHead(line.form, specs, rotary=rotary_dim(model) if line.rotary else 0)
     return Laid(line.form, specs, line.interleaved)

@@ -1,4 +1,4 @@
-"""How our weights are laid out in a tensor of Hugging Face's.
+"""Layout of our weights in a tensor of Hugging Face's format.
 
 A weight's dims are its *inputs*, which a matmul sums over (`ParamSpec.inputs` of them), and its *outputs*. A form joins
 each of the two groups into one dim, and orders the two; several weights of one input may stand one after the other in
@@ -29,7 +29,7 @@ class Form(Enum):
     """The order of the two groups of dims in a tensor."""
 
     LINEAR = "[outputs, inputs]"
-    """PyTorch's `Linear`."""
+    """Form of PyTorch's `Linear`."""
     TABLE = "[inputs, outputs]"
     """An embedding, or the `Conv1D` of GPT-2."""
     VECTOR = "[outputs]"
@@ -43,7 +43,7 @@ class Laid:
     form: Form
     specs: tuple[ParamSpec, ...]
     interleaved: bool = False
-    """Outputs of several weights take turns: the first of each, then the second of each."""
+    """Whether the outputs of several weights are interleaved: the first of each, then the second of each."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -52,27 +52,27 @@ class Laid:
         sizes = [outputs if group == "outputs" else prod(self._inputs(self.specs[0])) for group in self._order]
         return (*self.specs[0].shape[: self._stack], *sizes)
 
-    def read(self, place: int, region: Region, read: ReadTensor) -> np.ndarray:
-        """Part `region` of the weight at `place`; only the lines of the tensor are read in which it lies."""
-        spec, turns = self.specs[place], len(self.specs) if self.interleaved else 1
+    def read(self, index: int, region: Region, read: ReadTensor) -> np.ndarray:
+        """Read part `region` of the weight at `index`; only the lines of the tensor that contain it are read."""
+        spec, turns = self.specs[index], len(self.specs) if self.interleaved else 1
         numbers, region = region[: self._stack], region[self._stack :]
         parts = {"inputs": region[: len(self._inputs(spec))], "outputs": region[len(self._inputs(spec)) :]}
         sizes = {"inputs": self._inputs(spec), "outputs": self._outputs(spec)}
-        first = list(accumulate((prod(self._outputs(one)) for one in self.specs), initial=0))[place]
+        first = list(accumulate((prod(self._outputs(one)) for one in self.specs), initial=0))[index]
         starts = {"inputs": 0, "outputs": 0 if self.interleaved else first}
         asked = {group: _lines(parts[group], sizes[group], starts[group]) for group in self._order}
         if turns > 1:
             asked["outputs"] = slice(asked["outputs"].start * turns, asked["outputs"].stop * turns)
-        found = read((*numbers, *asked.values()))
+        values = read((*numbers, *asked.values()))
         if turns > 1:
-            own = [slice(None)] * found.ndim
-            own[self._stack + self._order.index("outputs")] = slice(place, None, turns)
-            found = found[tuple(own)]
-        stack = found.shape[: self._stack]
+            lines = [slice(None)] * values.ndim
+            lines[self._stack + self._order.index("outputs")] = slice(index, None, turns)
+            values = values[tuple(lines)]
+        stack = values.shape[: self._stack]
         shape = [size for group in self._order for size in _read_shape(parts[group], sizes[group])]
-        rest = [own for group in self._order for own in _rest(parts[group])]
-        found = found.reshape(*stack, *shape)[(..., *rest) if rest else ...]
-        return self._turned(found, len(parts["inputs"]))
+        rest = [lines for group in self._order for lines in _rest(parts[group])]
+        values = values.reshape(*stack, *shape)[(..., *rest) if rest else ...]
+        return self._turned(values, len(parts["inputs"]))
 
     def join(self, weights: Sequence[np.ndarray]) -> np.ndarray:
         """The tensor of whole weights."""
@@ -104,12 +104,12 @@ class Laid:
     def _outputs(self, spec: ParamSpec) -> tuple[int, ...]:
         return spec.shape[spec.stack + len(self._inputs(spec)) :]
 
-    def _turned(self, found: np.ndarray, inputs: int) -> np.ndarray:
-        """`found`, whose dims have the order of the tensor, with the dims of the weight."""
+    def _turned(self, values: np.ndarray, inputs: int) -> np.ndarray:
+        """`values`, whose dims have the order of the tensor, with the dims of the weight."""
         if self.form is not Form.LINEAR:
-            return found
-        first = found.ndim - inputs
-        return found.transpose(*range(self._stack), *range(first, found.ndim), *range(self._stack, first))
+            return values
+        first = values.ndim - inputs
+        return values.transpose(*range(self._stack), *range(first, values.ndim), *range(self._stack, first))
 
 
 def _lines(region: Region, sizes: Sequence[int], start: int) -> slice:
@@ -129,5 +129,5 @@ def _read_shape(region: Region, sizes: Sequence[int]) -> list[int]:
 
 
 def _rest(region: Region) -> list[slice]:
-    """What is still to be cut out of what `_lines` reads."""
+    """The slices of the lines that `_lines` reads, to cut out the region."""
     return [slice(None), *region[1:]] if region else []

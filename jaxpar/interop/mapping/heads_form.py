@@ -1,4 +1,4 @@
-"""How weights of latent attention are laid out in a tensor of DeepSeek's: head by head, rotary pairs side by side."""
+"""Layout of latent attention's weights in DeepSeek's tensors: head by head, with adjacent rotary pairs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class LaidByHead(Laid):
     def shape(self) -> tuple[int, ...]:
         return self._joined.shape
 
-    def read(self, place: int, region: Region, read: ReadTensor) -> np.ndarray:
+    def read(self, index: int, region: Region, read: ReadTensor) -> np.ndarray:
         *others, last = region
-        found = self._joined.read(0, (*others, slice(0, sum(self._widths))), read)
-        found = self._turn(found, to_halves=True)
-        first = list(accumulate(self._widths, initial=0))[place]
-        return found[..., first : first + self._widths[place]][..., last]
+        values = self._joined.read(0, (*others, slice(0, sum(self._widths))), read)
+        values = self._turn(values, to_halves=True)
+        first = list(accumulate(self._widths, initial=0))[index]
+        return values[..., first : first + self._widths[index]][..., last]
 
     def join(self, weights: Sequence[np.ndarray]) -> np.ndarray:
         return self._joined.join([self._turn(np.concatenate(weights, axis=-1), to_halves=False)])
@@ -42,11 +42,11 @@ class LaidByHead(Laid):
         first = self.specs[0]
         return Laid(self.form, (replace(first, shape=(*first.shape[:-1], sum(self._widths))),))
 
-    def _turn(self, whole: np.ndarray, *, to_halves: bool) -> np.ndarray:
-        """`whole` with its rotating outputs in the other order."""
+    def _turn(self, values: np.ndarray, *, to_halves: bool) -> np.ndarray:
+        """`values` with its rotating outputs in the other order."""
         if not self.rotary:
-            return whole
-        still, turning = np.split(whole, [whole.shape[-1] - self.rotary], axis=-1)
+            return values
+        still, turning = np.split(values, [values.shape[-1] - self.rotary], axis=-1)
         pairs = (-1, 2) if to_halves else (2, self.rotary // 2)
         turned = turning.reshape(*turning.shape[:-1], *pairs).swapaxes(-1, -2).reshape(turning.shape)
         return np.concatenate([still, turned], axis=-1)

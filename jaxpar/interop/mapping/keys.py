@@ -14,15 +14,15 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import one_of, quoted
 
 REQUIRED: Any = object()
-"""The default of a key that has none."""
+"""Default of a required key."""
 
 
 @dataclass(frozen=True)
-class Given:
+class HFConfig:
     """The contents of a `config.json`."""
 
     file: str
-    """Its name in messages."""
+    """Name of the file, for messages."""
     values: Mapping[str, Any]
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -84,7 +84,7 @@ class Given:
             raise self.refusal(key, value, "a number above 0")
         return value
 
-    def whole_number(self, key: str, default: Any = REQUIRED) -> int:
+    def integer(self, key: str, default: Any = REQUIRED) -> int:
         """The value of a key that counts something, at least 1.
 
         Raises:
@@ -116,10 +116,10 @@ class Entry(Protocol):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names in `config.json`."""
+        """Names of the keys in `config.json`."""
         ...
 
-    def read(self, given: Given) -> dict[str, Any]:
+    def read(self, hf_config: HFConfig) -> dict[str, Any]:
         """Keys of our model section. Raises `UserError` for a value that it does not have."""
         ...
 
@@ -133,11 +133,11 @@ class LayerEntry(Protocol):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names in `config.json`."""
+        """Names of the keys in `config.json`."""
         ...
 
-    def read(self, given: Given, layers: int) -> list[dict[str, Any]]:
-        """For each layer, keys of our model section."""
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, Any]]:
+        """Keys of our model section, for each layer."""
         ...
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
@@ -162,10 +162,10 @@ class Same:
     def keys(self) -> tuple[str, ...]:
         return (self.theirs, *self.also)
 
-    def read(self, given: Given) -> dict[str, Any]:
-        value = given.typed(given.agreed(self.theirs, *self.also), self.ours, self.default)
+    def read(self, hf_config: HFConfig) -> dict[str, Any]:
+        value = hf_config.typed(hf_config.agreed(self.theirs, *self.also), self.ours, self.default)
         if self.annotation is not None:
-            checked(f"{given.file}: {self.theirs}", value, self.annotation)
+            checked(f"{hf_config.file}: {self.theirs}", value, self.annotation)
         return {self.ours: value}
 
     def write(self, model: ModelConfig) -> dict[str, Any]:
@@ -186,8 +186,8 @@ class Converted:
     def keys(self) -> tuple[str, ...]:
         return (self.theirs,)
 
-    def read(self, given: Given) -> dict[str, Any]:
-        return {self.ours: self.to_ours(given.number(self.theirs, self.default))}
+    def read(self, hf_config: HFConfig) -> dict[str, Any]:
+        return {self.ours: self.to_ours(hf_config.number(self.theirs, self.default))}
 
     def write(self, model: ModelConfig) -> dict[str, Any]:
         return {self.theirs: self.to_theirs(model)}
@@ -195,20 +195,20 @@ class Converted:
 
 @dataclass(frozen=True)
 class Only:
-    """A key of which our model supports some values, which mean the same."""
+    """A key for which our model supports only some equivalent values."""
 
     theirs: str
     values: tuple[Any, ...]
-    """Those supported; the first is written, and is meant where `config.json` has none."""
+    """Supported values; the first is written, and is the default if `config.json` has none."""
 
     @property
     def keys(self) -> tuple[str, ...]:
         return (self.theirs,)
 
-    def read(self, given: Given) -> dict[str, Any]:
-        value = given.get(self.theirs)
+    def read(self, hf_config: HFConfig) -> dict[str, Any]:
+        value = hf_config.get(self.theirs)
         if value is not None and value not in self.values:
-            raise given.refusal(self.theirs, value, one_of([str(value) for value in self.values]))
+            raise hf_config.refusal(self.theirs, value, one_of([str(value) for value in self.values]))
         return {}
 
     def write(self, model: ModelConfig) -> dict[str, Any]:

@@ -7,61 +7,63 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxpar.config.schema import ModelConfig
-from jaxpar.interop.mapping.keys import Given
+from jaxpar.interop.mapping.keys import HFConfig
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
-"""What `layer_types` names layers with a window, and without."""
+"""Names in `layer_types` of layers with a window, and without."""
 
-type Types = Callable[[Given, int], list[str]]
+type Types = Callable[[HFConfig, int], list[str]]
 """The type of each layer where `config.json` has no `layer_types`."""
 
 
-def all_local(given: Given, layers: int) -> list[str]:
-    """Every layer has the window."""
+def all_local(hf_config: HFConfig, layers: int) -> list[str]:
+    """Types of layers that all have the window."""
     return [LOCAL] * layers
 
 
-def all_global(given: Given, layers: int) -> list[str]:
-    """No layer has the window."""
+def all_global(hf_config: HFConfig, layers: int) -> list[str]:
+    """Types of layers without a window."""
     return [GLOBAL] * layers
 
 
-def alternating(given: Given, layers: int) -> list[str]:
-    """Every second layer has the window, the first one too."""
+def alternating(hf_config: HFConfig, layers: int) -> list[str]:
+    """Types of layers that alternate, beginning with the window."""
     return [GLOBAL if layer % 2 else LOCAL for layer in range(layers)]
 
 
-def five_to_one(given: Given, layers: int) -> list[str]:
-    """Every layer but each sixth, or each `sliding_window_pattern`-th."""
-    period = given.whole_number("sliding_window_pattern", 6)
-    if (saved := given.get("_sliding_window_pattern")) not in (None, period):
+def five_to_one(hf_config: HFConfig, layers: int) -> list[str]:
+    """Types of layers with the window, except every sixth or `sliding_window_pattern`-th."""
+    period = hf_config.integer("sliding_window_pattern", 6)
+    if (saved := hf_config.get("_sliding_window_pattern")) not in (None, period):
         # transformers writes it, and reads it no more.
-        raise given.refusal("_sliding_window_pattern", saved, f"{period}, as sliding_window_pattern, or layer_types")
+        raise hf_config.refusal(
+            "_sliding_window_pattern", saved, f"{period}, as sliding_window_pattern, or layer_types"
+        )
     return [LOCAL if (layer + 1) % period else GLOBAL for layer in range(layers)]
 
 
-def from_max_window_layers(given: Given, layers: int) -> list[str]:
+def from_max_window_layers(hf_config: HFConfig, layers: int) -> list[str]:
     """The layers from number `max_window_layers` on."""
-    first = given.get("max_window_layers", 28)
+    first = hf_config.get("max_window_layers", 28)
     if type(first) is not int:
-        raise given.refusal("max_window_layers", first, "a whole number")
+        raise hf_config.refusal("max_window_layers", first, "a whole number")
     return [LOCAL if layer >= first else GLOBAL for layer in range(layers)]
 
 
-def layer_types(given: Given, layers: int, default: Types) -> list[str]:
+def layer_types(hf_config: HFConfig, layers: int, default: Types) -> list[str]:
     """The type of each layer.
 
     Raises:
         UserError: `layer_types` has another type, or not one for each layer.
     """
-    if given.get("layer_types") is None:
-        return default(given, layers)
-    types = given.get("layer_types")
+    if hf_config.get("layer_types") is None:
+        return default(hf_config, layers)
+    types = hf_config.get("layer_types")
     if not isinstance(types, list) or len(types) != layers:
-        raise given.refusal("layer_types", types, f"a list of {layers}, one for each layer")
+        raise hf_config.refusal("layer_types", types, f"a list of {layers}, one for each layer")
     for one in types:
         if one not in (LOCAL, GLOBAL):
-            raise given.refusal("layer_types", one, f"{LOCAL} or {GLOBAL}")
+            raise hf_config.refusal("layer_types", one, f"{LOCAL} or {GLOBAL}")
     return types
 
 
@@ -83,14 +85,14 @@ class Windows:
     def keys(self) -> tuple[str, ...]:
         return ("sliding_window", "layer_types", *self.beside, *((self.switch,) if self.switch else ()))
 
-    def read(self, given: Given, layers: int) -> list[dict[str, Any]]:
-        window = given.typed("sliding_window", "window", self.absent)
-        if self.switch is not None and not given.flag(self.switch, default=False):
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, Any]]:
+        window = hf_config.typed("sliding_window", "window", self.absent)
+        if self.switch is not None and not hf_config.flag(self.switch, default=False):
             window = None
         default = all_global if window is None else self.default
-        types = layer_types(given, layers, default)
-        if (window is None or not self.typed) and types != default(given, layers):
-            raise given.refusal("layer_types", types, f"{default(given, layers)[0]} alone, by other keys")
+        types = layer_types(hf_config, layers, default)
+        if (window is None or not self.typed) and types != default(hf_config, layers):
+            raise hf_config.refusal("layer_types", types, f"{default(hf_config, layers)[0]} alone, by other keys")
         return [{"window": window if one == LOCAL else None} for one in types]
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
@@ -109,10 +111,10 @@ class NoWindows:
 
     keys: tuple[str, ...] = ("layer_types",)
 
-    def read(self, given: Given, layers: int) -> list[dict[str, Any]]:
-        types = layer_types(given, layers, all_global)
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, Any]]:
+        types = layer_types(hf_config, layers, all_global)
         if LOCAL in types:
-            raise given.refusal("layer_types", types, f"{GLOBAL} alone")
+            raise hf_config.refusal("layer_types", types, f"{GLOBAL} alone")
         return [{}] * layers
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
@@ -125,12 +127,12 @@ class NoRope:
 
     keys: tuple[str, ...] = ("no_rope_layers", "no_rope_layer_interval")
 
-    def read(self, given: Given, layers: int) -> list[dict[str, Any]]:
-        interval, each = given.whole_number("no_rope_layer_interval", 4), given.get("no_rope_layers")
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, Any]]:
+        interval, each = hf_config.integer("no_rope_layer_interval", 4), hf_config.get("no_rope_layers")
         if each is None:
             each = [int((layer + 1) % interval != 0) for layer in range(layers)]
         if not isinstance(each, list) or len(each) < layers or any(one not in (0, 1) for one in each):
-            raise given.refusal("no_rope_layers", each, f"a list of {layers} numbers, each 0 or 1")
+            raise hf_config.refusal("no_rope_layers", each, f"a list of {layers} numbers, each 0 or 1")
         return [{"position": "rope" if rotates else "none"} for rotates in each[:layers]]
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:

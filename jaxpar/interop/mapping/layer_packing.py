@@ -15,30 +15,30 @@ def packed(layers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Keys of the model section for layers that have these keys: those of the kind that most resembles the whole model,
     and, if there are several kinds, `kinds` with what differs, and the `pattern`."""
     distinct: list[dict[str, Any]] = []
-    for own in layers:
-        if own not in distinct:
-            distinct.append(own)
+    for keys in layers:
+        if keys not in distinct:
+            distinct.append(keys)
     if len(distinct) <= 1:
         return distinct[0] if distinct else {}
     names = _names(distinct)
-    whole = next((place for place, own in enumerate(distinct) if own.get("experts") is not None), 0)
-    base = distinct[names.index("global") if "global" in names else whole]
-    kinds = {name: _differing(own, base) for name, own in zip(names, distinct, strict=True)}
-    of_layers = [names[distinct.index(own)] for own in layers]
+    with_experts = next((index for index, keys in enumerate(distinct) if keys.get("experts") is not None), 0)
+    base = distinct[names.index("global") if "global" in names else with_experts]
+    kinds = {name: _differing(keys, base) for name, keys in zip(names, distinct, strict=True)}
+    of_layers = [names[distinct.index(keys)] for keys in layers]
     return {**base, "kinds": kinds, "pattern": pattern_of(of_layers)}
 
 
-def _differing(own: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+def _differing(keys: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that `base` has not, or with another value; of mappings that both have, those inside."""
-    differing = {key: value for key, value in own.items() if key not in base or value != base[key]}
+    differing = {key: value for key, value in keys.items() if key not in base or value != base[key]}
     nested = [key for key, value in differing.items() if isinstance(value, dict) and isinstance(base.get(key), dict)]
-    return differing | {key: _differing(own[key], base[key]) for key in nested}
+    return differing | {key: _differing(keys[key], base[key]) for key in nested}
 
 
 def layer_models(model: ModelConfig) -> list[ModelConfig]:
     """The model of each layer: all its layers are like that one."""
-    own = kind_models(model)
-    return [own[kind] for kind in layer_kinds(model)]
+    models = kind_models(model)
+    return [models[kind] for kind in layer_kinds(model)]
 
 
 def pattern_of(kinds: Sequence[str]) -> Pattern:
@@ -46,21 +46,21 @@ def pattern_of(kinds: Sequence[str]) -> Pattern:
 
     The time grows with the square of its length: a `config.json` may have thousands of layers.
     """
-    total, best, found = len(kinds), len(kinds) + 1, Pattern(tuple(kinds))
+    total, best, shortest = len(kinds), len(kinds) + 1, Pattern(tuple(kinds))
     numbers = np.unique(np.array(kinds), return_inverse=True)[1]
     for unit in range(1, total + 1):
         if unit >= best:
             break
         # Stretches in which each layer is like the one `unit` layers later.
-        ends = np.append(np.flatnonzero(numbers[unit:] != numbers[: total - unit]), total - unit)
-        firsts = np.append(0, ends[:-1] + 1)
-        repeats = (ends - firsts) // unit
+        lasts = np.append(np.flatnonzero(numbers[unit:] != numbers[: total - unit]), total - unit)
+        firsts = np.append(0, lasts[:-1] + 1)
+        repeats = (lasts - firsts) // unit
         most = int(repeats.argmax())
         prefix, again = int(firsts[most]), int(repeats[most])
         if total - again * unit < best:
             best, suffix = total - again * unit, prefix + (again + 1) * unit
-            found = Pattern(tuple(kinds[prefix : prefix + unit]), tuple(kinds[:prefix]), tuple(kinds[suffix:]))
-    return found
+            shortest = Pattern(tuple(kinds[prefix : prefix + unit]), tuple(kinds[:prefix]), tuple(kinds[suffix:]))
+    return shortest
 
 
 _WORDS = (
@@ -74,10 +74,10 @@ _WORDS = (
 def _names(distinct: Sequence[dict[str, Any]]) -> list[str]:
     """A name for each kind: `local` and `global` where one of two has a window, `rotary` and `plain` where one of two
     has no positions, `routed` and `dense` where one of two has no experts."""
-    assert all(key in OWN for own in distinct for key in own), "keys that a kind may set"
+    assert all(key in OWN for keys in distinct for key in keys), "keys that a kind may set"
     if len(distinct) == 2:
         for key, without, words in _WORDS:
-            values = [own.get(key) for own in distinct]
+            values = [keys.get(key) for keys in distinct]
             if values[0] != values[1] and without in values:
                 return [words[value == without] for value in values]
-    return [f"kind{number}" for number in range(1, len(distinct) + 1)]
+    return [f"kind{index}" for index in range(1, len(distinct) + 1)]

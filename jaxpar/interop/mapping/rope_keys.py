@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
-from jaxpar.interop.mapping.keys import REQUIRED, Given
+from jaxpar.interop.mapping.keys import REQUIRED, HFConfig
 from jaxpar.interop.mapping.layer_keys import GLOBAL, LOCAL, Types, layer_types
 
 _LENGTH = "original_max_position_embeddings"
@@ -41,7 +41,7 @@ OPTIONAL = {
 """Keys that may be absent or null, with the same default in both."""
 _PARTIAL = "partial_rotary_factor"
 _NEUTRAL = ("rope_type", "type", "rope_theta", _PARTIAL, _LENGTH)
-"""Other keys beside a scaling's type, which have no effect on it."""
+"""Keys beside a scaling's type that have no effect on it."""
 _UNUSED = {"yarn": ("finetuned",)}
 """Keys of a scaling that transformers ignores."""
 
@@ -51,7 +51,7 @@ class Rope:
     """Rotary embeddings that are the same in all layers."""
 
     base: float = 10000.0
-    """The base where `config.json` has none."""
+    """Default base if `config.json` has none."""
     scalings: tuple[str, ...] = tuple(SCALINGS)
     """The types of scaling that transformers has for the family, out of `SCALINGS`."""
     partial: bool = False
@@ -60,11 +60,11 @@ class Rope:
     """The scaling where `config.json` has neither `rope_scaling` nor `rope_parameters`."""
     keys: tuple[str, ...] = ("rope_theta", "rope_scaling", "rope_parameters", _PARTIAL)
 
-    def read(self, given: Given, layers: int) -> list[dict[str, Any]]:
-        mappings = _stated(given, {key: given.get(key) for key in ("rope_scaling", "rope_parameters")})
-        _check_in_force(given, mappings, {"rope_theta": self.base, _PARTIAL: 1.0})
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, Any]]:
+        mappings = _stated(hf_config, {key: hf_config.get(key) for key in ("rope_scaling", "rope_parameters")})
+        _check_in_force(hf_config, mappings, {"rope_theta": self.base, _PARTIAL: 1.0})
         mappings = mappings or {"rope_scaling": self.absent}
-        return [_rotary(given, "rope_theta", mappings, self.base, self.scalings, self.partial)] * layers
+        return [_rotary(hf_config, "rope_theta", mappings, self.base, self.scalings, self.partial)] * layers
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
         model = next((model for model in models if model.position == "rope"), models[0])
@@ -77,26 +77,28 @@ class Rope:
 
 @dataclass(frozen=True)
 class RopeByType:
-    """Rotary embeddings of each type of layers (Gemma 3): those of local ones have a base of their own, and no scaling
-    where `rope_parameters` does not give them one."""
+    """Rotary embeddings of each type of layer (Gemma 3): local layers have another base, and a scaling only if
+    `rope_parameters` states one for them."""
 
     types: Types
     base: float = 1000000.0
     local_base: float = 10000.0
     keys: tuple[str, ...] = ("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq")
 
-    def read(self, given: Given, layers: int) -> list[dict[str, Any]]:
-        by_type = _stated(given, {"rope_parameters": given.get("rope_parameters")}).get("rope_parameters", {})
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, Any]]:
+        by_type = _stated(hf_config, {"rope_parameters": hf_config.get("rope_parameters")}).get("rope_parameters", {})
         for name in by_type.keys() - {LOCAL, GLOBAL}:
-            raise given.refusal(f"rope_parameters.{name}", by_type[name], f"mappings named {GLOBAL} and {LOCAL} alone")
-        whole, local = (f"rope_parameters.{name}" for name in (GLOBAL, LOCAL))
-        of_global = _stated(given, {"rope_scaling": given.get("rope_scaling"), whole: by_type.get(GLOBAL)})
-        of_local = _stated(given, {local: by_type.get(LOCAL)})
+            raise hf_config.refusal(
+                f"rope_parameters.{name}", by_type[name], f"mappings named {GLOBAL} and {LOCAL} alone"
+            )
+        global_key, local = (f"rope_parameters.{name}" for name in (GLOBAL, LOCAL))
+        of_global = _stated(hf_config, {"rope_scaling": hf_config.get("rope_scaling"), global_key: by_type.get(GLOBAL)})
+        of_local = _stated(hf_config, {local: by_type.get(LOCAL)})
         rotary = {
-            GLOBAL: _rotary(given, "rope_theta", of_global, self.base),
-            LOCAL: _rotary(given, "rope_local_base_freq", of_local, self.local_base),
+            GLOBAL: _rotary(hf_config, "rope_theta", of_global, self.base),
+            LOCAL: _rotary(hf_config, "rope_local_base_freq", of_local, self.local_base),
         }
-        return [rotary[one] for one in layer_types(given, layers, self.types)]
+        return [rotary[one] for one in layer_types(hf_config, layers, self.types)]
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
         of_type = {LOCAL: models[0], GLOBAL: models[0]} | {
@@ -106,7 +108,7 @@ class RopeByType:
         return written | {"rope_local_base_freq": of_type[LOCAL].rope.base}
 
 
-def _stated(given: Given, values: Mapping[str, object]) -> dict[str, Mapping[str, Any]]:
+def _stated(hf_config: HFConfig, values: Mapping[str, object]) -> dict[str, Mapping[str, Any]]:
     """The mappings among values of keys. `rope_scaling` states nothing where it is empty, and others no scaling.
 
     Raises:
@@ -115,14 +117,14 @@ def _stated(given: Given, values: Mapping[str, object]) -> dict[str, Mapping[str
     stated: dict[str, Mapping[str, Any]] = {}
     for key, value in values.items():
         if value is not None and not isinstance(value, dict):
-            raise given.refusal(key, value, "a mapping")
+            raise hf_config.refusal(key, value, "a mapping")
         if value or (value is not None and key != "rope_scaling"):
             stated[key] = value
     return stated
 
 
 def _rotary(
-    given: Given,
+    hf_config: HFConfig,
     theta: str,
     mappings: Mapping[str, Mapping[str, Any]],
     base: float,
@@ -130,66 +132,75 @@ def _rotary(
     partial: bool = False,
 ) -> dict[str, Any]:
     """Our keys of layers, from the key of their base and the mappings that state something about them."""
-    stated_base = _agreed(given, theta, "rope_theta", mappings)
-    share = _agreed(given, _PARTIAL, _PARTIAL, mappings)
-    ours = {"base": given.in_range(*stated_base, "rope.base") if stated_base else base}
-    ours |= _scaling_of(given, mappings, scalings)
+    stated_base = _agreed(hf_config, theta, "rope_theta", mappings)
+    share = _agreed(hf_config, _PARTIAL, _PARTIAL, mappings)
+    ours = {"base": hf_config.in_range(*stated_base, "rope.base") if stated_base else base}
+    ours |= _scaling_of(hf_config, mappings, scalings)
     if partial:
-        ours["partial"] = given.in_range(*share, "rope.partial") if share else 1.0
+        ours["partial"] = hf_config.in_range(*share, "rope.partial") if share else 1.0
     elif share and share[1] not in (1, 1.0):
-        raise given.refusal(*share, "1: all of each head rotates")
+        raise hf_config.refusal(*share, "1: all of each head rotates")
     return {"rope": ours}
 
 
-def _agreed(given: Given, key: str, name: str, mappings: Mapping[str, Mapping[str, Any]]) -> tuple[str, Any] | None:
-    """A key and the value that it and all others state: `key`, and `name` in each mapping; None where none does."""
-    stated = {key: given.get(key), **{f"{place}.{name}": mapping.get(name) for place, mapping in mappings.items()}}
-    return given.agreed_of(stated)
+def _agreed(
+    hf_config: HFConfig, key: str, name: str, mappings: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, Any] | None:
+    """A key and the value on which `key` and the `name` of each mapping agree; None if none is stated."""
+    stated = {
+        key: hf_config.get(key),
+        **{f"{file_key}.{name}": mapping.get(name) for file_key, mapping in mappings.items()},
+    }
+    return hf_config.agreed_of(stated)
 
 
-def _check_in_force(given: Given, mappings: Mapping[str, Mapping[str, Any]], usual: Mapping[str, Any]) -> None:
+def _check_in_force(hf_config: HFConfig, mappings: Mapping[str, Mapping[str, Any]], usual: Mapping[str, Any]) -> None:
     """Refuse a value of `rope_parameters` alone where `rope_scaling` is in force, with which transformers does not read
     it."""
     if len(mappings) < 2:
         return
     for name, default in usual.items():
         value = mappings["rope_parameters"].get(name)
-        if mappings["rope_scaling"].get(name) is None and given.get(name) is None and value not in (None, default):
+        if mappings["rope_scaling"].get(name) is None and hf_config.get(name) is None and value not in (None, default):
             raise UserError(
-                f"{given.file}: rope_parameters.{name} is {value}, and transformers reads rope_scaling in place of "
+                f"{hf_config.file}: rope_parameters.{name} is {value}, and transformers reads rope_scaling in place of "
                 f"rope_parameters, with {name} {default}; expected {name} in rope_scaling too"
             )
 
 
-def _scaling_of(given: Given, mappings: Mapping[str, Mapping[str, Any]], scalings: tuple[str, ...]) -> dict[str, Any]:
+def _scaling_of(
+    hf_config: HFConfig, mappings: Mapping[str, Mapping[str, Any]], scalings: tuple[str, ...]
+) -> dict[str, Any]:
     """Our keys of the scaling that mappings state, that of the first if the others have none."""
-    read = {key: _scaled(given, key, mapping, scalings) for key, mapping in mappings.items()}
+    read = {key: _scaled(hf_config, key, mapping, scalings) for key, mapping in mappings.items()}
     if not read:
         return {"scaling": "none"}
     (first, scaling), *others = read.items()
     for key, other in others:
         if other["scaling"] != "none" and other != scaling:
-            raise UserError(f"{given.file}: {first} and {key} state two scalings that differ; expected one of them")
+            raise UserError(f"{hf_config.file}: {first} and {key} state two scalings that differ; expected one of them")
     return scaling
 
 
-def _scaled(given: Given, key: str, scaling: Mapping[str, Any], scalings: tuple[str, ...]) -> dict[str, Any]:
+def _scaled(hf_config: HFConfig, key: str, scaling: Mapping[str, Any], scalings: tuple[str, ...]) -> dict[str, Any]:
     """Our keys, from one mapping of theirs. Raises `UserError` for a type or a key that our model does not have."""
-    named_type = given.agreed_of({f"{key}.{name}": scaling.get(name) for name in ("rope_type", "type")})
+    named_type = hf_config.agreed_of({f"{key}.{name}": scaling.get(name) for name in ("rope_type", "type")})
     spelling, kind = named_type or (f"{key}.rope_type", "default")
     if not isinstance(kind, str) or kind not in scalings:
-        raise given.refusal(spelling, kind, f"one of {', '.join(scalings)}" if scalings[1:] else scalings[0])
-    inside = Given(given.file, {f"{key}.{name}": value for name, value in scaling.items()})
+        raise hf_config.refusal(spelling, kind, f"one of {', '.join(scalings)}" if scalings[1:] else scalings[0])
+    inside = HFConfig(hf_config.file, {f"{key}.{name}": value for name, value in scaling.items()})
     optional = dict(OPTIONAL.get(kind, ()))
     known = {*_NEUTRAL, *_UNUSED.get(kind, ()), *(theirs for theirs, _ in SCALINGS[kind]), *optional}
     for name in scaling.keys() - known:
-        raise UserError(f"{given.file}: {key}.{name} is not supported with {spelling.removeprefix(f'{key}.')} {kind}")
+        raise UserError(
+            f"{hf_config.file}: {key}.{name} is not supported with {spelling.removeprefix(f'{key}.')} {kind}"
+        )
     ours: dict[str, Any] = {"scaling": "none" if kind == "default" else kind}
     # transformers takes the model's length where the scaling has no original one.
-    lacks_length = scaling.get(_LENGTH) is None and given.get("max_position_embeddings") is not None
+    lacks_length = scaling.get(_LENGTH) is None and hf_config.get("max_position_embeddings") is not None
     for theirs, mine in SCALINGS[kind]:
         if theirs == _LENGTH and lacks_length:
-            ours[mine] = given.typed("max_position_embeddings", f"rope.{mine}")
+            ours[mine] = hf_config.typed("max_position_embeddings", f"rope.{mine}")
         else:
             ours[mine] = inside.typed(f"{key}.{theirs}", f"rope.{mine}", REQUIRED)
     present = {theirs: mine for theirs, mine in optional.items() if scaling.get(theirs) is not None}

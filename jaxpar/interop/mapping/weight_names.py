@@ -15,15 +15,15 @@ from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.model.decoder import Decoder, layer_of_kind
 
 LAYER_PREFIX = f"{LAYERS}."
-"""Of the name of a layer's weight, as `layers.mlp.up`."""
+"""Prefix of the names of layers' weights, such as `layers.mlp.up`."""
 
 
-def own_specs(model: ModelConfig, kind: str = ALIKE) -> dict[str, ParamSpec]:
+def weight_specs(model: ModelConfig, kind: str = ALIKE) -> dict[str, ParamSpec]:
     """The spec of each weight by name: those of one layer of a kind, and those outside layers.
 
     The vocabulary is not padded.
     """
-    return dict(_own_specs(replace(model, vocab_multiple=1, kinds={}, pattern=None), _of_kind(model, kind)))
+    return dict(_weight_specs(replace(model, vocab_multiple=1, kinds={}, pattern=None), _of_kind(model, kind)))
 
 
 def _of_kind(model: ModelConfig, kind: str) -> ModelConfig:
@@ -31,16 +31,19 @@ def _of_kind(model: ModelConfig, kind: str) -> ModelConfig:
 
 
 @lru_cache(maxsize=64)
-def _own_specs(model: ModelConfig, of_kind: ModelConfig) -> tuple[tuple[str, ParamSpec], ...]:
-    ends, layer = specs_of(Decoder(Config(model=model))), specs_of(layer_of_kind(Config(model=of_kind), ALIKE))
-    return tuple({**_flat(ends), **_flat({LAYERS: layer})}.items())
+def _weight_specs(model: ModelConfig, of_kind: ModelConfig) -> tuple[tuple[str, ParamSpec], ...]:
+    embed_and_head, layer = (
+        specs_of(Decoder(Config(model=model))),
+        specs_of(layer_of_kind(Config(model=of_kind), ALIKE)),
+    )
+    return tuple({**_flat(embed_and_head), **_flat({LAYERS: layer})}.items())
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, ParamSpec]:
-    found: dict[str, ParamSpec] = {}
-    for name, own in tree.items():
-        found |= {prefix + name: own} if isinstance(own, ParamSpec) else _flat(own, f"{prefix}{name}.")
-    return found
+    specs: dict[str, ParamSpec] = {}
+    for name, value in tree.items():
+        specs |= {prefix + name: value} if isinstance(value, ParamSpec) else _flat(value, f"{prefix}{name}.")
+    return specs
 
 
 def weight_name(path: Any, kinds: bool) -> str:

@@ -15,7 +15,7 @@ from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.spelling import named
 from jaxpar.interop.mapping.form import Region
-from jaxpar.interop.mapping.weight_names import own_specs
+from jaxpar.interop.mapping.weight_names import weight_specs
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.interop.sources.source import Origin, WeightSource
@@ -25,7 +25,7 @@ from jaxpar.mesh.parameters import ParamSpec
 
 def base_facts(source: WeightSource) -> dict[str, Any]:
     """The fact that names `source` as the model that factors adapt."""
-    return {BASE: {"path": str(source.place), "digest": source.digest}}
+    return {BASE: {"path": str(source.location), "digest": source.digest}}
 
 
 def check_base(source: WeightSource, facts: Mapping[str, Any], what: str) -> None:
@@ -43,28 +43,28 @@ def check_base(source: WeightSource, facts: Mapping[str, Any], what: str) -> Non
         raise UserError(f"{what} has factors, and no {BASE!r} in its facts: the model that they adapt is unknown")
     if source.digest != facts[BASE]["digest"]:
         raise UserError(
-            f"{what} has factors for the weights that {facts[BASE]['path']} had, and {named(source.place)} has others; "
-            "expected the same weights there"
+            f"{what} has factors for the weights of {facts[BASE]['path']}, and {named(source.location)} has different "
+            "weights; expected the same"
         )
 
 
 @dataclass(frozen=True)
 class AdaptedWeights:
-    """Each target matrix W as `W + alpha / rank * A B`, computed in float32 for the part that is read."""
+    """A base model whose target matrices W are read as `W + alpha / rank * A B`, computed in float32."""
 
     factors: SavedWeights
     base: HFFolder | SavedWeights | AdaptedWeights
 
     def __post_init__(self) -> None:
-        check_base(self.base, self.factors.facts, str(self.factors.place))
+        check_base(self.base, self.factors.facts, str(self.factors.location))
 
     @property
     def path(self) -> Path:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.factors.path
 
     @property
-    def place(self) -> Path:
-        return self.factors.place
+    def location(self) -> Path:
+        return self.factors.location
 
     @property
     def digest(self) -> str:
@@ -91,7 +91,7 @@ class AdaptedWeights:
 
     @property
     def description(self) -> str:
-        return f"{self.factors.description} with factors for {named(self.base.place)}"
+        return f"{self.factors.description} with factors for {named(self.base.location)}"
 
     @property
     def lineage(self) -> tuple[str, ...]:
@@ -105,24 +105,28 @@ class AdaptedWeights:
         frozen = self.base.read(weight, layers, region).astype(np.float32)
         if layers is None or not len(layers):
             return frozen
-        spec = own_specs(self.model, layer_kinds(self.model)[layers[0]])[weight]
+        spec = weight_specs(self.model, layer_kinds(self.model)[layers[0]])[weight]
         if not self.is_target(weight, spec):
             return frozen
         end = spec.stack + spec.inputs
         a, b = self.read_factors(weight, layers, (region[: spec.stack], region[spec.stack : end], region[end:]))
-        each = [pair for own in zip(a, b, strict=True) for pair in (zip(*own, strict=True) if spec.stack else (own,))]
+        each = [
+            pair
+            for factors in zip(a, b, strict=True)
+            for pair in (zip(*factors, strict=True) if spec.stack else (factors,))
+        ]
         products = np.stack([np.tensordot(*pair, 1) for pair in each])
         return frozen + np.float32(self.scale) * products.reshape(frozen.shape)
 
     @property
     def rank(self) -> int:
-        """Of the factors."""
+        """Rank of the factors."""
         assert self.config.lora.rank is not None, "a run with factors has a rank"
         return self.config.lora.rank
 
     @property
     def scale(self) -> float:
-        """What their product is multiplied by."""
+        """Factor of the product of the factors."""
         return self.config.lora.alpha / self.rank
 
     def is_target(self, weight: str, spec: ParamSpec) -> bool:

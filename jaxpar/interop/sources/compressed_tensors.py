@@ -26,18 +26,18 @@ class CompressedFiles(Float8Files):
     def factors(self, name: str, region: Region) -> np.ndarray:
         stored = self._stored[name + self.scales]
         if stored.shape in ((), (1,)):
-            whole = tuple(slice(0, size) for size in stored.shape)
-            return self.read_stored(stored.file, name + self.scales, whole).astype(np.float32).reshape(1, 1)
+            full_region = tuple(slice(0, size) for size in stored.shape)
+            return self.read_stored(stored.file, name + self.scales, full_region).astype(np.float32).reshape(1, 1)
         part = (region[0], slice(0, 1))
         return self.read_stored(stored.file, name + self.scales, part).astype(np.float32)
 
     def check(self, name: str) -> None:
-        codes, scales = self._stored[name], self._stored.get(name + self.scales)
-        outputs = codes.shape[0] if codes.shape else 0
-        if scales is None or len(codes.shape) != 2 or scales.shape not in ((), (1,), (outputs, 1)):
-            found = "missing" if scales is None else f"{scales.dtype.name} {list(scales.shape)}"
+        values, scales = self._stored[name], self._stored.get(name + self.scales)
+        outputs = values.shape[0] if values.shape else 0
+        if scales is None or len(values.shape) != 2 or scales.shape not in ((), (1,), (outputs, 1)):
+            description = "missing" if scales is None else f"{scales.dtype.name} {list(scales.shape)}"
             raise UserError(
-                f"{named(codes.file)}: the tensor {quoted(name, 120)} is float8 {list(codes.shape)}, and "
-                f"{quoted(name + self.scales, 120)} is {found}; expected [outputs, inputs], and one scale or one for "
-                f"each output, [{outputs}, 1]"
+                f"{named(values.file)}: the tensor {quoted(name, 120)} is float8 {list(values.shape)}, and "
+                f"{quoted(name + self.scales, 120)} is {description}; expected [outputs, inputs], and one scale or "
+                f"one for each output, [{outputs}, 1]"
             )

@@ -31,7 +31,7 @@ class Float8Files(TensorFiles):
 
     packed: Mapping[str, np.dtype] = {"F8_E4M3": FLOAT8}
     scales = SCALES
-    """What the name of a matrix's scales has behind its own."""
+    """Suffix of the name of a matrix's scales."""
     unread: tuple[str, ...] = ()
     """Ends of names of tensors that are not read."""
 
@@ -40,11 +40,11 @@ class Float8Files(TensorFiles):
         self._maps: dict[str, np.ndarray] = {}
         self._headers: dict[Path, tuple[int, Mapping[str, dict]]] = {}
         self._stored = self.tensors
-        codes = {name for name, one in self._stored.items() if one.dtype == FLOAT8}
-        scales = {name + self.scales for name in codes}
-        left = {name: one for name, one in self._stored.items() if name not in codes | scales}
+        quantized = {name for name, one in self._stored.items() if one.dtype == FLOAT8}
+        scales = {name + self.scales for name in quantized}
+        left = {name: one for name, one in self._stored.items() if name not in quantized | scales}
         self.tensors = {name: one for name, one in left.items() if not name.endswith(self.unread)}
-        for name in sorted(codes):
+        for name in sorted(quantized):
             self.check(name)
             self.tensors[name] = replace(self._stored[name], dtype=np.dtype(ml_dtypes.bfloat16))
 
@@ -52,8 +52,8 @@ class Float8Files(TensorFiles):
         stored = self._stored[name]
         if stored.dtype != FLOAT8:
             return super().read(name, region)
-        codes = np.asarray(self._map(name)[region])
-        return (codes.astype(np.float32) * self.factors(name, region)).astype(ml_dtypes.bfloat16)
+        quantized = np.asarray(self._map(name)[region])
+        return (quantized.astype(np.float32) * self.factors(name, region)).astype(ml_dtypes.bfloat16)
 
     def factors(self, name: str, region: Region) -> np.ndarray:
         """The scale of each number of a part of a matrix."""
@@ -71,12 +71,12 @@ class Float8Files(TensorFiles):
             stored = self._stored[name]
             begin, header = self._header(stored.file)
             first = begin + header[name]["data_offsets"][0]
-            whole = np.memmap(stored.file, np.uint8, mode="r", offset=first, shape=stored.shape)
-            self._maps[name] = whole.view(FLOAT8)
+            values = np.memmap(stored.file, np.uint8, mode="r", offset=first, shape=stored.shape)
+            self._maps[name] = values.view(FLOAT8)
         return self._maps[name]
 
     def _header(self, file: Path) -> tuple[int, Mapping[str, dict]]:
-        """Where the values of a file begin, and its header, which was checked when it was opened."""
+        """The offset of a file's values, and its header, which was checked when the file was opened."""
         if file not in self._headers:
             with file.open("rb") as opened:
                 length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
@@ -85,12 +85,12 @@ class Float8Files(TensorFiles):
 
     def check(self, name: str) -> None:
         """Refuse a matrix whose scales are missing or of another shape."""
-        codes, scales = self._stored[name], self._stored.get(name + SCALES)
-        expected = tuple(-(-size // BLOCK) for size in codes.shape)
-        if scales is None or len(codes.shape) != 2 or scales.shape != expected or scales.dtype != np.float32:
-            found = "missing" if scales is None else f"{scales.dtype.name} {list(scales.shape)}"
+        values, scales = self._stored[name], self._stored.get(name + SCALES)
+        expected = tuple(-(-size // BLOCK) for size in values.shape)
+        if scales is None or len(values.shape) != 2 or scales.shape != expected or scales.dtype != np.float32:
+            description = "missing" if scales is None else f"{scales.dtype.name} {list(scales.shape)}"
             raise UserError(
-                f"{named(codes.file)}: the tensor {quoted(name, 120)} is float8 {list(codes.shape)}, and "
-                f"{quoted(name + SCALES, 120)} is {found}; expected [outputs, inputs], and float32 {list(expected)}, a "
-                f"scale for each block of {BLOCK} x {BLOCK}"
+                f"{named(values.file)}: the tensor {quoted(name, 120)} is float8 {list(values.shape)}, and "
+                f"{quoted(name + SCALES, 120)} is {description}; expected [outputs, inputs], and float32 {list(expected)}, "
+                f"a scale for each block of {BLOCK} x {BLOCK}"
             )

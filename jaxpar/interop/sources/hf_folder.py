@@ -16,7 +16,7 @@ from jaxpar.config.spelling import named, quoted
 from jaxpar.interop.config_json import COMPRESSED, model_of, quantization_of
 from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
 from jaxpar.interop.mapping.form import Region
-from jaxpar.interop.mapping.keys import Given
+from jaxpar.interop.mapping.keys import HFConfig
 from jaxpar.interop.sources.compressed_tensors import CompressedFiles
 from jaxpar.interop.sources.float8_blocks import Float8Files
 from jaxpar.interop.sources.mxfp4 import Mxfp4Files
@@ -35,10 +35,10 @@ _FILES: dict[str | None, type[TensorFiles]] = {
     None: TensorFiles, "fp8": Float8Files, "mxfp4": Mxfp4Files,
     COMPRESSED: CompressedFiles,
 }  # fmt: skip
-"""By how tensors are quantized."""
+"""Readers by format of quantized tensors."""
 
 
-def read_config(folder: Path) -> Given:
+def read_config(folder: Path) -> HFConfig:
     """The `config.json` of a folder.
 
     Raises:
@@ -53,18 +53,18 @@ def read_config(folder: Path) -> Given:
         raise UserError(f"{named(file)}: cannot be read ({getattr(error, 'strerror', 'it is not UTF-8')})") from None
     if not isinstance(values, dict):
         raise UserError(f"{named(file)}: expected a mapping of keys")
-    return Given(named(file), values)
+    return HFConfig(named(file), values)
 
 
-def _further_layers(given: Given, family: Family) -> int:
-    """How many layers behind those of the model predict further tokens, by `config.json`."""
+def _further_layers(hf_config: HFConfig, family: Family) -> int:
+    """The number of multi-token prediction layers after those of the model, by `config.json`."""
     key = family.further_layers
     if key is None:
         return 0
-    number = given.get(key, 0)
-    if type(number) is not int or not 0 <= number <= MOST_FURTHER:
-        raise given.refusal(key, number, f"a whole number from 0 to {MOST_FURTHER}")
-    return number
+    count = hf_config.get(key, 0)
+    if type(count) is not int or not 0 <= count <= MOST_FURTHER:
+        raise hf_config.refusal(key, count, f"a whole number from 0 to {MOST_FURTHER}")
+    return count
 
 
 class HFFolder:
@@ -76,11 +76,11 @@ class HFFolder:
 
     def __init__(self, folder: Path):
         self.path = folder
-        given = read_config(folder)
-        self.family, self.model = model_of(given)
-        self.further = _further_layers(given, self.family)
+        hf_config = read_config(folder)
+        self.family, self.model = model_of(hf_config)
+        self.further = _further_layers(hf_config, self.family)
         """Layers of the folder that predict further tokens, which are not read."""
-        self._files = _FILES[quantization_of(given)](folder)
+        self._files = _FILES[quantization_of(hf_config)](folder)
         self.untied = self.model.tied and self._head_differs()
         """Whether the head differs from the embedding, though `config.json` ties them: then transformers does not."""
         if self.untied:
@@ -89,14 +89,14 @@ class HFFolder:
         self._most = len(self._files.tensors) + MOST_MISSING
         self.tensors = tensors_of(self.family, self.model, self._most)
         self._names = self._checked()
-        self._place = {
-            (weight, tensor.layer, tensor.member): (tensor, place)
+        self._tensor_of = {
+            (weight, tensor.layer, tensor.member): (tensor, index)
             for tensor in self.tensors
-            for place, weight in enumerate(tensor.weights)
+            for index, weight in enumerate(tensor.weights)
         }
 
     @property
-    def place(self) -> Path:
+    def location(self) -> Path:
         return self.path.absolute()
 
     @property
@@ -105,22 +105,22 @@ class HFFolder:
 
     @property
     def description(self) -> str:
-        found = f"{self.family.name} in Hugging Face's format, {plural(len(self.tensors), 'tensor')}"
-        return "; ".join([found, *self.remarks])
+        text = f"{self.family.name} in Hugging Face's format, {plural(len(self.tensors), 'tensor')}"
+        return "; ".join([text, *self.remarks])
 
     @property
     def remarks(self) -> list[str]:
-        """What is not as `config.json` states, or is left out, in words."""
-        found = []
+        """Deviations from `config.json`, and omitted parts, as sentences."""
+        remarks = []
         if self.untied:
-            found.append(
+            remarks.append(
                 f"{self.family.head} differs from the embedding, so the two are not tied, though {CONFIG} ties them"
             )
         if self.further:
             last = self.model.layers + self.further - 1
             which = f"layer {last}" if self.further == 1 else f"layers {self.model.layers} to {last}"
-            found.append(f"without {which}, for the prediction of further tokens")
-        return found
+            remarks.append(f"without {which}, for the prediction of further tokens")
+        return remarks
 
     @property
     def lineage(self) -> tuple[str, ...]:
@@ -131,11 +131,11 @@ class HFFolder:
         return Origin(self.path, self.family, {one.name: self.stored(one).dtype.name for one in self.tensors})
 
     def stored(self, tensor: StoredTensor) -> Stored:
-        """How a tensor is stored."""
+        """File, dtype and shape of a tensor."""
         return self._files.tensors[self._names[tensor.name]]
 
     def tensor(self, tensor: StoredTensor) -> np.ndarray:
-        """All of a tensor, in its dtype."""
+        """The full tensor, in its dtype."""
         return self._files.read(self._names[tensor.name], tuple(slice(0, size) for size in tensor.laid.shape))
 
     def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
@@ -144,14 +144,14 @@ class HFFolder:
         return np.stack([self._part(weight, layer, region) for layer in layers])
 
     def _part(self, weight: str, layer: int | None, region: Region) -> np.ndarray:
-        if (weight, layer, 0) not in self._place:
+        if (weight, layer, 0) not in self._tensor_of:
             return self._part_of_tensor((weight, layer, None), region)
         members = range(region[0].start, region[0].stop)
         return np.stack([self._part_of_tensor((weight, layer, member), region[1:]) for member in members])
 
     def _part_of_tensor(self, key: tuple[str, int | None, int | None], region: Region) -> np.ndarray:
-        tensor, place = self._place[key]
-        return tensor.laid.read(place, region, lambda lines: self._files.read(self._names[tensor.name], lines))
+        tensor, index = self._tensor_of[key]
+        return tensor.laid.read(index, region, lambda lines: self._files.read(self._names[tensor.name], lines))
 
     def _head_differs(self) -> bool:
         """Whether the files have a head beside the embedding, with other values."""
@@ -176,17 +176,17 @@ class HFFolder:
         bare = not any(name.startswith(family.prefix) for name in stored)
         names = {one.name: one.name.removeprefix(family.prefix) if bare else one.name for one in self.tensors}
         for tensor in self.tensors:
-            found = stored.get(names[tensor.name])
-            if found is None:
+            tensor_file = stored.get(names[tensor.name])
+            if tensor_file is None:
                 raise self._refusal("missing", [one for one in names.values() if one not in stored])
-            if found.shape != tensor.laid.shape:
+            if tensor_file.shape != tensor.laid.shape:
                 raise UserError(
-                    f"{named(found.file)}: the tensor {names[tensor.name]} is {list(found.shape)}, and by {CONFIG} it "
-                    f"is {list(tensor.laid.shape)}"
+                    f"{named(tensor_file.file)}: the tensor {names[tensor.name]} is {list(tensor_file.shape)}; "
+                    f"expected {list(tensor.laid.shape)}, by {CONFIG}"
                 )
         unread = {family.head} if self.model.tied else set()
         known = {*names.values(), *unread}
-        more = tuple(f"{family.prefix}layers.{self.model.layers + place}." for place in range(self.further))
+        more = tuple(f"{family.prefix}layers.{self.model.layers + index}." for index in range(self.further))
         left = [name for name in stored if name not in known and not name.endswith(family.buffers)]
         left = [name for name in left if not name.startswith(more)]
         # transformers writes their number without the layers, if it had left them out itself.

@@ -29,13 +29,13 @@ class ModelText(Text):
     """The token before a text without a context: the last of those that the tokenizer puts before a text; where
     it puts none, the beginning, or else the end, of a document."""
     encode: Callable[[str], list[int]]
-    """The tokens of a text that follows another one: none is added."""
+    """Function from a text that follows another one to tokens, without added ones."""
     encode_start: Callable[[str], list[int]]
     """The tokens of a text that begins a document, those that the tokenizer puts before it first."""
     special: Mapping[str, int]
     """Special tokens by their names."""
     name: str
-    """Of its file, or of the data of the model's run."""
+    """Name of its file, or of the data of the model's run."""
 
     def check_tokens(self, rows: Iterable[Iterable[int]], vocab: int) -> None:
         """Refuse tokens that a model with a vocabulary of `vocab` does not have: the tokenizer is another model's."""
@@ -67,12 +67,12 @@ def read_model_text(file: Path, model: Path | None, *, special_tokens: bool = Fa
             end = end_of_document(codec.tokenizer, None)
     # As transformers: the model's own settings stand in for those of generation where these have no file.
     files = [] if model is None else [model / GENERATION, model / CONFIG]
-    ends = next((_settings(one).get("eos_token_id") for one in files if one.exists()), None)
-    ends = [end, separator, *(ends if isinstance(ends, list) else [ends])]
+    end_tokens = next((_settings(one).get("eos_token_id") for one in files if one.exists()), None)
+    end_tokens = [end, separator, *(end_tokens if isinstance(end_tokens, list) else [end_tokens])]
     starts = [*reversed(codec.before), begin, separator, end]
     return ModelText(
         decode=codec.decode,
-        stops=tuple(dict.fromkeys(token for token in ends if type(token) is int)),
+        stops=tuple(dict.fromkeys(token for token in end_tokens if type(token) is int)),
         begin=next((token for token in starts if token is not None), None),
         encode=partial(codec.encode, special_tokens=special_tokens),
         encode_start=partial(codec.encode_start, special_tokens=special_tokens),
@@ -84,14 +84,14 @@ def read_model_text(file: Path, model: Path | None, *, special_tokens: bool = Fa
 def _settings(file: Path) -> dict[str, Any]:
     """A file of JSON beside a tokenizer or a model; empty where there is none."""
     try:
-        found = parse_json(read_text_file(file, LONGEST_WRITTEN, named(file)), named(file))
+        settings = parse_json(read_text_file(file, LONGEST_WRITTEN, named(file)), named(file))
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{named(file)}: cannot be read ({getattr(error, 'strerror', 'it is not UTF-8')})") from None
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise UserError(f"{named(file)}: expected a mapping of keys")
-    return found
+    return settings
 
 
 def _token(tokenizer: Any, written: object) -> int | None:

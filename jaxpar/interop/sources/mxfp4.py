@@ -20,10 +20,10 @@ from jaxpar.interop.sources.tensor_files import Stored, TensorFiles
 BLOCK = 32
 """Inputs that have one scale."""
 BYTES = BLOCK // 2
-CODES, SCALES = "_blocks", "_scales"
+QUANTIZED, SCALES = "_blocks", "_scales"
 VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-"""Of each code: a sign, two bits of exponent, one of mantissa."""
-NOT_A_NUMBER, BIAS = 255, 127
+"""Value of each 4-bit pattern: a sign, two bits of exponent, one of mantissa."""
+NAN, BIAS = 255, 127
 """The scale that stands for NaN, and what is subtracted from the others."""
 
 
@@ -37,15 +37,15 @@ class Mxfp4Files(TensorFiles):
         self._stored = self.tensors
         self.tensors = {name: one for name, one in self._stored.items() if one.dtype != np.uint8}
         left = {name for name, one in self._stored.items() if one.dtype == np.uint8}
-        for name in sorted(name for name in left if name.endswith(CODES)):
-            stem = name.removesuffix(CODES)
+        for name in sorted(name for name in left if name.endswith(QUANTIZED)):
+            stem = name.removesuffix(QUANTIZED)
             self.tensors[stem] = self._joined(stem)
             left -= {name, stem + SCALES}
         if left:
             name = min(left)
             raise UserError(
                 f"{named(self._stored[name].file)}: the tensor {quoted(name, 120)} is of dtype U8, and has no "
-                f"{CODES} beside it; expected pairs of {CODES} and {SCALES}"
+                f"{QUANTIZED} beside it; expected pairs of {QUANTIZED} and {SCALES}"
             )
 
     def read(self, name: str, region: Region) -> np.ndarray:
@@ -55,29 +55,29 @@ class Mxfp4Files(TensorFiles):
         experts, (first, last, _), outputs = region[0], region[1].indices(stored.shape[1]), region[2]
         blocks = slice(first // BLOCK, -(-last // BLOCK))
         asked = (experts, outputs, blocks)
-        codes = self.read_stored(self._stored[name + CODES].file, name + CODES, (*asked, slice(0, BYTES)))
+        quantized = self.read_stored(self._stored[name + QUANTIZED].file, name + QUANTIZED, (*asked, slice(0, BYTES)))
         scales = self.read_stored(self._stored[name + SCALES].file, name + SCALES, asked)
-        found = dequantized(codes, scales)[..., first - blocks.start * BLOCK : last - blocks.start * BLOCK]
-        return found.swapaxes(1, 2)
+        values = dequantized(quantized, scales)[..., first - blocks.start * BLOCK : last - blocks.start * BLOCK]
+        return values.swapaxes(1, 2)
 
     def _joined(self, stem: str) -> Stored:
-        codes, scales = self._stored[stem + CODES], self._stored.get(stem + SCALES)
-        if scales is None or len(codes.shape) != 4 or codes.shape != (*scales.shape, BYTES):
+        quantized, scales = self._stored[stem + QUANTIZED], self._stored.get(stem + SCALES)
+        if scales is None or len(quantized.shape) != 4 or quantized.shape != (*scales.shape, BYTES):
             shape = "missing" if scales is None else f"{list(scales.shape)}"
             raise UserError(
-                f"{named(codes.file)}: the tensor {quoted(stem + CODES, 120)} is {list(codes.shape)}, and "
+                f"{named(quantized.file)}: the tensor {quoted(stem + QUANTIZED, 120)} is {list(quantized.shape)}, and "
                 f"{quoted(stem + SCALES, 120)} is {shape}; expected [expert, output, block, {BYTES}] and "
                 "[expert, output, block]"
             )
-        experts, outputs, blocks, _ = codes.shape
-        return Stored(codes.file, (experts, blocks * BLOCK, outputs), np.dtype(ml_dtypes.bfloat16))
+        experts, outputs, blocks, _ = quantized.shape
+        return Stored(quantized.file, (experts, blocks * BLOCK, outputs), np.dtype(ml_dtypes.bfloat16))
 
 
-def dequantized(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+def dequantized(packed: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Values in bfloat16 [..., block * 32] of codes [..., block, 16] and scales [..., block]."""
-    values = VALUES[np.stack([codes & 15, codes >> 4], axis=-1)].reshape(*codes.shape[:-1], BLOCK)
+    values = VALUES[np.stack([packed & 15, packed >> 4], axis=-1)].reshape(*packed.shape[:-1], BLOCK)
     exponents = scales.astype(np.int32)[..., None]
     with np.errstate(over="ignore"):
         values = np.ldexp(values, exponents - BIAS)
-    values = np.where(exponents == NOT_A_NUMBER, np.float32(np.nan), values)
+    values = np.where(exponents == NAN, np.float32(np.nan), values)
     return values.astype(ml_dtypes.bfloat16).reshape(*scales.shape[:-1], -1)

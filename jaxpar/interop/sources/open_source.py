@@ -20,7 +20,7 @@ EXPECTED = (
     "expected a folder in Hugging Face's format (config.json and .safetensors files), of a run, of a checkpoint, or "
     "one that python -m jaxpar.convert wrote"
 )
-"""What a MODEL is."""
+"""Help text for a MODEL argument."""
 
 
 type Model = HFFolder | SavedWeights | AdaptedWeights
@@ -57,15 +57,15 @@ def open_source(path: str | Path, key: str) -> Model:
 
 
 def _with_base(saved: SavedWeights) -> SavedWeights | AdaptedWeights:
-    """What a checkpoint has, merged with the model that it adapts if it has factors alone."""
+    """A checkpoint's weights, merged with the adapted model if the checkpoint has only factors."""
     if saved.config.lora.rank is None:
         return saved
-    require(saved.place, saved.facts, [BASE])
-    return AdaptedWeights(saved, open_source(saved.facts[BASE]["path"], f"{saved.place}: the model that it adapts"))
+    require(saved.location, saved.facts, [BASE])
+    return AdaptedWeights(saved, open_source(saved.facts[BASE]["path"], f"{saved.location}: the model that it adapts"))
 
 
 def origin_of(source: Model, report: Callable[[str], None]) -> Origin | None:
-    """Where the weights of a source came from at first, through runs that began with those of others.
+    """The first origin of a source's weights, followed through runs that began with others' weights.
 
     None for weights that were drawn, and where the model that a run began with cannot be opened, which is reported.
     """

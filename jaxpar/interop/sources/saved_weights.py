@@ -44,7 +44,7 @@ class SavedWeights:
 
     def __init__(self, path: Path):
         self.path = path
-        self._checkpoint = (_whole(path) if (path / manifest.MANIFEST).exists() else _newest(path)).absolute()
+        self._checkpoint = (_complete(path) if (path / manifest.MANIFEST).exists() else _newest(path)).absolute()
         self.facts = facts = processes.from_first(lambda: read_facts(self._checkpoint))
         self.config = saved_config(facts, self._checkpoint)
         self._hf: dict[str, Any] | None = facts.get(HF_FACTS)
@@ -60,12 +60,12 @@ class SavedWeights:
         finalize(self, view.__exit__, None, None, None)
 
     @property
-    def place(self) -> Path:
+    def location(self) -> Path:
         return self._checkpoint
 
     @property
     def digest(self) -> str:
-        """Of the manifest, which has the digests of all files."""
+        """Digest of the manifest, which has the digests of all files."""
         return processes.from_first(lambda: sha256(manifest.read(self._checkpoint).text).hexdigest())
 
     @property
@@ -140,7 +140,7 @@ def _newest(path: Path) -> Path:
     return step_folder(checkpointer.folder, step)
 
 
-def _whole(checkpoint: Path) -> Path:
+def _complete(checkpoint: Path) -> Path:
     """A checkpoint's own folder, once every byte of it is verified."""
     if (why := damage(checkpoint)) is not None:
         raise CheckpointError(f"checkpoint {checkpoint} cannot be used, because {why}")

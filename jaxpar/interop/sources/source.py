@@ -16,7 +16,7 @@ from jaxpar.config.spelling import named
 from jaxpar.interop.config_json import Difference, differences
 from jaxpar.interop.mapping.family import Family
 from jaxpar.interop.mapping.form import Region
-from jaxpar.interop.mapping.weight_names import own_specs, weight_name
+from jaxpar.interop.mapping.weight_names import weight_name, weight_specs
 from jaxpar.mesh.layer_order import LAYERS, PADDING, LayerOrder
 from jaxpar.mesh.parameters import ParamSpec
 
@@ -36,10 +36,10 @@ type ReadPart = Callable[[Region], np.ndarray]
 
 @dataclass(frozen=True)
 class Origin:
-    """What an export takes from the folder of Hugging Face's format that weights came from."""
+    """The Hugging Face folder from which weights came, whose files an export copies."""
 
     folder: Path
-    """With `config.json` and the files of a tokenizer."""
+    """Folder with `config.json` and the files of a tokenizer."""
     family: Family
     dtypes: dict[str, str]
     """The dtype of each tensor there."""
@@ -50,12 +50,12 @@ class WeightSource(Protocol):
 
     @property
     def path(self) -> Path:
-        """Where it was asked for."""
+        """The path that was requested."""
         ...
 
     @property
-    def place(self) -> Path:
-        """Where its weights are: for a run, the folder of the checkpoint."""
+    def location(self) -> Path:
+        """The folder of the weights: for a run, that of the checkpoint."""
         ...
 
     @property
@@ -65,22 +65,22 @@ class WeightSource(Protocol):
 
     @property
     def model(self) -> ModelConfig:
-        """What the weights are of."""
+        """Configuration of the model."""
         ...
 
     @property
     def description(self) -> str:
-        """What it is, for messages."""
+        """Description of the source, for messages."""
         ...
 
     @property
     def lineage(self) -> tuple[str, ...]:
-        """This model and those from which it came, the nearest first, each with its step where it is of a run."""
+        """This model and its ancestors, the nearest first, each with its step if a run saved it."""
         ...
 
     @property
     def origin(self) -> Origin | None:
-        """Where its weights came from; None where that is not known."""
+        """The origin of the weights; None if it is unknown."""
         ...
 
     def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
@@ -103,23 +103,25 @@ def read_part(source: WeightSource, path: Any, spec: ParamSpec, order: LayerOrde
     numbers = order.stack_at(path).numbers.ravel() if spec.axes[0] == LAYERS else None
 
     def read(region: Region) -> np.ndarray:
-        ends = [part.indices(size)[:2] for part, size in zip(region, spec.shape, strict=True)]
-        found = np.zeros([last - first for first, last in ends], np.float32)
+        bounds = [part.indices(size)[:2] for part, size in zip(region, spec.shape, strict=True)]
+        values = np.zeros([last - first for first, last in bounds], np.float32)
         vocab = source.model.vocab
         assert vocab is not None, "a source knows its vocabulary"
-        real = [min(last, vocab) if axis == "vocab" else last for axis, (_, last) in zip(spec.axes, ends, strict=True)]
-        if any(last <= first for (first, _), last in zip(ends, real, strict=True)):
-            return found
-        own = tuple(slice(first, last) for (first, _), last in zip(ends, real, strict=True))
-        filled = tuple(slice(0, last - first) for (first, _), last in zip(ends, real, strict=True))
+        real = [
+            min(last, vocab) if axis == "vocab" else last for axis, (_, last) in zip(spec.axes, bounds, strict=True)
+        ]
+        if any(last <= first for (first, _), last in zip(bounds, real, strict=True)):
+            return values
+        stored = tuple(slice(first, last) for (first, _), last in zip(bounds, real, strict=True))
+        filled = tuple(slice(0, last - first) for (first, _), last in zip(bounds, real, strict=True))
         if numbers is None:
-            found[filled] = source.read(name, None, own)
-            return found
-        rows = numbers[own[0]]
-        kept = rows != PADDING
-        if kept.any():
-            found[(kept, *filled[1:])] = source.read(name, [int(row) for row in rows[kept]], own[1:])
-        return found
+            values[filled] = source.read(name, None, stored)
+            return values
+        rows = numbers[stored[0]]
+        valid = rows != PADDING
+        if valid.any():
+            values[(valid, *filled[1:])] = source.read(name, [int(row) for row in rows[valid]], stored[1:])
+        return values
 
     return read
 
@@ -135,19 +137,19 @@ def check_fits(source: WeightSource, model: ModelConfig, key: str) -> list[Diffe
     Raises:
         UserError: a weight has another shape or meaning, or only one of the two has it.
     """
-    found = differences(source.model, model)
+    lines = differences(source.model, model)
     deciding = MEANING if _shapes(source.model) == _shapes(model) else SHAPES
-    if wrong := [one for one in found if one.key in deciding]:
+    if wrong := [one for one in lines if one.key in deciding]:
         raise UserError(
             f"{key}: {named(source.path)} has other weights than this model, in {'; '.join(map(str, wrong))}; python "
             f"-m jaxpar.models {named(source.path)} prints the model section that fits it"
         )
-    return found
+    return lines
 
 
 def _shapes(model: ModelConfig) -> list[dict[str, tuple[int, ...]]]:
     """The shape of each weight of each layer, and of those outside layers."""
     of_kind = {
-        kind: {name: spec.shape for name, spec in own_specs(model, kind).items()} for kind in set(layer_kinds(model))
+        kind: {name: spec.shape for name, spec in weight_specs(model, kind).items()} for kind in set(layer_kinds(model))
     }
     return [of_kind[kind] for kind in layer_kinds(model)]

@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face folder: `safetensors` files alone, of which only the parts asked for are read."""
+"""Tensors of a Hugging Face folder, in `safetensors` files, of which only the requested parts are read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jaxpar.config.reading.text_file import (
 from jaxpar.config.spelling import named, quoted
 from jaxpar.interop.mapping.form import Region
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype(np.float32),
     "BF16": np.dtype(ml_dtypes.bfloat16),
@@ -79,25 +79,25 @@ class TensorFiles:
             raise UserError(f"{named(file)}: the tensor {quoted(name, 120)} cannot be read ({error})") from None
 
     def digest(self) -> str:
-        """Of name, dtype and shape of every tensor, and of vectors and `DIGEST_ROWS` rows of every matrix.
+        """Digest of every tensor's name, dtype and shape, of vectors, and of `DIGEST_ROWS` rows of every matrix.
 
         Another training changes these; reading all of a large model would take minutes at every start.
         """
-        found = sha256()
+        hasher = sha256()
         for name, stored in sorted(self.tensors.items()):
-            found.update(f"{name} {stored.dtype} {stored.shape}".encode())
-            whole = tuple(slice(0, size) for size in stored.shape)
-            regions = [whole]
-            if len(whole) > 1:
+            hasher.update(f"{name} {stored.dtype} {stored.shape}".encode())
+            full_region = tuple(slice(0, size) for size in stored.shape)
+            regions = [full_region]
+            if len(full_region) > 1:
                 rows = stored.shape[0]
                 firsts = range(0, rows, max(1, rows // DIGEST_ROWS))
-                regions = [(slice(first, first + 1), *whole[1:]) for first in firsts]
+                regions = [(slice(first, first + 1), *full_region[1:]) for first in firsts]
             for region in regions:
-                found.update(self.read(name, region).tobytes())
-        return found.hexdigest()
+                hasher.update(self.read(name, region).tobytes())
+        return hasher.hexdigest()
 
     def _tensors_of(self, file: Path, listed: list[str] | None) -> Mapping[str, Stored]:
-        found = {}
+        tensors = {}
         opened = self._file(file)
         for name in opened.keys():  # noqa: SIM118 it is no mapping
             part = opened.get_slice(name)
@@ -107,15 +107,15 @@ class TensorFiles:
                     f"{named(file)}: the tensor {quoted(name, 120)} is of dtype {part.get_dtype()}, which is not "
                     f"supported; expected one of {', '.join(dtypes)}"
                 )
-            found[name] = Stored(file, tuple(part.get_shape()), dtypes[part.get_dtype()])
-        for name in found if listed is None else listed:
-            if name not in found:
+            tensors[name] = Stored(file, tuple(part.get_shape()), dtypes[part.get_dtype()])
+        for name in tensors if listed is None else listed:
+            if name not in tensors:
                 raise UserError(f"{named(file)}: the tensor {quoted(name, 120)}, which {INDEX} lists in it, is missing")
         known = None if listed is None else set(listed)
-        for name in found:
+        for name in tensors:
             if known is not None and name not in known:
                 raise UserError(f"{named(file)}: the tensor {quoted(name, 120)} is in it, and {INDEX} does not list it")
-        return found
+        return tensors
 
     def _file(self, file: Path) -> Any:
         if file not in self._open:
@@ -133,22 +133,22 @@ class TensorFiles:
 
 def has_tensors(folder: Path) -> bool:
     """Whether a folder has files of tensors, or their index."""
-    return (folder / INDEX).exists() or (folder / WHOLE).exists()
+    return (folder / INDEX).exists() or (folder / SINGLE_FILE).exists()
 
 
 def _shards(folder: Path) -> dict[Path, list[str] | None]:
     """The files of a folder, and the tensors that its index lists in each; None where there is no index."""
     if (folder / INDEX).exists():
         return dict(_listed(folder))
-    if (folder / WHOLE).exists():
-        return {folder / WHOLE: None}
+    if (folder / SINGLE_FILE).exists():
+        return {folder / SINGLE_FILE: None}
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if pickles:
         raise UserError(
-            f"{named(folder)}: {pickles[0]} is a pickle, which can run any code when it is read; expected {WHOLE} "
-            "(transformers' save_pretrained writes it)"
+            f"{named(folder)}: {pickles[0]} is a pickle, which can run any code when it is read; expected "
+            f"{SINGLE_FILE} (transformers' save_pretrained writes it)"
         )
-    raise UserError(f"{named(folder)}: it has neither {WHOLE} nor {INDEX}")
+    raise UserError(f"{named(folder)}: it has neither {SINGLE_FILE} nor {INDEX}")
 
 
 def _listed(folder: Path) -> Iterator[tuple[Path, list[str]]]:
@@ -163,11 +163,11 @@ def _listed(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     names: dict[str, list[str]] = {}
     for name, shard in by_name.items():
         names.setdefault(shard, []).append(name)
-    for shard, own in names.items():
+    for shard, names_of_shard in names.items():
         if Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise UserError(
                 f"{named(file)}: weight_map names {quoted(shard, 120)}; expected a .safetensors file beside it"
             )
         if not (folder / shard).exists():
             raise UserError(f"{named(folder / shard)}: this shard, which {INDEX} names, is missing")
-        yield folder / shard, own
+        yield folder / shard, names_of_shard

@@ -24,13 +24,13 @@ type Report = Callable[[str], None]
 
 
 def text_of(source: Model, tokenizer: Path | None, report: Report, *, special_tokens: bool = False) -> ModelText:
-    """The tokenizer of a model: the named one, that of the folder it came from, or of the data of its run.
+    """Find a model's tokenizer: the named one, that of the folder it came from, or that of its run's data.
 
     Args:
         source: the model.
         tokenizer: a `tokenizer.json`, or its folder, in place of the model's.
-        report: called with a sentence where a folder cannot be used.
-        special_tokens: the names of special tokens in a text are those tokens.
+        report: called with a sentence if a folder cannot be used.
+        special_tokens: encode names of special tokens in a text as those tokens.
 
     Raises:
         UserError: none is known, or it cannot be read.
@@ -49,9 +49,11 @@ def text_of(source: Model, tokenizer: Path | None, report: Report, *, special_to
         reads_folders = "path" in DATA_SOURCES[run.data.source].keys
         data = None if reads_folders else open_data(run.data, vocab=run.model.vocab, seed=run.run.seed)
         if data is not None and data.encode_start is not None and data.decode is not None:
-            ends = [] if data.separator is None else [data.separator]
+            end_tokens = [] if data.separator is None else [data.separator]
             encode = partial(data.encode_start, special_tokens=special_tokens)
-            return ModelText(data.decode, ends, data.separator, encode, encode, {}, f"data.source={run.data.source}")
+            return ModelText(
+                data.decode, end_tokens, data.separator, encode, encode, {}, f"data.source={run.data.source}"
+            )
     raise _unknown(source)
 
 
@@ -67,7 +69,7 @@ def chat_encoder_of(
         source: the model.
         tokenizer: a `tokenizer.json`, or its folder, in place of the model's.
         template: a file, or `chatml`, in place of the tokenizer's.
-        report: called with a sentence where a folder cannot be used.
+        report: called with a sentence if a folder cannot be used.
 
     Raises:
         UserError: there is no tokenizer, or no template.
@@ -79,18 +81,18 @@ def chat_encoder_of(
     if not files:
         raise _unknown(source)
     if template is not None:
-        found, file = chosen_template(template, files[0].parent), files[0]
+        chosen, file = chosen_template(template, files[0].parent), files[0]
     else:
         beside = ((template_beside(file.parent), file) for file in files)
-        found, file = next(((one, file) for one, file in beside if one is not None), (None, files[0]))
-    if found is None:
+        chosen, file = next(((one, file) for one, file in beside if one is not None), (None, files[0]))
+    if chosen is None:
         raise UserError(
             f"--chat: no chat template is known for {named(source.path)}: there is none beside {named(file)}, neither "
             f"chat_template.jinja nor in {CHAT}; expected --chat-template FILE, or --chat-template {CHATML} for a "
             "model that was trained with it"
         )
     text = read_model_text(file, file.parent)
-    encoder = ChatEncoder(found, load_tokenizer(file, named(file)), date.today().isoformat())
+    encoder = ChatEncoder(chosen, load_tokenizer(file, named(file)), date.today().isoformat())
     if template is not None:
         encoder.check_markers()
     return encoder, text
@@ -111,7 +113,7 @@ def trained_on(source: Model, report: Report) -> list[Path]:
 
 
 def _folders(source: Model, report: Report) -> list[Path]:
-    """Where a model's tokenizer may be, the likeliest first."""
+    """Folders that may have a model's tokenizer, the likeliest first."""
     folders = trained_on(source, report)
     origin = origin_of(source, report)
     return folders if origin is None else [*folders, origin.folder]

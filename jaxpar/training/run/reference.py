@@ -53,7 +53,7 @@ def check_pairs(config: Config, data: Data) -> None:
 
 def reference_facts(source: Model) -> dict[str, Any]:
     """The fact that names `source` as the reference."""
-    return {REFERENCE: {"path": str(source.place), "digest": source.digest}}
+    return {REFERENCE: {"path": str(source.location), "digest": source.digest}}
 
 
 def check_reference(source: Model, facts: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ def check_reference(source: Model, facts: Mapping[str, Any]) -> None:
     if source.digest != facts[REFERENCE]["digest"]:
         raise UserError(
             f"the run compares its model with the weights that {facts[REFERENCE]['path']} had, and "
-            f"{named(source.place)} has others; expected the same weights there"
+            f"{named(source.location)} has others; expected the same weights there"
         )
 
 

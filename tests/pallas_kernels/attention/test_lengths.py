@@ -182,7 +182,7 @@ def test_a_window_behind_keys_that_fill_no_block_leaves_no_tile_more_than_its_li
     )
     if of_keys:
         sizes, kept = blocks[::-1], kept.swapaxes(1, 2)
-    check(np.asarray(found.blocks), np.asarray(found.counts), kept, sizes)
+    check(np.asarray(found.blocks), np.asarray(found.lengths), kept, sizes)
 
 
 def test_under_a_window_lists_are_as_short_as_it_leaves_them() -> None:
@@ -195,7 +195,7 @@ def test_under_a_window_lists_are_as_short_as_it_leaves_them() -> None:
         return bounds.visits(limits, queries, keys, 128, 128, False, mask)
 
     found = visits(KernelTokens(indices, indices))
-    assert found.blocks.shape == (1, 32, 6) and int(found.counts[..., 1].max()) == 5
+    assert found.blocks.shape == (1, 32, 6) and int(found.lengths[..., 1].max()) == 5
 
 
 @pytest.mark.parametrize("mask", [Mask(), Mask(window=4096), Mask(segmented=True)], ids=str)

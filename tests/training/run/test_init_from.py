@@ -17,7 +17,7 @@ from jaxpar.config.schema.rope import RopeConfig
 from jaxpar.convert import main
 from jaxpar.interop.config_json import differences
 from jaxpar.interop.mapping.form import Region
-from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, own_specs
+from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import open_source
 from jaxpar.interop.sources.source import read_part
@@ -103,7 +103,7 @@ def stacked(source: HFFolder) -> dict[str, Any]:
     """The weights by stacks, read whole from the tensors, in float32."""
     kinds, leaves = layer_kinds(source.model), {}
     for kind in dict.fromkeys(kinds):
-        for name, spec in own_specs(source.model, kind).items():
+        for name, spec in weight_specs(source.model, kind).items():
             whole = tuple(slice(0, size) for size in spec.shape)
             layers = [layer for layer, own in enumerate(kinds) if own == kind]
             in_layer = name.startswith(LAYER_PREFIX)

@@ -251,7 +251,7 @@ def check_visits(mask: Mask, tokens: Tokens, q_block: int = 2, kv_block: int = 3
     assert np.array_equal(np.asarray(hidden)[:, : kept.shape[1], : kept.shape[2]] == 1.0, kept)
     for of_keys, found in zip((False, True), of_both, strict=True):
         judged, sizes = (kept.swapaxes(1, 2), (kv_block, q_block)) if of_keys else (kept, (q_block, kv_block))
-        counts = np.asarray(found.counts)
+        counts = np.asarray(found.lengths)
         assert (np.diff(counts[..., 1].reshape(-1)[np.asarray(found.order)]) <= 0).all()
         for row, tile in np.ndindex(counts.shape[:2]):
             mine = judged[row, tile * sizes[0] : (tile + 1) * sizes[0]]
@@ -278,8 +278,8 @@ def test_a_long_packed_row_visits_few_blocks() -> None:
     segments = 1 + indices // 512
     mask, tokens = Mask(segmented=True), KernelTokens(indices, indices, segments, segments)
     _, found, _ = visits_of(mask, tokens, 128, 128)
-    assert np.array_equal(np.asarray(found.counts)[0, :, 1], np.tile([1, 2, 3, 4], 8))
-    assert np.array_equal(np.asarray(found.counts)[0, :, 0], np.tile([0, 1, 2, 3], 8)), "only the diagonal is masked"
+    assert np.array_equal(np.asarray(found.lengths)[0, :, 1], np.tile([1, 2, 3, 4], 8))
+    assert np.array_equal(np.asarray(found.lengths)[0, :, 0], np.tile([0, 1, 2, 3], 8)), "only the diagonal is masked"
 
 
 REQUEST = Request(8, 2, 128, 128, platform="gpu", dtype="bfloat16", compute_capability=9.0)
