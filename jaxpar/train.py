@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from jaxpar.cli import Parser, command, stop
 from jaxpar.config import Config, UserError
 from jaxpar.config.reading.reference import help_text
-from jaxpar.distributed.ctrl_c import ends_at_the_second
+from jaxpar.distributed.ctrl_c import exit_at_second_signal
 
 if TYPE_CHECKING:
     from jaxpar.config.plan import Plan
     from jaxpar.layout.plan_file import PlanFile
 
 
-@ends_at_the_second()
+@exit_at_second_signal()
 @command("interrupted; the same command continues from the newest checkpoint, or from the start where there is none")
 def main(arguments: Sequence[str]) -> int:
     """Train from the command line; returns the exit code: 0 done, or asked to stop and saved, 1 the run had

@@ -52,9 +52,9 @@ def _forward(static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, row: Row
     return (out, lse), (q, k, v, row, out, lse)
 
 
-def _backward(static: _Static, kept: tuple, cotangents: Results) -> tuple:
+def _backward(static: _Static, residuals: tuple, cotangents: Results) -> tuple:
     backend, settings = static
-    (q, k, v, row, out, lse), (d_out, d_lse) = kept, cotangents
+    (q, k, v, row, out, lse), (d_out, d_lse) = residuals, cotangents
     dq, dk, dv = merged(backend).backward(
         settings, q, gather_context(k), gather_context(v), row.seen(settings.mask, None, None),
         lse, output_products(out, d_out, lse, d_lse), d_out,

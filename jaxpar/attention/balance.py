@@ -70,7 +70,7 @@ def run_length(order: str, length: int, ranks: int) -> int | None:
     return length // pieces(order, ranks) if order == "zigzag" and ranks > 1 else None
 
 
-def kept_pairs_per_rank(
+def visible_pairs_per_rank(
     mask: Mask,
     segments: Int[np.ndarray, "batch length"] | None,
     order_indices: Int[np.ndarray, " length"],
@@ -110,7 +110,7 @@ def blocks_per_rank(
 
     Args:
         mask: The mask, without a prefix.
-        segments: As for `kept_pairs_per_rank`.
+        segments: As for `visible_pairs_per_rank`.
         order_indices: The index at each place, as from `sequence_order`.
         ranks: Ranks that the places are split over.
         query_block: Queries held at a time.
@@ -127,8 +127,8 @@ def blocks_per_rank(
         return _split(indices, ranks, blocks), _split(rows[:, order_indices], ranks, blocks)
 
     (q_indices, q_segments), (kv_indices, kv_segments) = cut(query_block), cut(kv_block)
-    kept = np.asarray(visited_blocks(mask, q_indices, kv_indices, q_segments, kv_segments))
-    return kept.reshape(ranks, -1).sum(1)
+    visited = np.asarray(visited_blocks(mask, q_indices, kv_indices, q_segments, kv_segments))
+    return visited.reshape(ranks, -1).sum(1)
 
 
 def imbalance(work: Int[np.ndarray, " ranks"]) -> float:

@@ -75,10 +75,10 @@ def choose_kernel(registry: Registry, name: str, request: Request, key: str, kin
     if name not in known:
         raise UserError(f"{key} is {quoted(name)}; expected {one_of(known)}{did_you_mean(name, known)}")
     try:
-        found = registry.choose(name, request, named_by=f"{key} names")
+        chosen = registry.choose(name, request, named_by=f"{key} names")
     except Unsupported as error:
         reasons = error.refused
         why = clauses(reasons) if len(reasons) > 1 else next(iter(reasons.values()))
         asked = f"the layers of kind {kind}" if kind else "this run"
         raise UserError(f"{key} is {name!r}, which does not support {asked}: {why}") from None
-    return Choice(found.name, found.reason, found.rejected)
+    return Choice(chosen.name, chosen.reason, chosen.rejected)

@@ -124,10 +124,10 @@ def preference(request: AttentionRequest, backend: str) -> tuple[str, str]:
     if takes_cudnn(backend, replace(request, whole_rows=True)) and exchanges(request.heads, request.context) is None:
         return "ulysses", "each rank attends over whole rows, which cuDNN can"
     gathered = request.key_bytes * request.context
-    held = f"{size(gathered)} of gathered keys and values in a layer"
+    memory = f"{size(gathered)} of gathered keys and values in a layer"
     if gathered < GATHERED_AT_MOST:
-        return "allgather", f"there are only {held}"
-    return "ring", f"it holds two blocks of keys and values instead of {held}"
+        return "allgather", f"there are only {memory}"
+    return "ring", f"it holds two blocks of keys and values instead of {memory}"
 
 
 def context_layout(name: str, order: Order | Literal["auto"], request: AttentionRequest) -> ContextLayout:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpar.attention.balance import ORDERS, blocks_per_rank, imbalance, kept_pairs_per_rank, sequence_order
+from jaxpar.attention.balance import ORDERS, blocks_per_rank, imbalance, sequence_order, visible_pairs_per_rank
 from jaxpar.pages.render import render
 from pallas_kernels.masks import Mask
 
@@ -106,7 +106,7 @@ class _Panel:
     def drawn(self) -> dict[str, Any]:
         """What the template shows of it."""
         top, step = self.y + STRIP + 3, 42
-        work = kept_pairs_per_rank(*self.counted)
+        work = visible_pairs_per_rank(*self.counted)
         over = round(100 * imbalance(work))
         bars = [
             (top + step * rank, f"{share:.1%}", f"{share * BAR / 2 * RANKS:.4g}")  # the widest bar is twice the mean

@@ -152,22 +152,22 @@ def _unpacked(message: jax.Array, like: Pair) -> tuple[Pair, Pair]:
 def _forward(ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> tuple[Results, tuple]:
     attend = lambda kv, step: merged(ring.backend).forward(ring.settings, q, *kv, ring.tokens(row, step))
     kv = ring.shift((k, v)) if ring.steps > 1 else None
-    found = attend((k, v), 0)
+    results = attend((k, v), 0)
     if kv is not None:
 
         def step(carry: tuple[Pair, Partial], step: jax.Array) -> tuple[tuple[Pair, Partial], None]:
-            kv, found = carry
+            kv, results = carry
             following = ring.shift(kv)
-            return (following, merge(found, attend(kv, step))), None
+            return (following, merge(results, attend(kv, step))), None
 
-        kv, found = _each(step, (kv, found), range(1, ring.steps - 1))
-        found = merge(found, attend(kv, ring.steps - 1))
-    out, lse = name_results(found[0].astype(q.dtype), found[1])
+        kv, results = _each(step, (kv, results), range(1, ring.steps - 1))
+        results = merge(results, attend(kv, ring.steps - 1))
+    out, lse = name_results(results[0].astype(q.dtype), results[1])
     return (out, lse), (q, k, v, row, out, lse)
 
 
-def _backward(ring: _Ring, kept: tuple, cotangents: Results) -> tuple:
-    (q, k, v, row, out, lse), (d_out, d_lse) = kept, cotangents
+def _backward(ring: _Ring, residuals: tuple, cotangents: Results) -> tuple:
+    (q, k, v, row, out, lse), (d_out, d_lse) = residuals, cotangents
     inner = output_products(out, d_out, lse, d_lse)
 
     def differentiate(kv: Pair, step: jax.Array | int) -> tuple[jax.Array, Pair]:
@@ -177,8 +177,8 @@ def _backward(ring: _Ring, kept: tuple, cotangents: Results) -> tuple:
 
     def step(carry: tuple[Pair, jax.Array, Pair], step: jax.Array) -> tuple[tuple[Pair, jax.Array, Pair], None]:
         kv, dq, travelling = carry
-        following, arriving, found = ring.shift_both(kv, travelling, lambda: differentiate(kv, step))
-        dq, travelling = _add((dq, arriving), found)
+        following, arriving, gradients = ring.shift_both(kv, travelling, lambda: differentiate(kv, step))
+        dq, travelling = _add((dq, arriving), gradients)
         return (following, dq, travelling), None
 
     if ring.steps == 1:

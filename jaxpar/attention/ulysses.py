@@ -35,8 +35,8 @@ def usp(
     backend, settings, layout = how
     ranks = layout.ulysses
     if sinks is not None:
-        own = len(sinks) // ranks  # the heads that this rank gets for its queries'
-        sinks = lax.dynamic_slice_in_dim(sinks, lax.axis_index("context") % ranks * own, own)
+        local_heads = len(sinks) // ranks  # the heads that this rank gets for its queries'
+        sinks = lax.dynamic_slice_in_dim(sinks, lax.axis_index("context") % ranks * local_heads, local_heads)
     q, k, v = (exchange_heads(x, ranks) for x in (q, repeat_heads(k, ranks), repeat_heads(v, ranks)))
     if lax.axis_size("context") == ranks:
         # The rank's own heads of the whole row, whose tokens are in the order in which its ranks held them.

@@ -60,10 +60,10 @@ class ArrayFolder:
         pieces = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Pieces)}
         # Before Orbax's save: the processes synchronize in it, so all pieces are there when it is over.
         self._pieces = write_pieces(path.parent / FOLDER, pieces)
-        whole = {name: leaf for name, leaf in leaves.items() if name not in pieces}
+        unsplit = {name: leaf for name, leaf in leaves.items() if name not in pieces}
         import orbax.checkpoint as ocp
 
-        self._orbax.save(path, args=ocp.args.PyTreeSave(nest(whole)))
+        self._orbax.save(path, args=ocp.args.PyTreeSave(nest(unsplit)))
 
     def finish(self) -> None:
         """Wait for the background write of `start`, on all processes, and raise its error. Any thread may call this."""
@@ -75,8 +75,8 @@ class ArrayFolder:
 
         Orbax's process 0 also writes others, which are small.
         """
-        own = (path / f"{PROCESS_PREFIX}{jax.process_index()}").rglob("*")
-        arrays = [file.relative_to(path.parent).as_posix() for file in own if file.is_file()]
+        local_files = (path / f"{PROCESS_PREFIX}{jax.process_index()}").rglob("*")
+        arrays = [file.relative_to(path.parent).as_posix() for file in local_files if file.is_file()]
         return [*arrays, *(f"{FOLDER}/{name}" for name in self._pieces)]
 
     def specs(self, path: Path) -> dict[str, Spec]:
@@ -100,12 +100,12 @@ class ArrayFolder:
         read: dict[str, Any] = {}
         for name, leaf in like.items():
             if name in in_pieces or isinstance(leaf, Pieces):
-                whole = name not in in_pieces
-                read[name] = read_saved(path if whole else beside, name, leaf, whole=whole)
+                from_orbax = name not in in_pieces
+                read[name] = read_saved(path if from_orbax else beside, name, leaf, from_orbax=from_orbax)
         others = {name: leaf for name, leaf in like.items() if name not in read}
-        return read | (self._read_whole(path, others) if others else {})
+        return read | (self._read_orbax(path, others) if others else {})
 
-    def _read_whole(self, path: Path, like: Mapping[str, Any]) -> dict[str, jax.Array]:
+    def _read_orbax(self, path: Path, like: Mapping[str, Any]) -> dict[str, jax.Array]:
         import orbax.checkpoint as ocp
 
         restore = {

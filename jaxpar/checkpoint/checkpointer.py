@@ -82,7 +82,7 @@ class Checkpointer:
         leaves = named_leaves(state)
         check_arrays({name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Pieces)})
         text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
-        self._clear_place(step)
+        self._clear_folder(step)
         processes.from_first(lambda: self._begin(step, text))
         self._saving = step
         try:
@@ -226,7 +226,7 @@ class Checkpointer:
         except Exception as error:  # Raised in wait(), where the processes synchronize.
             self._failure = error
 
-    def _clear_place(self, step: int) -> None:
+    def _clear_folder(self, step: int) -> None:
         """Move aside what is in the place of a new checkpoint; an intact one stays, and is an error."""
         if not processes.from_first(lambda: self._is_occupied(step)):
             return

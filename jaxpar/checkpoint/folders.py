@@ -62,15 +62,15 @@ def surplus(skipped: Mapping[int, int], keep_last: int, keep_every: int | None) 
     healthy = [step for step in steps if not skipped[step]]
     if not steps or skipped[steps[-1]]:
         return []
-    kept = {*steps[-keep_last:], *healthy[-keep_last:]}
-    return [step for step in steps if step not in kept and (keep_every is None or step % keep_every != 0)]
+    retained = {*steps[-keep_last:], *healthy[-keep_last:]}
+    return [step for step in steps if step not in retained and (keep_every is None or step % keep_every != 0)]
 
 
 def move_aside(path: Path) -> Path:
     """Rename a broken checkpoint to the first free `<step>.broken-N`, and return that path."""
-    number = 1
-    while (aside := path.with_name(f"{path.name}.broken-{number}")).exists():
-        number += 1
+    suffix = 1
+    while (aside := path.with_name(f"{path.name}.broken-{suffix}")).exists():
+        suffix += 1
     path.rename(aside)
     return aside
 

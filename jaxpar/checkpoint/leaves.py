@@ -42,7 +42,9 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 def part[Leaf](leaves: Mapping[str, Leaf], name: str) -> dict[str, Leaf]:
     """Those of the named leaves that are in the part `name` of the state."""
-    return {own: leaf for own, leaf in leaves.items() if (own + SEPARATOR).startswith(name + SEPARATOR)}
+    return {
+        leaf_name: leaf for leaf_name, leaf in leaves.items() if (leaf_name + SEPARATOR).startswith(name + SEPARATOR)
+    }
 
 
 def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,10 +52,10 @@ def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for name, leaf in leaves.items():
         *parents, last = name.split(SEPARATOR)
-        place = tree
+        node = tree
         for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = leaf
+            node = node.setdefault(parent, {})
+        node[last] = leaf
     return tree
 
 

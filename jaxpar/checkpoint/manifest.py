@@ -85,19 +85,19 @@ def read(folder: Path) -> Manifest:
         raise Damage(f"its {MANIFEST} cannot be used ({error})") from None
     except OSError as error:
         raise Damage(f"its {MANIFEST} cannot be read ({reason(error)})") from error
-    found = decode(raw)
-    if found.step is not None and step_name(found.step) != folder.name:
+    content = decode(raw)
+    if content.step is not None and step_name(content.step) != folder.name:
         raise Damage(
-            f"its {MANIFEST} is that of step {found.step}, and the folder is named {quoted(folder.name)}; expected "
-            f"{step_name(found.step)}"
+            f"its {MANIFEST} is that of step {content.step}, and the folder is named {quoted(folder.name)}; expected "
+            f"{step_name(content.step)}"
         )
-    for name in found.files:
+    for name in content.files:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
             raise Damage(f"its {MANIFEST} names a file outside the checkpoint ({quoted(name)})")
         if not name.isprintable():  # NUL and lone surrogates, which no system call accepts
             raise Damage(f"its {MANIFEST} names a file that cannot be ({quoted(name)})")
-    return found
+    return content
 
 
 def verify(folder: Path, only: Iterable[str] | None = None) -> None:
@@ -113,11 +113,11 @@ def verify(folder: Path, only: Iterable[str] | None = None) -> None:
             raise Damage(f"its {MANIFEST} does not list {name}")
         _verify_size(folder, name, files[name].size)
     try:
-        found = file_entries(folder, names, flush=False)
+        entries = file_entries(folder, names, flush=False)
     except OSError as error:
         raise Damage(f"{error.filename or 'a file'} cannot be read ({reason(error)})") from error
     for name in names:
-        if found[name].digest != files[name].digest:
+        if entries[name].digest != files[name].digest:
             raise Damage(f"{name} is corrupt (its digest is not the one in {MANIFEST})")
 
 

@@ -76,16 +76,16 @@ def piece_specs(folder: Path) -> dict[str, Spec]:
     return {name: Spec(tuple(store.shape), store.dtype.numpy_dtype) for name, store in stores.items()}
 
 
-def read_saved(folder: Path, name: str, like: Any, *, whole: bool) -> Any:
+def read_saved(folder: Path, name: str, like: Any, *, from_orbax: bool) -> Any:
     """One array: `Pieces` get theirs, anything else is a `jax.Array` with the sharding of `like`.
 
     Args:
         folder: that of pieces, or Orbax's.
         name: of the array.
         like: the wanted array.
-        whole: whether it is Orbax's folder.
+        from_orbax: whether it is Orbax's folder.
     """
-    store = _opened(_spec_of_orbax(folder, name) if whole else _spec(folder, name))
+    store = _opened(_spec_of_orbax(folder, name) if from_orbax else _spec(folder, name))
     read = lambda region: store[region].read().result()
     if isinstance(like, Pieces):
         return like.restored(read, store.chunk_layout.read_chunk.shape[0] if store.rank else 1)

@@ -45,4 +45,4 @@ def _not_from_orbax(record: logging.LogRecord) -> bool:
     places = [record.pathname, record.getMessage()]
     if record.exc_info:
         places += [frame.filename for frame in traceback.extract_tb(record.exc_info[2])]
-    return not any(mark in place for mark in MARKS for place in places)
+    return not any(mark in path for mark in MARKS for path in places)

@@ -11,17 +11,17 @@ from jaxpar.checkpoint.facts import read_facts, skipped_in_row
 
 def complete(folder: Path, last: int) -> dict[int, int]:
     """Steps up to `last` with a complete checkpoint, ascending, to how many steps were skipped before it."""
-    found = {}
+    checkpoints = {}
     for step in folders.listed_steps(folder):
         if step > last:
             break
         path = folders.step_folder(folder, step)
         try:
             manifest.verify_sizes(path)
-            found[step] = skipped_in_row(read_facts(path))
+            checkpoints[step] = skipped_in_row(read_facts(path))
         except (Damage, CheckpointError):
             continue
-    return found
+    return checkpoints
 
 
 def last_healthy(folder: Path, last: int) -> int | None:
@@ -38,7 +38,7 @@ def prune(folder: Path, step: int, keep_last: int, keep_every: int | None) -> No
     Raises:
         OSError: something could not be deleted.
     """
-    kept = complete(folder, step)
+    retained = complete(folder, step)
     folders.remove_leftovers(folder)
-    for old in folders.surplus(kept, keep_last, keep_every):
+    for old in folders.surplus(retained, keep_last, keep_every):
         folders.remove(folders.step_folder(folder, old))

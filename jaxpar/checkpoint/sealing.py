@@ -14,7 +14,7 @@ from jaxpar.checkpoint.digests import Entry, file_entries
 from jaxpar.checkpoint.errors import Damage, reason
 
 
-def seal(folder: Path, step: int, own: Sequence[str], *, meeting: str) -> None:
+def seal(folder: Path, step: int, local: Sequence[str], *, meeting: str) -> None:
     """Seal a checkpoint whose files are written. Every process calls this; any thread may.
 
     Each process makes the digests of the files that it wrote, and flushes them. Process 0 makes those of the files that
@@ -23,7 +23,7 @@ def seal(folder: Path, step: int, own: Sequence[str], *, meeting: str) -> None:
     Args:
         folder: the checkpoint's folder.
         step: its step.
-        own: names of the files that this process wrote, relative to the folder; no name is in those of two processes.
+        local: names of the files that this process wrote, relative to the folder; no name is in those of two processes.
         meeting: a name that no other call of the job has.
 
     Raises:
@@ -32,7 +32,7 @@ def seal(folder: Path, step: int, own: Sequence[str], *, meeting: str) -> None:
     """
     failure: OSError | None = None
     try:
-        answer = json.dumps({"files": file_entries(folder, own, flush=True)})
+        answer = json.dumps({"files": file_entries(folder, local, flush=True)})
     except OSError as error:  # Process 0 must learn of it: it waits for this answer.
         failure, answer = error, json.dumps({"error": reason(error)})
     answers = processes.gather(meeting, answer, arrays.COMMIT_TIMEOUT_S)
@@ -54,14 +54,14 @@ def damage(folder: Path) -> str | None:
 
     Collective: every process calls this on its main thread, and gets the same answer.
     """
-    answers = [json.loads(answer) for answer in processes.exchange(json.dumps(_own_answer(folder)))]
-    found = next((text for _, text in answers if text), None)
-    if found is None and len({read for read, _ in answers}) > 1:
+    answers = [json.loads(answer) for answer in processes.exchange(json.dumps(_local_answer(folder)))]
+    damaged = next((text for _, text in answers if text), None)
+    if damaged is None and len({read for read, _ in answers}) > 1:
         return f"processes read different contents of its {manifest.MANIFEST}"
-    return found
+    return damaged
 
 
-def _own_answer(folder: Path) -> tuple[str, str]:
+def _local_answer(folder: Path) -> tuple[str, str]:
     """Digest of the manifest as this process reads it, and the damage in its share of the files."""
     try:
         sealed = manifest.read(folder)

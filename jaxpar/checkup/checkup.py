@@ -28,16 +28,16 @@ def check_all(config: Config) -> tuple[list[Finding], bool]:
     validate(config)
     smi = query()
     gpus = [] if smi is None else read_gpus(smi)
-    found = attempt("packages", lambda: check_software(bool(gpus)))
-    found += attempt("driver", lambda: check_machine(gpus, cuda_release()))
+    findings = attempt("packages", lambda: check_software(bool(gpus)))
+    findings += attempt("driver", lambda: check_machine(gpus, cuda_release()))
     try:
-        return _check_job(config, found, bool(gpus))
+        return _check_job(config, findings, bool(gpus))
     except ImportError as error:
         mend = "install what is missing and run the doctor again: later checks need it"
-        return [*found, Finding("packages", "fail", str(error), mend)], True
+        return [*findings, Finding("packages", "fail", str(error), mend)], True
 
 
-def _check_job(config: Config, found: list[Finding], gpu: bool) -> tuple[list[Finding], bool]:
+def _check_job(config: Config, reported: list[Finding], gpu: bool) -> tuple[list[Finding], bool]:
     """The checks that need JAX: devices, and the other processes."""
     import jax
 
@@ -56,7 +56,7 @@ def _check_job(config: Config, found: list[Finding], gpu: bool) -> tuple[list[Fi
         devices = find_devices()
     except UserError as error:
         mend = "check the driver, the plugin, CUDA_VISIBLE_DEVICES and JAX_PLATFORMS"
-        return [*found, Finding("devices", "fail", str(error), mend)], True
+        return [*reported, Finding("devices", "fail", str(error), mend)], True
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
         "devices": lambda: check_devices(devices, config, gpu, cpu_wanted),
         "collectives": lambda: check_collectives(devices),
@@ -65,9 +65,9 @@ def _check_job(config: Config, found: list[Finding], gpu: bool) -> tuple[list[Fi
     }
     for name, check in checks.items():
         liveness.at(f"checking {name}")
-        found += attempt(name, check)
+        reported += attempt(name, check)
     liveness.at("comparing what was found")
     me = f"process {jax.process_index()} on {socket.gethostname()}"
-    gathered = [json.loads(text) for text in exchange(json.dumps([me, [asdict(finding) for finding in found]]))]
+    gathered = [json.loads(text) for text in exchange(json.dumps([me, [asdict(finding) for finding in reported]]))]
     all_findings = [[Finding(**finding) for finding in findings] for _, findings in gathered]
     return merged(all_findings, [name for name, _ in gathered]), jax.process_index() == 0

@@ -63,9 +63,9 @@ def _kinds(devices: Sequence[Device], driver: bool, cpu_wanted: bool) -> Finding
 
 
 def _memory(devices: Sequence[Device]) -> Iterator[Finding]:
-    own = [device for device in devices if device.process_index == jax.process_index()]
-    statistics = [device.memory_stats() for device in own]
-    limits = [found["bytes_limit"] for found in statistics if found and "bytes_limit" in found]
+    local = [device for device in devices if device.process_index == jax.process_index()]
+    statistics = [device.memory_stats() for device in local]
+    limits = [statistic["bytes_limit"] for statistic in statistics if statistic and "bytes_limit" in statistic]
     if limits:
         yield Finding("memory", "ok", f"{size(min(limits))} of each device for programs")
 

@@ -74,12 +74,12 @@ def _measure_file(file: Path) -> tuple[float, float]:
         if hasattr(os, "posix_fadvise"):  # read from the disk, and not from memory
             os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     written = time.perf_counter()
-    found = hashlib.blake2b()
+    hasher = hashlib.blake2b()
     with open(file, "rb", buffering=0) as back:
         while piece := back.read(MIB):
-            found.update(piece)
+            hasher.update(piece)
     read = time.perf_counter()
-    if found.digest() != digest.digest():
+    if hasher.digest() != digest.digest():
         raise OSError(0, "what was read is not what was written")
     return written - began, read - written
 

@@ -49,17 +49,17 @@ def merged(of_each: Sequence[Sequence[Finding]], names: Sequence[str]) -> list[F
         return list(of_each[0])
     levels = [_levels(findings) for findings in of_each]
     order = list(dict.fromkeys(check for level in levels for check in level))
-    found = []
+    merged_findings = []
     for check in order:
         here = [level.get(check, "ok") for level in levels]
-        for number, findings in enumerate(of_each):
+        for process, findings in enumerate(of_each):
             # Other processes are listed where they found something worse than process 0.
-            if number and SEVERITY.index(here[number]) <= SEVERITY.index(here[0]):
+            if process and SEVERITY.index(here[process]) <= SEVERITY.index(here[0]):
                 continue
-            alike = number == 0 and len(set(here)) == 1
-            where = "" if alike or here[number] == "ok" else names[number]
-            found += [replace(finding, where=where) for finding in findings if finding.check == check]
-    return found
+            alike = process == 0 and len(set(here)) == 1
+            where = "" if alike or here[process] == "ok" else names[process]
+            merged_findings += [replace(finding, where=where) for finding in findings if finding.check == check]
+    return merged_findings
 
 
 def _levels(findings: Sequence[Finding]) -> dict[str, Status]:

@@ -36,11 +36,11 @@ class Gpu:
 
 def read_gpus(listed: str) -> list[Gpu]:
     """The GPUs in the output of `query`; a value that the driver does not know counts as 0."""
-    found = []
+    gpus = []
     for line in listed.strip().splitlines():
         name, driver, total, used = (part.strip() for part in line.rsplit(",", 3))
-        found.append(Gpu(name, driver, *(int(text) if text.isdigit() else 0 for text in (total, used))))
-    return found
+        gpus.append(Gpu(name, driver, *(int(text) if text.isdigit() else 0 for text in (total, used))))
+    return gpus
 
 
 def query() -> str | None:
@@ -78,9 +78,9 @@ def _driver(gpus: list[Gpu], cuda: int | None) -> Finding:
 
 
 def _others(gpus: list[Gpu]) -> Iterator[Finding]:
-    in_use = [(number, gpu) for number, gpu in enumerate(gpus) if gpu.used_mib > IN_USE_MIB]
+    in_use = [(index, gpu) for index, gpu in enumerate(gpus) if gpu.used_mib > IN_USE_MIB]
     if in_use:
-        words = ", ".join(f"GPU {number} {gpu.used_mib} of {gpu.total_mib} MiB" for number, gpu in in_use)
+        words = ", ".join(f"GPU {index} {gpu.used_mib} of {gpu.total_mib} MiB" for index, gpu in in_use)
         yield Finding(
             "GPU memory",
             "warn",

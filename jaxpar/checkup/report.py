@@ -34,8 +34,8 @@ def show(findings: Sequence[Finding], took: float, console: Console | None = Non
     table.add_column("found", overflow="fold")
     for finding in findings:
         word, style = WORDS[finding.status]
-        found = f"{finding.where}: {finding.found}" if finding.where else finding.found
-        table.add_row(Text(word, style), Text(finding.check), Text(found))
+        text = f"{finding.where}: {finding.found}" if finding.where else finding.found
+        table.add_row(Text(word, style), Text(finding.check), Text(text))
     console.print(table)
     mends = [finding for finding in findings if finding.mend]
     if mends:

@@ -43,22 +43,22 @@ def requirements() -> tuple[SpecifierSet, list[Requirement]]:
 
 
 def _python(wanted: SpecifierSet) -> Finding:
-    found = platform.python_version()
-    if found in wanted:
-        return Finding("python", "ok", f"{found} ({platform.machine()}, {platform.system()})")
+    version = platform.python_version()
+    if version in wanted:
+        return Finding("python", "ok", f"{version} ({platform.machine()}, {platform.system()})")
     return Finding(
-        "python", "fail", f"{found}, and jaxpar needs {wanted}", "create the environment with another Python"
+        "python", "fail", f"{version}, and jaxpar needs {wanted}", "create the environment with another Python"
     )
 
 
 def _packages(wanted: list[Requirement]) -> Iterator[Finding]:
     wrong = False
     for requirement in wanted:
-        found = installed(requirement.name)
-        if found is not None and requirement.specifier.contains(found, prereleases=True):
+        version = installed(requirement.name)
+        if version is not None and requirement.specifier.contains(version, prereleases=True):
             continue
         wrong = True
-        what = "missing" if found is None else found
+        what = "missing" if version is None else version
         yield Finding(
             "packages",
             "fail",
@@ -66,13 +66,15 @@ def _packages(wanted: list[Requirement]) -> Iterator[Finding]:
             f"pip install -c constraints.txt '{requirement.name}{requirement.specifier}'",
         )
     if not wrong:
-        shown = ", ".join(f"{name} {found}" for name in SHOWN if (found := installed(name)) is not None)
+        shown = ", ".join(f"{name} {version}" for name in SHOWN if (version := installed(name)) is not None)
         yield Finding("packages", "ok", f"{shown}; all {len(wanted)} in their ranges")
 
 
 def _plugin(gpu: bool) -> Iterator[Finding]:
     lib = installed("jaxlib")
-    plugins = {name: found for release in CUDA_RELEASES if (found := installed(name := f"jax-cuda{release}-plugin"))}
+    plugins = {
+        name: version for release in CUDA_RELEASES if (version := installed(name := f"jax-cuda{release}-plugin"))
+    }
     if not plugins:
         if gpu:
             yield Finding(
@@ -80,21 +82,21 @@ def _plugin(gpu: bool) -> Iterator[Finding]:
                 f"make setup, or {install_command('cuda12')}",
             )  # fmt: skip
         return
-    for name, found in plugins.items():
-        if found == lib:
-            yield Finding("plugin", "ok", f"{name} {found}" + ("" if gpu else ", but no NVIDIA driver"))
+    for name, version in plugins.items():
+        if version == lib:
+            yield Finding("plugin", "ok", f"{name} {version}" + ("" if gpu else ", but no NVIDIA driver"))
         else:
-            yield Finding("plugin", "fail", f"{name} {found} beside jaxlib {lib}", f"pip install '{name}=={lib}'")
+            yield Finding("plugin", "fail", f"{name} {version} beside jaxlib {lib}", f"pip install '{name}=={lib}'")
 
 
 def _ptxas() -> Iterator[Finding]:
     """The assembler that makes the machine code of kernels; nothing where there is none."""
-    found = toolchain.versions()
-    if not found.keys() & toolchain.MISCOMPILED.keys():
+    versions = toolchain.versions()
+    if not versions.keys() & toolchain.MISCOMPILED.keys():
         return
-    reason = toolchain.miscompiles_causal(found)
+    reason = toolchain.miscompiles_causal(versions)
     if reason is None:
-        yield Finding("ptxas", "ok", found.get("ptxas", f"not found, of CUDA {found.get('cuda')}"))
+        yield Finding("ptxas", "ok", versions.get("ptxas", f"not found, of CUDA {versions.get('cuda')}"))
     else:
         yield Finding("ptxas", "warn", reason, "install it; until then the Mosaic attention kernels are refused")
 

@@ -11,7 +11,7 @@ BACKLOG = 1024
 
 
 @dataclass(frozen=True)
-class Place:
+class ListenAddress:
     """Addresses to listen at."""
 
     host: str
@@ -49,7 +49,7 @@ class Place:
         return listeners
 
 
-def find_place(coordinator: str) -> Place:
+def find_listen_address(coordinator: str) -> ListenAddress:
     """Where process 0 listens so that the others find it at `coordinator`, `host:port`.
 
     A name that means loopback on its own host may be another address elsewhere: Debian writes such a line for every
@@ -58,20 +58,22 @@ def find_place(coordinator: str) -> Place:
     name, _, digits = coordinator.rpartition(":")
     host, port = name.strip("[]"), int(digits)
     if host == "::":  # All of both families, as JAX takes it.
-        return Place(host, port, ())
+        return ListenAddress(host, port, ())
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
-        return Place(host, port, (), f"no address is known for {host}")
-    own = tuple(dict.fromkeys((family, where) for family, _, _, _, where in found if _is_own(family, where)))
-    if not own:
-        return Place(host, port, (), f"{host} is no address of this host", foreign=True)
-    if all(_is_loopback(str(where[0])) for _, where in own) and not _means_loopback(host):
-        return Place(host, port, (), f"{host} is a loopback address here, and may be another one on other hosts")
-    return Place(host, port, own)
+        return ListenAddress(host, port, (), f"no address is known for {host}")
+    local = tuple(dict.fromkeys((family, where) for family, _, _, _, where in infos if _is_local(family, where)))
+    if not local:
+        return ListenAddress(host, port, (), f"{host} is no address of this host", foreign=True)
+    if all(_is_loopback(str(where[0])) for _, where in local) and not _means_loopback(host):
+        return ListenAddress(
+            host, port, (), f"{host} is a loopback address here, and may be another one on other hosts"
+        )
+    return ListenAddress(host, port, local)
 
 
-def _is_own(family: int, address: tuple) -> bool:
+def _is_local(family: int, address: tuple) -> bool:
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((address[0], 0, *address[2:]))

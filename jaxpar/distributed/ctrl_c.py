@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 
 @contextmanager
-def ends_at_the_second() -> Iterator[None]:
+def exit_at_second_signal() -> Iterator[None]:
     """While the context is open, the first Ctrl-C prints what happens next, and a second one ends the process at once.
 
     What the first one does is up to the handler of SIGINT. Outside the main thread nothing is received.

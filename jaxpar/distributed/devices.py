@@ -81,11 +81,11 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> Job | None:
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms == "cpu" or (not platforms and not has_gpu()):
         processes = 1 if job is None else job.processes
-        given = re.findall(r"xla_force_host_platform_device_count=(\d+)", flags)
-        devices = int(given[-1]) if given else needed // processes
+        flag_values = re.findall(r"xla_force_host_platform_device_count=(\d+)", flags)
+        devices = int(flag_values[-1]) if flag_values else needed // processes
         if devices > 1:
             os.environ.setdefault(THREADS_VARIABLE, str(threads_for(min(devices, MOST_VIRTUAL))))
-        if not given:
+        if not flag_values:
             try:
                 jax.config.update("jax_num_cpu_devices", _virtual(needed, processes))
             except RuntimeError as error:  # JAX has initialized its devices already
@@ -121,8 +121,8 @@ def _processes_here(job: Job | None) -> int:
     if job is None:
         return 1
     gpus = host_gpus()
-    own = len(job.local_devices or ()) or visible_gpus(os.environ, gpus)
-    return max(1, min(job.processes, gpus // max(1, own)))
+    local_count = len(job.local_devices or ()) or visible_gpus(os.environ, gpus)
+    return max(1, min(job.processes, gpus // max(1, local_count)))
 
 
 def find_devices() -> list[Device]:
@@ -184,34 +184,34 @@ def check_devices(job: Job, needed: int | None, devices: Sequence[Device]) -> No
         UserError: a process has another number of devices than the launcher or `distributed.devices_per_process` says,
             than the layout takes per process, or than the other processes.
     """
-    counts = Counter(device.process_index for device in devices)
-    own = counts[job.process_id]
+    devices_per_process = Counter(device.process_index for device in devices)
+    local = devices_per_process[job.process_id]
     me = f"process {job.process_id} of {job.processes} on {socket.gethostname()}"
     # A launcher counts GPUs.
     applies = devices[0].platform != "cpu" or job.expected_by.startswith("distributed.")
-    if applies and job.devices_expected not in (None, own):
+    if applies and job.devices_expected not in (None, local):
         raise UserError(
-            f"{job.expected_by}: {me} should have {plural(job.devices_expected, 'device')} and sees {own}; look at "
+            f"{job.expected_by}: {me} should have {plural(job.devices_expected, 'device')} and sees {local}; look at "
             "CUDA_VISIBLE_DEVICES, and at how the launcher binds GPUs to processes (docs/clusters.md)"
         )
-    if len(counts) != job.processes:
+    if len(devices_per_process) != job.processes:
         raise UserError(
             f"distributed.processes: {plural(job.processes, 'process')} joined, and devices are seen of "
-            f"{len(counts)} only"
+            f"{len(devices_per_process)} only"
         )
-    usual = counts.most_common(1)[0][0]
-    odd = sorted(process for process, count in counts.items() if count != counts[usual])
+    usual = devices_per_process.most_common(1)[0][0]
+    odd = sorted(process for process, count in devices_per_process.items() if count != devices_per_process[usual])
     if odd:
         raise UserError(
-            f"distributed.processes: process {odd[0]} sees {plural(counts[odd[0]], 'device')} and process {usual} sees "
-            f"{counts[usual]}; all must have the same number (docs/clusters.md)"
+            f"distributed.processes: process {odd[0]} sees {plural(devices_per_process[odd[0]], 'device')} and process "
+            f"{usual} sees {devices_per_process[usual]}; all must have the same number (docs/clusters.md)"
         )
     if needed is not None and needed != len(devices):
         share = f"{needed // job.processes} in each of {plural(job.processes, 'process')}"
         if needed % job.processes:
             share = f"which do not divide among {job.processes} processes"
         raise UserError(
-            f"parallel: the layout takes {plural(needed, 'device')}, {share}, and {me} sees {own}, which makes "
+            f"parallel: the layout takes {plural(needed, 'device')}, {share}, and {me} sees {local}, which makes "
             f"{len(devices)}; start another number of processes, or set one axis, for example parallel.fsdp, to -1 to "
             "take what there is"
         )

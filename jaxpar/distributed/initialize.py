@@ -7,7 +7,7 @@ import jax
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DistributedConfig
 from jaxpar.distributed import liveness
-from jaxpar.distributed.addresses import find_place
+from jaxpar.distributed.addresses import find_listen_address
 from jaxpar.distributed.job import Job
 from jaxpar.distributed.rendezvous.meeting import meet
 from jaxpar.distributed.rendezvous.relay import open_relay
@@ -48,4 +48,4 @@ def join(job: Job, limits: DistributedConfig) -> None:
 
 def _listen_at(job: Job) -> str | None:
     """Where JAX's service listens in process 0: the same address as for the meeting; JAX's default is all addresses."""
-    return job.listen_at or find_place(job.coordinator).jax if job.process_id == 0 else None
+    return job.listen_at or find_listen_address(job.coordinator).jax if job.process_id == 0 else None

@@ -48,9 +48,9 @@ def find_launch(environment: Environment) -> Launch | None:
         UserError: the variables contradict each other, or name other processes without their address.
     """
     for launch in (_open_mpi, _slurm, _kubernetes):
-        found = launch(environment)
-        if found is not None:
-            return found
+        launched = launch(environment)
+        if launched is not None:
+            return launched
     return None
 
 
@@ -69,7 +69,7 @@ def _slurm(environment: Environment) -> Launch | None:
     if "SLURM_JOB_ID" not in environment:
         return None
     if "SLURM_STEP_NODELIST" not in environment:  # In the batch script, or in the shell of salloc.
-        tasks = _number(environment, "SLURM_NTASKS")
+        tasks = _integer(environment, "SLURM_NTASKS")
         if tasks in (None, 1):
             return None
         raise UserError(
@@ -77,37 +77,37 @@ def _slurm(environment: Environment) -> Launch | None:
             "none of them; put srun before the command, or set distributed.processes=1 for a single process"
         )
     processes = _needed(environment, "Slurm", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-    job, step = _needed(environment, "Slurm", "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID") or 0
+    job, step = _needed(environment, "Slurm", "SLURM_JOB_ID"), _integer(environment, "SLURM_STEP_ID") or 0
     host = first_host(environment["SLURM_STEP_NODELIST"])
     return Launch(
         "Slurm",
         f"{host}:{FIRST_PORT + (job + step) % PORTS}",
         processes,
         _needed(environment, "Slurm", "SLURM_PROCID"),
-        _number(environment, "SLURM_LOCALID"),
+        _integer(environment, "SLURM_LOCALID"),
         _slurm_tasks_here(environment),
-        _number(environment, "SLURM_GPUS_ON_NODE"),
+        _integer(environment, "SLURM_GPUS_ON_NODE"),
     )
 
 
 def _slurm_tasks_here(environment: Environment) -> int | None:
     """Tasks of the step on this node, from `2(x3),1`: one number per node, with a count where several nodes agree."""
-    node = _number(environment, "SLURM_NODEID")
-    counts: list[int] = []
+    node = _integer(environment, "SLURM_NODEID")
+    tasks_per_node: list[int] = []
     for part in environment.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
             return None
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts[node] if node is not None and node < len(counts) else None
+        tasks_per_node += [int(match[1])] * int(match[2] or 1)
+    return tasks_per_node[node] if node is not None and node < len(tasks_per_node) else None
 
 
 def _open_mpi(environment: Environment) -> Launch | None:
     if "OMPI_COMM_WORLD_RANK" not in environment:
         return None
     processes = _needed(environment, "Open MPI", "OMPI_COMM_WORLD_SIZE")
-    local = _number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE")
-    host, job = _open_mpi_place(environment)
+    local = _integer(environment, "OMPI_COMM_WORLD_LOCAL_SIZE")
+    host, job = _open_mpi_rank(environment)
     if processes == local:
         host = "127.0.0.1"
     return Launch(
@@ -115,12 +115,12 @@ def _open_mpi(environment: Environment) -> Launch | None:
         None if host is None else f"{host}:{FIRST_PORT + job % PORTS}",
         processes,
         _needed(environment, "Open MPI", "OMPI_COMM_WORLD_RANK"),
-        _number(environment, "OMPI_COMM_WORLD_LOCAL_RANK"),
+        _integer(environment, "OMPI_COMM_WORLD_LOCAL_RANK"),
         local,
     )
 
 
-def _open_mpi_place(environment: Environment) -> tuple[str | None, int]:
+def _open_mpi_rank(environment: Environment) -> tuple[str | None, int]:
     """(host of process 0, a number that the processes of this job have in common).
 
     Under Slurm, process 0 is on the first node of the job. Otherwise it is taken to be where mpirun was started, which
@@ -160,16 +160,16 @@ def _first_pod(environment: Environment, index: int) -> str | None:
 def _needed(environment: Environment, launcher: str, *names: str) -> int:
     """The first of the variables that is set. Raises `UserError` when none is."""
     for name in names:
-        number = _number(environment, name)
-        if number is not None:
-            return number
+        value = _integer(environment, name)
+        if value is not None:
+            return value
     raise UserError(
         f"{names[0]}: {launcher} started this process and did not set this; set distributed.coordinator, "
         "distributed.processes and distributed.process_id"
     )
 
 
-def _number(environment: Environment, name: str) -> int | None:
+def _integer(environment: Environment, name: str) -> int | None:
     """A variable that holds a whole number; None without it. Raises `UserError` when it holds something else."""
     text = environment.get(name)
     if text is None:

@@ -19,7 +19,7 @@ VERSION = 1
 """Version of the hello message. All processes of a job run the same jaxpar, so others are refused."""
 LINE_BYTES = 8192
 """The longest line of a meeting."""
-HOST_LENGTH, PLACE_LENGTH, SENTENCE_LENGTH = 128, 200, 1000
+HOST_LENGTH, LOCATION_LENGTH, SENTENCE_LENGTH = 128, 200, 1000
 """The most characters kept of a host's name, of what a process is at, and of a sentence."""
 MOST = 2**63
 
@@ -42,17 +42,17 @@ def encode(message: Mapping[str, Any]) -> bytes:
 def decode(line: bytes) -> dict[str, Any]:
     """The message of a line; only checked to be a JSON object."""
     try:
-        found = json.loads(line.decode())
+        message = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
         raise Malformed("this is not JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(message, dict):
         raise Malformed("this is not a JSON object")
-    return found
+    return message
 
 
-def is_token(found: object) -> bool:
+def is_token(value: object) -> bool:
     """Whether this is a nonce or a proof: 32 bytes, written as 64 hexadecimal digits."""
-    return isinstance(found, str) and re.fullmatch(r"[0-9a-f]{64}", found) is not None
+    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,20 @@ class Hello:
     @classmethod
     def read(cls, line: bytes) -> Hello:
         """The hello message of a line; raises `Malformed` for any other."""
-        found = decode(line)
-        version = found.get("jaxpar")
+        message = decode(line)
+        version = message.get("jaxpar")
         if type(version) is not int or version != VERSION:
             raise Malformed("this is no hello message of this version of jaxpar")
-        process, processes, host, nonce = (found.get(key) for key in ("process", "processes", "host", "nonce"))
+        process, processes, host, nonce = (message.get(key) for key in ("process", "processes", "host", "nonce"))
         if not isinstance(host, str) or not host:
             raise Malformed("the hello message names no host")
         if nonce is not None and not is_token(nonce):
             raise Malformed("the nonce of the hello message is not 64 hexadecimal digits")
         return cls(
-            _whole(process, "process number"), _whole(processes, "number of processes"), clean(host, HOST_LENGTH), nonce
+            _integer(process, "process number"),
+            _integer(processes, "number of processes"),
+            clean(host, HOST_LENGTH),
+            nonce,
         )
 
 
@@ -107,49 +110,49 @@ class Report:
         return asdict(self.mark) | {"age_s": self.age_s, "idle_s": self.idle_s}
 
     @classmethod
-    def read(cls, found: object) -> Report:
+    def read(cls, message: object) -> Report:
         """The report of `message`; raises `Malformed` for anything else."""
-        if not isinstance(found, dict):
+        if not isinstance(message, dict):
             raise Malformed("the report is not a JSON object")
-        waiting, busy = found.get("waiting_limit_s"), found.get("busy", False)
+        waiting, busy = message.get("waiting_limit_s"), message.get("busy", False)
         if not isinstance(busy, bool):
             raise Malformed("the report's busy is neither true nor false")
         mark = Mark(
-            _whole(found.get("count"), "mark"),
-            text(found.get("at"), PLACE_LENGTH),
-            _limit(found.get("limit_s")),
-            text(found.get("limit_key"), PLACE_LENGTH),
+            _integer(message.get("count"), "mark"),
+            text(message.get("at"), LOCATION_LENGTH),
+            _limit(message.get("limit_s")),
+            text(message.get("limit_key"), LOCATION_LENGTH),
             None if waiting is None else _limit(waiting),
             busy,
         )
-        return cls(mark, _seconds(found.get("age_s")), _seconds(found.get("idle_s", 0.0)))
+        return cls(mark, _seconds(message.get("age_s")), _seconds(message.get("idle_s", 0.0)))
 
 
-def text(found: object, length: int) -> str:
+def text(value: object, length: int) -> str:
     """A text of a message, cleaned."""
-    if not isinstance(found, str):
+    if not isinstance(value, str):
         raise Malformed("a text was expected")
-    return clean(found, length)
+    return clean(value, length)
 
 
-def _whole(found: object, what: str) -> int:
-    if type(found) is not int or not 0 <= found < MOST:
+def _integer(value: object, what: str) -> int:
+    if type(value) is not int or not 0 <= value < MOST:
         raise Malformed(f"the {what} is not a whole number of at least 0")
-    return found
+    return value
 
 
-def _seconds(found: object) -> float:
-    seconds = _limit(found)
+def _seconds(value: object) -> float:
+    seconds = _limit(value)
     if not math.isfinite(seconds):
         raise Malformed("seconds are not finite")
     return seconds
 
 
-def _limit(found: object) -> float:
+def _limit(value: object) -> float:
     """Seconds of a limit, which may be as large as the user wants."""
-    if isinstance(found, bool) or not isinstance(found, (int, float)) or found != found:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         raise Malformed("seconds are not a number")
     try:
-        return float(found)
+        return float(value)
     except OverflowError:
         return math.inf

@@ -90,7 +90,7 @@ class Watch:
         self._paused_at = now
         """When all last waited for a process that was outside a step."""
         self._activity = Activity()
-        self._known = {number: _Known(peer, Outbox(peer.connection), mark, now, now) for number, peer in peers.items()}
+        self._known = {index: _Known(peer, Outbox(peer.connection), mark, now, now) for index, peer in peers.items()}
         self._leaving, self._over, self._failing = threading.Event(), threading.Event(), threading.Event()
         self._reported_leaving = False
         self._selector = selectors.DefaultSelector()
@@ -118,7 +118,7 @@ class Watch:
         self._failing.set()
         why = clean(why, SENTENCE_LENGTH)
         if self._process == 0:
-            self._send_all({"end": verdicts.failed(self._own_sign(), why), "may_end_itself": True})
+            self._send_all({"end": verdicts.failed(self._local_sign(), why), "may_end_itself": True})
             self._over.wait(GRACE_S + LINGER_S)
         else:
             self._send_all({"failed": why, "at": self._report()})
@@ -222,7 +222,7 @@ class Watch:
         watched = [self._sign_of(known, now) for known in self._known.values() if not known.left]
         sentence = verdicts.silent(watched, self._timeout_s)
         if sentence is None and self._process == 0:
-            everyone = [self._own_sign(), *watched]
+            everyone = [self._local_sign(), *watched]
             if verdicts.waits_for_pause(everyone):
                 self._paused_at = now
             sentence = verdicts.stalled(everyone, now - self._paused_at)
@@ -275,7 +275,7 @@ class Watch:
     def _report(self) -> dict[str, Any]:
         return Report(self._mark, time.monotonic() - self._marked_at, self._activity.idle_s()).message()
 
-    def _own_sign(self) -> Sign:
+    def _local_sign(self) -> Sign:
         # As old as the state of the others: otherwise this process would be late before they are.
         age = max(0.0, time.monotonic() - self._marked_at - self._every_s)
         return Sign(self._process, self._host, self._mark, age, 0.0, self._activity.idle_s())

@@ -35,9 +35,9 @@ class Contamination:
     @property
     def metrics(self) -> dict[str, Metric]:
         """Shares of all examples and tokens, and a mean."""
-        found = [float(one.found > 0) for one in self.overlaps]
+        matched = [float(one.matched > 0) for one in self.overlaps]
         covered = ratio([one.covered for one in self.overlaps], [one.tokens for one in self.overlaps])
-        metrics = {"contaminated": mean(found), "covered": covered}
+        metrics = {"contaminated": mean(matched), "covered": covered}
         return metrics if self.min_k is None else metrics | {"min_k": mean(self.min_k)}
 
     @property
@@ -45,7 +45,7 @@ class Contamination:
         """Of each example."""
         min_k = [{}] * len(self.overlaps) if self.min_k is None else [{"min_k": one} for one in self.min_k]
         return [
-            {"ngrams": one.ngrams, "ngrams_found": one.found, "covered": one.covered / max(1, one.tokens)} | more
+            {"ngrams": one.ngrams, "ngrams_found": one.matched, "covered": one.covered / max(1, one.tokens)} | more
             for one, more in zip(self.overlaps, min_k, strict=True)
         ]
 
@@ -64,8 +64,8 @@ def overlaps_with(folder: str | Path, tasks: Sequence[Task], size: int) -> list[
     encoded = [[codec.encode(text) for text in task.texts] for task in tasks]
     ngrams = NGrams([text for texts in encoded for text in texts], size)
     ngrams.look_in(opened.train.tokens)
-    found = iter(ngrams.overlaps())
-    return [[next(found) for _ in texts] for texts in encoded]
+    overlaps = iter(ngrams.overlaps())
+    return [[next(overlaps) for _ in texts] for texts in encoded]
 
 
 def min_k(log_probabilities: np.ndarray, share: float = SHARE) -> float:
@@ -86,10 +86,10 @@ def min_k_of(model: LanguageModel, task: Task) -> list[float]:
 def with_contamination(outcome: Outcome | None, task: Task, contamination: Contamination) -> Outcome:
     """The results of a task, if any, with its contamination, and means over the examples without it (`..._clean`)."""
     details: list[Mapping[str, Any]] = list(outcome.details) if outcome else [{} for _ in task.examples]
-    clean = [own for own, overlap in zip(details, contamination.overlaps, strict=True) if not overlap.found]
+    clean = [detail for detail, overlap in zip(details, contamination.overlaps, strict=True) if not overlap.matched]
     metrics = dict(outcome.metrics) if outcome else {}
     for name in list(metrics):
         if clean and len(clean) < len(details) and name in details[0]:
-            metrics[f"{name}_clean"] = mean([own[name] for own in clean])
-    both = [{**own, **more} for own, more in zip(details, contamination.details, strict=True)]
+            metrics[f"{name}_clean"] = mean([detail[name] for detail in clean])
+    both = [{**detail, **more} for detail, more in zip(details, contamination.details, strict=True)]
     return Outcome(task.settings.kind, len(task.examples), metrics | contamination.metrics, both)

@@ -19,22 +19,22 @@ def context_length(source: Model, wanted: int | None) -> int:
         UserError: the model has fewer learned positions, or nothing is known.
     """
     model = source.model
-    found = _known(source) if wanted is None else wanted
-    if model.position == "learned" and (found is None or found > model.max_positions):
+    length = _known(source) if wanted is None else wanted
+    if model.position == "learned" and (length is None or length > model.max_positions):
         if wanted is not None:
             raise UserError(
                 f"--length {wanted}: the model has learned positions; expected at most {model.max_positions}"
             )
         return model.max_positions
-    if found is None:
+    if length is None:
         raise UserError(f"--length: {named(source.path)} says nothing about the length of texts; expected a number")
-    return found
+    return length
 
 
 def _known(source: Model) -> int | None:
     if isinstance(source, AdaptedWeights) or (not isinstance(source, HFFolder) and source.origin is None):
         return source.config.data.sequence_length
     assert source.origin is not None
-    given = read_config(source.origin.folder)
-    lengths = (given.get(key) for key in KEYS)
+    hf_config = read_config(source.origin.folder)
+    lengths = (hf_config.get(key) for key in KEYS)
     return next((length for length in lengths if type(length) is int and length > 0), None)

@@ -52,10 +52,10 @@ def main() -> None:
 
 def first_match(pattern: re.Pattern[str], text: str) -> str | None:
     """The text that the first group of the first match has, or all of the match where no group has one."""
-    found = pattern.search(text)
-    if found is None:
+    match = pattern.search(text)
+    if match is None:
         return None
-    return found[1] if pattern.groups and found[1] is not None else found[0]
+    return match[1] if pattern.groups and match[1] is not None else match[0]
 
 
 if __name__ == "__main__":

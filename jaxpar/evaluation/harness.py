@@ -43,20 +43,20 @@ class HarnessModel(LM):
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of each (text,), in disjoint windows."""
-        found = self.model.token_likelihoods([request.args[0] for request in requests])
-        return [sum(float(own.sum(dtype="float64")) for own in windows) for windows in found]
+        likelihoods = self.model.token_likelihoods([request.args[0] for request in requests])
+        return [sum(float(window.sum(dtype="float64")) for window in windows) for windows in likelihoods]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The continuation of each (context, settings). Raises `UserError` for a setting that is not supported."""
-        found, settings = [""] * len(requests), [_generation(request.args[1]) for request in requests]
-        for own in dict.fromkeys(settings):
-            tokens, stops, sampling = own
-            numbers = [number for number, other in enumerate(settings) if other == own]
-            prompts = [requests[number].args[0] for number in numbers]
+        answers, settings = [""] * len(requests), [_generation(request.args[1]) for request in requests]
+        for setting in dict.fromkeys(settings):
+            tokens, stops, sampling = setting
+            numbers = [index for index, other in enumerate(settings) if other == setting]
+            prompts = [requests[index].args[0] for index in numbers]
             texts = self.model.generated(prompts, tokens, stops, sampling)
-            for number, text in zip(numbers, texts, strict=True):
-                found[number] = text
-        return found
+            for index, text in zip(numbers, texts, strict=True):
+                answers[index] = text
+        return answers
 
 
 def _generation(settings: Mapping[str, Any]) -> tuple[int, tuple[str, ...], Sampling]:
@@ -99,14 +99,14 @@ class HarnessTasks:
         """The results of each task and group."""
         import lm_eval  # pyright: ignore[reportMissingImports]
 
-        found: Any = lm_eval.simple_evaluate(
+        results: Any = lm_eval.simple_evaluate(
             model=HarnessModel(model), tasks=self._names, task_manager=self._manager, log_samples=False
         )
-        counts = found.get("n-samples", {})
-        return {name: outcome_of(values, counts.get(name, {})) for name, values in found["results"].items()}
+        samples = results.get("n-samples", {})
+        return {name: outcome_of(values, samples.get(name, {})) for name, values in results["results"].items()}
 
 
-def outcome_of(values: Mapping[str, Any], counts: Mapping[str, int]) -> Outcome:
+def outcome_of(values: Mapping[str, Any], samples: Mapping[str, int]) -> Outcome:
     """The results of a task from lm_eval's `metric,filter: value` and `metric_stderr,filter: error`."""
     metrics: dict[str, Metric] = {}
     for key, value in values.items():
@@ -114,6 +114,6 @@ def outcome_of(values: Mapping[str, Any], counts: Mapping[str, int]) -> Outcome:
         if not chosen or name.endswith("_stderr") or isinstance(value, str):
             continue
         error = values.get(f"{name}_stderr,{chosen}")
-        own = float(error) if isinstance(error, (int, float)) else None
-        metrics[name if chosen == "none" else key] = Metric(float(value), own)
-    return Outcome("lm_eval", counts.get("effective", 0), metrics)
+        standard_error = float(error) if isinstance(error, (int, float)) else None
+        metrics[name if chosen == "none" else key] = Metric(float(value), standard_error)
+    return Outcome("lm_eval", samples.get("effective", 0), metrics)

@@ -98,17 +98,20 @@ class LanguageModel:
                     f"1 to {self.length}"
                 )
         scores = self.scored(encoded)
-        return [Likelihood(float(own.sum(dtype=np.float64)), bool(first.all())) for own, first in scores]
+        return [
+            Likelihood(float(log_probabilities.sum(dtype=np.float64)), bool(first.all()))
+            for log_probabilities, first in scores
+        ]
 
     def scored(self, parts: Sequence[Window]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Of the scored tokens of each window: log-probabilities, and whether they are the likeliest."""
         rows = [[*before, *scored][-(self.length + 1) :] for before, scored in parts]
-        found = self.scorer.scored(rows)
-        if not all(np.isfinite(own.log_probabilities).all() for own in found):
+        scores = self.scorer.scored(rows)
+        if not all(np.isfinite(score.log_probabilities).all() for score in scores):
             raise NotFinite
         return [
-            (own.log_probabilities[-len(part.scored) :], own.likeliest[-len(part.scored) :])
-            for own, part in zip(found, parts, strict=True)
+            (score.log_probabilities[-len(part.scored) :], score.likeliest[-len(part.scored) :])
+            for score, part in zip(scores, parts, strict=True)
         ]
 
     def token_likelihoods(self, texts: Sequence[str], stride: int | None = None) -> list[list[np.ndarray]]:
@@ -122,8 +125,8 @@ class LanguageModel:
             if not tokens:
                 raise UserError(f"--tasks: the text {quoted(text, 60)} has no token; expected one at least")
         parts = [list(windows(tokens, self.begin, self.length, stride)) for tokens in encoded]
-        scores = iter(self.scored([part for own in parts for part in own]))
-        return [[next(scores)[0] for _ in own] for own in parts]
+        scores = iter(self.scored([part for windows_of_text in parts for part in windows_of_text]))
+        return [[next(scores)[0] for _ in windows_of_text] for windows_of_text in parts]
 
     def generated(
         self, prompts: Sequence[str], tokens: int, stops: Sequence[str], sampling: Sampling = LIKELIEST
@@ -141,21 +144,21 @@ class LanguageModel:
                 f"{plural(tokens, 'new token leaves', 'new tokens leave')} no room for a prompt; the model reads "
                 f"{self.length}"
             )
-        given = [self.text.encode_start(prompt)[-room:] for prompt in prompts]
-        order = sorted(range(len(prompts)), key=lambda number: -len(given[number]))
-        found = [""] * len(prompts)
-        ends = [*self.text.stops, *(self.text.special[stop] for stop in stops if stop in self.text.special)]
+        prompt_tokens = [self.text.encode_start(prompt)[-room:] for prompt in prompts]
+        order = sorted(range(len(prompts)), key=lambda index: -len(prompt_tokens[index]))
+        texts = [""] * len(prompts)
+        stop_tokens = [*self.text.stops, *(self.text.special[stop] for stop in stops if stop in self.text.special)]
         for first in range(0, len(order), ROWS):
             chosen = order[first : first + ROWS]
             answers = [Stop(self.text.decode, stops) for _ in chosen]
-            rows = [given[number] or [self.begin] for number in chosen]
+            rows = [prompt_tokens[index] or [self.begin] for index in chosen]
             # Filled up to a power of two, with rows that end at once: programs depend on the number of rows.
             rows += [rows[-1][-1:]] * ((1 << (len(rows) - 1).bit_length()) - len(rows))
 
             def on_token(row: int, token: int, answers: list[Stop] = answers) -> bool:
                 return row >= len(answers) or answers[row].add_token(token)
 
-            self.generator(sampling).continued(rows, tokens, stop=ends, on_token=on_token, first_number=first)
-            for number, own in zip(chosen, answers, strict=True):
-                found[number] = own.text
-        return found
+            self.generator(sampling).continued(rows, tokens, stop=stop_tokens, on_token=on_token, first_number=first)
+            for index, answer in zip(chosen, answers, strict=True):
+                texts[index] = answer.text
+        return texts

@@ -38,18 +38,18 @@ def first_matches(pattern: str, texts: Sequence[str]) -> list[str | None]:
         stderr=subprocess.DEVNULL,
     )
     lines = ended.stdout.splitlines()
-    compiled, *found = map(json.loads, lines) if lines else ({},)
+    compiled, *matches = map(json.loads, lines) if lines else ({},)
     if "refused" in compiled:
         raise UserError(f"pattern: {quoted(pattern)} is no regular expression ({cut(compiled['refused'], 200)})")
-    if found and isinstance(found[-1], dict):
+    if matches and isinstance(matches[-1], dict):
         raise UserError(
-            f"pattern: {quoted(pattern)} cannot be used for text {len(found)} of {len(texts)}, because "
-            f"{found[-1]['refused']}; expected one without a repetition of what is repeated, such as (a+)+"
+            f"pattern: {quoted(pattern)} cannot be used for text {len(matches)} of {len(texts)}, because "
+            f"{matches[-1]['refused']}; expected one without a repetition of what is repeated, such as (a+)+"
         )
-    if lines and len(found) == len(texts):
-        return found
+    if lines and len(matches) == len(texts):
+        return matches
     if ended.returncode == -signal.SIGPROF:
-        what = f"text {len(found) + 1} of {len(texts)}" if lines else "reading it"
+        what = f"text {len(matches) + 1} of {len(texts)}" if lines else "reading it"
         raise UserError(
             f"pattern: {quoted(pattern)} takes more than {SECONDS:g} seconds of processor time for {what}; expected "
             "one without a repetition of what is repeated, such as (a+)+"

@@ -27,7 +27,7 @@ class Overlap:
     tokens: int
     ngrams: int
     """Of the text; none where it is too short."""
-    found: int
+    matched: int
     """Of them in the stream."""
     covered: int
     """Tokens of the text in at least one that was found."""
@@ -50,8 +50,8 @@ class NGrams:
         self._tokens: UInt32[np.ndarray, " tokens"] = np.concatenate(
             [np.zeros(0, np.uint32), *(np.asarray(text, np.uint32) for text in texts)]
         )
-        ends = np.cumsum([0, *self._lengths])
-        places = [np.arange(first, last - size + 1) for first, last in pairwise(ends)]
+        stops = np.cumsum([0, *self._lengths])
+        places = [np.arange(first, last - size + 1) for first, last in pairwise(stops)]
         self._places: Int64[np.ndarray, " ngrams"] = np.concatenate([np.zeros(0, np.int64), *places])
         self._index()
 
@@ -66,7 +66,7 @@ class NGrams:
                 break
         else:
             raise AssertionError("different n-grams had the same 64 bits under each of several hashes")
-        self._found: Bool[np.ndarray, " hashes"] = np.zeros(len(self._hashes), bool)
+        self._matched: Bool[np.ndarray, " hashes"] = np.zeros(len(self._hashes), bool)
         bits = min(FILTER_BITS, max(8, 4 + len(self._hashes).bit_length()))
         self._shift = np.uint64(64 - bits)
         self._filter: Bool[np.ndarray, " prefixes"] = np.zeros(2**bits, bool)
@@ -87,9 +87,9 @@ class NGrams:
             return
         chosen = hashes[places]
         rows = np.minimum(np.searchsorted(self._hashes, chosen), len(self._hashes) - 1)
-        alike = (self._hashes[rows] == chosen) & ~self._found[rows]
+        alike = (self._hashes[rows] == chosen) & ~self._matched[rows]
         rows, places = rows[alike], places[alike]
-        self._found[rows[self._alike(places, tokens, self._firsts[rows])]] = True
+        self._matched[rows[self._alike(places, tokens, self._firsts[rows])]] = True
 
     def _alike(self, places: np.ndarray, tokens: np.ndarray, firsts: np.ndarray) -> Bool[np.ndarray, " ngrams"]:
         """Whether the n-gram of `tokens` at each of `places` is that of the texts at each of `firsts`."""
@@ -100,16 +100,16 @@ class NGrams:
 
     def overlaps(self) -> list[Overlap]:
         """What was found so far, of each text."""
-        found = self._found[self._same] if len(self._places) else np.zeros(0, bool)
+        matched = self._matched[self._same] if len(self._places) else np.zeros(0, bool)
         bounds = np.zeros(len(self._tokens) + 1, np.int64)
-        np.add.at(bounds, self._places[found], 1)
-        np.add.at(bounds, self._places[found] + self.size, -1)
+        np.add.at(bounds, self._places[matched], 1)
+        np.add.at(bounds, self._places[matched] + self.size, -1)
         covered = np.cumsum(bounds[:-1]) > 0
         overlaps, first, gram = [], 0, 0
         for length in self._lengths:
             grams = max(0, length - self.size + 1)
-            own = int(found[gram : gram + grams].sum())
-            overlaps.append(Overlap(length, grams, own, int(covered[first : first + length].sum())))
+            matches = int(matched[gram : gram + grams].sum())
+            overlaps.append(Overlap(length, grams, matches, int(covered[first : first + length].sum())))
             first, gram = first + length, gram + grams
         return overlaps
 
@@ -122,16 +122,16 @@ def hashed(tokens: np.ndarray, size: int, base: np.uint64) -> UInt64[np.ndarray,
     mixed = (tokens.astype(np.uint64) + np.uint64(1)) * MIX
     mixed ^= mixed >> np.uint64(32)
     count = max(0, len(tokens) - size + 1)
-    whole, width = np.zeros(len(mixed), np.uint64), 0
+    result, width = np.zeros(len(mixed), np.uint64), 0
     part, part_width = mixed, 1
     for bit in range(size.bit_length()):
         if size >> bit & 1:
-            whole = _joined(part, part_width, whole, width, base)
+            result = _joined(part, part_width, result, width, base)
             width += part_width
         if size >> (bit + 1):
             part = _joined(part, part_width, part, part_width, base)
             part_width *= 2
-    return whole[:count]
+    return result[:count]
 
 
 def _joined(first: np.ndarray, width: int, second: np.ndarray, second_width: int, base: np.uint64) -> np.ndarray:

@@ -31,18 +31,18 @@ class Outcome:
 
 def mean(values: Sequence[float]) -> Metric:
     """The mean of independent values; the error is their sample standard deviation over the root of their number."""
-    found = np.asarray(values, np.float64)
-    error = None if len(found) < 2 else float(found.std(ddof=1) / math.sqrt(len(found)))
-    return Metric(float(found.mean()), error)
+    array = np.asarray(values, np.float64)
+    error = None if len(array) < 2 else float(array.std(ddof=1) / math.sqrt(len(array)))
+    return Metric(float(array.mean()), error)
 
 
-def ratio(sums: Sequence[float], counts: Sequence[float]) -> Metric:
-    """The sum of `sums` over that of `counts`.
+def ratio(sums: Sequence[float], weights: Sequence[float]) -> Metric:
+    """The sum of `sums` over that of `weights`.
 
     The error takes pairs of the two as independent and is that of a ratio estimator (Cochran, Sampling Techniques,
     section 2.11).
     """
-    above, below = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
+    above, below = np.asarray(sums, np.float64), np.asarray(weights, np.float64)
     value, size = float(above.sum() / below.sum()), len(above)
     if size < 2:
         return Metric(value, None)

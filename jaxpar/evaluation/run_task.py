@@ -43,17 +43,17 @@ def _multiple_choice(model: LanguageModel, settings: MultipleChoice, examples: S
         for example in examples
         for choice in example.choices
     ]
-    found = iter(model.likelihoods(asked))
-    totals = [np.array([next(found).total for _ in example.choices]) for example in examples]
+    likelihoods = iter(model.likelihoods(asked))
+    totals = [np.array([next(likelihoods).total for _ in example.choices]) for example in examples]
     lengths = [np.array([len(choice) for choice in example.choices], np.float64) for example in examples]
-    best = [int(own.argmax()) for own in totals]
-    normed = [int((own / length).argmax()) for own, length in zip(totals, lengths, strict=True)]
+    best = [int(total.argmax()) for total in totals]
+    normed = [int((total / length).argmax()) for total, length in zip(totals, lengths, strict=True)]
     right = [example.answer for example in examples]
     hits = [float(one == answer) for one, answer in zip(best, right, strict=True)]
     normed_hits = [float(one == answer) for one, answer in zip(normed, right, strict=True)]
     details = [
-        {"log_likelihoods": own.tolist(), "answer": answer, "acc": hit, "acc_norm": normed_hit}
-        for own, answer, hit, normed_hit in zip(totals, right, hits, normed_hits, strict=True)
+        {"log_likelihoods": total.tolist(), "answer": answer, "acc": hit, "acc_norm": normed_hit}
+        for total, answer, hit, normed_hit in zip(totals, right, hits, normed_hits, strict=True)
     ]
     return Outcome(settings.kind, len(examples), {"acc": mean(hits), "acc_norm": mean(normed_hits)}, details)
 
@@ -71,8 +71,8 @@ def _generation(model: LanguageModel, settings: Generation, examples: Sequence[Q
 
 def compared(texts: Sequence[str], settings: Generation) -> list[str | None]:
     """What of each generated text is compared with the answers; None where the pattern matches nothing."""
-    found = texts if settings.pattern is None else first_matches(settings.pattern, texts)
-    return [None if text is None else _plain(text, settings) for text in found]
+    matched = texts if settings.pattern is None else first_matches(settings.pattern, texts)
+    return [None if text is None else _plain(text, settings) for text in matched]
 
 
 def _plain(text: str, settings: Generation) -> str:
@@ -87,11 +87,11 @@ def _plain(text: str, settings: Generation) -> str:
 def _perplexity(model: LanguageModel, settings: Perplexity, examples: Sequence[Document]) -> Outcome:
     if settings.stride is not None and settings.stride > model.length:
         raise UserError(f"stride: expected at most {model.length}, what the model reads, got {settings.stride}")
-    found = model.token_likelihoods([example.text for example in examples], settings.stride)
-    parts = [own for windows in found for own in windows]
-    nats = ratio([-float(own.sum(dtype=np.float64)) for own in parts], [len(own) for own in parts])
+    windows_of_examples = model.token_likelihoods([example.text for example in examples], settings.stride)
+    parts = [window for windows in windows_of_examples for window in windows]
+    nats = ratio([-float(window.sum(dtype=np.float64)) for window in parts], [len(window) for window in parts])
     tokens, texts = sum(map(len, parts)), sum(len(example.text.encode()) for example in examples)
-    details = [_of_document(example, windows) for example, windows in zip(examples, found, strict=True)]
+    details = [_of_document(example, windows) for example, windows in zip(examples, windows_of_examples, strict=True)]
     metrics: dict[str, Metric] = {
         "nats_per_token": nats,
         "perplexity": exponential(nats),
@@ -101,6 +101,6 @@ def _perplexity(model: LanguageModel, settings: Perplexity, examples: Sequence[D
 
 
 def _of_document(example: Document, windows: Sequence[np.ndarray]) -> dict[str, Any]:
-    total = sum(float(own.sum(dtype=np.float64)) for own in windows)
+    total = sum(float(window.sum(dtype=np.float64)) for window in windows)
     size = len(example.text.encode())
     return {"log_likelihood": total, "tokens": sum(map(len, windows)), "bytes": size}

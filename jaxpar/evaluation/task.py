@@ -146,10 +146,10 @@ class Task:
     def texts(self) -> list[str]:
         """The text of each example with its right answer, without the preamble."""
         delimiter = self.settings.delimiter if isinstance(self.settings, MultipleChoice) else ""
-        return [_whole_text(example, delimiter) for example in self.examples]
+        return [_full_text(example, delimiter) for example in self.examples]
 
 
-def _whole_text(example: Example, delimiter: str) -> str:
+def _full_text(example: Example, delimiter: str) -> str:
     match example:
         case Choice():
             return f"{example.context}{delimiter}{example.choices[example.answer]}"

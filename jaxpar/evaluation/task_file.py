@@ -63,7 +63,7 @@ def read_task(file: Path) -> Task:
 
 def _from_settings(file: Path) -> Task:
     words = named(file)
-    plain = {name: _plain(found.value) for name, found in parse_document(_text(file, LONGEST), words).items()}
+    plain = {name: _plain(setting.value) for name, setting in parse_document(_text(file, LONGEST), words).items()}
     kind = plain.get("kind")
     if not isinstance(kind, str) or kind not in EXAMPLES:
         known = f"expected {one_of(EXAMPLES)}"
@@ -94,25 +94,25 @@ def _document(file: Path) -> tuple[Example, ...]:
 
 def _lines(file: Path) -> list[tuple[int, Any]]:
     """The values of the lines that are not empty, with their numbers; at least one."""
-    found = [
-        (number, parse_json(line, f"{named(file)}:{number}", unique=True))
-        for number, line in enumerate(_text(file, LONGEST_WRITTEN).split("\n"), 1)
+    values = [
+        (line_number, parse_json(line, f"{named(file)}:{line_number}", unique=True))
+        for line_number, line in enumerate(_text(file, LONGEST_WRITTEN).split("\n"), 1)
         if line.strip()
     ]
-    if not found:
+    if not values:
         raise UserError(f"{named(file)}: there is no example in it")
-    return found
+    return values
 
 
 def _examples(file: Path, lines: Sequence[tuple[int, Any]], kind: str) -> tuple[Example, ...]:
-    found: list[Example] = []
-    for number, value in lines:
-        words = f"{named(file)}:{number}"
+    examples: list[Example] = []
+    for line_number, value in lines:
+        words = f"{named(file)}:{line_number}"
         try:
-            found.append(record_from_plain(EXAMPLES[kind][1], value, words))
+            examples.append(record_from_plain(EXAMPLES[kind][1], value, words))
         except UserError as error:
             raise UserError(_with_name(words, error)) from None
-    return tuple(found)
+    return tuple(examples)
 
 
 def _with_name(words: str, error: UserError) -> str:
@@ -122,7 +122,7 @@ def _with_name(words: str, error: UserError) -> str:
 
 def _plain(value: Any) -> Any:
     """A value of a document; its mappings hold values with their lines."""
-    return {name: _plain(found.value) for name, found in value.items()} if isinstance(value, dict) else value
+    return {name: _plain(item.value) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _text(file: Path, longest: int) -> str:

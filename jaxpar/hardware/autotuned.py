@@ -30,15 +30,15 @@ LACKING = "No cached config found for HLO"
 
 def file_of(flags: Sequence[str], name: str = LOAD) -> Path | None:
     """The file of results that `flags` name for XLA to load, or for `DUMP`; the last one counts."""
-    found = [value for key, _, value in (flag.lstrip("-").partition("=") for flag in flags) if key == name]
-    return Path(found[-1]) if found else None
+    values = [value for key, _, value in (flag.lstrip("-").partition("=") for flag in flags) if key == name]
+    return Path(values[-1]) if values else None
 
 
-def with_triton(own: tuple[str, ...], theirs: Sequence[str]) -> tuple[str, ...]:
-    """Our `own` flags, with Triton's matmuls if those of the user read or write a file."""
-    if file_of(own, TRITON_GEMM) is None or not (file_of(theirs) or file_of(theirs, DUMP)):
-        return own
-    rest = (flag for flag in own if file_of((flag,), TRITON_GEMM) is None)
+def with_triton(defaults: tuple[str, ...], theirs: Sequence[str]) -> tuple[str, ...]:
+    """Our `defaults` flags, with Triton's matmuls if those of the user read or write a file."""
+    if file_of(defaults, TRITON_GEMM) is None or not (file_of(theirs) or file_of(theirs, DUMP)):
+        return defaults
+    rest = (flag for flag in defaults if file_of((flag,), TRITON_GEMM) is None)
     return *rest, f"--{TRITON_GEMM}=true", f"--{FORMAT}=false"
 
 
@@ -58,8 +58,10 @@ def check_file(file: Path, gpu: GPU | None) -> str:
     if not devices:
         raise UserError(f"{where} has no results of a GPU; {expected}")
     if gpu is not None:
-        own = f"CUDA: {'.'.join(map(str, gpu.compute_capability))}, Cores: {gpu.multiprocessors}, "
-        other = sorted(device for device in devices if not device.startswith(own))
+        fingerprint = f"CUDA: {'.'.join(map(str, gpu.compute_capability))}, Cores: {gpu.multiprocessors}, "
+        other = sorted(device for device in devices if not device.startswith(fingerprint))
         if other:
-            raise UserError(f"{where} is of another GPU ({other[0]}) than {gpu.name} ({own}...); {expected} there")
+            raise UserError(
+                f"{where} is of another GPU ({other[0]}) than {gpu.name} ({fingerprint}...); {expected} there"
+            )
     return text

@@ -184,16 +184,16 @@ def parse_cluster(text: str) -> Cluster:
     """
     if text.endswith((".yaml", ".yml")):
         return read_cluster(Path(text))
-    found = re.fullmatch(r"\s*([^:]+?)\s*:\s*(\d{1,9})\s*x\s*(\d{1,9})\s*", text)
-    if found is None:
+    match = re.fullmatch(r"\s*([^:]+?)\s*:\s*(\d{1,9})\s*x\s*(\d{1,9})\s*", text)
+    if match is None:
         raise UserError(f"cluster {quoted(text)}: {FORM}")
-    hosts, gpus = int(found[2]), int(found[3])
+    hosts, gpus = int(match[2]), int(match[3])
     if hosts < 1 or gpus < 1:
         raise UserError(f"cluster {quoted(text)}: expected at least 1 host and 1 GPU per host")
     if hosts * gpus > RANKS:
         raise UserError(f"cluster {quoted(text)}: {hosts * gpus} GPUs; expected at most {RANKS}")
     try:
-        gpu = gpu_named(found[1])
+        gpu = gpu_named(match[1])
     except UserError as error:
         raise UserError(f"cluster {quoted(text)}: {error}") from None
     return Cluster(f"{gpu.short}:{hosts}x{gpus}", gpus, (_group(gpu.short, gpu, hosts, gpus, _Levels(), text),))
@@ -247,13 +247,13 @@ def read_cluster(path: Path) -> Cluster:
         UserError: the file cannot be read, a name is unknown, a number is missing or not above 0.
     """
     written, lines = read_record(_WrittenCluster, path)
-    place = lambda key: f"{named(path)}:{lines[key]}" if key in lines else str(path)
-    _positive(written.gpus_per_host, "gpus_per_host", place("gpus_per_host"), RANKS)
+    location = lambda key: f"{named(path)}:{lines[key]}" if key in lines else str(path)
+    _positive(written.gpus_per_host, "gpus_per_host", location("gpus_per_host"), RANKS)
     if written.groups:
         for key in ("gpu", "hosts", "levels", "host_memory"):
             if key in lines:
-                raise UserError(f"{place(key)}: {key}: with groups, each group has its own")
-        where = lambda key: place("groups")
+                raise UserError(f"{location(key)}: {key}: with groups, each group has its own")
+        where = lambda key: location("groups")
         groups = [
             _read_group(name, f"groups.{name}.", group, written.gpus_per_host, where, path)
             for name, group in written.groups.items()
@@ -263,52 +263,52 @@ def read_cluster(path: Path) -> Cluster:
             if key not in lines:
                 raise UserError(f"{named(path)}: the key {key} is missing")
         alone = _WrittenGroup(written.gpu, written.hosts, written.levels, written.host_memory)
-        groups = [_read_group(written.gpu, "", alone, written.gpus_per_host, place, path)]
+        groups = [_read_group(written.gpu, "", alone, written.gpus_per_host, location, path)]
     gpus = written.gpus_per_host * sum(group.hosts for group in groups)
     if gpus > RANKS:
-        raise UserError(f"{place('gpus_per_host')}: gpus_per_host: makes {gpus} GPUs; expected at most {RANKS}")
+        raise UserError(f"{location('gpus_per_host')}: gpus_per_host: makes {gpus} GPUs; expected at most {RANKS}")
     if written.between is not None and len(groups) < 2:
         raise UserError(
-            f"{place('between')}: between: expected two groups or more that it is between, got {len(groups)}"
+            f"{location('between')}: between: expected two groups or more that it is between, got {len(groups)}"
         )
-    _check_numbers(written.between, "between", place("between"))
+    _check_numbers(written.between, "between", location("between"))
     measured = path.parent / written.bandwidth if written.bandwidth else None
     if measured is not None and not measured.is_file():
-        raise UserError(f"{place('bandwidth')}: bandwidth: there is no file {named(measured)}")
+        raise UserError(f"{location('bandwidth')}: bandwidth: there is no file {named(measured)}")
     between = None
     if written.between is not None:
         usual = replace(groups[0].network, name="between groups")
         between = usual.with_bandwidth(written.between.bandwidth, written.between.latency, str(path))
-    pods = _read_pods(written.pods, place("pods"))
+    pods = _read_pods(written.pods, location("pods"))
     return Cluster(written.name or path.stem, written.gpus_per_host, tuple(groups), measured, between, pods)
 
 
-def _read_pods(written: _WrittenPods | None, place: str) -> Pods | None:
+def _read_pods(written: _WrittenPods | None, location: str) -> Pods | None:
     if written is None:
         return None
-    _positive(written.hosts, "pods.hosts", place, RANKS)
+    _positive(written.hosts, "pods.hosts", location, RANKS)
     ratio = written.oversubscription
     if not 1 <= ratio <= MOST_OVERSUBSCRIBED:
         raise UserError(
-            f"{place}: pods.oversubscription: expected a number from 1 to {MOST_OVERSUBSCRIBED}, the bandwidth of a "
+            f"{location}: pods.oversubscription: expected a number from 1 to {MOST_OVERSUBSCRIBED}, the bandwidth of a "
             f"pod's network cards over that of its uplinks, got {ratio:g}"
         )
     return Pods(written.hosts, ratio)
 
 
 def _read_group(
-    name: str, prefix: str, written: _WrittenGroup, gpus: int, place: Callable[[str], str], path: Path
+    name: str, prefix: str, written: _WrittenGroup, gpus: int, location: Callable[[str], str], path: Path
 ) -> Group:
-    """A group with its numbers checked; `prefix` comes before its keys, and `place` states where a key stands."""
-    _positive(written.hosts, f"{prefix}hosts", place("hosts"), RANKS)
+    """A group with its numbers checked; `prefix` comes before its keys, and `location` states where a key stands."""
+    _positive(written.hosts, f"{prefix}hosts", location("hosts"), RANKS)
     for level, numbers in vars(written.levels).items():
-        _check_numbers(numbers, f"{prefix}levels.{level}", place("levels"))
+        _check_numbers(numbers, f"{prefix}levels.{level}", location("levels"))
     if written.host_memory is not None:
-        _positive(written.host_memory, f"{prefix}host_memory", place("host_memory"))
+        _positive(written.host_memory, f"{prefix}host_memory", location("host_memory"))
     try:
         gpu = gpu_named(written.gpu)
     except UserError as error:
-        raise UserError(f"{place('gpu')}: {prefix}gpu: {error}") from None
+        raise UserError(f"{location('gpu')}: {prefix}gpu: {error}") from None
     group = _group(name, gpu, written.hosts, gpus, written.levels, str(path))
     return group if written.host_memory is None else replace(group, host_memory=int(written.host_memory * GIB))
 
@@ -330,14 +330,14 @@ def _group(name: str, gpu: GPU, hosts: int, gpus: int, levels: _Levels, source: 
     )
 
 
-def _check_numbers(numbers: _Numbers | None, key: str, place: str) -> None:
+def _check_numbers(numbers: _Numbers | None, key: str, location: str) -> None:
     for quantity, value in vars(numbers or _Numbers(1)).items():
         if value is not None:
-            _positive(value, f"{key}.{quantity}", place)
+            _positive(value, f"{key}.{quantity}", location)
 
 
-def _positive(value: float, key: str, place: str, most: float = 1e15) -> None:
+def _positive(value: float, key: str, location: str, most: float = 1e15) -> None:
     if value <= 0:
-        raise UserError(f"{place}: {key}: expected a number above 0, got {value:g}")
+        raise UserError(f"{location}: {key}: expected a number above 0, got {value:g}")
     if value > most:
-        raise UserError(f"{place}: {key}: expected a number of at most {most:g}, got {value:g}")
+        raise UserError(f"{location}: {key}: expected a number of at most {most:g}, got {value:g}")

@@ -35,22 +35,24 @@ PREALLOCATED_GIB = 16
 GROUPS = Path("/sys/fs/cgroup")
 """Where Linux shows control groups."""
 
-OWN_GROUPS = Path("/proc/self/cgroup")
+PROCESS_GROUPS = Path("/proc/self/cgroup")
 """Lists this process's control groups."""
 
 
 def host_memory() -> int:
     """Bytes of memory that the machine has for this process: a container or a batch job may have less than all."""
-    return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *group_limits(OWN_GROUPS, GROUPS), NO_LIMIT)
+    return min(
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *group_limits(PROCESS_GROUPS, GROUPS), NO_LIMIT
+    )
 
 
-def group_limits(own: Path, mounted: Path) -> Iterator[int]:
+def group_limits(group_file: Path, mounted: Path) -> Iterator[int]:
     """Limits on the memory of this process's control groups and of those around them, of either version.
 
-    In a container the paths in `own` may be those of the host, while the container's own root is mounted: paths that
-    do not exist are skipped.
+    In a container, `group_file` may have paths of the host, while the container's root is mounted: paths that do not
+    exist are skipped.
     """
-    for line in own.read_text().splitlines() if own.exists() else ():
+    for line in group_file.read_text().splitlines() if group_file.exists() else ():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue

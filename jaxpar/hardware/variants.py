@@ -49,19 +49,19 @@ def variant(name: str, stated: Variant = Variant()) -> tuple[GPU, list[str]]:
         UserError: the catalogue has no GPU of this family.
     """
     gpu, known, assumed = _family(name.strip().lower())
-    found = stated.over(known)
+    merged = stated.over(known)
     if known.memory_gib is not None and known.bandwidth is None and stated.bandwidth is None:
         assumed.append(f"{name}: the memory bandwidth of {gpu.name}")
     if known.watts is not None and stated.watts is None:
         assumed.append(f"{name}: a cap of {known.watts:g} W")
-    if found.memory_gib is not None:
+    if merged.memory_gib is not None:
         share = gpu.device_bytes / gpu.hbm_bytes
-        whole = round(found.memory_gib * GIB)
-        gpu = replace(gpu, hbm_bytes=whole, device_bytes=round(whole * share))
-    if found.bandwidth is not None:
-        gpu = replace(gpu, hbm_bandwidth=found.bandwidth)
-    if found.watts is not None:
-        gpu = capped(gpu, found.watts)
+        total_bytes = round(merged.memory_gib * GIB)
+        gpu = replace(gpu, hbm_bytes=total_bytes, device_bytes=round(total_bytes * share))
+    if merged.bandwidth is not None:
+        gpu = replace(gpu, hbm_bandwidth=merged.bandwidth)
+    if merged.watts is not None:
+        gpu = capped(gpu, merged.watts)
     return gpu, assumed
 
 

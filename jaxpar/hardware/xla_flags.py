@@ -55,12 +55,12 @@ def collectives_at_a_time(flags: Sequence[str], planned: int = 1) -> int:
     return int(limits[-1]) if limits else planned
 
 
-def merged(own: tuple[str, ...], theirs: str) -> str:
-    """`XLA_FLAGS` with `own` flags and those of `theirs`, the text that the user set, which win. Where these read or
-    write a file of tiles, matmuls are Triton's (`hardware.autotuned`)."""
+def merged(defaults: tuple[str, ...], theirs: str) -> str:
+    """`XLA_FLAGS` from `defaults` and `theirs`, the user's flags, which take precedence. If these read or write a file
+    of tiles, matmuls use Triton (`hardware.autotuned`)."""
     written = theirs.split()
     known = {flag_name(flag) for flag in written}
-    return " ".join([*(flag for flag in with_triton(own, written) if flag_name(flag) not in known), *written])
+    return " ".join([*(flag for flag in with_triton(defaults, written) if flag_name(flag) not in known), *written])
 
 
 def run_flags(gpu: GPU | None = None) -> tuple[str, ...]:

@@ -43,9 +43,9 @@ class EnvironmentFile(Listener):
         file = Path(info.folder) / ENVIRONMENT_FILE
         text = json_text(environment(), indent=2) + "\n"
         if file.exists() and (old := read_file(file)) != text.encode():
-            kept = file.with_name(f"{file.stem}-until-{info.first_step - 1}{file.suffix}")
-            if not kept.exists():
-                write_atomically(kept, old)
+            renamed = file.with_name(f"{file.stem}-until-{info.first_step - 1}{file.suffix}")
+            if not renamed.exists():
+                write_atomically(renamed, old)
         write_atomically(file, text.encode())
 
 
@@ -58,7 +58,7 @@ def environment() -> dict[str, Any]:
         "git": git_state(Path.cwd()),
         "jaxpar": __version__,
         "python": platform.python_version(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+        "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
         "devices": {
             "kind": devices[0].device_kind,
             "platform": devices[0].platform,

@@ -24,14 +24,14 @@ class Episodes:
         self._last: dict[str, int] = {}
         self._began: dict[str, float] = {}
         """When the last episode of each kind of `apart_s` began."""
-        self.counts: Counter[str] = Counter()
+        self.occurrences: Counter[str] = Counter()
         """Occurrences of each kind so far, reported or not."""
 
     def begins(self, kind: str, step: int) -> bool:
         """Count an occurrence at `step`; whether it begins an episode."""
         last = self._last.get(kind)
         self._last[kind] = step
-        self.counts[kind] += 1
+        self.occurrences[kind] += 1
         return (last is None or abs(step - last) > self._quiet) and self._apart(kind)
 
     def _apart(self, kind: str) -> bool:

@@ -73,10 +73,13 @@ class MemoryReport:
     def __str__(self) -> str:
         fullest = max(self.devices, key=lambda device: device.arrays)
         lines = [f"{f'memory of {fullest.device}':<30}{'arrays':>9}{'device':>12}{'pinned host':>14}"]
-        for held in self.holdings:
-            lines.append(f"  {held.name:<28}{held.arrays:>9}{size(held.device_bytes):>12}{size(held.pinned_bytes):>14}")
-        pinned = sum(held.pinned_bytes for held in self.holdings)
-        count = sum(held.arrays for held in self.holdings)
+        for holding in self.holdings:
+            lines.append(
+                f"  {holding.name:<28}{holding.arrays:>9}{size(holding.device_bytes):>12}"
+                f"{size(holding.pinned_bytes):>14}"
+            )
+        pinned = sum(holding.pinned_bytes for holding in self.holdings)
+        count = sum(holding.arrays for holding in self.holdings)
         lines.append(f"  {'all arrays':<28}{count:>9}{size(fullest.arrays):>12}{size(pinned):>14}")
         if fullest.in_use is not None:
             lines.append(f"  {'temporaries, rounding':<28}{'':>9}{size(fullest.in_use - fullest.arrays):>12}")
@@ -84,8 +87,8 @@ class MemoryReport:
         for device in self.devices:
             numbers = [_size(value) for value in (device.arrays, device.in_use, device.peak, device.limit)]
             lines.append(f"  {device.device:<28}{numbers[0]:>9}{numbers[1]:>12}{numbers[2]:>14}{numbers[3]:>12}")
-        whole = size(self.host), size(self.host_peak), size(self.host_limit)
-        lines.append(f"  {'this process, on the host':<28}{'':>9}{whole[0]:>12}{whole[1]:>14}{whole[2]:>12}")
+        of_host = size(self.host), size(self.host_peak), size(self.host_limit)
+        lines.append(f"  {'this process, on the host':<28}{'':>9}{of_host[0]:>12}{of_host[1]:>14}{of_host[2]:>12}")
         if all(device.in_use is None for device in self.devices):
             lines.append("These devices report nothing of their own: they are in this process's memory.")
         return "\n".join(lines)
@@ -116,20 +119,20 @@ def memory_report() -> MemoryReport:
             pinned[name] += part * len(devices)
         else:
             on_device.setdefault(name, Counter()).update(dict.fromkeys(devices, part))
-    held: Counter[Device] = Counter()
+    holding: Counter[Device] = Counter()
     for kind in on_device.values():
-        held.update(kind)
+        holding.update(kind)
     local = jax.local_devices()
-    fullest = max(local, key=lambda device: held[device])
+    fullest = max(local, key=lambda device: holding[device])
     holdings = [
         Holding(name, count[name], on_device.get(name, Counter())[fullest], pinned[name]) for name in sorted(count)
     ]
     return MemoryReport(
-        tuple(sorted(holdings, key=lambda held: -held.device_bytes)),
+        tuple(sorted(holdings, key=lambda holding: -holding.device_bytes)),
         tuple(
             DeviceHolding(
                 f"{device.platform}:{device.id}",
-                held[device],
+                holding[device],
                 *(statistic(device, key) for key in ("bytes_in_use", "peak_bytes_in_use", "bytes_limit")),
             )
             for device in local

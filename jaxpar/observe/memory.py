@@ -62,4 +62,4 @@ def host_peak() -> int:
 
 def _reported(key: str) -> list[int]:
     numbers = [statistic(device, key) for device in jax.local_devices()]
-    return [number for number in numbers if number is not None]
+    return [value for value in numbers if value is not None]

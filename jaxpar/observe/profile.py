@@ -29,13 +29,13 @@ class ProfileWindow:
             jax.profiler.start_trace(self.folder)
             self._tracing = True
 
-    def ends_with(self, step: int) -> bool:
+    def stops_after(self, step: int) -> bool:
         """Whether `after_step` of this step writes the trace, which is slow."""
         return self._tracing and step >= self.last
 
     def after_step(self, step: int, results: Any = None) -> None:
         """Stop the trace after the last step, once the device has computed `results` (any tree of arrays)."""
-        if self.ends_with(step):
+        if self.stops_after(step):
             jax.block_until_ready(results)
             self.close()
 

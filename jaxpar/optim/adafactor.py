@@ -60,5 +60,5 @@ def adafactor(request: RuleRequest) -> Rule:
         return update, state
 
     layers = tuple(range(stack))
-    kept = {"rows": layers + inputs, "columns": layers + outputs} if matrix else {"nu": layers + every}
-    return Rule({name: request.of_dims(dims) for name, dims in kept.items()}, direction, "matrix")
+    dims_of_state = {"rows": layers + inputs, "columns": layers + outputs} if matrix else {"nu": layers + every}
+    return Rule({name: request.of_dims(dims) for name, dims in dims_of_state.items()}, direction, "matrix")

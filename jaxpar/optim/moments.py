@@ -80,8 +80,8 @@ def blocks_of(spec: ParamSpec) -> Blocks:
     name = max((axis for axis in spec.axes if axis in SHARD_ORDER), key=SHARD_ORDER.index)
     dim = spec.axes.index(name)
     parts = 1 if name in ("head_dim", "latent") else TENSOR_RANKS
-    whole = spec.shape[dim] // parts if spec.shape[dim] % parts == 0 else spec.shape[dim]
-    return Blocks(dim, gcd(whole, LONGEST_BLOCK))
+    block = spec.shape[dim] // parts if spec.shape[dim] % parts == 0 else spec.shape[dim]
+    return Blocks(dim, gcd(block, LONGEST_BLOCK))
 
 
 def zeros(form: Form, like: Float[Array, "*shard"], *, signed: bool) -> Any:

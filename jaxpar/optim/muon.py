@@ -58,10 +58,10 @@ def muon(request: RuleRequest) -> Rule:
     def direction(gradient, weight, state, step, arguments):
         momentum = arguments.muon_momentum * state["mu"] + gradient
         update = gradient + arguments.muon_momentum * momentum
-        whole = gather_stack(update.astype(dtype), layout, spec.stack)
-        assert whole.shape[1:] == shape, f"matrices of {whole.shape[1:]} where {spec} was declared"
-        matrices = newton_schulz(whole.reshape(-1, inputs, outputs), iterations, dtype)
-        back = scatter_stack(matrices.reshape(whole.shape).astype(dtype), layout, update.shape[: spec.stack])
+        full = gather_stack(update.astype(dtype), layout, spec.stack)
+        assert full.shape[1:] == shape, f"matrices of {full.shape[1:]} where {spec} was declared"
+        matrices = newton_schulz(full.reshape(-1, inputs, outputs), iterations, dtype)
+        back = scatter_stack(matrices.reshape(full.shape).astype(dtype), layout, update.shape[: spec.stack])
         return scale * back.astype(jnp.float32), {"mu": momentum}
 
     small, large = sorted((inputs, outputs))

@@ -18,26 +18,26 @@ from jaxpar.mesh.rules import mesh_axes_of
 from jaxpar.optim.rule import is_stacked
 
 
-def squares(tree: PyTree, layout: PyTree, specs: PyTree, own: Callable[[Any], Any] | None = None) -> PyTree:
+def squares(tree: PyTree, layout: PyTree, specs: PyTree, local: Callable[[Any], Any] | None = None) -> PyTree:
     """Sum of the squares of each weight in float32, inside `shard_map`: [rows] of a stacked one, else a scalar.
 
     `tree` has local shards, `layout` their PartitionSpecs, `specs` their ParamSpecs. Each sum is added over exactly the
     axes that split what it sums: over more, copies would count twice; over fewer, shards would be left out. The result
     lies as `squares_layout` says. A weight whose gradient counts tokens has 0. One all-reduce for each distinct
-    set of axes, of 4 bytes a row. `own` gives the local sums of a leaf that is no array, and None of one that is.
+    set of axes, of 4 bytes a row. `local` gives the local sums of a leaf that is no array, and None of one that is.
     """
     leaves, structure = jax.tree.flatten(tree)
     together: dict[tuple[frozenset[str], frozenset[str]], dict[int, Float[Array, "..."]]] = {}
     layouts, described = structure.flatten_up_to(layout), structure.flatten_up_to(specs)
     for index, (leaf, spec, weight) in enumerate(zip(leaves, layouts, described, strict=True)):
-        kept = mesh_axes_of(_rows(spec, weight))
-        value = None if own is None else own(leaf)
+        row_axes = mesh_axes_of(_rows(spec, weight))
+        value = None if local is None else local(leaf)
         if value is None:
             assert_varies_over(leaf, mesh_axes_of(spec), f"a leaf laid out as {spec}")
             dims = tuple(range(is_stacked(weight), leaf.ndim))
             value = jnp.sum(jnp.square(leaf.astype(jnp.float32)), axis=dims)
         value = value if weight.balance_rate is None else jnp.zeros_like(value)
-        together.setdefault((mesh_axes_of(spec) - kept, kept), {})[index] = value
+        together.setdefault((mesh_axes_of(spec) - row_axes, row_axes), {})[index] = value
     sums: dict[int, Float[Array, "..."]] = {}
     for (axes, _), values in together.items():
         flat = reduce_sum(jnp.concatenate([value.ravel() for value in values.values()]), sorted(axes))

@@ -74,7 +74,7 @@ class ArraySpec:
 
     def partition(self, weight: PartitionSpec) -> PartitionSpec:
         """The partition of the array, from that of the weight."""
-        split = [number for number, dims in enumerate(self.dims, 1) if dims and min(dims) < len(weight)]
+        split = [dim for dim, dims in enumerate(self.dims, 1) if dims and min(dims) < len(weight)]
         entries = [_entry(weight, dims) for dims in self.dims[: max(split, default=0)]]
         return PartitionSpec(*entries)
 

@@ -55,15 +55,15 @@ def place_labels(
         For each point its box; None where the area has no room left.
     """
     placed: list[Box] = []
-    found: list[Box | None] = []
+    boxes: list[Box | None] = []
     for point, size in zip(points, sizes, strict=True):
         near = _free(_near(point, size, unit), area, placed)
         best = min(near, key=lambda box: sum(box.overlaps(other) for other in covered), default=None)
         if best is None:
             best = _nearest(point, _free(_grid(size, area), area, placed))
-        found.append(best)
+        boxes.append(best)
         placed += [best] if best is not None else []
-    return found
+    return boxes
 
 
 def _near(point: tuple[float, float], size: tuple[float, float], unit: float) -> Iterator[Box]:

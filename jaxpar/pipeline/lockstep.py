@@ -89,35 +89,35 @@ class _Lockstep:
             tick = tuple(tuple(action for action in pair if action is not None) for pair in each)
             if not any(tick):
                 raise circle(self.orders, [self._first_left(order) for order in self.orders])
-            self.forwarded.update(self._number(forward) for forward, _ in each if forward is not None)
-            self.backwarded.update(self._number(backward) for _, backward in each if backward is not None)
+            self.forwarded.update(self._step_of(forward) for forward, _ in each if forward is not None)
+            self.backwarded.update(self._step_of(backward) for _, backward in each if backward is not None)
             ticks.append(tick)
         return ticks
 
     def _actions(self, rank: int) -> tuple[Action | None, Action | None]:
         """The F and the B that a rank can do in the next tick, given what all have done before it; B can use this F."""
         made = forward = backward = None
-        at, own = self.forward_at[rank], self.forwards[rank]
-        if at < len(own) and (own[at].chunk == 0 or self._number(own[at]) - 1 in self.forwarded):
-            forward = own[at]
-            made = self._number(forward)
+        at, order = self.forward_at[rank], self.forwards[rank]
+        if at < len(order) and (order[at].chunk == 0 or self._step_of(order[at]) - 1 in self.forwarded):
+            forward = order[at]
+            made = self._step_of(forward)
             self.forward_at[rank] = at = at + 1
-        next_backward, own = self.backward_at[rank], self.backwards[rank]
-        if next_backward < len(own) and at >= self.forwards_before[rank][next_backward]:
-            number = self._number(own[next_backward])
-            last = own[next_backward].chunk == self.chunks - 1
-            if (number == made or number in self.forwarded) and (last or number + 1 in self.backwarded):
-                backward = own[next_backward]
+        next_backward, order = self.backward_at[rank], self.backwards[rank]
+        if next_backward < len(order) and at >= self.forwards_before[rank][next_backward]:
+            step = self._step_of(order[next_backward])
+            last = order[next_backward].chunk == self.chunks - 1
+            if (step == made or step in self.forwarded) and (last or step + 1 in self.backwarded):
+                backward = order[next_backward]
                 self.backward_at[rank] += 1
         return forward, backward
 
-    def _number(self, action: Action) -> int:
+    def _step_of(self, action: Action) -> int:
         return action.microbatch * self.chunks + action.chunk
 
     def _first_left(self, order: Order) -> int:
         """Position of the first F or B that is not done; the length of the order where all are."""
         done = {Kind.FORWARD: self.forwarded, Kind.BACKWARD: self.backwarded}
-        left = (at for at, one in enumerate(order) if one.kind in done and self._number(one) not in done[one.kind])
+        left = (at for at, one in enumerate(order) if one.kind in done and self._step_of(one) not in done[one.kind])
         return next(left, len(order))
 
 
@@ -157,9 +157,9 @@ def _of_kind(orders: Sequence[Order], kind: Kind) -> list[list[Action]]:
 
 def _forwards_before(order: Order) -> list[int]:
     """For each B of a rank, in order: how many F stand before it."""
-    counts, forwards = [], 0
+    forwards_before, forwards = [], 0
     for action in order:
         forwards += action.kind is Kind.FORWARD
         if action.kind is Kind.BACKWARD:
-            counts.append(forwards)
-    return counts
+            forwards_before.append(forwards)
+    return forwards_before

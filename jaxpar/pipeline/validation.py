@@ -85,8 +85,8 @@ def tick_faults(schedule: Schedule, *, in_flight: int | None = None) -> Iterator
     yield from _over_limit(schedule, placed, in_flight)
 
 
-def _refuse(schedule: Schedule, found: Iterator[Fault]) -> None:
-    for fault in found:
+def _refuse(schedule: Schedule, faults: Iterator[Fault]) -> None:
+    for fault in faults:
         by_order = fault.table == "orders"
         cells = cells_of_orders(schedule.orders) if by_order else cells_of_ticks(schedule.ticks)
         drawn = grid(cells, mark=(fault.rank, fault.column)) if cells else "(no ticks)"
@@ -113,33 +113,33 @@ def _not_once(schedule: Schedule, placed: list[_Placed], table: Literal["orders"
         for chunk in range(schedule.chunks)
     }
     seen: set[Action] = set()
-    for place in placed:
-        action = place.action
+    for placement in placed:
+        action = placement.action
         if action not in wanted:
             split = "" if schedule.splits_backward else ", and no W"
-            yield place.fault(
+            yield placement.fault(
                 f"is none of this schedule's: it has chunks 0 to {schedule.chunks - 1} and microbatches 0 to "
                 f"{schedule.microbatches - 1}{split}"
             )
-        elif schedule.rank_of[action.chunk] != place.rank:
+        elif schedule.rank_of[action.chunk] != placement.rank:
             owner = schedule.rank_of[action.chunk]
-            yield place.fault(f"is on the wrong rank: chunk {action.chunk} is on rank {owner}")
+            yield placement.fault(f"is on the wrong rank: chunk {action.chunk} is on rank {owner}")
         elif action in seen:
-            yield place.fault("comes twice")
+            yield placement.fault("comes twice")
         seen.add(action)
     for action in sorted(wanted - seen, key=lambda a: (a.microbatch, a.chunk, a.kind.value)):
         rank = schedule.rank_of[action.chunk]
-        end = max((place.column + 1 for place in placed if place.rank == rank), default=0)
+        end = max((placement.column + 1 for placement in placed if placement.rank == rank), default=0)
         yield Fault(f"{action} is missing on rank {rank}", table, rank, end)
 
 
 def _transfers_too_far(schedule: Schedule, placed: list[_Placed]) -> Iterator[Fault]:
     """A program sends along a ring of ranks, one step at a time."""
-    for place in placed:
-        target = receiver(place.action, schedule)
-        apart = 0 if target is None else (target - place.rank) % schedule.ranks
+    for placement in placed:
+        target = receiver(placement.action, schedule)
+        apart = 0 if target is None else (target - placement.rank) % schedule.ranks
         if apart not in (0, 1, schedule.ranks - 1):
-            yield place.fault(f"sends to rank {target}, which is not a neighbour of rank {place.rank}")
+            yield placement.fault(f"sends to rank {target}, which is not a neighbour of rank {placement.rank}")
 
 
 def _deadlocks(schedule: Schedule) -> Iterator[Fault]:
@@ -150,14 +150,16 @@ def _deadlocks(schedule: Schedule) -> Iterator[Fault]:
         if at < len(order)
     ]
     before = {a for order, at in zip(schedule.orders, position, strict=True) for a in order[:at]}
-    lost = [next(n for n in needs(place.action, schedule.chunks) if n not in before) for place in waiting]
+    lost = [next(n for n in needs(placement.action, schedule.chunks) if n not in before) for placement in waiting]
     # A rank that waits for itself explains why the others wait for it.
-    for own in (True, False):
-        for place, missing in zip(waiting, lost, strict=True):
+    for on_rank in (True, False):
+        for placement, missing in zip(waiting, lost, strict=True):
             rank = schedule.rank_of[missing.chunk]
-            if (rank == place.rank) == own:
-                where = "later in its own order" if own else f"on rank {rank}, which waits too"
-                yield place.fault(f"never starts: it needs {missing}, which comes {where}, so the schedule deadlocks")
+            if (rank == placement.rank) == on_rank:
+                where = "later in its own order" if on_rank else f"on rank {rank}, which waits too"
+                yield placement.fault(
+                    f"never starts: it needs {missing}, which comes {where}, so the schedule deadlocks"
+                )
 
 
 def _crowded_ticks(schedule: Schedule) -> Iterator[Fault]:
@@ -171,20 +173,22 @@ def _crowded_ticks(schedule: Schedule) -> Iterator[Fault]:
 
 
 def _too_early(schedule: Schedule, placed: list[_Placed]) -> Iterator[Fault]:
-    when = {place.action: place for place in placed}
-    for place in placed:
-        for need in needs(place.action, schedule.chunks):
+    when = {placement.action: placement for placement in placed}
+    for placement in placed:
+        for need in needs(placement.action, schedule.chunks):
             source = when.get(need)
             # Within a tick, F comes before B and B before W: a rank can go on with its own chunk at once.
-            same_chunk = need.chunk == place.action.chunk
-            if source is not None and source.column + (not same_chunk) > place.column:
-                yield place.fault(f"needs {need}, which is made in tick {source.column} on rank {source.rank}")
+            same_chunk = need.chunk == placement.action.chunk
+            if source is not None and source.column + (not same_chunk) > placement.column:
+                yield placement.fault(f"needs {need}, which is made in tick {source.column} on rank {source.rank}")
 
 
 def _over_limit(schedule: Schedule, placed: list[_Placed], limit: int | None) -> Iterator[Fault]:
     last = Kind.WEIGHT if schedule.splits_backward else Kind.BACKWARD
     count = [0] * schedule.ranks
-    for place in placed if limit is not None else []:
-        count[place.rank] += (place.action.kind is Kind.FORWARD) - (place.action.kind is last)
-        if place.action.kind is Kind.FORWARD and count[place.rank] > (limit or 0):
-            yield place.fault(f"is chunk {count[place.rank]} in flight on rank {place.rank}, over the limit of {limit}")
+    for placement in placed if limit is not None else []:
+        count[placement.rank] += (placement.action.kind is Kind.FORWARD) - (placement.action.kind is last)
+        if placement.action.kind is Kind.FORWARD and count[placement.rank] > (limit or 0):
+            yield placement.fault(
+                f"is chunk {count[placement.rank]} in flight on rank {placement.rank}, over the limit of {limit}"
+            )

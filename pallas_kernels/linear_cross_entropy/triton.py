@@ -124,7 +124,7 @@ def gradients_from_saved(
         input_output_aliases={0: 0},
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
         interpret=head.interpret,
-        name="linear_cross_entropy_gradients_from_saved",
+        name="linear_cross_entropy_saved_gradients",
     )(values, bases, labels, *token)
 
 

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpar.attention.balance import ORDERS, blocks_per_rank, imbalance, kept_pairs_per_rank, run_length, sequence_order
+from jaxpar.attention.balance import (
+    ORDERS,
+    blocks_per_rank,
+    imbalance,
+    run_length,
+    sequence_order,
+    visible_pairs_per_rank,
+)
 from pallas_kernels.masks import Mask, allowed, visible_pairs
 from tests.pallas_kernels.dense64 import Tokens, pairs
 from tests.pallas_kernels.test_masks import packed_rows
@@ -62,7 +69,7 @@ def test_work_is_what_the_mask_keeps_pair_by_pair_and_block_by_block(order: str,
     tokens = Tokens.whole_rows(segments)
     kept = pairs(mask, tokens)[:, indices][:, :, indices]
     by_rank = kept.reshape(2, ranks, -1).sum((0, 2))
-    assert np.array_equal(kept_pairs_per_rank(mask, segments, indices, ranks), by_rank)
+    assert np.array_equal(visible_pairs_per_rank(mask, segments, indices, ranks), by_rank)
     blocks = blocks_per_rank(mask, segments, indices, ranks, block, block)  # parts of 6 are evened out to blocks of 3
     needed = kept.reshape(2, 8, 3, 8, 3).any((0, 2, 4)).reshape(ranks, -1).sum(1)
     assert (needed <= blocks).all() and (blocks <= 16).all()
@@ -79,23 +86,23 @@ def test_parts_that_leave_a_shorter_block_count_it_as_one() -> None:
 def test_causal_work_of_zigzag_and_striped_ranks_differs_by_at_most_a_block(ranks: int) -> None:
     length, block = 64 * ranks, 8
     contiguous, zigzag, striped = (sequence_order(order, length, ranks) for order in ORDERS)
-    assert imbalance(kept_pairs_per_rank(Mask(), None, contiguous, ranks)) > 0.45
-    assert np.ptp(kept_pairs_per_rank(Mask(), None, zigzag, ranks)) == 0
-    assert 0 < np.ptp(kept_pairs_per_rank(Mask(), None, striped, ranks)) <= length
+    assert imbalance(visible_pairs_per_rank(Mask(), None, contiguous, ranks)) > 0.45
+    assert np.ptp(visible_pairs_per_rank(Mask(), None, zigzag, ranks)) == 0
+    assert 0 < np.ptp(visible_pairs_per_rank(Mask(), None, striped, ranks)) <= length
     for indices in (zigzag, striped):
         assert np.ptp(blocks_per_rank(Mask(), None, indices, ranks, block, block)) <= 1
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_contiguous_ranks_of_a_short_window_have_equal_work_but_for_the_first(ranks: int) -> None:
-    work = kept_pairs_per_rank(Mask(window=16), None, sequence_order("contiguous", 64 * ranks, ranks), ranks)
+    work = visible_pairs_per_rank(Mask(window=16), None, sequence_order("contiguous", 64 * ranks, ranks), ranks)
     assert (work[1:] == 16 * 64).all() and work[0] == 16 * 64 - 16 * 15 // 2
 
 
 @settings(max_examples=40, deadline=None)
 @given(segments=packed_rows(length=16), order=st.sampled_from(ORDERS), mask=st.sampled_from(MASKS))
 def test_the_work_of_all_ranks_is_the_work_of_the_rows(segments: np.ndarray, order: str, mask: Mask) -> None:
-    work = kept_pairs_per_rank(mask, segments, sequence_order(order, 16, 4), 4)
+    work = visible_pairs_per_rank(mask, segments, sequence_order(order, 16, 4), 4)
     kept = allowed(mask, **Tokens.whole_rows(segments).named())
     assert work.sum() == visible_pairs(mask, segments) == int(kept.sum())
 
@@ -113,7 +120,7 @@ DOCUMENTED = {
 def test_the_docs_state_what_is_counted(name: str) -> None:
     mask, segments = DOCUMENTED[name]
     orders = [(mask, segments, sequence_order(order, 65536, 8), 8) for order in ORDERS]
-    over = [round(100 * imbalance(kept_pairs_per_rank(*order))) for order in orders]
+    over = [round(100 * imbalance(visible_pairs_per_rank(*order))) for order in orders]
     blocks = [blocks_per_rank(*order, 512, 512).max() for order in orders]
     cells = [
         f"{f'+{o}%' if o else 0}, {f'**{n}**' if n == min(blocks) else n}" for o, n in zip(over, blocks, strict=True)
@@ -132,16 +139,16 @@ def test_blocks_inside_the_chunks_of_a_zigzag_rank_compute_little_that_is_masked
 
 
 def test_a_row_of_padding_is_no_work_for_anybody() -> None:
-    work = kept_pairs_per_rank(Mask(segmented=True), np.zeros((1, 8), np.int32), np.arange(8), 2)
+    work = visible_pairs_per_rank(Mask(segmented=True), np.zeros((1, 8), np.int32), np.arange(8), 2)
     assert not work.any() and imbalance(work) == 0.0
 
 
 def test_what_cannot_be_counted_is_refused() -> None:
     with pytest.raises(ValueError, match="prefix"):
-        kept_pairs_per_rank(Mask(prefix=True), None, np.arange(8), 2)
+        visible_pairs_per_rank(Mask(prefix=True), None, np.arange(8), 2)
     with pytest.raises(ValueError, match="contiguous"):
-        kept_pairs_per_rank(Mask(segmented=True), np.array([[1, 2, 1, 1]]), np.arange(4), 2)
+        visible_pairs_per_rank(Mask(segmented=True), np.array([[1, 2, 1, 1]]), np.arange(4), 2)
     with refused("8 tokens", "3 ranks", error=ValueError):
-        kept_pairs_per_rank(Mask(), None, np.arange(8), 3)
+        visible_pairs_per_rank(Mask(), None, np.arange(8), 3)
     with pytest.raises(ValueError, match=r"\(1, 4\)"):
         blocks_per_rank(Mask(), np.ones((1, 4)), np.arange(8), 2, 2, 2)

@@ -11,7 +11,7 @@ from benchmarks.context.__main__ import main, table
 from benchmarks.context.strategies import ONE_DEVICE, Sizes, measure
 from benchmarks.context.tiles import measure_tiles, tiles_table
 from jaxpar.attention import CONTEXT_STRATEGIES
-from jaxpar.attention.balance import imbalance, kept_pairs_per_rank, sequence_order
+from jaxpar.attention.balance import imbalance, sequence_order, visible_pairs_per_rank
 from pallas_kernels.masks import Mask
 
 
@@ -24,7 +24,7 @@ def test_reports_each_strategy_beside_one_device() -> None:
     assert "2 query heads" in rows["ulysses", "-"]["refused"], "two heads are too few for four ranks"
     ring, contiguous = rows["ring", "zigzag"], rows["ring", "contiguous"]
     assert ring["imbalance"] == 0
-    natural = kept_pairs_per_rank(Mask(), None, sequence_order("contiguous", 64, 4), 4)
+    natural = visible_pairs_per_rank(Mask(), None, sequence_order("contiguous", 64, 4), 4)
     assert contiguous["imbalance"] == pytest.approx(imbalance(natural))
     keys = 2 * 64 // 4 * 8 * 4  # of k and v, in bytes
     assert ring["sent_bytes"] == {"forward": 3 * keys, "backward": 6 * keys}

@@ -10,7 +10,7 @@ import pytest
 
 from jaxpar.config import UserError
 from jaxpar.distributed import addresses
-from jaxpar.distributed.addresses import find_place
+from jaxpar.distributed.addresses import find_listen_address
 from jaxpar.distributed.rendezvous.meeting import meet
 from tests.distributed.rendezvous.clients import call
 from tests.patience import seconds
@@ -62,31 +62,31 @@ def known(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
 def test_a_name_is_listened_at_where_this_host_has_its_addresses(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(addresses, "_is_own", lambda _, where: where[0] in ("10.0.0.5", "fd00::5", "127.0.1.1"))
     known(monkeypatch, "10.0.0.4", "10.0.0.5")
-    place = find_place("node01:7")
+    place = find_listen_address("node01:7")
     assert place.addresses == ((socket.AF_INET, ("10.0.0.5", 7)),) and place.jax == "10.0.0.5:7"
     known(monkeypatch, "fd00::5")
-    assert find_place("node01:7").jax == "[fd00::5]:7"
+    assert find_listen_address("node01:7").jax == "[fd00::5]:7"
     known(monkeypatch, "fd00::5", "10.0.0.5")
-    assert find_place("node01:7").jax == "node01:7"
+    assert find_listen_address("node01:7").jax == "node01:7"
     known(monkeypatch, "10.0.0.4")
-    place = find_place("service:7")
+    place = find_listen_address("service:7")
     assert (place.addresses, place.jax, place.foreign) == ((), None, True)
     known(monkeypatch, "127.0.1.1")  # Debian's line for a host's own name, which other hosts do not have.
-    place = find_place("node01:7")
+    place = find_listen_address("node01:7")
     assert place.addresses == () and not place.foreign
     assert "node01" in place.why and "loopback" in place.why
 
 
 def test_localhost_is_loopback_everywhere():
-    assert {where[0] for _, where in find_place("localhost:7").addresses} <= {"127.0.0.1", "::1"}
-    assert find_place("localhost:7").addresses
+    assert {where[0] for _, where in find_listen_address("localhost:7").addresses} <= {"127.0.0.1", "::1"}
+    assert find_listen_address("localhost:7").addresses
 
 
 def test_a_name_that_is_not_known_and_all_addresses_by_wish():
-    place = find_place("no-such-host.invalid:7")
+    place = find_listen_address("no-such-host.invalid:7")
     assert place.addresses == () and "no-such-host.invalid" in place.why
-    assert find_place(f"{'a' * 70}.b:7").why
-    place = find_place("[::]:7")
+    assert find_listen_address(f"{'a' * 70}.b:7").why
+    place = find_listen_address("[::]:7")
     assert (place.addresses, place.why, place.jax) == ((), "", None)
 
 

@@ -31,7 +31,7 @@ def test_planted_texts_are_found_in_the_training_documents_alone(tmp_path: Path)
     found = overlaps_with(folder.path, tasks, 20)
     planted_overlap, other, joined, short = found[0]
     assert planted_overlap == Overlap(len(planted), len(planted) - 19, 21, 40), "40 bytes, 21 places of 20 bytes"
-    assert other.found == joined.found == short.found == short.ngrams == 0
+    assert other.matched == joined.matched == short.matched == short.ngrams == 0
     assert found[1] == [Overlap(40, 21, 21, 40)]
     assert found[2] == [Overlap(90, 71, 0, 0)]
 

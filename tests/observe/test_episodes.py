@@ -10,7 +10,7 @@ def test_the_first_of_each_kind_is_reported_and_again_after_it_was_quiet():
     reported = [step for step in (3, 4, 14, 24, 35, 40) if episodes.begins("slow", step)]
     assert reported == [3, 35]
     assert episodes.begins("spike", 40)
-    assert episodes.counts == {"slow": 6, "spike": 1}
+    assert episodes.occurrences == {"slow": 6, "spike": 1}
 
 
 def test_episodes_of_a_kind_that_is_kept_apart_begin_at_most_once_in_that_time():
@@ -22,7 +22,7 @@ def test_episodes_of_a_kind_that_is_kept_apart_begin_at_most_once_in_that_time()
         reported += [step] if episodes.begins("slow", step) else []
         assert episodes.begins("spike", step)
     assert reported == [0, 2400]
-    assert episodes.counts == {"slow": 30, "spike": 30}
+    assert episodes.occurrences == {"slow": 30, "spike": 30}
 
 
 def test_a_run_that_went_back_far_starts_over():

@@ -153,8 +153,8 @@ class Admission:
             self._check(client, decode(line).get("proof"))
         elif client in self._asked and decode(line).get("here") is True:
             del self._asked[client]
-            for duplicate in tuple(self._duplicates.get(client.number, ())):
-                self._refuse(duplicate, f"process {client.number} is there already, {client.origin}")
+            for duplicate in tuple(self._duplicates.get(client.process, ())):
+                self._refuse(duplicate, f"process {client.process} is there already, {client.origin}")
         else:
             raise Malformed("it was not asked")
 
@@ -178,20 +178,20 @@ class Admission:
 
     def _admit(self, client: Client, hello: Hello) -> None:
         """Admit a client that is known to belong to the job, if there is a place for it."""
-        number = hello.process
+        process = hello.process
         if hello.processes != self._processes:
             raise Refused(f"{hello.name} expects {hello.processes} processes and process 0 expects {self._processes}")
-        if not 0 < number < self._processes:
+        if not 0 < process < self._processes:
             raise Refused(
                 f"{hello.name} has a number that is not between 1 and {self._processes - 1}, as those of the "
                 "processes other than process 0 are"
             )
-        while (first := self._admitted.get(number)) is not None and first.is_closed():
+        while (first := self._admitted.get(process)) is not None and first.is_closed():
             self._remove(first)
         if first is None:
             self._confirm(client)
-        elif len(duplicates := self._duplicates.setdefault(number, [])) >= MOST_DUPLICATES:
-            self._ask_to_retry(client, f"others claim to be process {number}")
+        elif len(duplicates := self._duplicates.setdefault(process, [])) >= MOST_DUPLICATES:
+            self._ask_to_retry(client, f"others claim to be process {process}")
         else:
             del self._unidentified[client]
             duplicates.append(client)
@@ -199,7 +199,7 @@ class Admission:
 
     def _confirm(self, client: Client) -> None:
         self._unidentified.pop(client, None)
-        self._admitted[client.number] = client
+        self._admitted[client.process] = client
         self._all_asked = False
         proof = None
         if self._secret is not None:
@@ -225,8 +225,8 @@ class Admission:
 
     def _start_job(self) -> dict[int, Peer]:
         peers = {
-            number: Peer(number, client.hello.host, client.connection)
-            for number, client in self._admitted.items()
+            process: Peer(process, client.hello.host, client.connection)
+            for process, client in self._admitted.items()
             if client.hello is not None
         }
         admitted, self._admitted = list(self._admitted.values()), {}
@@ -238,9 +238,9 @@ class Admission:
         return peers
 
     def _missing(self) -> str:
-        missing = [str(number) for number in range(1, self._processes) if number not in self._admitted]
+        missing = [str(process) for process in range(1, self._processes) if process not in self._admitted]
         if not missing:  # They are present and do not answer.
-            missing = [str(client.number) for client in self._asked]
+            missing = [str(client.process) for client in self._asked]
         sentence = f"not there: process {', '.join(missing[:8])}"
         if len(missing) > 8:
             sentence += f" and {len(missing) - 8} more"
@@ -264,12 +264,12 @@ class Admission:
         self._asked.pop(client, None)
         if client.hello is None:
             return
-        number = client.number
-        duplicates = self._duplicates.get(number, [])
+        process = client.process
+        duplicates = self._duplicates.get(process, [])
         if client in duplicates:
             duplicates.remove(client)
-        elif self._admitted.get(number) is client:
-            del self._admitted[number]
+        elif self._admitted.get(process) is client:
+            del self._admitted[process]
             self._all_asked = False
             if duplicates:
                 self._confirm(successor := duplicates.pop(0))

@@ -26,7 +26,7 @@ class Client:
     gone: bool = False
 
     @property
-    def number(self) -> int:
+    def process(self) -> int:
         """Its process number."""
         assert self.hello is not None
         return self.hello.process

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from jaxpar.config.errors import UserError
-from jaxpar.distributed.addresses import Place, find_place
+from jaxpar.distributed.addresses import ListenAddress, find_listen_address
 from jaxpar.distributed.messages import Malformed
 from jaxpar.distributed.peer import Peer, Refused
 from jaxpar.distributed.rendezvous.admission import MOST_UNIDENTIFIED, Admission
@@ -62,16 +62,16 @@ def meet(
     host, port = coordinator.rsplit(":", 1)
     host = host.strip("[]")
     deadline = time.monotonic() + timeout_s
-    place: Place | None = None
+    address: ListenAddress | None = None
     try:
         if process_id == 0:
-            place = find_place(listen_at or coordinator)
-            return _receive(place, processes, deadline, secret, report)
+            address = find_listen_address(listen_at or coordinator)
+            return _receive(address, processes, deadline, secret, report)
         return {0: _connect(host, int(port), processes, process_id, deadline, secret)}
     except (OSError, OverflowError, UnicodeError, Refused) as error:
         why = str(error) if isinstance(error, Refused) else getattr(error, "strerror", None) or str(error)
-        if place is not None and place.foreign:
-            why += f"; {place.host} is no address of {socket.gethostname()}, where process 0 is"
+        if address is not None and address.foreign:
+            why += f"; {address.host} is no address of {socket.gethostname()}, where process 0 is"
         raise UserError(
             f"distributed.coordinator is {coordinator!r}: process {process_id} of {processes} could not join within "
             f"{timeout_s:g} s ({why})"
@@ -79,14 +79,14 @@ def meet(
 
 
 def _receive(
-    place: Place, processes: int, deadline: float, secret: bytes | None, report: Callable[[str], None]
+    address: ListenAddress, processes: int, deadline: float, secret: bytes | None, report: Callable[[str], None]
 ) -> dict[int, Peer]:
     """Process 0: wait for the others, then send them on."""
     allow_more_files(processes + MOST_UNIDENTIFIED)
     with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(listener) for listener in place.listen()]
-        if place.why:
-            report(f"process 0 listens at all addresses of {socket.gethostname()}, port {place.port}: {place.why}")
+        listeners = [stack.enter_context(listener) for listener in address.listen()]
+        if address.why:
+            report(f"process 0 listens at all addresses of {socket.gethostname()}, port {address.port}: {address.why}")
         return Admission(processes, secret, report).receive(listeners, deadline)
 
 

@@ -82,6 +82,6 @@ def prove(secret: bytes, role: str, hello: Hello, nonce: str) -> str:
     return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
 
 
-def is_proof(found: object, secret: bytes, role: str, hello: Hello, nonce: str) -> bool:
-    """Whether `found` is the result of `prove` for the same arguments."""
-    return is_token(found) and hmac.compare_digest(str(found), prove(secret, role, hello, nonce))
+def is_proof(value: object, secret: bytes, role: str, hello: Hello, nonce: str) -> bool:
+    """Whether `value` is the result of `prove` for the same arguments."""
+    return is_token(value) and hmac.compare_digest(str(value), prove(secret, role, hello, nonce))

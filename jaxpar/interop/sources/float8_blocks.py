@@ -91,6 +91,6 @@ class Float8Files(TensorFiles):
             description = "missing" if scales is None else f"{scales.dtype.name} {list(scales.shape)}"
             raise UserError(
                 f"{named(values.file)}: the tensor {quoted(name, 120)} is float8 {list(values.shape)}, and "
-                f"{quoted(name + SCALES, 120)} is {description}; expected [outputs, inputs], and float32 {list(expected)}, "
-                f"a scale for each block of {BLOCK} x {BLOCK}"
+                f"{quoted(name + SCALES, 120)} is {description}; expected [outputs, inputs], and float32 "
+                f"{list(expected)}, a scale for each block of {BLOCK} x {BLOCK}"
             )

@@ -67,9 +67,9 @@ def is_thinned(run: RunRecord) -> bool:
 def _run(run: RunRecord) -> dict[str, Any]:
     series: dict[str, Points] = {}
     for chart in CHARTS:
-        found = {name: points(run, name) for name in chart.series}
-        if not chart.unless_zero or any(value for curve in found.values() for _, value in curve):
-            series |= found
+        series_points = {name: points(run, name) for name in chart.series}
+        if not chart.unless_zero or any(value for curve in series_points.values() for _, value in curve):
+            series |= series_points
     config = run.config
     return {
         "name": run.label,
@@ -79,7 +79,7 @@ def _run(run: RunRecord) -> dict[str, Any]:
         "restarts": sorted({step for event in run.events if (step := _restart(event))}),
         "skipped": skipped_at(run),
         "anomalies": anomalies(run),
-        "series": {name: _columns(thin(found)) for name, found in series.items() if found},
+        "series": {name: _columns(thin(series_points)) for name, series_points in series.items() if series_points},
     }
 
 
@@ -109,32 +109,34 @@ def training_clock(run: RunRecord) -> Points:
 
 def skipped_at(run: RunRecord) -> list[int]:
     """Logged steps before which, since the previous logged step, a step was skipped."""
-    counts = points(run, "skipped_steps")
-    return [step for (_, earlier), (step, later) in pairwise([(0, 0.0), *counts]) if later > earlier][:MOST_POINTS]
+    skipped = points(run, "skipped_steps")
+    return [step for (_, earlier), (step, later) in pairwise([(0, 0.0), *skipped]) if later > earlier][:MOST_POINTS]
 
 
 def anomalies(run: RunRecord) -> list[tuple[int, str]]:
     """(step, text) of the anomalies of a run."""
     logged = [event for event in run.events if event["event"] == "anomaly"]
-    found = [(event.get("step"), str(event.get("text"))) for event in logged]
-    return [(step, text) for step, text in found if type(step) is int and 0 <= step <= LARGEST_STEP][-MOST_POINTS:]
+    steps_and_texts = [(event.get("step"), str(event.get("text"))) for event in logged]
+    return [(step, text) for step, text in steps_and_texts if type(step) is int and 0 <= step <= LARGEST_STEP][
+        -MOST_POINTS:
+    ]
 
 
-def thin(found: Points, most: int = MOST_POINTS) -> Points:
+def thin(curve: Points, most: int = MOST_POINTS) -> Points:
     """At most `most` points: of each stretch the least and the greatest, so that no spike is lost, and both ends."""
-    if len(found) <= most:
-        return found
+    if len(curve) <= most:
+        return curve
     stretches = most // 2 - 1
-    kept = {0, len(found) - 1}
+    indices = {0, len(curve) - 1}
     for part in range(stretches):
-        stretch = range(part * len(found) // stretches, (part + 1) * len(found) // stretches)
-        kept |= {min(stretch, key=lambda i: found[i][1]), max(stretch, key=lambda i: found[i][1])}
-    return [found[i] for i in sorted(kept)]
+        stretch = range(part * len(curve) // stretches, (part + 1) * len(curve) // stretches)
+        indices |= {min(stretch, key=lambda i: curve[i][1]), max(stretch, key=lambda i: curve[i][1])}
+    return [curve[i] for i in sorted(indices)]
 
 
-def _columns(found: Points) -> list[list[float]]:
+def _columns(curve: Points) -> list[list[float]]:
     """Steps, and values to six digits, which is more than a screen shows."""
-    return [[step for step, _ in found], [float(f"{value:.6g}") for _, value in found]]
+    return [[step for step, _ in curve], [float(f"{value:.6g}") for _, value in curve]]
 
 
 def _restart(event: dict[str, Any]) -> int:

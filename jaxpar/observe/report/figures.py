@@ -29,14 +29,14 @@ def nats(value: float) -> str:
     return f"{value:.4f}"
 
 
-def whole(value: float) -> str:
+def integer(value: float) -> str:
     """A number of steps."""
     return f"{value:,.0f}"
 
 
 def last(name: str) -> Callable[[RunRecord], float | None]:
     """The last finite value of a curve."""
-    return lambda run: found[-1][1] if (found := points(run, name)) else None
+    return lambda run: curve[-1][1] if (curve := points(run, name)) else None
 
 
 def least(name: str) -> Callable[[RunRecord], float | None]:
@@ -87,17 +87,17 @@ def memory_words(run: RunRecord) -> str:
 
 
 FIGURES = (
-    Figure("steps", lambda run: float(run.last_step), whole),
+    Figure("steps", lambda run: float(run.last_step), integer),
     Figure("tokens", tokens, count),
     Figure("training loss, last", last("loss"), nats),
     Figure("held-out loss, last", last("eval_loss"), nats),
-    Figure("step of the last held-out loss", last_evaluation, whole),
+    Figure("step of the last held-out loss", last_evaluation, integer),
     Figure("held-out loss, best", least("eval_loss"), nats),
     Figure("baseline", lambda run: run.baseline, nats),
     Figure("baseline less held-out loss", gain, nats, relative=False),
     Figure("gradient norm, last", last("grad_norm"), plain),
-    Figure("skipped steps", last("skipped_steps"), whole),
-    Figure("steps without a token that the loss counts", last("empty_steps"), whole),
+    Figure("skipped steps", last("skipped_steps"), integer),
+    Figure("steps without a token that the loss counts", last("empty_steps"), integer),
     Figure("time of a step, median", usual("step_time_s"), seconds),
     Figure("tokens per second, median", usual("tokens_per_second"), count),
     Figure("model FLOPs utilisation of the 16-bit peak, median", usual("mfu"), percent, relative=False),

@@ -49,8 +49,8 @@ def load_maps(runs: Sequence[RunRecord]) -> dict[str, list[LoadMap]]:
     """By title of a section, the maps of the runs that have such values."""
     names = dict.fromkeys(name for run in runs for line in run.metrics for name in line.get("features") or {})
     kinds = (LOADS, *(Kind(name, 0.0, f"{name.replace('_', ' ')}, by layer and step", "0") for name in names))
-    found = {kind.title: [made for run in runs if (made := _map(run, kind)) is not None] for kind in kinds}
-    return {title: maps for title, maps in found.items() if maps}
+    maps_by_title = {kind.title: [made for run in runs if (made := _map(run, kind)) is not None] for kind in kinds}
+    return {title: maps for title, maps in maps_by_title.items() if maps}
 
 
 def _map(run: RunRecord, kind: Kind) -> LoadMap | None:

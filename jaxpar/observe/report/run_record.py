@@ -180,16 +180,16 @@ def _object(file: Path, notes: list[str]) -> dict[str, Any]:
 
 def _plan(file: Path, notes: list[str]) -> dict[str, Any]:
     """The plan in `file`."""
-    found = _object(file, notes)
-    if not found:
+    values = _object(file, notes)
+    if not values:
         return {}
     try:
-        check_plan_version(found.get("version"), file.name)
+        check_plan_version(values.get("version"), file.name)
     except UserError as error:
         notes.append(f"{error}.")
         return {}
-    if isinstance(found.get("plan"), dict):
-        return found["plan"]
+    if isinstance(values.get("plan"), dict):
+        return values["plan"]
     notes.append(f"{file.name} is damaged: it has no plan.")
     return {}
 
@@ -204,12 +204,12 @@ def _lines(file: Path, otherwise: str | None, notes: list[str]) -> list[dict[str
         if otherwise is not None and not file.exists():
             notes.append(f"{file.name} is missing: {otherwise}.")
         return []
-    found = [(number, _json(line)) for number, line in enumerate(content.split(b"\n")[:-1], start=1)]
-    damaged = [number for number, value in found if not isinstance(value, dict)]
+    parsed = [(line_number, _json(line)) for line_number, line in enumerate(content.split(b"\n")[:-1], start=1)]
+    damaged = [line_number for line_number, value in parsed if not isinstance(value, dict)]
     if damaged:
         others = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
         notes.append(f"{file.name} is damaged: line {damaged[0]}{others} cannot be read and is left out.")
-    return [value for _, value in found if isinstance(value, dict)]
+    return [value for _, value in parsed if isinstance(value, dict)]
 
 
 def _content(file: Path, notes: list[str]) -> bytes | None:

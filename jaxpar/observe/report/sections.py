@@ -24,10 +24,12 @@ type Tables = list[tuple[str, Table]]
 
 def side_by_side(runs: Sequence[RunRecord], rows: Sequence[tuple[str, Sequence[str]]], *, mark: bool = True) -> Tables:
     """A table of (name, a value per run); rows without any value are left out, with `mark` those that differ marked."""
-    kept = [(name, values) for name, values in rows if any(values)]
-    if not kept:
+    nonempty = [(name, values) for name, values in rows if any(values)]
+    if not nonempty:
         return []
-    marked = [[name, *(Cell(value, hot=mark and len(set(values)) > 1) for value in values)] for name, values in kept]
+    marked = [
+        [name, *(Cell(value, hot=mark and len(set(values)) > 1) for value in values)] for name, values in nonempty
+    ]
     heads = ["", *(run.label for run in runs)] if len(runs) > 1 else ["", ""]
     return [("", Table(heads, marked, kind="pairs"))]
 
@@ -35,11 +37,13 @@ def side_by_side(runs: Sequence[RunRecord], rows: Sequence[tuple[str, Sequence[s
 def different_keys(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
     """A value per run of each key of the configuration that runs do not share; runs without one are empty."""
     configs = [None if run.config is None else _flat(config_to_dict(run.config)) for run in runs]
-    names = dict.fromkeys(name for found in configs if found is not None for name in found)
-    shown = lambda found, name: spell(found[name]) if found is not None and name in found else ""
-    values = {name: [shown(found, name) for found in configs] for name in names if name not in ("run.name", "run.dir")}
-    known = [index for index, found in enumerate(configs) if found is not None]
-    return {name: own for name, own in values.items() if len({own[index] for index in known}) > 1}
+    names = dict.fromkeys(name for config in configs if config is not None for name in config)
+    shown = lambda config, name: spell(config[name]) if config is not None and name in config else ""
+    values = {
+        name: [shown(config, name) for config in configs] for name in names if name not in ("run.name", "run.dir")
+    }
+    known = [index for index, config in enumerate(configs) if config is not None]
+    return {name: of_runs for name, of_runs in values.items() if len({of_runs[index] for index in known}) > 1}
 
 
 def configuration_difference(runs: Sequence[RunRecord]) -> Table | str:
@@ -57,8 +61,8 @@ def plan(runs: Sequence[RunRecord]) -> Tables:
     if len(runs) == 1 and (rows := logged_plan(runs[0])):
         return [("", Table(("plan", "value", "why"), rows, kind="plan"))]
     values = [_plan_values(run) for run in runs]
-    names = list(dict.fromkeys(name for found in values for name in found))
-    return side_by_side(runs, [(name, [found.get(name, "") for found in values]) for name in names])
+    names = list(dict.fromkeys(name for facts in values for name in facts))
+    return side_by_side(runs, [(name, [facts.get(name, "") for facts in values]) for name in names])
 
 
 def logged_plan(run: RunRecord) -> list[tuple[str, str, str]]:
@@ -107,17 +111,17 @@ def timing(runs: Sequence[RunRecord]) -> Tables:
 
 def _times(run: RunRecord) -> list[str]:
     entries = {key: number(run.summary, f"{key}_seconds") for key in ("compile", "first_step", "steady_step", "train")}
-    own = host_share(run)
+    host = host_share(run)
     slowest = max((value for _, value in points(run, "step_time_s")[1:]), default=None)
-    whole = _wall_seconds(run)
+    wall = _wall_seconds(run)
     rest = None
-    if whole is not None and entries["compile"] is not None and entries["train"] is not None:
-        rest = max(0.0, whole - entries["compile"] - entries["train"])
+    if wall is not None and entries["compile"] is not None and entries["train"] is not None:
+        rest = max(0.0, wall - entries["compile"] - entries["train"])
     words = lambda value: "" if value is None else seconds(value)
     return [
         *(words(entries[key]) for key in ("compile", "first_step", "steady_step")),
-        "" if own is None else percent(own),
-        *(words(value) for value in (slowest, entries["train"], rest, whole)),
+        "" if host is None else percent(host),
+        *(words(value) for value in (slowest, entries["train"], rest, wall)),
     ]
 
 
@@ -134,8 +138,8 @@ def _wall_seconds(run: RunRecord) -> float | None:
 def environment(runs: Sequence[RunRecord]) -> Tables:
     """Versions, devices and the command."""
     values = [dict(_environment_rows(run.environment)) for run in runs]
-    names = list(dict.fromkeys(name for found in values for name in found))
-    return side_by_side(runs, [(name, [found.get(name, "") for found in values]) for name in names])
+    names = list(dict.fromkeys(name for facts in values for name in facts))
+    return side_by_side(runs, [(name, [facts.get(name, "") for facts in values]) for name in names])
 
 
 def _environment_rows(entries: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -165,8 +169,8 @@ def events(runs: Sequence[RunRecord]) -> Tables:
         if left_out > 0:
             half = MOST_EVENTS // 2
             rows = [*rows[:half], ("", "", f"{left_out} events between are left out"), *rows[-half:]]
-        found = Table(("time (UTC)", "after step", "what"), rows, numbers=(1,), kind="events")
-        tables.append((run.label if len(runs) > 1 else "", found))
+        table = Table(("time (UTC)", "after step", "what"), rows, numbers=(1,), kind="events")
+        tables.append((run.label if len(runs) > 1 else "", table))
     return tables
 
 
@@ -198,7 +202,7 @@ def samples(runs: Sequence[RunRecord]) -> list[tuple[str, str, str]]:
     """(run, prompt, what the model wrote after it)."""
     last = [(run.label, [event for event in run.events if event["event"] == "sample"][-1:]) for run in runs]
     text = lambda event, key: _text(event.get(key, ""))
-    return [(label, text(event, "prompt"), text(event, "continuation")) for label, found in last for event in found]
+    return [(label, text(event, "prompt"), text(event, "continuation")) for label, sampled in last for event in sampled]
 
 
 def configurations(runs: Sequence[RunRecord]) -> Tables:
@@ -216,8 +220,8 @@ def state(run: RunRecord, now: datetime) -> str:
     last = run.events[-1] if run.events else {}
     ended = [event["event"] for event in run.events if event["event"] in ("start", "end")][-1:]
     if ended == ["end"] or (not run.events and run.summary):
-        whole = run.config is not None and run.last_step >= run.config.run.steps
-        return f"{'trained to' if whole else 'stopped after'} step {run.last_step}{of}"
+        is_complete = run.config is not None and run.last_step >= run.config.run.steps
+        return f"{'trained to' if is_complete else 'stopped after'} step {run.last_step}{of}"
     if last.get("event") == "close" and last.get("ended") is False:
         return f"failed after step {run.last_step}{of}"
     seen = moment(last)
@@ -226,11 +230,11 @@ def state(run: RunRecord, now: datetime) -> str:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
-        found |= _flat(value, f"{key}.") if isinstance(value, dict) and value else {key: value}
-    return found
+        flat |= _flat(value, f"{key}.") if isinstance(value, dict) and value else {key: value}
+    return flat
 
 
 def _text(value: Any) -> str:

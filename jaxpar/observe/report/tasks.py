@@ -15,13 +15,13 @@ type Results = dict[tuple[str, str], list[str]]
 
 def tasks(runs: Sequence[RunRecord]) -> Tables:
     """The newest number of each metric of each task; of several runs, their values side by side."""
-    found = [_results(run) for run in runs]
+    records = [_results(run) for run in runs]
     if len(runs) == 1:
-        rows = [[*names, *values] for names, values in found[0].items()]
+        rows = [[*names, *values] for names, values in records[0].items()]
         heads = ("task", "metric", "value and standard error", "examples", "after step", "time (UTC)")
         return [("", Table(heads, rows, numbers=(2, 3, 4)))] if rows else []
-    names = list(dict.fromkeys(name for results in found for name in results))
-    values = [(", ".join(name), [results[name][0] if name in results else "" for results in found]) for name in names]
+    names = list(dict.fromkeys(name for results in records for name in results))
+    values = [(", ".join(name), [results[name][0] if name in results else "" for results in records]) for name in names]
     return side_by_side(runs, values)
 
 
@@ -37,9 +37,9 @@ def _results(run: RunRecord) -> Results:
 
 def _metrics(record: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     """(task, examples, metric, value with its error) of a record; what is damaged is left out."""
-    for task, found in _items(record.get("tasks")):
-        examples = number(found, "examples") if isinstance(found, dict) else None
-        for metric, pair in _items(found.get("metrics") if isinstance(found, dict) else None):
+    for task, values in _items(record.get("tasks")):
+        examples = number(values, "examples") if isinstance(values, dict) else None
+        for metric, pair in _items(values.get("metrics") if isinstance(values, dict) else None):
             if not isinstance(pair, list) or len(pair) != 2:
                 continue
             value, error = (number({"": one}, "") for one in pair)
@@ -48,5 +48,5 @@ def _metrics(record: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
                 yield task, "" if examples is None else f"{examples:,.0f}", metric, text
 
 
-def _items(found: object) -> list[tuple[str, Any]]:
-    return list(found.items()) if isinstance(found, dict) else []
+def _items(record: object) -> list[tuple[str, Any]]:
+    return list(record.items()) if isinstance(record, dict) else []

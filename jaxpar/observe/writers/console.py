@@ -110,8 +110,8 @@ class ConsoleView(Listener):
         self._line(f"{self._clock_time()}{step:>8}  held-out loss {loss:.4f}{_against(loss, baseline)}", "cyan")
 
     def saved(self, step: int, path: str) -> None:
-        place = Path(path)
-        shown = place.relative_to(self._folder) if place.is_relative_to(self._folder) else place
+        folder = Path(path)
+        shown = folder.relative_to(self._folder) if folder.is_relative_to(self._folder) else folder
         self._line(f"{self._clock_time()}{step:>8}  saved {shown}", "dim")
 
     def message(self, text: str) -> None:

@@ -71,8 +71,8 @@ class EventLog(Listener):
         self._step = step
 
     def saved(self, step: int, path: str) -> None:
-        place = Path(path)
-        shown = place.relative_to(self._folder) if place.is_relative_to(self._folder) else place
+        folder = Path(path)
+        shown = folder.relative_to(self._folder) if folder.is_relative_to(self._folder) else folder
         self._write("saved", checkpoint=step, path=str(shown))
 
     def sample(self, prompt: str, continuation: str) -> None:
@@ -107,6 +107,6 @@ class EventLog(Listener):
 def _drop_unfinished_line(path: Path) -> None:
     if path.exists():
         content = read_file(path, None)
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:
-            write_atomically(path, whole)
+        complete = content[: content.rfind(b"\n") + 1]
+        if complete != content:
+            write_atomically(path, complete)

@@ -35,8 +35,8 @@ class JsonLines(Listener):
     def _begin(self, first_step: int) -> None:
         """Open the file, with the lines of steps before `first_step`."""
         if self._path.exists():
-            kept = read_metrics(self._path, before=first_step)
-            write_atomically(self._path, "".join(_line(values) for values in kept).encode())
+            records = read_metrics(self._path, before=first_step)
+            write_atomically(self._path, "".join(_line(values) for values in records).encode())
         self._file = GrowingFile(self._path)
 
     def step(self, record: StepRecord) -> None:
@@ -68,16 +68,16 @@ def read_metrics(path: Path, before: int | None = None) -> list[dict[str, Any]]:
     """
     lines = read_file(path, None).splitlines()
     records, last = [], 0
-    for number, line in enumerate(lines, start=1):
+    for line_number, line in enumerate(lines, start=1):
         values = _parse(line)
         if values is None:
-            if number == len(lines):
+            if line_number == len(lines):
                 break
-            raise UserError(f"{path}: line {number} is not a JSON object with a step; move the file away to go on")
+            raise UserError(f"{path}: line {line_number} is not a JSON object with a step; move the file away to go on")
         if values["step"] <= last:
             raise UserError(
-                f"{path}: line {number} is of step {values['step']} and comes after step {last}; move the file away to "
-                "go on"
+                f"{path}: line {line_number} is of step {values['step']} and comes after step {last}; "
+                "move the file away to go on"
             )
         last = values["step"]
         if before is None or values["step"] < before:

@@ -22,7 +22,7 @@ class Curves:
 
     title: str = ""
     train: Points = field(default_factory=list)
-    held_out: Points = field(default_factory=list)
+    validation: Points = field(default_factory=list)
     baseline: float | None = None
 
 
@@ -40,18 +40,18 @@ class LossPlot(Listener):
         if metrics.exists():
             for values in read_metrics(metrics, before=info.first_step):
                 self._add(self.curves.train, values["step"], values.get("loss"))
-                self._add(self.curves.held_out, values["step"], values.get("eval_loss"))
+                self._add(self.curves.validation, values["step"], values.get("eval_loss"))
 
     def step(self, record: StepRecord) -> None:
         self._add(self.curves.train, record.step, record.loss)
 
     def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
         self.curves.baseline = baseline
-        self._add(self.curves.held_out, step, loss)
+        self._add(self.curves.validation, step, loss)
         self._draw()  # here, where its time is not counted as a step's
 
     def rewound(self, step: int) -> None:
-        for points in (self.curves.train, self.curves.held_out):
+        for points in (self.curves.train, self.curves.validation):
             points[:] = [point for point in points if point[0] <= step]
 
     def end(self, summary: Summary) -> None:
@@ -82,17 +82,17 @@ def draw(curves: Curves) -> bytes:
         axes.plot(
             *zip(*curves.train, strict=True), color="#4c78a8", linewidth=1.3, marker=marker, markersize=4, label="train"
         )
-    if curves.held_out:
-        step, loss = curves.held_out[-1]
+    if curves.validation:
+        step, loss = curves.validation[-1]
         label = f"held-out, {loss:.4f} after step {step}"
-        axes.plot(*zip(*curves.held_out, strict=True), color="#d9532c", marker="o", markersize=4, label=label)
+        axes.plot(*zip(*curves.validation, strict=True), color="#d9532c", marker="o", markersize=4, label=label)
     if curves.baseline is not None:
         axes.axhline(
             curves.baseline, color="#555555", linewidth=1, linestyle="--", label=f"bigram, {curves.baseline:.4f}"
         )
     axes.set(xlabel="step", ylabel="loss (nats per token)", title=curves.title)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    if len(steps := {step for step, _ in (*curves.train, *curves.held_out)}) == 1:
+    if len(steps := {step for step, _ in (*curves.train, *curves.validation)}) == 1:
         axes.set_xlim(min(steps) - 1, max(steps) + 1)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

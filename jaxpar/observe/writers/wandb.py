@@ -76,7 +76,7 @@ class WeightsAndBiases(Listener):
             )
             # Not W&B's own count of calls: a run that went back to its last checkpoint logs some steps again.
             self._run.define_metric("*", step_metric="step")
-            return _place(self._run)
+            return _location(self._run)
         except Exception as error:  # W&B raises errors of many kinds, and none of them is the run's own
             raise UserError(
                 f"run.wandb: {quoted(self._project)} cannot be used ({_first_line(error)}); set WANDB_MODE=offline "
@@ -122,7 +122,7 @@ class WeightsAndBiases(Listener):
             raise OSError(f"nothing more is sent to run.wandb ({_first_line(error)})") from error
 
 
-def _place(run: Any) -> str:
+def _location(run: Any) -> str:
     """Where W&B shows the run, or where it is written and how it is sent."""
     if run.url:
         return f"Weights & Biases shows this run at {run.url}."

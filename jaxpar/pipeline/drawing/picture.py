@@ -56,7 +56,10 @@ def style(laps: Iterable[int]) -> Markup:
         for kind in Kind
         for lap in range(count)
     }
-    fills = {name: [(hexadecimal(paper), hexadecimal(ink(paper))) for paper in own] for name, own in papers.items()}
+    fills = {
+        name: [(hexadecimal(paper), hexadecimal(ink(paper))) for paper in papers_of_kind]
+        for name, papers_of_kind in papers.items()
+    }
     return render("pipeline/drawing/picture.css", fills=fills)
 
 
@@ -149,12 +152,12 @@ class _Picture:
 
     def _legend(self) -> tuple[list[tuple[list[tuple[str, int]], int, str]], int]:
         """For each kind its swatches, a shade for each chunk of a rank as far as they fit, and its name; their end."""
-        x, found = LEFT, []
+        x, entries = LEFT, []
         shown = range(self.laps) if self.laps <= 8 else (0, self.laps - 1)
         for kind in self.simulation.schedule.kinds:
-            swatches = [(_kind(kind, lap, self.laps), x + 18 * place) for place, lap in enumerate(shown)]
+            swatches = [(_kind(kind, lap, self.laps), x + 18 * index) for index, lap in enumerate(shown)]
             name = f"{kind.value}  {kind_name(kind, self.simulation.schedule)}"
             x += 18 * len(shown) + 7
-            found.append((swatches, x, name))
+            entries.append((swatches, x, name))
             x += round(6.9 * len(name)) + 16
-        return found, x
+        return entries, x

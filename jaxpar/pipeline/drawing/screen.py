@@ -32,8 +32,8 @@ NOTES = (
 
 def console() -> Console:
     """Standard output: as wide as the terminal, or `PLAIN_WIDTH` where there is none."""
-    found = Console(highlight=False, markup=False)
-    return found if found.is_terminal else Console(width=PLAIN_WIDTH, markup=False, highlight=False)
+    screen = Console(highlight=False, markup=False)
+    return screen if screen.is_terminal else Console(width=PLAIN_WIDTH, markup=False, highlight=False)
 
 
 def print_summary(summary: Summary, mode: Mode, console: Console) -> None:
@@ -52,9 +52,11 @@ def print_summary(summary: Summary, mode: Mode, console: Console) -> None:
         console.print(line)
 
 
-def print_comparison(found: Mapping[str, Summary | Refused], workload: Workload, console: Console) -> None:
+def print_comparison(
+    summaries_or_refusals: Mapping[str, Summary | Refused], workload: Workload, console: Console
+) -> None:
     """A line for each schedule, then those that cannot be made."""
-    summaries = [summary for summary in found.values() if isinstance(summary, Summary)]
+    summaries = [summary for summary in summaries_or_refusals.values() if isinstance(summary, Summary)]
     if summaries:
         schedule = summaries[0].schedule
         sizes = f"{plural(schedule.ranks, 'rank')}, {plural(schedule.microbatches, 'microbatch')}"
@@ -63,7 +65,7 @@ def print_comparison(found: Mapping[str, Summary | Refused], workload: Workload,
         console.print(_comparison(summaries, workload, narrow=console.width < NARROW))
         console.print()
         console.print(Text(NOTES, "dim"))
-    for refused in (entry for entry in found.values() if isinstance(entry, Refused)):
+    for refused in (entry for entry in summaries_or_refusals.values() if isinstance(entry, Refused)):
         console.print(Text.assemble(("cannot be made: ", "yellow"), refused.reason))
 
 

@@ -81,17 +81,17 @@ def compare(
 
     `virtual_stages` is for schedules that leave it open; the others have the number of chunks that they need.
     """
-    found: dict[str, Summary | Refused] = {}
+    summaries: dict[str, Summary | Refused] = {}
     for name, family in SCHEDULES.items():
         virtual = virtual_stages if family.virtual_stages[1] is None else None
         try:
             schedule = make_schedule(name, ranks=stages, microbatches=microbatches, virtual_stages=virtual)
             summary = Summary(schedule, workload)
             summary.modes  # noqa: B018 (raises where the workload does not fit)
-            found[name] = summary
+            summaries[name] = summary
         except ScheduleError as error:
-            found[name] = Refused(name, str(error))
-    return found
+            summaries[name] = Refused(name, str(error))
+    return summaries
 
 
 def plain(number: Number) -> int | float:

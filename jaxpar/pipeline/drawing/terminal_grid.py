@@ -41,9 +41,9 @@ def print_grid(simulation: Simulation, console: Console) -> None:
     for band in bands:
         drawn = _overview(simulation, room, colored) if small else _boxes(simulation, cells, band, width, colored)
         for rank, line in enumerate([_times(band, step, width), *drawn], start=-1):
-            whole = Text.assemble((f"{f'rank {rank}' if rank >= 0 else 'time':<{name}}", "dim"), line)
-            whole.rstrip()
-            console.print(whole, no_wrap=True, crop=True)
+            text = Text.assemble((f"{f'rank {rank}' if rank >= 0 else 'time':<{name}}", "dim"), line)
+            text.rstrip()
+            console.print(text, no_wrap=True, crop=True)
         console.print()
     console.print(_legend(simulation, colored, small))
 
@@ -74,19 +74,19 @@ def _boxes(simulation: Simulation, cells: Cells, band: range, width: int, colore
     """For each rank, the actions of a band of columns."""
     for row in cells:
         line = Text()
-        place = band.start
-        while place < band.stop:
-            length = next(n for n in count(1) if place + n >= band.stop or row[place + n] != "-")
-            word = row[place] if row[place] != "-" else ""
-            if not row[place]:
+        column = band.start
+        while column < band.stop:
+            length = next(n for n in count(1) if column + n >= band.stop or row[column + n] != "-")
+            word = row[column] if row[column] != "-" else ""
+            if not row[column]:
                 line.append(".".ljust(width), "dim")
             elif colored:
-                action = parse_action(next(row[at] for at in range(place, -1, -1) if row[at] != "-"))
+                action = parse_action(next(row[at] for at in range(column, -1, -1) if row[at] != "-"))
                 label = str(action.microbatch) if word else ""
                 line.append(label.center(length * width - 1), _style(simulation, action)).append(" ")
             else:
                 line.append(f"{word.ljust(length * width - 1, '-')} ")
-            place += length
+            column += length
         yield line
 
 

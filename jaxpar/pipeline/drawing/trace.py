@@ -60,12 +60,12 @@ def _transfers(simulation: Simulation) -> Iterator[Entry]:
     """Arrows from the end of a sending action to the start of the action that uses the result."""
     schedule = simulation.schedule
     started = {event.action: event for event in simulation.timeline}
-    for number, event in enumerate(simulation.timeline):
+    for index, event in enumerate(simulation.timeline):
         user = user_of(event.action, schedule.chunks)
         if user is None or receiver(event.action, schedule) is None:
             continue
         name = "activation" if event.action.kind is Kind.FORWARD else "gradient"
-        both = {"pid": 0, "id": number, "name": name, "cat": "transfer"}
+        both = {"pid": 0, "id": index, "name": name, "cat": "transfer"}
         # Just inside the box: at its end, the arrow would start at the next one.
         inside = event.end - (event.end - event.start) / 100
         yield {"ph": "s", "tid": event.rank, "ts": _micros(inside), **both}

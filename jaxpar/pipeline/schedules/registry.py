@@ -120,9 +120,9 @@ def make_schedule(name: str, *, ranks: int, microbatches: int, virtual_stages: i
 def check_sizes(name: str, ranks: int, microbatches: int, virtual_stages: int) -> None:
     """Raises ScheduleError where the schedule `name` (as registered) cannot be made for these sizes."""
     family = SCHEDULES[name]
-    for what, number in (("ranks", ranks), ("microbatches", microbatches), ("virtual stages", virtual_stages)):
-        if number < 1:
-            raise ScheduleError(f"{name}: {what} must be at least 1, got {number}")
+    for what, size in (("ranks", ranks), ("microbatches", microbatches), ("virtual stages", virtual_stages)):
+        if size < 1:
+            raise ScheduleError(f"{name}: {what} must be at least 1, got {size}")
     if family.one_rank and ranks != 1:
         raise ScheduleError(f"{name} is for 1 pipeline rank, got {ranks}")
     low, high = family.virtual_stages
@@ -139,6 +139,6 @@ def check_sizes(name: str, ranks: int, microbatches: int, virtual_stages: int) -
         raise ScheduleError(f"{name} on {ranks} ranks needs at least {fewest} microbatches, got {microbatches}")
 
 
-def _multiples_near(number: int, of: int) -> str:
-    below = number // of * of
+def _multiples_near(size: int, of: int) -> str:
+    below = size // of * of
     return f"{below} or {below + of}" if below else str(of)

@@ -50,7 +50,7 @@ def dualpipe_v(ranks: int, microbatches: int, virtual_stages: int) -> tuple[Orde
 def _dualpipe_v_rank(rank: int, ranks: int, microbatches: int) -> Order:
     after = ranks - 1 - rank
     drain = ["B1", "B0"] * (rank + 1)
-    whole, split = drain[: rank + 1], drain[rank + 1 :]
+    unsplit, split = drain[: rank + 1], drain[rank + 1 :]
     return play(
         rank,
         ranks,
@@ -59,7 +59,7 @@ def _dualpipe_v_rank(rank: int, ranks: int, microbatches: int) -> Order:
         ["B1", "W", "F1"] * after,
         ["F0", "B1", "W", "F1", "B0", "W"] * (microbatches - 2 * ranks + rank + 1),
         ["B1", "W", "F1", "B0", "W"] * after,
-        [word for backward in whole for word in (backward, "W")],
+        [word for backward in unsplit for word in (backward, "W")],
         split,
         ["W", "B0"] * after,
         ["W"] * (rank + 1),

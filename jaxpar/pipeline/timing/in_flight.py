@@ -67,19 +67,19 @@ def peak(actions: Iterable[Action], splits_backward: bool, sizes: ChunkBytes | N
     """The peak of a rank that runs `actions` in turn: it depends on their order alone, not on how long they take."""
     sizes = sizes or ChunkBytes()
     stash = kept = most_stash = most_kept = most_in_flight = 0
-    held: Number = 0
-    most_held: Number = 0
+    total_bytes: Number = 0
+    most_bytes: Number = 0
     for action in actions:
         stash_bytes, kept_bytes = of_chunk(sizes.stash, action.chunk), of_chunk(sizes.kept, action.chunk)
         match action.kind:
             case Kind.FORWARD:
-                stash, held = stash + 1, held + stash_bytes
+                stash, total_bytes = stash + 1, total_bytes + stash_bytes
             case Kind.BACKWARD:
-                stash, held = stash - 1, held - stash_bytes
+                stash, total_bytes = stash - 1, total_bytes - stash_bytes
                 if splits_backward:
-                    kept, held = kept + 1, held + kept_bytes
+                    kept, total_bytes = kept + 1, total_bytes + kept_bytes
             case Kind.WEIGHT:
-                kept, held = kept - 1, held - kept_bytes
+                kept, total_bytes = kept - 1, total_bytes - kept_bytes
         most_stash, most_kept = max(most_stash, stash), max(most_kept, kept)
-        most_in_flight, most_held = max(most_in_flight, stash + kept), max(most_held, held)
-    return Peak(most_in_flight, most_stash, most_kept, most_held)
+        most_in_flight, most_bytes = max(most_in_flight, stash + kept), max(most_bytes, total_bytes)
+    return Peak(most_in_flight, most_stash, most_kept, most_bytes)

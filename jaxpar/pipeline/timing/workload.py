@@ -69,16 +69,16 @@ class Workload:
         )
 
 
-def _per_chunk(whole: Number, factors: tuple[Number, ...] | None, virtual_stages: int) -> PerChunk:
+def _per_chunk(total: Number, factors: tuple[Number, ...] | None, virtual_stages: int) -> PerChunk:
     """A rank's part of each chunk: a number where chunks are alike, so that closed formulas can be asked."""
-    each = _divided(whole, virtual_stages)
+    each = _divided(total, virtual_stages)
     return each if factors is None else tuple(_plain(each * factor) for factor in factors)
 
 
-def _divided(whole: Number, parts: int) -> Number:
-    return whole / parts if isinstance(whole, float) else _plain(Fraction(whole) / parts)
+def _divided(total: Number, parts: int) -> Number:
+    return total / parts if isinstance(total, float) else _plain(Fraction(total) / parts)
 
 
-def _plain(number: Number) -> Number:
+def _plain(value: Number) -> Number:
     """A fraction that is a whole number, as one."""
-    return int(number) if isinstance(number, Fraction) and number.denominator == 1 else number
+    return int(value) if isinstance(value, Fraction) and value.denominator == 1 else value

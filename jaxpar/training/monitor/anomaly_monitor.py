@@ -200,7 +200,7 @@ class AnomalyMonitor:
 
     def sum_up(self) -> None:
         """At the end: counts of the anomalies that occurred more often than they were reported."""
-        counts = self._episodes.counts
+        counts = self._episodes.occurrences
         if any(count > self._reported.get(kind, 0) for kind, count in counts.items()):
             words = ", ".join(f"{WORDS[kind]} {count}" for kind, count in counts.items())
             self._listeners.message(f"Some anomalies were not reported each time; in all: {words}.")

@@ -141,7 +141,7 @@ class _Loop:
                     metrics = self.trainer.step()
                 self.progress.dispatched(self.trainer.last_pairs)
                 if profile is not None:
-                    if profile.ends_with(number):
+                    if profile.stops_after(number):
                         liveness.at("writing a profile")
                     profile.after_step(number, metrics)
                 # The step before is logged while this one runs; this one is void if that goes back to a checkpoint.

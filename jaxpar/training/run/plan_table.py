@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxpar.attention.balance import imbalance, kept_pairs_per_rank
+from jaxpar.attention.balance import imbalance, visible_pairs_per_rank
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.catalogue import gpu_of
@@ -181,7 +181,7 @@ def _balance_row(layout: StepLayout) -> list[tuple[str, str, str]]:
     mask = Mask(window=None if None in windows else max(filter(None, windows)))
     ranks = plan.axes.context // plan.ulysses
     order = row_order(plan, config.data.sequence_length)
-    busiest = imbalance(kept_pairs_per_rank(mask, None, order, ranks))
+    busiest = imbalance(visible_pairs_per_rank(mask, None, order, ranks))
     groups = f" in groups of {plan.ulysses}" if 1 < plan.ulysses < plan.axes.context else ""
     return [
         (

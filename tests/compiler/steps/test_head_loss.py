@@ -8,7 +8,7 @@ from jaxpar.compiler.program.costs.ops import recomputed_flops
 from tests.compiler.inspected import assert_planned, inspected, wide
 
 STATISTICS, GRADIENTS = "linear_cross_entropy_statistics", "linear_cross_entropy_gradients"
-OF_KEPT = "linear_cross_entropy_kept_gradients"
+OF_KEPT = "linear_cross_entropy_saved_gradients"
 
 
 @pytest.mark.long

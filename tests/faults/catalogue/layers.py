@@ -59,8 +59,8 @@ LAYERS = (
         name="stale_block_in_the_ring",
         description="A rank of a ring attends again over the block that it sends.",
         file="jaxpar/attention/ring.py",
-        old="return (following, merge(found, attend(kv, step))), None",
-        new="return (kv, merge(found, attend(kv, step))), None",
+        old="return (following, merge(results, attend(kv, step))), None",
+        new="return (kv, merge(results, attend(kv, step))), None",
         caught_by=(context(strategy="ring", ranks=8),),
     ),
     Fault(

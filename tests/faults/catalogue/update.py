@@ -186,8 +186,8 @@ UPDATE = (
         name="damage_not_noticed",
         description="A checkpoint's files are not compared with the digests in its manifest.",
         file="jaxpar/checkpoint/manifest.py",
-        old="if found[name].digest != files[name].digest:",
-        new="if len(found[name].digest) != len(files[name].digest):",
+        old="if entries[name].digest != files[name].digest:",
+        new="if len(entries[name].digest) != len(files[name].digest):",
         caught_by=(
             "tests/checkpoint/test_damage.py::test_a_flipped_bit_in_any_file_is_found_and_the_checkpoint_before_is_used",
         ),

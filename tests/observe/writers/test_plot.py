@@ -28,7 +28,7 @@ def test_each_curve_is_there_only_when_it_has_points() -> None:
     blue, orange, grey = (0x4C, 0x78, 0xA8), (0xD9, 0x53, 0x2C), (0x55, 0x55, 0x55)
     train = [(step, 5.0 / step) for step in range(1, 50)]
     alone = pixels(draw(Curves("run", train=train)))
-    whole = pixels(draw(Curves("run", train=train, held_out=[(25, 2.0), (49, 1.0)], baseline=1.5)))
+    whole = pixels(draw(Curves("run", train=train, validation=[(25, 2.0), (49, 1.0)], baseline=1.5)))
     assert alone.shape == (720, 1280, 3)
     assert count(alone, blue) > 500 and count(alone, orange) < 20
     assert count(whole, blue) > 500 and count(whole, orange) > 500
@@ -110,4 +110,4 @@ def test_steps_after_the_checkpoint_that_a_run_went_back_to_are_not_drawn(tmp_pa
     plot.evaluation(3, 2.5, None)
     plot.rewound(2)
     assert [step for step, _ in plot.curves.train] == [1, 2]
-    assert plot.curves.held_out == []
+    assert plot.curves.validation == []

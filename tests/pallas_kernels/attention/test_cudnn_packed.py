@@ -33,7 +33,7 @@ SEGMENTS = jnp.asarray([[1, 1, 1, 2, 3, 3, 4, 5, 5, 5, 0, 0], [1] * 7 + [2] * 5,
 
 @pytest.fixture(autouse=True)
 def nothing_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "_found", {})
+    monkeypatch.setattr(comparison, "_differences", {})
 
 
 @pytest.fixture

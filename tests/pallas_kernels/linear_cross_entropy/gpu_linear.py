@@ -46,7 +46,7 @@ A100 = (
 TARGETS = {"sm_90a": (H100, "NVIDIA H100 80GB HBM3", 132), "sm_80": (A100, "NVIDIA A100-SXM4-80GB", 108)}
 TOKENS, EMBED, COLUMNS, CHUNK = 16384, 4096, 152064, 8192
 KERNELS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
-KEEPING = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients_from_saved")
+KEEPING = ("linear_cross_entropy_statistics", "linear_cross_entropy_saved_gradients")
 """Of logits that are kept."""
 
 

@@ -45,7 +45,7 @@ _OURS = re.compile(r"__gpu\$xla\.gpu\.triton|mosaic_gpu\w*")
 """Custom calls of Pallas kernels, through Triton and by Mosaic GPU."""
 _HEAD_LOSS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
 """Names of the kernels of `pallas_kernels.linear_cross_entropy` that multiply, forward and backward."""
-_ELEMENTWISE = "linear_cross_entropy_gradients_from_saved"
+_ELEMENTWISE = "linear_cross_entropy_saved_gradients"
 """Name of the kernel that multiplies no matrices: an operation for each number of its result."""
 _GROUPED = "grouped_matmul_of_"
 """Prefix of the names of the kernels of `pallas_kernels.grouped_matmul` and `grouped_tiled_matmul`."""
