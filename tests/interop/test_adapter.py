@@ -163,7 +163,7 @@ def test_factors_for_other_weights_are_refused(tmp_path: Path, capfd: pytest.Cap
     save_factors(base, tmp_path / "run")
     own = tensors(base)["model.norm.weight"]
     rewrite(base, {"model.norm.weight": own + 1})
-    with refused("factors", str(base), "the same weights"):
+    with refused("factors", str(base), "expected the same"):
         open_source(tmp_path / "run", "MODEL")
     status = main(["jaxpar-to-hf", str(base), str(tmp_path / "out"), "--adapter"])
     refused_by_command(status, *capfd.readouterr(), "--adapter", str(base), "lora.rank")
