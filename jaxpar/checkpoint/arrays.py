@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PROCESS_PREFIX = "ocdbt.process_"
 """Orbax's folder of the data that one process wrote: this, and the number of the process."""
 COMMIT_TIMEOUT_S = 1200
-"""How long the processes of a job wait for each other's writes, in seconds."""
+"""Seconds that the processes of a job wait for each other's writes."""
 
 
 class ArrayFolder:

@@ -127,5 +127,5 @@ def check_run_facts(checkpoint: Path, facts: Mapping[str, Any]) -> None:
 
 
 def skipped_in_row(facts: dict[str, Any]) -> int:
-    """How many of the last steps before a checkpoint with these facts were skipped; 0 for a healthy one."""
+    """The number of skipped steps directly before a checkpoint with these facts; 0 for a healthy one."""
     return facts.get(SKIPPED_IN_ROW, 0)

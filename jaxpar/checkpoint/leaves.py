@@ -41,7 +41,7 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def part[Leaf](leaves: Mapping[str, Leaf], name: str) -> dict[str, Leaf]:
-    """Those of the named leaves that are in the part `name` of the state."""
+    """The named leaves in the part `name` of the state."""
     return {
         leaf_name: leaf for leaf_name, leaf in leaves.items() if (leaf_name + SEPARATOR).startswith(name + SEPARATOR)
     }

@@ -38,7 +38,7 @@ class Manifest(NamedTuple):
     files: dict[str, Entry]
     """Entries by file name, relative to the checkpoint's folder."""
     text: bytes
-    """What is in the file."""
+    """Contents of the file."""
 
 
 def unsealed(folder: Path) -> list[str]:

@@ -45,7 +45,7 @@ class Pieces(ABC):
 
     @abstractmethod
     def restored(self, read: Callable[[Region], np.ndarray], rows: int) -> Any:
-        """The array itself, from `read`; so many rows of the first dim, or a share of them, are read best at once."""
+        """Restore the array with `read`, which is fastest for `rows` rows of the first dim, or a divisor of them."""
 
 
 def write_pieces(folder: Path, leaves: Mapping[str, Pieces]) -> list[str]:
@@ -77,13 +77,13 @@ def piece_specs(folder: Path) -> dict[str, Spec]:
 
 
 def read_saved(folder: Path, name: str, like: Any, *, from_orbax: bool) -> Any:
-    """One array: `Pieces` get theirs, anything else is a `jax.Array` with the sharding of `like`.
+    """Read one array: `Pieces` restore themselves, anything else becomes a `jax.Array` with the sharding of `like`.
 
     Args:
         folder: that of pieces, or Orbax's.
         name: of the array.
         like: the wanted array.
-        from_orbax: whether it is Orbax's folder.
+        from_orbax: whether `folder` is Orbax's.
     """
     store = _opened(_spec_of_orbax(folder, name) if from_orbax else _spec(folder, name))
     read = lambda region: store[region].read().result()
@@ -93,7 +93,7 @@ def read_saved(folder: Path, name: str, like: Any, *, from_orbax: bool) -> Any:
 
 
 def open_saved(checkpoint: Path, name: str, orbax: str) -> Any:
-    """An array of a checkpoint, of which `[region].read().result()` reads a part.
+    """Open an array of a checkpoint; `[region].read().result()` reads a part of it.
 
     Args:
         checkpoint: its folder.

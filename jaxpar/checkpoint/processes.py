@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 from jaxpar.checkpoint.errors import CheckpointError
 
 PATIENCE_S = 2 * 3600
-"""How long processes wait for each other while they read a large checkpoint, in seconds."""
+"""Seconds that processes wait for each other while they read a large checkpoint."""
 _meetings = itertools.count()
 
 
@@ -27,7 +27,7 @@ def is_first() -> bool:
 
 
 def exchange(text: str) -> list[str]:
-    """Every process gives a text and gets those of all, in the order of the process index."""
+    """All-gather a text of every process, in the order of the process index."""
     if jax.process_count() == 1:
         return [text]
     from orbax.checkpoint import multihost
@@ -44,14 +44,14 @@ def exchange(text: str) -> list[str]:
 
 
 def gather(meeting: str, text: str, timeout_s: float) -> list[str] | None:
-    """Every process gives a text; process 0 gets those of all, in the order of the process index, the others None.
+    """Gather a text of every process at process 0, in the order of the process index; the others get None.
 
     It goes over JAX's coordination service and not over the devices, so any thread may call this.
 
     Args:
         meeting: a name that no other call of the job has.
         text: what this process gives; at most a few MB.
-        timeout_s: how long process 0 waits for each text, in seconds.
+        timeout_s: seconds that process 0 waits for each text.
 
     Raises:
         TimeoutError: a process has given none in that time.

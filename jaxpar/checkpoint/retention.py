@@ -1,4 +1,4 @@
-"""Which checkpoints are complete, and which are deleted. All of this runs on process 0 only."""
+"""Retention of checkpoints: the complete ones, and the deletion of old ones. It runs on process 0 only."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from jaxpar.config.axes import virtual_devices_needed
 from jaxpar.config.validate import validate
 
 PATIENCE_S = 120
-"""How long one check may take on any process before the job ends with an error that names it."""
+"""Seconds that one check may take on any process before the job fails with an error that names it."""
 
 
 def check_all(config: Config) -> tuple[list[Finding], bool]:

@@ -23,7 +23,7 @@ BYTES_PER_WEIGHT = 12
 """Master weights and both moments in float32."""
 SLOW_BYTES_PER_S = 50 * MEGA
 EXCHANGES = 2
-"""How often `_shared` exchanges texts; every process must exchange equally often."""
+"""Number of exchanges of `_shared`; every process must take part in each."""
 
 
 def check_disk(config: Config, exchange: Callable[[str], list[str]], process: int) -> Iterator[Finding]:
@@ -61,7 +61,7 @@ def _existing(folder: Path) -> Path:
 
 
 def _measure_file(file: Path) -> tuple[float, float]:
-    """Seconds to write and to read so many random bytes. Raises `OSError` if the bytes read are different."""
+    """Seconds to write and to read a file of random bytes. Raises `OSError` if the bytes read are different."""
     data = secrets.token_bytes(MIB)
     digest = hashlib.blake2b()
     began = time.perf_counter()

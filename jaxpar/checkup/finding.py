@@ -19,7 +19,7 @@ class Finding:
     status: Status
     found: str
     mend: str = ""
-    """How to fix it; empty when nothing needs to be done."""
+    """Instruction to fix it; empty if nothing needs to be done."""
     where: str = ""
     """The process and host that it is about; empty for all."""
 

@@ -15,7 +15,7 @@ from jaxpar.units import seconds
 VOCAB = 64
 STEPS = 4
 TOLERANCE = 1.0
-"""How far the first loss may be from that of uniform predictions, in nats per token."""
+"""Largest deviation of the first loss from that of uniform predictions, in nats per token."""
 
 
 def tiny_config(devices: int) -> Config:

@@ -1,4 +1,4 @@
-"""Where process 0 listens: at those of the coordinator's addresses that this host has, else at all of its own."""
+"""Addresses at which process 0 listens: the coordinator's addresses on this host, otherwise all of this host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ListenAddress:
 
     @property
     def jax(self) -> str | None:
-        """The same for `jax.distributed.initialize`, which takes one address or one name; None for all."""
+        """The address for `jax.distributed.initialize`, which takes one address or name; None for all."""
         if len(self.addresses) != 1:
             return f"{self.host}:{self.port}" if self.addresses else None
         family, (address, *_) = self.addresses[0]
@@ -50,7 +50,7 @@ class ListenAddress:
 
 
 def find_listen_address(coordinator: str) -> ListenAddress:
-    """Where process 0 listens so that the others find it at `coordinator`, `host:port`.
+    """Find the address at which process 0 must listen for the others to reach `coordinator`, `host:port`.
 
     A name that means loopback on its own host may be another address elsewhere: Debian writes such a line for every
     host's own name in /etc/hosts.

@@ -126,7 +126,7 @@ def _processes_here(job: Job | None) -> int:
 
 
 def find_devices() -> list[Device]:
-    """All devices of the job; the processes exchange theirs, for which JAX allows two minutes.
+    """Find all devices of the job; the processes exchange theirs within JAX's two minutes.
 
     Raises:
         UserError: this process or another one cannot get its devices.
@@ -154,9 +154,9 @@ def devices_per_node(devices: Sequence[Device]) -> int:
 
 
 def cluster_of(device: Device, devices: int, node_devices: int | None) -> Cluster | None:
-    """A cluster from the catalogue of so many devices like `device`, in nodes of `node_devices` (None: all in one).
+    """A cluster of `devices` devices like `device` from the catalogue, in nodes of `node_devices` (None: one node).
 
-    None where the catalogue does not have it.
+    None if the catalogue does not have it.
     """
     gpu = gpu_of(device.device_kind)
     if gpu is None:

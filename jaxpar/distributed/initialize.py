@@ -1,4 +1,4 @@
-"""How a process joins its job: it meets the others, is watched from then on, and initializes `jax.distributed`."""
+"""The start of a process in its job: it meets the others, is then watched, and initializes `jax.distributed`."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def join(job: Job, limits: DistributedConfig) -> None:
 
 
 def _listen_at(job: Job) -> str | None:
-    """Where JAX's service listens in process 0: the same address as for the meeting; JAX's default is all addresses."""
+    """The address of JAX's service in process 0: the same as for the meeting; JAX's default is all addresses."""
     return job.listen_at or find_listen_address(job.coordinator).jax if job.process_id == 0 else None

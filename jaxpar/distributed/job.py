@@ -38,7 +38,7 @@ class Job:
     devices_expected: int | None = None
     """Devices that this process must then have; None where not given."""
     expected_by: str = ""
-    """Where that number was given."""
+    """The flag or variable that states that number."""
     listen_at: str | None = None
     """`host:port` where process 0 listens; None: at `coordinator`."""
     secret: bytes | None = field(default=None, repr=False)

@@ -1,7 +1,7 @@
-"""Which process of which job this is, read from the environment variables of launchers.
+"""The job and rank of this process, read from the environment variables of launchers.
 
 Pure functions of the environment. A launcher gives the number of processes, the index of this one, and how many share
-its machine; where process 0 listens follows from its list of nodes. Variables are as Slurm 22.05, Open MPI 4.1 and 5.0
+its machine; the address of process 0 follows from its list of nodes. Variables are as Slurm 22.05, Open MPI 4.1 and 5.0
 and JobSet set them (`tests/distributed/environments`).
 """
 

@@ -1,6 +1,6 @@
-"""What this process reports to the others about itself, and how it ends when one of them is lost.
+"""Reports of this process to the others, and its exit when one of them is lost.
 
-The loop reports its place with `at`; without other processes that does nothing. Nothing here imports JAX, so that a
+The loop reports its activity with `at`, which does nothing without other processes. Nothing here imports JAX, so that a
 command can use it before.
 """
 
@@ -21,7 +21,7 @@ from jaxpar.distributed.verdicts import Mark
 from jaxpar.distributed.watch import Watch
 
 SETTLE_S = 5.0
-"""How long an error waits for a report that another process died, of which it may be a consequence."""
+"""Seconds that an error waits for a report that another process died, which may have caused it."""
 WRITE_S = 2.0
 """Time limit for writing the last sentence: the reader of the output may be gone."""
 SHOW_CURSOR = b"\x1b[?25h"

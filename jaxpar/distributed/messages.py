@@ -72,7 +72,7 @@ class Hello:
         return f"process {self.process} on {self.host}"
 
     def line(self) -> bytes:
-        """As it is sent."""
+        """The encoded message."""
         return encode({"jaxpar": VERSION, **asdict(self)})
 
     @classmethod
@@ -97,7 +97,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Report:
-    """What the main thread of a process is at, as reported by its watch."""
+    """The activity of a process's main thread, as reported by its watch."""
 
     mark: Mark
     age_s: float
@@ -106,7 +106,7 @@ class Report:
     """Seconds in which the process was idle."""
 
     def message(self) -> dict[str, Any]:
-        """As it is sent."""
+        """The encoded message."""
         return asdict(self.mark) | {"age_s": self.age_s, "idle_s": self.idle_s}
 
     @classmethod

@@ -11,7 +11,7 @@ WARMING_UP = 3
 FEWEST = 3
 """Steps after which the pace is known."""
 LAST = 20
-"""Steps of which the pace is the median."""
+"""Number of steps whose median is the pace."""
 TIMES = 5
 """The limit of a step in median steps: its work is always the same."""
 LEAST_S = 45.0

@@ -1,4 +1,4 @@
-"""Which process is to blame when a job makes no progress: one sentence from the last signs of each process."""
+"""The process that blocks a job without progress: one sentence from the last signs of each process."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ MOST_NAMED = 4
 """The most processes that a sentence names one by one."""
 
 IDLE_S = 45.0
-"""How long a process that others wait for may be idle where it should always be busy."""
+"""Seconds that a process may be idle while others wait for it in an activity that is always busy."""
 
 CONTINUES = "the job ends here, and the same command continues it from its newest checkpoint"
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What the main thread of a process is at."""
+    """The activity of a process's main thread."""
 
     count: int
     """Marks set before this one. All processes set the same marks in the same order, so it shows who is behind."""
     at: str
     """Where, in words that follow "it was": `in step 12`, `compiling the step`."""
     limit_s: float
-    """How long it may stay there, in seconds."""
+    """Time limit of the activity, in seconds."""
     limit_key: str
     """The configuration key of this limit."""
     waiting_limit_s: float | None = None
-    """In a step: how long it may stay there while a process that is behind is outside a step. None elsewhere."""
+    """Time limit of a step while a process that is behind is outside a step, in seconds. None outside steps."""
     busy: bool = False
     """Whether a process always computes, reads or writes here: then an idle one hangs."""
 
@@ -116,7 +116,7 @@ def _idle(behind: Sequence[Sign]) -> str | None:
 
 
 def _behind(signs: Sequence[Sign]) -> list[Sign]:
-    """The processes that the others wait for: all, where none is behind."""
+    """The processes for which the others wait: all if none is behind."""
     first = min(sign.mark.count for sign in signs)
     return [sign for sign in signs if sign.mark.count == first]
 

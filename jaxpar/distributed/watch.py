@@ -35,9 +35,9 @@ BEATS_PER_S = 500
 """Heartbeats that process 0 receives per second, in a large one."""
 FEWEST_BEATS = 4
 GRACE_S = 2.0
-"""How long a process may take to end by itself after another one failed: often all fail for one reason."""
+"""Seconds for a process to exit by itself after another one failed: often all fail for one reason."""
 LINGER_S = 3.0
-"""How long process 0 stays until the others have read its last message: its end would cut them off."""
+"""Seconds that process 0 waits for the others to read its last message: its exit would disconnect them."""
 WAKE_S = 0.125
 LINE_BYTES = 65536
 """The longest line that is read."""
@@ -53,7 +53,7 @@ class _Known:
     outbox: Outbox
     mark: Mark
     set_at: float
-    """When it set its mark, on the clock of this process."""
+    """Time at which it set its mark, on the clock of this process."""
     received_at: float
     idle_s: float = 0.0
     left: bool = False
@@ -88,7 +88,7 @@ class Watch:
         now = time.monotonic()
         self._mark, self._marked_at = mark, now
         self._paused_at = now
-        """When all last waited for a process that was outside a step."""
+        """Time at which all last waited for a process that was outside a step."""
         self._activity = Activity()
         self._known = {index: _Known(peer, Outbox(peer.connection), mark, now, now) for index, peer in peers.items()}
         self._leaving, self._over, self._failing = threading.Event(), threading.Event(), threading.Event()
@@ -102,7 +102,7 @@ class Watch:
 
     @property
     def at(self) -> str:
-        """What the main thread is at."""
+        """The activity of the main thread."""
         return self._mark.at
 
     def mark(

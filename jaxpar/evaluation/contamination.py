@@ -25,12 +25,12 @@ SHARE = 0.2
 
 @dataclass(frozen=True)
 class Contamination:
-    """Of a task."""
+    """Contamination of a task's examples."""
 
     overlaps: Sequence[Overlap]
-    """Of each example's text with the training data."""
+    """Overlap of each example's text with the training data."""
     min_k: Sequence[float] | None
-    """Of each example's text; None without a model."""
+    """Min-k% of each example's text; None without a model."""
 
     @property
     def metrics(self) -> dict[str, Metric]:
@@ -42,7 +42,7 @@ class Contamination:
 
     @property
     def details(self) -> list[dict[str, Any]]:
-        """Of each example."""
+        """Details of each example, as JSON."""
         min_k = [{}] * len(self.overlaps) if self.min_k is None else [{"min_k": one} for one in self.min_k]
         return [
             {"ngrams": one.ngrams, "ngrams_found": one.matched, "covered": one.covered / max(1, one.tokens)} | more
@@ -79,7 +79,7 @@ def min_k(log_probabilities: np.ndarray, share: float = SHARE) -> float:
 
 
 def min_k_of(model: LanguageModel, task: Task) -> list[float]:
-    """Of the text of each example."""
+    """Min-k% of the text of each example."""
     return [min_k(np.concatenate(windows)) for windows in model.token_likelihoods(task.texts)]
 
 

@@ -1,4 +1,4 @@
-"""How many tokens a model reads at most."""
+"""The maximum number of tokens that a model reads."""
 
 from __future__ import annotations
 

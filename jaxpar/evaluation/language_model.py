@@ -26,7 +26,7 @@ ROWS = 32
 
 
 class Likelihood(NamedTuple):
-    """Of a continuation."""
+    """Likelihood of a continuation."""
 
     total: float
     """Log-probability of all its tokens, in nats."""
@@ -61,7 +61,7 @@ class LanguageModel:
 
     @property
     def begin(self) -> int:
-        """The token before a text that begins a document. Raises `UserError` where the tokenizer has none."""
+        """The token before a text that begins a document. Raises `UserError` if the tokenizer has none."""
         if self.text.begin is None:
             raise UserError(
                 f"{self.text.name} has no token for the beginning or end of a document, and one must come before the "
@@ -85,7 +85,7 @@ class LanguageModel:
         return tokens[1:] if tokens[:1] == [self.begin] else tokens
 
     def likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
-        """Of each (context, continuation). Of a context that is too long the end is used.
+        """Likelihood of each (context, continuation); a context that is too long is truncated from the left.
 
         Raises:
             UserError: a continuation has no token, or more than the model reads.
@@ -104,7 +104,7 @@ class LanguageModel:
         ]
 
     def scored(self, parts: Sequence[Window]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Of the scored tokens of each window: log-probabilities, and whether they are the likeliest."""
+        """Log-probabilities of each window's scored tokens, and whether each is the likeliest."""
         rows = [[*before, *scored][-(self.length + 1) :] for before, scored in parts]
         scores = self.scorer.scored(rows)
         if not all(np.isfinite(score.log_probabilities).all() for score in scores):
@@ -115,7 +115,7 @@ class LanguageModel:
         ]
 
     def token_likelihoods(self, texts: Sequence[str], stride: int | None = None) -> list[list[np.ndarray]]:
-        """Of each text the log-probabilities of all its tokens, an array for each window.
+        """Log-probabilities of all tokens of each text, an array for each window.
 
         Raises:
             UserError: a text has no token, or the model is not finite.
@@ -131,12 +131,12 @@ class LanguageModel:
     def generated(
         self, prompts: Sequence[str], tokens: int, stops: Sequence[str], sampling: Sampling = LIKELIEST
     ) -> list[str]:
-        """The continuation of each prompt, up to the first of `stops`, the end of a document or so many new tokens.
+        """The continuation of each prompt, up to the first of `stops`, the end of the document or `tokens` tokens.
 
-        Of a prompt that is too long the end is used. A stop may be the name of a special token.
+        A prompt that is too long is truncated from the left. A stop may be the name of a special token.
 
         Raises:
-            UserError: a prompt has no token, or so many new tokens leave no room for one.
+            UserError: a prompt has no token, or `tokens` leaves no room for one.
         """
         room = self.length - tokens
         if room < 1:

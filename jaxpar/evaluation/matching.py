@@ -24,7 +24,7 @@ def check_pattern(pattern: str) -> None:
 
 
 def first_matches(pattern: str, texts: Sequence[str]) -> list[str | None]:
-    """What the pattern matches first in each text: its first group, or all of the match; None where it matches nothing.
+    """The first match of the pattern in each text: its first group, or the full match; None without a match.
 
     Raises:
         UserError: it is no regular expression, or takes longer than `SECONDS` or too much memory for one text.

@@ -14,7 +14,7 @@ from jaxpar.data.stream import Tokens
 BLOCK_TOKENS = 2**16
 """Tokens of a stream that are hashed at a time, so that they stay in a processor's cache."""
 FILTER_BITS = 24
-"""The filter before the search has at most so many bits of a hash as index."""
+"""Maximum bits of a hash that index the filter before the search."""
 MIX = np.uint64(0x9E3779B97F4A7C15)
 """Odd, the golden ratio of 2^64: spreads tokens over all bits."""
 ATTEMPTS = 8
@@ -22,13 +22,13 @@ ATTEMPTS = 8
 
 @dataclass(frozen=True)
 class Overlap:
-    """What of a text is in a stream."""
+    """Overlap of a text with a stream."""
 
     tokens: int
     ngrams: int
-    """Of the text; none where it is too short."""
+    """Number of n-grams of the text; 0 if it is too short."""
     matched: int
-    """Of them in the stream."""
+    """Number of them that are in the stream."""
     covered: int
     """Tokens of the text in at least one that was found."""
 
@@ -99,7 +99,7 @@ class NGrams:
         return same
 
     def overlaps(self) -> list[Overlap]:
-        """What was found so far, of each text."""
+        """Overlap of each text with the streams so far."""
         matched = self._matched[self._same] if len(self._places) else np.zeros(0, bool)
         bounds = np.zeros(len(self._tokens) + 1, np.int64)
         np.add.at(bounds, self._places[matched], 1)

@@ -15,7 +15,7 @@ class Metric(NamedTuple):
 
     value: float
     error: float | None
-    """None where there is too little to estimate it from."""
+    """Standard error; None if there are too few values to estimate it."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Outcome:
     examples: int
     metrics: Mapping[str, Metric]
     details: Sequence[Mapping[str, Any]] = ()
-    """Of each example, as JSON."""
+    """Details of each example, as JSON."""
 
 
 def mean(values: Sequence[float]) -> Metric:

@@ -70,7 +70,7 @@ def _generation(model: LanguageModel, settings: Generation, examples: Sequence[Q
 
 
 def compared(texts: Sequence[str], settings: Generation) -> list[str | None]:
-    """What of each generated text is compared with the answers; None where the pattern matches nothing."""
+    """The part of each generated text to compare with the answers; None if the pattern does not match."""
     matched = texts if settings.pattern is None else first_matches(settings.pattern, texts)
     return [None if text is None else _plain(text, settings) for text in matched]
 

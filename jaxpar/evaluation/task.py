@@ -1,4 +1,4 @@
-"""What a model is asked: kinds of tasks, their settings and their examples."""
+"""Evaluation tasks: their kinds, settings and examples."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Choice:
 
     context: str
     choices: tuple[str, ...]
-    """At least two texts."""
+    """The choices, at least two texts."""
     answer: int
     """The number of the right one, from 0."""
     id: str | int | None = None
-    """Not used."""
+    """Identifier of the example; not used."""
 
     def __post_init__(self) -> None:
         if len(self.choices) < 2 or not all(map(_is_text, self.choices)):
@@ -36,9 +36,9 @@ class Question:
 
     prompt: str
     answer: str | tuple[str, ...]
-    """The right text, or several of which each is right."""
+    """The correct text, or several correct texts."""
     id: str | int | None = None
-    """Not used."""
+    """Identifier of the example; not used."""
 
     def __post_init__(self) -> None:
         if not self.answers or not all(map(_is_text, self.answers)):
@@ -47,7 +47,7 @@ class Question:
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """The right texts."""
+        """All correct texts."""
         return (self.answer,) if isinstance(self.answer, str) else self.answer
 
 
@@ -57,7 +57,7 @@ class Document:
 
     text: str
     id: str | int | None = None
-    """Not used."""
+    """Identifier of the example; not used."""
 
     def __post_init__(self) -> None:
         _check_texts(text=self.text)
@@ -71,11 +71,11 @@ class MultipleChoice:
     """The file of the examples, JSON lines, beside this one."""
     kind: Literal["multiple_choice"] = "multiple_choice"
     name: str | None = None
-    """By default that of the file."""
+    """Name of the task, by default that of the file."""
     preamble: str = ""
     """Comes before each context, for example solved examples."""
     delimiter: str = " "
-    """Between a context and a choice."""
+    """Text between a context and a choice."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Generation:
     """The file of the examples, JSON lines, beside this one."""
     kind: Literal["generation"] = "generation"
     name: str | None = None
-    """By default that of the file."""
+    """Name of the task, by default that of the file."""
     preamble: str = ""
     """Comes before each prompt, for example solved examples."""
     tokens: int = 64
@@ -113,7 +113,7 @@ class Perplexity:
     """The file of the documents: JSON lines, or plain text, which is one document; beside this one."""
     kind: Literal["perplexity"] = "perplexity"
     name: str | None = None
-    """By default that of the file."""
+    """Name of the task, by default that of the file."""
     stride: int | None = None
     """Tokens by which windows slide; null makes them disjoint."""
 
@@ -140,7 +140,7 @@ class Task:
     name: str
     settings: Settings
     examples: tuple[Example, ...]
-    """Of the kind of the settings; at least one."""
+    """Examples of the settings' kind, at least one."""
 
     @property
     def texts(self) -> list[str]:

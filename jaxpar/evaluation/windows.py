@@ -10,7 +10,7 @@ class Window(NamedTuple):
     """Tokens that are scored, after others that are not."""
 
     before: list[int]
-    """At least one."""
+    """Tokens before the scored ones, at least one."""
     scored: list[int]
 
 

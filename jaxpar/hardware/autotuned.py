@@ -25,7 +25,7 @@ cache does not look into a file of the older format."""
 COMPLETE = "--xla_gpu_require_complete_aot_autotune_results=true"
 """XLA refuses a fusion that the file lacks. Without a GPU it would take the smallest tiles there are."""
 LACKING = "No cached config found for HLO"
-"""What XLA then says."""
+"""Text of XLA's error if the file lacks a tile."""
 
 
 def file_of(flags: Sequence[str], name: str = LOAD) -> Path | None:

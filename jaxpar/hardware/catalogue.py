@@ -30,11 +30,11 @@ class GPU:
     """One GPU model, as its datasheet describes it."""
 
     short: str
-    """What users call it, as in `h100`."""
+    """Short name in configurations, such as `h100`."""
     name: str
     """Name with form factor and memory, as in `H100-SXM-80GB`."""
     device_kinds: tuple[str, ...]
-    """Its names in `jax.Device.device_kind`."""
+    """Names in `jax.Device.device_kind`."""
     peaks: Mapping[Arithmetic, float]
     """Dense peak of matmuls in FLOP/s per type; a type that the GPU has no units for is absent."""
     hbm_bytes: int
@@ -46,13 +46,13 @@ class GPU:
     compute_capability: tuple[int, int]
     """CUDA compute capability: (9, 0) is Hopper."""
     multiprocessors: int
-    """Streaming multiprocessors."""
+    """Number of streaming multiprocessors."""
     node: Link
-    """To the other GPUs of the host: NVLink, or PCI Express for cards without it."""
+    """Link to the other GPUs of the host: NVLink, or PCI Express for cards without it."""
     host: Link
-    """To the host's memory."""
+    """Link to the host's memory."""
     network: Link
-    """To other hosts by default: that of the server that `network.source` names."""
+    """Default link to other hosts: that of the server in `network.source`."""
     source: str
     """Source of peaks, memory and its bandwidth."""
     host_bytes: int | None = None
@@ -344,7 +344,7 @@ _BY_KIND = {kind: gpu for gpu in GPUS for kind in gpu.device_kinds}
 
 
 def gpu_of(device_kind: str) -> GPU | None:
-    """The GPU that JAX names `device_kind`, or None where the catalogue has none of that name.
+    """The GPU that JAX names `device_kind`, or None if the catalogue lacks it.
 
     The match is exact: `NVIDIA H100 PCIe` and a MIG slice of an H100 have other peaks.
     """

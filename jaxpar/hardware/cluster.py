@@ -31,11 +31,11 @@ class Group:
     gpu: GPU
     hosts: int
     node: Link
-    """Between the GPUs of a host."""
+    """Link between the GPUs of a host."""
     network: Link
-    """Between hosts: the share of one GPU."""
+    """Link between hosts: the share of one GPU."""
     host: Link
-    """Between a GPU and its host's memory."""
+    """Link between a GPU and its host's memory."""
     host_memory: int = HOST_MEMORY
     """Bytes of a host's memory that its GPUs may have pinned."""
 
@@ -58,13 +58,13 @@ class Cluster:
     """
 
     name: str
-    """As the user wrote it."""
+    """Name as the user wrote it."""
     gpus_per_host: int
     groups: tuple[Group, ...]
     bandwidth_file: Path | None = None
     """Measured bandwidth between hosts, for placing ranks (`jaxpar.planner.placement.placement`)."""
     written_between: Link | None = None
-    """Between hosts of two groups, if given: networks of different kinds are connected by a third one, if at all."""
+    """Link between hosts of two groups, if stated: networks of different kinds may be connected by a third one."""
     pods: Pods | None = None
     """Hosts are in pods in their order; None if the network has full bandwidth between all of them."""
 
@@ -105,7 +105,7 @@ class Cluster:
         return replace(self, groups=(replace(group, hosts=self.hosts),), written_between=self.between)
 
     def stage_groups(self, stages: int) -> tuple[Group, ...] | None:
-        """The group of each of so many pipeline stages; None where a stage would span groups or part of a host."""
+        """The group of each of `stages` pipeline stages; None if a stage would span groups or part of a host."""
         each, over = divmod(self.devices, stages)
         sizes = [group.hosts * self.gpus_per_host for group in self.groups]
         if over or any(size % each for size in sizes):
@@ -314,7 +314,7 @@ def _read_group(
 
 
 def _group(name: str, gpu: GPU, hosts: int, gpus: int, levels: _Levels, source: str) -> Group:
-    """Hosts of so many GPUs each; what `levels` leaves open is that of the GPU."""
+    """A group of hosts with `gpus` GPUs each; `levels` overrides the GPU's default links."""
 
     def link(usual: Link, numbers: _Numbers | None) -> Link:
         return usual if numbers is None else usual.with_bandwidth(numbers.bandwidth, numbers.latency, source)

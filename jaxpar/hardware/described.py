@@ -18,5 +18,5 @@ class DescribedGPU:
 
     @classmethod
     def of(cls, gpu: GPU) -> DescribedGPU:
-        """One like `gpu`, under the first of its names."""
+        """A device like `gpu`, with the first of its names."""
         return cls(gpu.device_kinds[0], "{}.{}".format(*gpu.compute_capability), gpu.multiprocessors)

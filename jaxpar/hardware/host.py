@@ -29,11 +29,11 @@ NO_LIMIT = 2**63
 """More than any machine has."""
 
 PREALLOCATED_GIB = 16
-"""The same where all of it is pinned at the start."""
+"""Default pinned memory in GiB if all of it is pinned at the start."""
 
 
 GROUPS = Path("/sys/fs/cgroup")
-"""Where Linux shows control groups."""
+"""Mount point of Linux's control groups."""
 
 PROCESS_GROUPS = Path("/proc/self/cgroup")
 """Lists this process's control groups."""
@@ -65,7 +65,7 @@ def group_limits(group_file: Path, mounted: Path) -> Iterator[int]:
 
 
 def raise_pinned_limit(environment: MutableMapping[str, str], processes: int) -> None:
-    """Let XLA pin a process's share of the host's memory, for so many processes on it, unless the user set a limit."""
+    """Let XLA pin a process's share of the host's memory, which `processes` share, unless the user set a limit."""
     if PINNED_VARIABLE not in environment and not _preallocated(environment):
         environment[PINNED_VARIABLE] = str(max(1, int(PINNED_SHARE * host_memory() / processes / GIB)))
 

@@ -14,11 +14,11 @@ from jaxpar.units import GIGA, MEGA, MICRO
 class Link:
     """One level of a cluster, as one GPU sees it.
 
-    The bandwidth is that of the wire: what a collective reaches is less, by a share that has to be measured.
+    The bandwidth is the link's peak: a collective reaches less, by a share that must be measured.
     """
 
     name: str
-    """What it is, as in `NVLink 4`."""
+    """Name, such as `NVLink 4`."""
     bandwidth: float
     """Bytes per second that a GPU can send; it can receive as many at the same time."""
     latency: float

@@ -1,4 +1,4 @@
-"""How much of a GPU's memory a program may take: one number for the trainer and for predictions without a GPU."""
+"""The share of a GPU's memory that a program may use, for the trainer and for predictions without a GPU."""
 
 from __future__ import annotations
 

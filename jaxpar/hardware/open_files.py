@@ -1,4 +1,4 @@
-"""How many files this process may have open at the same time."""
+"""The limit of files that this process may have open."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import resource
 
 
 def allow_more_files(more: int) -> None:
-    """Raise this process's own limit by so many files, as far as the system lets it."""
+    """Raise this process's limit by `more` files, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
         most = soft + more if hard == resource.RLIM_INFINITY else min(soft + more, hard)

@@ -14,16 +14,16 @@ from jaxpar.units import GIB, TERA
 
 @dataclass(frozen=True)
 class Variant:
-    """How a GPU differs from one of the catalogue; None where it does not."""
+    """Differences of a GPU from one of the catalogue; None for equal values."""
 
     memory_gib: float | None = None
     bandwidth: float | None = None
     """Bytes per second of its memory."""
     watts: float | None = None
-    """Power cap."""
+    """Power cap in watts."""
 
     def over(self, other: Variant) -> Variant:
-        """This variant, with what it leaves open from another."""
+        """This variant, with missing values taken from another."""
         return Variant(
             *(mine if mine is not None else theirs for mine, theirs in zip(_of(self), _of(other), strict=True))
         )

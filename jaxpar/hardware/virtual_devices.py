@@ -1,4 +1,4 @@
-"""What XLA:CPU needs where virtual devices of one process stand in for GPUs."""
+"""Settings of XLA:CPU for virtual devices of one process that stand in for GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ THREADS_PER_DEVICE = 4
 
 
 def threads_for(devices: int) -> int:
-    """Threads that the pool of so many devices needs.
+    """The number of threads that the pool of `devices` devices needs.
 
     XLA:CPU blocks a thread of the pool in every collective that waits for another device, and one device may wait in
     several: in a permute, say, and in an all-gather of a branch that does not depend on it. By default the pool has

@@ -27,7 +27,7 @@ COMMON = (
     # without a GPU would not be the one that runs, unless a file has what was timed (`hardware.autotuned`).
     "--xla_gpu_enable_triton_gemm=false",
 )
-"""For every GPU. docs/decisions.md states what else was tried."""
+"""Flags for every GPU. docs/decisions.md lists others that were tried."""
 SLOW_NETWORK = 25e9
 """Bytes per second of a GPU's network card, below which XLA's own assumption made messages leave too late
 (docs/overlap.md); with 50 GB/s a step became no faster."""

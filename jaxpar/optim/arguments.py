@@ -25,10 +25,10 @@ class Shares(NamedTuple):
 
 
 class OptimizerArguments(NamedTuple):
-    """What update rules read besides gradients and state; fields are named like the keys of `optimizer`."""
+    """Inputs of update rules besides gradients and state; fields are named like the keys of `optimizer`."""
 
     schedule: ScheduleArguments | None
-    """None where the learning rates are those of one step."""
+    """Schedule of the learning rates; None if they are those of one step."""
     learning_rate: Float[Array, ""]
     """The peak, or that of a step."""
     matrix_learning_rate: Float[Array, ""]

@@ -11,10 +11,10 @@ ROUNDING = 1e-6
 
 
 def balance(rate: float) -> Rule:
-    """Each bias moves by `rate`: up where its choice got fewer tokens than the mean, down where it got more, and not at
-    all where it got as many.
+    """Move each bias by `rate`: up if its choice got fewer tokens than the mean, down if it got more, and not at all
+    if it got the mean.
 
-    What comes as the gradient are the tokens of each choice in the batch, [layers, choices], in any unit.
+    The gradient is the number of tokens of each choice in the batch, [layers, choices], in any unit.
     """
 
     def direction(gradient, weight, state, step, arguments):

@@ -1,4 +1,4 @@
-"""How moments are stored between updates: in float32, in bfloat16, or in 8 bits with a scale for each block.
+"""Storage of moments between updates: in float32, in bfloat16, or in 8 bits with a scale for each block.
 
 **Rounding.** A moment moves by a small share of itself, and rounding to the nearest loses what is below half a step of
 the dtype: with beta2 0.999 a second moment in bfloat16 never falls at all. So the stored value is one of the two
@@ -52,7 +52,7 @@ class Blocked(NamedTuple):
 
 @dataclass(frozen=True)
 class Blocks:
-    """How a weight is cut into blocks: a function of its declaration only, so that a checkpoint fits every mesh."""
+    """Blocks of a weight: a function of its declaration only, so that a checkpoint fits every mesh."""
 
     dim: int
     size: int
@@ -143,7 +143,7 @@ def _threshold_bits(step: Int[Array, ""]) -> UInt[Array, ""]:
 
 
 def _threshold(step: Int[Array, ""]) -> Float[Array, ""]:
-    """In [0, 1): the fraction above which the upper neighbour is taken."""
+    """The fraction, in [0, 1), above which the upper neighbour is stored."""
     return (_threshold_bits(step) >> 8).astype(jnp.float32) * 2.0**-24
 
 

@@ -85,7 +85,7 @@ class Optimizer:
     """The optimizers of all weights; `make_optimizer` makes it. Each weight is updated by its own."""
 
     weights: tuple[WeightOptimizer, ...]
-    """In the order of the leaves of the specs."""
+    """Optimizers of the weights, in the order of the specs' leaves."""
     structure: Any
     """Tree structure of the specs."""
 

@@ -34,7 +34,7 @@ class RuleRequest(NamedTuple):
     config: OptimizerConfig
     spec: ParamSpec
     moments: str = "float32"
-    """`precision.moments`."""
+    """Format of moments: `precision.moments`."""
     layout: PartitionSpec = PartitionSpec()
     """The weight's optimizer placement."""
     dtype: str = "float32"
@@ -56,12 +56,12 @@ class RuleRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One array of the state that a rule keeps of a weight. It starts as zeros."""
+    """One array of a rule's state of a weight. It starts as zeros."""
 
     shape: tuple[int, ...]
     """Global shape. The first dim of a stacked weight's state is that of the layers."""
     dims: tuple[tuple[int, ...], ...]
-    """For each dim, the dims of the weight over whose mesh axes it is split, in this order; () for one that is not."""
+    """The weight's dims over whose mesh axes each dim is split, in this order; () for a dim that is not split."""
     form: Form = "float32"
     """Storage between updates. Blocks of 8 bits are for arrays with the shape of the weight."""
     signed: bool = True
@@ -103,7 +103,7 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class Rule:
-    """How one weight's gradient becomes the direction in which the weight moves.
+    """A function from a weight's gradient to the direction in which the weight moves.
 
     The optimizer does the rest, the same for every rule: `weight -= rate * (direction + decay * weight)`, where the
     rate and the decay are arguments of the step, as every number of the configuration is that a rule reads, except

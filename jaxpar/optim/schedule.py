@@ -21,13 +21,13 @@ class ScheduleArguments(NamedTuple):
     """
 
     warmup: Float[Array, ""]
-    """Steps of warm-up."""
+    """Number of warm-up steps."""
     per_warmup_step: Float[Array, ""]
-    """One over `warmup`."""
+    """The reciprocal of `warmup`."""
     start: Float[Array, ""]
     """Step at which the fall starts."""
     per_step: Float[Array, ""]
-    """One over the steps of the fall."""
+    """The reciprocal of the number of decay steps."""
     final: Float[Array, ""]
     """Value after the fall."""
     span: Float[Array, ""]

@@ -1,1 +1,1 @@
-"""How the processes of a job meet: process 0 receives the others, with a secret if there is one."""
+"""The rendezvous of a job's processes: process 0 receives the others, with a secret if there is one."""

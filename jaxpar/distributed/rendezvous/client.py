@@ -16,9 +16,9 @@ class Client:
     """A connection, and its state."""
 
     connection: socket.socket
-    """It does not block."""
+    """Socket of the connection, non-blocking."""
     until: float
-    """When it must have identified itself, or answered."""
+    """Deadline for it to identify itself, or to answer."""
     unread: bytes = b""
     hello: Hello | None = None
     nonce: str = ""
@@ -27,13 +27,13 @@ class Client:
 
     @property
     def process(self) -> int:
-        """Its process number."""
+        """Index of the process."""
         assert self.hello is not None
         return self.hello.process
 
     @property
     def origin(self) -> str:
-        """Where it is, for a message."""
+        """Host and address, for messages."""
         assert self.hello is not None
         return f"on {self.hello.host}"
 

@@ -32,7 +32,7 @@ class Handshake:
         process: index of this process.
         processes: number of processes that it expects.
         secret: shared with process 0; None for a job without.
-        deadline: until when, by `time.monotonic`.
+        deadline: time limit, by `time.monotonic`.
     """
 
     def __init__(self, listener: socket.socket, process: int, processes: int, secret: bytes | None, deadline: float):
