@@ -76,7 +76,7 @@ def visible_pairs_per_rank(
     order_indices: Int[np.ndarray, " length"],
     ranks: int,
 ) -> Int[np.ndarray, " ranks"]:
-    """How many (query, key) pairs the mask keeps for the queries of each rank, exactly: its work in attention.
+    """The exact number of visible (query, key) pairs of each rank's queries: its work in attention.
 
     Args:
         mask: The mask, without a prefix.

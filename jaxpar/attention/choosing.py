@@ -18,7 +18,7 @@ class Entry(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in a configuration."""
+        """Name in a configuration."""
         ...
 
     @property
@@ -36,8 +36,8 @@ def choose(
         key: Configuration key that `name` is the value of, for errors.
         name: `auto` or the name of an entry.
         entries: The registry, in order of preference.
-        request: What is asked for.
-        preference: Why the first entry is preferred.
+        request: The request.
+        preference: The reason to prefer the first entry.
 
     Raises:
         UserError: If there is no such entry, if it does not support the request (the reason is repeated), or if under

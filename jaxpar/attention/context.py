@@ -75,7 +75,7 @@ def _of_allgather(request: AttentionRequest, layout: ContextLayout) -> Traffic:
 
 
 def _of_exchange_and_ring(request: AttentionRequest, layout: ContextLayout) -> Traffic:
-    """For all but the gather: nothing is exchanged in groups of one, and nothing is sent in a ring of one."""
+    """Traffic of every strategy but the gather: groups of one exchange nothing, and rings of one send nothing."""
     group = layout.ulysses
     key = request.key_bytes * repeats(request.kv_heads, group)
     exchanged = (request.query_bytes + key) * (group - 1) / group
@@ -89,7 +89,7 @@ def _of_exchange_and_ring(request: AttentionRequest, layout: ContextLayout) -> T
 
 
 def ring_hops(request: AttentionRequest, layout: ContextLayout) -> int:
-    """How many ranks a block of keys and values travels."""
+    """The number of hops of a block of keys and values."""
     ranks = request.context // layout.ulysses
     mask = Mask(causal=True, window=request.window, segmented=request.packed)
     return ring_steps(mask, layout.order, request.sequence // ranks, ranks) - 1

@@ -22,7 +22,7 @@ COUNTED = 65536
 """Tokens that the shares of the work are counted on; a drawn token stands for `COUNTED // DRAWN` of them."""
 WINDOW = 4
 DOCUMENTS = (11, 4, 9, 2, 6)
-"""In drawn tokens."""
+"""Lengths of the documents, in drawn tokens."""
 BLOCK = 512
 """Tokens of the blocks that a kernel computes or skips, in queries and in keys."""
 
@@ -39,8 +39,8 @@ HOLDERS = {
 }
 
 RANK_COLORS = (("#1f78b4", "#4aa3df"), ("#f0a030", "#f2b155"), ("#1a9a76", "#35b591"), ("#c45a9b", "#dd82b9"))
-"""Of ranks, on light paper and on dark: blue, orange, green and purple near those of Okabe and Ito, for color-blind
-people too."""
+"""Colors of ranks on a light and a dark background: blue, orange, green and purple close to those of Okabe and Ito,
+which color-blind people can distinguish."""
 
 
 def order_picture() -> str:
@@ -104,7 +104,7 @@ class _Panel:
         return Mask(self.mask.causal, window, self.mask.segmented), segments, order, RANKS
 
     def drawn(self) -> dict[str, Any]:
-        """What the template shows of it."""
+        """Variables of the template."""
         top, step = self.y + STRIP + 3, 42
         work = visible_pairs_per_rank(*self.counted)
         over = round(100 * imbalance(work))

@@ -1,4 +1,4 @@
-"""What a run requires of attention: all that a choice between implementations may depend on."""
+"""A run's request for attention: everything on which the choice of an implementation may depend."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class AttentionRequest:
 
     @property
     def value_width(self) -> int:
-        """`value_dim`, filled in."""
+        """Width of the values: `value_dim`, or its default."""
         return self.head_dim if self.value_dim is None else self.value_dim
 
     @property

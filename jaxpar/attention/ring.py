@@ -130,7 +130,7 @@ def _parted(message: jax.Array, like: Pair) -> Pair:
 
 
 def _packed(kv: Pair, gradients: Pair) -> jax.Array:
-    """Both pairs as one array: float32, or 16-bit words where keys and values have 16 bits."""
+    """Pack both pairs into one array: float32, or 16-bit words if keys and values have 16 bits."""
     parts = [_joined(pair) for pair in (kv, gradients)]
     if parts[0].dtype != jnp.float32:
         parts = [lax.bitcast_convert_type(part, jnp.uint16) for part in parts]

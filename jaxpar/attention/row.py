@@ -1,4 +1,4 @@
-"""What attention needs of the tokens of a row that is split over the context axis."""
+"""Token arrays that attention needs for a row that is split over the context axis."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ type Order = Literal["contiguous", "zigzag", "striped"]
 
 @dataclass(frozen=True)
 class ContextLayout:
-    """How context ranks share the tokens and the heads of a row; static under jit."""
+    """Division of a row's tokens and heads among context ranks; static under jit."""
 
     order: Order = "contiguous"
     """Order of the tokens, one of `jaxpar.attention.balance.ORDERS`."""
@@ -27,7 +27,7 @@ class ContextLayout:
 
 
 class ContextAttention(NamedTuple):
-    """How attention over a row that is split over the context axis is computed; static under jit."""
+    """Static arguments, under jit, of attention over a row that is split over the context axis."""
 
     backend: Implementation
     settings: Settings
@@ -35,7 +35,7 @@ class ContextAttention(NamedTuple):
 
 
 class RowTokens(NamedTuple):
-    """This rank's part of its rows, and the whole rows as the context ranks hold them, one part after another."""
+    """The local part of the rows, and the full rows: the parts of the context ranks, concatenated."""
 
     indices: Int[Array, "batch part"]
     """Index of each token in its row."""

@@ -60,5 +60,5 @@ def repeats(kv_heads: int, ranks: int) -> int:
 
 
 def exchanges(heads: int, ranks: int) -> str | None:
-    """None if `heads` query heads are shared out evenly by `ranks` ranks, else why not."""
+    """None if `heads` query heads divide evenly among `ranks` ranks, otherwise the reason."""
     return None if heads % ranks == 0 else f"{heads} query heads of a device are not shared out evenly by {ranks} ranks"

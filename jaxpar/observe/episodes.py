@@ -23,7 +23,7 @@ class Episodes:
         self._quiet, self._apart_s, self._clock = quiet, apart_s or {}, clock
         self._last: dict[str, int] = {}
         self._began: dict[str, float] = {}
-        """When the last episode of each kind of `apart_s` began."""
+        """Start time of the last episode of each kind of `apart_s`."""
         self.occurrences: Counter[str] = Counter()
         """Occurrences of each kind so far, reported or not."""
 

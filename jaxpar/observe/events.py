@@ -63,7 +63,7 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One logged step."""
+    """Values of one logged step."""
 
     step: int
     """Number of the step, from 1."""
@@ -94,7 +94,7 @@ class StepRecord:
     eval_loss: float | None = None
     """Held-out loss, where this step was evaluated."""
     memory_kind: MemoryKind = "device"
-    """Whose memory `memory_bytes` and the next two are."""
+    """The memory that `memory_bytes` and the next two fields measure: of devices or of the host."""
     memory_peak_bytes: int | None = None
     """The most that was in use so far."""
     memory_limit_bytes: int | None = None
@@ -102,7 +102,7 @@ class StepRecord:
     epochs: dict[str, float] | None = None
     """Data source to its epochs so far."""
     experts: dict[str, float] | None = None
-    """Of a model with experts: `jaxpar.layers.experts.reports.expert_metrics`."""
+    """Metrics of a model with experts: `jaxpar.layers.experts.reports.expert_metrics`."""
     expert_loads: dict[str, float] | None = None
     """Number of a layer with experts to `load` in it."""
     features: dict[str, Any] | None = None
@@ -110,7 +110,7 @@ class StepRecord:
     data_wait: float = 0.0
     """Share of the time since the previous record in which the devices of this process waited for a batch."""
     metrics: dict[str, float] | None = None
-    """What the loss and the layers report of this step, by name; beginning with `eval_`, of held-out data."""
+    """Metrics of the loss and the layers by name; names that begin with `eval_` are of validation data."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Summary:
     steps: int
     """Steps done, those before a restore included."""
     loss: float | None
-    """Training loss of the last logged step that has one; None where none has."""
+    """Training loss of the last logged step that has one, if any."""
     eval_loss: float | None
     baseline_loss: float | None
     tokens: int
@@ -152,7 +152,7 @@ class Summary:
     host_step_seconds: float = 0.0
     """Mean time per step in which the host neither dispatched nor waited, after the first step."""
     memory_kind: MemoryKind = "device"
-    """Whose memory `peak_bytes` is."""
+    """The memory that `peak_bytes` measures: of devices or of the host."""
     epochs: dict[str, float] | None = None
     """Data source to its epochs, those before a restore included."""
     empty_steps: int = 0
@@ -197,7 +197,7 @@ class Listener:
         """The run ends here because of `error`, which is raised next."""
 
     def close(self) -> None:
-        """No more events follow: close files and the screen."""
+        """Close files and the screen after the last event."""
 
 
 class Listeners(Listener):

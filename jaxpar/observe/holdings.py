@@ -37,20 +37,20 @@ class Holding:
     arrays: int
     """Number of arrays."""
     device_bytes: int
-    """On the device that holds most of all arrays."""
+    """Bytes on the device with the most bytes of arrays."""
     pinned_bytes: int
-    """In pinned memory of the host, for all devices of this process."""
+    """Bytes in pinned memory of the host, for all devices of this process."""
 
 
 @dataclass(frozen=True)
 class DeviceHolding:
-    """One device, in bytes; None where it does not report a number."""
+    """Memory of one device in bytes; None for a number that it does not report."""
 
     device: str
     arrays: int
-    """In arrays that Python holds."""
+    """Bytes of live arrays of Python."""
     in_use: int | None
-    """In arrays, and in temporaries of running computations."""
+    """Bytes of arrays and of temporaries of running computations."""
     peak: int | None
     """The most that was in use since the process started."""
     limit: int | None
@@ -62,7 +62,7 @@ class MemoryReport:
     """`print` shows it as a table."""
 
     holdings: tuple[Holding, ...]
-    """Largest first."""
+    """Memory by name, largest first."""
     devices: tuple[DeviceHolding, ...]
     host: int
     """Resident memory of this process, which virtual CPU devices share, in bytes."""
@@ -97,7 +97,7 @@ class MemoryReport:
 
 
 def memory_report() -> MemoryReport:
-    """What is in memory now on the devices of this process; with trainers' names, such as `weights`, if there are any.
+    """Report the current memory of this process's devices, by the trainers' names, such as `weights`, if there are any.
 
     Arrays are counted, not read, so it is cheap enough for any step.
     """

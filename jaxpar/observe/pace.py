@@ -39,7 +39,7 @@ class SlowStep:
     median: float
     """Median of the steps before it, in seconds."""
     where: str
-    """Where the time went, as in "5.6 s of it waiting for a batch"."""
+    """Share of the time with its cause, such as "5.6 s of it waiting for a batch"."""
 
 
 class SlowSteps:
@@ -82,7 +82,7 @@ class SlowPace:
     best: float
     """Median of as many earlier ones, at their fastest."""
     where: str
-    """Where most of the difference went, as in "0.6 s of it waiting for the devices"."""
+    """Main cause of the difference, such as "0.6 s of it waiting for the devices"."""
 
 
 class Pace:

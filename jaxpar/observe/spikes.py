@@ -22,9 +22,9 @@ class Spike:
     median: float
     """Median of the losses before it."""
     losses: int
-    """How many those are."""
+    """Number of losses that were compared."""
     deviations: float
-    """How many standard deviations the loss is above the median."""
+    """Number of standard deviations by which the loss exceeds the median."""
 
 
 class LossWindow:
@@ -57,5 +57,5 @@ class LossWindow:
 
     @property
     def losses(self) -> list[float]:
-        """What a checkpoint keeps, so that a run that goes on judges as one that never stopped."""
+        """The losses that a checkpoint saves, so that a resumed run judges like an uninterrupted one."""
         return list(self._losses)

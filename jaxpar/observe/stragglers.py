@@ -30,7 +30,7 @@ class Straggler:
 
     @property
     def share(self) -> float:
-        """That as a share of the time."""
+        """The lost time as a share of all time."""
         return self.seconds / self.pace.losses.seconds
 
 

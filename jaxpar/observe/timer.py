@@ -33,9 +33,9 @@ class Turn:
     batch_seconds: float
     """The host waited for a batch, and put it on the devices."""
     dispatch_seconds: float
-    """It handed a step to the devices."""
+    """Seconds to dispatch a step to the devices."""
     device_seconds: float
-    """It waited for the devices."""
+    """Seconds of waiting for the devices."""
 
     @property
     def host_seconds(self) -> float:
@@ -139,7 +139,7 @@ class StepTimer:
         return lap
 
     def turn(self) -> Turn:
-        """Where the time went since the previous call, or since the timer was made."""
+        """Breakdown of the time since the previous call, or since the timer was made."""
         seconds = self._clock() - self._turn_began - self._turn_left_out
         turn = Turn(seconds, self._turn_batch, self._turn_dispatch, self._turn_device)
         self._begin_turn()

@@ -39,10 +39,10 @@ def place_labels(
     covered: Sequence[Box] = (),
     unit: float = 1.0,
 ) -> list[Box | None]:
-    """A box inside `area` for the label of each point, none of which overlap.
+    """Place the label of each point in a box inside `area`, without overlap.
 
-    Of the places near a point the one that covers least of `covered` is taken; where labels leave none of those, the
-    nearest free place of the whole area.
+    The position near the point that covers least of `covered` is chosen; if labels leave none free, the nearest free
+    position in the area.
 
     Args:
         points: in the order in which they choose.
@@ -52,7 +52,7 @@ def place_labels(
         unit: length of a unit of `NEAR`.
 
     Returns:
-        For each point its box; None where the area has no room left.
+        The box of each point; None if the area has no room left.
     """
     placed: list[Box] = []
     boxes: list[Box | None] = []

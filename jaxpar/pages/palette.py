@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from colorsys import hls_to_rgb
 
 type Color = tuple[str, str]
-"""On light paper, and on dark."""
+"""A color on a light and on a dark background."""
 
 THEME: Mapping[str, Color] = {
     "paper": ("#ffffff", "#14181e"),
@@ -34,13 +34,13 @@ SERIES: tuple[Color, ...] = (
     ("#8a6a10", "#dcc05a"),
     ("#4d5b6b", "#b3c0cf"),
 )
-"""Of curves and classes, in the order in which they are used."""
+"""Colors of curves and classes, in the order of their use."""
 GOLDEN_ANGLE = 137.5
 """Degrees from a hue to the next, beyond those of `SERIES`."""
 
 
 def series(count: int) -> list[Color]:
-    """So many colors, all different."""
+    """Return `count` distinct colors."""
     return [SERIES[i] if i < len(SERIES) else _further(i) for i in range(count)]
 
 

@@ -39,10 +39,10 @@ class Table(NamedTuple):
     numbers: Sequence[int] = ()
     """Columns that are aligned right."""
     kind: str = ""
-    """Its class; `sortable` sorts by a click on a head."""
+    """CSS class of the table; `sortable` sorts by a click on a column's head."""
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """HTML for notebooks."""
         return _environment().get_template("pages/parts.html").module.table(self)  # pyright: ignore
 
 

@@ -21,14 +21,14 @@ class Kind(Enum):
     """The gradient of the weights, in a schedule that splits the backward."""
 
     __hash__ = object.__hash__
-    """Each member is one object. Enum hashes its name, which would take half of the time of making a long schedule."""
+    """Hash by identity: Enum hashes the name, which would take half of the time to make a long schedule."""
 
 
 @dataclass(frozen=True)
 class Action:
     """One microbatch through one chunk of layers, in one direction.
 
-    `chunk` counts in the order of the model, over all ranks: chunk 0 holds the first layers, whatever its rank. The
+    `chunk` is the index in the order of the model, over all ranks: chunk 0 has the first layers, whatever its rank. The
     text form is that of torch.distributed.pipelining: `2F0` is the forward of microbatch 0 through chunk 2.
     """
 

@@ -1,4 +1,4 @@
-"""From the order in which each rank works to ticks that all ranks share."""
+"""Conversion of each rank's order of actions to ticks that all ranks share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def branching_ticks(orders: Sequence[Order], chunks: int) -> tuple[Tick, ...]:
 
 
 def stuck_at(orders: Sequence[Order], chunks: int) -> list[int]:
-    """For each rank, the place in its order that it never gets past; the length of the order where there is none."""
+    """Position in each rank's order at which it blocks forever; the length of the order if it does not."""
     return _one_by_one(orders, chunks)[1]
 
 
@@ -156,7 +156,7 @@ def _of_kind(orders: Sequence[Order], kind: Kind) -> list[list[Action]]:
 
 
 def _forwards_before(order: Order) -> list[int]:
-    """For each B of a rank, in order: how many F stand before it."""
+    """The number of F before each B of a rank, in order."""
     forwards_before, forwards = [], 0
     for action in order:
         forwards += action.kind is Kind.FORWARD

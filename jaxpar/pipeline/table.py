@@ -13,7 +13,7 @@ type Order = tuple[Action, ...]
 """The actions of one rank, one after the other."""
 
 type Tick = tuple[tuple[Action, ...], ...]
-"""For each rank, its actions in one tick: at most one of each kind, in the order F, B, W."""
+"""Actions of one tick by rank: at most one of each kind, in the order F, B, W."""
 
 
 def loop_placement(ranks: int, virtual_stages: int) -> tuple[int, ...]:

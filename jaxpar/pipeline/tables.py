@@ -137,7 +137,7 @@ def _check_once(schedule: Schedule, cells: Sequence[_Cell], lines: Sequence[int]
 
 
 def _marked(cells: Sequence[_Cell], ranks: int, fault: _Cell | int) -> str:
-    """All actions as a grid of orders, with a cell marked, or the end of a rank's line."""
+    """Format the actions as a grid of orders, with a marked cell or end of a rank's line."""
     of_rank = [[cell for cell in cells if cell.rank == rank] for rank in range(ranks)]
     rows = [[str(cell.action) for cell in row] for row in of_rank]
     mark = (fault, len(rows[fault])) if isinstance(fault, int) else (fault.rank, of_rank[fault.rank].index(fault))
@@ -145,7 +145,7 @@ def _marked(cells: Sequence[_Cell], ranks: int, fault: _Cell | int) -> str:
 
 
 def _ticks(cells: Sequence[_Cell], ranks: int) -> tuple[Tick, ...]:
-    """Columns as ticks."""
+    """Convert columns to ticks."""
     table: list[list[tuple[Action, ...]]] = [[()] * ranks for _ in range(max(cell.column for cell in cells))]
     for cell in cells:
         table[cell.column - 1][cell.rank] += (cell.action,)

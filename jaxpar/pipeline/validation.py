@@ -52,7 +52,7 @@ def validate(schedule: Schedule, *, in_flight: int | None = None, lockstep_in_fl
 
 
 def validate_orders(schedule: Schedule, *, in_flight: int | None = None) -> None:
-    """As `validate`, of the orders alone: the schedule need not have ticks yet."""
+    """Validate the orders only: the schedule need not have ticks yet. See `validate`."""
     _refuse(schedule, order_faults(schedule, in_flight=in_flight))
 
 

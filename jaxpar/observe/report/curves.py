@@ -15,7 +15,7 @@ MOST_POINTS = 2000
 
 @dataclass(frozen=True)
 class Chart:
-    """One picture."""
+    """One chart of the report."""
 
     title: str
     unit: str
@@ -123,7 +123,7 @@ def anomalies(run: RunRecord) -> list[tuple[int, str]]:
 
 
 def thin(curve: Points, most: int = MOST_POINTS) -> Points:
-    """At most `most` points: of each stretch the least and the greatest, so that no spike is lost, and both ends."""
+    """Reduce a curve to at most `most` points: minimum and maximum of each stretch, to preserve spikes, and both ends."""
     if len(curve) <= most:
         return curve
     stretches = most // 2 - 1

@@ -25,7 +25,7 @@ class Figure:
 
 
 def nats(value: float) -> str:
-    """A loss."""
+    """Format a loss."""
     return f"{value:.4f}"
 
 
@@ -64,7 +64,7 @@ def last_evaluation(run: RunRecord) -> float | None:
 
 
 def gain(run: RunRecord) -> float | None:
-    """How far the last held-out loss is below the baseline."""
+    """The baseline loss less the last validation loss."""
     loss, baseline = last("eval_loss")(run), run.baseline
     return None if loss is None or baseline is None else baseline - loss
 
@@ -81,7 +81,7 @@ def host_share(run: RunRecord) -> float | None:
 
 
 def memory_words(run: RunRecord) -> str:
-    """Whose memory was measured."""
+    """The measured memory: of devices or of the host."""
     kind = run.summary.get("memory_kind") or (run.metrics[-1].get("memory_kind") if run.metrics else None)
     return "host" if kind == "host" else "device"
 
@@ -136,7 +136,7 @@ def _epochs(run: RunRecord) -> dict[str, Any]:
 
 
 def _difference(figure: Figure, first: float | None, second: float | None) -> str:
-    """How the second differs from the first."""
+    """The difference of the second value from the first, as text."""
     if first is None or second is None:
         return ""
     change = second - first

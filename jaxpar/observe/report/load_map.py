@@ -13,16 +13,16 @@ MOST_COLUMNS = 120
 
 @dataclass(frozen=True)
 class Kind:
-    """What is mapped."""
+    """Kind of a map."""
 
     key: str
-    """Of the metrics: number of a layer to a value."""
+    """Key of the metrics: a mapping from layer to value."""
     least: float
     """Value of the palest color."""
     title: str
-    """Of the section."""
+    """Title of the section."""
     pale: str
-    """What the palest color means."""
+    """Meaning of the palest color."""
 
 
 LOADS = Kind(
@@ -32,7 +32,7 @@ LOADS = Kind(
 
 @dataclass(frozen=True)
 class LoadMap:
-    """What the page draws."""
+    """A map that the page draws: layers by steps."""
 
     label: str
     kind: Kind
@@ -40,13 +40,13 @@ class LoadMap:
     steps: Sequence[str]
     """The steps of each column."""
     rows: Sequence[Sequence[tuple[float, str]]]
-    """Of each layer and column, the share of the color and the value; without one, (0, "")."""
+    """Color share and value text of each layer and column; (0, "") without a value."""
     most: str
     """The value of the fullest color."""
 
 
 def load_maps(runs: Sequence[RunRecord]) -> dict[str, list[LoadMap]]:
-    """By title of a section, the maps of the runs that have such values."""
+    """The maps of the runs that have such values, by title of the section."""
     names = dict.fromkeys(name for run in runs for line in run.metrics for name in line.get("features") or {})
     kinds = (LOADS, *(Kind(name, 0.0, f"{name.replace('_', ' ')}, by layer and step", "0") for name in names))
     maps_by_title = {kind.title: [made for run in runs if (made := _map(run, kind)) is not None] for kind in kinds}

@@ -76,7 +76,7 @@ def _title(runs: list[RunRecord]) -> str:
 
 
 def _headline(run: RunRecord, now: datetime) -> str:
-    """What was trained, where, and its progress."""
+    """Model, devices and progress of a run."""
     parts = [sections.state(run, now)]
     if run.config is not None:
         model = run.config.model
@@ -87,7 +87,7 @@ def _headline(run: RunRecord, now: datetime) -> str:
 
 
 def _parameters(run: RunRecord) -> str:
-    """As the run counted them: counting them here would need JAX."""
+    """The number of parameters that the run logged: counting them here would need JAX."""
     logged = next((value for name, value, _ in sections.logged_plan(run) if name == "parameters"), None)
     return "" if logged is None else f"{logged} parameters, "
 

@@ -46,9 +46,9 @@ class RunRecord:
     environment: dict[str, Any] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    """What `python -m jaxpar.evaluate` added, in order."""
+    """Results that `python -m jaxpar.evaluate` added, in order."""
     notes: list[str] = field(default_factory=list)
-    """What is missing or cannot be read, a sentence each."""
+    """Sentences about missing or unreadable files."""
 
     @property
     def last_start(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def number(values: Mapping[str, Any], key: str) -> float | None:
 
 
 def moment(event: Mapping[str, Any]) -> datetime | None:
-    """When an event happened, in UTC."""
+    """Time of an event, in UTC."""
     try:
         time = datetime.fromisoformat(event["time"])
         return time.astimezone(UTC) if time.tzinfo is not None else None
@@ -242,7 +242,7 @@ def _is_shallow(value: Any, levels: int) -> bool:
 
 
 def _steps(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each step once, the last line of it, in order."""
+    """The last line of each step, in order."""
     by_step = {
         line["step"]: line for line in lines if type(line.get("step")) is int and 0 <= line["step"] <= LARGEST_STEP
     }

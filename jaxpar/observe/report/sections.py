@@ -19,7 +19,7 @@ MOST_EVENTS = 500
 
 
 type Tables = list[tuple[str, Table]]
-"""Each with its heading, where there are several."""
+"""Tables of a section, each with a heading if there are several."""
 
 
 def side_by_side(runs: Sequence[RunRecord], rows: Sequence[tuple[str, Sequence[str]]], *, mark: bool = True) -> Tables:
@@ -57,7 +57,7 @@ def configuration_difference(runs: Sequence[RunRecord]) -> Table | str:
 
 
 def plan(runs: Sequence[RunRecord]) -> Tables:
-    """Each run's decisions with reasons: from its log, or else from `plan.json`."""
+    """Decisions of each run with reasons, from its log, otherwise from `plan.json`."""
     if len(runs) == 1 and (rows := logged_plan(runs[0])):
         return [("", Table(("plan", "value", "why"), rows, kind="plan"))]
     values = [_plan_values(run) for run in runs]
@@ -100,7 +100,7 @@ def measured_on_host(runs: Sequence[RunRecord]) -> bool:
 
 
 def timing(runs: Sequence[RunRecord]) -> Tables:
-    """Where the time of the last start went."""
+    """Breakdown of the time since the last start."""
     names = (
         "compilation", "first step", "steady step, mean", "host's own part of it",
         "slowest logged stretch, per step", "all steps", "evaluations, saves and the rest", "from start to end",
@@ -126,7 +126,7 @@ def _times(run: RunRecord) -> list[str]:
 
 
 def _wall_seconds(run: RunRecord) -> float | None:
-    """From the last start to its last event; None for a run that has not ended."""
+    """Seconds from the last start to its last event; None for a run that has not ended."""
     starts = [index for index, event in enumerate(run.events) if event["event"] == "start"]
     since = run.events[starts[-1] :] if starts else []
     if not any(event["event"] == "end" for event in since):
@@ -206,7 +206,7 @@ def samples(runs: Sequence[RunRecord]) -> list[tuple[str, str, str]]:
 
 
 def configurations(runs: Sequence[RunRecord]) -> Tables:
-    """Every key with its value."""
+    """Configuration keys with their values."""
     flat = [{} if run.config is None else _flat(config_to_dict(run.config)) for run in runs]
     names = list(dict.fromkeys(name for values in flat for name in values))
     return side_by_side(

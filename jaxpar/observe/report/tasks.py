@@ -1,4 +1,4 @@
-"""What `python -m jaxpar.evaluate` measured on runs, as a table."""
+"""Table of the results of `python -m jaxpar.evaluate` on runs."""
 
 from __future__ import annotations
 

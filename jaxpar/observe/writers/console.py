@@ -30,7 +30,7 @@ FILES = (
     ("checkpoints", "weights and optimizer state"),
     ("profile", "traces of the JAX profiler"),
 )
-"""What a run's folder may hold, with a description."""
+"""Files of a run's folder, with a description."""
 
 ACCURACY, MARGIN = "reward_accuracy", "reward_margin"
 """Metrics of a loss of pairs that have a column."""
@@ -210,7 +210,7 @@ def _columns(record: StepRecord, time: str, steps: int | None) -> list[tuple[str
 
 
 def _of_experts(metrics: Mapping[str, float]) -> str:
-    """What there is no column for."""
+    """Metrics of experts that have no column."""
     parts = [
         f"entropy {metrics['entropy']:.2f}",
         f"auxiliary losses {metrics['auxiliary_loss']:.4f}",
@@ -224,7 +224,7 @@ def _of_experts(metrics: Mapping[str, float]) -> str:
 
 
 def _memory(record: StepRecord, in_use: int) -> tuple[str, int, str]:
-    """In use, the peak so far and the limit of the fullest device; or this process's host memory."""
+    """Memory in use, peak and limit of the fullest device, or of this process on the host."""
     peak, limit = record.memory_peak_bytes, record.memory_limit_bytes
     if record.memory_kind == "host":
         return "host mem", 13, size(in_use)

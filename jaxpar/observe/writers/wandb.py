@@ -26,7 +26,7 @@ from jaxpar.observe.files import write_atomically
 from jaxpar.observe.writers.scalars import evaluation_scalars, step_scalars
 
 IDENTITY_FILE = "wandb.json"
-"""In the run's folder: the run's project and id in W&B, so that a continued run is one run there."""
+"""File in the run's folder with its project and id in W&B, so that a resumed run continues the same run there."""
 
 INIT_PATIENCE_S = 60.0
 """Time limit for W&B to answer when a run starts."""
@@ -123,7 +123,7 @@ class WeightsAndBiases(Listener):
 
 
 def _location(run: Any) -> str:
-    """Where W&B shows the run, or where it is written and how it is sent."""
+    """URL of the run at W&B, or the folder of an offline run and the command that sends it."""
     if run.url:
         return f"Weights & Biases shows this run at {run.url}."
     folder = run.settings.sync_dir
@@ -131,7 +131,7 @@ def _location(run: Any) -> str:
 
 
 def _identity(folder: Path, project: str) -> str:
-    """The id of the run in `project`, made when the run's folder has none for it."""
+    """The id of the run in `project`, created if the run's folder has none."""
     file = folder / IDENTITY_FILE
     if file.exists():
         try:

@@ -37,7 +37,7 @@ def contrast(one: Rgb, other: Rgb) -> float:
 
 
 def hexadecimal(rgb: Rgb) -> str:
-    """`#1a2b3c`."""
+    """Format a color as `#1a2b3c`."""
     return "#{:02x}{:02x}{:02x}".format(*rgb)
 
 

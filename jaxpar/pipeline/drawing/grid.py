@@ -10,7 +10,7 @@ from jaxpar.pipeline.timing.per_chunk import Number
 from jaxpar.pipeline.timing.simulate import Simulation
 
 type Cells = list[list[str]]
-"""`cells[rank][column]`"""
+"""Texts of a grid, `cells[rank][column]`."""
 
 AROUND = 6
 """Columns to show on either side of a marked cell."""

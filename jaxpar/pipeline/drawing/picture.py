@@ -38,7 +38,7 @@ def picture(simulation: Simulation) -> str:
 
 
 def inline_picture(simulation: Simulation, name: str, unit: Callable[[float], str]) -> Markup:
-    """The same inside a page that has the `style`.
+    """Draw the picture for a page that includes `style`.
 
     Args:
         simulation: the schedule in time.
@@ -151,7 +151,7 @@ class _Picture:
         )  # fmt: skip
 
     def _legend(self) -> tuple[list[tuple[list[tuple[str, int]], int, str]], int]:
-        """For each kind its swatches, a shade for each chunk of a rank as far as they fit, and its name; their end."""
+        """Swatches and name of each kind, with a shade for each chunk of a rank that fits, and their right end."""
         x, entries = LEFT, []
         shown = range(self.laps) if self.laps <= 8 else (0, self.laps - 1)
         for kind in self.simulation.schedule.kinds:

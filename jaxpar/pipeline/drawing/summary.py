@@ -30,16 +30,16 @@ class Summary:
 
     @property
     def published(self) -> Simulation:
-        """As in papers (`async`)."""
+        """Simulation as in papers (`async`)."""
         return self.modes["async"]
 
     @property
     def lockstep(self) -> Simulation:
-        """As run by a program that is the same on every rank."""
+        """Simulation of one program for all ranks, which run in lockstep."""
         return self.modes["lockstep"]
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers, for JSON. Those without a mode are `async`; in-flight counts are chunks, lists are by rank."""
+        """Numbers for JSON. Those without a mode are `async`; in-flight numbers are chunks, lists are by rank."""
         schedule, published = self.schedule, self.published
         return {
             "name": schedule.name,
@@ -70,14 +70,14 @@ class Refused:
     reason: str
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The refusal, for JSON."""
         return {"name": self.name, "refused": self.reason}
 
 
 def compare(
     stages: int, microbatches: int, virtual_stages: int | None, workload: Workload
 ) -> dict[str, Summary | Refused]:
-    """Every schedule by name for the same sizes and work.
+    """Compare all schedules, by name, for the same sizes and work.
 
     `virtual_stages` is for schedules that leave it open; the others have the number of chunks that they need.
     """

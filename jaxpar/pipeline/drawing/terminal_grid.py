@@ -71,7 +71,7 @@ def _times(band: range, step: Number, width: int) -> Text:
 
 
 def _boxes(simulation: Simulation, cells: Cells, band: range, width: int, colored: bool) -> Iterator[Text]:
-    """For each rank, the actions of a band of columns."""
+    """Lines of each rank with the actions of a band of columns."""
     for row in cells:
         line = Text()
         column = band.start
@@ -91,7 +91,7 @@ def _boxes(simulation: Simulation, cells: Cells, band: range, width: int, colore
 
 
 def _overview(simulation: Simulation, columns: int, colored: bool) -> Iterator[Text]:
-    """For each rank, a letter for its most frequent kind of action in each column."""
+    """Lines of each rank with a letter per column for the most frequent kind of action."""
     width = simulation.makespan / columns
     for rank in range(simulation.schedule.ranks):
         shares: list[dict[tuple[Kind, int], Number]] = [{} for _ in range(columns)]

@@ -21,6 +21,6 @@ def kind_name(kind: Kind, schedule: Schedule) -> str:
 
 
 def number(value: Number, digits: int = 4) -> str:
-    """At most so many digits after the point, without trailing zeros: `28.5`, `33`, `0.0125`."""
+    """Format a number with at most `digits` decimals, without trailing zeros: `28.5`, `33`, `0.0125`."""
     text = f"{float(value):.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -14,7 +14,7 @@ def one_stage(ranks: int, microbatches: int, virtual_stages: int) -> tuple[Order
 
 
 def gpipe(ranks: int, microbatches: int, virtual_stages: int) -> tuple[Order, ...]:
-    """All microbatches forward, then all backward (GPipe, arXiv:1811.06965, figure 2c)."""
+    """Run all microbatches forward, then all backward (GPipe, arXiv:1811.06965, figure 2c)."""
     return tuple(tuple(Action(kind, m, rank) for kind in (F, B) for m in range(microbatches)) for rank in range(ranks))
 
 
@@ -43,7 +43,7 @@ def interleaved(ranks: int, microbatches: int, virtual_stages: int) -> tuple[Ord
 
 
 def breadth_first(ranks: int, microbatches: int, virtual_stages: int) -> tuple[Order, ...]:
-    """All microbatches through a chunk before the next, then backward in reverse (arXiv:2211.05953, section 4)."""
+    """Run all microbatches through a chunk before the next, then backward in reverse (arXiv:2211.05953, section 4)."""
     return tuple(
         tuple(
             Action(kind, m, lap * ranks + rank)

@@ -22,7 +22,7 @@ class Family:
     """A generator of schedules, for any sizes that it supports."""
 
     description: str
-    """One line: what it does and where it was published."""
+    """One line: what the schedule does and where it was published."""
     orders: Callable[[int, int, int], tuple[Order, ...]]
     """(ranks, microbatches, virtual_stages) -> the order of each rank."""
     splits_backward: bool = False
@@ -42,7 +42,7 @@ class Family:
     where the orders come from them."""
 
     def needs(self) -> str:
-        """Its requirements on ranks (p), microbatches (m) and virtual stages (v), in words."""
+        """Requirements on ranks (p), microbatches (m) and virtual stages (v), as text."""
         low, high = self.virtual_stages
         parts = ["p = 1"] if self.one_rank else []
         if self.multiple:
@@ -88,7 +88,7 @@ SCHEDULES: dict[str, Family] = {
         v_half.v_half, splits_backward=True, placement="v", virtual_stages=(2, 2), ticks=v_half.v_half_ticks,
     ),
 }  # fmt: skip
-"""Every published schedule by name."""
+"""Published schedules by name."""
 
 
 def schedule_name(name: str) -> str:

@@ -79,10 +79,10 @@ def _without_last_weights(order: list[Action], down: int) -> list[Action]:
 
 
 def squeeze(orders: list[list[Action]], chunks: int, room: int) -> tuple[Order, ...]:
-    """All actions one unit long, each as early as it can be in its order, and W that are in no order in between.
+    """Place actions of unit length as early as their order allows, and fill gaps with W actions that are in no order.
 
-    A rank that cannot do its next action, because what it needs is not there or `room` chunks are in flight, does the
-    oldest W that it still has to place.
+    A rank whose next action is blocked, because its input is missing or `room` chunks are in flight, runs the oldest
+    remaining W.
     """
     ranks = range(len(orders))
     placed = {action for order in orders for action in order}

@@ -25,7 +25,7 @@ def zb_uniform(ranks: int, microbatches: int, virtual_stages: int) -> tuple[Orde
 
 @lru_cache(maxsize=1)
 def zb_uniform_ticks(ranks: int, microbatches: int, virtual_stages: int) -> tuple[Tick, ...]:
-    """Its uniform ticks. The last ones are kept: the orders come from them too."""
+    """Uniform ticks of the schedule, cached because the orders come from them too."""
     plain = (one_f_one_b if virtual_stages == 1 else interleaved)(ranks, microbatches, virtual_stages)
     return lockstep_ticks([delay_weights(order, 0) for order in plain], ranks * virtual_stages)
 

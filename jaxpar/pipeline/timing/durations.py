@@ -1,4 +1,4 @@
-"""How long the actions of a schedule take."""
+"""Durations of the actions of a schedule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxpar.pipeline.timing.per_chunk import Number, PerChunk, check_per_chunk, 
 
 @dataclass(frozen=True)
 class Durations:
-    """How long actions take, in any unit. Whole numbers and fractions stay exact."""
+    """Durations of actions, in any unit. Integers and fractions stay exact."""
 
     forward: PerChunk = 1
     """F of a chunk."""
@@ -23,7 +23,7 @@ class Durations:
     head: Number = 0
     """Loss and head, forward and backward: the last chunk's B takes so much longer."""
     transfer: Number = 0
-    """From one rank to another, for an activation or its gradient."""
+    """Time to send an activation or its gradient from one rank to another."""
     overlap: bool = True
     """Whether a rank computes while it sends. If not, sending keeps it busy."""
 
@@ -46,11 +46,11 @@ class Durations:
                 )
 
     def of(self, action: Action, schedule: Schedule) -> Number:
-        """How long `action` takes in `schedule`, the head included."""
+        """Duration of `action` in `schedule`, including the head."""
         return self.of_kind(action.kind, action.chunk, schedule) + self.head_of(action, schedule)
 
     def of_kind(self, kind: Kind, chunk: int, schedule: Schedule) -> Number:
-        """How long one kind of action takes on one chunk, without the head."""
+        """Duration of one kind of action on one chunk, without the head."""
         match kind:
             case Kind.FORWARD:
                 return of_chunk(self.forward, chunk)
@@ -61,7 +61,7 @@ class Durations:
                 return of_chunk(self.backward, chunk) - apart
 
     def head_of(self, action: Action, schedule: Schedule) -> Number:
-        """How long the head takes in `action`: all of it in B of the last chunk, nothing elsewhere."""
+        """Time of the head in `action`: all of it in B of the last chunk, 0 elsewhere."""
         return self.head if action.kind is Kind.BACKWARD and action.chunk == schedule.chunks - 1 else 0
 
     def longest(self, kind: Kind, schedule: Schedule) -> Number:

@@ -59,7 +59,7 @@ def lockstep_peaks(schedule: Schedule, sizes: ChunkBytes | None = None) -> tuple
 
 
 def orders_of(ticks: Sequence[Tick]) -> tuple[tuple[Action, ...], ...]:
-    """For each rank, its actions of all ticks one after the other."""
+    """Actions of each rank, concatenated over the ticks."""
     return tuple(tuple(action for actions in of_rank for action in actions) for of_rank in zip(*ticks, strict=True))
 
 

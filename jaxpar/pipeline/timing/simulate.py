@@ -33,7 +33,7 @@ class Simulation:
     schedule: Schedule
     mode: Mode
     makespan: Number
-    """From the start of the first action to the end of the last, in the unit of the durations."""
+    """Time from the start of the first action to the end of the last, in the unit of the durations."""
     ideal: Number
     """The time if every rank worked all the time: all work, over the ranks."""
     timeline: tuple[Event, ...]
@@ -57,12 +57,12 @@ class Simulation:
 
     @property
     def peak_in_flight(self) -> tuple[int, ...]:
-        """For each rank, the most chunks in flight: from F to B, or to W where the backward is split."""
+        """Maximum number of chunks in flight on each rank: from F to B, or to W if the backward is split."""
         return tuple(peak.in_flight for peak in self.peaks)
 
     @property
     def peak_bytes(self) -> tuple[Number, ...]:
-        """For each rank, the most bytes that it keeps between actions."""
+        """Maximum bytes that each rank saves between actions."""
         return tuple(peak.bytes for peak in self.peaks)
 
     @property
@@ -115,5 +115,5 @@ def work(schedule: Schedule, durations: Durations) -> Number:
 
 
 def transfers_of(schedule: Schedule) -> tuple[int, ...]:
-    """How many activations and gradients each rank sends to another."""
+    """The number of activations and gradients that each rank sends to another."""
     return tuple(sum(receiver(action, schedule) is not None for action in order) for order in schedule.orders)

@@ -1,4 +1,4 @@
-"""When each action of a schedule starts and ends, in each of the three ways to run it."""
+"""Start and end of each action of a schedule, in each of the three modes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ type Timeline = tuple[tuple[Event, ...], Number]
 
 
 def async_timeline(schedule: Schedule, durations: Durations) -> Timeline:
-    """Each rank takes its next action as soon as it is free and what the action needs has arrived.
+    """Start each action as soon as its rank is free and its inputs have arrived.
 
-    Raises ScheduleError where ranks wait for each other in a circle.
+    Raises ScheduleError if ranks wait for each other in a cycle.
     """
     position = [0] * schedule.ranks
     free: list[Number] = [0] * schedule.ranks
@@ -65,7 +65,7 @@ def _arrival(need: Action, rank: int, end: Number, schedule: Schedule, durations
 
 
 def lockstep_timeline(schedule: Schedule, durations: Durations) -> Timeline:
-    """All ranks go through the schedule's ticks together.
+    """Run the schedule's ticks on all ranks together.
 
     In each tick come F, B and W for which any rank has an action, each as long as the longest chunk of the model: one
     program pads to it. B of the last chunk includes the head. What F sends must have arrived when the tick ends: where
@@ -93,7 +93,7 @@ def _tick_in_phases(tick: Tick, now: Number, schedule: Schedule, durations: Dura
 
 
 def branching_timeline(schedule: Schedule, durations: Durations) -> Timeline:
-    """All ranks go through ticks together in which each does at most one action of its own, in its published order.
+    """Run ticks on all ranks together, each with at most one action per rank, in its published order.
 
     A tick lasts as long as the longest action in it, padded to the longest chunk of its kind. Ranks send at its end:
     where transfers overlap, those with shorter actions send while others still compute.

@@ -40,7 +40,7 @@ class Workload:
     sent: Number = 0
     """Bytes of an activation between ranks; its gradient is as large."""
     unit: str = ""
-    """Of the times, where it is known."""
+    """Unit of the times, if known."""
 
     def durations(self, schedule: Schedule) -> Durations:
         """The times of the chunks of `schedule`; raises ScheduleError where `stage_times` does not fit it."""
