@@ -123,7 +123,7 @@ def anomalies(run: RunRecord) -> list[tuple[int, str]]:
 
 
 def thin(curve: Points, most: int = MOST_POINTS) -> Points:
-    """Reduce a curve to at most `most` points: minimum and maximum of each stretch, to preserve spikes, and both ends."""
+    """Thin a curve to at most `most` points: minimum and maximum of each stretch, to preserve spikes, and both ends."""
     if len(curve) <= most:
         return curve
     stretches = most // 2 - 1
