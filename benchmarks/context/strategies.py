@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.turns import CLOCKS, processor_name, spread, take_turns
 from jaxpar.attention import CONTEXT_STRATEGIES, AttentionRequest, ContextLayout, RowTokens, attend, context_layout
-from jaxpar.attention.balance import imbalance, kept_pairs_per_rank, run_length, sequence_order
+from jaxpar.attention.balance import imbalance, run_length, sequence_order, visible_pairs_per_rank
 from jaxpar.attention.context import neighbours
 from jaxpar.attention.row import Order
 from jaxpar.config import UserError
@@ -173,7 +173,7 @@ def _imbalance(sizes: Sizes, length: int, layout: ContextLayout) -> float:
     """Of the pairs of the ranks; under Ulysses ranks of a group share theirs by heads."""
     ranks = sizes.context // layout.ulysses
     indices = _indices(layout.order, length, ranks)
-    return imbalance(kept_pairs_per_rank(sizes.mask, sizes.segments(length), indices, ranks))
+    return imbalance(visible_pairs_per_rank(sizes.mask, sizes.segments(length), indices, ranks))
 
 
 def _compiled(program: _Program) -> dict[str, int]:

@@ -10,9 +10,9 @@ from tests.patience import seconds
 
 BUSY = """
 import hashlib, signal
-from jaxpar.distributed.ctrl_c import ends_at_the_second
+from jaxpar.distributed.ctrl_c import exit_at_second_signal
 signal.signal(signal.SIGINT, lambda *_: None)  # may run before the call begins, which it must not prevent
-with ends_at_the_second():
+with exit_at_second_signal():
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
 """
