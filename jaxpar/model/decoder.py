@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -17,12 +16,10 @@ from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import ExpertLayout, Plan
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.block import Attend
-from jaxpar.layers.context import TokenContext, sequence_part
+from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.weights import specs_of, with_weights
-from jaxpar.layers.dropout import dropout
 from jaxpar.layers.layer import PLAIN_OPS, DecoderLayer
 from jaxpar.layers.lora import with_frozen
-from jaxpar.layers.matmul_formats import multiplied
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops
 from jaxpar.layers.report import Output
@@ -30,24 +27,15 @@ from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
 from jaxpar.mesh.collectives import gather_context
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder, own_layers, with_own_layers
-from jaxpar.mesh.materialize import gather, materialize, summed_early
+from jaxpar.mesh.materialize import summed_early
 from jaxpar.mesh.parameters import Arrays, Nested, ParamSpec, Specs, Weights, map_specs
 from jaxpar.mesh.placements import Placements
-from jaxpar.mesh.quantized.transport import Transport
-from jaxpar.model.embedding import (
-    Embedding,
-    Head,
-    add_table_gradients,
-    join_rows,
-    table_ids,
-    table_rows,
-    vocab_axes,
-    vocabulary_logits,
-)
+from jaxpar.model.embedding import Embedding, TokenEmbedding, vocab_axes
 from jaxpar.model.gathered_chunks import GatheredChunks, held
+from jaxpar.model.head import Head, head_operands, head_part, vocabulary_logits
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
-from jaxpar.model.programs import has_wide_gradients, ops_of
+from jaxpar.model.programs import ops_of, wide_matrices
 from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_scores
 from jaxpar.runtime.batch import CARRIED, SEED, Field
 from jaxpar.runtime.objective import Objective
@@ -107,16 +95,6 @@ def _computed_apart(layer: DecoderLayer, specs: Nested[ParamSpec]) -> Nested[boo
     return {
         name: map_specs(lambda spec, name=name: spec.matrix and name not in whole, own) for name, own in specs.items()
     }
-
-
-def _wide(layer: DecoderLayer, specs: Nested[ParamSpec], transports: Nested[Transport]) -> Nested[bool]:
-    """The matrices whose gradients leave their products in the dtype in which they accumulate and travel."""
-    wide = {block.part.name: multiplied(block.part) for block in layer.blocks if block.wide_gradients}
-
-    def one(name: str, own: Nested[ParamSpec], transports: Nested[Transport]) -> Nested[bool]:
-        return {key: key in wide.get(name, ()) and transports[key].gradient is None for key in own}
-
-    return {name: one(name, own, transports[name]) for name, own in specs.items()}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -188,38 +166,26 @@ class DecoderStages:
         """Mesh axes that split the vocabulary."""
         return vocab_axes(self.placements)
 
+    @cached_property
+    def embedding(self) -> TokenEmbedding:
+        """The embedding of tokens."""
+        return TokenEmbedding(self.model, self.placements, self.train)
+
     def embed(self, weights: Weights, batch: Batch) -> Float[Array, "batch part embed"]:
         """Token embeddings of this rank's part of the sequence, in compute dtype."""
-        table = weights["embedding"]
-        ids = table_ids(self.placements, table, batch["tokens"], batch["positions"])
-        return self._join(table_rows(self.placements, table, ids), batch)
+        return self.embedding(weights["embedding"], batch)
 
     def embed_gradients(self, weights: Weights, batch: Batch, dx: jax.Array, gradients: Weights) -> Weights:
         """`gradients` (gradient placement) of the whole model with those of `embed` added, whose cotangent is `dx`."""
         if "embedding" not in gradients:  # it is frozen
             return gradients
-        table = weights["embedding"]
-        ids = table_ids(self.placements, table, batch["tokens"], batch["positions"])
-        # Linear in the rows that it joins, so any values will do.
-        like = jax.eval_shape(lambda table, ids: table_rows(self.placements, table, ids), table, ids)
-        zeros = jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
-        _, pullback = jax.vjp(lambda rows: self._join(rows, batch), zeros)
-        (cotangents,) = pullback(vary(dx))
-        added = add_table_gradients(self.placements, table, ids, cotangents, gradients["embedding"])
-        return gradients | {"embedding": added}
+        return gradients | {"embedding": self.embedding.add(weights["embedding"], batch, dx, gradients["embedding"])}
 
     def completed(self, gradients: Weights, *, embedded: bool) -> Weights:
         """`gradients` with those of the embedding, or of the parts that only the loss uses, summed over the ranks over
         which they travel early (`jaxpar.mesh.materialize.summed_early`)."""
         parts = [part for part in gradients if part != LAYERS and (part == "embedding") == embedded]
         return gradients | {part: summed_early(gradients[part], self.placements.transports[part]) for part in parts}
-
-    def _join(self, rows: Arrays, batch: Batch) -> Float[Array, "batch part embed"]:
-        x = join_rows(self.placements, rows, self.model)
-        if self.train and self.model.dropout:
-            indices, seed = sequence_part(batch["indices"]), batch[SEED]
-            x = dropout(x, self.model.dropout, seed=seed, site=0, examples=batch["examples"], indices=indices)
-        return vary(x)
 
     @cached_property
     def loop(self) -> LayerLoop:
@@ -281,17 +247,8 @@ class DecoderStages:
         return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen, zeros)
 
     def _wide_in(self, kind: str) -> Nested[bool] | None:
-        if not self._widens:
-            return None
-        prototype = self.prototype(kind)
-        transports = own_layers(self.placements.transports[LAYERS], kind)
-        return _wide(prototype, layer_specs(prototype, self.config), transports)
-
-    @property
-    def _widens(self) -> bool:
-        """Whether gradients are wider than the matrices that they are of."""
-        compute, gradient = (jnp.dtype(role.dtype) for role in (self.placements.compute, self.placements.gradient))
-        return gradient.itemsize > compute.itemsize and has_wide_gradients(self.config)
+        layer, transports = self.prototype(kind), own_layers(self.placements.transports[LAYERS], kind)
+        return wide_matrices(self.config, layer.blocks, layer_specs(layer, self.config), transports, self.placements)
 
     @cached_property
     def chunks(self) -> GatheredChunks:
@@ -303,7 +260,9 @@ class DecoderStages:
 
         For inspection: in training they never exist whole.
         """
-        return vocabulary_logits(*self._before_head(weights, accumulators, x), self.model, self.vocab_axes)
+        return vocabulary_logits(
+            *head_operands(weights, accumulators, x, self.model, self.placements), self.model, self.vocab_axes
+        )
 
     def loss(
         self, weights: Weights, accumulators: Weights, x: jax.Array, batch: Batch
@@ -313,10 +272,10 @@ class DecoderStages:
         They are the same on all ranks of `vocab_axes` and differ on all others; the caller divides by the global count
         of the objective. The gradient goes to `accumulators`.
         """
-        x, table = self._before_head(weights, accumulators, x)
+        x, table = head_operands(weights, accumulators, x, self.model, self.placements)
         head = HeadLoss(
-            self.model, self.vocab_axes, self.plan.loss_tiles.name, self.plan.loss.name, self._head in accumulators,
-            self.plan.loss_logits.name == "keep",
+            self.model, self.vocab_axes, self.plan.loss_tiles.name, self.plan.loss.name,
+            head_part(self.model) in accumulators, self.plan.loss_logits.name == "keep",
         )  # fmt: skip
         total, reported = self.objective.loss(TokenLosses(x, table, head), batch)
         others = [axis for axis in AXES if axis not in self.vocab_axes]
@@ -335,21 +294,5 @@ class DecoderStages:
 
         The same on all ranks of `vocab_axes`. Logits exist for one of so many `tiles` at a time.
         """
-        x, table = self._before_head(weights, accumulators, x)
+        x, table = head_operands(weights, accumulators, x, self.model, self.placements)
         return tiled_scores(x, table, labels, HeadLoss(self.model, self.vocab_axes, tiles))
-
-    def _before_head(self, weights: Weights, accumulators: Weights, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The operands of the head: the normed residual stream, and this rank's part of the vocabulary."""
-
-        def whole(part: str) -> Any:
-            if part not in accumulators:  # it is frozen
-                return gather(weights[part], self.placements, part=part)
-            return materialize(weights[part], accumulators[part], self.placements, part=part)
-
-        x = with_weights(NORMS[self.model.norm](self.model), whole("final_norm"))(x)
-        return x, whole(self._head)["tokens" if self.model.tied else "weight"]
-
-    @property
-    def _head(self) -> str:
-        """The part of the model with the weight of the head."""
-        return "embedding" if self.model.tied else "head"

@@ -1,8 +1,9 @@
-"""Token and position embeddings, and the output head, their vocabulary split over the tensor axis."""
+"""Token and position embeddings, their vocabulary split over the tensor axis."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,10 +16,10 @@ from jaxpar.config.counting import padded_vocab
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.context import sequence_part
 from jaxpar.layers.declaration.weights import weight
+from jaxpar.layers.dropout import dropout
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import (
     gather_rows,
-    gather_sequence,
     join_ranks,
     scatter_rows,
     scatter_sequence,
@@ -29,20 +30,21 @@ from jaxpar.mesh.parameters import Arrays
 from jaxpar.mesh.placements import Placements, added_dim
 from jaxpar.mesh.quantized.transport import Transport
 from jaxpar.mesh.rules import axes_of_dim
+from jaxpar.runtime.batch import SEED
 
 
 class Embedding(nnx.Module):
     """Rows of a table by token, plus rows of a second table by position where positions are learned."""
 
     def __init__(self, model: ModelConfig):
-        self.tokens = _vocabulary_matrix(model, "vocab", "embed")
+        self.tokens = vocabulary_matrix(model, "vocab", "embed")
         if model.position == "learned":
             self.positions = weight(
                 (model.max_positions, model.embed), ("positions", "embed"), scale=model.init_scale, decay=True
             )
 
 
-def _vocabulary_matrix(model: ModelConfig, *axes: str) -> nnx.Param:
+def vocabulary_matrix(model: ModelConfig, *axes: str) -> nnx.Param:
     """The declaration of a matrix with the logical `axes` `vocab` and `embed`, its vocabulary padded."""
     assert model.vocab is not None, "the vocabulary is known once the data is open"
     sizes = {"vocab": padded_vocab(model), "embed": model.embed}
@@ -136,6 +138,41 @@ def add_table_gradients(
     return jax.tree.map(add, gradients, tables, ids, cotangents, compute, gradient, transports)
 
 
+@dataclass(frozen=True, eq=False)
+class TokenEmbedding:
+    """The embedding of tokens, as a function of its weights in storage placement, and its derivative.
+
+    It is linear in the rows of its tables, and adds their cotangents to gradients in place (`add_table_gradients`).
+    """
+
+    model: ModelConfig
+    placements: Placements
+    train: bool
+    """Whether dropout is on."""
+
+    def __call__(self, weights: Arrays, batch: Mapping[str, jax.Array]) -> Float[Array, "batch part embed"]:
+        """The embeddings of this rank's part of the sequence, in compute dtype."""
+        ids = table_ids(self.placements, weights, batch["tokens"], batch["positions"])
+        return self._join(table_rows(self.placements, weights, ids), batch)
+
+    def add(self, weights: Arrays, batch: Mapping[str, jax.Array], dx: jax.Array, gradients: Arrays) -> Arrays:
+        """`gradients` (gradient placement) with those of the embedding added, whose cotangent is `dx`."""
+        ids = table_ids(self.placements, weights, batch["tokens"], batch["positions"])
+        # Linear in the rows that it joins, so any values will do.
+        like = jax.eval_shape(lambda table, ids: table_rows(self.placements, table, ids), weights, ids)
+        zeros = jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
+        _, pullback = jax.vjp(lambda rows: self._join(rows, batch), zeros)
+        (cotangents,) = pullback(vary(dx))
+        return add_table_gradients(self.placements, weights, ids, cotangents, gradients)
+
+    def _join(self, rows: Arrays, batch: Mapping[str, jax.Array]) -> Float[Array, "batch part embed"]:
+        x = join_rows(self.placements, rows, self.model)
+        if self.train and self.model.dropout:
+            indices, seed = sequence_part(batch["indices"]), batch[SEED]
+            x = dropout(x, self.model.dropout, seed=seed, site=0, examples=batch["examples"], indices=indices)
+        return vary(x)
+
+
 def vocab_axes(placements: Placements) -> tuple[str, ...]:
     """Mesh axes that split the vocabulary: tensor, and also pipe with `pipe_ends: shared`."""
     return axes_of_dim(placements.compute.layout["embedding"]["tokens"], 0)
@@ -144,59 +181,3 @@ def vocab_axes(placements: Placements) -> tuple[str, ...]:
 def _local_rows(placements: Placements, weights: Arrays) -> int:
     table = jax.eval_shape(lambda weights: gather(weights, placements, part="embedding"), weights)["tokens"]
     return table.shape[0]
-
-
-class Head(nnx.Module):
-    """The matmul onto the vocabulary; a tied model has none and uses its embedding table."""
-
-    def __init__(self, model: ModelConfig):
-        self.weight = _vocabulary_matrix(model, "embed", "vocab")
-
-
-def vocabulary_logits(
-    x: Float[Array, "batch part embed"], table: Float[Array, "..."], model: ModelConfig, axes: Sequence[str]
-) -> Float[Array, "batch seq local_vocab"]:
-    """Float32 logits of this rank's part of the vocabulary, which `axes` split; padding columns are -inf.
-
-    `table` is the head's weight [embed, local_vocab], or of a tied model the embedding's [local_vocab, embed].
-    """
-    return bound_logits(project(gather_sequence(x), table, model), model, axes)
-
-
-def project(
-    x: Float[Array, "batch seq embed"], table: Float[Array, "..."], model: ModelConfig
-) -> Float[Array, "batch seq local_vocab"]:
-    """The matmul onto the vocabulary, with a float32 result."""
-    return jnp.einsum(f"bse,{_dims(model)}->bsv", x, table, preferred_element_type=jnp.float32)
-
-
-def project_gradients(
-    x: Float[Array, "batch seq embed"],
-    table: Float[Array, "..."],
-    cotangent: Float[Array, "batch seq local_vocab"],
-    model: ModelConfig,
-) -> tuple[Float[Array, "batch seq embed"], Float[Array, "..."]]:
-    """Gradients of `project`: of `x` in its dtype, partial sums over the vocabulary; and of `table` in float32.
-
-    Both matmuls take the cotangent in compute dtype. Autodiff would run them on float32 operands, a third of the
-    head's work at full speed and two thirds at a fraction.
-    """
-    cotangent, dims = cotangent.astype(x.dtype), _dims(model)
-    dx = jnp.einsum(f"bsv,{dims}->bse", cotangent, table)
-    with jax.named_scope("gradients"):
-        return dx, jnp.einsum(f"bse,bsv->{dims}", x, cotangent, preferred_element_type=jnp.float32)
-
-
-def _dims(model: ModelConfig) -> str:
-    return "ve" if model.tied else "ev"
-
-
-def bound_logits(
-    logits: Float[Array, "batch seq local_vocab"], model: ModelConfig, axes: Sequence[str]
-) -> Float[Array, "batch seq local_vocab"]:
-    """Logits with the model's cap; minus infinity in padding columns of the vocabulary, which `axes` split."""
-    assert model.vocab is not None, "the vocabulary is known once the data is open"
-    if model.logit_softcap is not None:
-        logits = model.logit_softcap * jnp.tanh(logits / model.logit_softcap)
-    columns = lax.axis_index(tuple(axes)) * logits.shape[-1] + jnp.arange(logits.shape[-1])
-    return jnp.where(columns < model.vocab, logits, -jnp.inf)

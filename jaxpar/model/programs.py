@@ -6,15 +6,21 @@ without any feature.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterable
+
+import jax.numpy as jnp
 
 from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import Plan
 from jaxpar.config.schema import Config
+from jaxpar.layers.block import Block
 from jaxpar.layers.declared import declare_feed_forward, elementwise_groups
-from jaxpar.layers.matmul_formats import quantised_groups
+from jaxpar.layers.matmul_formats import multiplied, quantised_groups
 from jaxpar.layers.ops.plain import Ops
 from jaxpar.layers.ops.quantised import quantised_ops
+from jaxpar.mesh.parameters import Nested, ParamSpec
+from jaxpar.mesh.placements import Placements
+from jaxpar.mesh.quantized.transport import Transport
 from jaxpar.precision.recipe import TILES, QuantisedGroups
 
 
@@ -31,7 +37,22 @@ def ops_of(config: Config, plan: Plan, kind: str, program: Hashable) -> Ops:
     return quantised_ops(program, plan.tensor_overlap, declare_feed_forward(model), elementwise_groups(model))
 
 
-def has_wide_gradients(config: Config) -> bool:
-    """Whether ops leave gradients of matrices in the dtype of the matrices they get, where that is wider than compute:
-    products of tiles make theirs in compute dtype, and of matrices with adapters nothing accumulates."""
-    return config.precision.matmul not in TILES and config.lora.rank is None
+def wide_matrices(
+    config: Config,
+    blocks: Iterable[Block],
+    specs: Nested[ParamSpec],
+    transports: Nested[Transport],
+    placements: Placements,
+) -> Nested[bool] | None:
+    """The matrices of a layer whose gradients leave their products in the dtype in which they accumulate and travel,
+    where that is wider than compute. Products of tiles make theirs in compute dtype, and of matrices with adapters
+    nothing accumulates."""
+    compute, gradient = (jnp.dtype(role.dtype) for role in (placements.compute, placements.gradient))
+    if gradient.itemsize <= compute.itemsize or config.precision.matmul in TILES or config.lora.rank is not None:
+        return None
+    wide = {block.part.name: multiplied(block.part) for block in blocks if block.wide_gradients}
+
+    def of_part(name: str, own: Nested[ParamSpec], transports: Nested[Transport]) -> Nested[bool]:
+        return {key: key in wide.get(name, ()) and transports[key].gradient is None for key in own}
+
+    return {name: of_part(name, own, transports[name]) for name, own in specs.items()}

@@ -20,7 +20,7 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.tiles import from_tiles, into_tiles, scan_tiles
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
-from jaxpar.model.embedding import bound_logits, project, project_gradients
+from jaxpar.model.head import bound_logits, project, project_gradients
 from jaxpar.model.loss import likeliest, vocabulary_cross_entropy
 from pallas_kernels import fused_linear_cross_entropy
 

@@ -29,7 +29,7 @@ LOSS = (
     Fault(
         name="padded_vocabulary_counts",
         description="Columns that only pad the vocabulary take part in the softmax.",
-        file="jaxpar/model/embedding.py",
+        file="jaxpar/model/head.py",
         old="return jnp.where(columns < model.vocab, logits, -jnp.inf)",
         new="return logits",
         caught_by=(f"{REFERENCE}[window_biases]",),
