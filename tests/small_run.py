@@ -40,6 +40,11 @@ def with_overlap(parallel: dict[str, Any], **options: Any) -> dict[str, Any]:
     return parallel | {"overlap": parallel.get("overlap", {}) | options}
 
 
+def with_experts(parallel: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The keys of `parallel` with more options of `parallel.experts`."""
+    return parallel | {"experts": parallel.get("experts", {}) | options}
+
+
 def layout_of(parallel: ParallelConfig) -> int:
     """Devices that `parallel` takes."""
     return parallel.pipe * parallel.replica * parallel.fsdp * parallel.expert * parallel.context * parallel.tensor

@@ -72,7 +72,7 @@ def test_bytes_are_those_of_activations(found: Any):
 
 def test_uneven_experts_take_longer_and_a_typed_time_counts_more(found: Any):
     even = found(EXPERTS)
-    uneven = found(EXPERTS, "--set", "parallel.expert_imbalance=2")
+    uneven = found(EXPERTS, "--set", "parallel.experts.imbalance=2")
     assert uneven["ideal"] > even["ideal"]
     assert uneven["modes"]["async"]["peak_bytes"] == even["modes"]["async"]["peak_bytes"]
     typed = found(EXPERTS, "--forward", "10", "--backward", "20", "--head", "0", "--transfer", "0")

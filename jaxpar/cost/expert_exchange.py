@@ -56,7 +56,7 @@ class ExpertExchange:
     shape: LayerShape
     """Of a layer that has experts."""
     own_rows: str = "auto"
-    """As `parallel.overlap.expert_own_rows`."""
+    """As `parallel.experts.own_rows`."""
     loop: bool = False
     """Whether products run as a loop of plain XLA (`Products.loop`)."""
 

@@ -27,12 +27,12 @@ class LayerCase:
     magnitude_ranks: int = 1
     """Ranks over which the largest magnitude of a tensor is taken."""
     slices: int | Literal["auto"] = "auto"
-    """Parts in which tokens are sent to their experts: `parallel.overlap.expert_slices`."""
+    """Parts in which tokens are sent to their experts: `parallel.experts.slices`."""
     attention: Attention | None = None
     """The kernels of attention that run; None for `USUAL_ATTENTION`."""
 
     own_rows: str = "auto"
-    """Treatment of rows of a rank's local experts: `parallel.overlap.expert_own_rows`."""
+    """Treatment of rows of a rank's local experts: `parallel.experts.own_rows`."""
     expert_loop: bool = False
     """Whether products of experts run as a loop of plain XLA, for want of a kernel."""
 

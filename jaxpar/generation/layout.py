@@ -33,7 +33,7 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
         )
     overlap = replace(
         parallel.overlap, embedding_messages="auto", layer_unroll="auto", weight_prefetch="auto", tensor="plain",
-        tensor_chunks=None, expert_slices="auto", expert_own_rows="auto",
+        tensor_chunks=None,
     )  # fmt: skip
     parallel = replace(
         parallel, zero=zero, microbatches=1, schedule="auto", virtual_stages=None, stage_layers=None,

@@ -71,11 +71,11 @@ class LayerShape:
     expert: int = 1
     """Ranks that experts are split over."""
     capacity: float = 1.0
-    """Rows that such a rank has room for, as a multiple of an even share: `parallel.expert_capacity`."""
+    """Rows that such a rank has room for, as a multiple of an even share: `parallel.experts.capacity`."""
     exchange: str = "all_to_all"
     """How tokens reach the ranks of their experts: `jaxpar.layers.experts.messages.MESSAGES`."""
     imbalance: float = 1.0
-    """Rows of the rank with the most, relative to the mean: `parallel.expert_imbalance`."""
+    """Rows of the rank with the most, relative to the mean: `parallel.experts.imbalance`."""
     exchange_dtype: str | None = None
     """Format of tokens on their way to experts: `parallel.quantized.tokens`."""
     codes: ExpertCodes = NO_CODES
@@ -261,9 +261,8 @@ def mean_keys(sequence: int, window: int | None) -> float:
 def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerShape]:
     """The shape of a layer of each kind on a mesh of `axes`, with so many rows per device and microbatch."""
     item_bytes = ITEM_BYTES[config.precision.compute]
-    asked, capacity, imbalance = (
-        config.parallel.expert_exchange, config.parallel.expert_capacity, config.parallel.expert_imbalance,
-    )  # fmt: skip
+    options = config.parallel.experts
+    asked, capacity, imbalance = options.exchange, options.capacity, options.imbalance
     return {
         kind: LayerShape(
             model,

@@ -38,13 +38,13 @@ class Layout:
     zero: int = 0
     """ZeRO stage: 0 nothing is sharded, 1 optimizer state, 2 gradients too, 3 weights too."""
     expert_exchange: str = "auto"
-    """As `parallel.expert_exchange`."""
+    """As `parallel.experts.exchange`."""
     expert_capacity: float = 2.0
     """Room of an exchange, as a multiple of an even share."""
     expert_slices: int | Literal["auto"] = "auto"
-    """As `parallel.overlap.expert_slices`."""
+    """As `parallel.experts.slices`."""
     expert_own_rows: str = "auto"
-    """As `parallel.overlap.expert_own_rows`."""
+    """As `parallel.experts.own_rows`."""
     expert_loop: bool = False
     """Whether products of experts run as a loop of plain XLA, for want of a kernel."""
     imbalance: float = 1.0

@@ -29,10 +29,8 @@ def config_of(config: Config, layout: Layout) -> Config:
     """
     pipelined = layout.pipe > 1
     kept = kept_by_planner(config.parallel)
-    kept["overlap"] = replace(
-        kept["overlap"], shard_state_over_replicas=layout.shard_state, expert_slices=layout.expert_slices,
-        expert_own_rows=layout.expert_own_rows,
-    )  # fmt: skip
+    kept["overlap"] = replace(kept["overlap"], shard_state_over_replicas=layout.shard_state)
+    kept["experts"] = replace(kept["experts"], slices=layout.expert_slices, own_rows=layout.expert_own_rows)
     parallel = ParallelConfig(
         pipe=layout.pipe,
         replica=layout.replica,

@@ -95,22 +95,22 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "products of two": ([GOOD, "model.low_rank={query: 8}"], ("model.low_rank", "query", "{}")),
     "tiles": ([GOOD, "memory.mlp_tiles=2"], ("memory.mlp_tiles", "2", "every layer", "1 or null")),
     "an exchange without experts": (
-        ["parallel.expert_exchange=all_gather"], ("parallel.expert_exchange", "all_gather", "model.experts")
+        ["parallel.experts.exchange=all_gather"], ("parallel.experts.exchange", "all_gather", "model.experts")
     ),
-    "an imbalance without experts": (["parallel.expert_imbalance=1.5"], ("parallel.expert_imbalance", "1.5", "1.0")),
-    "less than the mean": ([GOOD, "parallel.expert_imbalance=0.9"], ("parallel.expert_imbalance", "at least 1", "0.9")),
+    "an imbalance without experts": (["parallel.experts.imbalance=1.5"], ("parallel.experts.imbalance", "1.5", "1.0")),
+    "less than the mean": ([GOOD, "parallel.experts.imbalance=0.9"], ("experts.imbalance", "at least 1", "0.9")),
     "products without experts": (
-        ["parallel.expert_backend=mosaic"], ("parallel.expert_backend", "mosaic", "model.experts")
+        ["parallel.experts.backend=mosaic"], ("parallel.experts.backend", "mosaic", "model.experts")
     ),
-    "another kernel": ([GOOD, "parallel.expert_backend=mosiac"], ("parallel.expert_backend", "mosiac", "mosaic")),
+    "another kernel": ([GOOD, "parallel.experts.backend=mosiac"], ("parallel.experts.backend", "mosiac", "mosaic")),
     "own rows without experts": (
-        ["parallel.overlap.expert_own_rows=first"], ("parallel.overlap.expert_own_rows", "first", "model.experts")
+        ["parallel.experts.own_rows=first"], ("parallel.experts.own_rows", "first", "model.experts")
     ),
     "misspelt own rows": (
-        [GOOD, "parallel.overlap.expert_own_rows=frist"], ("parallel.overlap.expert_own_rows", "frist", "first")
+        [GOOD, "parallel.experts.own_rows=frist"], ("parallel.experts.own_rows", "frist", "first")
     ),
     "slices without experts": (
-        ["parallel.overlap.expert_slices=2"], ("parallel.overlap.expert_slices", "2", "model.experts")
+        ["parallel.experts.slices=2"], ("parallel.experts.slices", "2", "model.experts")
     ),
     "a wire without experts": (
         ["parallel.quantized.tokens=float8_e4m3fn"],
@@ -119,12 +119,12 @@ REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "another wire": (
         [GOOD, "parallel.quantized.tokens=float8_e5m2"], ("parallel.quantized.tokens", "float8_e5m2", "float8_e4m3fn")
     ),
-    "no slices": ([GOOD, "parallel.overlap.expert_slices=0"], ("parallel.overlap.expert_slices", "at least 1", "0")),
+    "no slices": ([GOOD, "parallel.experts.slices=0"], ("parallel.experts.slices", "at least 1", "0")),
     "a misspelt auto": (
-        [GOOD, "parallel.overlap.expert_slices=aut"], ("parallel.overlap.expert_slices", "auto", "'aut'")
+        [GOOD, "parallel.experts.slices=aut"], ("parallel.experts.slices", "auto", "'aut'")
     ),
-    "ragged": ([GOOD, "parallel.expert_exchange=ragged"], ("parallel.expert_exchange", "ragged", "all_to_all")),
-    "little room": ([GOOD, "parallel.expert_capacity=0.5"], ("parallel.expert_capacity", "at least 1", "0.5")),
+    "ragged": ([GOOD, "parallel.experts.exchange=ragged"], ("parallel.experts.exchange", "ragged", "all_to_all")),
+    "little room": ([GOOD, "parallel.experts.capacity=0.5"], ("parallel.experts.capacity", "at least 1", "0.5")),
     "in a kind": (
         [GOOD, "model.kinds={a: {experts: 4}}", "model.pattern={unit: [a]}"], ("model.kinds.a.experts", "mapping", "4")
     ),
@@ -154,9 +154,9 @@ def test_no_balance_loss_and_the_default_are_allowed_with_any_router(value: str)
 
 
 def test_a_plan_keeps_what_is_asked_of_the_exchange():
-    asked = ["parallel.expert_exchange=all_gather", "parallel.expert_capacity=1.5", "parallel.expert_imbalance=1.2"]
+    asked = ["parallel.experts.exchange=all_gather", "parallel.experts.capacity=1.5", "parallel.experts.imbalance=1.2"]
     found = planned_config(load_config(None, [GOOD, "model.vocab=256", *asked, "parallel.auto=true"])).parallel
-    assert (found.expert_exchange, found.expert_capacity, found.expert_imbalance) == ("all_gather", 1.5, 1.2)
+    assert (found.experts.exchange, found.experts.capacity, found.experts.imbalance) == ("all_gather", 1.5, 1.2)
     assert not found.auto and found.expert == 1
 
 

@@ -12,13 +12,13 @@ from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.layout import generation_layout
 from tests.generation.test_generator import TOLERANCE, log_probabilities, prompts, run_of
-from tests.small_run import SmallRun, small
+from tests.small_run import SmallRun, small, with_experts
 
 NEW = 8
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "all_to_all": {"expert": 4, "tensor": 2, "expert_exchange": "all_to_all", "expert_capacity": 1.0},
-    "all_gather": {"expert": 2, "fsdp": 2, "context": 2, "expert_exchange": "all_gather"},
-    "slices": {"expert": 2, "context": 2, "expert_exchange": "all_to_all", "overlap": {"expert_slices": 2}},
+    "all_to_all": {"expert": 4, "tensor": 2, "experts": {"exchange": "all_to_all", "capacity": 1.0}},
+    "all_gather": {"expert": 2, "fsdp": 2, "context": 2, "experts": {"exchange": "all_gather"}},
+    "slices": {"expert": 2, "context": 2, "experts": {"exchange": "all_to_all", "slices": 2}},
 }
 ROUTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "drops": ("all_to_all", {"capacity_factor": 0.25}),
@@ -33,20 +33,9 @@ ROUTERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 TRAINED: dict[str, dict[str, Any]] = {
-    "three slices, which do not divide a rank's tokens of a prompt": {
-        "expert": 2,
-        "fsdp": 2,
-        "overlap": {"expert_slices": 3},
-    },
-    "own rows first, of tokens in slices": {
-        "expert": 2,
-        "fsdp": 2,
-        "overlap": {"expert_slices": 2, "expert_own_rows": "first"},
-    },
-    "own rows first, of tokens in three slices": {
-        "expert": 2,
-        "overlap": {"expert_slices": 3, "expert_own_rows": "first"},
-    },
+    "three slices, which do not divide a rank's tokens of a prompt": {"expert": 2, "fsdp": 2, "experts": {"slices": 3}},
+    "own rows first, of tokens in slices": {"expert": 2, "fsdp": 2, "experts": {"slices": 2, "own_rows": "first"}},
+    "own rows first, of tokens in three slices": {"expert": 2, "experts": {"slices": 3, "own_rows": "first"}},
 }
 """How `parallel` sends tokens to experts in training; on CPUs generation sends them in one piece."""
 
@@ -78,11 +67,11 @@ def test_greedy_tokens_are_the_likeliest_of_the_training_forward(router: str):
 def test_slices_and_own_rows_of_training_are_not_those_of_generation(name: str):
     """A sample of a run follows no slices: its tokens are fewer."""
     own = ExpertsConfig(count=4, per_token=2, width=16)
-    model, parallel = {"layers": 1, "experts": own}, TRAINED[name] | {"expert_exchange": "all_to_all"}
+    model, parallel = {"layers": 1, "experts": own}, with_experts(TRAINED[name], exchange="all_to_all")
     config = small(model=model, parallel=parallel, data={"sequence_length": 48, "batch_size": 8})
     run = SmallRun(config)
     training = next(iter(run.step.layout.plan.experts.values()))
-    assert training.slices.name == parallel["overlap"]["expert_slices"]
+    assert training.slices.name == parallel["experts"]["slices"]
     layout = generation_layout(config, run.step.mesh)
     exchange = next(iter(layout.plan.experts.values()))
     assert (exchange.exchange.name, exchange.slices.name, exchange.own_first.name) == ("all_to_all", 1, False)

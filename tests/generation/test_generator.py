@@ -31,7 +31,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "split": {"fsdp": 2, "context": 2, "tensor": 2},
     "context4": {"context": 4, "context_strategy": "ring", "context_order": "zigzag"},
     "tensor4": {"tensor": 4, "replica": 2, "zero": 2},
-    "expert2": {"expert": 2, "fsdp": 2, "tensor": 2, "expert_exchange": "all_to_all"},
+    "expert2": {"expert": 2, "fsdp": 2, "tensor": 2, "experts": {"exchange": "all_to_all"}},
 }
 ROWS = [(name, layout) for name in NAMES for layout, keys in LAYOUTS.items() if name in ROUTED or "expert" not in keys]
 """Each golden model on each layout that it can have."""

@@ -194,7 +194,7 @@ def load_note(plan: Plan) -> tuple[str, ...]:
         return ()
     return (
         "experts: all ranks are taken to have equal loads, so products are those of an even share of the rows and an "
-        "exchange has one round; python -m jaxpar.plan and jaxpar.schedule predict times for parallel.expert_imbalance",
+        "exchange has one round; jaxpar.plan and jaxpar.schedule predict times for parallel.experts.imbalance",
     )
 
 

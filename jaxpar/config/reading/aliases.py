@@ -72,6 +72,12 @@ ALIASES: dict[str, str] = {
         "cp cp_size context_parallel context_parallel_degree context_parallel_size sequence_parallel_size "
         "ici_context_parallelism",
     "parallel.expert": "ep ep_size expert_parallel_degree expert_model_parallel_size ici_expert_parallelism",
+    "parallel.experts.exchange": "expert_exchange",
+    "parallel.experts.backend": "expert_backend",
+    "parallel.experts.capacity": "expert_capacity",
+    "parallel.experts.slices": "expert_slices",
+    "parallel.experts.own_rows": "expert_own_rows",
+    "parallel.experts.imbalance": "expert_imbalance",
     "parallel.fsdp": "dp_shard data_parallel_shard_degree ici_fsdp_parallelism fsdp_size sharding_degree",
     "parallel.replica":
         "dp dp_replicate dp_size data_parallel data_parallel_degree data_parallel_replicate_degree "
@@ -86,8 +92,6 @@ ALIASES: dict[str, str] = {
     "parallel.overlap.layer_unroll": "layer_unroll",
     "parallel.overlap.weight_prefetch": "weight_prefetch",
     "parallel.overlap.collectives_at_once": "collectives_at_once",
-    "parallel.overlap.expert_slices": "expert_slices",
-    "parallel.overlap.expert_own_rows": "expert_own_rows",
     "parallel.overlap.tensor": "tensor_overlap",
     "parallel.overlap.tensor_chunks": "tensor_chunks",
     "parallel.quantized.weights": "weight_wire zero_quantized_weights",
@@ -174,11 +178,12 @@ MOVED: dict[str, str] = {
             "experts.last_temperature", "experts.anneal_steps", "experts.threshold", "experts.force", "experts.scale",
             "experts.bias_rate",
         ),
-        "router_options",
+        "model.experts.router_options",
     ),
-    **dict.fromkeys(("experts.compression", "experts.hashes", "experts.residual"), "clusters"),
+    **dict.fromkeys(("experts.compression", "experts.hashes", "experts.residual"), "model.experts.clusters"),
+    **dict.fromkeys(("overlap.expert_slices", "overlap.expert_own_rows"), "parallel.experts"),
 }  # fmt: skip
-"""Old keys of mappings, by `mapping.key`, to the mapping beside them that has them now."""
+"""Old keys of mappings, by `mapping.key`, to the mapping that has them now."""
 
 _BY_ALIAS = {alias: key for key, aliases in ALIASES.items() for alias in aliases.split()}
 

@@ -8,6 +8,7 @@ from functools import reduce
 from typing import Any
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.mappings.experts import ExpertOptions
 from jaxpar.config.mappings.quantized import QuantizedConfig
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.aliases import known_elsewhere
@@ -26,6 +27,7 @@ NESTED: dict[str, type] = {
     "model.rope": RopeConfig,
     "parallel.overlap": OverlapConfig,
     "parallel.quantized": QuantizedConfig,
+    "parallel.experts": ExpertOptions,
     "precision.matmul_options": MatmulOptions,
     "watch.limits": LimitsConfig,
 }

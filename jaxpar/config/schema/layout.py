@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from jaxpar.config.mappings.experts import ExpertOptions
 from jaxpar.config.mappings.quantized import QuantizedConfig
 from jaxpar.config.schema.overlap import OFF, ON_ANY_LAYOUT, OverlapConfig
 
@@ -22,20 +23,8 @@ class ParallelConfig:
     """Data parallelism over which `zero` shards weights, gradients and optimizer state."""
     expert: int = 1
     """Expert parallelism; for dense weights it is another data-parallel axis."""
-    expert_exchange: Literal["auto", "all_to_all", "hierarchical", "all_gather", "ragged"] = "auto"
-    """How tokens reach the ranks of their experts: each once to every rank with some of its own (`all_to_all`), the
-    same inside nodes and then between them (`hierarchical`), or all to all ranks (`all_gather`); `auto` is the one of
-    `all_to_all` and `all_gather` that sends less. `ragged` is not run yet."""
-    expert_backend: Literal["auto", "mosaic", "triton", "xla"] = "auto"
-    """Products of the rows of each expert with its matrices: `mosaic` is our kernel for Hopper GPUs, `triton` the one
-    for Ampere and later, `xla` a loop over blocks of rows on any device. `auto` takes the first of the kernels that a
-    record shows to be verified on such GPUs."""
-    expert_capacity: float = 2.0
-    """Rows that a rank has room for in an exchange, as a multiple of an even share. What is more is exchanged and
-    computed afterwards: no token is dropped, and a step only takes longer."""
-    expert_imbalance: float = 1.0
-    """Rows of the rank with the most, relative to the mean: what the metric `experts/rank_load` of a run measures. The
-    planner and `jaxpar.schedule` predict times with it, of layouts that split experts; no run depends on it."""
+    experts: ExpertOptions = field(default_factory=ExpertOptions)
+    """How experts get their tokens and multiply them, where the model has some (`docs/experts.md`)."""
     context: int = 1
     """Context parallelism: the sequence is split, inside attention too."""
     tensor: int = 1
@@ -79,20 +68,25 @@ class ParallelConfig:
     means the same. `python -m jaxpar.plan` plans for any cluster that is described."""
 
 
+def expert_options(parallel: ParallelConfig) -> ExpertOptions:
+    """`parallel.experts`; where nothing is to run beside messages, in one slice unless another number is named."""
+    options = parallel.experts
+    if parallel.overlap == OFF and options.slices == "auto":
+        return replace(options, slices=1)
+    return options
+
+
 def kept_by_planner(parallel: ParallelConfig) -> dict[str, Any]:
     """Keys of `parallel` that the planner takes as they are, where it searches the others.
 
     Rows of the embedding, sums over replicas that are to overlap, and several layers in a turn, are possible on some
     layouts only; state that is split over replicas is kept where a layout has any.
     """
-    names = (
-        "expert_exchange", "expert_backend", "expert_capacity", "expert_imbalance", "quantized",
-    )  # fmt: skip
     asked = parallel.overlap
-    taken = ("collectives_at_once", "shard_state_over_replicas", "expert_slices", "expert_own_rows")
+    taken = ("collectives_at_once", "shard_state_over_replicas")
     options: dict[str, Any] = {name: getattr(asked, name) for name in taken}
     options |= {name: value for name in ON_ANY_LAYOUT if getattr(asked, name) == (value := getattr(OFF, name))}
-    return {**{name: getattr(parallel, name) for name in names}, "overlap": OverlapConfig(**options)}
+    return {"experts": parallel.experts, "quantized": parallel.quantized, "overlap": OverlapConfig(**options)}
 
 
 @dataclass(frozen=True)

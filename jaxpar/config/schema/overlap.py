@@ -46,18 +46,11 @@ class OverlapConfig:
     tensor_chunks: int | None = None
     """Chunks, with `tensor: ring`, into which the part of a rank is cut. Each passes round by itself, every second
     one the other way. Null takes 2 where they divide the part, else 1."""
-    expert_slices: int | Literal["auto"] = "auto"
-    """Parts into which a rank's tokens are cut: one is exchanged while the experts work on another. `auto` takes what
-    is expected to be fastest on the GPUs, and 1 elsewhere."""
-    expert_own_rows: Literal["auto", "first", "exchanged"] = "auto"
-    """Where tokens are cut into slices, the rows that a rank has for its own experts: computed apart while the first
-    slice is sent (`first`), or as part of each slice (`exchanged`); `auto` is what is expected to be faster."""
 
 
 OFF = OverlapConfig(
     embedding_messages="table", replica_sums="after", shard_state_over_replicas=False, layer_unroll=1,
-    weight_prefetch="layer", collectives_at_once=1, tensor="plain", expert_slices=1,
-    expert_own_rows="exchanged",
+    weight_prefetch="layer", collectives_at_once=1, tensor="plain",
 )  # fmt: skip
 """The mapping that `parallel.overlap: off` stands for."""
 ON_ANY_LAYOUT = ("embedding_messages", "replica_sums", "layer_unroll", "weight_prefetch", "tensor")

@@ -8,17 +8,10 @@ from jaxpar.config.checks.sizes import divides, key_of, known
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.reading.typed import spell
-from jaxpar.config.schema import Config, ModelConfig, ParallelConfig
+from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.config.schema.overlap import OFF, OverlapConfig
 from jaxpar.layers.experts.clusters import clustering_of
 from jaxpar.layers.experts.routers import ROUTERS, options_of
-
-NO_RAGGED = (
-    "the result of JAX's ragged_all_to_all has the varying type of its output buffer, which the step's types cannot "
-    "check, it does not run on CPUs, and on GPUs it has crashed above 32 ranks"
-)
-"""Why `parallel.expert_exchange: ragged` is refused."""
 
 
 def check_experts(config: Config) -> None:
@@ -37,19 +30,12 @@ def check_experts(config: Config) -> None:
     ):
         if value is not None:
             raise UserError(f"{key}: {value} would not be used, because model.experts is null; expected null")
-    keys, options = [
-        {field.name: field.default for field in fields(record) if field.name.startswith("expert_")}
-        for record in (ParallelConfig, OverlapConfig)
-    ]
-    asked = {f"parallel.{key}": (getattr(config.parallel, key), usual) for key, usual in keys.items()}
-    for key, usual in options.items():
-        value = getattr(config.parallel.overlap, key)
-        asked[f"parallel.overlap.{key}"] = (usual if value == getattr(OFF, key) else value, usual)
-    for key, (value, usual) in asked.items():
-        if value != usual:
+    for field in fields(config.parallel.experts):
+        value = getattr(config.parallel.experts, field.name)
+        if value != field.default and (field.name, value) != ("slices", 1):
             raise UserError(
-                f"{key}: {value} would not be used, because model.experts is null; expected experts with it, or the "
-                f"default, {usual}"
+                f"parallel.experts.{field.name}: {value} would not be used, because model.experts is null; expected "
+                f"experts with it, or the default, {field.default}"
             )
 
 
@@ -136,8 +122,6 @@ def _check_groups(key: str, experts: ExpertsConfig) -> None:
 def _check_combined(config: Config) -> None:
     """What experts cannot be combined with yet."""
     memory = config.memory
-    if config.parallel.expert_exchange == "ragged":
-        raise UserError(f"parallel.expert_exchange: ragged is not run, because {NO_RAGGED}; expected all_to_all")
     if config.model.low_rank:
         names = ", ".join(config.model.low_rank)
         raise UserError(f"model.low_rank: {names}, and models with experts have no products of two yet; expected {{}}")

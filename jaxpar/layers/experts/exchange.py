@@ -170,8 +170,9 @@ EXCHANGES: dict[str, Callable[[ExpertsConfig, int, ExpertLayout], Exchange]] = {
     "hierarchical": AllToAll,
     "all_gather": AllGather,
 }
-"""By the name in a plan. `hierarchical` is `AllToAll` by `exchange_tokens_by_node`. There is no `ragged`: see
-`jaxpar.layers.experts.checks.NO_RAGGED`."""
+"""By the name in a plan. `hierarchical` is `AllToAll` by `exchange_tokens_by_node`. JAX's
+`ragged_all_to_all` is not used: its result has the varying type of its output buffer, so that a missing reduction would
+not be noticed, it does not run on CPUs, and on GPUs it has crashed above 32 ranks."""
 
 
 class OwnRows(NamedTuple):

@@ -1,7 +1,7 @@
 """Tokens to the ranks of their experts and back, in bounded memory and without dropping one.
 
 A rank's tokens are cut into *slices*, so that one slice is sent while the experts work on another. In a *round* as many
-assignments of a slice as there is room for (`parallel.expert_capacity` times an even share) are moved to the ranks of
+assignments of a slice as there is room for (`parallel.experts.capacity` times an even share) are moved to the ranks of
 their experts, computed, and their results moved back. One round is enough unless the load is uneven. How many are
 needed is the maximum over all ranks, so that every rank runs the same number; those after the first are a loop with a
 derivative of its own, which keeps nothing and takes no memory while it is not needed.

@@ -11,6 +11,7 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, Choice, ExpertLayout, Plan
 from jaxpar.config.reading.typed import shown
+from jaxpar.config.schema.layout import expert_options
 from jaxpar.config.spelling import quoted
 from jaxpar.cost.expert_exchange import ExpertExchange
 from jaxpar.cost.hardware_model import nearest_hardware
@@ -49,32 +50,30 @@ def expert_layouts(
         UserError: The nodes or the tokens do not divide as they are asked to, or the kernel that is named does not
             support the run.
     """
-    parallel, found, shapes = config.parallel, {}, layer_shapes(config, axes, rows)
+    options, found, shapes = config.parallel.experts, {}, layer_shapes(config, axes, rows)
     for kind, model in kind_models(config.model).items():
         if model.experts is not None:
-            name, why = exchange_of(
-                parallel.expert_exchange, model.experts, parallel.expert_capacity, axes.expert, axes.tensor
-            )
+            name, why = exchange_of(options.exchange, model.experts, options.capacity, axes.expert, axes.tensor)
             slices = _slices(config, shapes[kind], axes, device, cluster, rows)
             chosen: Any = name
             found[kind] = ExpertLayout(
                 Choice(chosen, why if axes.expert * axes.tensor > 1 else ""),
-                parallel.expert_capacity,
+                options.capacity,
                 slices=slices,
                 own_first=_own_rows(config, shapes[kind], name, slices.name, device, cluster),
                 node_devices=_check_nodes(axes, node_devices) if name == "hierarchical" else None,
                 sent_dtype=config.parallel.quantized.tokens,
             )
     for kind, request in _requests(config, axes, device, found, rows).items():
-        products = choose_kernel(REGISTRY, parallel.expert_backend, request, "parallel.expert_backend", kind)
+        products = choose_kernel(REGISTRY, options.backend, request, "parallel.experts.backend", kind)
         found[kind] = replace(found[kind], products=products)
     return found
 
 
 def check_expert_layouts(plan: Plan, config: Config, device: Device, node_devices: int | None) -> None:
     """Raise `UserError` if those of a plan are not for the layers of the model, or cannot run on such devices."""
-    parallel, overlap = config.parallel, config.parallel.overlap
-    asked = parallel.expert_exchange
+    options = config.parallel.experts
+    asked = options.exchange
     kinds = [kind for kind, model in kind_models(config.model).items() if model.experts is not None]
     if set(plan.experts) != set(kinds):
         found, wanted = (", ".join(map(quoted, each)) or "none" for each in (plan.experts, kinds))
@@ -85,28 +84,27 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
         if exchange not in EXCHANGES or asked not in ("auto", exchange):
             wanted = " or ".join(EXCHANGES) if asked == "auto" else asked
             raise UserError(f"plan.experts: exchange: expected {wanted}, got {shown(exchange)}")
-        if own.capacity != parallel.expert_capacity:
+        if own.capacity != options.capacity:
             raise UserError(
-                f"plan.experts: capacity: {own.capacity:g}, and parallel.expert_capacity is "
-                f"{parallel.expert_capacity:g}"
+                f"plan.experts: capacity: {own.capacity:g}, and parallel.experts.capacity is {options.capacity:g}"
             )
         if own.sent_dtype != parallel.quantized.tokens:
             raise UserError(
                 f"plan.experts: sent_dtype: {shown(own.sent_dtype)}, and parallel.quantized.tokens is "
                 f"{shown(parallel.quantized.tokens)}"
             )
-        if tokens % slices or overlap.expert_slices not in ("auto", slices):
-            asked_for = "" if overlap.expert_slices == "auto" else f" is {overlap.expert_slices}, and"
+        if tokens % slices or options.slices not in ("auto", slices):
+            asked_for = "" if options.slices == "auto" else f" is {options.slices}, and"
             raise UserError(
-                f"plan.experts: slices: {slices}, and parallel.overlap.expert_slices{asked_for} divides the {tokens} "
+                f"plan.experts: slices: {slices}, and parallel.experts.slices{asked_for} divides the {tokens} "
                 "tokens of a rank"
             )
         if own.own_first.name and (why := _why_exchanged(exchange, slices, plan.axes.tensor)):
             raise UserError(f"plan.experts: own_first: expected false, because {why}, got true")
-        if overlap.expert_own_rows != "auto" and own.own_first.name != (overlap.expert_own_rows == "first"):
+        if options.own_rows != "auto" and own.own_first.name != (options.own_rows == "first"):
             raise UserError(
-                f"plan.experts: own_first: {shown(own.own_first.name)}, and parallel.overlap.expert_own_rows is "
-                f"{overlap.expert_own_rows}"
+                f"plan.experts: own_first: {shown(own.own_first.name)}, and parallel.experts.own_rows is "
+                f"{options.own_rows}"
             )
         wanted = _check_nodes(plan.axes, node_devices) if exchange == "hierarchical" else None
         if own.node_devices != wanted:
@@ -140,10 +138,10 @@ def _requests(
 def loops_on(config: Config, axes: AxisSizes, gpu: GPU, rows: int) -> bool:
     """Whether GPUs of a cluster multiply experts in a loop of plain XLA, of so many rows a microbatch; of a kernel that
     is named and does not support them, which a run refuses, they do not."""
-    whole, asked = dict.fromkeys(kind_models(config.model), ExpertLayout()), config.parallel.expert_backend
+    whole, asked = dict.fromkeys(kind_models(config.model), ExpertLayout()), config.parallel.experts.backend
     try:
         return any(
-            choose_kernel(REGISTRY, asked, request, "parallel.expert_backend", kind).name == "xla"
+            choose_kernel(REGISTRY, asked, request, "parallel.experts.backend", kind).name == "xla"
             for kind, request in _requests(config, axes, DescribedGPU.of(gpu), whole, rows).items()
         )
     except UserError:
@@ -153,7 +151,7 @@ def loops_on(config: Config, axes: AxisSizes, gpu: GPU, rows: int) -> bool:
 def _check_nodes(axes: AxisSizes, node_devices: int | None) -> int:
     """Devices of a node, at whose border an exchange in two levels is cut."""
     levels = split_by_nodes(dict(axes), ("expert",), node_devices)
-    key = "parallel.expert_exchange: hierarchical"
+    key = "parallel.experts.exchange: hierarchical"
     if levels is None:
         raise UserError(
             f"{key} sends inside nodes first, and the ranks of parallel.expert {axes.expert} are not spread evenly "
@@ -176,21 +174,20 @@ def _slices(
     config: Config, shape: LayerShape, axes: AxisSizes, device: Device, cluster: Cluster | None, rows: int
 ) -> Choice[int]:
     """The number of slices."""
-    asked, tokens = config.parallel.overlap.expert_slices, _tokens(config, axes, rows)
+    asked, tokens = expert_options(config.parallel).slices, _tokens(config, axes, rows)
     if axes.expert == 1:
         if asked not in ("auto", 1):
             raise UserError(
-                f"parallel.overlap.expert_slices: {asked} would not be used, because parallel.expert is 1; expected "
-                "auto or 1"
+                f"parallel.experts.slices: {asked} would not be used, because parallel.expert is 1; expected auto or 1"
             )
         return Choice(1)
     if asked != "auto":
         if tokens % asked:
             raise UserError(
-                f"parallel.overlap.expert_slices: {asked} do not divide the {tokens} tokens of a rank in a microbatch; "
+                f"parallel.experts.slices: {asked} do not divide the {tokens} tokens of a rank in a microbatch; "
                 "expected a divisor, or auto"
             )
-        return Choice(asked, "named by parallel.overlap.expert_slices")
+        return Choice(asked, "named by parallel.experts.slices")
     if device.platform == "cpu":
         return Choice(1, "CPU devices overlap nothing")
     if cluster is None:
@@ -208,9 +205,7 @@ def _timed(
     """The exchange, and what it runs on."""
     hardware = nearest_hardware(cluster.gpu)
     on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
-    return ExpertExchange(
-        replace(shape, codes=expert_codes(config, device)), config.parallel.overlap.expert_own_rows
-    ), on
+    return ExpertExchange(replace(shape, codes=expert_codes(config, device)), config.parallel.experts.own_rows), on
 
 
 def _why_exchanged(exchange: str, slices: int, tensor: int) -> str | None:
@@ -226,13 +221,13 @@ def _own_rows(
     config: Config, shape: LayerShape, exchange: str, slices: int, device: Device, cluster: Cluster | None
 ) -> Choice[bool]:
     """Whether a rank computes its rows for its experts apart, first."""
-    asked, why = config.parallel.overlap.expert_own_rows, _why_exchanged(exchange, slices, shape.tensor)
+    asked, why = config.parallel.experts.own_rows, _why_exchanged(exchange, slices, shape.tensor)
     if why is not None:
         if asked == "first":
-            raise UserError(f"parallel.overlap.expert_own_rows: first is not possible, because {why}; expected auto")
+            raise UserError(f"parallel.experts.own_rows: first is not possible, because {why}; expected auto")
         return Choice(False, why if shape.expert > 1 else "")
     if asked != "auto":
-        return Choice(asked == "first", "named by parallel.overlap.expert_own_rows")
+        return Choice(asked == "first", "named by parallel.experts.own_rows")
     if device.platform == "cpu":
         return Choice(False, "CPU devices overlap nothing")
     if cluster is None:

@@ -56,7 +56,7 @@ CURES = {
     "recomputation": "memory: with more of it, less would be recomputed",
     "tensor": "the link between tensor ranks",
     "context": "the link between context ranks",
-    "exchange": "the link between expert ranks: fewer of them, or less room (parallel.expert_capacity), send less",
+    "exchange": "the link between expert ranks: fewer of them, or less room (parallel.experts.capacity), send less",
     "scales": "a message over all ranks for each group of matmuls: precision.matmul: fp8_delayed has none",
     "data": "the network between data ranks: a larger batch would hide or share it",
     "bubble": "the pipeline: more microbatches (a larger batch) would fill it",
@@ -205,13 +205,13 @@ def exchanges(plan: Plan, parallel: ParallelConfig) -> list[str]:
         return []
     slower = []
     if any(own.products.name == "xla" for own in plan.experts.values()):
-        slower = ["products are timed as those of xla, a loop; a kernel takes less (parallel.expert_backend)"]
+        slower = ["products are timed as those of xla, a loop; a kernel takes less (parallel.experts.backend)"]
     if plan.axes.expert * plan.axes.tensor == 1:
         return ["each GPU has all experts, and tokens stay where they are", *slower]
     balance = (
-        "with equal load" if parallel.expert_imbalance == 1 else f"for {parallel.expert_imbalance:g} times the mean"
+        "with equal load" if parallel.experts.imbalance == 1 else f"for {parallel.experts.imbalance:g} times the mean"
     )
-    timed = f"timed {balance} on the fullest rank (parallel.expert_imbalance; a run measures experts/rank_load)"
+    timed = f"timed {balance} on the fullest rank (parallel.experts.imbalance; a run measures experts/rank_load)"
     return [
         f"{own.exchange.name}{f' of kind {kind}' if kind else ''}: {own.exchange.reason}; {timed}"
         for kind, own in plan.experts.items()

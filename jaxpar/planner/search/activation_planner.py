@@ -9,6 +9,7 @@ from math import ceil, floor
 from typing import Any, Literal
 
 from jaxpar.config.plan import AxisSizes, LayerRun
+from jaxpar.config.schema.layout import expert_options
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.operations import Attention
@@ -98,15 +99,15 @@ class ActivationPlanner:
             remat=remat, offload_fraction=share, optimizer_offload=choice.optimizer_offload,
             precision=precision.compute,
             wire=Transport(asked.quantized.weights, asked.quantized.gradients),
-            stage_layers=choice.stage_layers, expert_exchange=asked.expert_exchange,
-            expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,
+            stage_layers=choice.stage_layers, expert_exchange=asked.experts.exchange,
+            expert_capacity=asked.experts.capacity, imbalance=asked.experts.imbalance,
             expert_loop=self._expert_loop, exchange_dtype=parallel.quantized.tokens, expert_codes=self._expert_codes,
             matmul_codes=self._matmul_codes,
             embedding_messages=self._embedding_messages,
             sums_early=asked.overlap.replica_sums != "after",
             shard_state=self._state_replicas > 1,
             attention=self.attention,
-            expert_slices=asked.overlap.expert_slices, expert_own_rows=asked.overlap.expert_own_rows,
+            expert_slices=expert_options(asked).slices, expert_own_rows=asked.experts.own_rows,
             shared_ends=choice.shared_ends,
         )  # fmt: skip
 

@@ -268,19 +268,19 @@ class Space:
     def _broken_by_exchange(self, sizes: Mapping[str, int]) -> Iterator[str]:
         """What is asked of the exchange of tokens, and not possible."""
         parallel, model = self.config.parallel, self.config.model
-        if sizes["expert"] == 1 and parallel.overlap.expert_slices not in ("auto", 1):
-            yield f"parallel.overlap.expert_slices ({parallel.overlap.expert_slices}), which takes expert above 1"
-        if parallel.overlap.expert_own_rows != "first":
+        if sizes["expert"] == 1 and parallel.experts.slices not in ("auto", 1):
+            yield f"parallel.experts.slices ({parallel.experts.slices}), which takes expert above 1"
+        if parallel.experts.own_rows != "first":
             return
-        key = "parallel.overlap.expert_own_rows (first), which takes"
+        key = "parallel.experts.own_rows (first), which takes"
         if sizes["expert"] == 1:
             yield f"{key} expert above 1"
             return
         if sizes["tensor"] > 1:
             yield f"{key} tensor 1"
-        if parallel.overlap.expert_slices == 1:
-            yield f"{key} parallel.overlap.expert_slices above 1"
-        asked, room = parallel.expert_exchange, parallel.expert_capacity
+        if parallel.experts.slices == 1:
+            yield f"{key} parallel.experts.slices above 1"
+        asked, room = parallel.experts.exchange, parallel.experts.capacity
         for own in kind_models(model).values():
             if own.experts and exchange_of(asked, own.experts, room, sizes["expert"], sizes["tensor"])[0] == ALL_GATHER:
                 yield f"{key} another exchange than {ALL_GATHER}"
@@ -342,11 +342,11 @@ class Space:
         elif group.pipe <= model.layers and not self.schedules(group.pipe, microbatches):
             held = [name for name in ("schedule", "virtual_stages") if name in self.fixed]
             yield " and ".join(f"--fix {name}={self.fixed[name]}" for name in held) or "the schedules' microbatches"
-        asked = self.config.parallel.overlap.expert_slices
+        asked = self.config.parallel.experts.slices
         if asked != "auto" and group.expert > 1:
             tokens = group.microbatch * self.config.data.sequence_length // (group.context * group.tensor)
             if tokens % asked:
-                yield f"parallel.overlap.expert_slices ({asked}) over the tokens of a rank"
+                yield f"parallel.experts.slices ({asked}) over the tokens of a rank"
         if not self.zeros(group):
             yield f"--fix zero={self.fixed['zero']}"
         if model.heads % group.tensor == 0 and not self.strategies(group):

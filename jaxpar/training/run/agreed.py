@@ -19,7 +19,7 @@ from jaxpar.layout.choices.matmul import routed_choice, tiled_choice
 _NAMED_BY = {
     "attention": "attention.backend",
     "kind_attention": "attention.backend",
-    "products": "parallel.expert_backend",
+    "products": "parallel.experts.backend",
     "loss": "memory.loss_backend",
     "matmul": "precision.matmul_options.backend",
 }

@@ -199,7 +199,7 @@ def test_a_note_states_the_load_of_experts_where_ranks_share_them():
 
     assert note(1) == () and load_note(hsdp()[0].compilation.plan) == ()
     (text,) = note(8)
-    assert "equal loads" in text and "parallel.expert_imbalance" in text
+    assert "equal loads" in text and "parallel.experts.imbalance" in text
 
 
 def test_an_operation_that_is_not_known_is_named_on_the_screen_in_json_and_on_the_page():

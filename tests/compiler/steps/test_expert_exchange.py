@@ -16,6 +16,7 @@ from jaxpar.layers.experts.messages import messages_of, row_bytes_of_ways
 from jaxpar.memory.layer_shape import layer_shapes
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from tests.compiler.inspected import inspected, wide
+from tests.small_run import with_experts
 
 pytestmark = pytest.mark.long
 
@@ -28,10 +29,10 @@ SCATTERS = {
     "gather_tokens": "scatter_tokens",
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "all to all": {"expert": 4, "fsdp": 2, "expert_exchange": "all_to_all"},
-    "all gather": {"expert": 4, "fsdp": 2, "expert_exchange": "all_gather"},
-    "all to all in codes": {"expert": 4, "fsdp": 2, "expert_exchange": "all_to_all"},
-    "tensor ranks": {"expert": 2, "fsdp": 2, "tensor": 2, "expert_exchange": "all_to_all"},
+    "all to all": {"expert": 4, "fsdp": 2, "experts": {"exchange": "all_to_all"}},
+    "all gather": {"expert": 4, "fsdp": 2, "experts": {"exchange": "all_gather"}},
+    "all to all in codes": {"expert": 4, "fsdp": 2, "experts": {"exchange": "all_to_all"}},
+    "tensor ranks": {"expert": 2, "fsdp": 2, "tensor": 2, "experts": {"exchange": "all_to_all"}},
 }
 
 
@@ -40,8 +41,8 @@ def config_of(layout: str) -> Config:
     experts = ExpertsConfig(count=8, per_token=2, width=1024, balance_loss=0.0)
     return wide(
         model={"layers": LAYERS, "embed": 512, "mlp": 1024, "vocab": 4096, "experts": experts},
-        parallel=LAYOUTS[layout]
-        | {"expert_capacity": 1.5, "microbatches": MICROBATCHES, "quantized": {"tokens": SENT.get(layout)}},
+        parallel=with_experts(LAYOUTS[layout], capacity=1.5)
+        | {"microbatches": MICROBATCHES, "quantized": {"tokens": SENT.get(layout)}},
         data={"sequence_length": 1024, "batch_size": 16},
     )
 
@@ -83,7 +84,9 @@ def test_flops_are_those_of_the_rows_that_are_expected():
 def test_the_layers_of_the_page_are_not_the_rounds_that_a_balanced_step_never_runs():
     """A layer's body contains the loop over further rounds, whose products are the same. XLA unrolls two layers."""
     config = config_of("all to all")
-    parallel = replace(config.parallel, expert_backend="mosaic", expert_capacity=2.0, microbatches=1)
+    parallel = replace(
+        config.parallel, experts=replace(config.parallel.experts, backend="mosaic", capacity=2.0), microbatches=1
+    )
     analysis, _ = inspected(replace(config, model=replace(config.model, layers=3), parallel=parallel), CLUSTER)
     forward, backward = layer_schedules(analysis)
     assert (forward.title, backward.title) == ("Forward", "Backward")

@@ -16,6 +16,7 @@ from jaxpar.config.schema.layout import MatmulOptions
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.memory.estimate import estimate_memory
 from tests.compiler.inspected import inspected, wide
+from tests.small_run import with_experts
 
 LAYERS, EMBED, WIDTH, EXPERTS, PER_TOKEN = 2, 256, 512, 16, 2
 """Experts are split over four ranks, and their width over two."""
@@ -36,9 +37,9 @@ def largest_of(analysis: Analysis) -> int:
 def test_the_kernels_are_in_the_step_and_no_product_is_dense(backend: str):
     """There is room for all tokens of all ranks, of which an even load fills a quarter: that much is multiplied."""
     experts = ExpertsConfig(EXPERTS, PER_TOKEN, WIDTH)
-    layout = {"expert": 4, "tensor": 2, "expert_backend": backend, "expert_exchange": "all_to_all"}
+    layout = {"expert": 4, "tensor": 2, "experts": {"backend": backend, "exchange": "all_to_all"}}
     config = wide(
-        model={"layers": LAYERS, "embed": EMBED, "experts": experts}, parallel=layout | {"expert_capacity": 4.0},
+        model={"layers": LAYERS, "embed": EMBED, "experts": experts}, parallel=with_experts(layout, capacity=4.0),
         data={"sequence_length": 256, "batch_size": 16},
     )  # fmt: skip
     analysis, report = inspected(config, CLUSTER)
@@ -63,10 +64,7 @@ def test_experts_multiply_codes_in_fp8(recipe: str, backend: str):
     matrices; without them none. They multiply as much as those of bfloat16."""
     config = wide(
         model={"layers": LAYERS, "embed": EMBED, "experts": ExpertsConfig(EXPERTS, PER_TOKEN, WIDTH)},
-        parallel={
-            "expert": 4, "tensor": 2, "expert_backend": "mosaic", "expert_exchange": "all_to_all",
-            "expert_capacity": 4.0,
-        },
+        parallel=with_experts({"expert": 4, "tensor": 2}, backend="mosaic", exchange="all_to_all", capacity=4.0),
         precision={
             "matmul": recipe,
             "matmul_options": MatmulOptions(

@@ -84,13 +84,11 @@ def test_the_estimate_of_gemma_is_within_a_twentieth_of_what_xla_allocates():
 EXPERTS: dict[str, dict[str, Any]] = {
     "over eight ranks": {
         "model": {"embed": 512, "experts": ExpertsConfig(32, 4, 512)},
-        "parallel": {"expert": 8, "expert_capacity": 1.25, "overlap": {"expert_slices": 1}},
+        "parallel": {"expert": 8, "experts": {"capacity": 1.25, "slices": 1}},
     },
     "over four ranks of two copies, all recomputed": {
         "model": {"embed": 1024, "experts": ExpertsConfig(64, 6, 256, shared=2)},
-        "parallel": {
-            "expert": 4, "fsdp": 2, "microbatches": 2, "expert_capacity": 1.5, "overlap": {"expert_slices": 2},
-        },
+        "parallel": {"expert": 4, "fsdp": 2, "microbatches": 2, "experts": {"capacity": 1.5, "slices": 2}},
         "memory": {"remat": "full"},
     },
 }  # fmt: skip

@@ -64,7 +64,7 @@ def test_a_step_waits_for_what_was_reached(
 def test_the_exchange_of_experts_is_hidden(file: str, on: str, overrides: tuple[str, ...], waited: float):
     """With the kernel that `auto` takes where it was verified; 10% are the goal. Of DeepSeek-V3 seven layers, which
     miss it (docs/decisions.md)."""
-    report = compiled(file, on, "parallel.expert_backend=mosaic", *overrides)
+    report = compiled(file, on, "parallel.experts.backend=mosaic", *overrides)
     found = sum(row.exposed_s for row in report.collectives if row.collective == "exchange_tokens")
     assert report.fits and 0 < found <= waited * (report.step_seconds)
 

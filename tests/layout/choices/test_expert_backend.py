@@ -35,7 +35,7 @@ def products(config: Config, device: Any, kind: str = "") -> Choice:
 
 def run(backend: str = "auto", compute: str = "bfloat16", **model: Any) -> Config:
     model = {"embed": 128, "heads": 8, "experts": ExpertsConfig(8, width=256)} | model
-    parallel = {"expert": 2, "tensor": 2, "expert_backend": backend}
+    parallel = {"expert": 2, "tensor": 2, "experts": {"backend": backend}}
     return small(model=model, parallel=parallel, precision={"compute": compute})
 
 
@@ -55,7 +55,7 @@ def test_auto_leaves_the_kernels_where_nobody_has_verified_them(monkeypatch: pyt
 @pytest.mark.usefixtures("recorded")
 def test_auto_takes_the_kernel_that_was_right_where_layers_can_run_it():
     assert products(run(), H100).name == "mosaic"
-    assert products(run(backend="xla"), H100).rejected["mosaic"] == "parallel.expert_backend names xla"
+    assert products(run(backend="xla"), H100).rejected["mosaic"] == "parallel.experts.backend names xla"
     assert "platform is cpu" in products(run(), CPU).rejected["mosaic"]
     assert "not float32" in products(run(compute="float32"), H100).rejected["mosaic"]
     assert products(run(**KINDS), H100, "routed").name == "mosaic"
@@ -65,7 +65,7 @@ def test_auto_takes_the_kernel_that_was_right_where_layers_can_run_it():
 def test_a_kernel_that_is_named_runs_unverified_and_the_plan_states_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pallas_kernels.verified.records", lambda: ())
     found = products(run(backend="mosaic"), H100)
-    assert found.name == "mosaic" and found.reason == f"parallel.expert_backend names mosaic, though {UNVERIFIED}"
+    assert found.name == "mosaic" and found.reason == f"parallel.experts.backend names mosaic, though {UNVERIFIED}"
 
 
 @pytest.mark.parametrize(
@@ -78,5 +78,5 @@ def test_a_kernel_that_is_named_runs_unverified_and_the_plan_states_it(monkeypat
     ids=["no GPU", "a kind", "misspelt"],
 )
 def test_what_a_kernel_cannot_do_is_refused(config: Config, device: Any, parts: tuple[str, ...]):
-    with refused("parallel.expert_backend", repr(config.parallel.expert_backend), *parts):
+    with refused("parallel.experts.backend", repr(config.parallel.experts.backend), *parts):
         products(config, device)

@@ -18,7 +18,7 @@ from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from tests.sentences import refused
-from tests.small_run import small, with_overlap
+from tests.small_run import small, with_experts
 
 KINDS = {
     "kinds": {"dense": {"experts": None}, "routed": {}},
@@ -30,7 +30,7 @@ KINDS = {
 @cache
 def planned(exchange: str = "auto") -> tuple[Config, Plan]:
     """Layers of two kinds, one of them with experts."""
-    parallel = {"expert": 4, "tensor": 2, "expert_exchange": exchange, "expert_capacity": 1.5}
+    parallel = {"expert": 4, "tensor": 2, "experts": {"exchange": exchange, "capacity": 1.5}}
     config = resolve_config(small(model=KINDS, parallel=parallel), 8)
     return config, make_plan(config, jax.devices()[0], 8)
 
@@ -70,7 +70,7 @@ def test_the_layers_run_what_the_plan_has(exchange: Any) -> None:
             {"routed": ExpertLayout(capacity=1.5, sent_dtype="float8_e4m3fn")},
             ("plan.experts: sent_dtype", "float8_e4m3fn", "parallel.quantized.tokens", "null"),
         ),
-        ({"routed": ExpertLayout(capacity=2.5)}, ("plan.experts", "2.5", "parallel.expert_capacity", "1.5")),
+        ({"routed": ExpertLayout(capacity=2.5)}, ("plan.experts", "2.5", "parallel.experts.capacity", "1.5")),
     ],
 )
 def test_a_plan_of_other_experts_is_refused(experts: dict[str, ExpertLayout], parts: tuple[str, ...]) -> None:
@@ -92,21 +92,21 @@ def test_no_room_for_an_even_share_is_refused() -> None:
 
 
 def test_own_rows_go_first_where_they_may_and_are_asked_for() -> None:
-    sliced = {"expert": 4, "overlap": {"expert_slices": 2}, "expert_exchange": "all_to_all"}
+    sliced = {"expert": 4, "experts": {"slices": 2, "exchange": "all_to_all"}}
 
     def found(own_rows: str = "auto", **parallel: Any) -> ExpertLayout:
-        parallel = with_overlap(sliced | parallel, expert_own_rows=own_rows)
+        parallel = with_experts(sliced, **parallel.pop("experts", {}), own_rows=own_rows) | parallel
         config = resolve_config(small(model=KINDS, parallel=parallel), 4 * parallel.get("tensor", 1))
         return make_plan(config, jax.devices()[0], 8).experts["routed"]
 
     assert [found(one).own_first.name for one in ("first", "exchanged")] == [True, False]
     assert not found().own_first.name and "CPU" in found().own_first.reason
     for parallel, parts in (
-        ({"overlap": {"expert_slices": 1}}, ("one piece",)),
+        ({"experts": {"slices": 1}}, ("one piece",)),
         ({"tensor": 2}, ("parallel.tensor 2",)),
-        ({"expert_exchange": "all_gather"}, ("all_gather",)),
+        ({"experts": {"exchange": "all_gather"}}, ("all_gather",)),
     ):
-        with refused("parallel.overlap.expert_own_rows", "first", *parts, "auto"):
+        with refused("parallel.experts.own_rows", "first", *parts, "auto"):
             found("first", **parallel)
 
 

@@ -149,7 +149,7 @@ def test_scales_of_rows_of_experts_are_kept_and_counted(remat: str):
         config, plan = plan_for(
             model_of(
                 model={"layers": 4, "experts": ExpertsConfig(count=8, per_token=2, width=512)},
-                parallel={"expert": 4, "fsdp": 2, "expert_exchange": "all_to_all", "expert_capacity": 1.5},
+                parallel={"expert": 4, "fsdp": 2, "experts": {"exchange": "all_to_all", "capacity": 1.5}},
                 memory={"remat": remat},
                 precision={"matmul": matmul, "matmul_options": MatmulOptions(("head",), 0, 0)} if matmul else {},
             ),

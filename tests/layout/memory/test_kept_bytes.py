@@ -37,10 +37,10 @@ def test_a_chunk_keeps_what_the_closed_form_states(preset: str, layout: str):
 
 
 EXPERTS = {
-    "over four ranks": ("parallel.expert=4", "parallel.fsdp=2", "parallel.overlap.expert_slices=2"),
-    "all tokens to all ranks": ("parallel.expert=4", "parallel.fsdp=2", "parallel.expert_exchange=all_gather"),
+    "over four ranks": ("parallel.expert=4", "parallel.fsdp=2", "parallel.experts.slices=2"),
+    "all tokens to all ranks": ("parallel.expert=4", "parallel.fsdp=2", "parallel.experts.exchange=all_gather"),
     "in two levels, codes on the wire": (
-        "parallel.expert=8", "parallel.expert_exchange=hierarchical", "parallel.quantized.tokens=float8_e4m3fn",
+        "parallel.expert=8", "parallel.experts.exchange=hierarchical", "parallel.quantized.tokens=float8_e4m3fn",
     ),
     "tensor ranks": ("parallel.expert=4", "parallel.tensor=2"),
     "all experts on every GPU": ("parallel.fsdp=8",),
@@ -55,7 +55,7 @@ def test_experts_keep_rows_as_they_arrive_and_no_copies_of_them(layout: str):
     axes = [f"parallel.{name}={size}" for name, size in whole.items()]
     asked = [
         *axes, "attention.backend=xla", "memory.remat=gemm_last", "model.experts={count: 16, per_token: 4, width: 64}",
-        "parallel.expert_capacity=1.5", "precision.compute=bfloat16", *EXPERTS[layout],
+        "parallel.experts.capacity=1.5", "precision.compute=bfloat16", *EXPERTS[layout],
     ]  # fmt: skip
     config, plan = plan_for(load_config(CONFIGS / "quickstart.yaml", asked), parse_cluster(cluster))
     shape = layer_shape(config, plan.axes, plan.microbatch_rows)

@@ -59,7 +59,7 @@ def test_traffic_of_a_plan_is_that_of_its_axes():
 
 def test_tokens_go_to_all_hosts_that_share_their_experts():
     experts = ExpertsConfig(count=8, per_token=2, width=512)
-    parallel = {"fsdp": 2, "expert": 8, "expert_exchange": "all_to_all", "expert_capacity": 1.0}
+    parallel = {"fsdp": 2, "expert": 8, "experts": {"exchange": "all_to_all", "capacity": 1.0}}
     config, plan = plan_on(model_of(model={"experts": experts}, parallel=parallel), parse_cluster("h100:4x4"))
     found = traffic_of(config, plan, 4).exchange
     assert set(found) == {(0, 1), (1, 0), (2, 3), (3, 2)}

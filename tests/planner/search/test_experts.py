@@ -29,6 +29,7 @@ from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from tests.planner.spaces import model_of, search_of
 from tests.sentences import refused
+from tests.small_run import with_experts
 
 MIXTRAL = {
     "layers": 32, "embed": 4096, "heads": 32, "kv_heads": 8, "mlp": 14336, "vocab": 32000,
@@ -100,15 +101,16 @@ def test_the_axis_can_be_fixed_and_left_out():
 
 def test_what_is_asked_of_the_exchange_is_planned_and_timed():
     """A plan has the exchange that its time was predicted for; less balance takes longer."""
-    asked = {"expert_capacity": 1.25, "expert_exchange": "all_to_all"}
+    asked = {"experts": {"capacity": 1.25, "exchange": "all_to_all"}}
     even, uneven = (
-        search_of(config_of(SMALL, 16, **asked, expert_imbalance=factor), expert=8).best(1)[0] for factor in (1.0, 1.2)
+        search_of(config_of(SMALL, 16, **with_experts(asked, imbalance=factor)), expert=8).best(1)[0]
+        for factor in (1.0, 1.2)
     )
     chosen = even.plan.experts[""]
     assert isinstance(chosen, ExpertLayout) and (chosen.exchange.name, chosen.capacity) == ("all_to_all", 1.25)
-    assert even.config.parallel.expert_capacity == 1.25
+    assert even.config.parallel.experts.capacity == 1.25
     assert even.candidate.seconds < uneven.candidate.seconds
-    assert uneven.candidate.layout.imbalance == uneven.config.parallel.expert_imbalance == 1.2
+    assert uneven.candidate.layout.imbalance == uneven.config.parallel.experts.imbalance == 1.2
 
 
 def test_codes_of_experts_are_timed_by_what_multiplies_them():
@@ -139,7 +141,7 @@ def test_the_screen_the_page_and_an_explanation_have_the_exchange(tmp_path: Path
     exchange = plans[0].plan.experts[""].exchange.name
     line, *others = words.exchanges(plans[0].plan, plans[0].config.parallel)
     assert bool(others) == (plans[0].plan.experts[""].products.name == "xla")
-    assert exchange in line and "with equal load" in line and "expert_imbalance" in line
+    assert exchange in line and "with equal load" in line and "experts.imbalance" in line
     assert line in html_page(plans, found.evaluated, found.timer)
     write(tmp_path / "plan.json", planned_file(plans[0], "h100:1x8"))
     print_plans(plans, found.effort, Console(width=300))
@@ -163,10 +165,10 @@ def test_a_layout_is_its_expert_axis_for_a_user():
 
 ASKED: dict[str, tuple[dict[str, Any], str]] = {
     "own rows first": (
-        {"overlap": {"expert_own_rows": "first"}},
-        "parallel.overlap.expert_own_rows (first), which takes expert above 1",
+        {"experts": {"own_rows": "first"}},
+        "parallel.experts.own_rows (first), which takes expert above 1",
     ),
-    "slices": ({"overlap": {"expert_slices": 4}}, "parallel.overlap.expert_slices (4), which takes expert above 1"),
+    "slices": ({"experts": {"slices": 4}}, "parallel.experts.slices (4), which takes expert above 1"),
 }
 
 
@@ -175,29 +177,29 @@ def test_layouts_that_cannot_exchange_as_they_are_asked_to_are_left_out(name: st
     """A planned layout does what is named, and where none can the sentence names it."""
     asked, why = ASKED[name]
     space = Space(config_of(SMALL, 16, **asked), named_cluster("h100:1x8"))
-    options = asked["overlap"]
-    own = options.get("expert_own_rows") == "first"
+    options = asked["experts"]
+    own = options.get("own_rows") == "first"
     found = {(group.expert, group.tensor) for group in space.groups()}
     assert {expert for expert, _ in found} == ({4, 8} if own else {2, 4, 8}), "of two ranks all_gather sends less"
     assert {tensor for _, tensor in found} == ({1} if own else {1, 2, 4})
     best = Search(space).best(1)[0]
     chosen = best.plan.experts[""]
     assert chosen.slices.name > 1
-    overlap = best.config.parallel.overlap
-    assert overlap.expert_slices == options.get("expert_slices", "auto")
-    assert overlap.expert_own_rows == best.candidate.layout.expert_own_rows == ("first" if own else "auto")
+    experts = best.config.parallel.experts
+    assert experts.slices == options.get("slices", "auto")
+    assert experts.own_rows == best.candidate.layout.expert_own_rows == ("first" if own else "auto")
     assert chosen.own_first.name or not own
     with refused(why):
         Search(Space(space.config, space.cluster, {"expert": "1"})).best(1)
 
 
 def test_own_rows_are_not_first_of_an_exchange_or_slices_that_have_none():
-    asked = {"overlap": {"expert_own_rows": "first", "expert_slices": 1}}
+    asked = {"experts": {"own_rows": "first", "slices": 1}}
     sizes = {"pipe": 1, "replica": 1, "fsdp": 1, "expert": 4, "context": 1, "tensor": 2}
-    space = Space(config_of(SMALL, 16, **asked, expert_exchange="all_gather"), named_cluster("h100:1x8"))
-    key = "parallel.overlap.expert_own_rows (first), which takes"
+    space = Space(config_of(SMALL, 16, **with_experts(asked, exchange="all_gather")), named_cluster("h100:1x8"))
+    key = "parallel.experts.own_rows (first), which takes"
     assert set(space._broken_by_exchange(sizes)) == {
-        f"{key} tensor 1", f"{key} parallel.overlap.expert_slices above 1", f"{key} another exchange than all_gather"
+        f"{key} tensor 1", f"{key} parallel.experts.slices above 1", f"{key} another exchange than all_gather"
     }  # fmt: skip
 
 
@@ -207,7 +209,7 @@ ON_ONE_AXIS = {"pipe": 1, "tensor": 1, "context": 1, "expert": 1, "zero": 3, "mi
 @pytest.mark.parametrize("backend", ["auto", "xla", "mosaic"])
 def test_the_products_that_are_timed_are_those_of_the_plan(backend: str):
     """A loop of plain XLA where the plan has no kernel, as an explanation of it says."""
-    config = config_of(SMALL, 64, expert_backend=backend)
+    config = config_of(SMALL, 64, experts={"backend": backend})
     one = search_of(config, "h100:1x4", **ON_ONE_AXIS).best(1)[0]
     (experts,) = one.plan.experts.values()
     assert one.candidate.layout.expert_loop is (experts.products.name == "xla")
@@ -217,7 +219,7 @@ def test_the_products_that_are_timed_are_those_of_the_plan(backend: str):
 
 
 def test_a_loop_over_experts_takes_longer_than_a_kernel():
-    config = lambda backend: config_of(SMALL, 64, expert_backend=backend)
+    config = lambda backend: config_of(SMALL, 64, experts={"backend": backend})
     of = lambda backend: search_of(config(backend), "h100:1x4", **ON_ONE_AXIS).best(1)[0].candidate
     loop, kernel = of("xla"), of("mosaic")
     assert loop.time.breakdown["matmuls"] > 1.2 * kernel.time.breakdown["matmuls"]

@@ -25,7 +25,7 @@ from jaxpar.planner.verified import Verified, judged
 WITHIN = 0.15
 """Most that a class of time is off, of the compiled step."""
 TIMEOUT_S = 1200.0
-OF_EXPERTS = ("parallel.expert_backend=mosaic",)
+OF_EXPERTS = ("parallel.experts.backend=mosaic",)
 """What the planner's times of experts are of; `auto` takes it where it was verified."""
 CUT = {"qwen3_30b_a3b": 4, "deepseek_v3": 7}
 """Layers of the programs of models whose whole programs take many minutes to compile."""

@@ -155,7 +155,7 @@ def test_experts_learn_from_pairs_alike_on_every_layout(tokens: str):
     """The routers' losses are those of the tokens of both answers, beside the loss of the pairs."""
     experts = ExpertsConfig(count=4, width=16, shared=1, balance_loss=0.1, z_loss=0.01)
     model = {"layers": 2, "vocab": VOCAB, "kv_heads": 4, "experts": experts}
-    parallel = {"expert": 2, "tensor": 2, "expert_exchange": "all_to_all"}
+    parallel = {"expert": 2, "tensor": 2, "experts": {"exchange": "all_to_all"}}
     one, split = (SmallRun(of_pairs(tokens, model=model, parallel=own)) for own in ({"fsdp": 1}, parallel))
     (wanted, of_one), (loss, of_split) = (
         jax.device_get(run.step.gradients(run.step.residency.initial_state(), run.place(batch_of(run))))

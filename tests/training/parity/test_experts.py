@@ -177,7 +177,7 @@ UNLIKE_FLOAT64 = ("noisy_top_k", "dense_to_sparse", "base", "drops")
 `tests/layers/experts`, `test_drawing_routers.py` and `test_routers.py`."""
 
 
-SPLIT = {"expert": 2, "tensor": 2, "context": 2, "expert_exchange": "all_to_all"}
+SPLIT = {"expert": 2, "tensor": 2, "context": 2, "experts": {"exchange": "all_to_all"}}
 
 
 @pytest.mark.matrix(ci=1)
@@ -229,7 +229,7 @@ def test_no_token_is_dropped_when_all_go_to_one_expert():
     model = {"layers": 1, "experts": ExpertsConfig(count=8, per_token=1, router="sigmoid", width=WIDTH)}
     found = {}
     for capacity in (1.0, 8.0):
-        parallel = {"expert": 4, "expert_capacity": capacity, "expert_exchange": "all_to_all"}
+        parallel = {"expert": 4, "experts": {"capacity": capacity, "exchange": "all_to_all"}}
         run = SmallRun(small(model=model, parallel=parallel))
         weights = run.by_layer(run.step.residency.initial_state().master)
         weights["layers"]["mlp"]["bias"][:, 3] = 100.0
@@ -294,7 +294,7 @@ def test_a_run_goes_on_with_experts_on_fewer_ranks(tmp_path: Path):
 @pytest.mark.long
 def test_clusters_are_fewer_than_choices_and_counted_and_evaluations_send_each_token():
     own = ExpertsConfig(count=8, per_token=2, width=WIDTH)
-    parallel = {"expert": 2, "expert_exchange": "all_to_all", "overlap": {"expert_slices": 2}}
+    parallel = {"expert": 2, "experts": {"exchange": "all_to_all", "slices": 2}}
     model = {"layers": 1, "experts": replace(own, clusters={"share": 0.25})}
     run = SmallRun(small(model=model, parallel=parallel))
     exact = SmallRun(small(model={"layers": 1, "experts": own}, parallel=parallel))

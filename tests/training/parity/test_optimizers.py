@@ -26,8 +26,8 @@ MODELS: dict[str, dict[str, Any]] = {
 SPLIT: dict[str, dict[str, Any]] = {
     "none": {},
     "dense": {"fsdp": 2, "tensor": 2},
-    "experts": {"expert": 2, "fsdp": 2, "tensor": 2, "expert_exchange": "all_to_all"},
-    "experts of rows in parts": {"expert": 2, "context": 2, "tensor": 2, "expert_exchange": "all_gather"},
+    "experts": {"expert": 2, "fsdp": 2, "tensor": 2, "experts": {"exchange": "all_to_all"}},
+    "experts of rows in parts": {"expert": 2, "context": 2, "tensor": 2, "experts": {"exchange": "all_gather"}},
 }
 OF_LAYOUTS = (RANK_LOAD, OVERFLOWS)
 """What experts report of the ranks that share them; everything else is of the global batch."""
