@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal
 
@@ -161,6 +161,19 @@ class ExpertLayout:
 
 
 @dataclass(frozen=True)
+class LayerLayout:
+    """How a layer is computed."""
+
+    mlp_tiles: int = 1
+    """Tiles of tokens in a dense feed-forward."""
+    experts: ExpertLayout | None = None
+    """How experts get their tokens."""
+
+
+UNTILED = LayerLayout()
+
+
+@dataclass(frozen=True)
 class LayerRun:
     """Neighbouring layers of a chunk that keep the same activations between forward and backward."""
 
@@ -262,6 +275,15 @@ class Plan:
             _check_range(f"plan.{name}", value.name if isinstance(value, Choice) else value, low, most)
         for layers in self.stage_layers:
             _check_range("plan.stage_layers", layers, 0, LAYERS)
+
+    def layer_of(self, kind: str) -> LayerLayout:
+        """How the layers of a kind are computed."""
+        return LayerLayout(self.mlp_tiles.name, self.experts.get(kind))
+
+    def with_exact_messages(self) -> Plan:
+        """The plan with weights and routed tokens that travel as they are."""
+        experts = {kind: replace(own, sent_dtype=None) for kind, own in self.experts.items()}
+        return replace(self, dtypes=replace(self.dtypes, weight_message=None), experts=experts)
 
     def attention_of(self, kind: str) -> Choice[str]:
         """The attention backend of the layers of a kind."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.parts import FEED_FORWARDS, MIXERS, implementation
-from jaxpar.config.plan import ExpertLayout
+from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.latent_attention import LatentAttentionConfig
@@ -42,21 +42,18 @@ def mixer_class(model: ModelConfig) -> type[Any]:
     return implementation(MIXERS[model.mixer if model.latent_attention is None else "latent_attention"])
 
 
-def blocks_of(
-    model: ModelConfig, lora: LoraConfig = OFF, experts: ExpertLayout | None = None, mlp_tiles: int = 1
-) -> tuple[Block, ...]:
+def blocks_of(model: ModelConfig, lora: LoraConfig = OFF, layout: LayerLayout = UNTILED) -> tuple[Block, ...]:
     """The blocks of a layer of a model whose layers are all alike.
 
     Args:
         model: its configuration.
         lora: the factors that are trained, if any.
-        experts: how the experts get their tokens.
-        mlp_tiles: tiles of tokens in a dense feed-forward.
+        layout: how it is computed.
     """
     mixer, feed_forward = mixer_class(model), feed_forward_class(model)
     part = adapted(declare_feed_forward(model), lora)
     dense = model.experts is None
-    mlp = feed_forward(model, part, mlp_tiles) if dense else Experts(model, feed_forward, part, experts)
+    mlp = feed_forward(model, part, layout.mlp_tiles) if dense else Experts(model, feed_forward, part, layout.experts)
     return mixer(model, adapted(mixer.declare(model), lora)), mlp
 
 

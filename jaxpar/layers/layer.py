@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxpar.config.plan import ExpertLayout
+from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import Config
 from jaxpar.layers.block import Attend, Block, Context
 from jaxpar.layers.context import TokenContext, sequence_part
@@ -30,11 +30,11 @@ class DecoderLayer(nnx.Module):
     """Blocks, each with its norms, added to the residual stream. Between them a rank has its part of the sequence;
     inside, its part of heads and hidden width."""
 
-    def __init__(self, config: Config, mlp_tiles: int = 1, experts: ExpertLayout | None = None, ops: Ops = PLAIN_OPS):
+    def __init__(self, config: Config, layout: LayerLayout = UNTILED, ops: Ops = PLAIN_OPS):
         model, norm = config.model, NORMS[config.model.norm]
         self.activations = declare_layer(model).activations
         self.norms_before, self.norms_behind = PLACEMENTS[model.norm_placement]
-        blocks = blocks_of(model, config.lora, experts, mlp_tiles)
+        blocks = blocks_of(model, config.lora, layout)
         self.names = tuple(block.part.name for block in blocks)
         for name, block in zip(self.names, blocks, strict=True):
             setattr(self, name, block)

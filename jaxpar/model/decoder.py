@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.config.counting import rotary_dim
 from jaxpar.config.kinds import kind_model
-from jaxpar.config.plan import ExpertLayout, Plan
+from jaxpar.config.plan import UNTILED, LayerLayout, Plan
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.block import Attend
 from jaxpar.layers.context import TokenContext
@@ -75,13 +75,12 @@ def decoder_specs(config: Config, order: LayerOrder) -> Specs:
 def layer_of_kind(
     config: Config,
     kind: str,
-    mlp_tiles: int = 1,
-    experts: ExpertLayout | None = None,
+    layout: LayerLayout = UNTILED,
     ops: Ops = PLAIN_OPS,
 ) -> DecoderLayer:
     """The prototype of the layers of a kind."""
     own = replace(config, model=kind_model(config.model, kind))
-    return DecoderLayer(own, mlp_tiles, experts, ops)
+    return DecoderLayer(own, layout, ops)
 
 
 def layer_specs(layer: DecoderLayer, config: Config) -> Nested[ParamSpec]:
@@ -214,7 +213,7 @@ class DecoderStages:
         """A layer of a kind, as the plan has it run, with the ops of a program."""
         plan = self.plan
         ops = ops_of(self.config, plan, kind, program)
-        return layer_of_kind(self.config, kind, plan.mlp_tiles.name, plan.experts.get(kind), ops)
+        return layer_of_kind(self.config, kind, plan.layer_of(kind), ops)
 
     def _kind(self, kind: str) -> LayerKind:
         """Layers with plain ops, and below it the other programs of some of them."""

@@ -11,7 +11,7 @@ class OverlapConfig:
     """Work that runs beside messages between devices. `auto`, the default, takes the fastest compiled programs."""
 
     embedding_messages: Literal["auto", "table", "rows"] = "auto"
-    """Messages of the embedding between ranks of fsdp, expert and context under `zero` 2 and 3: the `table` and its
+    """Messages of the embedding between the ranks that shard it under `zero` 2 and 3: the `table` and its
     gradient, which are gathered and reduce-scattered in full; or the `rows` of a microbatch's tokens and their
     gradients, which are exchanged. `auto` is `rows` on GPUs where these messages are expected to take less time
     (`docs/overlap.md`)."""
@@ -29,7 +29,7 @@ class OverlapConfig:
     """Layers in a turn of the loop over layers (`unroll` of `jax.lax.scan`), where the next layer's weights are
     gathered meanwhile: with 2, layers take turns with two buffers, where 1 has these weights copied within the device.
     It takes the memory of a layer's weights, and longer to compile. `auto` is 2 on GPUs, but 1 where loops are
-    short, with experts, beside copies to the host, and where there is no memory for more (`docs/overlap.md`)."""
+    short, with routers, beside copies to the host, and where there is no memory for more (`docs/overlap.md`)."""
     weight_prefetch: Literal["auto", "layer", "parts"] = "auto"
     """How the next layer's weights are gathered while a layer computes: wherever XLA's scheduler places that (`layer`),
     or so that those of attention have arrived before products of the feed-forward, or with context ranks of

@@ -26,12 +26,6 @@ def transport_of(plan: Plan) -> Transport:
     )
 
 
-def with_exact_messages(plan: Plan) -> Plan:
-    """`plan` with weights, and routed tokens, that travel as they are."""
-    experts = {kind: replace(own, sent_dtype=None) for kind, own in plan.experts.items()}
-    return replace(plan, dtypes=replace(plan.dtypes, weight_message=None), experts=experts)
-
-
 def check_transport(config: Config, axes: AxisSizes, node_devices: int | None) -> int | None:
     """Devices of a node, where messages are cut at its border; None where none is.
 

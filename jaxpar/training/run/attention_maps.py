@@ -86,7 +86,7 @@ def _weights_function(step: TrainStep, layer: int):
             model = kind_model(layout.config.model, kind)
             attention = _KeepingAttention(mask_of(layout.config, model), model)
             w, _ = stages.loop.stores[kind].fetch(own_layers(weights[LAYERS], kind), place, place)
-            prototype = layer_of_kind(layout.config, kind, experts=layout.plan.experts.get(kind))
+            prototype = layer_of_kind(layout.config, kind, layout.plan.layer_of(kind))
             x, _ = with_weights(prototype, w)(x, jnp.int32(number), tokens[kind], attention, False)
             kept = attention.kept
         assert kept is not None

@@ -12,7 +12,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxpar.layout.choices.transport import with_exact_messages
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_arguments import StepArguments
@@ -66,7 +65,7 @@ class TrainStep:
 
         Messages are exact, since the loss is to be that of the weights that are saved.
         """
-        exact = replace(self.layout, plan=with_exact_messages(self.layout.plan))
+        exact = replace(self.layout, plan=self.layout.plan.with_exact_messages())
         functions = StepFunctions(exact, residency_of(exact, self.mesh))
         results = dict.fromkeys(self._stages.loss_reports, WHOLE), WHOLE
         return self.compiled(functions.evaluate, (exact.weights, exact.evaluated.partitions), results)
