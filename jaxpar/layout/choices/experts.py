@@ -88,10 +88,10 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
             raise UserError(
                 f"plan.experts: capacity: {own.capacity:g}, and parallel.experts.capacity is {options.capacity:g}"
             )
-        if own.sent_dtype != parallel.quantized.tokens:
+        if own.sent_dtype != config.parallel.quantized.tokens:
             raise UserError(
                 f"plan.experts: sent_dtype: {shown(own.sent_dtype)}, and parallel.quantized.tokens is "
-                f"{shown(parallel.quantized.tokens)}"
+                f"{shown(config.parallel.quantized.tokens)}"
             )
         if tokens % slices or options.slices not in ("auto", slices):
             asked_for = "" if options.slices == "auto" else f" is {options.slices}, and"

@@ -101,7 +101,7 @@ class ActivationPlanner:
             wire=Transport(asked.quantized.weights, asked.quantized.gradients),
             stage_layers=choice.stage_layers, expert_exchange=asked.experts.exchange,
             expert_capacity=asked.experts.capacity, imbalance=asked.experts.imbalance,
-            expert_loop=self._expert_loop, exchange_dtype=parallel.quantized.tokens, expert_codes=self._expert_codes,
+            expert_loop=self._expert_loop, exchange_dtype=asked.quantized.tokens, expert_codes=self._expert_codes,
             matmul_codes=self._matmul_codes,
             embedding_messages=self._embedding_messages,
             sums_early=asked.overlap.replica_sums != "after",
