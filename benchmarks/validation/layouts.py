@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 
 from benchmarks.validation.cells import Cells
 from jaxpar.config.errors import UserError
-from jaxpar.config.mappings.experts import ExpertOptions
 from jaxpar.config.spelling import one_of, quoted
 from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.pipeline.errors import ScheduleError
@@ -60,7 +59,7 @@ def layouts_of(cell: Cells, layers: int, devices: int) -> Iterable[Layout]:
             schedule = _schedule(pipe, virtual, row["pipeline_schedule"])
             yield Layout(
                 pipe=pipe, replica=1 if zero else data // expert, fsdp=data // expert if zero else 1, expert=expert,
-                experts=ExpertOptions(exchange="all_to_all", capacity=1.0),
+                expert_exchange="all_to_all", expert_capacity=1.0,
                 imbalance=imbalance, context=context, tensor=tensor,
                 microbatch=size, schedule=schedule, virtual_stages=virtual, zero=zero, remat=remat,
                 offload_fraction=share, precision=precision,
