@@ -51,6 +51,7 @@ test-faults: setup-test
 lint: setup-test
 	@$(TEST_BIN)/ruff check .
 	@$(TEST_BIN)/ruff format --check .
+	@$(TEST_BIN)/python tools/words.py
 
 format: setup-test
 	@$(TEST_BIN)/ruff check --fix .

@@ -20,7 +20,7 @@ BACKENDS = REGISTRY.names
 
 def merged(backend: Implementation) -> Kernels:
     """The kernels of a backend that compute a part of a row, for a strategy that merges parts."""
-    assert backend.kernels is not None, f"{backend.name} attends over whole rows alone"
+    assert backend.kernels is not None, f"{backend.name} supports full rows only"
     return backend.kernels
 
 

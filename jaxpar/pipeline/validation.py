@@ -118,7 +118,7 @@ def _not_once(schedule: Schedule, placed: list[_Placed], table: Literal["orders"
         if action not in wanted:
             split = "" if schedule.splits_backward else ", and no W"
             yield placement.fault(
-                f"is none of this schedule's: it has chunks 0 to {schedule.chunks - 1} and microbatches 0 to "
+                f"is not in this schedule, which has chunks 0 to {schedule.chunks - 1} and microbatches 0 to "
                 f"{schedule.microbatches - 1}{split}"
             )
         elif schedule.rank_of[action.chunk] != placement.rank:

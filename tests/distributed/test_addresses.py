@@ -60,7 +60,7 @@ def known(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
 
 
 def test_a_name_is_listened_at_where_this_host_has_its_addresses(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(addresses, "_is_own", lambda _, where: where[0] in ("10.0.0.5", "fd00::5", "127.0.1.1"))
+    monkeypatch.setattr(addresses, "_is_local", lambda _, where: where[0] in ("10.0.0.5", "fd00::5", "127.0.1.1"))
     known(monkeypatch, "10.0.0.4", "10.0.0.5")
     place = find_listen_address("node01:7")
     assert place.addresses == ((socket.AF_INET, ("10.0.0.5", 7)),) and place.jax == "10.0.0.5:7"

@@ -57,9 +57,9 @@ def test_a_long_grid_is_shown_around_the_cell():
         ),
         (
             ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1 1F2"),
-            ("1F2", "none of this schedule's", "microbatches 0 to 1", "no W"),
+            ("1F2", "not in this schedule", "microbatches 0 to 1", "no W"),
         ),
-        (("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1 1W1"), ("1W1", "none of this schedule's")),
+        (("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1 1W1"), ("1W1", "not in this schedule")),
         (
             ("0F0 0F1 0B0 0B1", "1B0 1F0 1F1 1B1"),
             ("1B0", "never starts", "needs 1F0", "later in its own order"),

@@ -252,7 +252,7 @@ def _check_shard(shard: Shard, index: Index, label: str) -> None:
         files.append((shard.counted, shard.token_count))
     for file, needed in files:
         if not 0 < file.bytes - needed < 2**16:
-            raise UserError(f"{label}: {file.name} of {file.bytes} bytes cannot hold what it should, {needed} bytes")
+            raise UserError(f"{label}: {file.name} has {file.bytes} bytes; expected {needed} and a header")
 
 
 def _check_file(file: File, label: str) -> None:

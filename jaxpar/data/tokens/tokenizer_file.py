@@ -87,7 +87,7 @@ def end_of_document(tokenizer: Any, wanted: str | None) -> int:
         if token_id is not None:
             return token_id
     raise UserError(
-        f"the tokenizer has none of the usual tokens that end a document ({', '.join(END_NAMES[:4])}, ...): name one "
+        f"the tokenizer lacks an end-of-document token ({', '.join(END_NAMES[:4])}, ...): name one "
         f"with --separator; {_special(tokenizer)}"
     )
 

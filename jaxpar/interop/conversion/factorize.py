@@ -99,7 +99,7 @@ class Factorized(DerivedModel):
             words = f", relative error {error:.2g}" if self.solver == "svd" else ""
             lines.append(f"  {name:8} rank {rank}, {share:.0%} of its weights{words}")
         if self.unfactorized:
-            lines.append(f"  left whole, since factors would not be smaller: {', '.join(self.unfactorized)}")
+            lines.append(f"  not factorized, since factors would not be smaller: {', '.join(self.unfactorized)}")
         return "\n".join(lines)
 
     def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:

@@ -70,8 +70,8 @@ def print_comparison(
 
 
 def _work(workload: Workload) -> str:
-    message = f"A rank's layers: F {number(workload.forward)}, B {number(workload.backward)} of which W "
-    message += f"{number(workload.weight)}; head {number(workload.head)}, transfer {number(workload.transfer)}"
+    message = f"A rank's layers: F {number(workload.forward)}, B {number(workload.backward)} (W "
+    message += f"{number(workload.weight)}); head {number(workload.head)}, transfer {number(workload.transfer)}"
     message += f", in {workload.unit}" if workload.unit else ""
     if workload.stage_times is not None:
         message += f"; times {', '.join(map(number, workload.stage_times))}"

@@ -60,7 +60,7 @@ def plans(makes: Sequence[Callable[[], Plan]], config: Config, monkeypatch: pyte
 
 @pytest.fixture(autouse=True)
 def _nothing_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "_found", {})
+    monkeypatch.setattr(comparison, "_differences", {})
     monkeypatch.setattr(comparison, "compare", lambda request: None)
 
 

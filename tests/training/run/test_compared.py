@@ -25,7 +25,7 @@ def test_a_plan_keeps_the_packed_layout_only_where_it_agrees(
     why_not: str | None, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(comparison, "_found", {})
+    monkeypatch.setattr(comparison, "_differences", {})
     monkeypatch.setattr(comparison, "compare", lambda request: asked.append(request) or why_not)
     config = small(model={"head_dim": 64}, precision={"compute": "bfloat16"}, parallel={"fsdp": 1})
     config = resolve_config(replace(config, data=replace(config.data, packed=True)), 1)

@@ -189,7 +189,7 @@ def _read_line(content: BinaryIO, file: Input, offset: int) -> bytes:
     if len(line) > LONGEST_DOCUMENT:
         raise UserError(
             f"{file.path} has a line of more than {LONGEST_DOCUMENT} bytes (at byte {offset}); expected a document per "
-            "line, of at most so many"
+            "line, shorter than that"
         )
     return line
 
