@@ -14,19 +14,19 @@ import sys
 FOLDERS = ("jaxpar", "pallas_kernels")
 FIRST_WORDS = "docstrings that begin with Of, Those, That of, What or Which"
 LIMITS = {
-    "own": 0,
-    "found": 0,
-    "given": 0,
-    "counts": 0,
-    "whole": 0,
-    "kept": 0,
-    "ends": 0,
-    "codes": 0,
+    "own": 1068,
+    "found": 758,
+    "given": 204,
+    "counts": 200,
+    "whole": 270,
+    "kept": 229,
+    "ends": 261,
+    "codes": 318,
     "unseen": 0,
-    "held": 0,
-    "place": 0,
-    "number": 0,
-    FIRST_WORDS: 0,
+    "held": 95,
+    "place": 391,
+    "number": 749,
+    FIRST_WORDS: 445,
 }
 """Largest number of occurrences of each word in identifiers, split at underscores, and of such docstrings."""
 
