@@ -163,7 +163,7 @@ class StepFunctions:
 
         program = forward_program(self.layout.plan, self.layout.plan.microbatches)
         loss = lambda x, microbatch: stages.loss(weights, accumulators, x, microbatch)[1]
-        totals = evaluate(program, stages, weights, batch, loss, {CARRIED: shared})
+        totals = evaluate(program, stages, weights, batch, loss, {CARRIED: {**shared}})
         count = reduce_sum(self.layout.objective.count(batch), TOKEN_AXES)
         return {name: self._sum(total) for name, total in totals.items()}, count
 
