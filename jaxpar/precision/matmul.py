@@ -15,7 +15,7 @@ numbers; `fp8_delayed` once per step (`jaxpar.precision.history`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -24,15 +24,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from jaxpar.mesh.axes import AXES, varying_axes
 from jaxpar.mesh.collective_matmul import GRADIENTS, OUTPUTS
 from jaxpar.mesh.collectives import gather_sequence, reduce_max, scatter_sequence
-from jaxpar.precision import tiles
 from jaxpar.precision.amax import Amax, amax_of_group
-from jaxpar.precision.recipe import E4M3, QuantisedGroups, Recipe
+from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.scale import largest_of, quantise, scale_of
+from jaxpar.precision.tiles import Operands
 from pallas_kernels.varying import vary_alike
 
 SCALES = "matmul_scales"
@@ -70,36 +70,6 @@ class GroupScaling(NamedTuple):
         return self.of_codes is not None
 
 
-def scaling_of(
-    groups: QuantisedGroups, group: str, layer: Int[Array, ""], carried: Mapping[str, Any], zeros: Amax | None
-) -> GroupScaling | None:
-    """The scaling of a group of a layer; None if the group is not quantised.
-
-    Args:
-        groups: those that are.
-        group: its name.
-        layer: number of the layer in the model.
-        carried: what layers read of carried state, with `SCALES` and `WEIGHT_SCALES` where there are any.
-        zeros: of all tensors of the layer; None where nothing observes them.
-    """
-    if group not in groups.groups:
-        return None
-    exact = None
-    if groups.exact_layers is not None:
-        first, last = groups.exact_layers
-        exact = (layer < first) | (layer >= last)
-    matrices = len(groups.groups[group])
-    columns = slice(groups.first[group], groups.first[group] + 1 + 2 * matrices)
-    row = lambda table: lax.dynamic_index_in_dim(table, layer, keepdims=False)[columns]
-    scales, of_codes = carried.get(SCALES), carried.get(WEIGHT_SCALES)
-    if isinstance(of_codes, Mapping):
-        of_codes = of_codes[groups.kind].of_layer(group, layer) if groups.kind in of_codes else None
-    elif of_codes is not None:
-        of_codes = row(of_codes)[1 : 1 + matrices]
-    zeros = None if zeros is None else Amax(zeros.values[columns])
-    return GroupScaling(groups.recipe, exact, None if scales is None else row(scales), zeros, of_codes)
-
-
 # ---- one tensor
 
 
@@ -130,9 +100,8 @@ def products(
     sides are as many bytes. Without given scales also a maximum of one number for each tensor.
     """
     if scaling.recipe.tiles is not None:
-        of_codes = scaling.of_codes
-        assert of_codes is None or isinstance(of_codes, tuple), "matrices of tiles have a scale for each square"
-        found = tiles.products(x, weights, scaling.recipe, scaling.exact, of_codes, gathers=gathers)
+        exact, x, given, of_codes = vary_alike((scaling.exact, x, tuple(weights), scaling.of_codes))
+        found: Any = _products(_How(scaling.recipe, gathers, False, scaling.coded), x, given, of_codes, None, exact)
         return tuple(map(scatter_sequence, found)) if scatters else found
     x, given, scales, zeros = scales_of_group(x, weights, scaling)
     exact, x, given, scales, zeros = vary_alike((scaling.exact, x, given, scales, zeros))
@@ -182,6 +151,11 @@ class _How:
     elementwise: str | None = None
     """As of `GroupScaling`."""
 
+    @property
+    def tiles(self) -> Operands | None:
+        """The operands where tiles of them have a scale."""
+        return None if self.recipe.tiles is None else Operands(self.recipe, self.gathers)
+
     def written(self, operand: str, codes: jax.Array) -> jax.Array:
         """Codes of the input or of the gradients, which are written before they are transposed if an elementwise
         derivative makes them."""
@@ -206,9 +180,11 @@ class _How:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _products(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, zeros: Any, exact: Any
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: Any, zeros: Any, exact: Any
 ) -> tuple[jax.Array, ...]:
     def quantised() -> tuple[jax.Array, ...]:
+        if how.tiles is not None:
+            return how.tiles.outputs(x, weights, scales)
         q = how.before(quantise(x, scales[0], E4M3))
         each = enumerate(codes_of(weights, scales, how.coded), start=1)
         found = (_output(q, w, scales[0] * scales[n], x.dtype) for n, w in each)
@@ -221,18 +197,21 @@ def _products(
     return quantised() if exact is None else lax.cond(exact, exactly, quantised)
 
 
-def _forward(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, zeros: Any, exact: Any) -> Any:
+def _forward(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: Any, zeros: Any, exact: Any) -> Any:
     return _products(how, x, weights, scales, zeros, exact), (x, weights, scales, zeros, exact)
 
 
 def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
     x, weights, scales, zeros, exact = kept
     recipe = how.recipe
-    of_gradients = gradient_scales(dys, scales, len(weights), recipe)
+    of_gradients = () if how.tiles is not None else gradient_scales(dys, scales, len(weights), recipe)
 
     # Magnitudes come out of the branch: XLA for CPUs does not order the collectives of a branch with a maximum that
     # does not depend on it, and ranks that run them in different orders wait for each other.
     def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], Amax | None]:
+        if how.tiles is not None:
+            dx, dws = how.tiles.gradients(x, weights, scales, dys)
+            return how.after_backward(dx), dws, None
         q = how.written("input", how.before(quantise(x, scales[0], E4M3)))
         of_input, of_weights = [], []
         for n, (w, matrix, dy) in enumerate(zip(weights, codes_of(weights, scales, how.coded), dys, strict=True)):

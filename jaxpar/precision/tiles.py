@@ -14,19 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, Bool, Float, Shaped
+from jaxtyping import Array, Float, Shaped
 
-from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
+from jaxpar.mesh.collectives import gather_sequence
 from jaxpar.precision.recipe import E4M3, Recipe, Tiles
 from jaxpar.precision.scale import quantise, scale_of
 from pallas_kernels.tiled_matmul import tiled_matmul
-from pallas_kernels.varying import vary_alike
 
 
 class Codes(NamedTuple):
@@ -44,9 +41,14 @@ def in_tiles(x: Float[Array, "... rows columns"], tile: tuple[int, int], form: s
     return Codes(quantise(cut, scales[..., :, None, :, None], form).reshape(x.shape), scales)
 
 
-@jax.tree_util.register_static
+type Scales = tuple[Float[Array, "inputs outputs"], ...] | None
+"""Scales of the squares of each matrix; None where matrices are quantised here."""
+
+
 @dataclass(frozen=True)
-class _How:
+class Operands:
+    """The operands of a group's products, as codes."""
+
     recipe: Recipe
     gathers: bool
     """Whether the input is a rank's part of the sequence, which the tensor ranks join first."""
@@ -76,87 +78,37 @@ class _How:
     def _tile_of_weight(self, by_input: bool) -> tuple[int, int]:
         return (self.tiles.size, self.tiles.size) if self.tiles.square else self._tile(by_input)
 
-    def joined(self, dx: jax.Array) -> jax.Array:
-        return scatter_sequence(dx) if self.gathers else dx
-
     def _tile(self, along_rows: bool) -> tuple[int, int]:
         return (self.tiles.size, 1) if along_rows else (1, self.tiles.size)
 
+    def outputs(
+        self, x: jax.Array, weights: tuple[jax.Array, ...], scales: Scales
+    ) -> tuple[Float[Array, "batch seq ..."], ...]:
+        """`x` [batch, part, *inputs], or the sequence that it is joined to, times each matrix [*inputs, *outputs].
 
-def products(
-    x: Float[Array, "batch part *inputs"],
-    weights: Sequence[Float[Array, "..."]],
-    recipe: Recipe,
-    exact: Bool[Array, ""] | None,
-    of_codes: tuple[Float[Array, "inputs outputs"], ...] | None = None,
-    *,
-    gathers: bool,
-) -> tuple[Float[Array, "batch seq ..."], ...]:
-    """Like `jaxpar.precision.matmul.products`. Sends codes and a scale for each tile, in backward along tokens.
+        Sends codes and a scale for each tile. With `scales`, of squares, the matrices are values of codes.
+        """
+        inputs, codes = _flat(x).shape[2], self.inputs(x, by_token=False)
+        pairs = zip(weights, scales or (None,) * len(weights), strict=True)
+        each = [(w, self.weight(w, own, inputs, by_input=True)) for w, own in pairs]
+        found = ((product(codes, own, (1, 0), x.dtype, self.recipe.backend), w) for w, own in each)
+        return tuple(y.reshape(x.shape[0], -1, *w.shape[x.ndim - 2 :]) for y, w in found)
 
-    With `of_codes`, scales of squares, the matrices are values of codes.
-    """
-    x, weights, of_codes, exact = vary_alike((x, tuple(weights), of_codes, exact))
-    return _products(_How(recipe, gathers), x, weights, of_codes, exact)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _products(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], of_codes: Any, exact: Any
-) -> tuple[jax.Array, ...]:
-    inputs = _flat(x).shape[2]
-
-    def shaped(y: jax.Array, w: jax.Array) -> jax.Array:
-        return y.reshape(x.shape[0], -1, *w.shape[x.ndim - 2 :])
-
-    def quantised() -> tuple[jax.Array, ...]:
-        codes = how.inputs(x, by_token=False)
-        pairs = zip(weights, of_codes or (None,) * len(weights), strict=True)
-        each = [(w, how.weight(w, scales, inputs, by_input=True)) for w, scales in pairs]
-        return tuple(shaped(product(codes, own, (1, 0), x.dtype, how.recipe.backend), w) for w, own in each)
-
-    def exactly() -> tuple[jax.Array, ...]:
-        whole = _rows(gather_sequence(x) if how.gathers else x)
-        return tuple(shaped(_dot(whole, w.reshape(inputs, -1), (1, 0), x.dtype), w) for w in weights)
-
-    return quantised() if exact is None else lax.cond(exact, exactly, quantised)
-
-
-def _forward(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], of_codes: Any, exact: Any) -> Any:
-    return _products(how, x, weights, of_codes, exact), (x, weights, of_codes, exact)
-
-
-def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
-    x, weights, of_codes, exact = kept
-    inputs, pairs, backend = _flat(x).shape[2], list(zip(dys, weights, strict=True)), how.recipe.backend
-    each_scales = of_codes or (None,) * len(weights)
-
-    def of_input(terms: list[jax.Array]) -> jax.Array:
-        dx = _sum(terms)
-        return how.joined(dx.reshape(x.shape[0], -1, *x.shape[2:]))
-
-    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        codes = how.inputs(x, by_token=True)
-        matrices = [how.weight(w, s, inputs, by_input=False) for w, s in zip(weights, each_scales, strict=True)]
+    def gradients(
+        self, x: jax.Array, weights: tuple[jax.Array, ...], scales: Scales, dys: Sequence[jax.Array]
+    ) -> tuple[Float[Array, "batch seq ..."], tuple[jax.Array, ...]]:
+        """Gradients of the joined input and of each matrix. Sends what `outputs` does, in tiles along tokens."""
+        inputs, backend = _flat(x).shape[2], self.recipe.backend
+        codes = self.inputs(x, by_token=True)
+        pairs = zip(weights, scales or (None,) * len(weights), strict=True)
+        matrices = [self.weight(w, own, inputs, by_input=False) for w, own in pairs]
         terms = [
-            product(how.gradient(dy, by_token=False), matrix, (1, 1), x.dtype, backend)
+            product(self.gradient(dy, by_token=False), matrix, (1, 1), x.dtype, backend)
             for dy, matrix in zip(dys, matrices, strict=True)
         ]
-        of_weight = lambda dy, w: product(codes, how.gradient(dy, by_token=True), (0, 0), w.dtype, backend)
-        dws = [of_weight(dy, w).reshape(w.shape) for dy, w in pairs]
-        return of_input(terms), tuple(dws)
-
-    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        whole = _rows(gather_sequence(x) if how.gathers else x)
-        terms = [_dot(_rows(dy), w.reshape(inputs, -1), (1, 1), x.dtype) for dy, w in pairs]
-        dws = tuple(_dot(whole, _rows(dy), (0, 0), w.dtype).reshape(w.shape) for dy, w in pairs)
-        return of_input(terms), dws
-
-    dx, dws = quantised() if exact is None else lax.cond(exact, exactly, quantised)
-    return dx, dws, None, None
-
-
-_products.defvjp(_forward, _backward)
+        of_weight = lambda dy, w: product(codes, self.gradient(dy, by_token=True), (0, 0), w.dtype, backend)
+        dws = tuple(of_weight(dy, w).reshape(w.shape) for dy, w in zip(dys, weights, strict=True))
+        return sum(terms[1:], terms[0]).reshape(x.shape[0], -1, *x.shape[2:]), dws
 
 
 def product(a: Codes, b: Codes, contracted: tuple[int, int], dtype: Any, backend: str) -> jax.Array:
@@ -165,15 +117,6 @@ def product(a: Codes, b: Codes, contracted: tuple[int, int], dtype: Any, backend
         codes if dim else Codes(*(x.T for x in codes)) for codes, dim in zip((a, b), contracted, strict=True)
     )
     return tiled_matmul(*left, *right, dtype, implementation=backend)
-
-
-def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int], dtype: Any) -> jax.Array:
-    dims = (((contracted[0],), (contracted[1],)), ((), ()))
-    return lax.dot_general(a, b, dims, preferred_element_type=dtype)
-
-
-def _sum(terms: list[jax.Array]) -> jax.Array:
-    return sum(terms[1:], terms[0])
 
 
 def _flat(x: jax.Array) -> jax.Array:

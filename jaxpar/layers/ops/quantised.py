@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Int
 
 from jaxpar.config.plan import TensorOverlap
@@ -21,7 +22,7 @@ from jaxpar.mesh.parameters import Arrays
 from jaxpar.precision.amax import Amax, observing_gradients, zero_amax
 from jaxpar.precision.grouped import grouped_products
 from jaxpar.precision.grouped_by_tensor import scales_of_experts
-from jaxpar.precision.matmul import SCALES, GroupScaling, products, scaling_of
+from jaxpar.precision.matmul import SCALES, WEIGHT_SCALES, GroupScaling, products
 from jaxpar.precision.recipe import QuantisedGroups
 from jaxpar.precision.ring import ring_in, ring_out
 from jaxpar.runtime.observed import ZerosObserved
@@ -142,7 +143,7 @@ class QuantisedOps(Ops):
     def _scaling(self, group: str) -> GroupScaling | None:
         assert self.layer is not None, "scales are those of a layer"
         index, tokens, observed = self.layer
-        scaling = scaling_of(self.groups, group, index, tokens.carried, observed)
+        scaling = _scaling_of(self.groups, group, index, tokens.carried, observed)
         if scaling is None or self.split:
             return scaling
         # Scales that are computed from gradients need these in memory; branches read them there.
@@ -165,6 +166,36 @@ def quantised_ops(
     plain = all(overlap.get(name, PLAIN).algorithm.name == "plain" for name in elementwise)
     fused = plain and groups.groups.get(part.groups[0].name) == part.groups[0].weights
     return QuantisedOps(overlap, groups=groups, elementwise=elementwise if fused else {})
+
+
+def _scaling_of(
+    groups: QuantisedGroups, group: str, layer: Int[Array, ""], carried: Mapping[str, Any], zeros: Amax | None
+) -> GroupScaling | None:
+    """The scaling of a group of a layer; None if the group is not quantised.
+
+    Args:
+        groups: those that are.
+        group: its name.
+        layer: number of the layer in the model.
+        carried: what layers read of carried state, with `SCALES` and `WEIGHT_SCALES` where there are any.
+        zeros: of all tensors of the layer; None where nothing observes them.
+    """
+    if group not in groups.groups:
+        return None
+    exact = None
+    if groups.exact_layers is not None:
+        first, last = groups.exact_layers
+        exact = (layer < first) | (layer >= last)
+    matrices = len(groups.groups[group])
+    columns = slice(groups.first[group], groups.first[group] + 1 + 2 * matrices)
+    row = lambda table: lax.dynamic_index_in_dim(table, layer, keepdims=False)[columns]
+    scales, of_codes = carried.get(SCALES), carried.get(WEIGHT_SCALES)
+    if isinstance(of_codes, Mapping):
+        of_codes = of_codes[groups.kind].of_layer(group, layer) if groups.kind in of_codes else None
+    elif of_codes is not None:
+        of_codes = row(of_codes)[1 : 1 + matrices]
+    zeros = None if zeros is None else Amax(zeros.values[columns])
+    return GroupScaling(groups.recipe, exact, None if scales is None else row(scales), zeros, of_codes)
 
 
 def _of_heads(matrix: Matrix, scales: jax.Array) -> jax.Array:

@@ -89,8 +89,8 @@ PRECISION = (
         name="fp8_tiles_with_scales_of_other_tokens",
         description="In the weight's gradient, tiles of inputs have the scales of other tokens.",
         file="jaxpar/precision/tiles.py",
-        old="codes = how.inputs(x, by_token=True)",
-        new="codes = how.inputs(x, by_token=True)._replace(scales=how.inputs(x, by_token=True).scales[::-1])",
+        old="codes = self.inputs(x, by_token=True)",
+        new="codes = self.inputs(x, by_token=True)._replace(scales=self.inputs(x, by_token=True).scales[::-1])",
         caught_by=(f"{TILES}::test_each_product_is_within_the_bound_of_its_tiles[fp8_block]",),
     ),
     Fault(
