@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.schema.model import Pattern
-from jaxpar.config.schema.rope import RopeConfig
 from tests.given_weights import state_with
 from tests.short_documents import into_documents
 from tests.small_run import SmallRun

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
+from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema.model import ModelConfig, Pattern
-from jaxpar.config.schema.rope import RopeConfig
 
 _GPT = ModelConfig(
     norm="layernorm", position="learned", attention_bias=True, mlp_bias=True, activation="gelu", tied=True, vocab=50257

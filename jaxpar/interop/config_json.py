@@ -8,11 +8,11 @@ from typing import Any
 
 from jaxpar.config.counting import attention_scale, head_dim, kv_heads
 from jaxpar.config.errors import UserError
+from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.reading.sections import with_values
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.config.schema.rope import RopeConfig
 from jaxpar.config.spelling import quoted
 from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.mapping.expert_keys import SAME

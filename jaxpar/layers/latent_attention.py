@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from jaxpar.config import counting
+from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.layers.attention import OUTPUT, QUERY
 from jaxpar.layers.attention_cache import PARTITION, LatentKeys, SlotTable
 from jaxpar.layers.block import Block, Context

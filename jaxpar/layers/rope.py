@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxpar.config.counting import yarn_magnitude
+from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.schema.rope import RopeConfig
 
 
 def frequencies(model: ModelConfig, rotary_dim: int) -> np.ndarray:

@@ -7,9 +7,9 @@ from typing import Any
 
 from jaxpar.config import Config, UserError, config_difference
 from jaxpar.config.axes import axis_sizes
+from jaxpar.config.mappings.overlap import OverlapConfig
 from jaxpar.config.plan import Plan
 from jaxpar.config.reading.typed import shown
-from jaxpar.config.schema.overlap import OverlapConfig
 from jaxpar.distributed.devices import Device
 from jaxpar.layers.declared import activation_names
 from jaxpar.layout.choices.attention import check_attention

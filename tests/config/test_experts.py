@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxpar.config import load_config
-from jaxpar.config.schema.overlap import OFF
+from jaxpar.config.mappings.overlap import OFF
 from jaxpar.layers.checks import validate
 from jaxpar.layers.counting import matmul_parameters, parameter_count
 from jaxpar.layers.experts.routers import ROUTERS

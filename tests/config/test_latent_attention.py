@@ -6,7 +6,7 @@ import pytest
 
 from jaxpar.config import load_config
 from jaxpar.config.counting import attention_scale
-from jaxpar.config.schema.latent_attention import LatentAttentionConfig
+from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.layers.checks import validate
 from jaxpar.layers.counting import matmul_parameters, parameter_count
 from jaxpar.model.flops import pair_flops

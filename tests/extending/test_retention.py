@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from jaxpar.config import load_config
+from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.parts import MIXERS
-from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.generation.generator import Generator
 from jaxpar.layers.declared import declare_layer

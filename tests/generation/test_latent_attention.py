@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpar.config.schema.latent_attention import LatentAttentionConfig
+from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.layout import generation_layout

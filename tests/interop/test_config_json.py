@@ -12,9 +12,9 @@ import pytest
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models, layer_kinds
+from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema.model import ModelConfig, Pattern
-from jaxpar.config.schema.rope import RopeConfig
 from jaxpar.interop.config_json import config_of, differences, family_for, model_of
 from jaxpar.interop.mapping.keys import HFConfig
 from jaxpar.interop.mapping.layer_packing import pattern_of

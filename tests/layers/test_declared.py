@@ -15,11 +15,11 @@ from jaxpar.compiler.compile import plan_for
 from jaxpar.config import load_config
 from jaxpar.config.counting import rotary_dim
 from jaxpar.config.kinds import ALIKE, kind_model
+from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.parts import FEED_FORWARDS
 from jaxpar.config.plan import LayerRun
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema import Config, ModelConfig
-from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.layer import layer_time

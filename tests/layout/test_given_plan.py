@@ -10,9 +10,9 @@ import jax
 import pytest
 
 from jaxpar.config import Config, UserError
+from jaxpar.config.mappings.overlap import OverlapConfig
 from jaxpar.config.plan import AxisSizes, Choice, LayerRun, Plan
 from jaxpar.config.schema.model import Pattern
-from jaxpar.config.schema.overlap import OverlapConfig
 from jaxpar.distributed.devices import devices_per_node
 from jaxpar.layout.given_plan import check_plan, check_same_layout
 from jaxpar.layout.make_plan import make_plan, resolve_config

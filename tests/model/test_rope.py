@@ -8,7 +8,7 @@ import pytest
 
 from jaxpar.config import ModelConfig
 from jaxpar.config.counting import rotary_dim
-from jaxpar.config.schema.rope import RopeConfig
+from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables, rotate
 
 LLAMA3 = ModelConfig(

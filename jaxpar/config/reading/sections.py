@@ -9,15 +9,15 @@ from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.mappings.experts import ExpertOptions
+from jaxpar.config.mappings.limits import LimitsConfig
+from jaxpar.config.mappings.overlap import OFF, OverlapConfig
 from jaxpar.config.mappings.quantized import QuantizedConfig
+from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.aliases import known_elsewhere
 from jaxpar.config.reading.typed import checked, field_types, shown, spell, type_names
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.schema.layout import MatmulOptions
-from jaxpar.config.schema.overlap import OFF, OverlapConfig
-from jaxpar.config.schema.rope import RopeConfig
-from jaxpar.config.schema.run import LimitsConfig
 from jaxpar.config.spelling import cut, did_you_mean, one_of, quoted
 
 SECTIONS: dict[str, type] = field_types(Config)

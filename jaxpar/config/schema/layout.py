@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from jaxpar.config.mappings.experts import ExpertOptions
+from jaxpar.config.mappings.overlap import OFF, ON_ANY_LAYOUT, OverlapConfig
 from jaxpar.config.mappings.quantized import QuantizedConfig
-from jaxpar.config.schema.overlap import OFF, ON_ANY_LAYOUT, OverlapConfig
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxpar.config.counting import head_dim
+from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.interop.mapping.keys import REQUIRED, HFConfig
 from jaxpar.layers.experts.routers import options_of
 from jaxpar.layers.latent_attention import shape_of

@@ -18,15 +18,15 @@ from jaxpar.config import (
     config_to_yaml,
     load_config,
 )
+from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
+from jaxpar.config.mappings.limits import LimitsConfig
+from jaxpar.config.mappings.overlap import OFF, OverlapConfig
+from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.sections import SECTIONS
 from jaxpar.config.reading.typed import field_types
 from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.config.schema.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema.layout import MatmulOptions
-from jaxpar.config.schema.overlap import OFF, OverlapConfig
-from jaxpar.config.schema.rope import RopeConfig
-from jaxpar.config.schema.run import LimitsConfig
 from jaxpar.layers.checks import validate
 from tests.sentences import refused
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxpar.config.schema.latent_attention import LatentAttentionConfig
+from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.operations import device_of
 from jaxpar.hardware.catalogue import gpu_named

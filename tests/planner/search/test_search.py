@@ -9,9 +9,9 @@ from itertools import islice
 import pytest
 
 from jaxpar.config import UserError
+from jaxpar.config.mappings.overlap import OverlapConfig
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
-from jaxpar.config.schema.overlap import OverlapConfig
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.search.activation_planner import ActivationPlanner

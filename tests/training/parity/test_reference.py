@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpar.config.schema.rope import RopeConfig
+from jaxpar.config.mappings.rope import RopeConfig
 from tests.given_weights import state_with
 from tests.reference import decoder64, trainer64
 from tests.reference.options import DEFAULTS, spelled_out

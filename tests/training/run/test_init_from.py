@@ -13,7 +13,7 @@ import pytest
 
 from jaxpar.config import Config
 from jaxpar.config.kinds import layer_kinds
-from jaxpar.config.schema.rope import RopeConfig
+from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.convert import main
 from jaxpar.interop.config_json import differences
 from jaxpar.interop.mapping.form import Region
