@@ -22,7 +22,7 @@ from jaxpar.config.spelling import one_of
 _INTRODUCTION = """\
 # Configuration
 
-<!-- Written by `python -m jaxpar.layers.reference > docs/configuration.md`; edit jaxpar/config/schema/ and mappings/ instead. -->
+<!-- Written by `python -m jaxpar.layers.reference > docs/configuration.md`; edit jaxpar/config/ instead. -->
 
 A run is described by a YAML file of sections and keys; every key has a default. `--set section.key=value` overrides a
 key, the value written as in YAML:
