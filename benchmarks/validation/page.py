@@ -39,14 +39,14 @@ def validation(*, write: bool = False) -> list[str]:
     runs, refused = everything()
     sources = by_source(runs)
     spread = spread_of(sources)
-    lines = [*sources_table(left_out(sources)), "", spread_line(spread), *refusals(refused), "", *collectives_table()]
+    lines = [*sources_table(left_out(sources)), "", spread_line(spread)]
     if write:
         rounded = {name: round(value, 3) for name, value in asdict(spread).items() if name not in ("runs", "shift")}
         written_by = "python -m benchmarks.validation --write"
         text = json.dumps({"written_by": written_by, "inputs": inputs(), "spread": rounded}, indent=2)
         RESIDUALS.write_text(text + "\n")
         PAGE.write_text(with_table(PAGE.read_text(), lines, MARKS))
-    return lines
+    return [*lines, *refusals(refused), "", *collectives_table()]
 
 
 def sources_table(found: Mapping[str, LeftOut]) -> list[str]:

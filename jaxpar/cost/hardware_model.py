@@ -20,7 +20,7 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True)
 class HardwareModel:
-    """What a GPU kind reaches, fitted to published measurements (the method is in docs/planner.md)."""
+    """What a GPU kind reaches: fitted once to published runs, or measured alone, or cited."""
 
     matmul_share: Annotated[float, Parameter("of the dense 16-bit peak", "large matmuls reach")]
     matmul_ramp: Annotated[
@@ -55,8 +55,7 @@ _SHARED: dict[str, Any] = {
     "network_decline": 0.05, "message_seconds": 3.4e-5, "overlap_slowdown": 0.0614, "host_jitter": 0.00417,
 }  # fmt: skip
 """One value for all kinds, from all sources. `node_share`, `message_seconds`, `network_share` and `network_decline` are
-from collectives that were measured alone, and `launch_seconds` is what a launch is known to take: no run in the file
-is bound by it."""
+from collectives that were measured alone."""
 
 AMPERE = HardwareModel(
     matmul_share=0.787, float8_share=0.0, attention_share=0.849,
