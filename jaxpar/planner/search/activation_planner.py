@@ -99,13 +99,8 @@ class ActivationPlanner:
             remat=remat, offload_fraction=share, optimizer_offload=choice.optimizer_offload,
             precision=precision.compute,
             wire=Transport(asked.quantized.weights, asked.quantized.gradients),
-<<<<<<< HEAD
             stage_layers=choice.stage_layers, expert_exchange=asked.experts.exchange,
             expert_capacity=asked.experts.capacity, imbalance=asked.experts.imbalance,
-=======
-            stage_layers=choice.stage_layers, expert_exchange=asked.expert_exchange,
-            expert_capacity=asked.expert_capacity, imbalance=asked.expert_imbalance,
->>>>>>> 7882a436 (Tokens on the wire)
             expert_loop=self._expert_loop, exchange_dtype=asked.quantized.tokens, expert_codes=self._expert_codes,
             matmul_codes=self._matmul_codes,
             embedding_messages=self._embedding_messages,
