@@ -108,11 +108,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         by_name = {"/".join(action.option_strings): action for action in self._actions}
-        if found := re.fullmatch(r"unrecognized arguments: (.+)", message, re.DOTALL):
-            self._refuse(found[1])
-        if found := re.match(r"argument (\S+): invalid choice: '(.*)' \(choose from", message, re.DOTALL):
-            choices = tuple(by_name[found[1]].choices or ())
-            message = f"{found[1]}: expected {one_of(choices)}, got {quoted(found[2])}{did_you_mean(found[2], choices)}"
+        if match := re.fullmatch(r"unrecognized arguments: (.+)", message, re.DOTALL):
+            self._refuse(match[1])
+        if match := re.match(r"argument (\S+): invalid choice: '(.*)' \(choose from", message, re.DOTALL):
+            choices = tuple(by_name[match[1]].choices or ())
+            message = f"{match[1]}: expected {one_of(choices)}, got {quoted(match[2])}{did_you_mean(match[2], choices)}"
         raise UserError(message.removeprefix("argument "))
 
     def _flags(self) -> list[str]:

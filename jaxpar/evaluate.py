@@ -40,9 +40,9 @@ def main(arguments: Sequence[str]) -> None:
     if options.contamination is None and options.ngram is not None:
         raise UserError("--ngram is for --contamination FOLDER: expected it too")
     if options.model is None:
-        given = {"--length": options.length, "--tokenizer": options.tokenizer, "--set": options.overrides or None}
-        given["--special-tokens"] = options.special_tokens or None
-        for name, value in given.items():
+        supplied = {"--length": options.length, "--tokenizer": options.tokenizer, "--set": options.overrides or None}
+        supplied["--special-tokens"] = options.special_tokens or None
+        for name, value in supplied.items():
             if value is not None:
                 raise UserError(f"{name} is for --model MODEL: expected it too")
     _check_out(options.out)
@@ -118,10 +118,10 @@ def _overlaps(options: argparse.Namespace, tasks: Sequence[Task]) -> list[list[O
 
     if options.model is None:
         without_gpus()
-    found = overlaps_with(options.contamination, tasks, options.ngram)
-    if short := sum(not one.ngrams for own in found for one in own):
+    overlaps = overlaps_with(options.contamination, tasks, options.ngram)
+    if short := sum(not one.ngrams for task_overlaps in overlaps for one in task_overlaps):
         report(f"{plural(short, 'text has', 'texts have')} fewer than {options.ngram} tokens, and so no n-gram.")
-    return found
+    return overlaps
 
 
 def _checked(
@@ -134,8 +134,8 @@ def _checked(
     from jaxpar.evaluation.contamination import Contamination, min_k_of, with_contamination
 
     checked = {}
-    for task, own in zip(tasks, overlaps, strict=True):
-        contamination = Contamination(own, None if model is None else min_k_of(model, task))
+    for task, overlap in zip(tasks, overlaps, strict=True):
+        contamination = Contamination(overlap, None if model is None else min_k_of(model, task))
         checked[task.name] = with_contamination(outcomes.get(task.name), task, contamination)
     return checked
 

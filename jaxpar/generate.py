@@ -91,12 +91,12 @@ def _generate(options: argparse.Namespace) -> None:
         _chat(options, source, config, sampling)
         return
     text = text_of(source, options.tokenizer, report, special_tokens=options.special_tokens)
-    given = [text.encode_start(prompt) for prompt in prompts]
+    prompt_tokens = [text.encode_start(prompt) for prompt in prompts]
     assert config.model.vocab is not None, "the vocabulary is known once the model is"
-    text.check_tokens(given, config.model.vocab)
+    text.check_tokens(prompt_tokens, config.model.vocab)
     generator = _generator(config, source, sampling, options.seed)
-    screen = None if options.json or len(given) > 1 else Screen(prompts[0])
-    stops = [Stop(text.decode, options.stop) for _ in given]
+    screen = None if options.json or len(prompt_tokens) > 1 else Screen(prompts[0])
+    stops = [Stop(text.decode, options.stop) for _ in prompt_tokens]
 
     def on_token(row: int, token: int) -> bool:
         ends = stops[row].add_token(token)
@@ -104,11 +104,11 @@ def _generate(options: argparse.Namespace) -> None:
             screen.show(stops[row].text if ends else stops[row].certain)
         return ends
 
-    found = generator.continued(given, options.tokens, stop=text.stops, on_token=on_token)
+    continuations = generator.continued(prompt_tokens, options.tokens, stop=text.stops, on_token=on_token)
     if screen is not None:
         screen.show(stops[0].text)
         screen.end()
-    for prompt, one, stop in zip(prompts, found, stops, strict=True):
+    for prompt, one, stop in zip(prompts, continuations, stops, strict=True):
         if options.json:
             print(json_text(_record(prompt, one, stop.text)))
         elif screen is None:
@@ -121,13 +121,13 @@ def _generate(options: argparse.Namespace) -> None:
     )
 
 
-def _record(prompt: str, found: Continuation, text: str) -> dict[str, Any]:
+def _record(prompt: str, continuation: Continuation, text: str) -> dict[str, Any]:
     return {
         "prompt": prompt,
         "text": text,
-        "tokens": found.tokens.tolist(),
-        "log_probabilities": [round(float(value), 6) for value in found.log_probabilities],
-        "ended": found.ended,
+        "tokens": continuation.tokens.tolist(),
+        "log_probabilities": [round(float(value), 6) for value in continuation.log_probabilities],
+        "ended": continuation.ended,
     }
 
 

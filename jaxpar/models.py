@@ -44,10 +44,10 @@ def _begin(path: str) -> str:
     without_gpus()
     folder, about = user_path(path, "MODEL"), ""
     if folder.is_dir() and (folder / CONFIG).exists():
-        given = read_config(folder)
-        family, model = model_of(given)
+        hf_config = read_config(folder)
+        family, model = model_of(hf_config)
         about = f"{family.name} in Hugging Face's format"
-        if type(length := given.get("max_position_embeddings")) is int:
+        if type(length := hf_config.get("max_position_embeddings")) is int:
             about += f", made for up to {length} tokens"
         if model.tied and has_tensors(folder):
             source = HFFolder(folder)  # not tied if its files have another head

@@ -55,8 +55,8 @@ def main(arguments: Sequence[str]) -> None:
         _plan(arguments)
 
 
-def _plan(given: Sequence[str]) -> None:
-    options = _parser().parse_args(given)
+def _plan(arguments: Sequence[str]) -> None:
+    options = _parser().parse_args(arguments)
     files = by_ending(options.out, OUTPUTS)
     _load()
     from jaxpar.planner.planning import Planning
@@ -101,10 +101,10 @@ def _parser() -> Parser:
     return parser
 
 
-def _explain(given: Sequence[str]) -> None:
+def _explain(arguments: Sequence[str]) -> None:
     parser = Parser("jaxpar.plan explain", "Print a plan.json in words.")
     _add_plan(parser)
-    options = parser.parse_args(given)
+    options = parser.parse_args(arguments)
     _load()
     from jaxpar.planner.planning import screen
     from jaxpar.planner.report.explain import print_explanation
@@ -117,11 +117,11 @@ def _add_plan(parser: Parser) -> None:
     parser.add_former("--plan", "the file alone")
 
 
-def _compare(given: Sequence[str]) -> None:
+def _compare(arguments: Sequence[str]) -> None:
     parser = Parser("jaxpar.plan compare", "Print two plans side by side.")
     parser.add_argument("first", metavar="A.json", type=Path)
     parser.add_argument("second", metavar="B.json", type=Path)
-    options = parser.parse_args(given)
+    options = parser.parse_args(arguments)
     _load()
     from jaxpar.planner.planning import screen
     from jaxpar.planner.report.explain import print_comparison
@@ -129,7 +129,7 @@ def _compare(given: Sequence[str]) -> None:
     print_comparison(options.first, options.second, screen())
 
 
-def _budget(given: Sequence[str]) -> None:
+def _budget(arguments: Sequence[str]) -> None:
     parser = Parser(
         "jaxpar.plan budget",
         "Days and costs of a training run against the number of GPUs, with the best layout at each.",
@@ -147,14 +147,14 @@ def _budget(given: Sequence[str]) -> None:
     add("--stragglers", metavar="SHARE", type=float, default=STRAGGLERS, help=words)
     add("--power-cap", type=float, metavar="WATTS", help="power cap of a GPU: slower matmuls, less energy")
     add("--days", type=float, help="a time budget: print the compute-optimal model size for it at each number of GPUs")
-    options = parser.parse_args(given)
+    options = parser.parse_args(arguments)
     _load()
     from jaxpar.planner.budget import Budget
 
     Budget(**vars(options)).run()
 
 
-def _cluster(given: Sequence[str]) -> None:
+def _cluster(arguments: Sequence[str]) -> None:
     parser = Parser(
         "jaxpar.plan cluster",
         "Share a cluster among training jobs: how many GPUs each gets over time, by the predicted speed of each.",
@@ -163,14 +163,14 @@ def _cluster(given: Sequence[str]) -> None:
     parser.add_cluster()
     parser.add_argument("--jobs", metavar="FILE", type=Path, required=True, help="YAML file of jobs")
     parser.add_json()
-    options = parser.parse_args(given)
+    options = parser.parse_args(arguments)
     _load()
     from jaxpar.planner.jobs.share import ClusterJobs
 
     ClusterJobs(options.cluster, options.jobs, options.json).run()
 
 
-def _calibrate(given: Sequence[str]) -> None:
+def _calibrate(arguments: Sequence[str]) -> None:
     parser = Parser(
         "jaxpar.plan calibrate",
         "Measure this machine: matmuls of a model's shapes, its attention, memory, copies to the host, collectives by "
@@ -188,14 +188,14 @@ def _calibrate(given: Sequence[str]) -> None:
     parser.add_former("--output", "--out FILE")
     parser.add_argument("--devices", metavar="N", type=positive, default=8, help="virtual CPU devices (default 8)")
     parser.add_argument("--quick", action="store_true", help="fewer shapes, lengths and sizes")
-    options = parser.parse_args(given)
+    options = parser.parse_args(arguments)
     _load()
     from jaxpar.planner.calibration.calibrate import Calibration
 
     Calibration(**vars(options)).run()
 
 
-def _place(given: Sequence[str]) -> None:
+def _place(arguments: Sequence[str]) -> None:
     parser = Parser(
         "jaxpar.plan place",
         "Assign nodes to places in the mesh, by simulated annealing over a measured bandwidth matrix.",
@@ -205,7 +205,7 @@ def _place(given: Sequence[str]) -> None:
     parser.add_argument("--bandwidth", metavar="CSV", type=Path, help=words)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_json()
-    options = parser.parse_args(given)
+    options = parser.parse_args(arguments)
     _load()
     from jaxpar.planner.placement.placement import print_placement
 

@@ -137,16 +137,16 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace, workload: Workload) -> None:
-    found = compare(options.stages, options.microbatches, options.virtual, workload)
-    reasons = [entry.reason for entry in found.values() if isinstance(entry, Refused)]
-    if len(reasons) == len(found):
+    summaries = compare(options.stages, options.microbatches, options.virtual, workload)
+    reasons = [entry.reason for entry in summaries.values() if isinstance(entry, Refused)]
+    if len(reasons) == len(summaries):
         raise UserError(f"no schedule can be made: {reasons[1]}")
     if options.json:
-        print(json_text({name: entry.to_dict() for name, entry in found.items()}, indent=2))
+        print(json_text({name: entry.to_dict() for name, entry in summaries.items()}, indent=2))
         return
     from jaxpar.pipeline.drawing.screen import console, print_comparison
 
-    print_comparison(found, workload, console())
+    print_comparison(summaries, workload, console())
 
 
 def _check_combination(options: argparse.Namespace) -> None:
@@ -189,16 +189,16 @@ def _configure(options: argparse.Namespace) -> None:
     """Fill in, from the configuration, what the arguments leave out."""
     from jaxpar.planner.stage_work import stage_work
 
-    found = stage_work(options.config, options.overrides, options.cluster)
+    work = stage_work(options.config, options.overrides, options.cluster)
     own = options.name is None and not options.compare
     if own:
-        options.name, options.virtual = found.schedule, options.virtual or found.virtual
-    options.stages, options.microbatches, options.unit = found.stages, found.microbatches, "ms"
-    for name, value in found.numbers.items():
+        options.name, options.virtual = work.schedule, options.virtual or work.virtual
+    options.stages, options.microbatches, options.unit = work.stages, work.microbatches, "ms"
+    for name, value in work.numbers.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     if options.stage_times is None:
-        options.stage_times = found.chunks if own and options.virtual == found.virtual else found.ranks
+        options.stage_times = work.chunks if own and options.virtual == work.virtual else work.ranks
 
 
 def _check_size(stages: int, microbatches: int, virtual: int) -> None:

@@ -110,10 +110,10 @@ def parse_size(text: str) -> int:
     Raises:
         ValueError: it is no size; states what was expected.
     """
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*(?:([kmgt])(?:ib)?|b)?", text.strip().lower(), re.ASCII)
-    if not found:
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*(?:([kmgt])(?:ib)?|b)?", text.strip().lower(), re.ASCII)
+    if not match:
         raise ValueError(f"expected bytes, as in 25165824, 24MiB or 6GiB, got {text[:40]!r}")
-    return int(Fraction(found[1]) * 2 ** _POWERS[found[2] or ""])
+    return int(Fraction(match[1]) * 2 ** _POWERS[match[2] or ""])
 
 
 def parse_file_size(text: str) -> int:
@@ -122,10 +122,10 @@ def parse_file_size(text: str) -> int:
     Raises:
         ValueError: it is no such size, or 0; states what was expected.
     """
-    found = re.fullmatch(r"(\d{1,15})\s*([A-Za-z]+)", text.strip(), re.ASCII)
-    if not found or found[2] not in _FILE_BYTES or not int(found[1]):
+    match = re.fullmatch(r"(\d{1,15})\s*([A-Za-z]+)", text.strip(), re.ASCII)
+    if not match or match[2] not in _FILE_BYTES or not int(match[1]):
         raise ValueError(f"expected a whole number and a unit, one of {', '.join(_FILE_BYTES)}, got {text[:40]!r}")
-    return int(found[1]) * _FILE_BYTES[found[2]]
+    return int(match[1]) * _FILE_BYTES[match[2]]
 
 
 def _in_unit(number: float, units: Units) -> str:

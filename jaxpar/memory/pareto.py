@@ -219,8 +219,11 @@ def _best_pair(
     for begin in range(0, len(device), some):
         # Some points against all: n layers of the first, the rest of the other.
         first = slice(begin, begin + some)
-        own = time[first, None]
-        low, high = np.zeros((len(own), len(device)), np.int64), np.full((len(own), len(device)), layers, np.int64)
+        time_of_first = time[first, None]
+        low, high = (
+            np.zeros((len(time_of_first), len(device)), np.int64),
+            np.full((len(time_of_first), len(device)), layers, np.int64),
+        )
         for size, limit in ((device, budget), (host, host_budget)):
             more, room = size[first, None] - size, limit - layers * size
             below, above = np.where(more > 0, more, 1), np.where(more < 0, -more, 1)
@@ -229,8 +232,8 @@ def _best_pair(
         fits = low <= high
         if not fits.any():
             continue
-        number = np.where(own < time, high, low)
-        total = np.where(fits, number * own + (layers - number) * time, _NEVER)
+        number = np.where(time_of_first < time, high, low)
+        total = np.where(fits, number * time_of_first + (layers - number) * time, _NEVER)
         kinds = np.where((number == 0) | (number == layers), 1, 2)
         copied = number * host[first, None] + (layers - number) * host
         least = np.arange(total.size)
@@ -267,8 +270,8 @@ def alike_frontiers(
     """
     number = Counter(slots)
     frontier: list[tuple[int, int, dict[str, Point]]] = [(0, 0, {})]
-    for kind, own in costs.items():
-        points, n = alike_frontier(own, host_bytes=host_bytes), number[kind]
+    for kind, run_costs in costs.items():
+        points, n = alike_frontier(run_costs, host_bytes=host_bytes), number[kind]
         sums = [
             (device + n * point.device_bytes, time + layers[kind] * point.picoseconds, chosen | {kind: point})
             for (device, time, chosen), point in product(frontier, points)
