@@ -12,6 +12,8 @@ from jaxpar.config.bounds import BOUNDS
 from jaxpar.config.reading.sections import SECTIONS
 from jaxpar.config.reading.typed import field_types
 from jaxpar.layers.checks import validate
+from jaxpar.layers.experts.clusters import Clustering
+from jaxpar.layers.experts.routers import ROUTERS
 from tests.sentences import refused
 
 
@@ -28,7 +30,9 @@ def numeric_keys(record: type, prefix: str) -> set[str]:
 
 
 def test_every_numeric_key_has_a_range_and_every_range_a_key():
-    assert set(BOUNDS) == {key for section, record in SECTIONS.items() for key in numeric_keys(record, section)}
+    mappings = [("model.experts.router_options", router.options) for router in ROUTERS.values()]
+    mappings += [("model.experts.clusters", Clustering), *SECTIONS.items()]
+    assert set(BOUNDS) == {key for prefix, record in mappings for key in numeric_keys(record, prefix)}
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def plan_with(key: str, value: object, why: str, **sections: dict[str, Any]) -> 
         ({"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2}}, 1, "short"),
         ({"parallel": {"fsdp": 4}, "model": {"layers": 15}}, 1, "short"),
         ({"parallel": {"fsdp": 4}, "model": gemma(layers=24)}, 1, "short"),
-        ({"parallel": {"fsdp": 4}, "model": {"experts": ExpertsConfig(4, 2, 16)}}, 1, "experts"),
+        ({"parallel": {"fsdp": 4}, "model": {"experts": ExpertsConfig(4, 2, 16)}}, 1, "router"),
         ({"parallel": {"fsdp": 4}, "memory": {"remat": {"mlp_input": "offload"}}}, 1, "copies to the host"),
         ({"parallel": {"fsdp": 4}, "memory": {"weights_offload": "host", "optimizer_offload": "host"}}, 1, "copies to"),
     ],

@@ -36,7 +36,7 @@ from tests.small_run import small
             "8 bits",
         ),
         ({"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2}}, "layer", "pipelines"),
-        ({"parallel": {"fsdp": 2, "context": 2}, "model": {"experts": ExpertsConfig(4, 2, 16)}}, "layer", "experts"),
+        ({"parallel": {"fsdp": 2, "context": 2}, "model": {"experts": ExpertsConfig(4, 2, 16)}}, "layer", "router"),
         ({"parallel": {"fsdp": 4, "zero": 2}}, "layer", ""),
         ({"parallel": {"replica": 4}}, "layer", ""),
     ],
