@@ -19,7 +19,7 @@ def model_of(**parts: Any) -> LanguageModel:
     """A model of characters that reads eight, with stand-ins for its scorer and generators."""
     encode = lambda text: [ord(letter) for letter in text]
     text: Any = SimpleNamespace(
-        begin=0, ends=(), special={}, encode=encode, encode_start=encode, decode=lambda tokens: ""
+        begin=0, stops=(), special={}, encode=encode, encode_start=encode, decode=lambda tokens: ""
     )
     nothing: Any = None
     model = LanguageModel(nothing, text, 8)

@@ -264,7 +264,7 @@ def test_plans_that_take_plain_xla_for_packed_rows_state_how_much_longer_attenti
         ({"compute_capability": 8.0}, "Hopper"),
         ({"runs": False}, "neighbours"),
         ({"lse": True}, "log-sum-exp"),
-        ({"whole_rows": False}, "parts of a row"),
+        ({"full_rows": False}, "parts of a row"),
         ({"mask": Mask(causal=False, segmented=True)}, "causal"),
         ({"queries": 2**18, "keys": 2**18}, "fewer than 4"),
         ({"queries": 2**22, "keys": 2**22}, "32-bit"),
