@@ -144,7 +144,7 @@ def test_a_tokenizer_without_an_end_of_document(capsys, files, tmp_path):
     text = (files / "tokenizer.json").read_text().replace("<|endoftext|>", "<stop>")
     (tmp_path / "t.json").write_text(text)
     given = arguments(files, tmp_path / "out", "--tokenizer", tmp_path / "t.json")
-    refused(capsys, *given, parts=("tokenizer", "end a document", "--separator", "'<stop>'"))
+    refused(capsys, *given, parts=("tokenizer", "end-of-document", "--separator", "'<stop>'"))
     assert run(capsys, *given, "--separator", "<stop>")[0] == 0
 
 

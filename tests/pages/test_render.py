@@ -24,7 +24,7 @@ def shown(of: Table, data: dict[str, dict[str, object]] | None = None) -> str:
     """A page with one table."""
     return page(
         "compiler/report/page.html", HOSTILE, scripts=["pages/table.js"], data=data, mesh="", verdict="", compiled="",
-        report=dict(devices=1, gpu=HOSTILE, fits=True), notes=[HOSTILE], cards=[(HOSTILE, HOSTILE)], memory=MEMORY,
+        report=dict(devices=1, gpu=HOSTILE, fits=True, notes=[HOSTILE]), cards=[(HOSTILE, HOSTILE)], memory=MEMORY,
         classes=of, turn="", layers=[], layer_colors={}, tables=[],
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.mapped import mapped
+from jaxpar.precision.amax import Amax
 from jaxpar.precision.matmul import GroupScaling, products
 from jaxpar.precision.recipe import Recipe
 from jaxpar.precision.ring import ring_in, ring_out
@@ -36,7 +37,7 @@ def arguments(ranks: int, dtype: Any = np.float32) -> list[Any]:
 def block(chunks: int | None, x: jax.Array, *given: jax.Array) -> jax.Array:
     """In, something that differs from token to token, out; plain without `chunks`."""
     *weights, observed = given
-    scaling = lambda group: GroupScaling(Recipe(), observed=observed[group])
+    scaling = lambda group: GroupScaling(Recipe(), zeros=Amax(observed[group]))
     if chunks is None:
         q, up = products(x, weights[:2], scaling(slice(0, 5)), gathers=True)
     else:
