@@ -328,8 +328,8 @@ class ActivationPlanner:
     @property
     def _magnitude_ranks(self) -> int:
         """Ranks over which the largest magnitude of a tensor is found in each product; 1 where none is."""
-        group, codes = self.group, self._matmul_codes
-        return group.data * group.context * group.tensor if codes is not None and codes.found else 1
+        group, quantized = self.group, self._matmul_codes
+        return group.data * group.context * group.tensor if quantized is not None and quantized.found else 1
 
     def _with_host(self, preset: str) -> Iterator[Kept]:
         """The smallest share of a preset's activations on the host with which it fits and that copies can hide."""
