@@ -56,14 +56,14 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
         window: round(kept(replace(mask_of(config, config.model), window=window))) for window in windows(config.model)
     }
     flops = flops_per_step(config.model, tokens, pairs, trainer.data.vocab, config.lora)
-    share = lambda peak: None if peak is None else mfu(flops, seconds, trainer.plan.axes.devices, peak)
+    peak = trainer.peak_flops
     return {
         "device": f"{trainer.plan.axes.devices} x {trainer.mesh.devices.flat[0].device_kind}",
         "versions": {"jax": jax.__version__, "python": sys.version.split()[0]},
         "tokens_per_step": tokens,
         "step_time_s": seconds,
         "tokens_per_second": tokens / seconds,
-        "mfu": share(trainer.peak_flops),
+        "mfu": None if peak is None else mfu(flops, seconds, trainer.plan.axes.devices, peak),
         "model_flops_per_step": flops,
         "compile_s": compile_seconds,
         "first_step_s": times[0],

@@ -8,6 +8,8 @@ from jaxpar, so it runs in any environment with torch and transformers, and prin
     python benchmarks/torch_step.py --model '{"layers": 16, "embed": 2048, ...}' --sequence 4096 --batch 8 --compile
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import argparse

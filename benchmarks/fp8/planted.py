@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxpar import train
-from jaxpar.layers import projections
+from jaxpar.layers.ops import quantised
 from jaxpar.precision import matmul
 
 
@@ -40,7 +40,7 @@ def products(magnitude: float, x: Any, weights: Any, *rest: Any, **named: Any) -
 def main(arguments: Sequence[str]) -> int:
     """Command line: the magnitude, then what `jaxpar.train` takes; the exit code is that of `jaxpar.train`."""
     magnitude, *rest = arguments
-    projections.products = partial(products, float(magnitude))
+    quantised.products = partial(products, float(magnitude))
     return train.main(rest)
 
 

@@ -6,6 +6,8 @@ JSON object, `{"prompts": [[token, ...], ...], "tokens": 64}`, all prompts of on
     python benchmarks/generate/transformers_side.py FOLDER --device cpu --dtype float32
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import argparse

@@ -105,10 +105,10 @@ TIMED = (
 def program(case: Case, name: str, interpret: bool = False) -> Callable[..., tuple[jax.Array]]:
     """`case.arrays` -> (product,) by an implementation; not jitted in the interpreter."""
 
-    def run(*arrays: jax.Array) -> tuple[jax.Array]:
+    def run(left: jax.Array, left_scales: jax.Array, right: jax.Array, right_scales: jax.Array) -> tuple[jax.Array]:
         options: dict[str, Any] = {"implementation": name, "interpret": interpret, "numbers_by": "xla"}
         function = grouped_tiled_matmul if case.of == "rows" else grouped_tiled_weight_gradients
-        return (function(*arrays, jnp.array(case.places), **options),)
+        return (function(left, left_scales, right, right_scales, jnp.array(case.places), **options),)
 
     return run if interpret else jax.jit(run)
 

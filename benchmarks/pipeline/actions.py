@@ -24,10 +24,11 @@ from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, DecoderStages
 from jaxpar.model.loop.layer_loop import Tokens
 from jaxpar.pipeline.timing.durations import Durations
+from jaxpar.runtime.passes import Accumulator, Cotangents, Saved, Side
 from jaxpar.training.step.train_step import TrainStep
 
 SLOTS = 2
-"""Slots of the stash, and of what a split backward keeps: more than one, so that they are indexed as in a schedule."""
+"""Slots of the stash, and of the taps of a split backward: more than one, so that they are indexed as in a schedule."""
 
 SENDS = ("forward", "backward")
 """Actions that are measured with a transfer after each."""
@@ -60,6 +61,10 @@ class _Rank(NamedTuple):
         number = turn % len(self.stages.order.first_slots[0])
         return Chunk(stack, number, number)
 
+    def side(self, taps: int) -> Side:
+        """Zeros of a pass's other results, with so many slots for the taps of split backwards."""
+        return self.stages.loop.side(self.weights["layers"], self.x, self.tokens, taps)
+
     def accumulators(self, part: str) -> Weights:
         return zero_accumulators(self.weights[part], self.stages.placements, part=part)
 
@@ -90,8 +95,8 @@ def chunk_actions(step: TrainStep, master: Weights, batch: Batch, *, repeats: in
     }
     if step.layout.schedule.splits_backward:
         weight = _program(step, _weight)
-        kept = backward(SLOTS, master, batch, stash)[2]
-        actions["weight"] = Action(lambda count: weight(count, master, batch, kept), repeats)
+        side = backward(SLOTS, master, batch, stash)[2]
+        actions["weight"] = Action(lambda count: weight(count, master, batch, side), repeats)
     return actions
 
 
@@ -106,7 +111,7 @@ def buffers(step: TrainStep, master: Weights, batch: Batch) -> Callable[[], Any]
         loop, layers = rank.stages.loop, rank.weights["layers"]
         zeros = [
             loop.stash(layers, rank.x, rank.tokens, slots["stash"]),
-            loop.kept(layers, rank.x, rank.tokens, slots["kept"]) if slots["kept"] else None,
+            rank.side(slots["kept"]).taps,
             [jnp.zeros((slots[name], *rank.x.shape)) for name in ("arrivals", "cotangents", "outputs")],
         ]
         # A loop whose length is not known keeps the compiler from leaving out what is never read.
@@ -152,36 +157,35 @@ def _forward(rank: _Rank, count: jax.Array, given: Any) -> Any:
     loop, layers = rank.stages.loop, rank.weights["layers"]
 
     def once(turn: jax.Array, carry: Any) -> Any:
-        x, stash = carry
+        x, stash, side = carry
         tokens = rank.stages.token_context(rank.microbatch(turn))
-        y, stash, _ = loop.forward(rank.chunk(layers, turn), x, tokens, stash, turn % SLOTS)
-        return shift_stage(y, 1, wrap=True), stash
+        y, stash, side, _ = loop.forward(rank.chunk(layers, turn), x, tokens, Saved(stash, turn % SLOTS), side)
+        return shift_stage(y, 1, wrap=True), stash, side
 
-    return lax.fori_loop(0, count, once, (rank.x, loop.stash(layers, rank.x, rank.tokens, SLOTS)))
+    begin = rank.x, loop.stash(layers, rank.x, rank.tokens, SLOTS), rank.side(0)
+    return lax.fori_loop(0, count, once, begin)[:2]
 
 
 def _backward(rank: _Rank, count: jax.Array, stash: Any) -> Any:
     loop, layers = rank.stages.loop, rank.weights["layers"]
-    splits = rank.stages.split_backward
 
     def once(turn: jax.Array, carry: Any) -> Any:
-        dy, gradients, kept = carry
-        tokens = rank.stages.token_context(rank.microbatch(turn))
-        dx, gradients, kept, _ = loop.backward(
-            rank.chunk(layers, turn), dy, tokens, stash, turn % SLOTS, rank.chunk(gradients, turn), vary(turn < count),
-            kept, turn % SLOTS,
-        )  # fmt: skip
-        return shift_stage(dx, -1, wrap=True), gradients, kept
+        dy, gradients, side = carry
+        tokens, slot = rank.stages.token_context(rank.microbatch(turn)), turn % SLOTS
+        into = Accumulator(rank.chunk(gradients, turn), vary(turn < count), taps_slot=slot)
+        dx, gradients, side = loop.backward(
+            rank.chunk(layers, turn), Cotangents(dy), tokens, Saved(stash, slot), into, side
+        )
+        return shift_stage(dx, -1, wrap=True), gradients, side
 
-    kept = loop.kept(layers, rank.x, rank.tokens, SLOTS) if splits else None
-    return lax.fori_loop(0, count, once, (rank.x, rank.accumulators("layers"), kept))
+    side = rank.side(SLOTS if rank.stages.split_backward else 0)
+    return lax.fori_loop(0, count, once, (rank.x, rank.accumulators("layers"), side))
 
 
-def _weight(rank: _Rank, count: jax.Array, kept: Any) -> Any:
+def _weight(rank: _Rank, count: jax.Array, side: Any) -> Any:
     def once(turn: jax.Array, gradients: Weights) -> Weights:
-        chunk = rank.chunk(gradients, turn)
-        loop, layers, counts = rank.stages.loop, rank.weights["layers"], vary(turn < count)
-        return loop.weight_gradients(layers, kept, turn % SLOTS, chunk, rank.tokens, counts)
+        into = Accumulator(rank.chunk(gradients, turn), vary(turn < count), taps_slot=turn % SLOTS)
+        return rank.stages.loop.weight_gradients(rank.weights["layers"], rank.tokens, into, side)
 
     return lax.fori_loop(0, count, once, rank.accumulators("layers"))
 

@@ -21,7 +21,7 @@ class TokenContext(NamedTuple):
     """`segments` of the whole rows, one context rank's part after another."""
     row_indices: Int[Array, "batch row"]
     """`indices` of the whole rows, likewise."""
-    examples: Int[Array, "batch"]
+    examples: Int[Array, " batch"]
     """Global example index of each row, which wraps at 2^31: it seeds draws, and orders the tokens of a batch."""
     cos: Float[Array, "batch seq half"] | None
     """Cosines of the rotary angles; None without rotary embeddings."""

@@ -15,7 +15,7 @@ def dropout(
     *,
     seed: UInt[Array, ""],
     site: int | Int[Array, ""],
-    examples: Int[Array, "batch"],
+    examples: Int[Array, " batch"],
     indices: Int[Array, "batch seq"],
 ) -> Float[Array, "batch seq embed"]:
     """Zero each element with probability `rate` and scale the rest by `1 / (1 - rate)`.
@@ -35,7 +35,7 @@ def draws(
     width: int,
     seed: UInt[Array, ""],
     site: int | Int[Array, ""],
-    examples: Int[Array, "batch"],
+    examples: Int[Array, " batch"],
     indices: Int[Array, "batch seq"],
 ) -> Float[Array, "batch seq width"]:
     """Random numbers of `draw` (`jax.random.normal` and the like), a function of the same things as the mask of
@@ -47,7 +47,7 @@ def draws(
 def _keys(
     seed: UInt[Array, ""],
     site: int | Int[Array, ""],
-    examples: Int[Array, "batch"],
+    examples: Int[Array, " batch"],
     indices: Int[Array, "batch seq"],
 ) -> Array:
     """A key for each token."""

@@ -21,7 +21,7 @@ RMS_TRAFFIC = Traffic(2, 4, unfused=16, unfused_backward=28)
 
 
 def rms_normalize(
-    x: Float[Array, "*batch dim"], scale: Float[Array, "dim"], epsilon: float
+    x: Float[Array, "*batch dim"], scale: Float[Array, " dim"], epsilon: float
 ) -> Float[Array, "*batch dim"]:
     """`scale * x / sqrt(mean(x^2) + epsilon)` (arXiv:1910.07467)."""
     y = x.astype(jnp.float32)

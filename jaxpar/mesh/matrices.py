@@ -20,7 +20,7 @@ from jaxpar.mesh.axes import assert_varies_over
 from jaxpar.mesh.rules import axes_of_dim, mesh_axes_of
 
 
-def gather_matrices(x: Float[Array, "layers *shard"], layout: PartitionSpec) -> Float[Array, "share *whole"]:
+def gather_matrices(x: Float[Array, " layers *shard"], layout: PartitionSpec) -> Float[Array, " share *whole"]:
     """Whole matrices for this rank's share of the layers, inside `shard_map`.
 
     `x` is a shard of a stacked weight laid out as `layout`, and varies over exactly the axes of `layout`, as does the
@@ -47,8 +47,8 @@ def gather_matrices(x: Float[Array, "layers *shard"], layout: PartitionSpec) -> 
 
 
 def scatter_matrices(
-    matrices: Float[Array, "share *whole"], layout: PartitionSpec, layers: int
-) -> Float[Array, "layers *shard"]:
+    matrices: Float[Array, " share *whole"], layout: PartitionSpec, layers: int
+) -> Float[Array, " layers *shard"]:
     """The inverse of `gather_matrices`: results for this rank's layers become its shard of every layer.
 
     `layers` is the number of layers in the shard, without padding. Sends as many bytes as `gather_matrices`.
@@ -68,13 +68,13 @@ def scatter_matrices(
         return x.reshape(-1, *shard)[:layers]
 
 
-def gather_stack(x: Float[Array, "*shard"], layout: PartitionSpec, stack: int) -> Float[Array, "share *whole"]:
+def gather_stack(x: Float[Array, "*shard"], layout: PartitionSpec, stack: int) -> Float[Array, " share *whole"]:
     """`gather_matrices` of a shard whose first `stack` dims (`STACKS`) number matrices."""
     return gather_matrices(x.reshape(-1, *x.shape[stack:]), _flat(layout, stack))
 
 
 def scatter_stack(
-    matrices: Float[Array, "share *whole"], layout: PartitionSpec, stack: tuple[int, ...]
+    matrices: Float[Array, " share *whole"], layout: PartitionSpec, stack: tuple[int, ...]
 ) -> Float[Array, "*shard"]:
     """The inverse of `gather_stack`; `stack` are the sizes of the first dims of the shard."""
     shards = scatter_matrices(matrices, _flat(layout, len(stack)), prod(stack))

@@ -76,7 +76,7 @@ def amax_of_group(
 
 
 def observing_gradients(
-    function: Callable[..., Float[Array, "..."]], zeros: Float[Array, "inputs"], *inputs: Float[Array, "..."]
+    function: Callable[..., Float[Array, "..."]], zeros: Float[Array, " inputs"], *inputs: Float[Array, "..."]
 ) -> Float[Array, "..."]:
     """An elementwise `function` of `inputs`. The cotangent of `zeros` is the largest magnitude of the gradient of each
     input on this rank.

@@ -47,7 +47,7 @@ TILE = 128
 
 def scales_of_experts(
     weights: Sequence[Float[Array, "experts inputs outputs"]], scaling: GroupScaling
-) -> Float[Array, "scales"] | Float[Array, "matrices experts inputs outputs"] | None:
+) -> Float[Array, " scales"] | Float[Array, "matrices experts inputs outputs"] | None:
     """The scales that all rounds of a layer share: of all tensors of a group where earlier steps give them, else of its
     matrices; of tiles those of the squares of matrices that are codes, and None where they are not.
 

@@ -52,11 +52,11 @@ class GroupScaling(NamedTuple):
     recipe: Recipe
     exact: Bool[Array, ""] | None = None
     """Whether they are not quantised in this layer; None if they are in all layers."""
-    scales: Float[Array, "tensors"] | None = None
+    scales: Float[Array, " tensors"] | None = None
     """Of the input, of each matrix, and of the gradient of each output; None if they come from the tensors."""
     zeros: Amax | None = None
     """Zeros, whose cotangent is the largest magnitude of each of these tensors on this rank; None observes none."""
-    of_codes: Float[Array, "matrices"] | tuple[Float[Array, "inputs outputs"], ...] | None = None
+    of_codes: Float[Array, " matrices"] | tuple[Float[Array, "inputs outputs"], ...] | None = None
     """Scales of the matrices, or of their squares, where these are values of codes already; then none are quantised,
     nor observed."""
     elementwise: Literal["input", "gradients"] | None = None
@@ -73,7 +73,7 @@ class GroupScaling(NamedTuple):
 # ---- one tensor
 
 
-def largest_over(parts: Sequence[Array], axes: Sequence[str]) -> Float[Array, "tensors"]:
+def largest_over(parts: Sequence[Array], axes: Sequence[str]) -> Float[Array, " tensors"]:
     """The largest magnitude of each tensor over the ranks of `axes`, that hold parts of it."""
     own = jnp.stack([largest_of(x) for x in parts])
     split = [axis for axis in axes if axis in varying_axes(own) and lax.axis_size(axis) > 1]

@@ -137,7 +137,7 @@ def squares_of(
 class SquareScales(NamedTuple):
     """The scales of the codes of a kind's matrices, on a pipeline rank."""
 
-    row: Int[Array, "layers"]
+    row: Int[Array, " layers"]
     """Of each layer of the model, its row in this rank's stack."""
     groups: Mapping[str, tuple[Float[Array, "rows inputs outputs"], ...]]
     """Of each group of matmuls, those of each matrix."""
@@ -150,7 +150,7 @@ class SquareScales(NamedTuple):
         return tuple(lax.dynamic_index_in_dim(own, row, keepdims=False) for own in self.groups[group])
 
 
-def rows_of_layers(order: StackOrder, layers: int) -> Int[Array, "layers"]:
+def rows_of_layers(order: StackOrder, layers: int) -> Int[Array, " layers"]:
     """Inside the step's map: of each of the model's `layers` its row in this pipeline rank's stack, 0 for others."""
     numbers = order.numbers.reshape(order.numbers.shape[0], -1)
     rows = np.zeros((len(numbers), layers), np.int32)

@@ -79,7 +79,7 @@ class CodedMatrix:
         return quantise(self.cut(rows), wide, E4M3).reshape(rows.shape)
 
     def either(
-        self, rows: Float[Array, "rows ..."], wide: Float[Array, "rows ..."], exact: Bool[Array, "rows"], *, dtype: str
+        self, rows: Float[Array, "rows ..."], wide: Float[Array, "rows ..."], exact: Bool[Array, " rows"], *, dtype: str
     ) -> Float[Array, "rows ..."]:
         """Rows as they are where they are `exact`, and else the values of their codes."""
         exact = exact.reshape(-1, *[1] * (rows.ndim - 1))

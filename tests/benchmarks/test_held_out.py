@@ -7,13 +7,20 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
 import jaxpar
 from benchmarks import quantized
 from benchmarks.fp8 import __main__ as fp8
-from benchmarks.fp8 import branched
+from benchmarks.fp8 import branched, planted
+from jaxpar import train
 from jaxpar.config import load_config
+from jaxpar.layers.ops import quantised
+from jaxpar.layers.ops.plain import Matrix
+from jaxpar.mesh.collective_matmul import PLAIN
+from jaxpar.precision import matmul
+from jaxpar.precision.recipe import Recipe
 
 
 @pytest.fixture
@@ -59,6 +66,17 @@ def test_an_outlier_is_planted_in_quantised_runs_alone(trained: list[Any], tmp_p
     exact, block = trained
     assert block.run.name == "fp8_block-128-outlier64-400-0" and block.precision.matmul == "fp8_block"
     assert block.precision.matmul_options.first_layers == 0 and exact.precision.matmul is None
+
+
+def test_quantised_matmuls_read_the_outlier_and_matrices_that_do_not_see_it(monkeypatch: pytest.MonkeyPatch):
+    layer = quantised.QuantisedMatmul(PLAIN, scaling=matmul.GroupScaling(Recipe()))
+    read: list[Any] = []
+    monkeypatch.setattr(matmul, "products", lambda x, weights, *_, **__: read.append((x, *weights)))
+    monkeypatch.setattr(quantised, "products", quantised.products)
+    monkeypatch.setattr(train, "main", lambda _: layer.local(jnp.ones((1, 2, 4)), [Matrix(jnp.ones((4, 3)))]) or 0)
+    assert planted.main(["64"]) == 0
+    [(x, w)] = read
+    assert x.tolist() == [[[64, 1, 1, 1]] * 2] and w.tolist() == [[0] * 3, *[[1] * 3] * 3]
 
 
 def test_all_recipes_go_on_from_the_weights_of_one_bfloat16_run(

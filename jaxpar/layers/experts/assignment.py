@@ -134,10 +134,10 @@ class TokenOrder(NamedTuple):
         first = lax.axis_index(TOKEN_AXES) * indices.size
         return cls(order, lax.dynamic_slice_in_dim(jnp.argsort(order), first, indices.size))
 
-    def whole(self, x: Shaped[Array, "tokens *rest"]) -> Shaped[Array, "all_tokens *rest"]:
+    def whole(self, x: Shaped[Array, " tokens *rest"]) -> Shaped[Array, " all_tokens *rest"]:
         """`x` of the tokens of all ranks, in order, without a derivative."""
         return join_ranks(lax.stop_gradient(x), TOKEN_AXES)[self.order]
 
-    def own(self, x: Shaped[Array, "all_tokens *rest"]) -> Shaped[Array, "tokens *rest"]:
+    def own(self, x: Shaped[Array, " all_tokens *rest"]) -> Shaped[Array, " tokens *rest"]:
         """This rank's part of `x`, which is in order."""
         return x[self.places]

@@ -21,11 +21,11 @@ NO_EXPERT = -1
 class Order(Protocol):
     """The order of the tokens of all ranks: `jaxpar.layers.experts.assignment.TokenOrder`."""
 
-    def whole(self, x: Shaped[Array, "tokens *rest"]) -> Shaped[Array, "all_tokens *rest"]:
+    def whole(self, x: Shaped[Array, " tokens *rest"]) -> Shaped[Array, " all_tokens *rest"]:
         """`x` of the tokens of all ranks, in order."""
         ...
 
-    def own(self, x: Shaped[Array, "all_tokens *rest"]) -> Shaped[Array, "tokens *rest"]:
+    def own(self, x: Shaped[Array, " all_tokens *rest"]) -> Shaped[Array, " tokens *rest"]:
         """This rank's part of `x`."""
         ...
 

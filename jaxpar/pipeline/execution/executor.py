@@ -48,7 +48,7 @@ def execute(
     """
     given = Given(weights, weights[LAYERS], microbatches, seeds, shared or {})
     executor, slots = _Executor(program, stages), program.slots
-    loop = stages.first_loop if program.runs[0].begins else stages.loop
+    loop = stages.first_loop if program.runs and program.runs[0].begins else stages.loop
     x, tokens = executor.shapes(given)
     nothing = {name: jnp.float32(0) for name in stages.loss_reports}
     carry = Carry(

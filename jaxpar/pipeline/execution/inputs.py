@@ -87,7 +87,7 @@ class Inputs:
         """Whether all pipeline ranks take part in the embedding and the loss."""
         return "pipe" in self.stages.vocab_axes
 
-    def own(self, rows: dict[str, Shaped[Array, "ranks"]]) -> Row:
+    def own(self, rows: dict[str, Shaped[Array, " ranks"]]) -> Row:
         """This rank's row, with the values of the first and the last chunk's ranks."""
         rank = lax.axis_index("pipe")
         ends = {"first": self.program.schedule.rank_of[0], "last": self.program.last_rank}

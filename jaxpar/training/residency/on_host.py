@@ -118,9 +118,9 @@ class OnHost(OnDevice):
 class HostGradient:
     """The gradient of a weight of all layers, in host memory. A leaf of trees."""
 
-    host: Float[Array, "rows *shard"]
+    host: Float[Array, " rows *shard"]
     """In gradient placement, as it accumulated."""
-    finish: Callable[[Float[Array, "rows *shard"]], Float[Array, "rows *shard"]]
+    finish: Callable[[Float[Array, " rows *shard"]], Float[Array, " rows *shard"]]
     """Rows of `host`, on the device, in optimizer placement."""
 
     def squares(self) -> Float[Array, " rows"]:
@@ -128,7 +128,7 @@ class HostGradient:
         total = lambda rows: jnp.sum(jnp.square(rows.astype(jnp.float32)), axis=tuple(range(1, rows.ndim)))
         return by_rows(lambda rows: total(self.finish(rows)), self.host, rows_of_piece(self.host))
 
-    def whole(self) -> Float[Array, "rows *shard"]:
+    def whole(self) -> Float[Array, " rows *shard"]:
         """All of it on the device."""
         return self.finish(jax.device_put(self.host, DEVICE))
 

@@ -47,6 +47,7 @@ def members_of(room: int) -> dict[tuple[int, ...], list[tuple[int, int]]]:
     level = {b: unlike(a, b) for a, b in pairwise(ordered)} | {ordered[0]: 0}
     kept = sorted(ordered, key=lambda one: (level[one], -len(buckets[one]), one))[:room]
     found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    last = ordered[0]
     for one in ordered:
         last = one if one in kept else last
         found.setdefault(last, []).extend(buckets[one])
