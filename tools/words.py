@@ -21,7 +21,7 @@ LIMITS = {
     "whole": 266,
     "kept": 229,
     "ends": 261,
-    "codes": 305,
+    "codes": 303,
     "unseen": 0,
     "held": 95,
     "place": 391,
