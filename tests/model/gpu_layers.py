@@ -77,7 +77,7 @@ def execute_plainly(
     data = jax.tree.map(lambda a: a[0], microbatches) | shared
 
     def objective(accumulators: Any, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        x = scan_layers(stages.loop, weights["layers"], accumulators["layers"], x, stages.token_context(data))
+        x = scan_layers(stages, weights["layers"], accumulators["layers"], x, stages.token_context(data))
         return stages.loss(weights, accumulators, x, data)
 
     value, pullback, reported = jax.vjp(objective, accumulators, stages.embed(weights, data), has_aux=True)
@@ -85,21 +85,21 @@ def execute_plainly(
     return stages.embed_gradients(weights, data, dx, gradients), reported, Side({}, None, None)
 
 
-def scan_layers(loop: Any, weights: Any, accumulators: Any, x: jax.Array, tokens: Any) -> jax.Array:
+def scan_layers(stages: Any, weights: Any, accumulators: Any, x: jax.Array, tokens: Any) -> jax.Array:
     """A scan that gathers."""
 
     @jax.custom_vjp
     def load(w: Any, accumulator: Any) -> Any:
-        return gather(w, loop.placements, part="layers", unstacked=True)
+        return gather(w, stages.placements, part="layers", unstacked=True)
 
     load.defvjp(
         lambda w, accumulator: (load(w, accumulator), None),
-        lambda _, dw: (None, to_accumulators(dw, loop.placements, part="layers", unstacked=True)),
+        lambda _, dw: (None, to_accumulators(dw, stages.placements, part="layers", unstacked=True)),
     )
 
     def body(x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
         index, w, accumulator = layer
-        return loop.kinds[ALIKE].apply(load(w, accumulator), x, index, tokens[ALIKE], None)[0], None
+        return stages.loop.kinds[ALIKE].apply(load(w, accumulator), x, index, tokens[ALIKE], None)[0], None
 
     return lax.scan(body, vary(x), (vary(jax.numpy.arange(LAYERS)), weights, accumulators))[0]
 
