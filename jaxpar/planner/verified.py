@@ -27,7 +27,7 @@ from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.report import words
 from jaxpar.planner.report.columns import INTERVAL
 from jaxpar.planner.search.candidate import Planned
-from jaxpar.units import percent, seconds, size
+from jaxpar.units import percent, plural, seconds, size
 
 WAITS = ("tensor", "context", "exchange", "data", "scales")
 """Parts of a step's time that wait for messages of the program."""
@@ -241,7 +241,7 @@ def print_verified(results: Sequence[Verified], console: Console) -> None:
     write = lambda text: console.print(f"  {text}", highlight=False, soft_wrap=True)
     for name, one in zip(names, results, strict=True):
         fits = "fits" if one.fits else "does not fit"
-        write(f"{name}, {one.planned.candidate.layout.microbatch} rows: {fits}; {one.verdict}")
+        write(f"{name}, {plural(one.planned.candidate.layout.microbatch, 'row')}: {fits}; {one.verdict}")
     if not results[0].fits:
         write("none of these fits: raise --top, or hold less with --fix")
     for note in dict.fromkeys(note for one in results for note in one.notes):
