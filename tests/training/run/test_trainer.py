@@ -45,7 +45,7 @@ def test_a_run_goes_on_from_each_of_its_checkpoints(tmp_path: Path):
     newest = SharingTrainer.from_checkpoint(folder_of(config), devices=devices, overrides=["run.steps=6"])
     assert newest.steps_done == 4 and newest.config.run.steps == 6
     assert newest.fit([]).steps == 6
-    assert open_source(folder_of(config), "MODEL").place.name == "00000006"
+    assert open_source(folder_of(config), "MODEL").location.name == "00000006"
 
 
 def test_what_is_no_checkpoint_of_a_run_is_refused(tmp_path: Path):
