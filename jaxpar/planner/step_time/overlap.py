@@ -13,7 +13,7 @@ from jaxpar.planner.layout import Layout
 
 GATHERS, SCATTERS = 0.03, 0.15
 """Least shares of gathers of weights, and of reductions of their gradients, that are waited for."""
-BESIDE, BESIDE_TENSOR = 0.4, 0.22
+BESIDE, BESIDE_TENSOR = 0.4, 0.1
 """Share of a layer's compute that messages of weights run beside; the second where tensor ranks send messages in it."""
 HELD_GATHERS, HELD_SCATTERS = 0.41, 0.66
 """The shares of chunks that a pipeline holds whole, whose messages have little compute beside them."""
@@ -28,6 +28,11 @@ def waited(gather: float, scatter: float, free: float, tensor: int) -> float:
     tensor ranks share."""
     beside = BESIDE if tensor == 1 else BESIDE_TENSOR
     return max(GATHERS * gather + SCATTERS * scatter, gather + scatter - beside * free)
+
+
+def first_gather(gather: float) -> float:
+    """Seconds that gathering the first layer of a pipeline's chunk adds to `waited`: nothing runs beside it."""
+    return (1 - GATHERS) * gather
 
 
 def sums_beside(layout: Layout) -> bool:

@@ -36,10 +36,17 @@ class Pieces:
     """From a rank to the next."""
     sums: float = 0.0
     """A sum over all ranks, which share embedding and head, in every forward of a chunk and every backward."""
+    gather: float = 0.0
+    """The gather of the first layer of a chunk in each of them, beside which nothing runs."""
+
+    @property
+    def of_chunk(self) -> float:
+        """Seconds of a forward, and of a backward, that do not grow with the layers of a chunk."""
+        return self.sums + self.gather
 
     def chunk(self, layers: int) -> ChunkTime:
         """The seconds of a chunk of so many layers."""
-        forward, backward = self.forward * layers + self.sums, self.backward * layers + self.sums
+        forward, backward = self.forward * layers + self.of_chunk, self.backward * layers + self.of_chunk
         return ChunkTime(forward, backward, self.weight * layers)
 
 

@@ -12,7 +12,7 @@ from jaxpar.planner.step_time.common import Common
 from jaxpar.planner.step_time.data_messages import DataMessages
 from jaxpar.planner.step_time.layer_times import Passed, Sort, sorts_of
 from jaxpar.planner.step_time.once import Once
-from jaxpar.planner.step_time.overlap import HOST, waited
+from jaxpar.planner.step_time.overlap import HOST, first_gather, waited
 from jaxpar.planner.step_time.pipeline import Pieces, Stages, chunk_layers, pipeline_seconds, seconds_of_chunks
 from jaxpar.planner.step_time.ticks import ChunkTime
 from jaxpar.planner.step_time.weight_traffic import SLICED, holds_chunks, reduces_with_weights, slices_chunks
@@ -60,8 +60,9 @@ class Step:
 
     def spent_in(self, layout: Layout, waits: bool) -> dict[str, float]:
         """All seconds, in the schedule of `layout`."""
-        makespan = self.ideal
+        makespan, gathers = self.ideal, 0.0
         if layout.pipe > 1 and waits:
+            gathers = 2 * self.microbatches * layout.virtual_stages * self.pieces.gather
             stages = Stages(layout.schedule, layout.pipe, self.microbatches, layout.virtual_stages)
             ends = self.pieces.head, self.pieces.transfer
             if self.slots or self.unlike:
@@ -69,7 +70,8 @@ class Step:
             else:
                 longest = max(chunk_layers(self.model.layers, layout.pipe * layout.virtual_stages))
                 makespan = pipeline_seconds(stages, self.pieces.chunk(longest), *ends)
-        return {**self.spent, "bubble": makespan - self.ideal, "stragglers": makespan * (self.jitter - 1)}
+        spent = {**self.spent, "data": self.spent["data"] + gathers}
+        return {**spent, "bubble": makespan - self.ideal - gathers, "stragglers": makespan * (self.jitter - 1)}
 
     def chunks(self, layout: Layout) -> tuple[ChunkTime, ...]:
         """Each chunk, in the order of the model: the sum over its layers; slots that pad it count where they run."""
@@ -86,8 +88,8 @@ class Step:
             if why == GATHERED:  # a branch skips the work, not the messages
                 gathered = sum(number * self.passed[sort].gathered for sort, number in padding.items())
                 forward, backward = forward + gathered, backward + gathered
-            sums = self.pieces.sums
-            found.append(ChunkTime(forward + sums, backward + sums, weight))
+            more = self.pieces.of_chunk
+            found.append(ChunkTime(forward + more, backward + more, weight))
         return tuple(found)
 
     def _of_weights(self, sort: Sort) -> tuple[float, float]:
@@ -145,7 +147,8 @@ class Step:
         offload, back = (mean.offload, mean.offload_back), b + b_again
         head, sums = self.layers.head(layout.ends), self._sum_over_stages()
         # The output of the last chunk goes to all ranks, and what they find of its gradient is summed.
-        self.pieces = Pieces(whole_f, whole_b, mean.weight, head.seconds + 2 * sums, self._transfer(), sums)
+        first = first_gather(mean.gathered)
+        self.pieces = Pieces(whole_f, whole_b, mean.weight, head.seconds + 2 * sums, self._transfer(), sums, first)
         """Of an average layer."""
         count = m * per_rank
         share = m if layout.shared_ends else m / layout.pipe

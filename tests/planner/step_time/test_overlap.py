@@ -36,13 +36,13 @@ PROGRAMS = read_programs()
 
 
 def test_the_rule_is_as_close_to_programs_as_the_page_states():
-    """Seconds of waiting as a share of the step: 2.3% in the median and 13.5% at most."""
+    """Seconds of waiting as a share of the step: 1.6% in the median and 13.5% at most."""
     differences = []
     for one in PROGRAMS:
         parts = predicted(*prepared(one))
         waits = sum(seconds for name, seconds in one.exposed.items() if name != "pipe")
         differences.append(abs(sum(parts[name] for name in WAITED) - waits) / (one.compute + waits))
-    assert median(differences) < 0.025 and max(differences) < 0.14
+    assert median(differences) < 0.02 and max(differences) < 0.14
 
 
 @pytest.mark.parametrize("one", PROGRAMS, ids=lambda one: one.command.partition("configs/")[2])
@@ -57,6 +57,12 @@ def test_short_messages_wait_for_their_least_share_and_long_ones_for_what_comput
     assert waited(5.0, 5.0, 10.0, 1) == pytest.approx(10.0 - 10.0 * BESIDE)
     assert waited(5.0, 5.0, 10.0, 2) > waited(5.0, 5.0, 10.0, 1), "messages of tensor ranks stand in the way"
     assert waited(5.0, 0.0, 0.0, 1) == 5.0
+
+
+def test_the_first_layer_of_a_chunk_gathers_beside_nothing():
+    layouts = [Layout(pipe=2, fsdp=4, zero=3, schedule="interleaved", virtual_stages=v) for v in (2, 8)]
+    longer, shorter = (step_time(MODEL, 8192, 32, one, HOST).breakdown["data"] for one in layouts)
+    assert shorter > 1.5 * longer, "chunks of two layers wait more often than chunks of eight"
 
 
 def test_more_bandwidth_never_costs_time():
