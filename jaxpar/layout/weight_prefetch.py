@@ -74,11 +74,11 @@ def _unestimated(device: Device) -> bool:
     return capability is not None and capability < 9.0
 
 
-def gathered_before(plan: Plan) -> str:
-    """The part of a layer before whose products the next attention's weights must have arrived; empty for none."""
+def gathered_before(plan: Plan) -> int | None:
+    """The index of the block of a layer before whose products the next mixer's weights must have arrived, if any."""
     if plan.weight_prefetch.name == "layer":
-        return ""
-    return "attention" if plan.axes.context > 1 else "mlp"
+        return None
+    return 0 if plan.axes.context > 1 else 1
 
 
 def check_weight_prefetch(plan: Plan) -> None:

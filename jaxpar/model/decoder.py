@@ -118,9 +118,8 @@ class DecoderStages:
     """Whether the gradients of the layers' matrices are computed by a later action."""
     store: type[Sharded]
     """Where the layers' weights are in a step."""
-    gathers_before: str
-    """The part of a layer (attention, mlp) before whose products the next attention's weights must have arrived; none
-    where it is empty."""
+    gathers_before: int | None
+    """The index of the block of a layer before whose products the next mixer's weights must have arrived, if any."""
     objective: Objective
 
     @property
@@ -243,7 +242,8 @@ class DecoderStages:
         frozen = map_specs(lambda spec: not spec.trained, specs)
         frozen = frozen if any(jax.tree.leaves(frozen)) else None
         zeros = prototype.ops.zeros_observed if self.train else None
-        return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen, zeros)
+        blocks = tuple((block.part.name, block.part.last) for block in prototype.blocks)
+        return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen, zeros, blocks=blocks)
 
     def _wide_in(self, kind: str) -> Nested[bool] | None:
         layer, transports = self.prototype(kind), own_layers(self.placements.transports[LAYERS], kind)

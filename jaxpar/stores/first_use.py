@@ -22,7 +22,6 @@ class FirstUse(Sharded):
 
     def room(self, weights: Stack) -> Stack | None:
         rows = jax.tree.leaves(weights)[0].shape[0]
-        rows = jax.tree.leaves(weights)[0].shape[0]
         return stacked((rows,), lambda weights: self._stored(weights, 0, 0), weights, written=True)
 
     def keep(self, rows: Stack | None, fetched: PyTree, row: Index) -> Stack | None:

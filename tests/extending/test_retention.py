@@ -12,6 +12,7 @@ import pytest
 
 from jaxpar.config import load_config
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
+from jaxpar.config.mappings.overlap import OverlapConfig
 from jaxpar.config.parts import MIXERS
 from jaxpar.config.schema.model import Pattern
 from jaxpar.generation.generator import Generator
@@ -31,6 +32,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "context and tensor": {"context": 2, "tensor": 2, "microbatches": 2},
     "pipe": {"pipe": 2, "microbatches": 2},
     "fsdp": {"fsdp": 2, "zero": 3},
+    "weights in parts": {"fsdp": 2, "context": 2, "zero": 3, "overlap": OverlapConfig(weight_prefetch="parts")},
 }
 HYBRID = {
     "layers": 2,

@@ -74,13 +74,13 @@ def test_what_would_change_nothing_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("parallel", "part"),
+    ("parallel", "block"),
     [
-        ({"fsdp": 4, "overlap": {"weight_prefetch": "parts"}}, "mlp"),
-        ({"fsdp": 2, "context": 2}, "attention"),
-        ({"fsdp": 2, "context": 2, "overlap": {"weight_prefetch": "layer"}}, ""),
+        ({"fsdp": 4, "overlap": {"weight_prefetch": "parts"}}, 1),
+        ({"fsdp": 2, "context": 2}, 0),
+        ({"fsdp": 2, "context": 2, "overlap": {"weight_prefetch": "layer"}}, None),
     ],
     ids=["feed-forward", "context ranks", "not in parts"],
 )
-def test_where_attention_takes_long_the_next_ones_weights_come_beside_it(parallel: dict[str, Any], part: str):
-    assert gathered_before(plan_of(parallel=parallel)[1]) == part
+def test_where_attention_takes_long_the_next_ones_weights_come_beside_it(parallel: dict[str, Any], block: int | None):
+    assert gathered_before(plan_of(parallel=parallel)[1]) == block

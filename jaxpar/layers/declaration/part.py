@@ -174,6 +174,11 @@ class Part:
         """Its matmuls by their common input."""
         return tuple(one for one in self.operations if isinstance(one, Matmuls))
 
+    @property
+    def last(self) -> str:
+        """The name of the last matrix."""
+        return self.groups[-1].weights[-1]
+
     @cached_property
     def splits(self) -> bool:
         """Whether a split backward computes the gradients of its matrices apart. Those of routed ones are computed with

@@ -14,7 +14,7 @@ from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.kernel_head import kernel_bytes, kernel_chunks
 from jaxpar.layout.memory.state import StateBytes
 from jaxpar.layout.memory.stored import StoredBytes, Widths
-from jaxpar.layout.memory.weights import HALVES, Ends, Parts, Weight, Weights
+from jaxpar.layout.memory.weights import Ends, Parts, Weight, Weights
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, LayerShape, between_bytes, matmul_bytes
 from jaxpar.memory.streaming import PIECES
 
@@ -273,11 +273,11 @@ class _Counted:
         return 2 * shape.sorted_bytes + sum(shape.sizes.get(name, 0) for name in ("expert_up", "expert_gate"))
 
     def _turned(self) -> int:
-        """The largest gradients of attention and of the feed-forward, which XLA copies to write them back: found in
-        programs of 4 to 45 layers that add up microbatches, and not in those of one microbatch."""
-        largest = lambda kind, half: max(map(self.stored.reduced, self.parts.layers[kind].of_half(half)))
+        """The largest gradients of mixers and of feed-forwards, which XLA copies to write them back: found in programs
+        of 4 to 45 layers that add up microbatches, and not in those of one microbatch."""
+        largest = lambda kind, half: max(map(self.stored.reduced, self.parts.layers[kind].halves[half]), default=0)
         stacks = self.stored.rows.items()
-        return self._widths.gradient * sum(max(rows * largest(kind, half) for kind, rows in stacks) for half in HALVES)
+        return self._widths.gradient * sum(max(rows * largest(kind, half) for kind, rows in stacks) for half in (0, 1))
 
     def _kept_for_weights(self) -> int:
         """Inputs and output gradients of all matmuls of a chunk: what a split backward keeps for W."""

@@ -23,9 +23,6 @@ from jaxpar.model.decoder import decoder_specs
 from jaxpar.optim.optimizer import rule_of
 from jaxpar.optim.rule import Rule, RuleRequest
 
-HALVES = ("attention", "mlp")
-"""The parts of a layer that have its large weights."""
-
 
 class Weight(NamedTuple):
     """Elements of one weight on a device; for the layers' weights, those of one layer."""
@@ -52,8 +49,8 @@ class Weight(NamedTuple):
     """Whether it is split over `ROUTED_AXES`, and not sharded over them."""
     sent_in_codes: bool = False
     """Whether its gradient may travel quantised."""
-    half: str = ""
-    """Of the layers' weights, which of `HALVES` it is in, if any."""
+    block: str = ""
+    """Of the layers' weights, the name of the block or the norm that has it."""
 
     def local(self, sharded: bool) -> int:
         """One or the other."""
@@ -94,9 +91,11 @@ class Part(NamedTuple):
     whole_state: float
     """The same if they are split like `compute`."""
 
-    def of_half(self, half: str) -> list[Weight]:
-        """The weights of a layer in one of `HALVES`."""
-        return [weight for weight in self.weights if weight.half == half]
+    @property
+    def halves(self) -> tuple[list[Weight], list[Weight]]:
+        """The weights of a layer's mixer and of its feed-forward, each with those of its norms."""
+        feed_forward = [weight for weight in self.weights if weight.block.startswith("mlp")]
+        return [weight for weight in self.weights if not weight.block.startswith("mlp")], feed_forward
 
     @staticmethod
     def of(weights: Iterable[Weight]) -> Part:

@@ -51,6 +51,8 @@ class LayerKind:
     """Which weights have no gradients; None gives all of them one."""
     zeros_observed: ZerosObserved | None = None
     """Zeros that `apply` takes for statistics of its backward; None if it collects none."""
+    blocks: tuple[tuple[str, str], ...] = ()
+    """The name of each block among a layer's weights, and that of its last matrix."""
     variants: Mapping[Hashable, LayerKind] = field(default_factory=dict)
     """Other programs over the same stack of weights, by `Keep.variant`: layers whose matmuls are quantised."""
 

@@ -57,9 +57,8 @@ class LayerLoop:
     """The order of the model's layers in the stacks, and the slots of a chunk."""
     unroll: int = 1
     """Layers in a turn of the loop, where the next ones are fetched meanwhile."""
-    before: str = ""
-    """The part of a layer (attention, mlp) before whose products the next attention's weights must have arrived; none
-    where it is empty."""
+    before: int | None = None
+    """The index of the block of a layer before whose products the next first block must have its weights, if any."""
 
     def __post_init__(self) -> None:
         for kind, stack in self.order.stacks.items():
@@ -272,7 +271,7 @@ class LayerLoop:
 
         `step_of(stack, keep, its number)` is what such layers do; what they do depends on `by` of a keep alone.
         """
-        tie, sites = tie_to(self.before, backward=reverse), {}
+        sites = {}
 
         def site(kind: str, row: int) -> Site:
             stack = self.stack(kind)
@@ -280,7 +279,7 @@ class LayerLoop:
             keep = stack.kind.keeps[place]
             key = kind, place if by is None else by(keep), padded
             if key not in sites:
-                step = step_of(stack, keep, place)
+                step, tie = step_of(stack, keep, place), tie_to(stack.kind.blocks, self.before, backward=reverse)
                 sites[key] = stack.site(key, weights, stack.kind.firsts[place], padded, step, tie)
             return sites[key]
 

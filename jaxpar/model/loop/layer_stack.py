@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -110,23 +110,26 @@ class LayerStack:
 type _Fetched = tuple[Arrays, PyTree]
 
 
-def tie_to(before: str, *, backward: bool) -> Tie | None:
-    """Ties the next attention's weights to those of a part of a layer (attention, mlp), `before` whose products they
-    must have arrived: to its last matrix alone, or in a forward to all of a feed-forward."""
-    if not before:
+def tie_to(blocks: Sequence[tuple[str, str]], before: int | None, *, backward: bool) -> Tie | None:
+    """Ties the weights of the next layer's first block to those of a block `before` whose products they must have
+    arrived: to its last matrix alone, or in a forward to all of a later block. `blocks` as in `LayerKind`."""
+    if before is None:
         return None
-    last = {"attention": "output", "mlp": "down"}[before]
-    names = last if backward or before == "attention" else ""
-    return partial(_tied, before, names, host=backward and before == "attention")
+    (first, _), (block, last) = blocks[0], blocks[before]
+    names = last if backward or before == 0 else ""
+    return partial(_tied, first, block, names, host=backward and before == 0)
 
 
-def _tied(part: str, names: str, coming: _Fetched, own: _Fetched, *, host: bool) -> tuple[_Fetched, _Fetched]:
-    """What is `coming` for the next layer and a layer's `own`: weights of a part of the latter, all whose names begin
-    with `names`, are there when the former's attention has its weights, and with `host` also what the former gets from
-    the host. XLA takes such a copy for instant, and issues it just before what reads it. In the middle of a backward it
-    has products beside it; a layer may begin with its feed-forward's last matrix, before which it would have none."""
+def _tied(
+    first: str, block: str, names: str, coming: _Fetched, own: _Fetched, *, host: bool
+) -> tuple[_Fetched, _Fetched]:
+    """What is `coming` for the next layer and a layer's `own`: weights of a block of the latter, all whose names begin
+    with `names`, are there when the former's `first` block has its weights, and with `host` also what the former gets
+    from the host. XLA takes such a copy for instant, and issues it just before what reads it. In the middle of a
+    backward it has products beside it; a layer may begin with its feed-forward's last matrix, before which it would
+    have none."""
     (after, others), (now, rest) = coming, own
-    late = {name: weight for name, weight in now[part].items() if name.startswith(names)}
-    arrived, late = lax.optimization_barrier(((after["attention"], others if host else None), late))
-    attention, others = arrived[0], arrived[1] if host else others
-    return ({**after, "attention": attention}, others), ({**now, part: {**now[part], **late}}, rest)
+    late = {name: weight for name, weight in now[block].items() if name.startswith(names)}
+    arrived, late = lax.optimization_barrier(((after[first], others if host else None), late))
+    weights, others = arrived[0], arrived[1] if host else others
+    return ({**after, first: weights}, others), ({**now, block: {**now[block], **late}}, rest)

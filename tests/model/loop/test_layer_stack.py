@@ -18,6 +18,9 @@ def weights_of(first: float) -> dict[str, dict[str, Any]]:
     return {part: {name: jnp.float32(first + next(numbers)) for name in own} for part, own in names.items()}
 
 
+BLOCKS = ("attention", "output"), ("mlp", "down")
+
+
 @pytest.mark.parametrize("host", [False, True], ids=["weights", "and what comes from the host"])
 @pytest.mark.parametrize(
     ("part", "names", "late"),
@@ -31,7 +34,7 @@ def test_attention_of_the_next_layer_is_tied_to_what_a_part_uses(part: str, name
     """To what it uses last, so that the gather may run beside the products before; nothing else waits for it. In the
     middle of a backward so is what comes from the host."""
     coming, own = (weights_of(0.0), jnp.float32(50)), (weights_of(100.0), jnp.float32(60))
-    tie = partial(_tied, part, names, host=host)
+    tie = partial(_tied, "attention", part, names, host=host)
     program = jax.make_jaxpr(tie)(coming, own)
     paths = [jax.tree_util.keystr(path, simple=True) for path, _ in jax.tree_util.tree_leaves_with_path((coming, own))]
     (barrier,) = program.eqns
@@ -45,21 +48,23 @@ def test_attention_of_the_next_layer_is_tied_to_what_a_part_uses(part: str, name
 @pytest.mark.parametrize(
     ("before", "backward", "part", "names", "host"),
     [
-        ("mlp", False, "mlp", "", False),
-        ("mlp", True, "mlp", "down", False),
-        ("attention", False, "attention", "output", False),
-        ("attention", True, "attention", "output", True),
+        (1, False, "mlp", "", False),
+        (1, True, "mlp", "down", False),
+        (0, False, "attention", "output", False),
+        (0, True, "attention", "output", True),
     ],
 )
 def test_a_backward_which_begins_with_the_feed_forward_ties_only_its_last_matrix(
-    before: str, backward: bool, part: str, names: str, host: bool
+    before: int, backward: bool, part: str, names: str, host: bool
 ):
     coming, own = (weights_of(0.0), jnp.float32(50)), (weights_of(100.0), jnp.float32(60))
-    tie = tie_to(before, backward=backward)
+    tie = tie_to(BLOCKS, before, backward=backward)
     assert tie is not None
-    programs = [jax.make_jaxpr(each)(coming, own) for each in (tie, partial(_tied, part, names, host=host))]
+    programs = [
+        jax.make_jaxpr(each)(coming, own) for each in (tie, partial(_tied, "attention", part, names, host=host))
+    ]
     assert str(programs[0]) == str(programs[1])
 
 
 def test_nothing_is_tied_without_a_part():
-    assert tie_to("", backward=True) is None
+    assert tie_to(BLOCKS, None, backward=True) is None
