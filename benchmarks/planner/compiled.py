@@ -84,11 +84,11 @@ class Program:
     needed: Mapping[str, float] = field(default_factory=dict)
     """Seconds of messages by kind of `MESSAGES`."""
     exposed: Mapping[str, float] = field(default_factory=dict)
-    """Those of them that no compute hides."""
+    """Seconds of these messages that no compute hides."""
 
     @property
     def command(self) -> str:
-        """What compiles it."""
+        """The command that compiles the row."""
         words = ["python -m jaxpar.inspect", f"--config configs/{self.config}.yaml", f"--cluster {self.cluster}"]
         return " ".join([*words, *(f"--set {quote(one)}" for one in self.overrides)])
 

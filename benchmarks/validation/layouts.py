@@ -15,7 +15,7 @@ from jaxpar.planner.layout import Layout, Precision, Remat
 REMATS = ("none", "selective", "operations", "gemm_last", "full")
 """Values of the recomputation column; `selective` where it is empty."""
 OPERATIONS = ("attention_input", "key", "attention_residual", "mlp_input", "mlp_up", "mlp_activated", "mlp_hidden")
-"""What `operations` makes again, torchtitan's selection: all but attention itself and every second matmul."""
+"""The selection of torchtitan, as what `operations` recompute: all but attention itself and every second matmul."""
 
 PRECISIONS: Mapping[str, Precision] = {"fp8": "bfloat16", "fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
 """Types as the column has them; bfloat16 where the cell is empty."""

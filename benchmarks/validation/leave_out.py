@@ -79,7 +79,7 @@ class LeftOut:
 
     @cached_property
     def spread(self) -> Spread:
-        """That of the others."""
+        """The errors of the other systems."""
         return spread_of(self.others)
 
     @property

@@ -17,7 +17,7 @@ from jaxpar.planner.step_time.interval import RESIDUALS, Spread
 from jaxpar.units import percent
 
 MARKS = "<!-- benchmarks.validation: begin -->", "<!-- benchmarks.validation: end -->"
-"""Of the place of the tables in the page."""
+"""The marks between which the page has the tables."""
 NAIVE = "one MFU per GPU", "after a run"
 OURS = "error", "bias", "after a run", "inside", "after a run"
 

@@ -14,7 +14,7 @@ MIXERS: dict[str, str] = {
     "attention": "jaxpar.layers.attention:Attention",
     "latent_attention": "jaxpar.layers.latent_attention:LatentAttention",
 }
-"""What `model.mixer` can be."""
+"""The values of `model.mixer`, each with the block that it names."""
 
 FEED_FORWARDS: dict[str, str] = {
     "swiglu": "jaxpar.layers.feed_forward.gated:SwiGLU",

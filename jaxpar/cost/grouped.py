@@ -30,7 +30,7 @@ LOOP_ROWS = 512
 
 
 class Products(NamedTuple):
-    """What the products of a device's experts have in common."""
+    """The shapes that the products of a device's experts share."""
 
     device: Device
     groups: int

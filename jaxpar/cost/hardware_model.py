@@ -20,7 +20,7 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True)
 class HardwareModel:
-    """What a GPU kind reaches: fitted once to published runs, or measured alone, or cited."""
+    """The speeds that a kind of GPU reaches: fitted once to published runs, or measured alone, or cited."""
 
     matmul_share: Annotated[float, Parameter("of the dense 16-bit peak", "large matmuls reach")]
     matmul_ramp: Annotated[

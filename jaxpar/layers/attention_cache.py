@@ -27,7 +27,7 @@ from pallas_kernels.masks import Mask
 EMPTY = jnp.iinfo(jnp.int32).max
 """Index of a slot that has no token of the row: no query sees it."""
 PARTITION: Any = PartitionSpec(CACHED_ROWS, "tensor", "context")
-"""Of keys and values."""
+"""The partition of cached keys and values."""
 
 
 class KeyValues(NamedTuple):
@@ -52,7 +52,7 @@ class SlotTable:
     """The slots of the layers of one kind, for rows that are continued."""
 
     model: ModelConfig
-    """Of one kind of layers."""
+    """The model of one kind of layers."""
     rows: DecodedRows
 
     @property

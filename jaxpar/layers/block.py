@@ -57,11 +57,11 @@ class Block(nnx.Module, ABC):
     reports: tuple[str, ...] = ()
     """Names of what it reports."""
     fields: tuple[Field, ...] = ()
-    """What it reads of a batch, as `TokenContext.fields`."""
+    """The fields of a batch that it reads, as `TokenContext.fields`."""
     elementwise: ClassVar[Mapping[str, Literal["input", "gradients"]]] = {}
     """The groups of matmuls around its elementwise work, with the operand that this work or its derivative makes."""
     order: ClassVar[Literal["any", "contiguous"]] = "any"
-    """Which orders of a row's tokens over context ranks it can take."""
+    """The orders of a row's tokens over context ranks that it can take."""
     wide_gradients: ClassVar[bool] = False
     """Whether the gradients of its matrices leave their products in the dtype in which they accumulate and travel.
     Those of mixers are computed beside gathers, which XLA would hide behind too little (docs/decisions.md)."""

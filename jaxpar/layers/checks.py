@@ -33,7 +33,7 @@ from jaxpar.layers.matmul_formats import (
 from jaxpar.precision.recipe import TILES
 
 MULTIPLE = 16
-"""What the sizes of a quantised matmul are multiples of: 16 bytes of a row (cuBLAS documentation, cublasLtMatmul)."""
+"""The unit of the sizes of a quantised matmul: 16 bytes of a row (cuBLAS documentation, cublasLtMatmul)."""
 
 
 def validate(config: Config, since: Config | None = None) -> None:

@@ -35,7 +35,7 @@ def shape_of(model: ModelConfig) -> LatentAttentionConfig:
 
 
 class LatentHeads(NamedTuple):
-    """What attention reads: queries of this rank's heads, and what keys and values of all heads are expanded from."""
+    """The inputs of attention: queries of this rank's heads, and the latents of keys and values of all heads."""
 
     query: Float[Array, "batch seq heads width"]
     latent: Float[Array, "batch part kv_rank"]

@@ -44,8 +44,8 @@ from pallas_kernels.varying import vary_alike
 PLAIN = TensorOverlap()
 """Collectives before and after whole matmuls."""
 OUTPUTS, GRADIENTS = lax.Precision.DEFAULT, lax.Precision.HIGHEST
-"""Of products of codes of 8 bits. On Hopper GPUs XLA has cuBLASLt keep the first in the units' own sums, which have
-about 14 bits (arXiv:2412.19437, section 3.3.2), and add the second up in float32. CPUs do so in both."""
+"""The precisions of products of 8-bit values. On Hopper GPUs XLA has cuBLASLt keep outputs in the tensor cores' sums,
+of about 14 bits (arXiv:2412.19437, section 3.3.2), and add gradients up in float32. CPUs add both up in float32."""
 
 
 def gather_matmul(

@@ -31,7 +31,7 @@ class GatheredChunks:
     loop: LayerLoop
     """The same layers over weights that are already in compute placement, and gradients that stay in it."""
     placements: Placements
-    """Of the weights of `source`."""
+    """The placements of the weights of `source`."""
 
     def zeros(self, layers: Arrays, slots: int, *, gradients: bool = False) -> Arrays:
         """Zeros for `slots` chunks of `layers` (storage placement), or for their `gradients`."""

@@ -28,7 +28,7 @@ from jaxpar.units import plural
 
 @dataclass(frozen=True)
 class Anchors:
-    """What measured runs show of a system."""
+    """The error of predictions that measured runs of a system show."""
 
     spread: Spread
     line: str
@@ -36,7 +36,7 @@ class Anchors:
 
 
 def read_anchors(folders: Sequence[Path], cluster: Cluster, hardware: HardwareModel | None = None) -> Anchors:
-    """What runs change about predictions on `cluster`.
+    """The change of predictions on `cluster` by runs.
 
     Args:
         folders: of the runs (`runs/<name>`).

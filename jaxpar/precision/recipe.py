@@ -77,7 +77,7 @@ class QuantisedGroups:
     """Layers before the first number, and from the second on, are multiplied exactly; None if no layer that runs the
     program is."""
     kind: str = ""
-    """Of the layers."""
+    """The kind of the layers."""
     tensors: int = 0
     """Tensors of a layer that have a scale, in all groups of all kinds."""
 

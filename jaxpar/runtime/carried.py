@@ -6,6 +6,7 @@ turn and names none of them; a checkpoint saves each under its name.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ class Limit(NamedTuple):
     least: float
     """From this number on."""
     meaning: str
-    """What such a number means and what helps, as the end of a sentence about it."""
+    """The meaning of such a number and a remedy, as the end of a sentence about it."""
 
 
 class StepWeights(NamedTuple):
@@ -49,7 +50,7 @@ class StepWeights(NamedTuple):
     """Statistics of the weights, to join to those of layers."""
 
 
-class Carried[State]:
+class Carried[State](ABC):
     """One kind of carried state, and its effect on a step. The defaults have none.
 
     `init` is traced outside the step's map; all other functions are traced inside it, on the parts of one device.
@@ -68,9 +69,9 @@ class Carried[State]:
     converts: bool = False
     """Whether `weights` has any effect; at most one feature of a run does."""
 
+    @abstractmethod
     def init(self) -> State:
         """The state before the first step, as global arrays."""
-        raise NotImplementedError
 
     def partitions(self) -> Any:
         """A `PartitionSpec` for each leaf of the state."""
@@ -104,7 +105,7 @@ class Carried[State]:
 
     def metrics(self, state: State, outcome: Outcome) -> Any:
         """The metrics of a step that `reports`, the same on every device; `state` is that before the step."""
-        raise NotImplementedError
+        del state, outcome
 
     def record(self, metrics: Any) -> dict[str, Any]:
         """Plain values by name that a logged step records of its `metrics`; a value of each layer is a mapping from the

@@ -27,8 +27,8 @@ class Sharded:
     kind: str
     placements: Placements
     wide: Nested[bool] | None = None
-    """Which weights a layer takes in the dtype of their gradients, so that these leave its matmuls unrounded; None for
-    none."""
+    """The weights that a layer takes in the dtype of their gradients, so that these leave its matmuls unrounded; None
+    for none."""
 
     @property
     def ahead(self) -> bool:

@@ -47,7 +47,7 @@ class Repeat:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What one device does, in order."""
+    """The work and the messages of one device, in order."""
 
     name: str
     parts: tuple[Op | Message | Done | Repeat, ...] = field(repr=False)

@@ -54,7 +54,7 @@ class FrontierPoint:
     runs: tuple[tuple[int, dict[str, str]], ...]
     """(layers, what happens to each activation) in the order of a chunk."""
     kinds: dict[str, dict[str, str]] = field(default_factory=dict)
-    """What happens to each activation of the layers of each kind; nothing where layers are alike."""
+    """The treatment of each activation of the layers of each kind; nothing where layers are alike."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class RematFrontier:
     gpus_per_host: int
     axes: dict[str, int]
     layers: int
-    """Of a chunk; the longest."""
+    """The layers of the longest chunk."""
     chunks: int
-    """Of a pipe rank."""
+    """The chunks of a pipe rank."""
     microbatches: int
     microbatch_rows: int
     units: int
@@ -94,7 +94,7 @@ class RematFrontier:
     cheapest_with_host: FrontierPoint | None
     """The same with host memory."""
     notes: tuple[str, ...] = ()
-    """What the configuration rules out of this."""
+    """Sentences about what the configuration rules out."""
     way_out: str = ""
     """The nearest settings that fit, in words, where no choice does."""
 

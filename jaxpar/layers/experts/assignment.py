@@ -120,7 +120,7 @@ class TokenOrder(NamedTuple):
     """The order by example, and by index in it: the same on every rank, and on every layout."""
 
     order: Int[Array, " all_tokens"]
-    """Of the tokens of all ranks, one rank's after another, the one at each place."""
+    """The index of the token at each position, among the tokens of all ranks in the order of ranks."""
     places: Int[Array, " tokens"]
     """The place of each token of this rank."""
 

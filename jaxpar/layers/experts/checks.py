@@ -120,7 +120,7 @@ def _check_groups(key: str, experts: ExpertsConfig) -> None:
 
 
 def _check_combined(config: Config) -> None:
-    """What experts cannot be combined with yet."""
+    """Refuses settings that experts cannot be combined with yet."""
     memory = config.memory
     if config.model.low_rank:
         names = ", ".join(config.model.low_rank)

@@ -55,8 +55,8 @@ def as_sent(experts: ExpertsConfig) -> tuple[ExpertsConfig, float]:
 
 
 CLUSTERS, MERGED = "expert_clusters", "expert_merged"
-"""What is reported: sums over tokens and layers of clusters that are sent in place of tokens, and of buckets of equal
-hashes that share one."""
+"""Names of the reported values: sums over tokens and layers of clusters that are sent in place of tokens, and of
+buckets of equal hashes that share one."""
 REPORTS = (CLUSTERS, MERGED)
 
 DIMENSIONS = 256

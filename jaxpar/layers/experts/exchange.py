@@ -176,7 +176,7 @@ not be noticed, it does not run on CPUs, and on GPUs it has crashed above 32 ran
 
 
 class OwnRows(NamedTuple):
-    """What a rank sends nowhere, of all slices."""
+    """The assignments of all slices that a rank sends nowhere."""
 
     places: Places
     """Where it is multiplied. Sources are the tokens of all slices."""
@@ -220,7 +220,7 @@ def own_places(
 
 
 def without_own(window: Window, rank: Int[Array, ""], ranks: int, rows: int) -> Window:
-    """What is left to send, of one slice. The room of this rank's own list stays empty."""
+    """The assignments of a slice that are left to send. The room of this rank's own list stays empty."""
 
     def others(x: jax.Array) -> jax.Array:
         lists = x.reshape(ranks, -1)

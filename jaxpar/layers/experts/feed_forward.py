@@ -65,7 +65,7 @@ def choices_of(experts: ExpertsConfig) -> int:
 
 
 def fields_of(experts: ExpertsConfig, layers: int) -> tuple[Field, ...]:
-    """What experts read of a batch, in a model of so many layers."""
+    """The fields of a batch that experts read, in a model of `layers` layers."""
     kind, dims = ROUTERS[experts.router], (layers, choices_of(experts))
     routing = Field(ROUTING, dims=dims, limits=(NO_EXPERT, experts.count - 1), optional=True)
     return (routing, *([TOKENS] if kind.ids else []), *([UPDATES] if kind.anneals else []))

@@ -1,4 +1,4 @@
-"""What a round of each exchange of tokens has room for and sends, as closed formulas: what a plan compares, a step is
+"""Closed formulas of the room and the messages of a round of each exchange of tokens: what a plan compares, a step is
 timed by, and `inspect` checks.
 
 Sizes are rows for each token of a rank (a tensor rank: those of its part of the sequence).
@@ -87,7 +87,7 @@ def exchange_of(asked: str, experts: ExpertsConfig, capacity: float, expert: int
 
 
 PLACE_BYTES = 8
-"""What is sent with each assignment: its weight, and its expert and row."""
+"""The values that travel with each assignment: its weight, and its expert and row."""
 
 
 ALIGN = 8

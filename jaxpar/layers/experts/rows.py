@@ -97,7 +97,7 @@ class Lists(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What a round takes of each list: room for so many assignments and rows."""
+    """The part of each list that a round takes: room for so many assignments and rows."""
 
     tokens: Int[Array, " rows"]
     """The token of each row that is sent, or `NONE`."""
@@ -138,7 +138,7 @@ def by_rank(
 
 
 def window_of(lists: Lists, number: int | jax.Array, room: int, rows: int) -> Window:
-    """What round `number` takes: the first one `Lists.first` of each list, others `rows` assignments.
+    """The assignments of round `number`: the first one `Lists.first` of each list, others `rows` assignments.
 
     `room` and `rows` are those of this round.
     """
@@ -182,7 +182,7 @@ class Places(NamedTuple):
     back: Int[Array, "rows copies"]
     """The rows of the products of each received row, or `NONE`."""
     weights: Float[Array, " slots"]
-    """Of each row of a product."""
+    """The weight of each row of a product."""
     sizes: Int[Array, " experts"]
     """Rows of each expert."""
 

@@ -224,7 +224,7 @@ class MemoryModel:
         return Units(sum(saved) + scales, sum(offloaded), sum(kept) + scales, max(back), max(transit), max(again))
 
     def _scales(self, shape: LayerShape) -> int:
-        """Of a layer's routed rows, which every remat policy keeps: one for each group of matmuls."""
+        """Bytes of the scales of a layer's routed rows, which every remat policy saves: one for each group."""
         recipe = recipe_of(self.config.precision)
         if recipe is None or recipe.from_history or recipe.tiles is not None:
             return 0

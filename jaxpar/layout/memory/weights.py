@@ -50,7 +50,7 @@ class Weight(NamedTuple):
     sent_in_codes: bool = False
     """Whether its gradient may travel quantised."""
     block: str = ""
-    """Of the layers' weights, the name of the block or the norm that has it."""
+    """The name of the block or the norm that has it, for the layers' weights."""
 
     def local(self, sharded: bool) -> int:
         """One or the other."""

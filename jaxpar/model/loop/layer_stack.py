@@ -39,7 +39,7 @@ class LayerStack:
     """Layers of one kind, [row, ...], on this rank."""
 
     name: str
-    """Of the kind."""
+    """The name of the kind."""
     kind: LayerKind
     order: StackOrder
     store: WeightStore
@@ -123,11 +123,10 @@ def tie_to(blocks: Sequence[tuple[str, str]], before: int | None, *, backward: b
 def _tied(
     first: str, block: str, names: str, coming: _Fetched, own: _Fetched, *, host: bool
 ) -> tuple[_Fetched, _Fetched]:
-    """What is `coming` for the next layer and a layer's `own`: weights of a block of the latter, all whose names begin
-    with `names`, are there when the former's `first` block has its weights, and with `host` also what the former gets
-    from the host. XLA takes such a copy for instant, and issues it just before what reads it. In the middle of a
-    backward it has products beside it; a layer may begin with its feed-forward's last matrix, before which it would
-    have none."""
+    """`coming` of the next layer and `own` of a layer, tied: weights of the latter's `block` whose names begin with
+    `names` are there when the former's `first` block has its weights and, with `host`, its copies from the host. XLA
+    takes such a copy for instant, and issues it just before its use. In the middle of a backward it has products beside
+    it; a layer may begin with its feed-forward's last matrix, before which it would have none."""
     (after, others), (now, rest) = coming, own
     late = {name: weight for name, weight in now[block].items() if name.startswith(names)}
     arrived, late = lax.optimization_barrier(((after[first], others if host else None), late))

@@ -66,7 +66,7 @@ def read_spread(file: Path = RESIDUALS) -> Spread:
 
 
 PUBLISHED = read_spread()
-"""That of plans on GPUs: jaxpar has not been timed on a cluster, and is taken to be one system more."""
+"""The spread of plans on GPUs: jaxpar has not been timed on a cluster, and is taken to be one system more."""
 
 NOMINAL = Spread(alone=0.9, beside=0.2, shared=0.98)
 """CPUs, whose numbers are nominal: nothing is known before a run was measured."""

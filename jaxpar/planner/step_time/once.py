@@ -121,7 +121,7 @@ class Once:
         return self._with_hidden(gather + scatter, HELD_GATHERS * gather + HELD_SCATTERS * scatter)
 
     def _with_hidden(self, message: float, waits: float) -> float:
-        """What a step takes longer for messages: what it waits for, and what the others take from compute beside
+        """Seconds that messages add to a step: what it waits for, and what the others take from compute beside
         them."""
         return waits + self.where.hardware.overlap_slowdown * (message - waits)
 

@@ -61,7 +61,7 @@ def agreed_plan(make: Callable[[], Plan], config: Config, device: Device) -> Pla
 
 
 def choices(plan: Plan, config: Config, device: Device) -> dict[str, Any]:
-    """What decides the programs of a run: the plan without its reasons, and what multiplies in 8 bits, by name."""
+    """The values that decide the programs of a run: the plan without its reasons, and the kernels of 8-bit products."""
     matmuls = {"dense": tiled_choice(config, device), "experts": routed_choice(config, device, plan)}
     return {
         **dict(_leaves(asdict(plan))),
