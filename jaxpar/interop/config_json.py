@@ -250,6 +250,8 @@ def _function(model: ModelConfig) -> dict[str, Any]:
     values["attention_scale"] = round(attention_scale(model), 12)
     if model.position != "learned":
         values["max_positions"] = None
+    if model.latent_attention is not None:
+        values["mixer"] = "latent_attention"  # what `attention` is with these widths
     if model.experts is not None:
         values["experts"], values["mlp"] = _experts(model, model.experts), None
     values["rope"] = _rotary(model.rope) if model.position == "rope" else None

@@ -28,7 +28,7 @@ from jaxpar.optim.norm import squares_layout
 from jaxpar.optim.optimizer import Optimizer, make_optimizer
 from jaxpar.pipeline.execution.program import PipelineProgram
 from jaxpar.pipeline.schedules import Schedule as PipelineSchedule
-from jaxpar.runtime.batch import FORWARD, MASK, BatchLayout, union
+from jaxpar.runtime.batch import FORWARD, MASK, BatchLayout, Field, union
 from jaxpar.runtime.carried import Carried
 from jaxpar.runtime.objective import Objective
 
@@ -140,20 +140,21 @@ class StepLayout:
     @cached_property
     def batch(self) -> BatchLayout:
         """The batch of a training step."""
-        optional = [
-            field
-            for kind in self.order.stacks
-            for field in layer_of_kind(self.config, kind).fields
-            if field.optional and getattr(self.config.data, field.name) is not None
-        ]
-        return replace(self.evaluated, fields=union(self.evaluated.fields, optional))
+        asked = [field for field in self._declared if field.optional and getattr(self.config.data, field.name, None)]
+        return replace(self.evaluated, fields=union(self.evaluated.fields, asked))
+
+    @property
+    def _declared(self) -> list[Field]:
+        """The fields that layers declare, of each kind."""
+        return [field for kind in self.order.stacks for field in layer_of_kind(self.config, kind).fields]
 
     @cached_property
     def evaluated(self) -> BatchLayout:
         """The batch of an evaluation."""
         data, microbatches = self.config.data, self.plan.microbatches
         shape = microbatches, data.batch_size // microbatches, data.sequence_length
-        return BatchLayout(union(FORWARD, (MASK,), self.objective.fields), shape)
+        read = [field for field in self._declared if not field.optional and field.per != "step"]
+        return BatchLayout(union(FORWARD, (MASK,), self.objective.fields, read), shape)
 
     @cached_property
     def mesh(self) -> AbstractMesh:

@@ -16,9 +16,13 @@ from jaxpar.config.mappings.overlap import OverlapConfig
 from jaxpar.config.parts import MIXERS
 from jaxpar.config.schema.model import Pattern
 from jaxpar.generation.generator import Generator
+from jaxpar.layers.block import Context
 from jaxpar.layers.declared import declare_layer
+from jaxpar.layers.ops.plain import Ops
+from jaxpar.layers.report import Output
 from jaxpar.memory.layer_shape import activation_bytes
 from jaxpar.model.flops import causal_pairs, flops_per_step
+from jaxpar.runtime.batch import Field
 from tests.extending import retention
 from tests.memory.shapes import layer_shape
 from tests.model.test_goldens import logits
@@ -139,6 +143,27 @@ def test_what_it_declares_is_counted():
     # A token, layer, and number of the state takes a multiplication and an addition to update and to read.
     matmuls = 2 * (5 * 32 * 32 + 3 * 32 * 48) + 32 * 64
     assert flops(32) == flops(64) == 256 * (6 * matmuls + 3 * 2 * 4 * 8 * 4 * 4)
+
+
+class Marked(retention.Retention):
+    """A mixer that reads a field of its own of the batch: marked tokens count twice."""
+
+    fields = (Field("marked", "float32"),)
+
+    def __call__(self, x: jax.Array, context: Context, ops: Ops) -> Output:
+        return super().__call__(x * (1 + context.tokens.fields["marked"][..., None]), context, ops)
+
+
+def test_a_field_that_it_reads_is_in_every_batch(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(MIXERS, "marked", "tests.extending.test_retention:Marked")
+    run = run_of({"mixer": "marked"})
+    with refused("marked", "float32", "by row and token"):
+        run.place(run.rows(0))
+    losses = []
+    for value in (0.0, 1.0):
+        batch = run.place(run.rows(0) | {"marked": np.full((8, 32), value, np.float32)})
+        losses.append(float(run.step.gradients(run.step.residency.initial_state(), batch)[0]))
+    assert losses[0] != losses[1]
 
 
 def test_what_it_cannot_be_is_refused():

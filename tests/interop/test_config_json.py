@@ -184,6 +184,12 @@ def test_every_preset_goes_to_config_json_and_back(name: str):
     validate(Config(model=model))
 
 
+def test_latent_attention_may_be_named_beside_its_widths():
+    model = PRESETS["deepseek-v2-lite"]
+    named = replace(model, mixer="latent_attention")
+    assert differences(named, model) == [] and family_for(named) == family_for(model)
+
+
 def test_experts_that_sent_less_in_training_are_exported_like_others():
     """Clusters, drops and losses change how a model is trained, not what it computes then."""
     preset = PRESETS["mixtral-8x7b"]

@@ -172,18 +172,23 @@ ALIASES: dict[str, str] = {
 """Our key to the names that other systems have for it."""
 
 MOVED: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "experts.groups", "experts.groups_per_token", "experts.projection", "experts.temperature",
-            "experts.last_temperature", "experts.anneal_steps", "experts.threshold", "experts.force", "experts.scale",
-            "experts.bias_rate",
-        ),
-        "model.experts.router_options",
-    ),
-    **dict.fromkeys(("experts.compression", "experts.hashes", "experts.residual"), "model.experts.clusters"),
-    **dict.fromkeys(("overlap.expert_slices", "overlap.expert_own_rows"), "parallel.experts"),
+    **{
+        f"experts.{name}": f"model.experts.router_options.{name}"
+        for name in (
+            "groups", "groups_per_token", "projection", "temperature", "last_temperature", "anneal_steps", "threshold",
+            "force", "scale", "bias_rate",
+        )
+    },
+    "experts.compression": "model.experts.clusters.share",
+    "experts.hashes": "model.experts.clusters.hashes",
+    "experts.residual": "model.experts.clusters.residual",
+    "overlap.expert_slices": "parallel.experts.slices",
+    "overlap.expert_own_rows": "parallel.experts.own_rows",
+    "matmul_except.parts": "precision.matmul_options.exclude",
+    "matmul_except.first_layers": "precision.matmul_options.first_layers",
+    "matmul_except.last_layers": "precision.matmul_options.last_layers",
 }  # fmt: skip
-"""Old keys of mappings, by `mapping.key`, to the mapping that has them now."""
+"""Old keys of mappings, by `mapping.key`, to their keys now."""
 
 _BY_ALIAS = {alias: key for key, aliases in ALIASES.items() for alias in aliases.split()}
 

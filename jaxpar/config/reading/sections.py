@@ -14,7 +14,7 @@ from jaxpar.config.mappings.overlap import OFF, OverlapConfig
 from jaxpar.config.mappings.quantized import QuantizedConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.presets import PRESETS
-from jaxpar.config.reading.aliases import known_elsewhere
+from jaxpar.config.reading.aliases import MOVED, known_elsewhere
 from jaxpar.config.reading.typed import checked, field_types, shown, spell, type_names
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.schema.layout import MatmulOptions
@@ -98,7 +98,9 @@ def check_key(section: str, key: str) -> Any:
     if key in known:
         return known[key]
     whole, *inner = key.split(".")
-    if inner and whole in known and "a mapping" in type_names(known[whole]):
+    if moved := MOVED.get(key):
+        near = f"; it is {moved} now"
+    elif inner and whole in known and "a mapping" in type_names(known[whole]):
         example = reduce(lambda value, name: f"{{{name}: {value}}}", reversed(inner), "...")
         near = f"; a mapping is written as a whole, as in {section}.{whole}={cut(example, 80)}"
     else:

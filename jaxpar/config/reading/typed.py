@@ -112,7 +112,7 @@ def record_from_plain[T](record: type[T], plain: object, key: str) -> T:
     for name in plain:
         if name not in known:
             moved = MOVED.get(f"{key.rpartition('.')[2]}.{name}")
-            near = f"; expected it in {moved}" if moved else did_you_mean(name, known)
+            near = f"; it is {moved} now" if moved else did_you_mean(name, known)
             raise UserError(f"{key}: unknown key {shown(name)}{near}")
     for field in fields(get_origin(record) or record):  # pyright: ignore[reportArgumentType]
         if field.name not in plain and field.default is MISSING and field.default_factory is MISSING:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from jaxpar.config import UserError, load_config
-from jaxpar.config.reading.aliases import ALIASES, known_elsewhere
+from jaxpar.config.reading.aliases import ALIASES, MOVED, known_elsewhere
 from jaxpar.config.reading.sections import SECTIONS, keys_of
+from jaxpar.layers.experts.clusters import Clustering
+from jaxpar.layers.experts.routers import ROUTERS
 from tests.sentences import refused
 
 OURS = {f"{section}.{key}" for section in SECTIONS for key in keys_of(section)}
@@ -55,6 +58,28 @@ def test_a_key_of_another_system_or_section_or_spelling_gets_its_hint(tmp_path: 
         with refused(f"{written}:", "section", f" {meant}?"):
             load_config(None, [f"{written}=1"])
     assert known_elsewhere(key) == meant or section in SECTIONS
+
+
+def typed_keys() -> set[str]:
+    """The keys of mappings whose members stand beside what reads them."""
+    options = {f"model.experts.router_options.{one.name}" for kind in ROUTERS.values() for one in fields(kind.options)}
+    return options | {f"model.experts.clusters.{one.name}" for one in fields(Clustering)}
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_a_key_that_moved_is_refused_with_the_key_that_it_is_now(old: str, tmp_path: Path):
+    """In a file and as an override, which name it alike; and there is such a key."""
+    new, (mapping, _, name) = MOVED[old], old.partition(".")
+    assert new in OURS | typed_keys()
+    section = {"experts": "model", "overlap": "parallel", "matmul_except": "precision"}[mapping]
+    with refused(f"{section}.{mapping}", name, new):
+        load_config(None, [f"{section}.{old}=1"])
+    if mapping != "matmul_except":  # which is no key any more
+        rest = "count: 4, " if mapping == "experts" else ""
+        file = tmp_path / "config.yaml"
+        file.write_text(f"{section}: {{{mapping}: {{{rest}{name}: 1}}}}")
+        with refused(f"{section}.{mapping}", name, new):
+            load_config(file)
 
 
 def test_all_mistakes_of_a_file_are_reported_at_once_each_with_its_line(tmp_path: Path):

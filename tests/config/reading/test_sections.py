@@ -41,6 +41,9 @@ _PLAIN: dict[Any, st.SearchStrategy] = {
     dict[str, float] | None: st.none()
     | st.dictionaries(st.text(max_size=8), st.floats(allow_nan=False, allow_infinity=False), max_size=3),
 }
+_PLAIN[dict[str, object]] = st.dictionaries(
+    st.text(max_size=8), st.booleans() | _PLAIN[int] | _PLAIN[str] | _PLAIN[float], max_size=3
+)
 
 
 def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
@@ -54,8 +57,6 @@ def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
     if (section, key) == ("memory", "remat"):
         named = st.dictionaries(st.text(max_size=8), st.text(max_size=8) | _PLAIN[int], max_size=3)
         return st.sampled_from(["none", "full", "auto"]) | named | st.lists(named, max_size=3).map(tuple)
-    if (section, key) == ("optimizer", "options"):
-        return st.dictionaries(st.text(max_size=8), st.booleans() | _PLAIN[int] | _PLAIN[str], max_size=3)
     if (section, key) == ("model", "low_rank"):
         return st.dictionaries(st.text(max_size=8), _PLAIN[int], max_size=3)
     if (section, key) == ("precision", "matmul_options"):

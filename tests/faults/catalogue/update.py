@@ -92,9 +92,9 @@ UPDATE = (
     Fault(
         name="a_seed_in_the_program",
         description="The masks of dropout are of a constant seed: another one is another program.",
-        file="jaxpar/model/embedding.py",
-        old='sequence_part(batch["indices"]), batch[SEED]',
-        new='sequence_part(batch["indices"]), 0',
+        file="jaxpar/training/step/forward_backward.py",
+        old="SEED: seed, ",
+        new="SEED: jnp.uint32(self.layout.arguments.seed), ",
         caught_by=("tests/training/step/test_arguments.py::test_other_numbers_are_the_same_program[adamw]",),
     ),
     Fault(
