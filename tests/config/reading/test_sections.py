@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import is_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
@@ -18,15 +19,10 @@ from jaxpar.config import (
     config_to_yaml,
     load_config,
 )
-from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
-from jaxpar.config.mappings.limits import LimitsConfig
 from jaxpar.config.mappings.overlap import OFF, OverlapConfig
-from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.sections import SECTIONS
 from jaxpar.config.reading.typed import field_types
-from jaxpar.config.schema.experts import ExpertsConfig
-from jaxpar.config.schema.layout import MatmulOptions
 from jaxpar.layers.checks import validate
 from tests.sentences import refused
 
@@ -59,18 +55,10 @@ def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
         return st.sampled_from(["none", "full", "auto"]) | named | st.lists(named, max_size=3).map(tuple)
     if (section, key) == ("model", "low_rank"):
         return st.dictionaries(st.text(max_size=8), _PLAIN[int], max_size=3)
-    if (section, key) == ("precision", "matmul_options"):
-        return _records("matmul_options", MatmulOptions)
-    if (section, key) == ("parallel", "overlap"):
-        return _records("overlap", OverlapConfig)
-    if (section, key) == ("watch", "limits"):
-        return _records("limits", LimitsConfig)
-    if (section, key) == ("model", "rope"):
-        return _records("rope", RopeConfig)
-    if (section, key) == ("model", "latent_attention"):
-        return st.none() | _records("latent_attention", LatentAttentionConfig)
-    if (section, key) == ("model", "experts"):
-        return st.none() | _records("experts", ExpertsConfig)
+    for record in (annotation, *get_args(annotation)):
+        if is_dataclass(record):
+            made = _records(key, record)
+            return st.none() | made if type(None) in get_args(annotation) else made
     if get_origin(annotation) is Annotated:
         return st.sampled_from(sorted(get_args(annotation)[1]))
     return _PLAIN[annotation] if annotation in _PLAIN else st.from_type(annotation)
