@@ -102,7 +102,7 @@ def test_gradients_cross_nodes_once_over_replicas():
 def test_sums_over_replicas_beside_the_backward_send_those_of_one_layer_more(tmp_path: Path):
     """The loop over layers sums the layer before; in its first turn there is none, and another one is sent and left."""
     file = tmp_path / "small.yaml"
-    file.write_text(YAML.replace("replica_sums: after", "replica_sums: overlapped"))
+    file.write_text(YAML.replace("replica_sums: after", "replica_sums: overlapped, shard_state_over_replicas: false"))
     _, report = inspected(load_config(file))
     sent = sum(row.bytes for row in report.collectives if row.collective == "reduce_sum" and row.axis == "replica")
     assert sent == ((LAYERS + 1) * WEIGHTS_OF_A_LAYER + 2 * TABLE) / FSDP * 4
