@@ -24,7 +24,7 @@ from jaxpar.distributed.liveness import depart
 from jaxpar.units import parse_size
 
 DEFAULTS = "YAML file; without one, every key has its default"
-CLUSTER = "gpu:hosts x gpus, as in h100:1x8, or a .yaml file (docs/clusters.md)"
+CLUSTER = "gpu:hosts x gpus, as in h100:1x8, or a .yaml file (docs/cluster-files.md)"
 
 FORMER_OUTPUTS = {
     "--output": "--out FILE", "--html": "--out FILE.html", "--svg": "--out FILE.svg", "--csv": "--out FILE.csv",

@@ -14,7 +14,7 @@ signal's number for one that was killed; a killed process takes precedence over 
 probably because of it).
 
 The processes meet at 127.0.0.1. On a machine with untrusted users, JAXPAR_SECRET keeps their processes out; it is
-passed to every process (docs/clusters.md).
+passed to every process (docs/network.md).
 
 Needs only Python.
 """

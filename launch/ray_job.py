@@ -7,7 +7,7 @@ What follows --hosts and --gpus goes to jaxpar.train. The folder and its environ
 path on all hosts, on a shared file system. Ray chooses the hosts and reserves their GPUs; the job waits until they are
 free. `ray job stop` may end the processes without a save; the same command continues from the newest checkpoint. The
 exit code is that of the first process that failed. Where other users reach the hosts: --set
-distributed.secret_file=FILE (docs/clusters.md).
+distributed.secret_file=FILE (docs/network.md).
 
 Needs Ray in the Python that runs it; the processes use .venv, or the Python that PYTHON names.
 """

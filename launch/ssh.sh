@@ -7,7 +7,7 @@
 # shared file system or set up one by one (make setup), and ssh needs no password. Process 0 is on the first host, under
 # the name that is given here. Lines are printed with their host. Ctrl-C and SIGTERM close the connections, which ends
 # the processes without a save; the same command continues from the newest checkpoint. The exit code is 0 where all
-# processes ended with 0. Where other users reach the hosts: --set distributed.secret_file=FILE (docs/clusters.md).
+# processes ended with 0. Where other users reach the hosts: --set distributed.secret_file=FILE (docs/network.md).
 set -euo pipefail
 
 if [ $# -lt 1 ] || [ "${1#-}" != "$1" ]; then

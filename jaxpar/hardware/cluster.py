@@ -241,7 +241,7 @@ class _WrittenCluster:
 
 
 def read_cluster(path: Path) -> Cluster:
-    """A cluster from a YAML file, documented in docs/clusters.md.
+    """A cluster from a YAML file, documented in docs/cluster-files.md.
 
     Raises:
         UserError: the file cannot be read, a name is unknown, a number is missing or not above 0.

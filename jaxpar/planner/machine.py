@@ -61,7 +61,7 @@ def cluster_at_hand(devices: Sequence[Device]) -> Cluster:
     if len(kinds) > 1:
         raise UserError(
             f"parallel: auto plans for GPUs of one kind, and this job has {_names(kinds)}; describe the hosts in a "
-            "cluster's YAML (docs/clusters.md), plan with python -m jaxpar.plan --cluster FILE, and train --plan"
+            "cluster's YAML (docs/cluster-files.md), plan with python -m jaxpar.plan --cluster FILE, and train --plan"
         )
     gpu = gpu_of(devices[0].device_kind)
     if gpu is None:
@@ -93,7 +93,7 @@ def check_stage_kinds(stages: Sequence[Mapping[str, Any]], pipe: int, devices: S
         if _names(kinds) != planned["gpu"]:
             raise UserError(
                 f"--plan: stage {rank} is planned for {planned['gpu']} (group {planned['group']}) and would be on "
-                f"{_names(kinds)}; start processes in the order of the cluster's groups (docs/clusters.md)"
+                f"{_names(kinds)}; start processes in the order of the cluster's groups (docs/cluster-files.md)"
             )
 
 

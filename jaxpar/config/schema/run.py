@@ -87,7 +87,7 @@ class DistributedConfig:
     """Devices that each process must have; null takes the number from the launcher and the layout."""
     secret_file: str | None = None
     """A file with a secret that all processes must know to join; null takes `JAXPAR_SECRET`, and without it there is
-    none (`docs/clusters.md`)."""
+    none (`docs/network.md`)."""
     timeout_s: int = 50
     """How long to wait for the other processes at start-up, in seconds."""
     heartbeat_timeout_s: int = 30
