@@ -37,8 +37,8 @@ def test_a_program_still_waits_for_what_its_row_states(row: Program):
 
 @pytest.mark.parametrize("row", COPIES, ids=lambda one: one.config)
 def test_copies_take_what_compiled_programs_need_and_wait_for(row: Program):
-    """Two of them by maps, one by a share. XLA hides or exposes the copies of an array in all layers of a stack, so that
-    the share of a program is 11% or 20% of its copies: one share for both is 0.9% of compute away at most. With context
+    """Two of them by maps, one by a share. XLA hides or exposes the copies of an array in all layers of a stack, so the
+    share of a program is 11% or 20% of its copies: one share for both is 0.9% of compute away at most. With context
     ranks the backward waits for nothing that comes from the host (docs/overlap.md), which the planner does not know."""
     config, cluster = prepared(row)
     layout, search = laid_out(config, cluster)
