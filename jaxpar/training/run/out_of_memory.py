@@ -35,7 +35,7 @@ OF_THE_HOST = re.compile(r"host memory|xla_gpu_host_bfc")
 """What it contains where pinned host memory ran out."""
 ESTIMATE_TOO_HIGH = 1.25
 """How many times what XLA allocates an estimate may be: a step is refused by its estimate only beyond that
-(docs/memory.md has the errors that were found)."""
+(docs/memory-model.md has its errors)."""
 ROOM = 0.97
 """Share of the memory that a suggested plan may use where XLA has run out of it."""
 

@@ -33,7 +33,7 @@ def test_every_key_is_explained_on_the_page_and_in_the_help():
 
 def test_the_names_of_all_activations_are_on_both_pages():
     reference = next(entry.meaning for entry in entries()["memory"] if entry.key == "memory.remat")
-    memory = (DOCS / "memory.md").read_text(encoding="utf-8").partition("Names, in the order")[2].partition("\n\n")[0]
+    memory = (DOCS / "memory.md").read_text(encoding="utf-8").partition("| activation |")[2].partition("\n## ")[0]
     names = {*known_activations(), *(name for model in PRESETS.values() for name in activation_names(model))}
     for expected in (reference, memory):
         assert [name for name in sorted(names) if f"`{name}`" not in expected] == []
