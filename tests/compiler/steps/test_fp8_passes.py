@@ -58,7 +58,7 @@ def writing(matmul: str = "fp8_delayed") -> list[Cost]:
 
 @pytest.mark.long
 def test_a_layer_has_so_many_passes_that_write_codes():
-    """The table of docs/fp8.md."""
+    """Matrices, inputs and gradients: (MiB read, MiB written), and the number of such passes."""
     assert of_layer(writing()) == {
         (16, 16): 1, (4, 4): 2, (56, 56): 3,  # matrices, transposed
         (64, 32): 3, (448, 112): 1,  # inputs: with the norm, with SwiGLU; and the query's gradient
