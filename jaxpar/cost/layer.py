@@ -24,8 +24,8 @@ ACCUMULATED = 8.0
 HEAD_NORMS = (2.0, 6.0)
 """Times that norms of each head move queries and keys, beyond what their rotation does: forward, and backward with
 their recomputation. XLA writes the norms in float32 forward, and backward makes passes of their own for the sums of
-squares, the sums of rows and the gradient of the scale. Counted in compiled programs (docs/kernels.md, norms of queries
-and keys)."""
+squares, the sums of rows and the gradient of the scale. Counted in the program of `configs/llama3_8b.yaml` with
+`model.qk_norm` for 8 H100s, cut to 4 layers."""
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ def mebibytes(seconds: float) -> float:
 
 
 def test_norms_of_queries_move_what_their_passes_do():
-    """Passes of docs/kernels.md, queries 64 MiB and keys 16 MiB. Forward 64 + 128 + 132 + 64. Backward 846, without the
-    half of the rounding of attention's gradient that XLA reads, 64. Without norms, 4 passes of each."""
+    """Passes of the compiled program, queries 64 MiB and keys 16 MiB. Forward 64 + 128 + 132 + 64. Backward 846,
+    without the half of the rounding of attention's gradient that XLA reads, 64. Without norms, 4 passes of each."""
     normed, plain = time(True), time(False)
     forward, backward = (
         64 / 80 * mebibytes(getattr(normed, way).other - getattr(plain, way).other) for way in ("forward", "backward")
