@@ -139,7 +139,7 @@ class ExpertLayout:
     """How the experts of a kind of layers get their tokens and multiply them."""
 
     exchange: Choice[Literal["all_to_all", "hierarchical", "all_gather"]] = Choice("all_to_all")
-    """The algorithm of the exchange: `docs/experts.md`."""
+    """The algorithm of the exchange: `docs/experts-exchange.md`."""
     capacity: float = 2.0
     """Rows that a rank has room for in a round of it, as a multiple of an even share."""
     products: Choice[str] = Choice("xla", "by default")

@@ -28,7 +28,7 @@ from jaxpar.layers.experts.rows import by_expert, by_rank, collect, rounds_of, s
 from jaxpar.memory.layer_shape import LayerShape
 from pallas_kernels.grouped_matmul.mosaic import times_weights
 
-PAGE = Path(__file__).parents[3] / "docs" / "experts.md"
+PAGE = Path(__file__).parents[3] / "docs" / "experts-exchange.md"
 RANKS, EACH, ROOM, ROWS = 3, 2, 6, 4
 ROUTINGS = {
     "even": np.arange(20).reshape(10, 2) % 6,
