@@ -53,29 +53,6 @@ def test_more_oversubscription_makes_no_message_faster(hosts: int):
     assert times[0]["exchange 128 1"] < times[1]["exchange 128 1"] < times[-1]["exchange 128 1"]
 
 
-def test_messages_have_their_share_of_the_uplinks():
-    """Four pods of 32 GPUs, 7 to 1: the uplinks of a pod carry as much as 32 / 7 cards."""
-    links = network(Pods(4, 7.0))
-    card = links.outside * links.share(4)
-    alone = links.ring(4, 32)  # replicas in pods of their own: 32 rings leave each pod
-    assert alone.gather(SIZE) == pytest.approx(SIZE * 3 / 4 / (card / 7))
-    assert alone.exchange(SIZE) == pytest.approx(SIZE * 3 / 4 / (card / 7))
-    whole = links.ring(128, 1)  # one ring over all: it leaves each pod once, over all uplinks
-    beyond = links.outside * links.share(16)
-    assert whole.gather(SIZE) == pytest.approx(SIZE * 127 / 128 / (beyond * 32 / 7))
-    assert whole.exchange(SIZE) == pytest.approx(SIZE * 96 / 128 * 7 / beyond)
-    stage = links.pair(8, 16)  # a stage is a host: one of four sends to the next pod
-    assert stage.shift(SIZE) == pytest.approx(SIZE / (links.outside * links.model.network_share * 4 / 7))
-
-
-def test_groups_inside_a_pod_have_the_whole_network():
-    links, open_links = network(Pods(4, 7.0)), network(None)
-    for ranks, stride in ((4, 8), (32, 1), (2, 16), (8, 4)):
-        assert links.ring(ranks, stride) == open_links.ring(ranks, stride)
-    across = links.ring(3, 8)  # the second of such groups lies in two pods
-    assert across.exchange(SIZE) > open_links.ring(3, 8).exchange(SIZE)
-
-
 def test_a_network_of_many_large_pods_slows_only_what_needs_it():
     """24,576 GPUs in 8 pods of 3,072, 7 to 1 between them (Llama 3, arXiv:2407.21783): rings of replicas that are in
     all hosts share the uplinks of their pod, an all-to-all does not."""

@@ -7,19 +7,16 @@ from dataclasses import replace
 import pytest
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.plan import AxisSizes
-from jaxpar.config.presets import PRESETS as MODELS
-from jaxpar.config.schema import Config, DataConfig
 from jaxpar.cost.hardware_model import AMPERE, HOPPER, borrowed, hardware_of, nearest_hardware
 from jaxpar.cost.layer import LayerTime, layer_time
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
-from jaxpar.cost.recomputation import layer_costs, operation_flops
+from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.layer_shape import LayerShape, activation_bytes
-from tests.memory.shapes import changed, layer_shape, shape_of
+from tests.memory.shapes import changed, shape_of
 
 SHAPE = shape_of(rows=2, sequence=1024, embed=512, heads=8, kv_heads=2, head_dim=64, mlp=1536, context=2, tensor=2)
 CLUSTER = parse_cluster("h800:1x8")
@@ -47,41 +44,6 @@ def test_operations_make_each_named_activation_once():
         assert sorted(["layer_input", *made]) == sorted(activation_bytes(other)), option
 
 
-def test_products_of_two_take_the_time_of_their_factors():
-    """On two tensor ranks, into a part the first factor is whole on both and its product is computed twice; out of it
-    the second. The backward computes the first product again."""
-    low = changed(SHAPE, low_rank={"up": 64, "down": 32})
-    found, whole = operation_flops(low), operation_flops(SHAPE)
-    assert whole["mlp_up"] == 2 * SHAPE.tokens * 512 * 768
-    assert found["mlp_up"] == 2 * SHAPE.tokens * 64 * (512 + 768)
-    assert found["mlp_down"] == 2 * SHAPE.tokens * 32 * (768 + 512)
-    assert {name for name in whole if whole[name] != found[name]} == {"mlp_up", "mlp_down"}
-    assert activation_bytes(low) == activation_bytes(SHAPE), "what is between two factors is not kept"
-    large = changed(SHAPE, embed=4096, head_dim=512, mlp=16384, tensor=1)
-    low = changed(large, low_rank=dict.fromkeys(("query", "output", "up", "gate", "down"), 1024))
-    times = [time_of(shape) for shape in (low, large)]
-    assert times[0].forward.matmul < times[1].forward.matmul
-    shares = [time.backward.matmul / time.forward.matmul for time in times]
-    assert shares[0] > shares[1]
-
-
-@pytest.mark.parametrize("model", ["llama3-8b", "gpt3-175b"])
-def test_matmuls_of_a_layer_are_two_flops_for_each_weight_and_token(model: str):
-    config = Config(model=MODELS[model], data=DataConfig(sequence_length=4096))
-    shape = layer_shape(config, AxisSizes(), rows=1)
-    sizes = MODELS[model]
-    weights = 4 * sizes.embed**2 + 2 * sizes.embed * sizes.mlp
-    if sizes.activation == "swiglu":
-        weights += sizes.embed * sizes.mlp - 2 * sizes.embed**2 * (1 - (sizes.kv_heads or 0) / sizes.heads)
-    causal = 2 * 2 * shape.embed * 4096 * (4096 + 1) / 2
-    assert layer_costs(shape, CLUSTER).forward_flops == pytest.approx(2 * weights * 4096 + causal)
-
-
-def test_tensor_ranks_share_the_work_of_everything():
-    alone = operation_flops(replace(SHAPE, tensor=1))
-    assert operation_flops(SHAPE) == {name: flops / 2 for name, flops in alone.items()}
-
-
 @pytest.mark.parametrize("tensor", [1, 2])
 @pytest.mark.parametrize("names", [["mlp_up"], ["attention_input", "query", "key"], ["attention_output"]])
 def test_what_runs_again_takes_as_long_as_in_the_planners_step(names: list[str], tensor: int):
@@ -91,15 +53,6 @@ def test_what_runs_again_takes_as_long_as_in_the_planners_step(names: list[str],
     assert own == pytest.approx(time.again(frozenset(names)).seconds)
     assert costs.forward_seconds == time.forward.seconds
     assert costs.backward_seconds == time.backward.seconds
-
-
-def test_attention_again_asks_the_context_ranks_for_their_keys_and_values_again():
-    sizes = activation_bytes(SHAPE)
-    model = hardware_of(CLUSTER.gpu)
-    message = network_of(CLUSTER, model).ring(2, 2).gather(2 * (sizes["key"] + sizes["value"]))
-    attention = time_of(SHAPE).operations["attention_output"]
-    assert attention.context == pytest.approx(message)
-    assert again(layer_costs(SHAPE, CLUSTER))["attention_output", "attention_lse"] == attention.seconds
 
 
 def test_measured_times_take_the_place_of_the_models():
@@ -131,8 +84,3 @@ def test_a_gpu_without_a_model_has_the_shares_of_the_nearest_and_is_reported():
         costs = layer_costs(SHAPE, replace(CLUSTER, groups=(replace(CLUSTER.groups[0], gpu=unknown),)))
         assert costs.forward_seconds > 0
     assert "no run on an H200 was at hand" in (borrowed(parse_cluster("h200:1x8").gpu) or "")
-
-
-def test_copies_are_waited_for_when_a_layer_is_too_short_to_hide_them():
-    costs = replace(layer_costs(SHAPE, CLUSTER), forward_seconds=3.0, backward_seconds=6.0, host_bandwidth=10.0)
-    assert [costs.exposed_seconds(n) for n in (0, 30, 40, 60, 70)] == [0, 0, 1, 3, 5]

@@ -42,9 +42,3 @@ def test_norms_of_queries_move_what_their_passes_do():
     )
     assert 256 + forward == pytest.approx(388, rel=0.02)
     assert 256 + backward == pytest.approx(846 - 64, rel=0.20)
-
-
-def test_what_is_normed_again_in_the_backward_is_not_made_again_besides():
-    """Making queries again takes the product and its layout; a backward norms and rotates them in any case."""
-    again = [one.again(frozenset({"query"})).other for one in (time(True), time(False))]
-    assert mebibytes(again[0]) == pytest.approx(128.0) and mebibytes(again[1]) == pytest.approx(256.0)

@@ -30,14 +30,6 @@ def ring(rows: dict[Table, list[Row]], ranks: int = 16) -> Ring:
     return network_of(parse_cluster("h100:2x8"), with_tables(rows)).ring(ranks, 1)
 
 
-def test_at_a_measured_shape_the_time_is_the_measured_one_whatever_the_share():
-    rows = {PRODUCTS: [Row(shape, 1e-3 * place) for place, shape in enumerate(SHAPES, 1)]}
-    for place, shape in enumerate(SHAPES, 1):
-        assert device(rows).matmul(*shape) == pytest.approx(1e-3 * place, rel=1e-6)
-        other = replace(with_tables(rows), matmul_share=0.3)
-        assert device_of(gpu_named("h100"), other).matmul(*shape) == pytest.approx(1e-3 * place, rel=1e-6)
-
-
 def test_between_measured_shapes_the_formula_is_scaled_by_what_is_nearest():
     """Rows twice as slow as the formula at one end of a gap and four times at the other: in between, in between."""
     ends = [(4096, 4096, 4096), (8192, 4096, 4096)]
@@ -84,12 +76,3 @@ def test_messages_are_measured_by_group_and_size(kind: str, method: str):
     assert getattr(ring(rows), method)(2**30) == fitted(2**30)
     assert getattr(ring(rows), method)(0) == 0
     assert getattr(ring(rows, 8), method)(2**20) == getattr(ring({}, 8), method)(2**20)
-
-
-def test_what_was_asked_for_is_recorded_with_whether_it_was_measured():
-    tables = Tables({PRODUCTS: [Row(SHAPES[0], 1e-3)]}).recording()
-    asked = device_of(gpu_named("h100"), replace(HOPPER, measured=tables))
-    asked.matmul(*SHAPES[0])
-    asked.matmul(64, 64, 64)
-    assert tables.asked is not None
-    assert {(one.sizes, one.measured) for one in tables.asked} == {(SHAPES[0], True), ((64, 64, 64), False)}

@@ -79,12 +79,6 @@ def test_an_anchor_narrows_no_further_than_left_out_runs_are_apart():
     assert (low, high) == pytest.approx((exp(-PUBLISHED.beside), exp(PUBLISHED.beside)))
 
 
-def test_two_plans_of_one_system_may_change_places_where_its_runs_differ_as_much():
-    apart = exp(PUBLISHED.beside)
-    assert PUBLISHED.alike(1.0, 0.99 * apart) and not PUBLISHED.alike(1.0, 1.01 * apart)
-    assert PUBLISHED.alike(0.99 * apart, 1.0)
-
-
 def test_what_cannot_be_an_anchor_is_refused(tmp_path: Path, planned: Planned):
     with refused("--measured", "nowhere", "expected the folder of a run"):
         read_anchors([tmp_path / "nowhere"], planned.cluster)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from jaxpar.cost.hardware_model import HOPPER, HardwareModel
 from jaxpar.cost.tables import Row, Table
@@ -30,8 +29,6 @@ PROFILE = Profile(
     collectives=(Sent("reduce_scatter", 8, 1, 1024, 1e-4), Sent("permute", 2, 1, 1024, 1e-5)),
 )
 PLAIN: dict[str, Any] = json.loads(json.dumps(asdict(PROFILE)))
-
-ROW: dict[str, Any] = PLAIN["matmuls"][0]
 
 
 def read_back(folder: Path, profile: Profile, cluster: str) -> tuple[HardwareModel, Cluster]:
@@ -71,34 +68,19 @@ def test_a_gpu_keeps_its_datasheet_and_has_the_measured_link_to_its_host(tmp_pat
     assert linked.bandwidth(False) == cluster.bandwidth(False)
 
 
-def test_a_row_of_a_table_is_a_line_that_any_reader_of_yaml_reads(tmp_path: Path):
-    write_profile(tmp_path / "hardware.yaml", PROFILE)
-    text = (tmp_path / "hardware.yaml").read_text()
-    assert "- {m: 64, n: 32, k: 16, dtype: float32, seconds: 0.001, adds: false}" in text.splitlines()
-    assert yaml.safe_load(text) == PLAIN
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("{", "not valid YAML"),
-        ("[]", "expected a mapping of sections, got a list"),
-        ("", "not a profile of python -m jaxpar.plan calibrate: device and devices and model and links missing"),
+        ("", "device and devices and model and links missing"),
         (json.dumps(PLAIN | {"matmul": []}), "matmul: no such key; did you mean matmuls?"),
         (json.dumps(PLAIN | {"device": H100}), f"measured on {H100}"),
-        (json.dumps(PLAIN | {"model": 3}), "model: expected a mapping, got 3"),
         (json.dumps(PLAIN | {"model": {"matmul_share": "fast"}}), "model.matmul_share: expected a number, got 'fast'"),
         (json.dumps(PLAIN | {"links": {}}), "links: peak_flops and memory_bandwidth and node_bandwidth and"),
-        (json.dumps(PLAIN | {"links": PLAIN["links"] | {"peak_flops": 0}}), "links.peak_flops: expected a number"),
-        (json.dumps(PLAIN | {"devices": 0}), "devices: expected a number above 0, got 0"),
         (json.dumps(PLAIN | {"matmuls": [{"m": 1}]}), "matmuls[0]: the key n is missing"),
         (
             json.dumps(PLAIN | {"matmuls": [PLAIN["matmuls"][0] | {"dtype": "bf16"}]}),
             "dtype: expected float32, bfloat16",
-        ),
-        (
-            json.dumps(PLAIN | {"matmuls": [PLAIN["matmuls"][0] | {"seconds": 0}]}),
-            "matmuls[0].seconds: expected a number",
         ),
         (
             json.dumps(PLAIN | {"collectives": [PLAIN["collectives"][0] | {"collective": "all_gathr"}]}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -119,47 +118,23 @@ def test_plain_output_ends_with_the_command_that_verifies(tmp_path: Path, capsys
     assert vars(_parser().parse_args(words[3:])) == vars(own)
 
 
-def test_what_places_are_worth_stays_the_same_share(plans: list[Planned]):
-    placed = replace(plans[0], order=(1, 0), default_seconds=1.25 * plans[0].candidate.seconds)
-    after = judged(placed, GIB, True, [], {"matmul": 2 * placed.candidate.seconds}).planned
-    assert after.candidate.seconds > 1.01 * placed.candidate.seconds
-    assert after.default_seconds == pytest.approx(1.25 * after.candidate.seconds)
-
-
 @pytest.mark.long
 def test_the_best_two_are_compiled_and_ranked_by_their_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(planning, "DEFAULT_CACHE", tmp_path)
     file, output = tmp_path / "small.yaml", tmp_path / "plan.json"
-    file.write_text(config_to_yaml(small(parallel={"fsdp": 1})))
-    arguments = ["--config", file, "--cluster", "h100:1x2", "--top", "2", "--verify", "--out", output, "--json"]
-    assert main([str(one) for one in arguments]) == 0
+    file.write_text(config_to_yaml(small(model={"layers": 2}, parallel={"fsdp": 1}, attention={"backend": "xla"})))
+    arguments = ["--config", file, "--cluster", "h100:1x4", "--top", "2", "--fix", "pipe=2", "--fix", "schedule=1f1b"]
+    assert main([*map(str, arguments), "--verify", "--out", str(output), "--json"]) == 0
     files = json.loads(capsys.readouterr().out)
     found = [file["predicted"] for file in files]
     assert len(found) == 2
     assert [one["step_time_s"] for one in found] == sorted(one["step_time_s"] for one in found)
     for one in found:
-        assert one["verified"]["fits"]
+        assert one["verified"]["fits"] and any("pipeline" in note for note in one["verified"]["notes"])
         assert one["peak_bytes"] == one["verified"]["allocated_bytes"] > 0
         assert one["step_time_s"] != one["verified"]["predicted_step_time_s"]
         assert sum(one["breakdown"].values()) == pytest.approx(one["step_time_s"])
     assert len(list(tmp_path.glob("*.json.gz"))) == 2
-    assert json.loads(output.read_text())["plan"] == files[0]["plan"]
-
-
-@pytest.mark.long
-def test_a_pipeline_is_compiled_as_it_was_planned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setattr(planning, "DEFAULT_CACHE", tmp_path)
-    file = tmp_path / "small.yaml"
-    file.write_text(config_to_yaml(small(model={"layers": 2}, parallel={"fsdp": 1}, attention={"backend": "xla"})))
-    arguments = ["--config", file, "--cluster", "h100:1x4", "--top", "1", "--fix", "pipe=2", "--fix", "schedule=1f1b"]
-    assert main([*map(str, arguments), "--verify", "--out", str(tmp_path / "plan.json"), "--json"]) == 0
-    (file,) = json.loads(capsys.readouterr().out)
-    found = file["predicted"]
-    assert file["plan"]["axes"]["pipe"] == 2
-    assert found["verified"]["fits"]
-    assert any("pipeline" in note for note in found["verified"]["notes"])
-    assert found["step_time_s"] == pytest.approx(sum(found["breakdown"].values()))
+    assert json.loads(output.read_text())["plan"] == files[0]["plan"] and files[0]["plan"]["axes"]["pipe"] == 2

@@ -11,18 +11,15 @@ import jax
 import pytest
 
 from jaxpar.config import config_to_yaml
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.tables import Row, Table, Tables
 from jaxpar.plan import main
-from jaxpar.planner.calibration.calibrate import ON_GPU, SMALL, USUAL, Calibration, Sizes, missing
-from jaxpar.planner.calibration.collectives import groups, measured_collectives
-from jaxpar.planner.calibration.memory import slowest_copy
+from jaxpar.planner.calibration.calibrate import Calibration, Sizes
 from jaxpar.planner.calibration.shapes import matmuls_of
 from jaxpar.planner.calibration.stopwatch import Stopwatch
 from jaxpar.planner.machine import named_cluster
-from jaxpar.planner.profile import Copied, Profile, read_profile
+from jaxpar.planner.profile import Profile, read_profile
 from jaxpar.planner.report.measured import asked_of
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
@@ -108,41 +105,6 @@ def test_a_plan_names_what_was_measured_and_what_was_not(
     assert " ranks on 1 host" in out.partition("nothing near was measured")[2].partition("\n")[0]
 
 
-def test_the_shapes_are_those_of_a_models_layers_and_head_on_each_number_of_tensor_ranks():
-    """Llama-3 8B: queries, keys and values joined (4096 + 2 x 1024), gate and up joined (2 x 14336)."""
-    found = matmuls_of(USUAL, named_cluster("h100:1x8"), (1,), (1, 2, 8))
-    shapes = {(one.sizes, bool(one.table.of[1])) for one in found}
-    tokens = 8192
-    for ranks in (1, 2, 8):
-        for n, k in ((6144 // ranks, 4096), (4096, 4096 // ranks), (28672 // ranks, 4096), (4096, 14336 // ranks),
-                     (128256 // ranks, 4096)):  # fmt: skip
-            n += -n % 64 if n > 10000 else 0  # a rank's part of the vocabulary is padded
-            assert ((tokens, n, k), False) in shapes, "forward"
-            assert ((tokens, k, n), False) in shapes, "gradient of the input"
-            assert ((k, n, tokens), True) in shapes or ((n, k, tokens), True) in shapes, "gradient of the weight"
-    assert all(one.table.of[0] == 2 for one in found), "in 16 bits"
-    sizes = [m * n * k for m, n, k in (one.sizes for one in found)]
-    assert sizes == sorted(sizes)
-    assert max(shape[1] for shape, _ in shapes) == 128256
-    assert len(matmuls_of(USUAL, named_cluster("h100:1x8"), ON_GPU.tokens, ON_GPU.tensor)) == 159  # docs/planner.md
-
-
-def test_tensor_ranks_that_a_model_cannot_have_are_left_out():
-    config = replace(SMALL, model=replace(SMALL.model, heads=4, kv_heads=4))
-    four, eight = (matmuls_of(config, named_cluster("cpu:1x8"), (1,), ranks) for ranks in ((1, 2, 4), (1, 2, 4, 8)))
-    assert four == eight
-
-
-def test_of_experts_their_width_is_divided_and_not_that_of_dense_layers():
-    wide, odd = (
-        replace(SMALL, model=replace(SMALL.model, mlp=383, experts=ExpertsConfig(count=4, width=width)))
-        for width in (256, 255)
-    )
-    of = lambda config, *ranks: matmuls_of(config, named_cluster("cpu:1x8"), (1,), ranks)
-    assert len(of(wide, 1, 2)) > len(of(wide, 1))
-    assert of(odd, 1, 2) == of(odd, 1)
-
-
 def test_twice_as_slow_a_table_is_twice_the_compute_and_no_table_changes_nothing():
     config = model_of()
     cluster = named_cluster("h100:1x8")
@@ -167,49 +129,11 @@ def test_twice_as_slow_a_table_is_twice_the_compute_and_no_table_changes_nothing
     assert empty.timer.step(best.layout) == usual.timer.step(best.layout)
 
 
-def test_groups_are_of_neighbours_and_across_hosts_one_of_each_kind():
-    assert groups(1, 1) == []
-    assert groups(8, 8) == [(2, 1, 1), (4, 1, 1), (8, 1, 1)]
-    assert groups(6, 6) == [(2, 1, 1), (3, 2, 1), (6, 1, 1)]
-    found = {(one.ranks, one.hosts): one.stride for one in groups(16, 8)}
-    assert found == {(2, 1): 1, (4, 1): 1, (8, 1): 1, (16, 2): 1, (8, 2): 2, (4, 2): 4, (2, 2): 8}
-
-
-@pytest.mark.long
-def test_every_collective_of_a_group_is_measured_by_size():
-    watch = Stopwatch(loop_s=1e-3)
-    found = measured_collectives(watch, jax.devices()[:2], (2**10, 2**14))
-    names = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"}
-    assert len(found) + len(watch.refused) == 10
-    assert {one.collective for one in found} <= names
-    assert all((one.ranks, one.hosts) == (2, 1) and one.seconds > 0 for one in found)
-
-
-def test_one_device_and_other_arithmetic_are_named_as_not_measured():
-    device = jax.devices()[0]
-    alone = missing(small(), [device], device)
-    assert alone == ["messages between devices: there is one device"]
-    codes = missing(small(precision={"matmul": "fp8_current"}), jax.devices(), device)
-    assert codes[1:] == ["products in FP8 (fp8_current): they keep their share"]
-
-
-def test_the_link_to_the_host_is_the_slowest_of_the_largest_copies():
-    copies = [
-        Copied("to_host", 2**20, 1.0), Copied("to_host", 2**24, 2.0), Copied("from_host", 2**24, 1.0),
-        Copied("both", 2**24, 3.0),
-    ]  # fmt: skip
-    assert slowest_copy(copies) == 2**24 / 3
-    assert slowest_copy([]) is None
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["--out", "nowhere/x.yaml"], "the profile cannot be written"),
-        (["--config", "nowhere.yaml"], "there is no such file"),
-        (["--set", "model.heds=3"], "heds"),
         (["--devices", "0"], "expected a whole number from 1 up"),
-        (["--output", "x.yaml"], "expected --out FILE"),
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_is_measured(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,11 @@ from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.cost.tables import Table
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.planner.calibration import calibrate
-from jaxpar.planner.calibration.calibrate import ON_GPU, ON_GPU_QUICK, Calibration, Sizes
+from jaxpar.planner.calibration.calibrate import Calibration, Sizes
 from jaxpar.planner.calibration.memory import slowest_copy
-from jaxpar.planner.calibration.shapes import matmuls_of
 from jaxpar.planner.calibration.stopwatch import Stopwatch
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.profile import Profile, read_profile
-from jaxpar.units import GIB, KIB
 from tests.small_run import small
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -42,55 +39,24 @@ class Gpu:
         return getattr(self.own, name)
 
 
-def calibrated(
-    folder: Path, patched: pytest.MonkeyPatch, launch_s: float, sizes: Sizes = SIZES
-) -> tuple[Path, Profile]:
-    """The file and the profile of one such GPU, whose smallest kernel takes `launch_s`."""
-    gpu, copies = Gpu(jax.devices()[0]), calibrate.measured_copies
-    (folder / "small.yaml").write_text(config_to_yaml(CONFIG))
-    patched.setattr(calibrate, "find_devices", lambda: [gpu])
-    patched.setattr(calibrate.jax, "local_devices", lambda: [gpu])
-    patched.setattr(calibrate, "measured_copies", lambda watch, device, sizes: copies(watch, device.own, sizes))
-    patched.setattr(Stopwatch, "measure_launch", lambda watch: setattr(watch, "launch_s", launch_s))
-    file = folder / "hardware.yaml"
-    return file, Calibration(file, folder / "small.yaml", sizes=sizes).run()
-
-
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Profile]:
+    """The file and the profile of one such GPU."""
+    folder = tmp_path_factory.mktemp("gpu")
+    gpu, copies, file = Gpu(jax.devices()[0]), calibrate.measured_copies, folder / "hardware.yaml"
+    (folder / "small.yaml").write_text(config_to_yaml(CONFIG))
     with pytest.MonkeyPatch.context() as patched:
-        return calibrated(tmp_path_factory.mktemp("gpu"), patched, 1e-9)
-
-
-def asked(profile: Profile, what: str) -> int:
-    """Measurements that were refused: those of a CPU as small as these may take no time at all."""
-    return sum(line.startswith(what) for line in profile.refused)
-
-
-def test_everything_that_one_gpu_has_is_measured(measured: tuple[Path, Profile]):
-    _, profile = measured
-    assert (profile.device, profile.devices, profile.processes) == (H100, 1, 1)
-    shapes = matmuls_of(CONFIG, named_cluster("h100:1x1"), SIZES.tokens, SIZES.tensor)
-    assert len(profile.matmuls) + asked(profile, "matmul ") == len(shapes)
-    assert {one.dtype for one in profile.matmuls} == {"bfloat16"}
-    lengths = [one.length for one in profile.attention]
-    assert len(lengths) + asked(profile, "attention ") == len(SIZES.lengths) and set(lengths) <= set(SIZES.lengths)
-    assert len(profile.memory) + asked(profile, "memory") == 1
-    ways = {(one.direction, one.bytes) for one in profile.host_copies}
-    assert len(ways) + asked(profile, "copy ") == 3 * len(SIZES.copies)
-    assert {way for way, _ in ways} == {"to_host", "from_host", "both"}
-
-
-def test_what_one_gpu_cannot_measure_is_named(measured: tuple[Path, Profile], capsys: pytest.CaptureFixture[str]):
-    _, profile = measured
-    assert profile.could_not_measure == ("messages between devices: there is one device",)
-    assert profile.collectives == ()
-    calibrate._print(profile, Path("hardware.yaml"))
-    assert "Could not measure messages between devices: there is one device" in capsys.readouterr().out
+        patched.setattr(calibrate, "find_devices", lambda: [gpu])
+        patched.setattr(calibrate.jax, "local_devices", lambda: [gpu])
+        patched.setattr(calibrate, "measured_copies", lambda watch, device, sizes: copies(watch, device.own, sizes))
+        patched.setattr(Stopwatch, "measure_launch", lambda watch: setattr(watch, "launch_s", 1e-9))
+        return file, Calibration(file, folder / "small.yaml", sizes=SIZES).run()
 
 
 def test_plans_for_such_gpus_read_its_tables_and_keep_the_shares_of_the_rest(measured: tuple[Path, Profile]):
     file, profile = measured
+    assert (profile.device, profile.devices, profile.processes) == (H100, 1, 1)
+    assert {one.dtype for one in profile.matmuls} == {"bfloat16"} and not profile.collectives
     cluster = named_cluster("h100:2x8")
     model, linked, _ = read_profile(file, cluster)
     (moved,) = profile.memory
@@ -104,22 +70,3 @@ def test_plans_for_such_gpus_read_its_tables_and_keep_the_shares_of_the_rest(mea
     rows = model.measured.rows[Table("matmul", (2, one.adds))]
     assert rows[0].seconds == pytest.approx(one.seconds, rel=1e-4), "a GPU shares its own with none"
     assert not any(table.what in ("gather", "all_reduce", "permute") for table in model.measured.rows)
-
-
-def test_results_that_are_bound_by_launches_are_in_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    file, profile = calibrated(
-        tmp_path, monkeypatch, 3600.0, replace(SIZES, lengths=SIZES.lengths[:1], copies=SIZES.copies[:1])
-    )
-    assert profile.matmuls == profile.attention == profile.memory == profile.host_copies == ()
-    assert profile.refused and all("bound by launches" in line for line in profile.refused)
-    assert profile.model == profile.links == {}
-    model, _, _ = read_profile(file, named_cluster("h100:1x8"))
-    assert replace(model, measured=HOPPER.measured) == HOPPER
-
-
-def test_a_gpu_is_measured_from_short_rows_to_long_ones_and_from_small_messages_to_large_ones():
-    assert ON_GPU.lengths == (4096, 8192, 16384, 32768)
-    assert ON_GPU.messages[0] == 16 * KIB and ON_GPU.messages[-1] == GIB
-    assert list(ON_GPU.messages) == sorted(ON_GPU.messages)
-    assert 12 * ON_GPU.memory >= 3 * 10**9, "more than any cache holds"
-    assert set(ON_GPU_QUICK.messages) < set(ON_GPU.messages) and set(ON_GPU_QUICK.lengths) < set(ON_GPU.lengths)

@@ -5,28 +5,25 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
-from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import yaml
-from rich.console import Console
 
-from jaxpar.config import UserError
+from jaxpar.config.reading.loading import config_to_yaml
 from jaxpar.plan import main
-from jaxpar.planner.jobs.curve import Curve, Point, curve_of, numbers_of
+from jaxpar.planner.jobs.curve import Curve, Point
 from jaxpar.planner.jobs.intervals import expected
-from jaxpar.planner.jobs.job import Job, read_jobs
+from jaxpar.planner.jobs.job import Job
 from jaxpar.planner.jobs.policies import POLICIES, by_curves, first_in_first_out, outcomes, shortest_first
-from jaxpar.planner.jobs.share import print_outcomes
 from jaxpar.planner.jobs.simulation import Outcome, simulate
-from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.step_time.interval import PUBLISHED
 from tests.planner.spaces import model_of
-from tests.sentences import refused
+from tests.sentences import refused_by_command
 
 HOUR = 3600.0
+USUAL = {"config": "model.yaml", "tokens": 1e9}
 
 
 def curve(most: int = 8, power: float = 1.0, pause: float = 0.0) -> Curve:
@@ -72,32 +69,11 @@ def test_first_in_first_out_by_hand():
     assert simulate(jobs, 8, first_in_first_out).finished == {"a": 100, "b": 200, "c": 210}
 
 
-def test_a_change_of_gpus_costs_a_pause():
-    jobs = [Job("a", 800, curve(pause=7)), Job("b", 8, curve(pause=7), 20)]
-    found = simulate(jobs, 8, shortest_first)
-    assert found.finished["b"] == 20 + 7 + 1  # a stops for it
-    assert found.finished["a"] == found.finished["b"] + 7 + (800 - 8 * 13) / 8
-
-
-def test_a_job_is_not_restarted_for_less_than_the_pause():
-    """A GPU more would save 40 s and cost 100."""
-    jobs = [Job("a", 80, curve(1, pause=100)), Job("b", 400, Curve({4: Point(4, 100), 5: Point(5, 100)}))]
-    found = simulate(jobs, 5, shortest_first)
-    assert {span.gpus for span in found.spans if span.job == "b"} == {4}
-
-
 def test_jobs_that_scale_alike_are_run_shortest_first():
     """With linear curves the mean time is least when all GPUs go to the job with least work: 1 + 3 + 7 seconds."""
     jobs = [Job("long", 32, curve()), Job("short", 8, curve()), Job("middle", 16, curve())]
     found = simulate(jobs, 8, shortest_first)
     assert found.finished == {"short": 1, "middle": 3, "long": 7}
-
-
-def test_curves_with_less_to_gain_share_the_cluster():
-    """Where eight GPUs are hardly faster than four, two jobs run side by side."""
-    flat = Curve({4: Point(4, 0), 8: Point(4.4, 0)})
-    found = simulate([Job("a", 400, flat), Job("b", 440, flat)], 8, by_curves)
-    assert {(span.job, span.gpus) for span in found.spans} == {("a", 4), ("b", 4), ("b", 8)}
 
 
 def test_the_earliest_deadline_gets_the_fewest_gpus_that_meet_it():
@@ -127,13 +103,6 @@ def test_priorities_weigh_in():
     assert simulate(jobs, 8, shortest_first).finished == {"urgent": 20, "usual": 30}
 
 
-def test_a_curve_leaves_out_numbers_that_are_no_faster():
-    found = curve_of({8: Point(5, 0), 1: Point(1, 0), 2: Point(3, 0), 4: Point(2.9, 0)})
-    assert list(found.points) == [1, 2, 8]
-    assert (found.least, found.within(7), found.within(0), found.speed(0)) == (1, 2, 0, 0)
-    assert found.efficient == 2  # 1.5 a GPU; 8 have 0.6
-
-
 def with_spread(job: Job) -> Job:
     return replace(job, curve=replace(job.curve, spread=PUBLISHED))
 
@@ -147,56 +116,18 @@ def test_a_job_alone_finishes_in_the_interval_of_its_speed():
     assert job.curve.interval(8) == pytest.approx((8 * 100 / high, 8 * 100 / low))
 
 
-def test_intervals_of_jobs_contain_what_is_predicted():
-    for seed in range(8):
-        found = outcomes([with_spread(job) for job in random_jobs(seed)], 8)
-        for one in expected(found, 8).values():
-            for of in (lambda own: own.makespan, lambda own: own.mean_time, lambda own: own.finished["job0"]):
-                interval = one.interval(of)
-                assert interval is not None and interval[0] <= of(one.outcome) <= interval[1] > interval[0]
-    assert next(iter(expected(outcomes(random_jobs(0), 8), 8).values())).finished("job0") is None
-
-
-def test_a_deadline_inside_the_interval_is_reported():
-    low, high = PUBLISHED.interval(100 * HOUR)
-    for deadline, words in (
-        (1.01 * high, None),
-        (0.99 * high, "meets its deadline as predicted, and misses it by"),
-        (0.99 * low, "hours after its deadline, and after it under every policy"),
-    ):
-        screen = Console(width=160, record=True, file=StringIO())
-        job = with_spread(Job("a", 800 * HOUR, curve(), deadline=deadline))
-        print_outcomes(expected(outcomes([job], 8), 8), named_cluster("h100:1x8"), screen)
-        printed = screen.export_text()
-        assert f"{low / HOUR:.1f} to {high / HOUR:.1f}" in printed
-        assert words in printed if words else "its deadline" not in printed
-
-
-def test_parts_of_hosts_divide_each_other():
-    assert numbers_of(named_cluster("h100:6x8")) == [1, 2, 4, 8, 16, 24, 32, 48]
-    assert numbers_of(named_cluster("h100:5x6")) == [1, 2, 6, 12, 18, 24, 30]
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The configuration of a small model."""
-    from jaxpar.config.reading.loading import config_to_yaml
-
     path = tmp_path_factory.mktemp("jobs") / "model.yaml"
     path.write_text(config_to_yaml(model_of()))
     return path
 
 
-def write(path: Path, jobs: object) -> Path:
-    path.write_text(yaml.safe_dump({"jobs": jobs}))
-    return path
-
-
 def test_the_command_shares_a_cluster(model: Path, capsys: pytest.CaptureFixture[str]):
-    path = write(model.parent / "jobs.yaml", {
-        "first": {"config": "model.yaml", "tokens": 1e10, "deadline": 100},
-        "second": {"config": "model.yaml", "tokens": 2e9, "arrives": 1.0, "gpus": 1, "set": ["run.seed=1"]},
-    })  # fmt: skip
+    path, second = model.parent / "jobs.yaml", {"tokens": 2e9, "arrives": 1.0, "gpus": 1, "set": ["run.seed=1"]}
+    jobs = {"first": USUAL | {"tokens": 1e10, "deadline": 100}, "second": USUAL | second}
+    path.write_text(yaml.safe_dump({"jobs": jobs}))
     assert main(["cluster", "--cluster", "h100:1x2", "--jobs", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found["policies"]) == set(POLICIES) and found["policy"] == next(iter(found["policies"]))
@@ -216,37 +147,24 @@ def test_the_command_shares_a_cluster(model: Path, capsys: pytest.CaptureFixture
     assert found["policy"] in printed and "second |" in printed
 
 
-def test_mistakes_in_a_file_of_jobs(model: Path, tmp_path: Path):
-    usual = {"config": "model.yaml", "tokens": 1e9}
-    for jobs, words in {
-        "jobs.a: unknown key 'token'; did you mean tokens?": {"a": {"config": "m", "token": 1}},
-        "jobs.a: the key tokens is missing": {"a": {"config": "model.yaml"}},
-        "jobs.a.tokens: expected a number from 1": {"a": usual | {"tokens": -1}},
-        "jobs.a.priority": {"a": usual | {"priority": 0}},
-        "jobs.a.deadline: expected hours after arrives (5), got 4": {"a": usual | {"arrives": 5, "deadline": 4}},
-        "jobs: expected a mapping": {},
-    }.items():
-        with pytest.raises(UserError) as error:
-            read_jobs(write(tmp_path / "jobs.yaml", words))
-        assert jobs in str(error.value) and "jobs.yaml" in str(error.value)
-    (tmp_path / "jobs.yaml").write_text("job: {}\n")
-    with refused("jobs.yaml:1: job", "no such key", "did you mean jobs?"):
-        read_jobs(tmp_path / "jobs.yaml")
-    with refused("did you mean jobs.yaml?"):
-        read_jobs(tmp_path / "job.yaml")
-
-
 @pytest.mark.parametrize(
-    ("job", "words"),
+    ("jobs", "parts"),
     [
-        ({"config": "model.yaml", "tokens": 1e9, "gpus": 16}, "jobs.a.gpus: expected at most the cluster's 2, got 16"),
-        ({"config": "modl.yaml", "tokens": 1e9}, "jobs.a: "),
-        ({"config": "model.yaml", "tokens": 1e9, "set": ["model.embd=3"]}, "did you mean"),
+        ({"jobs": {"a": {"config": "m", "token": 1}}}, ("jobs.a", "token", "did you mean tokens?")),
+        ({"jobs": {"a": {"config": "model.yaml"}}}, ("jobs.a", "tokens")),
+        ({"jobs": {"a": USUAL | {"tokens": -1}}}, ("jobs.a.tokens", "from 1")),
+        ({"jobs": {"a": USUAL | {"priority": 0}}}, ("jobs.a.priority",)),
+        ({"jobs": {"a": USUAL | {"arrives": 5, "deadline": 4}}}, ("jobs.a.deadline", "5", "4")),
+        ({"jobs": {}}, ("jobs", "mapping")),
+        ({"job": {}}, ("wrong.yaml:1: job", "did you mean jobs?")),
+        ({"jobs": {"a": USUAL | {"gpus": 16}}}, ("jobs.a.gpus", "2", "16")),
+        ({"jobs": {"a": USUAL | {"config": "modl.yaml"}}}, ("jobs.a", "modl.yaml")),
+        ({"jobs": {"a": USUAL | {"set": ["model.embd=3"]}}}, ("embd", "did you mean")),
     ],
 )
-def test_mistakes_that_need_the_cluster_or_the_model(
-    model: Path, job: object, words: str, capsys: pytest.CaptureFixture[str]
+def test_a_mistake_is_one_sentence(
+    model: Path, jobs: object, parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ):
-    path = write(model.parent / "wrong.yaml", {"a": job})
-    assert main(["cluster", "--cluster", "h100:1x2", "--jobs", str(path)]) == 2
-    assert words in capsys.readouterr().err
+    path = model.parent / "wrong.yaml"
+    path.write_text(yaml.safe_dump(jobs))
+    refused_by_command(main(["cluster", "--cluster", "h100:1x2", "--jobs", str(path)]), *capsys.readouterr(), *parts)

@@ -13,7 +13,6 @@ from jaxpar.planner.placement.placement import traffic_of
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from tests.planner.spaces import model_of
-from tests.sentences import refused
 
 FAST, SLOW = 20_000, 2_000
 CONFIG = model_of(model={"activation": "gelu", "layers": 4}, data={"batch_size": 8})
@@ -83,8 +82,3 @@ def test_hosts_of_a_group_stay_in_it(tmp_path: Path):
     placed = nodes.placed(search.best(1)[0], search.timer)
     assert placed.order is not None and {*placed.order[:2]} == {0, 1}
     assert placed.candidate.seconds <= placed.default_seconds
-
-
-def test_a_matrix_of_another_size_is_a_sentence(tmp_path: Path):
-    with refused("nodes.csv", "3 nodes", "4 hosts", "4 rows of 4 col"):
-        measured_on(tmp_path, np.full((3, 3), 1e3))

@@ -5,19 +5,14 @@ from __future__ import annotations
 import html
 import re
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
-from jaxpar.pages.labels import Box
-from jaxpar.pipeline.drawing.picture import inline_picture
 from jaxpar.planner.report.columns import INTERVAL
 from jaxpar.planner.report.page import html_page, write_page
-from jaxpar.planner.report.scatter import scatter
-from jaxpar.planner.report.schedules import MOST_ACTIONS, drawn_microbatches, simulated
-from jaxpar.planner.search.candidate import Candidate, Planned
+from jaxpar.planner.report.schedules import simulated
+from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.step_time.interval import PUBLISHED
 from jaxpar.units import seconds
@@ -67,25 +62,6 @@ def test_no_name_can_break_the_page_and_nothing_comes_from_elsewhere(search: Sea
     assert page.replace("http://www.w3.org/2000/svg", "").count("://") == 0
 
 
-def test_each_pipeline_is_drawn_in_the_colors_of_its_actions_with_times_in_seconds(
-    page: str, search: Search, plans: list[Planned]
-) -> None:
-    pictures = re.findall(r'<svg class="schedule".*?</svg>', page, re.S)
-    assert len(pictures) == len(plans)
-    found = simulated(plans[0], search.timer)
-    assert found is not None
-    laps = found.schedule.virtual_stages
-    for kind in found.schedule.kinds:
-        assert f'<g class="{kind.value}0-{laps}">' in pictures[0]
-        assert re.search(rf"\.schedule \.{kind.value}0-{laps} path {{ fill: #", page)
-    assert "idle (bubble)" in pictures[0]
-    assert re.search(r"lockstep: [\d.]+ (ms|us), of which ", pictures[0])
-    ticks = [text.text for text in ElementTree.fromstring(pictures[0]).iter("{http://www.w3.org/2000/svg}text")]
-    assert sum(bool(re.fullmatch(r"[\d.]+ (ms|us)", text or "")) for text in ticks) >= 3
-    names = re.findall(r'<pattern id="([^"]+)"', page)
-    assert len(set(names)) == len(names) == len(plans)
-
-
 def test_the_schedule_has_the_predicted_time_of_the_pipeline(search: Search, plans: list[Planned]) -> None:
     """Of short pipelines, which are drawn whole, the makespan is the step's ideal and its bubble."""
     time = plans[0].candidate.time
@@ -93,59 +69,6 @@ def test_the_schedule_has_the_predicted_time_of_the_pipeline(search: Search, pla
     assert found is not None and found.schedule.microbatches == plans[0].plan.microbatches
     assert float(found.bubble) == pytest.approx(time.breakdown["bubble"], rel=0.05)
     assert float(found.makespan) < time.seconds
-
-
-@pytest.mark.parametrize("ranks", [2, 4, 16])
-@pytest.mark.parametrize("microbatches", [64, 1000, 4096])
-def test_long_pipelines_are_drawn_shorter_by_whole_rounds(plans: list[Planned], ranks: int, microbatches: int) -> None:
-    plan = replace(plans[0].plan, schedule="1f1b", virtual_stages=1, microbatches=microbatches)
-    layout = replace(plans[0].candidate.layout, pipe=ranks)
-    one = replace(plans[0], plan=plan, candidate=replace(plans[0].candidate, layout=layout))
-    drawn = drawn_microbatches(one)
-    assert 2 * ranks <= drawn + ranks and drawn <= microbatches and (microbatches - drawn) % ranks == 0
-    assert 2 * ranks * drawn <= MOST_ACTIONS or drawn <= 3 * ranks
-
-
-def test_without_a_pipeline_there_is_no_schedule() -> None:
-    search = search_of(model_of(), pipe=1)
-    plans = search.best(1)
-    assert simulated(plans[0], search.timer) is None
-    assert "<h2>Schedules</h2>" not in html_page(plans, search.evaluated, search.timer)
-
-
-def close(best: Candidate, count: int) -> list[Candidate]:
-    """Layouts that take nearly the same time and memory."""
-    times = [replace(best.time, seconds=best.seconds * (1 + i / 2000)) for i in range(count)]
-    return [replace(best, time=time) for time in times]
-
-
-def test_labels_of_close_plans_do_not_overlap(plans: list[Planned]) -> None:
-    layouts = close(plans[0].candidate, 8)
-    labels = scatter(layouts, [""] * 8, 8, plans[0].usable)["labels"]
-    boxes: list[Box] = [label["box"] for label in labels]
-    assert len(boxes) == 8
-    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
-
-
-def test_axes_have_round_ticks_and_the_frontier_goes_along_the_best(plans: list[Planned]) -> None:
-    best = plans[0].candidate
-    half = best.memory._replace(saved_activations=0)
-    slower = replace(best, time=replace(best.time, seconds=1.2 * best.seconds), memory=half)
-    worse = replace(slower, memory=best.memory)
-    far = replace(slower, time=replace(best.time, seconds=10 * best.seconds))
-    shown = scatter([best, slower, worse, far], ["a", "b", "c", "d"], 1, plans[0].usable)
-    assert [point[-1] for point in shown["points"]] == ["c", "b", "a"], "what takes ten times as long is not drawn"
-    at = {name: (x, y) for x, y, _, _, name in shown["points"]}
-    assert shown["frontier"] == f"M{at['a'][0]} {at['a'][1]}H{at['b'][0]}V{at['b'][1]}"
-    assert all(re.fullmatch(r"[\d.,]+ (s|ms|us)", text) for _, text in shown["x_ticks"])
-    assert len(shown["x_ticks"]) >= 3
-    assert all(re.fullmatch(r"\d+(\.\d)?", text) for _, text in shown["y_ticks"])
-
-
-def test_an_inline_picture_has_no_style_of_its_own(search: Search, plans: list[Planned]) -> None:
-    found = simulated(plans[0], search.timer)
-    assert found is not None
-    assert "<style" not in inline_picture(found, "bubble-1", lambda time: f"{time:g} s")
 
 
 @pytest.mark.long

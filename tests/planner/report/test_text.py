@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 from rich.console import Console
 
-from jaxpar.memory.remat import PRESETS
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.planning import screen
-from jaxpar.planner.report import words
 from jaxpar.planner.report.text import print_parts
 
 
@@ -27,18 +21,3 @@ def test_names_of_a_file_are_printed_as_they_are(capsys: pytest.CaptureFixture[s
     print_parts({"[/x]": 2.0, "[red]a\x1b[2J": 1.0}, 3.0, screen())
     first, second = capsys.readouterr().out.splitlines()
     assert first.split()[0] == "[/x]" and second.split()[0] == r"[red]a\x1b[2J"
-
-
-def test_words_of_a_table_that_are_not_of_every_day_are_explained_below_it():
-    planned: Any = lambda layout: SimpleNamespace(candidate=SimpleNamespace(layout=layout))
-    plain = Layout(fsdp=8, remat="full")
-    mixed = Layout(
-        pipe=2, schedule="interleaved", virtual_stages=4, offload_fraction=0.85,
-        remat=((3, (("layer_input", "save"), ("query", "save"), ("mlp_up", "recompute"))),),
-    )  # fmt: skip
-    assert set(words.REMAT) == set(PRESETS)
-    (line,) = words.meanings([planned(plain)])
-    assert line.startswith("remat full: ")
-    assert (words.schedule(mixed), words.host(mixed)) == ("interleaved, 4 chunks", "85% of activations")
-    explained = {line.partition(":")[0] for line in words.meanings([planned(mixed)])}
-    assert {"chunks", "host", "except N"} <= explained and "remat full" not in explained

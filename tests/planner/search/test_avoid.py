@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
-
 from jaxpar.config import Config
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.planner.report import words
 from jaxpar.planner.report.document import planned_file
@@ -19,9 +14,6 @@ from tests.planner.spaces import model_of
 from tests.sentences import refused
 
 CONFIG = model_of(data={"batch_size": 64})
-
-
-EXPERTS = model_of(model={"experts": ExpertsConfig(count=16, per_token=4, width=1024)}, data={"batch_size": 16})
 
 
 def best(
@@ -54,38 +46,3 @@ def test_names_stand_for_what_they_exclude():
     assert set(AVOIDABLE) > NEVER_MEASURED
     with refused("--avoid", "ulyses", "ulysses"):
         parse_avoided(["ulyses"])
-
-
-def with_links(
-    cluster: Cluster, node: float = 1.0, network: float = 1.0, host: float = 1.0, hbm: float = 1.0
-) -> Cluster:
-    """The cluster with so many times the bandwidth."""
-    group = cluster.groups[0]
-    faster = lambda link, factor: replace(link, bandwidth=factor * link.bandwidth)
-    gpu = replace(group.gpu, hbm_bandwidth=hbm * group.gpu.hbm_bandwidth)
-    own = replace(
-        group, gpu=gpu, node=faster(group.node, node), network=faster(group.network, network),
-        host=faster(group.host, host),
-    )  # fmt: skip
-    return replace(cluster, groups=(own,))
-
-
-@pytest.mark.parametrize("level", ["node", "network", "host", "hbm"])
-def test_more_bandwidth_never_makes_the_best_plan_slower(level: str):
-    cluster = parse_cluster("h100:2x4")
-    times = [best(with_links(cluster, **{level: factor})).candidate.seconds for factor in (0.25, 1.0, 2.0)]
-    assert times[0] * (1 + 1e-9) >= times[1] and times[1] * (1 + 1e-9) >= times[2]
-
-
-@pytest.mark.parametrize("level", ["node", "network"])
-def test_more_bandwidth_never_makes_experts_slower(level: str):
-    cluster, fixed = parse_cluster("h100:2x4"), {"pipe": "1", "tensor": "1", "context": "1"}
-    plan = lambda factor: best(with_links(cluster, **{level: factor}), config=EXPERTS, **fixed)
-    times = [plan(factor).candidate.seconds for factor in (0.25, 1.0, 4.0)]
-    assert times[0] * (1 + 1e-9) >= times[1] and times[1] * (1 + 1e-9) >= times[2]
-
-
-def test_more_memory_never_makes_the_best_plan_slower():
-    cluster = parse_cluster("h100:1x4")
-    times = [best(cluster, limit=limit << 30).candidate.seconds for limit in (2, 4, 80)]
-    assert times == sorted(times, reverse=True)

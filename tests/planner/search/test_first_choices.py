@@ -6,9 +6,7 @@ First choices of the small models of one machine, whose files name a command too
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +27,6 @@ OF_EXPERTS = ("parallel.experts.backend=mosaic",)
 """What the planner's times of experts are of; `auto` takes it where it was verified."""
 CUT = {"qwen3_30b_a3b": 4, "deepseek_v3": 7}
 """Layers of the programs of models whose whole programs take many minutes to compile."""
-SECONDS = Path(__file__).parents[2] / "seconds.json"
 CLUSTERS = {
     ("llama3_8b", "h100:1x8"),
     ("llama3_70b", "h100:32x8"),
@@ -78,14 +75,3 @@ def test_a_first_choice_fits_and_takes_what_was_predicted(one: Shipped):
     assert found.fits
     far = {name: f"{share:+.1%}" for name, share in found.differences.items() if abs(share) > WITHIN}
     assert not far, "predicted less compiled seconds, of the step"
-
-
-def test_programs_of_every_run_are_those_of_shipped_clusters():
-    """Each takes half a minute or more, so a further file that names a command is compiled before a release alone."""
-    levels = {one.file.stem: level(one).name for one in shipped()}
-    long = {name for name, own in levels.items() if own == "long"}
-    assert long == {"llama3_8b", "llama3_70b", "llama3_405b", "gpt3_175b_32k"}
-    assert {name for name, _ in CLUSTERS} == long | set(CUT) <= set(levels)
-    recorded = json.loads(SECONDS.read_text())
-    test = "tests/planner/search/test_first_choices.py::test_a_first_choice_fits_and_takes_what_was_predicted"
-    assert all(f"{test}[{name}]" in recorded for name in long), "of the run's budget"

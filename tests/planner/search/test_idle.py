@@ -13,24 +13,12 @@ from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.plan import main
 from jaxpar.planner.planning import best_with_idle_hosts
-from jaxpar.planner.search.idle import fewer_hosts, on_fewer_hosts
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from tests.planner.spaces import model_of
 from tests.sentences import refused
 
 CONFIG = model_of(data={"batch_size": 48})
-
-
-def test_more_hosts_never_make_the_best_plan_slower():
-    """One to seven hosts, prime numbers among them; a model so small that messages between hosts decide."""
-    times = []
-    for hosts in range(1, 8):
-        search = Search(Space(CONFIG, parse_cluster(f"h100:{hosts}x2")))
-        times.append(best_with_idle_hosts(search, 1)[1][0].candidate.seconds)
-    assert times == sorted(times, reverse=True)
-    alone = Search(Space(CONFIG, parse_cluster("h100:7x2"))).best(1)[0].candidate.seconds
-    assert alone > times[6]  # so the statement above is one about idle hosts
 
 
 def test_a_cluster_many_times_too_large_is_no_slower_than_a_part_of_it():
@@ -52,13 +40,6 @@ def test_the_fastest_number_of_hosts_is_found():
     assert other.cluster.hosts == min(seconds, key=lambda hosts: seconds[hosts])
     assert plans[0].candidate.seconds == min(seconds.values()) and len(plans) == 2
     assert sentence is not None and f"{7 - other.cluster.hosts} of 7 hosts are left idle" in sentence
-
-
-def test_numbers_of_hosts_that_are_tried():
-    assert fewer_hosts(1) == []
-    assert fewer_hosts(9) == [8, 7, 6, 5, 4, 3, 2, 1]
-    assert fewer_hosts(31)[:9] == [30, 29, 28, 27, 26, 25, 24, 23, 20] and 16 in fewer_hosts(31)
-    assert {2000, 1944, 1920, 1536, 1024, 768, 128, 3, 1} < set(fewer_hosts(2039))
 
 
 def test_the_plan_of_a_cluster_on_which_nothing_runs_leaves_hosts_idle(
@@ -93,28 +74,3 @@ def test_hosts_of_three_or_seven_gpus_prime_counts_and_more_gpus_than_rows_have_
 def test_no_layout_is_faster_than_the_arithmetic_alone(sections: dict[str, Any]):
     search = Search(Space(model_of(**sections), parse_cluster("h100:1x2")))
     assert 0.2 < search.bounds.arithmetic() / search.best(1)[0].candidate.seconds < 1
-
-
-def test_fewer_hosts_than_arithmetic_allows_are_not_searched(monkeypatch: pytest.MonkeyPatch):
-    searched: list[int] = []
-    own = Search.fastest_below
-    monkeypatch.setattr(
-        Search, "fastest_below", lambda self, seconds: (searched.append(self.cluster.hosts), own(self, seconds))[1]
-    )
-    search = Search(Space(model_of(data={"batch_size": 64, "sequence_length": 8192}), parse_cluster("h100:8x1")))
-    best = search.best(1)[0].candidate.seconds
-    on_fewer_hosts(search, best)
-    assert searched == [hosts for hosts in fewer_hosts(8) if search.bounds.arithmetic() * 8 / hosts < best]
-    assert 1 <= len(searched) < 7
-
-
-def test_a_search_does_little_for_each_mesh_and_searches_on_fewer_hosts_repeat_little():
-    """Counts, not seconds. Work on layers is counted once for all numbers of hosts."""
-    search = Search(Space(model_of(data={"batch_size": 60}), parse_cluster("h100:15x4")))
-    best = search.best(1)[0].candidate.seconds
-    effort = search.effort
-    assert effort.bounded < 10 * effort.groups and effort.simulated < 2 * effort.groups and effort.timed < 10
-    fewer = search.on(parse_cluster("h100:12x4"))
-    fewer.fastest_below(best)
-    assert fewer._known is search._known and fewer.effort.bounded < 10 * fewer.effort.groups
-    assert search.on(parse_cluster("a100-80:12x4"))._known is not search._known, "of other GPUs nothing is the same"

@@ -13,11 +13,8 @@ from jaxpar.pipeline.schedules import make_schedule
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import simulate
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.search.heterogeneous import StepTimer
-from jaxpar.planner.step_time.layer_times import Sort
 from jaxpar.planner.step_time.model import step_time, steps_of
 from jaxpar.planner.step_time.step import Step
-from jaxpar.planner.step_time.update import ADAMW
 
 CLUSTER = parse_cluster("h100:1x8")
 ALIKE = replace(PRESETS["llama3-8b"], layers=8, vocab=32000)
@@ -78,17 +75,3 @@ def test_rows_that_pad_are_updated_like_any_other():
     )
     local, whole = ((of_layers(of_kind(name)) - none) / 4 for name in ("local", "global"))
     assert of_layers(UNLIKE) - none == pytest.approx(4 * local + whole)
-
-
-def test_what_is_made_again_goes_by_the_slots_of_a_kind():
-    names = tuple(name for name in parts(of_kind("local"), ONE).layers.times[Sort("")].made)
-    full, none = (tuple((name, own) for name in names) for own in ("recompute", "save"))
-    runs = tuple((1, full if kind == "global" else none) for kind in parts(UNLIKE, ONE).slots)
-    again = lambda model, remat: parts(model, replace(ONE, remat=remat)).spent["recomputation"]
-    assert again(UNLIKE, runs) == pytest.approx(2 / 8 * again(of_kind("global"), ((8, full),)))
-
-
-def test_twice_the_layers_are_twice_of_each_kind():
-    timer = StepTimer(UNLIKE, 8192, 64, CLUSTER, None, ADAMW)
-    once, twice = (timer.floor(TWO, layers).breakdown["attention"] for layers in (8, 16))
-    assert twice == pytest.approx(2 * once)

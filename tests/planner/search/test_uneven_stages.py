@@ -11,11 +11,9 @@ from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.pipeline.schedules import make_schedule
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import Mode, simulate
-from jaxpar.planner.search.fixed import parse_fixed
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from tests.planner.spaces import model_of
-from tests.sentences import refused
 
 
 @pytest.mark.parametrize(("layers", "virtual"), [(126, {2, 4}), (128, {2, 4, 8}), (96, {2, 3, 6}), (100, set())])
@@ -47,27 +45,6 @@ def test_no_lengths_are_faster_than_equal_ones_in_uniform_ticks(name: str, head:
     equal = seconds_of(name, (3, 3, 3, 3), head, "lockstep")
     assert min(seconds_of(name, own, head, "lockstep") for own in LENGTHS) == pytest.approx(equal)
     assert seconds_of(name, (4, 3, 3, 2), head, "lockstep") > 1.05 * equal
-
-
-def test_where_ranks_go_on_by_themselves_a_shorter_last_stage_is_faster():
-    """What the test above would show if it were so."""
-    fewest = lambda own: seconds_of("1f1b", own, 4.0, "async")
-    assert fewest((4, 3, 3, 2)) < 0.95 * fewest((3, 3, 3, 3))
-
-
-def test_a_layer_more_than_chunks_hold_makes_some_shorter_in_the_middle():
-    """Without virtual stages any number of layers is in the space."""
-    config = model_of(model={"layers": 9}, data={"batch_size": 32})
-    space = Space(config, parse_cluster("h100:1x4"))
-    assert ("1f1b", 1) in space.schedules(4, 8)
-    fixed = {"pipe": "4", "schedule": "1f1b", "microbatch": "1"}
-    plan = Search(Space(config, parse_cluster("h100:1x4"), fixed)).best(1)[0].plan
-    assert sorted(plan.stage_layers) == [2, 2, 2, 3] and plan.stage_layers[0] == plan.stage_layers[-1] == 2
-
-
-def test_fixing_lengths_is_refused_with_the_reason():
-    with refused("--fix 'stage_layers=2,2,2,3'", "not searched", "all wait for the longest", "parallel.stage_layers"):
-        parse_fixed(["stage_layers=2,2,2,3"])
 
 
 def test_a_plan_with_uneven_virtual_stages_is_one_that_the_trainer_makes():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -16,22 +15,13 @@ from benchmarks.planner.compiled import (
     predicted,
     prepared,
     read_programs,
-    table,
     write_rows,
 )
 from jaxpar.compiler.report.record import Collective
-from jaxpar.config.presets import PRESETS
-from jaxpar.cost.hardware_model import hardware_of
-from jaxpar.cost.messages import network_of
-from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.report.words import axes
-from jaxpar.planner.step_time.model import step_time
 from jaxpar.planner.step_time.overlap import BESIDE, GATHERS, SCATTERS, waited
 from tests.sentences import refused
 
-HOST = parse_cluster("h100:1x8")
-MODEL = replace(PRESETS["llama3-8b"], vocab=32000)
 PROGRAMS = read_programs()
 
 
@@ -59,29 +49,6 @@ def test_short_messages_wait_for_their_least_share_and_long_ones_for_what_comput
     assert waited(5.0, 0.0, 0.0, 1) == 5.0
 
 
-def test_the_first_layer_of_a_chunk_gathers_beside_nothing():
-    layouts = [Layout(pipe=2, fsdp=4, zero=3, schedule="interleaved", virtual_stages=v) for v in (2, 8)]
-    longer, shorter = (step_time(MODEL, 8192, 32, one, HOST).breakdown["data"] for one in layouts)
-    assert shorter > 1.5 * longer, "chunks of two layers wait more often than chunks of eight"
-
-
-def test_more_bandwidth_never_costs_time():
-    for tensor in (1, 2):
-        slow, fast = (waited(4.0 / speed, 6.0 / speed, 9.0, tensor) for speed in (1.0, 1.1))
-        assert fast < slow
-
-
-def test_a_step_waits_for_the_share_and_the_rest_takes_from_compute():
-    """On fsdp 8, whose messages are all shorter than the compute beside them."""
-    ring, slow = network_of(HOST, hardware_of(HOST.gpu)).ring(8, 1), hardware_of(HOST.gpu).overlap_slowdown
-    layer, own = 3 * MODEL.embed * 14336 + 2 * MODEL.embed * (4096 + 1024), 32000 * MODEL.embed
-    count = lambda number: MODEL.layers * number(layer) + 2 * number(own)
-    gathers, scatters = 4 * 2 * count(lambda own: ring.gather(2.0 * own)), 4 * count(lambda own: ring.gather(4.0 * own))
-    found = step_time(MODEL, 8192, 32, Layout(fsdp=8, zero=3), HOST).breakdown["data"]
-    waits = GATHERS * gathers + SCATTERS * scatters
-    assert found == pytest.approx(waits + slow * (gathers + scatters - waits), rel=0.01)
-
-
 def test_rows_are_written_as_they_are_read(tmp_path: Path):
     file = tmp_path / "compiled.csv"
     write_rows([Program("a", "h100:1x8", (), "fsdp 8", 1.0, {"gathers": 1.0}, {"gathers": 0.25})], file)
@@ -104,12 +71,3 @@ def test_messages_count_by_kind():
     needed, exposed = by_kind(rows)
     kinds = ("gathers", "scatters", "sums", "host", "context", "tensor", "experts", "pipe")
     assert needed == dict.fromkeys(kinds, 2.0) and exposed == dict.fromkeys(kinds, 1.0)
-
-
-def test_the_table_has_what_is_waited_for_beside_what_is_expected():
-    first = PROGRAMS[0]
-    (_, _, row, _, last) = table([first])
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[:3] == ["1", f"`{first.config}`, {first.cluster}", first.mesh]
-    assert cells[4] == f"{first.exposed['gathers']:.3g} of {first.needed['gathers']:.3g} s" and cells[6] == "-"
-    assert cells[-1].strip("+-") in last

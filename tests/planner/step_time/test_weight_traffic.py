@@ -11,15 +11,12 @@ import pytest
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config.presets import PRESETS
-from jaxpar.cost.hardware_model import hardware_of
-from jaxpar.cost.messages import network_of
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.choices.pipeline import holds_chunks as executor_holds_chunks
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.placements import added_dim, local_shape
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.model import StepTime, step_time
-from jaxpar.planner.step_time.overlap import HELD_GATHERS, HELD_SCATTERS
 from jaxpar.planner.step_time.weight_traffic import holds_chunks, weight_messages
 from tests.compiler.inspected import CLUSTER, asked, wide
 
@@ -85,31 +82,10 @@ def test_held_chunks_cost_their_messages_once_a_batch():
     assert many > 1.3 * few
 
 
-def test_held_chunks_wait_for_the_share_that_compiled_programs_do_not_hide():
-    network, model = network_of(HOSTS, hardware_of(HOSTS.gpu)), replace(MODEL, vocab=32000)
-    ring = network.ring(8, 1)
-    mlp, attention = 3 * model.embed * 14336, 2 * model.embed * (4096 + 1024)
-    chunk = model.layers // 4 * (mlp + attention)
-    gather, scatter = 3 * ring.gather(2.0 * chunk), 2 * ring.gather(4.0 * chunk)
-    waited = HELD_GATHERS * gather + HELD_SCATTERS * scatter
-    assert waited > 0.1 * (gather + scatter)
-    slow = hardware_of(HOSTS.gpu).overlap_slowdown
-    table = 32000 * model.embed
-    ends = 2 * (ring.gather(2.0 * table) + ring.gather(4.0 * table)) + network.stages(8, 2).reduce(4.0 * 2 * table / 8)
-    found = seconds(HELD_LAYOUT).breakdown["data"]
-    assert found == pytest.approx(waited + slow * (gather + scatter - waited) + ends, rel=0.01)
-
-
 def test_whole_chunks_are_copied_from_and_into_their_stacks_in_each_tick():
     """Of the compiled program of Llama-3 405B, pipe 16 x fsdp 4 x context 4 x tensor 4 in four chunks on 1,024 H100s,
     memory traffic is 41.3 s; without these copies 3.4 s are expected. Not under ZeRO-3."""
-    layout = Layout(pipe=2, fsdp=8, zero=1, schedule="1f1b")
-    found = seconds(layout)
-    layers = MODEL.layers // 2 * (3 * MODEL.embed * 14336 + 2 * MODEL.embed * (4096 + 1024))
-    hardware = hardware_of(HOSTS.gpu)
-    bandwidth = HOSTS.gpu.hbm_bandwidth * hardware.memory_share
-    assert found.breakdown["slices"] == pytest.approx(16 * 28.0 * layers / bandwidth, rel=0.01)
-    assert seconds(replace(layout, zero=3)).breakdown["slices"] == 0.0
+    assert seconds(Layout(pipe=2, fsdp=8, zero=3, schedule="1f1b")).breakdown["slices"] == 0.0
     large = replace(PRESETS["llama3-405b"], vocab=128256)
     wide = Layout(
         pipe=16, fsdp=4, context=4, tensor=4, zero=1, schedule="interleaved", virtual_stages=4, shared_ends=True,
@@ -118,14 +94,3 @@ def test_whole_chunks_are_copied_from_and_into_their_stacks_in_each_tick():
     parts = step_time(large, 8192, 2048, wide, parse_cluster("h100:128x8")).breakdown
     ticks = 1 + parts["bubble"] / (sum(parts.values()) - parts["bubble"] - parts["stragglers"])
     assert ticks * (parts["slices"] + parts["other"]) == pytest.approx(41.3, rel=0.1)
-
-
-def test_ends_cost_once_a_step_and_a_sum_over_pipe():
-    layout = Layout(pipe=2, fsdp=8, zero=1, schedule="1f1b")
-    untied, tied = (seconds(layout, tied=value).breakdown["data"] for value in (False, True))
-    network, table = network_of(HOSTS, hardware_of(HOSTS.gpu)), 32000 * MODEL.embed
-    ring = network.ring(8, 1)
-    size = lambda own, item: item * own * 7 / 8 / ring.bandwidth
-    pipe = network.stages(8, 2)
-    more = size(table, 2) + size(table, 4) + pipe.reduce(4.0 * table / 8) - pipe.start - 2 * pipe.latency
-    assert untied - tied == pytest.approx(more, rel=1e-6)
