@@ -25,7 +25,7 @@ other commands (each has --help):
   calibrate measure this machine; later plans use what it writes (--profile)
   place     place ranks on nodes by the measured bandwidth between them
 
-docs/planner.md explains how times are predicted, and where they are wrong.
+docs/predictions.md explains how times are predicted, and where they are wrong.
 """
 
 OUTPUTS = {

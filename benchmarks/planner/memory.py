@@ -5,7 +5,7 @@
 
 Each layout is compiled for its cluster (half a minute on two idle cores, remembered in the compiler's cache), and what
 a step takes of a device (arguments, output, temporaries) is put beside the planner's closed form. `--write` renews the
-table in docs/planner.md.
+table in docs/predictions.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.units import GIB, percent
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "planner.md"
+PAGE = ROOT / "docs" / "predictions.md"
 BEGIN, END = "<!-- benchmarks.planner.memory: begin -->", "<!-- benchmarks.planner.memory: end -->"
 
 

@@ -1,4 +1,4 @@
-"""How good predictions are: a part of docs/planner.md, and the residuals from which the planner's intervals follow."""
+"""A table of docs/predictions.md, and the residuals from which the planner's intervals follow."""
 
 from __future__ import annotations
 

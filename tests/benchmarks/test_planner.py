@@ -1,4 +1,4 @@
-"""The table of the planner's memory has its place in docs/planner.md, and is put there."""
+"""The table of the planner's memory has its place in docs/predictions.md, and is put there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_table_is_put_between_the_marks_of_the_page_and_again_there():
 
 @pytest.mark.parametrize("page", ["none", BEGIN, END + BEGIN, BEGIN + END + BEGIN + END])
 def test_a_page_without_a_place_is_a_sentence(page: str):
-    with refused("planner.md", BEGIN, END, "once"):
+    with refused("predictions.md", BEGIN, END, "once"):
         with_table(page, [])
 
 

@@ -13,8 +13,8 @@ SHARE = 0.8
 """Share of measured steps that an interval holds."""
 
 RESIDUALS = Path(__file__).parent / "residuals.json"
-"""How far published runs are from predictions: each system's in turn, left out (docs/planner.md, How good predictions
-are). `python -m benchmarks.validation --write` writes it."""
+"""How far published runs are from predictions: each system's in turn, left out (docs/predictions.md). `python -m
+benchmarks.validation --write` writes it."""
 
 
 @dataclass(frozen=True)

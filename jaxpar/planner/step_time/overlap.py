@@ -3,7 +3,7 @@
 Gathers of weights run beside the layer before, reductions of gradients beside the layer after. XLA's schedule leaves a
 share of them beside nothing, however short they are, and orders no more of them beside a layer than a part of its
 compute can hide. The numbers are those closest to compiled programs (`python -m benchmarks.planner.compiled` compares
-them, docs/planner.md); nothing was measured on GPUs.
+them, docs/predictions.md); nothing was measured on GPUs.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def reported(issue: str, collective: str, hosts: int | None = None) -> list[Meas
 @pytest.mark.parametrize("gpu", ["a100-80", "v100-32"])
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_all_reduces_in_a_host_take_what_was_measured(gpu: str, ranks: int):
-    """docs/planner.md has the same errors. Two A100s reach less of NVLink than four and eight: 13%."""
+    """Two A100s reach less of NVLink than four and eight: 13%."""
     own = [one for one in CURVES if (one.gpu, one.ranks) == (gpu, ranks)]
     small, large = ([one for one in own if (one.size > 16 * MIB) == above] for above in (False, True))
     assert len(small) == 5 and len(large) == 17
