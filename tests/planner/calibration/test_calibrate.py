@@ -105,44 +105,6 @@ def test_a_plan_names_what_was_measured_and_what_was_not(
     assert " ranks on 1 host" in out.partition("nothing near was measured")[2].partition("\n")[0]
 
 
-<<<<<<< HEAD
-=======
-def test_the_shapes_are_those_of_a_models_layers_and_head_on_each_number_of_tensor_ranks():
-    """Llama-3 8B: queries, keys and values joined (4096 + 2 x 1024), gate and up joined (2 x 14336)."""
-    found = matmuls_of(USUAL, named_cluster("h100:1x8"), (1,), (1, 2, 8))
-    shapes = {(one.sizes, bool(one.table.of[1])) for one in found}
-    tokens = 8192
-    for ranks in (1, 2, 8):
-        for n, k in ((6144 // ranks, 4096), (4096, 4096 // ranks), (28672 // ranks, 4096), (4096, 14336 // ranks),
-                     (128256 // ranks, 4096)):  # fmt: skip
-            n += -n % 64 if n > 10000 else 0  # a rank's part of the vocabulary is padded
-            assert ((tokens, n, k), False) in shapes, "forward"
-            assert ((tokens, k, n), False) in shapes, "gradient of the input"
-            assert ((k, n, tokens), True) in shapes or ((n, k, tokens), True) in shapes, "gradient of the weight"
-    assert all(one.table.of[0] == 2 for one in found), "in 16 bits"
-    sizes = [m * n * k for m, n, k in (one.sizes for one in found)]
-    assert sizes == sorted(sizes)
-    assert max(shape[1] for shape, _ in shapes) == 128256
-    assert len(matmuls_of(USUAL, named_cluster("h100:1x8"), ON_GPU.tokens, ON_GPU.tensor)) == 159
-
-
-def test_tensor_ranks_that_a_model_cannot_have_are_left_out():
-    config = replace(SMALL, model=replace(SMALL.model, heads=4, kv_heads=4))
-    four, eight = (matmuls_of(config, named_cluster("cpu:1x8"), (1,), ranks) for ranks in ((1, 2, 4), (1, 2, 4, 8)))
-    assert four == eight
-
-
-def test_of_experts_their_width_is_divided_and_not_that_of_dense_layers():
-    wide, odd = (
-        replace(SMALL, model=replace(SMALL.model, mlp=383, experts=ExpertsConfig(count=4, width=width)))
-        for width in (256, 255)
-    )
-    of = lambda config, *ranks: matmuls_of(config, named_cluster("cpu:1x8"), (1,), ranks)
-    assert len(of(wide, 1, 2)) > len(of(wide, 1))
-    assert of(odd, 1, 2) == of(odd, 1)
-
-
->>>>>>> 896f0026 (The planner's page says how to use it; another explains its predictions and their errors)
 def test_twice_as_slow_a_table_is_twice_the_compute_and_no_table_changes_nothing():
     config = model_of()
     cluster = named_cluster("h100:1x8")
