@@ -65,32 +65,36 @@ def objectives_of_pairs() -> list[str]:
 
 
 @dataclass(frozen=True)
+class NoOptions:
+    """No settings."""
+
+
+@dataclass(frozen=True)
 class Optimizer:
     """An update rule."""
 
     rule: str
     """`module:function` from a `jaxpar.optim.rule.RuleRequest` to the `Rule` of that weight."""
-    keys: tuple[str, ...] = ()
-    """Keys of `optimizer` that this one reads and some others do not."""
+    options: str = "jaxpar.config.parts:NoOptions"
+    """`module:name` of the dataclass of its `optimizer.options`."""
+    matrix_rate: bool = False
+    """Whether `optimizer.matrix_learning_rate` is that of the layers' matrices."""
     rounds: bool = True
     """Whether state is stored as `precision.moments` says; else that must be float32."""
     by_layers: bool = True
     """Whether an update of some layers has the same bits as that of all of them."""
 
 
+_OPTIONS = "jaxpar.config.mappings.optimizers"
+
 OPTIMIZERS: dict[str, Optimizer] = {
-    "adamw": Optimizer("jaxpar.optim.adamw:adamw", keys=("beta1", "beta2", "epsilon")),
-    "muon": Optimizer(
-        "jaxpar.optim.muon:muon",
-        keys=(
-            "beta1", "beta2", "epsilon", "matrix_learning_rate", "matrix_dtype", "muon_momentum", "muon_iterations",
-        ),
-    ),
-    "lion": Optimizer("jaxpar.optim.lion:lion", keys=("lion_beta1", "lion_beta2")),
+    "adamw": Optimizer("jaxpar.optim.adamw:adamw", f"{_OPTIONS}:AdamWOptions"),
+    "muon": Optimizer("jaxpar.optim.muon:muon", f"{_OPTIONS}:MuonOptions", matrix_rate=True),
+    "lion": Optimizer("jaxpar.optim.lion:lion", f"{_OPTIONS}:LionOptions"),
     "adafactor": Optimizer(
-        "jaxpar.optim.adafactor:adafactor", keys=("adafactor_relative",), rounds=False, by_layers=False
+        "jaxpar.optim.adafactor:adafactor", f"{_OPTIONS}:AdafactorOptions", rounds=False, by_layers=False
     ),
-}  # fmt: skip
+}
 """Values of `optimizer.name`."""
 
 

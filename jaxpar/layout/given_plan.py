@@ -97,7 +97,7 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
     schedule = schedule_of(plan)
     slots = layer_order(plan, config.model).layers_per_chunk if len(plan.stage_layers) == schedule.chunks else 0
     same = ("zero", "microbatches", "pipe_ends", "pipe_ticks")
-    kept, matrix = ("optimizer_offload", "weights_offload"), config.optimizer.matrix_dtype
+    kept = ("optimizer_offload", "weights_offload")
     return [
         ("axes", dict(plan.axes), axis_sizes(parallel), "the mesh of the configuration"),
         *((key, getattr(plan, key), getattr(parallel, key), f"parallel.{key}") for key in same),
@@ -115,7 +115,6 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
         *_named(plan, parallel.overlap),
         ("secondary_shard", plan.secondary_shard, parallel.secondary_shard or 1, "parallel.secondary_shard"),
         ("dtypes.storage", plan.dtypes.storage, precision.storage or precision.compute, "precision.storage"),
-        *([("dtypes.matrix", plan.dtypes.matrix, matrix, "optimizer.matrix_dtype")] if matrix != "auto" else []),
         *((key, getattr(plan, key), getattr(memory, key), f"memory.{key}") for key in kept),
     ]
 

@@ -175,9 +175,7 @@ def _settled(
 
 
 def _dtypes(config: Config, device: Device) -> Dtypes:
-    precision, matrix = config.precision, config.optimizer.matrix_dtype
-    if matrix == "auto":
-        matrix = "float32" if device.platform == "cpu" else "bfloat16"
+    precision = config.precision
     return Dtypes(
         compute=precision.compute,
         storage=precision.storage or precision.compute,
@@ -187,7 +185,7 @@ def _dtypes(config: Config, device: Device) -> Dtypes:
         weight_message=config.parallel.quantized.weights,
         gradient_message=config.parallel.quantized.gradients,
         matmul=precision.matmul,
-        matrix=matrix,
+        matrix="float32" if device.platform == "cpu" else "bfloat16",
     )
 
 

@@ -8,6 +8,7 @@ from math import prod
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxpar.config.mappings.optimizers import AdafactorOptions
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.rules import axes_of_dim
 from jaxpar.optim.rule import Rule, RuleRequest
@@ -27,12 +28,12 @@ def adafactor(request: RuleRequest) -> Rule:
     A matrix (or table) `[inputs..., outputs...]` keeps R, the means of squared gradients over its outputs, and C, those
     over its inputs: an element's second moment is `R C / mean(R)`. Norms and biases keep theirs whole. Means are over
     the whole weight, so each is a `reduce_sum` over the axes that split its dims: of R, of C, and of a scalar a layer
-    for the mean of R, for the length of the direction and, with `adafactor_relative`, for that of the weight.
+    for the mean of R, for the length of the direction and, with the option `relative`, for that of the weight.
     """
     spec, layout, stack = request.spec, request.layout, request.spec.stack
     every = tuple(range(stack, len(spec.shape)))
     inputs, outputs = every[: spec.inputs], every[spec.inputs :]
-    matrix = spec.decay
+    matrix, relative = spec.decay, request.options(AdafactorOptions).relative
 
     def mean(x: Float[Array, "..."], dims: Sequence[int]) -> Float[Array, "..."]:
         """Mean over global `dims`, which stay with size 1; padding of the vocabulary, which is zero, does not count."""
@@ -55,7 +56,7 @@ def adafactor(request: RuleRequest) -> Rule:
             nu = decay * state["nu"] + (1 - decay) * square
             update, state = gradient * nu**-0.5, {"nu": nu}
         update /= jnp.maximum(1.0, root_mean_square(update) / LARGEST_UPDATE)
-        if request.config.adafactor_relative:
+        if relative:
             update *= jnp.maximum(SMALLEST_WEIGHT, root_mean_square(weight))
         return update, state
 

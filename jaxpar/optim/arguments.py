@@ -7,21 +7,21 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Int
 
+from jaxpar.config.reading.options import options_of
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.optim.schedule import ScheduleArguments, float32, schedule_arguments, schedule_at
 
 
-class Shares(NamedTuple):
-    """The shares of an exponential moving average, each rounded once: float32's 1 - 0.95 is not float32's 0.05."""
+class Option(NamedTuple):
+    """A number of `optimizer.options`."""
 
-    old: Float[Array, ""]
-    """Share of the average before, its decay."""
-    new: Float[Array, ""]
-    """Share of what is added, one minus the decay."""
+    value: Float[Array, ""]
+    rest: Float[Array, ""]
+    """One minus the value, rounded once: float32's 1 - 0.95 is not float32's 0.05."""
 
     def mean(self, average: Float[Array, "*shard"], value: Float[Array, "*shard"]) -> Float[Array, "*shard"]:
-        """The average with `value` added."""
-        return self.new * value + self.old * average
+        """The exponential moving average with `value` added; the option is its decay."""
+        return self.rest * value + self.value * average
 
 
 class OptimizerArguments(NamedTuple):
@@ -32,17 +32,13 @@ class OptimizerArguments(NamedTuple):
     learning_rate: Float[Array, ""]
     """The peak, or that of a step."""
     matrix_learning_rate: Float[Array, ""]
-    beta1: Shares
-    beta2: Shares
-    epsilon: Float[Array, ""]
     weight_decay: Float[Array, ""]
     clip_norm: Float[Array, ""]
     """Infinity where nothing is clipped."""
-    muon_momentum: Float[Array, ""]
-    lion_beta1: Shares
-    lion_beta2: Shares
     ema: Float[Array, ""]
     """0 where no average is kept."""
+    options: dict[str, Option]
+    """The numbers with a fraction of `optimizer.options`, by name."""
 
     def at(self, step: Int[Array, ""] | int) -> OptimizerArguments:
         """The arguments of update `step` (from 0): learning rates are those of the schedule there."""
@@ -57,18 +53,17 @@ class OptimizerArguments(NamedTuple):
 
 def optimizer_arguments(config: OptimizerConfig, steps: int) -> OptimizerArguments:
     """The arguments of a run of `steps` updates, as NumPy scalars."""
-    shares = lambda decay: Shares(float32(decay), float32(1 - decay))
+    options = vars(options_of(config))
     return OptimizerArguments(
         schedule=schedule_arguments(config, steps),
         learning_rate=float32(config.learning_rate),
         matrix_learning_rate=float32(config.matrix_learning_rate),
-        beta1=shares(config.beta1),
-        beta2=shares(config.beta2),
-        epsilon=float32(config.epsilon),
         weight_decay=float32(config.weight_decay),
         clip_norm=float32(math.inf if config.clip_norm is None else config.clip_norm),
-        muon_momentum=float32(config.muon_momentum),
-        lion_beta1=shares(config.lion_beta1),
-        lion_beta2=shares(config.lion_beta2),
         ema=float32(config.ema or 0.0),
+        options={
+            name: Option(float32(value), float32(1 - value))
+            for name, value in options.items()
+            if isinstance(value, float)
+        },
     )

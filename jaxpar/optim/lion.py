@@ -17,7 +17,7 @@ def lion(request: RuleRequest) -> Rule:
     """
 
     def direction(gradient, weight, state, step, arguments: OptimizerArguments) -> tuple[Any, Any]:
-        mu = state["mu"]
-        return jnp.sign(arguments.lion_beta1.mean(mu, gradient)), {"mu": arguments.lion_beta2.mean(mu, gradient)}
+        mu, options = state["mu"], arguments.options
+        return jnp.sign(options["beta1"].mean(mu, gradient)), {"mu": options["beta2"].mean(mu, gradient)}
 
     return Rule({"mu": request.like_weight(signed=True)}, direction)

@@ -9,6 +9,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jaxpar.config.mappings.optimizers import MuonOptions
 from jaxpar.mesh.matrices import gather_stack, scatter_stack
 from jaxpar.optim.adamw import adamw
 from jaxpar.optim.rule import Rule, RuleRequest
@@ -48,16 +49,18 @@ def muon(request: RuleRequest) -> Rule:
     works on its share of the layers, and the results go back. Ranks that hold copies of the weight repeat the same
     work. The direction is scaled by sqrt(max(1, outputs / inputs)).
     """
-    spec, layout, dtype, iterations = request.spec, request.layout, request.dtype, request.config.muon_iterations
+    spec, layout, dtype = request.spec, request.layout, request.dtype
     if not spec.matrix:
         return adamw(request)
+    iterations = request.options(MuonOptions).iterations
     shape = spec.shape[spec.stack :]
     inputs, outputs = prod(shape[: spec.inputs]), prod(shape[spec.inputs :])
     scale = max(1.0, outputs / inputs) ** 0.5
 
     def direction(gradient, weight, state, step, arguments):
-        momentum = arguments.muon_momentum * state["mu"] + gradient
-        update = gradient + arguments.muon_momentum * momentum
+        share = arguments.options["momentum"].value
+        momentum = share * state["mu"] + gradient
+        update = gradient + share * momentum
         full = gather_stack(update.astype(dtype), layout, spec.stack)
         assert full.shape[1:] == shape, f"matrices of {full.shape[1:]} where {spec} was declared"
         matrices = newton_schulz(full.reshape(-1, inputs, outputs), iterations, dtype)

@@ -38,10 +38,10 @@ class RuleRequest(NamedTuple):
     layout: PartitionSpec = PartitionSpec()
     """The weight's optimizer placement."""
     dtype: str = "float32"
-    """Dtype of matmuls of matrices, and of the messages that exchange them (`optimizer.matrix_dtype`)."""
+    """Dtype of matmuls of matrices, and of the messages that exchange them (`dtypes.matrix` of a plan)."""
 
     def options[Record](self, record: type[Record]) -> Record:
-        """`optimizer.options` as a dataclass of the rule's module; raises `UserError` for a wrong name or type."""
+        """`optimizer.options` as the dataclass of the rule; raises `UserError` for a wrong name or type."""
         return record_from_plain(record, self.config.options, "optimizer.options")
 
     def like_weight(self, *, signed: bool) -> ArraySpec:
@@ -106,8 +106,8 @@ class Rule:
     """A function from a weight's gradient to the direction in which the weight moves.
 
     The optimizer does the rest, the same for every rule: `weight -= rate * (direction + decay * weight)`, where the
-    rate and the decay are arguments of the step, as every number of the configuration is that a rule reads, except
-    those of `optimizer.options`.
+    rate and the decay are arguments of the step, as every number with a fraction is that a rule reads of the
+    configuration, those of `optimizer.options` too.
     """
 
     state: Mapping[str, ArraySpec]

@@ -164,7 +164,7 @@ def _scaled(arguments: StepArguments, share: float) -> StepArguments:
 
 def _has_matrix_rate(optimizer: OptimizerConfig) -> bool:
     """Whether the layers' matrices have a learning rate of their own."""
-    return "matrix_learning_rate" in OPTIMIZERS[optimizer.name].keys
+    return OPTIMIZERS[optimizer.name].matrix_rate
 
 
 def _smooth(losses: np.ndarray, width: float) -> np.ndarray:

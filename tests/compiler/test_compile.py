@@ -71,7 +71,7 @@ def test_what_was_compiled_is_not_compiled_again(compilation: Compilation):
     # Where a run writes and how often it saves does not enter the program; its optimizer and the cluster do.
     same = with_overrides(config, ["run.name=other", "checkpoint.every=7"])
     assert compile_step(same, cluster, cache=CACHE, timeout_s=no_time) == compilation
-    other = with_overrides(config, ["optimizer.beta1=0.8"])
+    other = with_overrides(config, ["optimizer.options.beta1=0.8"])
     for changed in ((other, cluster), (config, parse_cluster("h800:2x4"))):
         with refused("compiling for ", "longer than 0.01 s"):
             compile_step(*changed, cache=CACHE, timeout_s=no_time)

@@ -8,6 +8,7 @@ import pytest
 
 from jaxpar.config import load_config
 from jaxpar.config.mappings.overlap import OFF
+from jaxpar.config.schema.layout import expert_options
 from jaxpar.layers.checks import validate
 from jaxpar.layers.counting import matmul_parameters, parameter_count
 from jaxpar.layers.experts.routers import ROUTERS
@@ -169,6 +170,13 @@ def test_a_plan_keeps_what_is_asked_of_messages_where_every_layout_can_have_it()
     assert (found.overlap.collectives_at_once, found.overlap.replica_sums) == (2, "after")
     with refused("parallel.overlap.replica_sums: overlapped", "would not be used", "parallel: auto"):
         validate(load_config(None, [*asked, "parallel.overlap.replica_sums=overlapped"]))
+
+
+def test_overlap_that_is_off_leaves_experts_in_one_slice_whatever_else_is_turned_on():
+    slices = lambda *asked: expert_options(load_config(None, ["parallel.overlap=off", *asked]).parallel).slices
+    assert slices() == slices("parallel.overlap.tensor=ring") == 1
+    assert slices("parallel.experts.slices=4") == 4
+    assert slices("parallel.overlap.experts=auto") == slices("parallel.overlap=auto") == "auto"
 
 
 @pytest.mark.parametrize(

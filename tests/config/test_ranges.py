@@ -9,6 +9,8 @@ import pytest
 
 from jaxpar.config import Config, load_config
 from jaxpar.config.bounds import BOUNDS
+from jaxpar.config.parts import OPTIMIZERS
+from jaxpar.config.reading.options import OPTIONS, record_of
 from jaxpar.config.reading.sections import SECTIONS
 from jaxpar.config.reading.typed import field_types
 from jaxpar.layers.checks import validate
@@ -31,6 +33,7 @@ def numeric_keys(record: type, prefix: str) -> set[str]:
 
 def test_every_numeric_key_has_a_range_and_every_range_a_key():
     mappings = [("model.experts.router_options", router.options) for router in ROUTERS.values()]
+    mappings += [(OPTIONS, record_of(name)) for name in OPTIMIZERS]
     mappings += [("model.experts.clusters", Clustering), *SECTIONS.items()]
     assert set(BOUNDS) == {key for prefix, record in mappings for key in numeric_keys(record, prefix)}
 

@@ -13,17 +13,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpar.config import UserError
+from jaxpar.config.mappings.optimizers import AdamWOptions
 from jaxpar.config.parts import OPTIMIZERS, Optimizer
 from jaxpar.mesh.matrices import gather_stack, scatter_stack
 from jaxpar.optim.adamw import adamw
 from jaxpar.optim.rule import ArraySpec, Rule, RuleRequest
 
-OPTIMIZERS["soap"] = Optimizer("tests.extending.soap:soap", keys=("beta1", "beta2", "epsilon", "options"))
+OPTIMIZERS["soap"] = Optimizer("tests.extending.soap:soap", "tests.extending.soap:Options")
 
 
 @dataclass(frozen=True)
-class Options:
-    """`optimizer.options` of SOAP."""
+class Options(AdamWOptions):
+    """`optimizer.options` of SOAP: those of AdamW, and two more."""
 
     every: int = 10
     """Updates between refreshes of the bases."""
@@ -61,21 +62,21 @@ def soap(request: RuleRequest) -> Rule:
 
     @jax.default_matmul_precision("float32")
     def direction(gradient, weight, state, step, arguments):
-        local = state | {"mu": arguments.beta1.mean(state["mu"], gradient), "gradient": gradient}
+        beta1, beta2, decay = (arguments.options[name] for name in ("beta1", "beta2", "gram_decay"))
+        local = state | {"mu": beta1.mean(state["mu"], gradient), "gradient": gradient}
         layouts = {name: array.partition(request.layout) for name, array in arrays.items()}
         whole = {name: gather_stack(x, layouts.get(name, request.layout), stack) for name, x in local.items()}
         matrices = {name: x.reshape(-1, rows, columns) for name, x in whole.items() if name in ("gradient", "mu", "nu")}
         g = matrices["gradient"]
 
-        gram = lambda old, new: options.gram_decay * old + (1 - options.gram_decay) * new
-        left, right = gram(whole["left_gram"], g @ g.mT), gram(whole["right_gram"], g.mT @ g)
+        left, right = decay.mean(whole["left_gram"], g @ g.mT), decay.mean(whole["right_gram"], g.mT @ g)
         basis = lambda old: jnp.where(step == 0, jnp.eye(old.shape[-1]), old)
         ql, qr = basis(whole["left_basis"]), basis(whole["right_basis"])
 
-        corrected = lambda moment, beta: moment / (1 - beta.old ** (step + 1))
-        nu = arguments.beta2.mean(matrices["nu"], jnp.square(ql.mT @ g @ qr))
-        mu = corrected(ql.mT @ matrices["mu"] @ qr, arguments.beta1)
-        update = ql @ (mu / (jnp.sqrt(corrected(nu, arguments.beta2)) + arguments.epsilon)) @ qr.mT
+        corrected = lambda moment, beta: moment / (1 - beta.value ** (step + 1))
+        nu = beta2.mean(matrices["nu"], jnp.square(ql.mT @ g @ qr))
+        mu = corrected(ql.mT @ matrices["mu"] @ qr, beta1)
+        update = ql @ (mu / (jnp.sqrt(corrected(nu, beta2)) + arguments.options["epsilon"].value)) @ qr.mT
 
         refreshed = lambda: (jnp.linalg.qr(left @ ql)[0], jnp.linalg.qr(right @ qr)[0])
         ql, qr = lax.cond((step + 1) % options.every == 0, refreshed, lambda: (ql, qr))

@@ -14,6 +14,7 @@ import pytest
 
 from jaxpar.config import Config, load_config
 from jaxpar.config.parts import OPTIMIZERS
+from jaxpar.config.reading.options import options_of
 from jaxpar.config.validate import validate
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.memory.estimate import case_of
@@ -48,7 +49,7 @@ def soap64(gradient: np.ndarray, state: dict[str, Any], inputs: int, options: di
 
 
 def soap_matrix64(g: np.ndarray, state: dict[str, Any], options: dict[str, Any]) -> np.ndarray:
-    b1, b2, decay = options["beta1"], options["beta2"], options["options"]["gram_decay"]
+    b1, b2, decay = options["beta1"], options["beta2"], options["gram_decay"]
     t = state["t"] = state.get("t", 0) + 1
     left, right = state.get("bases", (np.eye(g.shape[0]), np.eye(g.shape[1])))
     rotate = lambda x: left.T @ x @ right
@@ -57,7 +58,7 @@ def soap_matrix64(g: np.ndarray, state: dict[str, Any], options: dict[str, Any])
     direction = rotate(state["m"]) / (1 - b1**t) / (np.sqrt(state["v"] / (1 - b2**t)) + options["epsilon"])
     state["l"] = decay * state.get("l", 0.0) + (1 - decay) * g @ g.T
     state["r"] = decay * state.get("r", 0.0) + (1 - decay) * g.T @ g
-    if t % options["options"]["every"] == 0:
+    if t % options["every"] == 0:
         state["bases"] = np.linalg.qr(state["l"] @ left)[0], np.linalg.qr(state["r"] @ right)[0]
     return left @ direction @ right.T
 
@@ -87,7 +88,7 @@ def test_its_steps_equal_the_float64_trainer(parallel: dict[str, int], monkeypat
     for rows in batches:
         state, metrics = run.step.train(state, run.place(rows), run.step.arguments)
         found.append(float(metrics.loss))
-    options = asdict(run.config.optimizer)
+    options = asdict(run.config.optimizer) | vars(options_of(run.config.optimizer))
     options |= {"name": "muon", "matrix_learning_rate": options["learning_rate"], "decay_steps": run.config.run.steps}
     wanted, wanted_losses, _ = trainer64.train(initial, asdict(run.config.model), options, batches)
     np.testing.assert_allclose(found, wanted_losses, rtol=1e-6)
@@ -144,10 +145,10 @@ def test_its_settings_are_checked():
     assert RuleRequest(config.optimizer, MATRIX).options(soap.Options) == soap.Options(every=3)
     with refused("optimizer.options", "evry", "every?"):
         SmallRun(small(optimizer={"name": "soap", "options": {"evry": 3}}))
-    with refused("optimizer.options", "optimizer.name is adamw", "soap"):
-        validate(load_config(None, ["optimizer.options={every: 3}"]))
-    with refused("optimizer.lion_beta1", "optimizer.name is soap", "lion"):
-        validate(load_config(None, ["optimizer.name=soap", "optimizer.lion_beta1=0.5"]))
+    with refused("optimizer.options.every", "optimizer.name is adamw", "soap"):
+        validate(load_config(None, ["optimizer.options.every=3"]))
+    with refused("optimizer.options.momentum", "optimizer.name is soap", "muon"):
+        validate(load_config(None, ["optimizer.name=soap", "optimizer.options.momentum=0.5"]))
 
 
 def test_a_mesh_that_does_not_divide_its_matrices_is_one_sentence():

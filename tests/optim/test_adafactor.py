@@ -95,7 +95,7 @@ def trees(make_trees):
 def runs(request, trees, run_optimizer, make_mesh):
     """(whether steps are relative, the run on the mesh, the run on one device)."""
     master, gradients = trees
-    config = OptimizerConfig(**{**vars(CONFIG), "adafactor_relative": request.param})
+    config = OptimizerConfig(**{**vars(CONFIG), "options": {"relative": request.param}})
     sharded = run_optimizer(config, SPECS, LAYOUT, gradients, master, mesh=make_mesh(pipe=2, fsdp=2, tensor=2))
     return request.param, sharded, run_optimizer(config, SPECS, dict.fromkeys(SPECS, P()), gradients, master)
 

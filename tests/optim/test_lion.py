@@ -14,8 +14,7 @@ CONFIG = OptimizerConfig(
     schedule="constant",
     warmup_steps=0,
     weight_decay=0.5,
-    lion_beta1=0.8,
-    lion_beta2=0.95,
+    options={"beta1": 0.8, "beta2": 0.95},
 )
 MATRIX = ParamSpec((4, 8, 6), ("layers", "embed", "mlp"), matrix=True, decay=True)
 SPECS = {"rest": MATRIX, "split": MATRIX, "stage": MATRIX, "scale": ParamSpec((4, 8), ("layers", "norm"))}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpar.config.schema.layout import MatmulOptions
+from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.layers.ops import quantised as ops
 from jaxpar.model import programs

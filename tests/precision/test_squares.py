@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxpar.config.schema.layout import MatmulOptions
+from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.memory.streaming import of_rows, to_host
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.layer_order import LayerOrder

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxpar.config.schema.layout import MatmulOptions
+from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.mesh.mapped import mapped
 from jaxpar.precision.matmul import GroupScaling, products
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, TILES, Recipe

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxpar.config.schema.layout import MatmulOptions
+from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.layout.choices.matmul import codes_once, matmul_rows
 from jaxpar.layout.coded_matrices import coded_matrices
 from jaxpar.memory.streaming import of_rows, to_host

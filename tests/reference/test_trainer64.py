@@ -14,7 +14,7 @@ from tests.reference.tree import flatten
 OPTIMIZER = {
     "name": "adamw", "learning_rate": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1,
     "clip_norm": 1.0, "schedule": "constant", "warmup_steps": 0, "decay_steps": 10, "decay_fraction": 0.2,
-    "final_fraction": 0.1, "matrix_learning_rate": 0.02, "muon_momentum": 0.95, "muon_iterations": 5,
+    "final_fraction": 0.1, "matrix_learning_rate": 0.02, "momentum": 0.95, "iterations": 5,
 }  # fmt: skip
 OPTIONS = {"layers": 2, "embed": 8, "heads": 4, "kv_heads": 2, "mlp": 12, "vocab": 11}
 SCALE, HEAD = ("final_norm", "scale"), ("head", "weight")
@@ -73,7 +73,7 @@ def test_newton_schulz_keeps_the_singular_vectors_and_moves_the_singular_values_
 
 
 def test_muon_treats_each_layer_as_one_matrix_and_scales_it_by_its_shape() -> None:
-    generator, options = np.random.default_rng(0), OPTIMIZER | {"muon_momentum": 0.5}
+    generator, options = np.random.default_rng(0), OPTIMIZER | {"momentum": 0.5}
     query, output = generator.standard_normal((2, 3, 2, 6)), generator.standard_normal((2, 2, 6, 3))
     state: dict = {}
     direction = trainer64.muon_direction(query, state, 1, options)

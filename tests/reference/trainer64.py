@@ -21,7 +21,7 @@ Muon (Jordan et al. 2024) for the matrices of the layers (`MATRICES`), AdamW for
 matrix with `in` input and `out` output dims (query/key/value [E, H D]; output [H D, E]; gate/up [E, F]; down [F, E]),
 with M = 0 at the start:
   M <- mu M + g;  U = g + mu M (Nesterov);  X = U / (|U| + 1e-7), Frobenius norm
-  `muon_iterations` times: A = X X^T;  X <- 3.4445 X + (-4.7750 A + 2.0315 A A) X
+  `iterations` times: A = X X^T;  X <- 3.4445 X + (-4.7750 A + 2.0315 A A) X
   w <- w - lr * (sqrt(max(1, out / in)) X + wd * w), lr = matrix_learning_rate * s(t).
 
 Shares no code with jaxpar.
@@ -110,14 +110,14 @@ def muon_direction(
     gradient: Float64[np.ndarray, "layers ..."], state: dict[str, Any], inputs: int, optimizer_options: Options
 ) -> Float64[np.ndarray, "layers ..."]:
     """Muon's update of a stack of matrices without the decay and the learning rate; moves the momentum in `state`."""
-    momentum = optimizer_options["muon_momentum"]
+    momentum = optimizer_options["momentum"]
     state["momentum"] = momentum * state.get("momentum", 0.0) + gradient
     nesterov = gradient + momentum * state["momentum"]
     rows = math.prod(gradient.shape[1 : 1 + inputs])
     columns = math.prod(gradient.shape[1 + inputs :])
     scale = math.sqrt(max(1.0, columns / rows))
     directions = [
-        scale * newton_schulz(layer.reshape(rows, columns), optimizer_options["muon_iterations"]).reshape(layer.shape)
+        scale * newton_schulz(layer.reshape(rows, columns), optimizer_options["iterations"]).reshape(layer.shape)
         for layer in nesterov
     ]
     return np.stack(directions)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.mappings.matmul import OF_TILES
 from jaxpar.config.schema import Config
-from jaxpar.config.schema.layout import MatmulOptions
-
-OF_TILES = ("fp8_block", "mxfp8")
-"""Recipes with scales of tiles."""
 
 
 def check_matmul(config: Config) -> None:
@@ -16,17 +13,6 @@ def check_matmul(config: Config) -> None:
     recipe, options = precision.matmul, precision.matmul_options
     if recipe is None:
         return
-    if options.history != MatmulOptions().history and recipe != "fp8_delayed":
-        raise UserError(
-            f"precision.matmul_options.history: {options.history} would not be used, because precision.matmul is "
-            f"{recipe}; expected precision.matmul: fp8_delayed with it, or the default, {MatmulOptions().history}"
-        )
-    experts = any([config.model.experts, *(kind.get("experts") for kind in config.model.kinds.values())])
-    if options.backend != "auto" and recipe not in OF_TILES and (options.backend == "cudnn" or not experts):
-        raise UserError(
-            f"precision.matmul_options.backend: {options.backend} would not be used, because precision.matmul is "
-            f"{recipe}; expected {' or '.join(OF_TILES)} with it, or the default, auto"
-        )
     if precision.compute == "float16":
         raise UserError(
             f"precision.matmul: {recipe} needs the range of bfloat16 between matmuls, and precision.compute is "
@@ -41,7 +27,7 @@ def check_matmul(config: Config) -> None:
     if config.parallel.overlap.tensor == "ring" and recipe in OF_TILES:
         raise UserError(
             f"parallel.overlap.tensor: ring has no matmuls with scales of tiles, and precision.matmul is {recipe}; "
-            "expected auto or plain, or precision.matmul: fp8_current"
+            "expected auto or plain, or a recipe without tiles"
         )
     if (config.memory.mlp_tiles or 1) > 1:
         raise UserError(

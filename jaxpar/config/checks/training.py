@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxpar.config.bounds import TOKENS, spell_limit
 from jaxpar.config.errors import UserError
 from jaxpar.config.parts import DATA_SOURCES, OPTIMIZERS
+from jaxpar.config.reading.options import options_of
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, DataConfig
 from jaxpar.config.spelling import one_of, quoted
@@ -16,6 +17,7 @@ ROUNDING = 1e-6
 def check_optimizer(config: Config) -> None:
     """A run may be shorter than its warm-up (it then ends within it); a schedule with an explicit end may not."""
     optimizer, steps = config.optimizer, config.run.steps
+    options_of(optimizer)
     end, warmup = optimizer.decay_steps, optimizer.warmup_steps
     if config.evaluation.ema and optimizer.ema is None:
         raise UserError(

@@ -43,6 +43,9 @@ class OverlapConfig:
     """How a layer's matmuls exchange the sequence with the other tensor ranks: `plain` gathers it before them and sums
     and scatters after them; `ring` passes parts from rank to rank while the parts at hand are multiplied; `auto` takes
     what is expected to be faster for each group of matmuls on the GPUs, and `plain` elsewhere (`docs/overlap.md`)."""
+    experts: Literal["auto", "off"] = "auto"
+    """Exchange of some tokens while the experts work on others; `off` makes `parallel.experts.slices: auto` one
+    slice."""
     tensor_chunks: int | None = None
     """Chunks, with `tensor: ring`, into which the part of a rank is cut. Each passes round by itself, every second
     one the other way. Null takes 2 where they divide the part, else 1."""
@@ -50,8 +53,8 @@ class OverlapConfig:
 
 OFF = OverlapConfig(
     embedding_messages="table", replica_sums="after", shard_state_over_replicas=False, layer_unroll=1,
-    weight_prefetch="layer", collectives_at_once=1, tensor="plain",
+    weight_prefetch="layer", collectives_at_once=1, tensor="plain", experts="off",
 )  # fmt: skip
 """The mapping that `parallel.overlap: off` stands for."""
-ON_ANY_LAYOUT = ("embedding_messages", "replica_sums", "layer_unroll", "weight_prefetch", "tensor")
+ON_ANY_LAYOUT = ("embedding_messages", "replica_sums", "layer_unroll", "weight_prefetch", "tensor", "experts")
 """Options of which every layout can have the value in `OFF`, and some layouts no other."""

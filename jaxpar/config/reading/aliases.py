@@ -114,11 +114,10 @@ ALIASES: dict[str, str] = {
     # The optimizer.
     "optimizer.learning_rate": "lr max_lr peak_lr base_lr",
     "optimizer.matrix_learning_rate": "muon_learning_rate muon_lr",
-    "optimizer.matrix_dtype": "muon_dtype",
     "optimizer.name": "optimizer optim opt_type optimizer_name",
-    "optimizer.beta1": "adam_b1 adam_beta1 b1",
-    "optimizer.beta2": "adam_b2 adam_beta2 b2",
-    "optimizer.epsilon": "eps adam_eps adam_epsilon",
+    "optimizer.options.beta1": "adam_b1 adam_beta1 b1",
+    "optimizer.options.beta2": "adam_b2 adam_beta2 b2",
+    "optimizer.options.epsilon": "eps adam_eps adam_epsilon",
     "optimizer.weight_decay": "wd adam_weight_decay decay",
     "optimizer.clip_norm":
         "max_norm grad_clip clip_grad max_grad_norm gradient_clipping_threshold gradient_clip_val "
@@ -187,8 +186,19 @@ MOVED: dict[str, str] = {
     "matmul_except.parts": "precision.matmul_options.exclude",
     "matmul_except.first_layers": "precision.matmul_options.first_layers",
     "matmul_except.last_layers": "precision.matmul_options.last_layers",
+    "optimizer.lion_beta1": "optimizer.options.beta1",
+    "optimizer.lion_beta2": "optimizer.options.beta2",
+    "optimizer.muon_momentum": "optimizer.options.momentum",
+    "optimizer.muon_iterations": "optimizer.options.iterations",
+    "optimizer.adafactor_relative": "optimizer.options.relative",
+    **{f"optimizer.{name}": f"optimizer.options.{name}" for name in ("beta1", "beta2", "epsilon")},
 }  # fmt: skip
-"""Old keys of mappings, by `mapping.key`, to their keys now."""
+"""Old keys, by `section.key` or `mapping.key`, to their keys now."""
+
+REMOVED: dict[str, str] = {
+    "optimizer.matrix_dtype": "updates multiply matrices in bfloat16 on GPUs and in float32 on CPUs",
+}
+"""Old keys without a successor, each with what is done instead."""
 
 _BY_ALIAS = {alias: key for key, aliases in ALIASES.items() for alias in aliases.split()}
 

@@ -43,9 +43,10 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
         raise UserError(
             f"model.preset={preset} would change nothing: {named(path)} sets every other key of model itself"
         )
+    before = assemble(written)
     for section, values in given.items():
         written[section] = joined(section, written.get(section, {}), values)
-    return without_unused(assemble(written), given)
+    return without_unused(assemble(written), given, before.optimizer)
 
 
 def read_sections(path: str | Path) -> Written:

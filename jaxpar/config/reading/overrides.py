@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.sections import (
-    NESTED,
+    BY_MEMBER,
     Written,
     check_key,
     check_section,
@@ -62,7 +62,7 @@ def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
     for section, values in given.items():
         base = preset_model(values["preset"]) if "preset" in values else getattr(config, section)
         changed[section] = with_values(base, values)
-    return without_unused(replace(config, **changed), given)
+    return without_unused(replace(config, **changed), given, config.optimizer)
 
 
 def _parse(override: str) -> tuple[str, str, Any]:
@@ -75,7 +75,7 @@ def _parse(override: str) -> tuple[str, str, Any]:
         raise UserError(f"{quoted(override)}: an override is written section.key=value, and {section} is a section")
     value = parse_value(text)
     outer, _, inner = key.partition(".")
-    if inner and f"{section}.{outer}" in NESTED:
+    if inner and f"{section}.{outer}" in BY_MEMBER:
         return section, outer, check_value(section, outer, {inner: value})
     annotation = check_key(section, key)
     if annotation in (str, str | None) and isinstance(value, (bool, int, float)):

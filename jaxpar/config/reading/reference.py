@@ -8,15 +8,17 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import pairwise
 
 from jaxpar.config import schema
 from jaxpar.config.bounds import BOUNDS
+from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.config.presets import PRESETS
+from jaxpar.config.reading.options import OPTIONS, declaring, record_of
 from jaxpar.config.reading.sections import NESTED, SECTIONS, by_key, config_to_dict, keys_of
-from jaxpar.config.reading.typed import spell, type_names
+from jaxpar.config.reading.typed import field_types, spell, type_names
 from jaxpar.config.spelling import one_of
 
 _INTRODUCTION = """\
@@ -32,7 +34,7 @@ key, the value written as in YAML:
 - Later wins: defaults, then the model's preset, then the file, then the overrides.
 - Scalars are YAML 1.2's: `1e-3` is a number, `10:15` and `on` are text. A key may appear once.
 - A wrong name or value, or sizes that do not fit together, give one sentence and exit status 2 before a device is used.
-- A key that has no effect because of another one (`optimizer.muon_momentum` without Muon) is refused; if an
+- A key that has no effect because of another one (`optimizer.decay_fraction` without `schedule: wsd`) is refused; if an
   override is the cause, as `--set optimizer.name=adamw` over a file for Muon, there is a warning instead.
 - Numbers also have an upper limit, far above any use; the error message names it.
 - The resolved configuration of a run is in its folder as `config.yaml`, and can be run again unchanged.
@@ -66,28 +68,41 @@ def entries() -> dict[str, list[Entry]]:
     """The keys of each section, in the order of the schema."""
     meanings = _field_strings()
     defaults = config_to_dict(schema.Config())
-    return {
-        section: [
-            Entry(key, _kind(key, annotation), spell(default), meanings[_record(key).__name__, key.rpartition(".")[2]])
-            for (name, annotation), default in zip(
-                keys_of(section).items(), by_key(section, defaults[section]).values(), strict=True
-            )
-            for key in [f"{section}.{name}"]
-        ]
-        for section in SECTIONS
-    }
+    found: dict[str, list[Entry]] = {}
+    for section in SECTIONS:
+        values, found[section] = by_key(section, defaults[section]), []
+        for name, annotation in keys_of(section).items():
+            key, default = f"{section}.{name}", values.get(name, {})
+            outer, _, field = key.rpartition(".")
+            record = NESTED.get(outer) or SECTIONS[outer]
+            found[section].append(Entry(key, _kind(key, annotation), spell(default), meanings[record, field]))
+    return found
 
 
-def _record(key: str) -> type:
-    """The dataclass that has the field of a key."""
-    section = key.rpartition(".")[0]
-    return NESTED.get(section) or SECTIONS[section]
+def options() -> Iterator[Entry]:
+    """The members of `optimizer.options`, each once for the dataclass that declares it."""
+    meanings = _field_strings()
+    readers: dict[tuple[type, str], list[str]] = {}
+    for name in OPTIMIZERS:
+        for field in field_types(record_of(name)):
+            record = declaring(record_of(name), field)
+            assert record is not None, "a field is declared"
+            readers.setdefault((record, field), []).append(name)
+    for (record, field), names in readers.items():
+        key, kind = f"{OPTIONS}.{field}", field_types(record)[field]
+        meaning = f"{', '.join(f'`{name}`' for name in names)}: {meanings[record, field]}"
+        yield Entry(key, _kind(key, kind), spell(getattr(record(), field)), meaning)
+
+
+def _shown() -> dict[str, list[Entry]]:
+    """The keys of each section, with those of its mappings that depend on another key."""
+    return {section: [*keys, *options()] if section == "optimizer" else keys for section, keys in entries().items()}
 
 
 def markdown(parameters: Mapping[str, int]) -> str:
     """The text of `docs/configuration.md`, with the `parameters` of each preset."""
     parts = [_INTRODUCTION]
-    for section, keys in entries().items():
+    for section, keys in _shown().items():
         rows = [_row(f"`{e.key}`", e.kind, f"`{e.default}`", e.meaning) for e in keys]
         table = [_row("key", "value", "default", "meaning"), _row(*["---"] * 4), *rows]
         parts.append("\n".join([f"## {section}", "", _summary(section), "", *table, ""]))
@@ -98,7 +113,7 @@ def markdown(parameters: Mapping[str, int]) -> str:
 def help_text() -> str:
     """The same reference for a terminal, for `--help`."""
     lines = ["Keys of the configuration, as section.key=default (what a value must be):"]
-    for section, keys in entries().items():
+    for section, keys in _shown().items():
         lines += ["", f"{section}: {_summary(section)}"]
         for entry in keys:
             lines.append(f"  {entry.key}={entry.default} ({entry.kind})")
@@ -106,18 +121,16 @@ def help_text() -> str:
     return "\n".join([*lines, "", f"Presets (model.preset): {', '.join(PRESETS)}"])
 
 
-def _field_strings() -> dict[tuple[str, str], str]:
+def _field_strings() -> dict[tuple[type, str], str]:
     """The string under each field of each dataclass of the schema; a field without one is a bug."""
-    found: dict[tuple[str, str], str] = {}
-    files = {Path(inspect.getfile(record)) for record in (*SECTIONS.values(), *NESTED.values())}
-    statements = [one for file in files for one in ast.parse(file.read_text(encoding="utf-8")).body]
-    for record in statements:
-        if not isinstance(record, ast.ClassDef):
-            continue
-        for field, string in zip(record.body, record.body[1:], strict=False):
+    found: dict[tuple[type, str], str] = {}
+    of_options = (record for name in OPTIMIZERS for record in record_of(name).__mro__[:-1])
+    for record in {*SECTIONS.values(), *NESTED.values(), *of_options}:
+        (body,) = [one.body for one in ast.parse(inspect.getsource(record)).body if isinstance(one, ast.ClassDef)]
+        for field, string in pairwise(body):
             match field, string:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
-                    found[record.name, name] = " ".join(text.split())
+                    found[record, name] = " ".join(text.split())
     return found
 
 

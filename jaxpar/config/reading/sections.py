@@ -10,14 +10,15 @@ from typing import Any
 from jaxpar.config.errors import UserError
 from jaxpar.config.mappings.experts import ExpertOptions
 from jaxpar.config.mappings.limits import LimitsConfig
+from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.config.mappings.overlap import OFF, OverlapConfig
 from jaxpar.config.mappings.quantized import QuantizedConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.presets import PRESETS
-from jaxpar.config.reading.aliases import MOVED, known_elsewhere
+from jaxpar.config.reading.aliases import MOVED, REMOVED, known_elsewhere
+from jaxpar.config.reading.options import OPTIONS, with_all_options
 from jaxpar.config.reading.typed import checked, field_types, shown, spell, type_names
-from jaxpar.config.schema import Config, ModelConfig
-from jaxpar.config.schema.layout import MatmulOptions
+from jaxpar.config.schema import Config, ModelConfig, OptimizerConfig
 from jaxpar.config.spelling import cut, did_you_mean, one_of, quoted
 
 SECTIONS: dict[str, type] = field_types(Config)
@@ -32,6 +33,9 @@ NESTED: dict[str, type] = {
     "watch.limits": LimitsConfig,
 }
 """Sections within sections, whose keys are set one by one, to their dataclasses."""
+
+BY_MEMBER = (*NESTED, OPTIONS)
+"""Mappings whose members are set one by one."""
 
 WORDS: dict[str, dict[str, Any]] = {"parallel.overlap": {"auto": asdict(OverlapConfig()), "off": asdict(OFF)}}
 """Words that may stand in place of a nested section, with its keys."""
@@ -49,13 +53,13 @@ def keys_of(section: str) -> dict[str, Any]:
 
 def by_key(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of a section under the names that `keys_of` has."""
-    parts = {key: value if f"{section}.{key}" in NESTED else {"": value} for key, value in values.items()}
+    parts = {key: value if f"{section}.{key}" in BY_MEMBER else {"": value} for key, value in values.items()}
     return {f"{key}.{part}" if part else key: one for key, inner in parts.items() for part, one in inner.items()}
 
 
 def joined(section: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """Written settings of a section, with those written later."""
-    parts = {key: {**before.get(key, {}), **value} for key, value in after.items() if f"{section}.{key}" in NESTED}
+    parts = {key: {**before.get(key, {}), **value} for key, value in after.items() if f"{section}.{key}" in BY_MEMBER}
     return {**before, **after, **parts}
 
 
@@ -67,6 +71,8 @@ def with_values[T](record: T, values: Mapping[str, Any]) -> T:
         for key, part in parts.items()
         if type(part) in NESTED.values() and isinstance(values[key], Mapping)
     }
+    if isinstance(record, OptimizerConfig) and "options" in values:
+        nested["options"] = record.options | values["options"]
     return replace(record, **{**values, **nested})  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
@@ -98,8 +104,10 @@ def check_key(section: str, key: str) -> Any:
     if key in known:
         return known[key]
     whole, *inner = key.split(".")
-    if moved := MOVED.get(key):
+    if moved := MOVED.get(key) or MOVED.get(f"{section}.{key}"):
         near = f"; it is {moved} now"
+    elif gone := REMOVED.get(f"{section}.{key}"):
+        near = f" any more: {gone}"
     elif inner and whole in known and "a mapping" in type_names(known[whole]):
         example = reduce(lambda value, name: f"{{{name}: {value}}}", reversed(inner), "...")
         near = f"; a mapping is written as a whole, as in {section}.{whole}={cut(example, 80)}"
@@ -173,12 +181,16 @@ def config_from_dict(plain: Mapping[str, Mapping[str, Any]]) -> Config:
 
 def config_difference(old: Config, new: Config) -> list[str]:
     """`section.key: old -> new` for each value that differs, in the order of the schema."""
-    before, after = config_to_dict(old), config_to_dict(new)
-    return [
-        f"{section}.{key}: {spell(value)} -> {spell(now)}"
-        for section, values in before.items()
-        for (key, value), now in zip(
-            by_key(section, values).items(), by_key(section, after[section]).values(), strict=True
-        )
-        if value != now
-    ]
+    before, after = (config_to_dict(with_all_options(config)) for config in (old, new))
+    lines = []
+    for section in before:
+        values, now = by_key(section, before[section]), by_key(section, after[section])
+        for key in dict.fromkeys((*values, *now)):
+            if values.get(key, now) != now.get(key, values):
+                lines.append(f"{section}.{key}: {_spelled(key, values)} -> {_spelled(key, now)}")
+    return lines
+
+
+def _spelled(key: str, values: Mapping[str, Any]) -> str:
+    """A value in YAML, or that there is none."""
+    return spell(values[key]) if key in values else "unused"

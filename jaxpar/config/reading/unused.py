@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
+from jaxpar.config.mappings.matmul import OF_TILES, WITH_HISTORY
 from jaxpar.config.parts import OBJECTIVES, OPTIMIZERS
-from jaxpar.config.reading.sections import SECTIONS, Written
+from jaxpar.config.reading.options import readers, record_of, same_option
+from jaxpar.config.reading.sections import SECTIONS, Written, by_key, with_values
 from jaxpar.config.reading.typed import spell
-from jaxpar.config.schema import Config
+from jaxpar.config.schema import Config, OptimizerConfig
 from jaxpar.config.spelling import one_of
 
 
@@ -20,13 +23,20 @@ class _Owner:
 
     section: str
     key: str
-    prefixes: tuple[str, ...]
-    """How the keys begin."""
+    keys: tuple[str, ...]
+    """The keys; a member of a mapping is `mapping.member`."""
     used: Callable[[Any], bool]
     needed: str
     """The value that uses them, in words."""
     also: Callable[[Config], bool] = lambda config: False
     """Whether the rest of the configuration uses them with any other value."""
+
+
+def _multiplies_experts(config: Config) -> bool:
+    """Whether `matmul_options.backend` names kernels of experts' matmuls, with which other recipes run too."""
+    model = config.model
+    experts = any([model.experts, *(kind.get("experts") for kind in model.kinds.values())])
+    return experts and config.precision.matmul_options.backend != "cudnn"
 
 
 _OWNERS = (
@@ -35,7 +45,29 @@ _OWNERS = (
         "optimizer", "schedule", ("final_fraction",), lambda schedule: schedule != "constant", "cosine, linear or wsd"
     ),
     _Owner("attention", "backend", ("query_block", "kv_block"), lambda name: name in ("xla", "auto"), "xla"),
+    _Owner(
+        "optimizer",
+        "name",
+        ("matrix_learning_rate",),
+        lambda name: OPTIMIZERS[name].matrix_rate,
+        one_of(name for name, one in OPTIMIZERS.items() if one.matrix_rate),
+    ),
     _Owner("precision", "matmul", ("matmul_options",), lambda recipe: recipe is not None, "a recipe"),
+    _Owner(
+        "precision",
+        "matmul",
+        ("matmul_options.history",),
+        lambda recipe: recipe in (None, *WITH_HISTORY),
+        one_of(WITH_HISTORY),
+    ),
+    _Owner(
+        "precision",
+        "matmul",
+        ("matmul_options.backend",),
+        lambda recipe: recipe in (None, *OF_TILES),
+        one_of(OF_TILES),
+        also=_multiplies_experts,
+    ),
     _Owner("evaluation", "sample_tokens", ("sample_temperature",), lambda tokens: tokens > 0, "above 0"),
     *(
         _Owner("loss", "name", (key,), lambda name, key=key: key in OBJECTIVES[name].keys, objective)
@@ -47,20 +79,13 @@ _OWNERS = (
 )
 
 
-def _optimizer_keys() -> Iterator[_Owner]:
-    """The keys that only some optimizers read; `options` is none of those of `OptimizerConfig` that all read."""
-    for key in dict.fromkeys(("options", *(key for one in OPTIMIZERS.values() for key in one.keys))):
-        readers = [name for name, one in OPTIMIZERS.items() if key in one.keys]
-        needed = one_of(readers) if readers else "one that has options"
-        yield _Owner("optimizer", "name", (key,), readers.__contains__, needed)
-
-
 @dataclass(frozen=True)
 class Unused:
     """A key that differs from its default and is not used."""
 
     section: str
     key: str
+    """The key; a member of a mapping is `mapping.member`."""
     value: Any
     default: Any
     owner: str
@@ -79,28 +104,63 @@ class Unused:
 
 def unused_settings(config: Config) -> Iterator[Unused]:
     """All keys that differ from their defaults and are not used."""
-    for owner in (*_optimizer_keys(), *_OWNERS):
+    yield from _unused_options(config.optimizer)
+    for owner in _OWNERS:
         section, usual = getattr(config, owner.section), SECTIONS[owner.section]()
         chosen = getattr(section, owner.key)
         if owner.used(chosen) or owner.also(config):
             continue
-        for name in (field.name for field in fields(section) if field.name.startswith(owner.prefixes)):
-            value, default = getattr(section, name), getattr(usual, name)
+        for key in owner.keys:
+            value, default = (reduce(getattr, key.split("."), record) for record in (section, usual))
             if value != default:
-                yield Unused(owner.section, name, value, default, owner.key, chosen, owner.needed)
+                yield Unused(owner.section, key, value, default, owner.key, chosen, owner.needed)
 
 
-def without_unused(config: Config, given: Written) -> Config:
+def _unused_options(optimizer: OptimizerConfig) -> Iterator[Unused]:
+    """Members of `optimizer.options` that other optimizers have."""
+    for key, value in optimizer.options.items():
+        names = readers(key)
+        if names and optimizer.name not in names:
+            default = getattr(record_of(names[0])(), key)
+            yield Unused("optimizer", f"options.{key}", value, default, "name", optimizer.name, one_of(names))
+
+
+def without_unused(config: Config, overrides: Written, before: OptimizerConfig) -> Config:
     """`config` with defaults for the keys that overrides have made unused, and a warning for each: a file for Muon can
-    run with `optimizer.name=adamw`. Keys that are unused within one file or the overrides stay, for `validate`."""
-    for found in unused_settings(config):
-        overridden = given.get(found.section, {})
-        if found.owner in overridden and found.key not in overridden:
-            warnings.warn(
-                f"{found.section}.{found.key}: {spell(found.value)} is not used under the override "
-                f"{found.section}.{found.owner}={spell(found.chosen)}",
-                stacklevel=3,
-            )
-            section = replace(getattr(config, found.section), **{found.key: found.default})
-            config = replace(config, **{found.section: section})
+    run with `optimizer.name=adamw`. Keys that are unused within one file or the overrides stay, for `validate`.
+
+    `before` is the optimizer without the overrides.
+    """
+    config = _with_options_of_name(config, overrides.get("optimizer", {}), before)
+    for unused in unused_settings(config):
+        overridden = overrides.get(unused.section, {})
+        if unused.owner in overridden and unused.key not in overridden | by_key(unused.section, overridden):
+            _warn(unused.section, unused.key, unused.value, unused.owner, unused.chosen)
+            section = with_values(getattr(config, unused.section), _nested(unused.key, unused.default))
+            config = replace(config, **{unused.section: section})
     return config
+
+
+def _with_options_of_name(config: Config, overridden: dict[str, Any], before: OptimizerConfig) -> Config:
+    """`config` without the options of the optimizer that an override of its name has replaced."""
+    name, options = config.optimizer.name, dict(config.optimizer.options)
+    for key, value in before.options.items():
+        if key in overridden.get("options", {}) or same_option(key, before.name, name):
+            continue
+        del options[key]
+        if value != getattr(record_of(before.name)(), key, None):
+            _warn("optimizer", f"options.{key}", value, "name", name)
+    return replace(config, optimizer=replace(config.optimizer, options=options))
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    """The value of a key as what `with_values` takes: `{mapping: {member: value}}` for a member of a mapping."""
+    outer, _, inner = key.partition(".")
+    return {outer: {inner: value} if inner else value}
+
+
+def _warn(section: str, key: str, value: Any, owner: str, chosen: Any) -> None:
+    warnings.warn(
+        f"{section}.{key}: {spell(value)} is not used under the override {section}.{owner}={spell(chosen)}",
+        stacklevel=4,
+    )

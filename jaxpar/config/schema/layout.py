@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from jaxpar.config.mappings.experts import ExpertOptions
+from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.config.mappings.overlap import OFF, ON_ANY_LAYOUT, OverlapConfig
 from jaxpar.config.mappings.quantized import QuantizedConfig
 
@@ -69,11 +70,10 @@ class ParallelConfig:
 
 
 def expert_options(parallel: ParallelConfig) -> ExpertOptions:
-    """`parallel.experts`; where nothing is to run beside messages, in one slice unless another number is named."""
+    """`parallel.experts`, in one slice where `parallel.overlap.experts` is off unless another number is named."""
     options = parallel.experts
-    if parallel.overlap == OFF and options.slices == "auto":
-        return replace(options, slices=1)
-    return options
+    off = parallel.overlap.experts == "off" and options.slices == "auto"
+    return replace(options, slices=1) if off else options
 
 
 def kept_by_planner(parallel: ParallelConfig) -> dict[str, Any]:
@@ -87,27 +87,6 @@ def kept_by_planner(parallel: ParallelConfig) -> dict[str, Any]:
     options: dict[str, Any] = {name: getattr(asked, name) for name in taken}
     options |= {name: value for name in ON_ANY_LAYOUT if getattr(asked, name) == (value := getattr(OFF, name))}
     return {"experts": parallel.experts, "quantized": parallel.quantized, "overlap": OverlapConfig(**options)}
-
-
-@dataclass(frozen=True)
-class MatmulOptions:
-    """The mapping `precision.matmul_options`: what runs in `precision.matmul`, and how."""
-
-    exclude: tuple[str, ...] = ("head", "router", "attention_out")
-    """Groups of matmuls that stay in the compute dtype (`attention_in`, `attention_out`, `mlp_in`, `mlp_out`; of latent
-    attention also `attention_down` and `attention_up`; of shared experts `shared_in` and `shared_out`, of routed ones
-    `experts_in` and `experts_out`). `head` and `router` may be named, and are excluded in any case."""
-    first_layers: int = 1
-    """Layers at the beginning of the model that stay in the compute dtype."""
-    last_layers: int = 1
-    """Layers at its end that do."""
-    history: int = 16
-    """Steps of which `fp8_delayed` remembers the largest magnitudes."""
-    backend: Literal["auto", "mosaic", "cudnn", "xla"] = "auto"
-    """What multiplies numbers with scales of tiles, and those of routed experts: `mosaic` is a kernel for Hopper GPUs
-    (`fp8_block`; of experts also `fp8_current` and `fp8_delayed`), `cudnn` the units of Blackwell GPUs (`mxfp8`), and
-    `xla` multiplies in bfloat16; `auto` takes the first that runs, the kernel on GPUs where it was verified
-    (`docs/kernels.md`)."""
 
 
 @dataclass(frozen=True)

@@ -33,16 +33,10 @@ class OptimizerConfig:
     """`adamw`; `muon` for the layers' matrices, with AdamW for embeddings, head, norms and biases; `lion`, which keeps
     one moment instead of two; or `adafactor`, which keeps means of rows and columns instead of moments."""
     options: dict[str, object] = field(default_factory=dict, hash=False)
-    """Settings of an optimizer that is registered from outside (docs/extending.md), which checks them."""
+    """Settings of the update rule that `name` names; each can be set by itself, as `optimizer.options.beta2`."""
     learning_rate: float = 3e-4
     """Peak learning rate, under Muon of all but the layers' matrices. Lion needs one 3 to 10 times smaller than
     AdamW's, and a weight decay that is larger by the same factor."""
-    beta1: float = 0.9
-    """Decay of AdamW's first moment mu."""
-    beta2: float = 0.95
-    """Decay of AdamW's second moment nu."""
-    epsilon: float = 1e-8
-    """Added to the square root of AdamW's nu."""
     weight_decay: float = 0.1
     """Decoupled weight decay of matrices and embeddings; norms and biases have none."""
     clip_norm: float | None = 1.0
@@ -59,21 +53,6 @@ class OptimizerConfig:
     """Learning rate at the end of the schedule, as a fraction of the peak."""
     matrix_learning_rate: float = 0.02
     """Peak learning rate of the layers' matrices under Muon; it follows the same schedule."""
-    muon_momentum: float = 0.95
-    """Momentum of Muon (Nesterov)."""
-    muon_iterations: int = 5
-    """Newton-Schulz iterations of Muon."""
-    matrix_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Dtype of matmuls in updates of matrices (Muon's Newton-Schulz iterations), and of the messages that exchange
-    matrices for them; momentum and weights stay in float32. `auto` is bfloat16 on GPUs, as published, and float32 on
-    CPUs."""
-    lion_beta1: float = 0.9
-    """Weight of the momentum in the average of momentum and gradient whose sign is Lion's update."""
-    lion_beta2: float = 0.99
-    """Decay of Lion's momentum."""
-    adafactor_relative: bool = False
-    """Multiply Adafactor's updates by the root mean square of the weight (at least 1e-3), as its paper does: the
-    learning rate is then relative to the weight, 1e-2 in the paper. Without this, it is about AdamW's."""
     ema: float | None = None
     """Decay of an exponential moving average of the weights, for example 0.999; null keeps none. It takes 4 bytes a
     parameter, is sharded like the moments, and is saved with them; `evaluation.ema` uses it."""

@@ -72,7 +72,7 @@ def expert_layouts(
 
 def check_expert_layouts(plan: Plan, config: Config, device: Device, node_devices: int | None) -> None:
     """Raise `UserError` if those of a plan are not for the layers of the model, or cannot run on such devices."""
-    options = config.parallel.experts
+    options = expert_options(config.parallel)
     asked = options.exchange
     kinds = [kind for kind, model in kind_models(config.model).items() if model.experts is not None]
     if set(plan.experts) != set(kinds):

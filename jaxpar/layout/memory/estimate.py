@@ -166,11 +166,10 @@ def plan_slots(plan: Plan) -> Slots:
 def _as_planned(config: Config, plan: Plan) -> Config:
     """`config` with the dtypes of a plan."""
     dtypes = asdict(plan.dtypes)
-    del dtypes["master"]  # no setting
-    optimizer = replace(config.optimizer, matrix_dtype=dtypes.pop("matrix"))
+    del dtypes["master"], dtypes["matrix"]  # no settings
     sent = {"weights": dtypes.pop("weight_message"), "gradients": dtypes.pop("gradient_message")}
     parallel = replace(config.parallel, quantized=replace(config.parallel.quantized, **sent))
-    return replace(config, optimizer=optimizer, parallel=parallel, precision=replace(config.precision, **dtypes))
+    return replace(config, parallel=parallel, precision=replace(config.precision, **dtypes))
 
 
 class Units(NamedTuple):

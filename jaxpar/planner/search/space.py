@@ -13,6 +13,7 @@ from jaxpar.config import Config
 from jaxpar.config.counting import kv_heads, padded_vocab
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
+from jaxpar.config.schema.layout import expert_options
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.experts.declaration import width_of
 from jaxpar.layers.experts.messages import exchange_of
@@ -267,10 +268,10 @@ class Space:
 
     def _broken_by_exchange(self, sizes: Mapping[str, int]) -> Iterator[str]:
         """What is asked of the exchange of tokens, and not possible."""
-        parallel, model = self.config.parallel, self.config.model
-        if sizes["expert"] == 1 and parallel.experts.slices not in ("auto", 1):
-            yield f"parallel.experts.slices ({parallel.experts.slices}), which takes expert above 1"
-        if parallel.experts.own_rows != "first":
+        options, model = expert_options(self.config.parallel), self.config.model
+        if sizes["expert"] == 1 and options.slices not in ("auto", 1):
+            yield f"parallel.experts.slices ({options.slices}), which takes expert above 1"
+        if options.own_rows != "first":
             return
         key = "parallel.experts.own_rows (first), which takes"
         if sizes["expert"] == 1:
@@ -278,9 +279,9 @@ class Space:
             return
         if sizes["tensor"] > 1:
             yield f"{key} tensor 1"
-        if parallel.experts.slices == 1:
+        if options.slices == 1:
             yield f"{key} parallel.experts.slices above 1"
-        asked, room = parallel.experts.exchange, parallel.experts.capacity
+        asked, room = options.exchange, options.capacity
         for own in kind_models(model).values():
             if own.experts and exchange_of(asked, own.experts, room, sizes["expert"], sizes["tensor"])[0] == ALL_GATHER:
                 yield f"{key} another exchange than {ALL_GATHER}"
@@ -342,7 +343,7 @@ class Space:
         elif group.pipe <= model.layers and not self.schedules(group.pipe, microbatches):
             held = [name for name in ("schedule", "virtual_stages") if name in self.fixed]
             yield " and ".join(f"--fix {name}={self.fixed[name]}" for name in held) or "the schedules' microbatches"
-        asked = self.config.parallel.experts.slices
+        asked = expert_options(self.config.parallel).slices
         if asked != "auto" and group.expert > 1:
             tokens = group.microbatch * self.config.data.sequence_length // (group.context * group.tensor)
             if tokens % asked:

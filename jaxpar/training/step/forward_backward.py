@@ -142,7 +142,7 @@ class StepFunctions:
             carried=carried,
         )
         optimizer = arguments.optimizer.at(state.applied)
-        apart = "matrix_learning_rate" in OPTIMIZERS[self.layout.config.optimizer.name].keys
+        apart = OPTIMIZERS[self.layout.config.optimizer.name].matrix_rate
         matrix_rate = optimizer.matrix_learning_rate if apart else None
         of_features = {
             name: kind.metrics(state.carried[name], outcome)

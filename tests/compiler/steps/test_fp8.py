@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxpar.config.kinds import kind_model
-from jaxpar.config.schema.layout import MatmulOptions
+from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.layers.matmul_formats import dense_groups, quantised
 from tests.compiler.inspected import inspected, wide
 

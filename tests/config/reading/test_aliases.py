@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from jaxpar.config import UserError, load_config
-from jaxpar.config.reading.aliases import ALIASES, MOVED, known_elsewhere
+from jaxpar.config.parts import OPTIMIZERS
+from jaxpar.config.reading.aliases import ALIASES, MOVED, REMOVED, known_elsewhere
+from jaxpar.config.reading.options import OPTIONS, record_of
 from jaxpar.config.reading.sections import SECTIONS, keys_of
 from jaxpar.layers.experts.clusters import Clustering
 from jaxpar.layers.experts.routers import ROUTERS
@@ -19,7 +21,7 @@ OURS = {f"{section}.{key}" for section in SECTIONS for key in keys_of(section)}
 
 
 def test_every_name_leads_to_one_key_that_there_is_and_is_no_key_of_its_own_section():
-    assert set(ALIASES) <= OURS
+    assert set(ALIASES) <= OURS | typed_keys()
     names = Counter(name for aliases in ALIASES.values() for name in aliases.split())
     assert [name for name, times in names.items() if times > 1] == []
     sections = {key: key.split(".")[0] for key in ALIASES}
@@ -63,6 +65,7 @@ def test_a_key_of_another_system_or_section_or_spelling_gets_its_hint(tmp_path: 
 def typed_keys() -> set[str]:
     """The keys of mappings whose members stand beside what reads them."""
     options = {f"model.experts.router_options.{one.name}" for kind in ROUTERS.values() for one in fields(kind.options)}
+    options |= {f"{OPTIONS}.{one.name}" for name in OPTIMIZERS for one in fields(record_of(name))}
     return options | {f"model.experts.clusters.{one.name}" for one in fields(Clustering)}
 
 
@@ -71,7 +74,11 @@ def test_a_key_that_moved_is_refused_with_the_key_that_it_is_now(old: str, tmp_p
     """In a file and as an override, which name it alike; and there is such a key."""
     new, (mapping, _, name) = MOVED[old], old.partition(".")
     assert new in OURS | typed_keys()
-    section = {"experts": "model", "overlap": "parallel", "matmul_except": "precision"}[mapping]
+    section = {"experts": "model", "overlap": "parallel", "matmul_except": "precision"}.get(mapping)
+    if section is None:
+        with refused(f"{old}:", new):
+            load_config(None, [f"{old}=1"])
+        return
     with refused(f"{section}.{mapping}", name, new):
         load_config(None, [f"{section}.{old}=1"])
     if mapping != "matmul_except":  # which is no key any more
@@ -80,6 +87,12 @@ def test_a_key_that_moved_is_refused_with_the_key_that_it_is_now(old: str, tmp_p
         file.write_text(f"{section}: {{{mapping}: {{{rest}{name}: 1}}}}")
         with refused(f"{section}.{mapping}", name, new):
             load_config(file)
+
+
+@pytest.mark.parametrize("old", REMOVED)
+def test_a_key_that_is_gone_is_refused_with_what_is_done_instead(old: str):
+    with refused(f"{old}:", "no such key any more", REMOVED[old]):
+        load_config(None, [f"{old}=1"])
 
 
 def test_all_mistakes_of_a_file_are_reported_at_once_each_with_its_line(tmp_path: Path):

@@ -14,16 +14,16 @@ from tests.sentences import refused
     ("overrides", "parts"),
     [
         (
-            ["optimizer.muon_momentum=0.9"],
-            ("optimizer.muon_momentum: 0.9", "optimizer.name is adamw", "optimizer.name: muon", "0.95"),
+            ["optimizer.options.momentum=0.9"],
+            ("optimizer.options.momentum: 0.9", "optimizer.name is adamw", "optimizer.name: muon", "0.95"),
         ),
         (
-            ["optimizer.name=muon", "optimizer.lion_beta1=0.8"],
-            ("optimizer.lion_beta1: 0.8", "optimizer.name is muon", "optimizer.name: lion", "0.9"),
+            ["optimizer.name=lion", "optimizer.matrix_learning_rate=0.8"],
+            ("optimizer.matrix_learning_rate: 0.8", "optimizer.name is lion", "optimizer.name: muon", "0.02"),
         ),
         (
-            ["optimizer.adafactor_relative=true"],
-            ("optimizer.adafactor_relative: true", "optimizer.name is adamw", "optimizer.name: adafactor", "false"),
+            ["optimizer.options={relative: true}"],
+            ("optimizer.options.relative: true", "optimizer.name is adamw", "optimizer.name: adafactor", "false"),
         ),
         (
             ["attention.backend=triton", "attention.kv_block=256"],
@@ -39,8 +39,10 @@ def test_a_setting_that_is_ignored_is_one_sentence(overrides, parts):
 @pytest.mark.parametrize(
     ("overrides", "needed"),
     [
-        (["optimizer.name=lion", "optimizer.beta2=0.98"], "optimizer.name: adamw or muon"),
-        (["optimizer.name=adafactor", "optimizer.epsilon=0.001"], "optimizer.name: adamw or muon"),
+        (["optimizer.name=adafactor", "optimizer.options.epsilon=0.001"], "optimizer.name: adamw or muon"),
+        (["optimizer.name=adafactor", "optimizer.options.beta2=0.98"], "optimizer.name: adamw, muon or lion"),
+        (["precision.matmul=fp8_current", "precision.matmul_options.history=8"], "precision.matmul: fp8_delayed"),
+        (["precision.matmul=fp8_current", "precision.matmul_options.backend=cudnn"], "matmul: fp8_block or mxfp8"),
         (["optimizer.decay_fraction=0.5"], "optimizer.schedule: wsd"),
         (["optimizer.schedule=constant", "optimizer.final_fraction=0.5"], "optimizer.schedule: cosine, linear or wsd"),
         (["evaluation.sample_temperature=0.5"], "evaluation.sample_tokens: above 0"),
@@ -55,12 +57,12 @@ def test_a_setting_that_another_one_switches_off_is_refused(overrides, needed):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["optimizer.name=muon", "optimizer.beta2=0.9"],
+        ["optimizer.name=muon", "optimizer.options.beta2=0.9"],
         ["evaluation.sample_tokens=8", "evaluation.sample_temperature=0"],
-        ["optimizer.name=muon", "optimizer.muon_momentum=0.9"],
+        ["optimizer.name=muon", "optimizer.options.momentum=0.9"],
         ["attention.backend=xla", "attention.kv_block=256"],
         ["attention.query_block=256"],
-        ["optimizer.muon_momentum=0.95"],
+        ["optimizer.matrix_learning_rate=0.02"],
     ],
 )
 def test_a_setting_that_is_used_or_has_its_default_passes(overrides):
@@ -69,17 +71,55 @@ def test_a_setting_that_is_used_or_has_its_default_passes(overrides):
 
 def test_an_override_may_make_settings_of_a_file_idle_and_reports_it(tmp_path):
     file = tmp_path / "run.yaml"
-    file.write_text("optimizer:\n  name: muon\n  muon_momentum: 0.9\n")
-    expected = r"^optimizer\.muon_momentum: 0\.9 is not used under the override optimizer\.name=adamw$"
+    file.write_text("optimizer:\n  name: muon\n  matrix_learning_rate: 0.9\n")
+    expected = r"^optimizer\.matrix_learning_rate: 0\.9 is not used under the override optimizer\.name=adamw$"
     with pytest.warns(UserWarning, match=expected):
         config = load_config(file, ["optimizer.name=adamw"])
     validate(config)
-    assert config.optimizer.muon_momentum == 0.95
-    with pytest.warns(UserWarning, match=r"optimizer\.muon_momentum.*optimizer\.name=lion"):
+    assert config.optimizer.matrix_learning_rate == 0.02
+    with pytest.warns(UserWarning, match=r"optimizer\.matrix_learning_rate.*optimizer\.name=lion"):
         validate(with_overrides(load_config(file), ["optimizer.name=lion"]))
-    file.write_text("optimizer:\n  muon_momentum: 0.9\n")
-    with refused("optimizer.muon_momentum", "0.9", "optimizer.name is adamw", "muon", "0.95"):
+    file.write_text("optimizer:\n  matrix_learning_rate: 0.9\n")
+    with refused("optimizer.matrix_learning_rate", "0.9", "optimizer.name is adamw", "muon", "0.02"):
         validate(load_config(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "left", "gone"),
+    [
+        ("muon", {"momentum": 0.9, "beta1": 0.8}, ()),
+        ("adamw", {"beta1": 0.8}, ("momentum",)),
+        ("lion", {}, ("momentum", "beta1")),
+    ],
+)
+def test_an_override_of_the_optimizer_keeps_the_options_that_mean_the_same(tmp_path, recwarn, name, left, gone):
+    """AdamW's beta1 is also Muon's, for embeddings and head; Lion's is another."""
+    file = tmp_path / "run.yaml"
+    file.write_text("optimizer: {name: muon, options: {momentum: 0.9, beta1: 0.8}}\n")
+    for config in (
+        load_config(file, [f"optimizer.name={name}"]),
+        with_overrides(load_config(file), [f"optimizer.name={name}"]),
+    ):
+        validate(config)
+        assert config.optimizer.options == left
+        warned = [str(recwarn.pop(UserWarning).message) for _ in gone]
+        assert all(f"optimizer.options.{key}:" in line for key, line in zip(gone, warned, strict=True))
+    assert not len(recwarn)
+    both = ["optimizer.name=lion", "optimizer.options.beta1=0.7"]
+    with pytest.warns(UserWarning, match=r"optimizer\.options\.momentum"):
+        assert load_config(file, both).optimizer.options == {"beta1": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("member", "recipes", "usual"),
+    [("history: 8", ("fp8_delayed", "fp8_current"), 16), ("backend: cudnn", ("mxfp8", "fp8_delayed"), "auto")],
+)
+def test_an_override_of_the_recipe_resets_the_options_of_another(tmp_path, member, recipes, usual):
+    file, (before, now), key = tmp_path / "run.yaml", recipes, member.partition(":")[0]
+    file.write_text(f"precision: {{matmul: {before}, matmul_options: {{{member}, last_layers: 0}}}}\n")
+    with pytest.warns(UserWarning, match=rf"precision\.matmul_options\.{key}: .*override precision\.matmul={now}$"):
+        options = load_config(file, [f"precision.matmul={now}"]).precision.matmul_options
+    assert getattr(options, key) == usual and options.last_layers == 0
 
 
 def test_a_rollback_needs_saves_by_steps_or_by_the_clock():

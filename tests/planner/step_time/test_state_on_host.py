@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxpar.config.schema.layout import MatmulOptions
+from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.layout.memory.state_storage import streamed_bytes
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.planner.search.candidate import Planned

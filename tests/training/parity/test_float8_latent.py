@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
-from jaxpar.config.schema.layout import MatmulOptions
+from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.matmul_formats import exempt, tensor_names
 from tests.nonzero_gradients import nonzero_gradients

@@ -17,7 +17,7 @@ from tests.small_run import SmallRun, small
 STEPS = 3
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "lion": {"name": "lion", "learning_rate": 1e-3, "ema": 0.9},
-    "adafactor": {"name": "adafactor", "learning_rate": 1e-2, "adafactor_relative": True, "ema": 0.9},
+    "adafactor": {"name": "adafactor", "learning_rate": 1e-2, "options": {"relative": True}, "ema": 0.9},
 }
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {},

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config.mappings.rope import RopeConfig
+from jaxpar.config.reading.options import options_of
 from tests.given_weights import state_with
 from tests.reference import decoder64, trainer64
 from tests.reference.options import DEFAULTS, spelled_out
@@ -37,13 +38,13 @@ TRAINED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama_adamw": ({"z_loss": 1e-3}, {}),
     "llama_tied_adamw": ({"tied": True, "qk_norm": True}, {"schedule": "wsd"}),
     # Without rotation the gradient of a key bias is zero but for rounding, which Adam would blow up to full steps.
-    "gpt2_adamw": (GPT2 | {"kv_heads": 2}, {"epsilon": 1e-4}),
+    "gpt2_adamw": (GPT2 | {"kv_heads": 2}, {"options": {"epsilon": 1e-4}}),
     "llama_muon": ({}, {"name": "muon", "matrix_learning_rate": 0.01}),
 }
 """Model and optimizer options that differ from `SHAPE` and `OPTIMIZER`."""
 
 OPTIMIZER = {
-    "learning_rate": 3e-3, "weight_decay": 0.1, "clip_norm": 0.5, "warmup_steps": 4, "epsilon": 1e-6,
+    "learning_rate": 3e-3, "weight_decay": 0.1, "clip_norm": 0.5, "warmup_steps": 4, "options": {"epsilon": 1e-6},
 }  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def test_twenty_steps_equal_the_float64_trainer(name: str):
         norms.append(float(metrics.grad_norm))
 
     options = asdict(run.config.model)
-    steps = asdict(run.config.optimizer) | {"decay_steps": STEPS}
+    steps = asdict(run.config.optimizer) | vars(options_of(run.config.optimizer)) | {"decay_steps": STEPS}
     wanted, wanted_losses, wanted_norms = trainer64.train(initial, options, steps, batches)
     assert min(wanted_norms) > steps["clip_norm"], "every step should be clipped"
     worst, leaf = worst_difference(jax.device_get(state.master), wanted)

@@ -69,7 +69,7 @@ TRAINED: dict[str, dict[str, dict[str, Any]]] = {
     },
     "Adafactor, state on the host": {
         "parallel": {"replica": 2, "fsdp": 2},
-        "optimizer": {"name": "adafactor", "learning_rate": 1e-2, "adafactor_relative": True},
+        "optimizer": {"name": "adafactor", "learning_rate": 1e-2, "options": {"relative": True}},
         "memory": {"optimizer_offload": "host"},
     },
     "AdamW, state on disk, beside the backward": {

@@ -29,7 +29,7 @@ def run_of(layout: str | None) -> SmallRun:
     parallel = LAYOUTS[layout] | {"microbatches": 4} if layout else {}
     model = {"layers": LAYERS, "norm": "layernorm", "attention_bias": True, "vocab": 61}
     # With a small epsilon Adam's first updates are all of one size, and rounding decides on those of tiny gradients.
-    return SmallRun(small(model=model, optimizer={"clip_norm": 0.5, "epsilon": 1e-3}, parallel=parallel))
+    return SmallRun(small(model=model, optimizer={"clip_norm": 0.5, "options": {"epsilon": 1e-3}}, parallel=parallel))
 
 
 def rows_of(run: SmallRun, step: int) -> Any:

@@ -127,11 +127,13 @@ def test_a_folder_of_another_run_is_refused_with_what_differs_and_nothing_is_wri
     config = run_config(tmp_path, 2, parallel=MESH)
     fit(config)
     before = contents(tmp_path)
-    other = run_config(tmp_path, 2, parallel=MESH, model={"mlp": 64}, optimizer={"beta1": 0.8, "learning_rate": 0.003})
+    other = run_config(
+        tmp_path, 2, parallel=MESH, model={"mlp": 64}, optimizer={"options": {"beta1": 0.8}, "learning_rate": 0.003}
+    )
     with pytest.raises(UserError) as refusal:
         fit(other)
     message = str(refusal.value)
-    assert "model.mlp: 48 -> 64; optimizer.beta1: 0.9 -> 0.8" in message
+    assert "model.mlp: 48 -> 64; optimizer.options.beta1: 0.9 -> 0.8" in message
     assert str(folder_of(config)) in message
     assert contents(tmp_path) == before
 

@@ -12,23 +12,24 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxpar.config import Config, OptimizerConfig
+from jaxpar.config.reading.options import record_of
 from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.training.run.trainer import Trainer
 from tests.small_run import SmallRun, small
 
-STRUCTURE = {"name", "options", "matrix_dtype", "muon_iterations", "adafactor_relative"}
-"""Keys of `optimizer` that choose a program."""
+STRUCTURE = {"name", "options"}
+"""Keys of `optimizer` that choose a program; so do options that are no number with a fraction."""
 CHANGED: dict[str, Any] = {
-    "learning_rate": 3e-3, "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-6, "weight_decay": 0.0, "clip_norm": None,
-    "schedule": "wsd", "warmup_steps": 0, "decay_steps": 7, "decay_fraction": 0.5, "final_fraction": 0.2,
-    "matrix_learning_rate": 0.1, "muon_momentum": 0.9, "lion_beta1": 0.8, "lion_beta2": 0.9, "ema": 0.9,
+    "learning_rate": 3e-3, "weight_decay": 0.0, "clip_norm": None, "schedule": "wsd", "warmup_steps": 0,
+    "decay_steps": 7, "decay_fraction": 0.5, "final_fraction": 0.2, "matrix_learning_rate": 0.1, "ema": 0.9,
 }  # fmt: skip
 """All others, with another value than they have by default."""
-ONLY = {
-    ("adamw", "muon"): ("beta1", "beta2", "epsilon"), ("muon",): ("matrix_learning_rate", "muon_momentum"),
-    ("lion",): ("lion_beta1", "lion_beta2"),
-}  # fmt: skip
-"""Keys that only some optimizers have."""
+OPTIONS = {
+    "adamw": {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-6},
+    "muon": {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-6, "momentum": 0.9},
+    "lion": {"beta1": 0.8, "beta2": 0.9},
+}
+"""All options with a fraction of the optimizers that have some, with another value than by default."""
 BASE = small(
     model={"layers": 1, "dropout": 0.1},
     optimizer={"ema": 0.99},
@@ -39,11 +40,12 @@ BASE = small(
 def changed(config: Config) -> Config:
     """`config` with another value of every number that is an argument."""
     name = config.optimizer.name
-    unused = {key for names, keys in ONLY.items() if name not in names for key in keys}
+    name = config.optimizer.name
+    numbers = {key: value for key, value in CHANGED.items() if key != "matrix_learning_rate" or name == "muon"}
     return replace(
         config,
         run=replace(config.run, name="another", steps=11, seed=2**32 - 1),
-        optimizer=replace(config.optimizer, **{key: value for key, value in CHANGED.items() if key not in unused}),
+        optimizer=replace(config.optimizer, options=OPTIONS.get(name, {}), **numbers),
     )
 
 
@@ -59,6 +61,10 @@ def programs(config: Config) -> tuple[str, str]:
 def test_every_key_of_the_optimizer_is_an_argument_or_chooses_a_program():
     assert {field.name for field in fields(OptimizerConfig)} == {*CHANGED, *STRUCTURE}
     assert all(getattr(BASE.optimizer, key) != value for key, value in CHANGED.items())
+    for name in ("adamw", "muon", "lion", "adafactor"):
+        usual = vars(record_of(name)())
+        changed = {key: value for key, value in OPTIONS.get(name, {}).items() if usual[key] != value}
+        assert set(changed) == {key for key, value in usual.items() if isinstance(value, float)}
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "lion", "adafactor"])

@@ -1,0 +1,49 @@
+"""The mapping `optimizer.options`: settings of each update rule.
+
+Numbers with a fraction are arguments of a compiled step; the others choose the program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class AdamWOptions:
+    """Settings of AdamW."""
+
+    beta1: float = 0.9
+    """Decay of the first moment mu."""
+    beta2: float = 0.95
+    """Decay of the second moment nu."""
+    epsilon: float = 1e-8
+    """Added to the square root of nu."""
+
+
+@dataclass(frozen=True)
+class MuonOptions(AdamWOptions):
+    """Settings of Muon; those of AdamW are for all weights but the layers' matrices."""
+
+    momentum: float = 0.95
+    """Momentum (Nesterov)."""
+    iterations: int = 5
+    """Newton-Schulz iterations."""
+
+
+@dataclass(frozen=True)
+class LionOptions:
+    """Settings of Lion."""
+
+    beta1: float = 0.9
+    """Weight of the momentum in the average of momentum and gradient whose sign is the update."""
+    beta2: float = 0.99
+    """Decay of the momentum."""
+
+
+@dataclass(frozen=True)
+class AdafactorOptions:
+    """Settings of Adafactor."""
+
+    relative: bool = False
+    """Multiply updates by the root mean square of the weight (at least 1e-3), as the paper does: the learning rate is
+    then relative to the weight, 1e-2 in the paper. Without this, it is about AdamW's."""
