@@ -266,6 +266,8 @@ class Plan:
     """Tiles of a microbatch's tokens in which the feed-forward of a layer is computed."""
     optimizer_offload: Literal["none", "host", "file"] = "none"
     """Where master weights and moments are between steps: on the device, in the host's memory, or on disk."""
+    resident_weights: tuple[str, ...] = ()
+    """Weights whose master and moments stay on the device while those of the others are in the host's memory."""
     weights_offload: Literal["none", "host"] = "none"
     """Where weights and gradients of layers are in a step: on the device, or in the host's memory."""
 

@@ -23,6 +23,7 @@ from jaxpar.layout.choices.tiles import head_tokens
 from jaxpar.layout.choices.transport import check_transport
 from jaxpar.layout.layer_unroll import check_layer_unroll
 from jaxpar.layout.loss_logits import check_logits
+from jaxpar.layout.resident_state import check_resident_state
 from jaxpar.layout.weight_prefetch import check_weight_prefetch
 from jaxpar.units import plural
 
@@ -78,6 +79,7 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
     check_state_over_replicas(plan, config)
     check_layer_unroll(plan)
     check_weight_prefetch(plan)
+    check_resident_state(plan, config)
     try:
         check_expert_layouts(plan, config, device, node_devices)
         wanted = check_transport(config, plan.axes, node_devices)

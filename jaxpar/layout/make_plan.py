@@ -34,6 +34,7 @@ from jaxpar.layout.layer_unroll import layer_unroll, with_room_for_turns
 from jaxpar.layout.loss_logits import asked_logits, kept_beside_layers, kept_where_they_fit
 from jaxpar.layout.memory.device import host_share, own_host_share, usable_bytes
 from jaxpar.layout.merging import with_merged_matmuls
+from jaxpar.layout.resident_state import with_resident_state
 from jaxpar.layout.weight_prefetch import weight_prefetch
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.fraction import STAYS_BELOW, kept_bytes, offload_share
@@ -113,14 +114,18 @@ def make_plan(
             **attention._asdict(),
         )
         routed_choice(config, device, plan)
-        plan = with_room(with_joined_messages(config, plan))
-        return with_host_buffers(config, with_merged_matmuls(config, plan, device), device, device_bytes)
+        return with_merged_matmuls(config, with_room(with_joined_messages(config, plan)), device)
+
+    def finished(plan: Plan) -> Plan:
+        """`plan`, whose layers and loss keep what they do, with what depends on the memory that is left."""
+        plan = with_resident_state(config, plan, device, device_bytes)
+        return with_host_buffers(config, plan, device, device_bytes)
 
     names = activation_names(config.model)
     open_logits = loss.name == "fused" and memory.loss_logits == "auto"
     if memory.remat != AUTO:
         plan = keeping(layer_runs(memory.remat, names, len(kinds)))
-        return with_room(kept_where_they_fit(config, plan, device_bytes())) if open_logits else plan
+        return finished(with_room(kept_where_they_fit(config, plan, device_bytes())) if open_logits else plan)
     host = _host_limit(config, cluster, alone=usable is not None)
     tiled = {kind: _without_tiled(config, of_kind) for kind, of_kind in costs.items()}
 
@@ -131,9 +136,10 @@ def make_plan(
 
     full = keeping(layer_runs("full", names, len(kinds)))
     if not open_logits:
-        return with_layers(full)
+        return finished(with_layers(full))
     lost = lambda plan: plan.virtual_stages * lost_seconds(tiled, kinds, plan.runs)
-    return kept_beside_layers(config, full, with_layers, lost, _logits_seconds(config, axes, rows, timed_on))
+    seconds = _logits_seconds(config, axes, rows, timed_on)
+    return finished(kept_beside_layers(config, full, with_layers, lost, seconds))
 
 
 def _settled(

@@ -17,7 +17,7 @@ from jaxpar.hardware.host import PINNED
 from jaxpar.layout.carried import CarriedRequest, carried_of
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
 from jaxpar.layout.choices.transport import transport_of
-from jaxpar.layout.state import TrainState, initial_state, state_layout
+from jaxpar.layout.state import TrainState, initial_state, join_weights, state_layout, weight_states
 from jaxpar.layout.step_arguments import StepArguments, step_arguments
 from jaxpar.mesh.build import abstract_mesh
 from jaxpar.mesh.layer_order import LayerOrder
@@ -172,9 +172,10 @@ class StepLayout:
         everywhere = shardings(self.mesh if mesh is None else mesh, self.state)
         if self.plan.optimizer_offload == "none":
             return everywhere
-        offloaded = everywhere.master, everywhere.optimizer
-        master, optimizer = jax.tree.map(lambda sharding: sharding.with_memory_kind(PINNED), offloaded)
-        return everywhere._replace(master=master, optimizer=optimizer)
+        offloaded = lambda state: jax.tree.map(lambda sharding: sharding.with_memory_kind(PINNED), state)
+        each = zip(self.weight_names, weight_states(everywhere.master, everywhere.optimizer), strict=True)
+        states = [state if name in self.plan.resident_weights else offloaded(state) for name, state in each]
+        return join_weights(states, everywhere)
 
     def initial_state(self, arguments: StepArguments) -> TrainState:
         """The state before the first step; the weights are bit for bit the same on every mesh. To be traced."""

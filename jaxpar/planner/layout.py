@@ -68,6 +68,8 @@ class Layout:
     """Share of what a (microbatch, chunk) keeps that goes to the host's memory."""
     optimizer_offload: bool = False
     """Whether the optimizer's state is stored on the host and streams through the device."""
+    resident_state: float = 0.0
+    """Share of it that stays on the device nevertheless."""
     precision: Precision = "bfloat16"
     wire: Transport = EXACT
     """How weights and gradients travel."""

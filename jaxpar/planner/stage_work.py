@@ -14,6 +14,7 @@ from jaxpar.config.plan import Plan
 from jaxpar.layers.declared import activation_names
 from jaxpar.layout.choices.pipeline import TABLE
 from jaxpar.layout.memory.estimate import chunk_bytes, kept_for_weights
+from jaxpar.layout.resident_state import resident_share
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.search.search import Search
@@ -95,8 +96,9 @@ def layout_of(config: Config, plan: Plan, search: Search) -> Layout:
     remat = as_remat(plan.runs, activation_names(model))
     layout = search.activations(group, choice).layout(remat, config.memory.offload_fraction)
     return replace(
-        layout, embedding_messages=plan.embedding_messages.name, shard_state=plan.shard_state_over_replicas.name
-    )
+        layout, embedding_messages=plan.embedding_messages.name, shard_state=plan.shard_state_over_replicas.name,
+        resident_state=resident_share(config, plan),
+    )  # fmt: skip
 
 
 def _milliseconds(seconds: float) -> Fraction:

@@ -26,6 +26,8 @@ class Case(NamedTuple):
     virtual_stages: int = 1
     state: str = "none"
     """Where the optimizer's state is stored: `memory.optimizer_offload`."""
+    resident: tuple[str, ...] = ()
+    """Weights whose state stays on the device where the others' is on the host."""
     shared_ends: bool = False
     layers_on_host: bool = False
     """Whether weights and gradients of layers are on the host."""

@@ -129,7 +129,7 @@ def case_of(config: Config, plan: Plan) -> Case:
     return Case(
         axes.pipe, axes.shards, axes.context, axes.tensor, plan.microbatch_rows,
         plan.microbatches, plan.zero, tuple(slot.kind for slot in layer_order(plan, config.model).slots),
-        plan.virtual_stages, plan.optimizer_offload,
+        plan.virtual_stages, plan.optimizer_offload, plan.resident_weights,
         plan.pipe_ends == "shared" and axes.pipe > 1, plan.weights_offload == "host",
         plan.secondary_shard, plan.loss_tiles.name, plan.loss_logits.name, axes.routed,
         _attention_scratch(config, plan), plan.replica_sums.name == "overlapped", plan.layer_unroll.name,

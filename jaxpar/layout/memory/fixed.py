@@ -98,7 +98,7 @@ class _Counted:
         """All of them."""
         case, stored = self.case, self.stored
         state = StateBytes(self.config, self.parts, case.zero >= 1, stored.rows)
-        device, passing, host = state.stored_bytes(case.state)
+        device, passing, host = state.stored_bytes(case.state, case.resident)
         weights, gradients = stored.on_device(stored.weights), stored.on_device(stored.gradients)
         head, head_gradient, zeros = self._in_head(weights, gradients)
         return Fixed(

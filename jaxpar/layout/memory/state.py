@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,19 +38,23 @@ class StateBytes:
     rows: Mapping[str, int]
     """Of each kind's stack on a device."""
 
-    def stored_bytes(self, place: str) -> tuple[int, int, int]:
+    def stored_bytes(self, place: str, resident: Collection[str] = ()) -> tuple[int, int, int]:
         """Bytes that stay on the device, of buffers there, and in the host's memory; for state on disk the latter are
         buffers too.
 
         Args:
             place: `memory.optimizer_offload`.
+            resident: weights whose state stays on the device under `host`.
         """
         if place == "file":
             return 0, 0, PIECES * self._largest_piece
         name = "state" if self.sharded else "whole_state"
         ends = sum(getattr(own, name) for own in self.parts.ends.values())
         total = int(ends + sum(getattr(own, name) * self.rows[kind] for kind, own in self.parts.layers.items()))
-        return (total, 0, 0) if place == "none" else (0, min(total, PIECES * self.passing_piece), total)
+        if place == "none":
+            return total, 0, 0
+        stays = int(sum(state.bytes for state in self._weights if state.weight.name in resident))
+        return stays, min(total - stays, PIECES * self.passing_piece), total - stays
 
     @property
     def passing_piece(self) -> int:

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from jaxpar.config import UserError
 from jaxpar.hardware.catalogue import gpu_of
-from jaxpar.hardware.host import require_pinned
+from jaxpar.hardware.host import PINNED, require_pinned
 from jaxpar.layout.choices.matmul import codes_once
 from jaxpar.layout.coded_matrices import coded_matrices
 from jaxpar.layout.memory.device import host_limit, limit_words
@@ -21,6 +21,7 @@ from jaxpar.layout.memory.state_bytes import (
     host_layers,
     layer_bytes,
     offloaded_state_bytes,
+    state_bytes,
 )
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.disk_array import offload_folder
@@ -55,7 +56,7 @@ def _coded_bytes(layout: StepLayout) -> int:
         return 0
     names = {".".join(matrix.path) for matrix in coded_matrices(*layout.carried_request)}
     each = zip(layout.weight_names, jax.tree.leaves(layout.abstract_state().master), strict=True)
-    return bytes_of([leaf for name, leaf in each if name in names])
+    return bytes_of([leaf for name, leaf in each if name in names and leaf.sharding.memory_kind == PINNED])
 
 
 def gradient_fetches(microbatches: int) -> int:
@@ -119,8 +120,9 @@ def offload_rows(layout: StepLayout, device_kind: str) -> list[tuple[str, str, s
     cost = ""
     if gpu is not None:
         cost = f", {seconds(max(there, back) / gpu.host.bandwidth)} at the least over {gpu.host.name}"
-    value = size(offloaded_state_bytes(layout))
-    rows = [("optimizer offload", value, f"per device, in {where}; {moved}{cost}")]
+    offloaded = offloaded_state_bytes(layout)
+    stays = f", and {size(state_bytes(layout) - offloaded)} on the device" if layout.plan.resident_weights else ""
+    rows = [("optimizer offload", size(offloaded), f"per device, in {where}{stays}; {moved}{cost}")]
     if host_layers(layout):
         what = f"weights of layers are fetched for each use, and their gradients are in {where}"
         rows.append(("weights offload", size(host_gradient_bytes(layout)), f"per device, {what}"))

@@ -29,6 +29,7 @@ from jaxpar.layout.choices.tiles import mlp_tiles, without_hidden
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.estimate import IN_TRANSIT, MemoryEstimate, MemoryModel, Units
 from jaxpar.layout.memory.slots import Slots, pipeline_slots
+from jaxpar.layout.resident_state import resident_weights
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.fraction import kept_bytes
 from jaxpar.memory.layer_shape import ExpertCodes, layer_shapes
@@ -80,7 +81,7 @@ class ActivationPlanner:
         for preset in self._presets:
             memory = self.memory(preset)
             if memory.device <= self.limit:
-                yield Kept(self.layout(preset), memory)
+                yield self._with_state(Kept(self.layout(preset), memory))
                 if preset == "none":
                     return
             elif self.may_offload and preset != "full":
@@ -89,7 +90,8 @@ class ActivationPlanner:
             yield from self._mixture()
 
     def layout(self, remat: Remat, share: float = 0.0) -> Layout:
-        """The layout in which layers keep what `remat` names."""
+        """The layout in which layers keep what `remat` names. Of a state on the host all is counted as resident, which
+        is the fastest, until `options` knows what fits."""
         group, choice, precision = self.group, self.choice, self.model.config.precision
         asked = self.model.config.parallel
         return Layout(
@@ -97,6 +99,7 @@ class ActivationPlanner:
             tensor=group.tensor, microbatch=group.microbatch, schedule=choice.schedule,
             virtual_stages=choice.virtual_stages, zero=choice.zero, context_strategy=choice.context_strategy,
             remat=remat, offload_fraction=share, optimizer_offload=choice.optimizer_offload,
+            resident_state=float(choice.optimizer_offload and not is_cpu(self.cluster)),
             precision=precision.compute,
             wire=Transport(asked.quantized.weights, asked.quantized.gradients),
             stage_layers=choice.stage_layers, expert_exchange=asked.experts.exchange,
@@ -338,7 +341,7 @@ class ActivationPlanner:
             return
         share = ceil(SHARES * (none.device - self.limit) / (none.device - whole.device)) / SHARES
         if share <= self._hidden(preset):
-            yield Kept(self.layout(preset, share), self.memory(preset, share))
+            yield self._with_state(Kept(self.layout(preset, share), self.memory(preset, share)))
 
     def _hidden(self, preset: str) -> float:
         """The largest share of what is kept whose copies hide behind the layers."""
@@ -378,4 +381,16 @@ class ActivationPlanner:
         remat = as_remat(runs, [name for name in self._names if name in made])
         memory = self.memory(remat)
         if memory.device <= self.limit:
-            yield Kept(self.layout(remat), memory)
+            yield self._with_state(Kept(self.layout(remat), memory))
+
+    def _with_state(self, kept: Kept) -> Kept:
+        """With the optimizer's state that stays on the device beside that."""
+        if not kept.layout.resident_state:
+            return kept
+        model, case, memory = self.model, self.case, kept.memory
+        names = resident_weights(model, case, self.limit, memory.device)
+        every, now = model.fixed(case), model.fixed(case._replace(resident=names))
+        memory = memory._replace(
+            optimizer=memory.optimizer + now.optimizer - every.optimizer, host=memory.host + now.host - every.host
+        )
+        return Kept(replace(kept.layout, resident_state=1 - now.host / max(1, every.host)), memory)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxpar.hardware.host import PINNED
 from jaxpar.layout.state import TrainState, WeightState, join_weights, weight_states
 from jaxpar.memory.streaming import DEVICE, by_rows, fetched_rows, on_host, rows_of_piece, streamed, to_host
 from jaxpar.mesh.axes import vary
@@ -32,21 +33,28 @@ from jaxpar.training.residency.weight_update import UpdateFacts, WeightUpdate
 
 
 class OnHost(OnDevice):
-    """Master weights and moments in pinned host memory."""
+    """Master weights and moments in pinned host memory, but for those that the plan leaves on the device."""
+
+    @cached_property
+    def _streams(self) -> Nested[bool]:
+        """For each weight, whether its state is in host memory."""
+        return jax.tree.map(lambda where: where.memory_kind == PINNED, self.layout.state_shardings().master)
 
     # ---- inside the map
 
     def marked(self, master: Weights) -> Weights:
-        return jax.tree.map(lambda own: own if on_host(own) else to_host(own), master)
+        mark = lambda own, streams: to_host(own) if streams and not on_host(own) else own
+        return jax.tree.map(mark, master, self._streams)
 
     def opened(self, master: Weights, *, layers_later: bool = False) -> tuple[Weights, Weights]:
         assert not layers_later, "master weights in host memory are cast on the device all at once"
         placements, dtype = self.layout.placements, self.layout.placements.storage.dtype
         stays = {part: own for part, own in master.items() if part == LAYERS and self._layers_on_host}
         moves = {part: own for part, own in master.items() if part not in stays}
-        fetch = lambda weight: weight if is_coded_stack(weight) else fetched_rows(weight, dtype, rows_of_piece(weight))
+        fetch = lambda weight: fetched_rows(weight, dtype, rows_of_piece(weight))
+        opened = lambda own, streams: fetch(own) if streams and not is_coded_stack(own) else own
         with jax.named_scope("stored_weights"):
-            there = jax.tree.map(fetch, moves, is_leaf=is_coded_stack)
+            there = jax.tree.map(opened, moves, {part: self._streams[part] for part in moves}, is_leaf=is_coded_stack)
         weights = to_storage(there, placements)
         return weights | stays, self._accumulators(weights) | (self._host_accumulators(master) if stays else {})
 
@@ -87,7 +95,11 @@ class OnHost(OnDevice):
 
     def updated(self, state: TrainState, gradients: Weights, facts: UpdateFacts) -> TrainState:
         weights, leaves, new = weight_states(state.master, state.optimizer), jax.tree.leaves(gradients), []
-        for update, weight, gradient in zip(self.updates, weights, leaves, strict=True):
+        each = zip(self.updates, jax.tree.leaves(self._streams), weights, leaves, strict=True)
+        for update, streams, weight, gradient in each:
+            if not streams:
+                new.append(update(weight, gradient, facts))
+                continue
             # XLA would otherwise fetch the first piece of every weight at once, and keep what the forward read of it.
             weight, facts = lax.optimization_barrier((weight, facts))
             if isinstance(gradient, HostGradient):
@@ -108,8 +120,8 @@ class OnHost(OnDevice):
     def placing(self, step: Any) -> Any:
         @wraps(step)
         def placed(state: TrainState, *rest: Any) -> Any:  # shapes alone do not say in which memory an array is
-            master, optimizer = to_host((state.master, state.optimizer))
-            return step(state._replace(master=master, optimizer=optimizer), *rest)
+            states = zip(weight_states(state.master, state.optimizer), jax.tree.leaves(self._streams), strict=True)
+            return step(join_weights([to_host(own) if streams else own for own, streams in states], state), *rest)
 
         return placed
 
