@@ -383,14 +383,14 @@ class ActivationPlanner:
         if memory.device <= self.limit:
             yield self._with_state(Kept(self.layout(remat), memory))
 
-    def _with_state(self, kept: Kept) -> Kept:
+    def _with_state(self, option: Kept) -> Kept:
         """With the optimizer's state that stays on the device beside that."""
-        if not kept.layout.resident_state:
-            return kept
-        model, case, memory = self.model, self.case, kept.memory
+        if not option.layout.resident_state:
+            return option
+        model, case, memory = self.model, self.case, option.memory
         names = resident_weights(model, case, self.limit, memory.device)
         every, now = model.fixed(case), model.fixed(case._replace(resident=names))
         memory = memory._replace(
             optimizer=memory.optimizer + now.optimizer - every.optimizer, host=memory.host + now.host - every.host
         )
-        return Kept(replace(kept.layout, resident_state=1 - now.host / max(1, every.host)), memory)
+        return Kept(replace(option.layout, resident_state=1 - now.host / max(1, every.host)), memory)

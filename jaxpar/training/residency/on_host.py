@@ -43,7 +43,7 @@ class OnHost(OnDevice):
     # ---- inside the map
 
     def marked(self, master: Weights) -> Weights:
-        mark = lambda own, streams: to_host(own) if streams and not on_host(own) else own
+        mark = lambda a, streams: to_host(a) if streams and not on_host(a) else a
         return jax.tree.map(mark, master, self._streams)
 
     def opened(self, master: Weights, *, layers_later: bool = False) -> tuple[Weights, Weights]:
@@ -52,7 +52,7 @@ class OnHost(OnDevice):
         stays = {part: own for part, own in master.items() if part == LAYERS and self._layers_on_host}
         moves = {part: own for part, own in master.items() if part not in stays}
         fetch = lambda weight: fetched_rows(weight, dtype, rows_of_piece(weight))
-        opened = lambda own, streams: fetch(own) if streams and not is_coded_stack(own) else own
+        opened = lambda a, streams: fetch(a) if streams and not is_coded_stack(a) else a
         with jax.named_scope("stored_weights"):
             there = jax.tree.map(opened, moves, {part: self._streams[part] for part in moves}, is_leaf=is_coded_stack)
         weights = to_storage(there, placements)
@@ -121,7 +121,9 @@ class OnHost(OnDevice):
         @wraps(step)
         def placed(state: TrainState, *rest: Any) -> Any:  # shapes alone do not say in which memory an array is
             states = zip(weight_states(state.master, state.optimizer), jax.tree.leaves(self._streams), strict=True)
-            return step(join_weights([to_host(own) if streams else own for own, streams in states], state), *rest)
+            return step(
+                join_weights([to_host(weight) if streams else weight for weight, streams in states], state), *rest
+            )
 
         return placed
 

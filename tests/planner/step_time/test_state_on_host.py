@@ -8,18 +8,25 @@ import pytest
 
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.layout.memory.state_storage import streamed_bytes
+from jaxpar.layout.resident_state import resident_share
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.planner.search.candidate import Planned
 from tests.planner.spaces import model_of, search_of
 
+MODEL = {"activation": "gelu", "embed": 2048, "mlp": 8192, "vocab": 32768}
+NO_ROOM = int(3.02 * 2**30)
+"""Bytes of a device that hold a step with its pieces of state, and next to none of the state besides."""
 
-def planned(moments: str, optimizer: str = "adamw", matmul: str | None = None, **rule: Any) -> Planned:
+
+def planned(
+    moments: str, optimizer: str = "adamw", matmul: str | None = None, limit: int | None = NO_ROOM, **rule: Any
+) -> Planned:
     precision = {"moments": moments, "matmul": matmul}
     if matmul is not None:
         precision["matmul_options"] = MatmulOptions(first_layers=0, last_layers=0)
-    config = model_of(model={"activation": "gelu"}, precision=precision, optimizer={"name": optimizer, **rule})
-    fixed = {"offload": "optimizer", "fsdp": 4, "remat": "none", "zero": 3}
-    return search_of(config, "h100:1x4", **fixed).best(1)[0]
+    config = model_of(model=MODEL, precision=precision, optimizer={"name": optimizer, **rule})
+    fixed = {"offload": "optimizer", "fsdp": 4, "remat": "none", "zero": 3, "microbatch": 1}
+    return search_of(config, "h100:1x4", limit, **fixed).best(1)[0]
 
 
 @pytest.mark.parametrize(
@@ -32,6 +39,21 @@ def test_the_link_moves_what_the_executor_moves(moments: str, optimizer: str, ru
     assert there > back > 0
     wanted = there / one.cluster.host_bandwidth
     assert one.candidate.time.breakdown["optimizer"] == pytest.approx(wanted, rel=0.02)
+
+
+def test_state_that_stays_on_the_device_takes_none_of_the_link():
+    """What stays in the planner's layout stays in the plan that a run makes of it."""
+    found = [planned("float32", limit=limit) for limit in (NO_ROOM, int(3.4 * 2**30), int(3.6 * 2**30))]
+    for one in found:
+        there, _ = streamed_bytes(StepLayout(one.config, one.plan))
+        wanted = there / one.cluster.host_bandwidth
+        assert one.candidate.time.breakdown["optimizer"] == pytest.approx(wanted, rel=0.005)
+        assert one.candidate.layout.resident_state == pytest.approx(resident_share(one.config, one.plan))
+    shares = [one.candidate.layout.resident_state for one in found]
+    assert shares[0] < 0.01 < 0.1 < shares[1] < shares[2] < 0.5
+    everything = planned("float32", limit=None)
+    assert everything.candidate.layout.resident_state == 1 and everything.candidate.memory.host == 0
+    assert everything.candidate.time.breakdown["optimizer"] < 0.1 * found[0].candidate.time.breakdown["optimizer"]
 
 
 def test_masters_of_codes_pass_over_the_link_once_more():
