@@ -121,9 +121,8 @@ class OnHost(OnDevice):
         @wraps(step)
         def placed(state: TrainState, *rest: Any) -> Any:  # shapes alone do not say in which memory an array is
             states = zip(weight_states(state.master, state.optimizer), jax.tree.leaves(self._streams), strict=True)
-            return step(
-                join_weights([to_host(weight) if streams else weight for weight, streams in states], state), *rest
-            )
+            marked = [to_host(weight) if streams else weight for weight, streams in states]
+            return step(join_weights(marked, state), *rest)
 
         return placed
 
