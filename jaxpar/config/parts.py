@@ -16,6 +16,9 @@ MIXERS: dict[str, str] = {
 }
 """The values of `model.mixer`, each with the block that it names."""
 
+INPUTS: dict[str, str] = {"tokens": "jaxpar.layers.token_embedding:TokenEmbedding"}
+"""The values of `model.input`, each with the block that it names."""
+
 FEED_FORWARDS: dict[str, str] = {
     "swiglu": "jaxpar.layers.feed_forward.gated:SwiGLU",
     "clamped_swiglu": "jaxpar.layers.feed_forward.gated:ClampedSwiGLU",

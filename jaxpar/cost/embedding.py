@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.cost.messages import Ring
+from jaxpar.layers.input import input_class
+from jaxpar.mesh.placements import TABLES
 
 ID_BYTES = 4.0
 """Of a token's row in a table."""
@@ -21,11 +23,13 @@ class Lookup(NamedTuple):
 
 
 def lookups(model: ModelConfig, vocab: int, tokens: int, tensor: int) -> list[Lookup]:
-    """In each table, of so many tokens on a rank: tensor ranks share the vocabulary, and the positions of a row."""
-    found = [Lookup(tokens, vocab // tensor)]
-    if model.position == "learned":
-        found.append(Lookup(tokens // tensor, model.max_positions))
-    return found
+    """The lookups in each table of the model's input, for so many tokens on a rank: tensor ranks share the vocabulary,
+    and the positions of a row."""
+    tables = [spec for spec in input_class(model).declare(model).values() if spec.axes[0] in TABLES]
+    return [
+        Lookup(tokens, vocab // tensor) if spec.axes[0] == "vocab" else Lookup(tokens // tensor, spec.shape[0])
+        for spec in tables
+    ]
 
 
 def of_rows(ring: Ring, looked_up: Sequence[Lookup], embed: int, item: float, *, times: int) -> float:

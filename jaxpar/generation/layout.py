@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxpar.config import Config, LossConfig, UserError
 from jaxpar.config.mappings.quantized import QuantizedConfig
 from jaxpar.distributed.devices import devices_per_node
+from jaxpar.layers.input import refuse_without_batches
 from jaxpar.layout.make_plan import make_plan
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import DATA_AXES
@@ -23,8 +24,9 @@ BY_ROW = PartitionSpec(DATA_AXES)
 def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Config:
     """`config` laid out for generation: one pipeline stage, weights sharded by ZeRO stage `zero`.
 
-    Raises `UserError` for a pipeline.
+    Raises `UserError` for a pipeline, and for an input that reads more than tokens.
     """
+    refuse_without_batches(config.model, "generation")
     parallel = config.parallel
     if parallel.pipe != 1:
         raise UserError(

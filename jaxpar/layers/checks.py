@@ -19,6 +19,7 @@ from jaxpar.layers.declared import declare_layer, feed_forward_class, mixer_clas
 from jaxpar.layers.experts.checks import check_expert_ranks, check_experts
 from jaxpar.layers.feed_forward.gated import Gated
 from jaxpar.layers.feed_forward.plain import Plain
+from jaxpar.layers.input import TIED, input_class, refuse_without_batches
 from jaxpar.layers.lora import adaptable
 from jaxpar.layers.matmul_formats import (
     NEVER,
@@ -45,6 +46,7 @@ def validate(config: Config, since: Config | None = None) -> None:
     validate_keys(config, since)
     if since is None:
         check_experts(config)
+        check_input(config)
         check_blocks(config.model)
         check_low_rank(config.model)
     if since is None or VOCAB in became_known(since, config):
@@ -55,6 +57,22 @@ def validate(config: Config, since: Config | None = None) -> None:
     if since is None or not became_known(since, config).isdisjoint(AXES):
         check_expert_ranks(config)
         check_multiples(config)
+
+
+def check_input(config: Config) -> None:
+    """Refuse models and tasks that the input does not support. Raises `UserError`."""
+    model = replace(config.model, vocab=config.model.vocab or 1)
+    kind = input_class(model)
+    kind.check(model)
+    weights, name = kind.declare(model), f"model.input: {model.input} has no table of"
+    if model.tied and TIED not in weights:
+        raise UserError(f"model.tied: true, and {name} tokens for the head to share; expected false")
+    if model.embedding_scale and TIED not in weights:
+        raise UserError(f"model.embedding_scale: true, and {name} tokens; expected false")
+    if model.position == "learned" and "positions" not in weights:
+        raise UserError(f"model.position: learned, and {name} positions; expected rope or none")
+    if config.evaluation.sample_tokens:
+        refuse_without_batches(model, "evaluation.sample_tokens")
 
 
 def check_blocks(model: ModelConfig) -> None:

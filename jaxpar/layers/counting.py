@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from jaxpar.config.counting import padded_vocab
+from math import prod
+
 from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.declared import declare_layer
+from jaxpar.layers.input import input_class
 from jaxpar.layers.lora import adapted
 from jaxpar.layers.norm import NORMS
+from jaxpar.layers.token_embedding import vocabulary_matrix
 
 
 def parameter_count(model: ModelConfig, padded: bool) -> int:
-    """Number of weights, embeddings and head included (a tied head counts once).
+    """Number of weights, those of the input and the head included (a tied head counts once).
 
     Args:
         model: The shapes, with `vocab` set.
         padded: Also count the rows that pad the vocabulary to `vocab_multiple`; published counts do not.
     """
-    rows = padded_vocab(model)
-    if not padded and model.vocab is not None:
-        rows = model.vocab
-    embedding = rows * model.embed
-    positions = model.max_positions * model.embed if model.position == "learned" else 0
-    head = 0 if model.tied else model.embed * rows
+    head = () if model.tied else (vocabulary_matrix(model, "embed", "vocab"),)
+    outside = (*input_class(model).declare(model).values(), *head)
     layers = sum(count * layer_parameters(kind_model(model, kind)) for kind, count in kind_counts(model).items())
-    return embedding + positions + layers + NORMS[model.norm].declare(model).weights.size + head
+    embed_and_head = sum(prod(spec.shape if padded else spec.unpadded_shape) for spec in outside)
+    return embed_and_head + layers + NORMS[model.norm].declare(model).weights.size
 
 
 def layer_parameters(model: ModelConfig) -> int:

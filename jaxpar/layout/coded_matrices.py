@@ -9,10 +9,10 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from jaxpar.config import Config
-from jaxpar.config.kinds import ALIKE, kind_models
+from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.layers.matmul_formats import are_exact, dense_groups, first_columns, quantised, routed_groups
-from jaxpar.mesh.layer_order import LAYERS, LayerOrder
+from jaxpar.mesh.layer_order import LayerOrder, layers_path
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, added_dim, local_shape
 from jaxpar.precision.recipe import recipe_of
@@ -28,11 +28,10 @@ def coded_matrices(config: Config, plan: Plan, placements: Placements, order: La
         rows = tuple(are_exact(config, layers) for layers in stack.layers_of_rows)
         if not groups or all(rows):
             continue
-        above = (LAYERS,) if kind == ALIKE else (LAYERS, kind)
         first = first_columns(config, groups)
         for part, group in (*dense_groups(model), *routed_groups(model)):
             for column, name in enumerate(groups.get(group.name, ()), start=first.get(group.name, 0) + 1):
-                path = (*above, part.name, name)
+                path = (*layers_path(kind), part.name, name)
                 squares = _squares(config, plan, placements, path, part.weights[name].stacked(stack.rows))
                 found.append(CodedMatrix(path, column, rows, stack, kind, group.name, squares))
     return tuple(found)

@@ -14,6 +14,7 @@ from jaxpar.config.counting import kv_heads
 from jaxpar.config.parts import OBJECTIVES, implementation
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.host import PINNED
+from jaxpar.layers.input import input_class
 from jaxpar.layout.carried import CarriedRequest, carried_of
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
 from jaxpar.layout.choices.transport import transport_of
@@ -28,7 +29,7 @@ from jaxpar.optim.norm import squares_layout
 from jaxpar.optim.optimizer import Optimizer, make_optimizer
 from jaxpar.pipeline.execution.program import PipelineProgram
 from jaxpar.pipeline.schedules import Schedule as PipelineSchedule
-from jaxpar.runtime.batch import FORWARD, MASK, BatchLayout, Field, union
+from jaxpar.runtime.batch import CONTEXT, MASK, BatchLayout, Field, union
 from jaxpar.runtime.carried import Carried
 from jaxpar.runtime.objective import Objective
 
@@ -145,8 +146,9 @@ class StepLayout:
 
     @property
     def _declared(self) -> list[Field]:
-        """The fields that layers declare, of each kind."""
-        return [field for kind in self.order.stacks for field in layer_of_kind(self.config, kind).fields]
+        """The fields that the input declares, and layers of each kind."""
+        layers = [field for kind in self.order.stacks for field in layer_of_kind(self.config, kind).fields]
+        return [*input_class(self.config.model).fields, *layers]
 
     @cached_property
     def evaluated(self) -> BatchLayout:
@@ -154,7 +156,7 @@ class StepLayout:
         data, microbatches = self.config.data, self.plan.microbatches
         shape = microbatches, data.batch_size // microbatches, data.sequence_length
         read = [field for field in self._declared if not field.optional and field.per != "step"]
-        return BatchLayout(union(FORWARD, (MASK,), self.objective.fields, read), shape)
+        return BatchLayout(union(CONTEXT, (MASK,), self.objective.fields, read), shape)
 
     @cached_property
     def mesh(self) -> AbstractMesh:

@@ -41,13 +41,14 @@ type Part = str | tuple[str, ...]
 def gather(weights: Arrays, placements: Placements, *, part: Part, unstacked: bool = False) -> Arrays:
     """Weights from storage to compute placement and dtype, typed as varying over every axis; codes stay codes.
 
-    `part` names the subtree of the placements that `weights` belongs to; `unstacked` states that the `layers` dim is
-    gone. Varying *before* the gather matters: the cast's derivative is a sum, which would otherwise run here, in
-    compute dtype and once per microbatch. Bytes: `gather_stored` of each sharded weight in storage dtype.
+    `part` names the subtree of the placements that `weights` belongs to, of which they may leave out some; `unstacked`
+    states that the `layers` dim is gone. Varying *before* the gather matters: the cast's derivative is a sum, which
+    would otherwise run here, in compute dtype and once per microbatch. Bytes: `gather_stored` of each sharded weight in
+    storage dtype.
     """
     one = partial(gather_one, dtype=placements.compute.dtype, unstacked=unstacked)
     layouts = placements.compute.layout, placements.storage.layout, placements.transports
-    return jax.tree.map(one, weights, *(_of(tree, part) for tree in layouts))
+    return jax.tree.map(one, weights, *(only(_of(tree, part), weights) for tree in layouts))
 
 
 def gather_one(

@@ -19,6 +19,8 @@ class Rules:
     layers: MeshAxes = ()
     vocab: MeshAxes = ()
     positions: MeshAxes = ()
+    input: MeshAxes = ()
+    """The width of a field that the input of the model projects: whole on every tensor rank."""
     embed: MeshAxes = ()
     heads: MeshAxes = ()
     kv_heads: MeshAxes = ()

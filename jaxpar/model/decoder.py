@@ -18,6 +18,7 @@ from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.block import Attend
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.weights import specs_of, with_weights
+from jaxpar.layers.input import input_class
 from jaxpar.layers.layer import PLAIN_OPS, DecoderLayer
 from jaxpar.layers.lora import with_frozen
 from jaxpar.layers.norm import NORMS
@@ -30,9 +31,9 @@ from jaxpar.mesh.layer_order import LAYERS, LayerOrder, own_layers, with_own_lay
 from jaxpar.mesh.materialize import summed_early
 from jaxpar.mesh.parameters import Arrays, Nested, ParamSpec, Specs, Weights, map_specs
 from jaxpar.mesh.placements import Placements
-from jaxpar.model.embedding import Embedding, TokenEmbedding, vocab_axes
+from jaxpar.model.embedding import Embedding
 from jaxpar.model.gathered_chunks import GatheredChunks, held
-from jaxpar.model.head import Head, head_operands, head_part, vocabulary_logits
+from jaxpar.model.head import Head, head_operands, head_part, vocab_axes, vocabulary_logits
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.programs import ops_of, wide_matrices
@@ -53,7 +54,7 @@ class Decoder(nnx.Module):
     """All modules of the decoder outside its layers, one of each."""
 
     def __init__(self, config: Config):
-        self.embedding = Embedding(config.model)
+        self.embedding = input_class(config.model)(config.model)
         self.final_norm = NORMS[config.model.norm](config.model)
         if not config.model.tied:
             self.head = Head(config.model)
@@ -165,12 +166,12 @@ class DecoderStages:
         return vocab_axes(self.placements)
 
     @cached_property
-    def embedding(self) -> TokenEmbedding:
-        """The embedding of tokens."""
-        return TokenEmbedding(self.model, self.placements, self.train)
+    def embedding(self) -> Embedding:
+        """The input of the decoder."""
+        return Embedding(self.model, self.placements, self.train)
 
     def embed(self, weights: Weights, batch: Batch) -> Float[Array, "batch part embed"]:
-        """Token embeddings of this rank's part of the sequence, in compute dtype."""
+        """The residual stream before the first layer, of this rank's part of the sequence, in compute dtype."""
         return self.embedding(weights["embedding"], batch)
 
     def embed_gradients(self, weights: Weights, batch: Batch, dx: jax.Array, gradients: Weights) -> Weights:

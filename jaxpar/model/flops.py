@@ -5,7 +5,8 @@ appendix B; the mask as in Megatron-LM's causal count):
 
 - every token meets every matmul weight once: 2 FLOPs per weight forward and 4 backward, so 6 per weight.
   Matmul weights are the matrices of the layers that a token uses, and the output head. The embedding
-  lookup multiplies nothing; a tied table counts once, as the head;
+  lookup multiplies nothing; a tied table counts once, as the head. Another input takes the FLOPs that it declares for a
+  token (`Input.flops`), three times that with backward;
 - a recurrence (`Recurrence`) takes the FLOPs that its mixer declares for a token, three times that with backward;
 - attention multiplies Q with K and the probabilities with V over the (query, key) pairs that the mask keeps:
   2 * heads * (width of a query + width of a value) FLOPs per pair and layer forward, three times that with backward.
@@ -27,6 +28,7 @@ from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.counting import factor_parameters, matmul_parameters
 from jaxpar.layers.declaration.part import Core, Recurrence
 from jaxpar.layers.declared import declare_layer
+from jaxpar.layers.input import input_class
 from jaxpar.layers.lora import OFF
 from jaxpar.memory.layer_shape import mean_keys
 
@@ -60,6 +62,7 @@ def flops_per_step(model: ModelConfig, tokens: int, pairs: Pairs, vocab: int, lo
         mixers += 3 * count * (pair_flops(own) * pairs.get(own.window, 0) + recurrence_flops(own) * tokens)
     each = 6 if lora.rank is None else 4
     matmuls = each * matmul_parameters(model, vocab) + 6 * factor_parameters(model, lora)
+    matmuls += each // 2 * input_class(model).flops(model)
     return float(matmuls * tokens + mixers)
 
 

@@ -12,25 +12,33 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.declaration.weights import with_weights
+from jaxpar.layers.declaration.weights import declare_weights, with_weights
+from jaxpar.layers.input import TIED
 from jaxpar.layers.norm import NORMS
+from jaxpar.layers.token_embedding import vocabulary_matrix
 from jaxpar.mesh.collectives import gather_sequence
 from jaxpar.mesh.materialize import gather, materialize
 from jaxpar.mesh.parameters import Weights
 from jaxpar.mesh.placements import Placements
-from jaxpar.model.embedding import vocabulary_matrix
+from jaxpar.mesh.rules import axes_of_dim
 
 
 class Head(nnx.Module):
     """The matmul onto the vocabulary; a tied model has none and uses its embedding table."""
 
     def __init__(self, model: ModelConfig):
-        self.weight = vocabulary_matrix(model, "embed", "vocab")
+        declare_weights(self, {"weight": vocabulary_matrix(model, "embed", "vocab")})
 
 
 def head_part(model: ModelConfig) -> str:
     """The part of the model with the weight of the head."""
     return "embedding" if model.tied else "head"
+
+
+def vocab_axes(placements: Placements) -> tuple[str, ...]:
+    """Mesh axes that split the vocabulary: tensor, and also pipe with `pipe_ends: shared`."""
+    layout = placements.compute.layout
+    return axes_of_dim(layout["head"]["weight"], 1) if "head" in layout else axes_of_dim(layout["embedding"][TIED], 0)
 
 
 def head_operands(
@@ -44,7 +52,7 @@ def head_operands(
         return materialize(weights[part], accumulators[part], placements, part=part)
 
     x = with_weights(NORMS[model.norm](model), full("final_norm"))(x)
-    return x, full(head_part(model))["tokens" if model.tied else "weight"]
+    return x, full(head_part(model))[TIED if model.tied else "weight"]
 
 
 def vocabulary_logits(

@@ -71,16 +71,13 @@ class Field:
         return converted
 
 
-TOKENS = Field("tokens")
-FORWARD = (
-    TOKENS,
-    Field("positions"),
-    Field("indices"),
-    Field("segments"),
-    Field("examples", per="row", wraps=True),
-)
-"""The fields that a forward reads: ids; index of a token in its document, which positional embeddings use, and in its
-row; number of its document in the row, from 1, and 0 for padding; global index of the row's example."""
+TOKENS, POSITIONS = Field("tokens"), Field("positions")
+"""The id of each token; the index of a token in its document, which positional embeddings use."""
+CONTEXT = (POSITIONS, Field("indices"), Field("segments"), Field("examples", per="row", wraps=True))
+"""The fields that every forward reads: positions; index of a token in its row; number of its document in the row, from
+1, and 0 for padding; global index of the row's example."""
+FORWARD = (TOKENS, *CONTEXT)
+"""The fields of a batch of tokens for a forward."""
 LABELS, MASK = Field("labels"), Field("mask", "float32")
 """The token after each token, and 1 where the loss counts it, else 0."""
 UPDATES = Field("updates", per="step")

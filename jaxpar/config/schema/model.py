@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.mappings.rope import RopeConfig
-from jaxpar.config.parts import FEED_FORWARDS, MIXERS
+from jaxpar.config.parts import FEED_FORWARDS, INPUTS, MIXERS
 from jaxpar.config.schema.experts import ExpertsConfig
 
 _Value = int | float | bool | str | None
@@ -53,6 +53,9 @@ class ModelConfig:
     """Vocabulary size; null takes it from the data source."""
     vocab_multiple: int = 128
     """The vocabulary is padded to this multiple, on every mesh alike, so that weights do not depend on the layout."""
+    input: Annotated[str, INPUTS] = "tokens"
+    """The block before the first layer, which makes the residual stream from the fields of a batch that it reads
+    (`docs/extending.md`)."""
     norm: Literal["rmsnorm", "zero_centered_rmsnorm", "layernorm"] = "rmsnorm"
     """Normalisation around attention and the feed-forward layer (see `norm_placement`) and before the head;
     `zero_centered_rmsnorm` multiplies by 1 plus its weights, which begin at 0 (Gemma)."""

@@ -101,8 +101,10 @@ def tensors_of(family: Family, model: ModelConfig, most: int | None = None) -> l
         most: return only the first `most` tensors; None for all of them.
 
     Raises:
-        UserError: the model has a weight for which the family has no tensor.
+        UserError: the model has a weight, or an input, for which the family has no tensor.
     """
+    if model.input != "tokens":
+        raise UserError(f"model.input: {model.input} has no tensors in the format of {family.name}; expected tokens")
     tensors = list(islice(_tensors(family, model), most))
     if len(tensors) == most:
         return tensors

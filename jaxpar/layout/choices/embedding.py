@@ -70,6 +70,8 @@ def _frozen(config: Config) -> bool:
 
 def _nothing_sent(config: Config, axes: AxisSizes) -> str | None:
     """Why no microbatch sends anything of the embedding; None if it does."""
+    if not lookups(config.model, padded_vocab(config.model), 1, axes.tensor):
+        return f"model.input: {config.model.input} looks up no rows"
     zero = config.parallel.zero
     if zero < 2 or axes.shards == 1:
         return "no rank has a part of the embedding or of its gradient (parallel.zero 2 or 3, over several ranks)"

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import NamedTuple
+
+import numpy as np
 
 from jaxpar.config import Config
 from jaxpar.config.counting import padded_vocab
+from jaxpar.layers.input import input_class
 from jaxpar.layers.matmul_formats import quantised, routed_groups
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.kernel_head import kernel_bytes, kernel_chunks
@@ -17,9 +21,7 @@ from jaxpar.layout.memory.stored import StoredBytes, Widths
 from jaxpar.layout.memory.weights import Ends, Parts, Weight, Weights
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, LayerShape, between_bytes, matmul_bytes
 from jaxpar.memory.streaming import PIECES
-
-BATCH_BYTES = 6 * 4
-"""Bytes of a token: tokens, labels, mask, segments, positions, indices."""
+from jaxpar.runtime.batch import CONTEXT, LABELS, MASK, union
 
 
 class Work(NamedTuple):
@@ -117,8 +119,14 @@ class _Counted:
             chunk_gradients=self._widths.gradient * stored.chunk("trained"),
             for_weights=self._kept_for_weights(),
             between=between_bytes(self.shape),
-            batch=BATCH_BYTES * self.shape.tokens * case.microbatches + stored.square_scales,
+            batch=self._token_bytes * self.shape.tokens * case.microbatches + stored.square_scales,
         )
+
+    @property
+    def _token_bytes(self) -> int:
+        """Bytes of a token in a batch, without fields of layers and of the objective that few configurations have."""
+        fields = union(CONTEXT, (MASK, LABELS), input_class(self.config.model).fields)
+        return sum(np.dtype(field.dtype).itemsize * prod(field.dims) for field in fields if field.per == "token")
 
     @cached_property
     def parts(self) -> Parts:

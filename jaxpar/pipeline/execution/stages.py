@@ -45,7 +45,7 @@ class Stages(Protocol):
         ...
 
     def embed(self, weights: Weights, batch: Batch) -> jax.Array:
-        """Token embeddings of this rank's part of a microbatch, [batch part embed]."""
+        """The input of the first chunk for this rank's part of a microbatch, [batch part embed]."""
         ...
 
     def embed_gradients(self, weights: Weights, batch: Batch, dx: jax.Array, gradients: Weights) -> Weights:

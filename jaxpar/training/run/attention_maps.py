@@ -19,6 +19,7 @@ from jaxpar.config.counting import attention_scale
 from jaxpar.config.kinds import kind_model
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.weights import with_weights
+from jaxpar.layers.input import refuse_without_batches
 from jaxpar.layout.make_plan import make_plan
 from jaxpar.layout.stages import mask_of, stages_of
 from jaxpar.layout.state import all_weights
@@ -48,9 +49,11 @@ def attention_weights(trainer: Run, tokens: np.ndarray, layer: int) -> Float[np.
         layer: number of the layer, from 0.
 
     Raises:
-        UserError: there is no such layer, the text is empty or longer than a row, or the run has several processes.
+        UserError: there is no such layer, the text is empty or longer than a row, or the run has several processes, or
+            the model's input reads more than tokens.
     """
     config, length = trainer.config, len(tokens)
+    refuse_without_batches(config.model, "a text")
     if not 0 <= layer < config.model.layers:
         raise UserError(f"layer: expected 0 to {config.model.layers - 1}, got {layer}")
     if not 1 <= length <= config.data.sequence_length:

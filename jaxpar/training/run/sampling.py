@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 from jaxpar.data import prompt
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.sampling import NotFinite, Sampling
+from jaxpar.layers.input import refuse_without_batches
 from jaxpar.layout.choices.pipeline import forward_program
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
@@ -21,7 +22,7 @@ from jaxpar.mesh.axes import DATA_AXES, vary
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
-from jaxpar.model.embedding import vocab_axes
+from jaxpar.model.head import vocab_axes
 from jaxpar.pipeline.execution.executor import evaluate
 from jaxpar.runtime.batch import FORWARD, BatchLayout, one_document_rows
 from jaxpar.training.run.run import Run
@@ -72,6 +73,7 @@ def continue_tokens(trainer: Run, start: np.ndarray, tokens: int, temperature: f
     No token sees more than the model's sequence length before it. Temperature 0 takes the likeliest token; otherwise
     the draw is seeded by `run.seed`, and is the same on all processes.
     """
+    refuse_without_batches(trainer.config.model, "a sample")
     if trainer.plan.axes.pipe > 1:
         return _by_windows(trainer, start, tokens, temperature)
     config, length = trainer.config, trainer.config.data.sequence_length

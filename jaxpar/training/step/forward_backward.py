@@ -20,7 +20,7 @@ from jaxpar.mesh.axes import AXES, DATA_AXES, assert_varies_over
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
-from jaxpar.model.embedding import vocab_axes
+from jaxpar.model.head import vocab_axes
 from jaxpar.optim.norm import global_norm
 from jaxpar.pipeline.execution.executor import evaluate, execute
 from jaxpar.pipeline.execution.inputs import Seeds

@@ -19,7 +19,7 @@ UPDATE = (
     Fault(
         name="embedding_gradients_summed_in_half_precision",
         description="The gradients of an embedding's row are added up in compute dtype.",
-        file="jaxpar/model/embedding.py",
+        file="jaxpar/model/tables.py",
         old="cotangent = cotangent.astype(jnp.float32)",
         new='cotangent = jnp.zeros(table.shape, cotangent.dtype).at[rows].add(cotangent, mode="drop"); '
         "rows = jnp.arange(table.shape[0]); cotangent = cotangent.astype(jnp.float32)",

@@ -1,0 +1,57 @@
+"""Token and position embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxpar.config.counting import padded_vocab
+from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.declaration.part import Weights
+from jaxpar.layers.input import TIED, Input
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.runtime.batch import POSITIONS, TOKENS
+
+
+class TokenEmbedding(Input):
+    """Rows of a table by token, plus rows of a second table by position where positions are learned."""
+
+    fields = (TOKENS, POSITIONS)
+    linear_in_rows = True
+
+    def __init__(self, model: ModelConfig):
+        super().__init__(model)
+        self.learned_positions = model.position == "learned"
+        self.factor = model.embed**0.5 if model.embedding_scale else None
+
+    @staticmethod
+    def declare(model: ModelConfig) -> Weights:
+        """The tables."""
+        tables = {TIED: vocabulary_matrix(model, "vocab", "embed")}
+        if model.position == "learned":
+            shape = model.max_positions, model.embed
+            tables["positions"] = ParamSpec(shape, ("positions", "embed"), scale=model.init_scale, decay=True)
+        return Weights(tables)
+
+    def lookups(self, batch: Mapping[str, jax.Array]) -> dict[str, Int[Array, "batch seq"]]:
+        """Tokens, and positions where they are learned."""
+        positions = {"positions": batch["positions"]} if self.learned_positions else {}
+        return {TIED: batch["tokens"]} | positions
+
+    def __call__(self, batch: Mapping[str, jax.Array]) -> Float[Array, "batch part embed"]:
+        """The sum of the rows."""
+        x = self.weight(TIED)
+        if self.factor is not None:
+            x = x * jnp.asarray(self.factor, x.dtype)  # rounded first, as Gemma was trained
+        return x + self.weight("positions") if self.learned_positions else x
+
+
+def vocabulary_matrix(model: ModelConfig, *axes: str) -> ParamSpec:
+    """The declaration of a matrix with the logical `axes` `vocab` and `embed`, its vocabulary padded."""
+    sizes = {"vocab": padded_vocab(model), "embed": model.embed}
+    assert model.vocab is not None, "a padded vocabulary is known"
+    shape, padding = tuple(sizes[axis] for axis in axes), sizes["vocab"] - model.vocab
+    return ParamSpec(shape, axes, scale=model.init_scale, decay=True, padding=padding)
