@@ -48,7 +48,7 @@ where the backward is split, input gradient (B) and weight gradient (W). It is t
   lockstep   as training runs it: the same program on every rank, in ticks of one F, one B and one W at most;
              a rank that has no action in a tick waits
   branching  in ticks too, but each rank does its own action only (parallel.pipe_ticks: branching)
-The bubble is the time on top of the ideal, in which all ranks would work all the time. docs/pipelines.md has pictures.
+The bubble is the time on top of the ideal, in which all ranks would work all the time. docs/schedules.md has pictures.
 
 schedules (p stages, m microbatches, v chunks a rank):
 """

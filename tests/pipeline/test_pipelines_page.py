@@ -1,4 +1,4 @@
-"""docs/pipelines.md: its pictures and what its commands print are what the tool makes today."""
+"""docs/pipelines.md and docs/schedules.md: pictures and printed output are what the tool makes today."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytest
 from jaxpar.schedule import main
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = (REPOSITORY / "docs" / "pipelines.md").read_text(encoding="utf-8")
+PAGES = ("pipelines.md", "schedules.md")
+PAGE = "\n".join((REPOSITORY / "docs" / name).read_text(encoding="utf-8") for name in PAGES)
 PICTURES = re.findall(r"^<!-- python -m jaxpar\.schedule (.+) --out (\S+) -->$", PAGE, re.MULTILINE)
 
 
 def commands() -> list[tuple[str, str]]:
-    """Each command of the page, with the text that stands under it, in their order."""
+    """Each command of the pages, with the text that stands under it, in their order."""
     found: list[tuple[str, list[str]]] = []
     inside = False
     for line in PAGE.splitlines():
